@@ -1,0 +1,152 @@
+"""Which serving processes live, what they are asked for, and how they are stopped.
+
+A deployment is alive while its process holds `alive.lock`, which it inherits when it is started.
+Light enough for the supervisor, which makes room for a run by stopping idle deployments.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import time
+from typing import Any
+
+from engine.files import is_locked, read_json
+from engine.run_dir import DeployDir, Home
+from engine.store import DeploymentRow, Store
+
+LIVING = ("starting", "ready")
+STOP_S = 5.0  # what a server may take to end by itself
+
+
+class Unreachable(Exception):
+    """The process did not answer, or not in time."""
+
+
+def is_alive(folder: DeployDir) -> bool:
+    return is_locked(folder.alive)
+
+
+def living(home: Home) -> list[DeploymentRow]:
+    """The deployments whose process lives, newest first; rows of the others are closed."""
+    with Store(home) as store:
+        found = []
+        for row in store.list_deployments(states=LIVING):
+            folder = home.deployment(row.deployment_id)
+            if is_alive(folder):
+                found.append(row)
+                continue
+            failed = row.state == "starting"
+            store.update_deployment(
+                row.deployment_id,
+                state="failed" if failed else "stopped",
+                ended=time.time(),
+                message=failure_message(folder) if failed else "the process ended",
+            )
+        return found
+
+
+def served(home: Home, row: DeploymentRow) -> list[str]:
+    """The model names a process answers to; those asked for while it is still starting."""
+    try:
+        return [str(name) for name in read_json(home.deployment(row.deployment_id).ready)["models"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return [row.base_name, *(adapter["name"] for adapter in row.adapters)]
+
+
+def list_deployments(home: Home) -> list[dict[str, Any]]:
+    """The deployments that live: models served, address, memory."""
+    return [describe(home, row) for row in living(home)]
+
+
+def describe(home: Home, row: DeploymentRow) -> dict[str, Any]:
+    return {
+        "deployment_id": row.deployment_id,
+        "state": row.state,
+        "base_url": row.url,
+        "models": served(home, row),
+        "memory_gb": round(row.memory_bytes / 1e9, 2),
+    }
+
+
+def failure_message(folder: DeployDir) -> str:
+    """What a process that did not become ready said about it."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return str(read_json(folder.failed)["message"])
+    return "the process ended before it was ready"
+
+
+def request(
+    folder: DeployDir, method: str, path: str, body: dict[str, Any] | None = None, timeout_s=5.0
+) -> tuple[int, dict[str, Any]]:
+    """One call to a deployment: status and JSON body. Raises Unreachable."""
+    # Costs the supervisor's start 30 ms, and most runs find no deployment to talk to.
+    import http.client  # noqa: PLC0415
+
+    try:
+        port = int(read_json(folder.ready)["port"])
+        key = folder.key.read_text().strip()
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+        with contextlib.closing(connection):
+            headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+            data = json.dumps(body).encode() if body is not None else None
+            connection.request(method, path, data, headers)
+            response = connection.getresponse()
+            found = json.loads(response.read() or b"{}")
+            return response.status, found if isinstance(found, dict) else {}
+    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
+        raise Unreachable(f"{type(error).__name__}: {error}") from error
+
+
+def is_idle(folder: DeployDir) -> bool:
+    """Whether a deployment answers and has no request in progress."""
+    try:
+        status, health = request(folder, "GET", "/health", timeout_s=2.0)
+    except Unreachable:
+        return False
+    return status == 200 and not health.get("active", 0)
+
+
+def stop(home: Home, row: DeploymentRow, why: str) -> None:
+    """End the process: asked first, then by signal while its lock says it is still that one."""
+    folder = home.deployment(row.deployment_id)
+    with contextlib.suppress(Unreachable):
+        request(folder, "POST", "/admin/stop", {})
+    if not _gone(folder, STOP_S):
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            _signal(folder, number)
+            if _gone(folder, STOP_S):
+                break
+    with Store(home) as store:
+        store.update_deployment(
+            row.deployment_id, state="stopped", ended=time.time(), message=why, adapters=[]
+        )
+
+
+def stop_idle(home: Home) -> list[str]:
+    """Stop the deployments nobody is talking to; their ids."""
+    if not any(home.deployments.iterdir()):
+        return []
+    stopped = []
+    for row in living(home):
+        if row.state == "ready" and is_idle(home.deployment(row.deployment_id)):
+            stop(home, row, "stopped to make room for a run")
+            stopped.append(row.deployment_id)
+    return stopped
+
+
+def _gone(folder: DeployDir, wait_s: float) -> bool:
+    deadline = time.monotonic() + wait_s
+    while is_alive(folder):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _signal(folder: DeployDir, number: int) -> None:
+    """Signal the process group that was started, which is that one while the lock is held."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        pid = int(read_json(folder.process)["pid"])
+        if is_alive(folder) and pid > 1:
+            os.killpg(pid, number)

@@ -1,0 +1,217 @@
+"""What is wrong with this machine, each finding with its remedy.
+
+Checks only look: nothing is repaired, started or installed.
+"""
+
+import importlib.metadata
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from engine import hardware, launcher
+from engine.errors import UserError
+from engine.rows import OPEN
+from engine.run_dir import Home
+from engine.store import Store
+
+Status = Literal["pass", "warn", "fail"]
+GB = 1_000_000_000
+# flock and a write-ahead log are unsafe or unknown on these.
+NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "lustre", "glusterfs", "ceph", "9p", "fuse.sshfs")
+VERSIONS = "import torch, transformers, peft; print(torch.__version__, transformers.__version__)"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check: its status, what was seen, and what to do about it."""
+
+    name: str
+    status: Status
+    detail: str
+    fix: str = ""
+
+
+def examine(home: Home, mounts: Path = Path("/proc/mounts")) -> dict[str, Any]:
+    """Every check on `home` and this machine: {"summary", "checks": [...], "failed": n}."""
+    findings: list[Finding] = []
+    for check in CHECKS:
+        findings += _guarded(check, home)
+    findings += _guarded(lambda home: filesystem(home, mounts), home)
+    failed = sum(finding.status == "fail" for finding in findings)
+    warned = sum(finding.status == "warn" for finding in findings)
+    if failed:
+        summary = f"{failed} of {len(findings)} checks fail."
+    elif warned:
+        summary = f"Ready to train; {warned} warnings."
+    else:
+        summary = "Ready to train."
+    checks = [
+        {name: value for name, value in asdict(finding).items() if value} for finding in findings
+    ]
+    return {"summary": summary, "failed": failed, "checks": checks}
+
+
+def python(home: Home) -> Iterator[Finding]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    status: Status = "pass" if sys.version_info >= (3, 11) else "fail"
+    yield Finding("python", status, f"{version} at {sys.executable}", "Use Python 3.11 or newer.")
+
+
+def sdk(home: Home) -> Iterator[Finding]:
+    version = importlib.metadata.version("mcp")
+    numbers = tuple(int(part) for part in version.split(".")[:2])
+    good = (2, 3) <= numbers < (3, 0)
+    yield Finding("mcp", "pass" if good else "fail", version, "pip install 'mcp[cli]>=2.3,<3'")
+
+
+def storage(home: Home) -> Iterator[Finding]:
+    free = shutil.disk_usage(home.root).free
+    status: Status = "pass" if free > 5 * GB else "warn" if free > GB else "fail"
+    detail = f"{home.root}, {free / GB:.1f} GB free"
+    yield Finding("home", status, detail, "Free some space or move HONESMITH_HOME.")
+    mode = home.root.stat().st_mode & 0o077
+    if mode:
+        yield Finding(
+            "home mode", "warn", "others on this machine may read it", f"chmod 700 {home.root}"
+        )
+
+
+def filesystem(home: Home, mounts: Path) -> Iterator[Finding]:
+    """Whether locks and the database can be trusted where the home lies."""
+    try:
+        lines = mounts.read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return
+    points = [(fields[1], fields[2]) for fields in map(str.split, lines) if len(fields) > 2]
+    root = str(home.root.resolve())
+    inside = [
+        (point, kind) for point, kind in points if root == point or root.startswith(f"{point}/")
+    ]
+    inside += [(point, kind) for point, kind in points if point == "/"]
+    kind = max(inside, key=lambda pair: len(pair[0]))[1] if inside else "unknown"
+    if kind.startswith(NETWORK_FILESYSTEMS):
+        yield Finding(
+            "filesystem",
+            "fail",
+            f"the home lies on {kind}, where locks cannot be trusted",
+            "Point HONESMITH_HOME at a local disk.",
+        )
+    else:
+        yield Finding("filesystem", "pass", kind)
+
+
+def database(home: Home) -> Iterator[Finding]:
+    with Store(home) as store:
+        store.check()
+        count = len(store.list_runs(1000))
+    yield Finding("database", "pass", f"intact, {count} runs, SQLite {sqlite3.sqlite_version}")
+
+
+def configuration(home: Home) -> Iterator[Finding]:
+    home.user_config()
+    yield Finding("config.toml", "pass", "valid" if home.config_file.exists() else "not written")
+
+
+def devices(home: Home) -> Iterator[Finding]:
+    found = hardware.detect(home.root)
+    names = ", ".join(f"{device.id} {device.name}" for device in found.devices)
+    if found.device.kind == "cpu":
+        yield Finding(
+            "devices",
+            "warn",
+            f"{names}; no GPU, {found.cores} cores, {found.ram_total / GB:.0f} GB",
+            "Small models (pebble) train well here; larger ones need an NVIDIA GPU.",
+        )
+    else:
+        yield Finding("devices", "pass", names)
+
+
+def training(home: Home) -> Iterator[Finding]:
+    """Whether an interpreter with torch is there; torch itself is loaded in another process."""
+    interpreter = launcher.worker_python(home)
+    done = subprocess.run(
+        [interpreter, "-P", "-c", VERSIONS],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=120,
+        check=False,
+    )
+    if done.returncode == 0:
+        torch, transformers = done.stdout.split()
+        yield Finding("training", "pass", f"torch {torch}, transformers {transformers}")
+    else:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        yield Finding("training", "fail", last[:300], "honesmith setup --again")
+
+
+def tools(home: Home) -> Iterator[Finding]:
+    missing = [name for name in ("npx", "uv") if shutil.which(name) is None]
+    if missing:
+        yield Finding(
+            "inspector",
+            "warn",
+            f"`mcp dev` needs {' and '.join(missing)} on PATH; nothing else does",
+            "pip install uv; Node.js 20 or newer brings npx",
+        )
+    else:
+        yield Finding("inspector", "pass", "npx and uv are there")
+
+
+def runs(home: Home) -> Iterator[Finding]:
+    """Open runs that nobody carries on, and the last failures with their remedies."""
+    with Store(home) as store:
+        open_runs = store.list_runs(50, states=OPEN)
+        failed = store.list_runs(3, states=("failed",))
+    dead = [
+        row.run_id
+        for row in open_runs
+        if row.state in ("preparing", "running", "stopping")
+        and not launcher.is_alive(home.run(row.run_id))
+    ]
+    if dead:
+        yield Finding(
+            "runs",
+            "warn",
+            f"nobody carries on {', '.join(dead)}",
+            "honesmith status: the next process that looks continues them.",
+        )
+    else:
+        yield Finding("runs", "pass", f"{len(open_runs)} open")
+    for row in failed:
+        detail = f"{row.run_id} failed ({row.reason_kind}): {row.reason}"
+        yield Finding("last failures", "warn", detail[:400], row.hint)
+
+
+Check = Callable[[Home], Iterator[Finding]]
+CHECKS: tuple[Check, ...] = (
+    python,
+    sdk,
+    storage,
+    database,
+    configuration,
+    devices,
+    training,
+    tools,
+    runs,
+)
+
+
+def _guarded(check: Check, home: Home) -> list[Finding]:
+    """The findings of a check; one that cannot be made is a finding too."""
+    name = getattr(check, "__name__", "check").strip("<>")
+    try:
+        found = list(check(home))
+    except UserError as error:
+        return [Finding(name, "fail", error.message, error.hint)]
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        return [Finding(name, "fail", f"{type(error).__name__}: {error}")]
+    return [
+        Finding(item.name, item.status, item.detail, "" if item.status == "pass" else item.fix)
+        for item in found
+    ]

@@ -1,0 +1,340 @@
+"""What a run will take: hours, money, memory and disk as low, likely and high.
+
+Operations and bytes (engine/workload.py) over the speed of this machine (engine/speed.py), then
+corrected by finished runs: with three or more of the same algorithm the band is the 90 %
+prediction interval of their ratio of actual to predicted time, before that a fixed factor.
+"""
+
+import json
+import math
+import statistics
+from dataclasses import replace
+from typing import Any
+
+from engine import catalog, env_facts, hub, registry, speed, workload
+from engine import config as settings_schema
+from engine import hardware as machine
+from engine.env_facts import EnvFacts
+from engine.errors import UserError
+from engine.hardware import Hardware
+from engine.model_files import ModelFacts
+from engine.run_dir import Home, read_json
+from engine.store import Store
+from engine.workload import Plan
+
+LEVELS = ("low", "likely", "high")
+PROBE_WAIT_S = 20.0
+CALIBRATE_FROM = 3  # finished runs
+# Without finished runs: how far off a rate from the table, or a measured one, may be.
+_SPREAD = {"model": (0.35, 2.5), "measured": (0.65, 1.6)}
+_CALIBRATION_FLOOR = 0.08  # of the logarithm: no two runs are closer than this
+# 95 % quantiles of Student's t by degrees of freedom; the normal one beyond.
+_T95 = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.90, 1.86, 1.83, 1.81)
+_FITS, _TIGHT = 0.92, 0.8  # shares of a device's memory
+_DISK_RESERVE = 500_000_000
+
+
+def estimate_cost(
+    home: Home,
+    env_id: str,
+    model: str = "pebble",
+    algorithm: str = "grpo",
+    settings: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The estimate of a run that could be submitted with the same arguments.
+
+    Probes the machine first if it never was. Raises UserError as a submit would for the
+    environment, the model and the settings.
+    """
+    settings = {} if settings is None else settings
+    settings_schema.validate(algorithm, settings)
+    record = registry.find_env(home, env_id)
+    ref = catalog.resolve_model(home, model)
+    found = machine.detect(home.root)
+    thinking = settings.get("thinking") is True
+    facts = env_facts.env_facts(home, record, ref.base_path, thinking=thinking)
+    resolved = settings_schema.resolve(
+        algorithm,
+        settings,
+        model=ref.facts,
+        env=facts,
+        hardware=found,
+        inherited=ref.adapter_facts,
+    )
+    speed.ensure(home, found, PROBE_WAIT_S)
+    download = hub.missing_bytes(ref.base_path)
+    figures = estimate(home, resolved, ref.facts, facts, found, download=download)
+    arguments: dict[str, Any] = {"env_id": record.env_id, "model": ref.ref, "algorithm": algorithm}
+    if settings:
+        arguments["settings"] = settings
+    follow = [{"tool": "submit_train", "arguments": arguments}] if figures["fits"] else []
+    return figures | {
+        "summary": summary(figures),
+        "next": follow,
+        "warnings": resolved.warnings + _warnings(figures),
+    }
+
+
+def estimate(
+    home: Home,
+    resolved: settings_schema.Resolved,
+    model: ModelFacts,
+    env: EnvFacts,
+    hardware: Hardware,
+    *,
+    download: int = 0,
+) -> dict[str, Any]:
+    """Hours, GPU-hours, money, memory, disk and what to lower, for resolved settings.
+
+    Args:
+        download: bytes of weights still to be fetched.
+
+    Returns a JSON object. Times are hours, sizes bytes; `seconds` itemises the likely time.
+    """
+    plan = Plan(resolved.algorithm, resolved.settings, model, env, hardware.device)
+    rate = speed.load(home, plan.device, hardware.cores, resolved.settings["precision"])
+    if env.score_s:  # as the audit measured it; the rest is the way to the env process and back
+        rate = replace(rate, score_s=env.score_s + 1e-4)
+    phases = {level: _phases(plan, rate, level) for level in LEVELS}
+    raw = {level: sum(phases[level].values()) / 3600 for level in LEVELS}
+    hours, basis, runs = _band(home, resolved.algorithm, raw, rate.measured)
+    price = home.user_config().gpu_hour_price
+    memory = workload.memory(plan)
+    available = plan.device.memory_total
+    need = workload.disk(plan) + download
+    fit = _fit(memory["total"], available)
+    return {
+        "steps": resolved.settings["steps"],
+        "hours": _rounded(hours),
+        "gpu_hours": _rounded(hours),  # a run takes one device
+        "money": _rounded({level: price * hours[level] for level in LEVELS}),
+        "gpu_hour_price": price,
+        "seconds": {name: round(value, 1) for name, value in phases["likely"].items()},
+        "tokens": _tokens(plan),
+        "peak_memory": memory,
+        "memory_available": available,
+        "device": plan.device.id,
+        "fits": fit != "too_big",
+        "fit": fit,
+        "disk_bytes": need,
+        "disk_fits": need + _DISK_RESERVE <= hardware.disk_free,
+        "lower_this": _lower(plan, rate, memory["total"] if fit != "fits" else None),
+        "basis": basis,
+        "calibrated_on_runs": runs,
+        "uncalibrated_hours": round(raw["likely"], 6),
+    }
+
+
+def summary(figures: dict[str, Any]) -> str:
+    """One sentence: time, memory, money where it has a price."""
+    hours, memory = figures["hours"], figures["peak_memory"]["total"]
+    said = f"About {words(hours['likely'])} ({words(hours['low'])} to {words(hours['high'])})"
+    said += f" on {figures['device']}, {size(memory)} of {size(figures['memory_available'])}"
+    if figures["gpu_hour_price"]:
+        said += f", {figures['money']['likely']:.2f} at {figures['gpu_hour_price']:g} an hour"
+    return said + (". It does not fit." if not figures["fits"] else ".")
+
+
+def check_budget(
+    home: Home, store: Store, figures: dict[str, Any], cap: float, call: dict[str, Any]
+) -> list[str]:
+    """Refuse a run whose likely hours are above `cap` or what is left of the home's total.
+
+    Args:
+        call: arguments of the submit_train that is refused; the hint repeats them, corrected.
+
+    Returns warnings. Raises UserError BUDGET with the exact call that would pass.
+    """
+    likely, high = figures["gpu_hours"]["likely"], figures["gpu_hours"]["high"]
+    lower = f"Or lower {figures['lower_this']}." if figures["lower_this"] else ""
+    if likely > cap:
+        enough = math.ceil(10 * high) / 10
+        raise UserError(
+            "BUDGET",
+            f"the run likely takes {likely:.2f} GPU-hours (at most {high:.2f}); "
+            f"max_gpu_hours is {cap:g}",
+            hint=f"{_call(call | {'max_gpu_hours': enough})} {lower}".strip(),
+            field="max_gpu_hours",
+        )
+    total = home.user_config().max_gpu_hours_total
+    left = None if total is None else max(0.0, total - store.committed_hours())
+    if left is not None and likely > left:
+        raise UserError(
+            "BUDGET",
+            f"the run likely takes {likely:.2f} GPU-hours; {left:.2f} are left of this home's "
+            f"max_gpu_hours_total = {total:g}",
+            hint=f"The owner may raise max_gpu_hours_total in {home.config_file}. {lower}".strip(),
+            field="max_gpu_hours",
+        )
+    if high > cap:
+        return [f"at worst the run takes {high:.2f} GPU-hours; it is stopped at {cap:g}"]
+    return []
+
+
+def words(hours: float) -> str:
+    """A time for people: "40 s", "12 min", "3.5 h"."""
+    seconds = hours * 3600
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{hours:.1f} h"
+
+
+def size(count: float) -> str:
+    """A number of bytes for people."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count / 1e3:.0f} kB"
+
+
+def _phases(plan: Plan, rate: speed.Speed, level: str) -> dict[str, float]:
+    """Seconds of each phase of the run."""
+    layers = plan.model.layers
+    steps = rate.seconds(workload.train_work(plan, level), layers)
+    evaluation = rate.seconds(workload.evaluation_work(plan, level), layers)
+    saving = rate.seconds(workload.save_work(plan), layers)
+    return {
+        "startup": rate.start_s + plan.model.weight_bytes / rate.load_bytes,
+        "training": steps["training"],
+        "rollouts": steps["rollouts"],
+        "rewards": steps["rewards"],
+        "evaluation": sum(evaluation.values()),
+        "checkpoints": saving["checkpoints"],
+    }
+
+
+def _band(
+    home: Home, algorithm: str, raw: dict[str, float], measured: bool
+) -> tuple[dict[str, float], str, int]:
+    """(hours by level, basis, finished runs used)."""
+    ratios = _ratios(home, algorithm)
+    if len(ratios) >= CALIBRATE_FROM:
+        logs = [math.log(ratio) for ratio in ratios]
+        middle, spread = statistics.median(logs), statistics.stdev(logs)
+        spread = max(spread, _CALIBRATION_FLOOR) * math.sqrt(1 + 1 / len(logs))
+        degrees = len(logs) - 1
+        reach = spread * (_T95[degrees - 1] if degrees <= len(_T95) else 1.645 + 1.65 / degrees)
+        factors = (middle - reach, middle, middle + reach)
+        hours = {
+            level: raw["likely"] * math.exp(by) for level, by in zip(LEVELS, factors, strict=True)
+        }
+        return hours, "measured", len(ratios)
+    basis = "measured" if measured else "model"
+    below, above = _SPREAD[basis]
+    hours = {"low": raw["low"] * below, "likely": raw["likely"], "high": raw["high"] * above}
+    return hours, basis, len(ratios)
+
+
+def _ratios(home: Home, algorithm: str) -> list[float]:
+    """Actual over predicted time of finished runs, by what was predicted before correction."""
+    if not home.db.is_file():
+        return []
+    with Store(home) as store:
+        rows = store.calibration(algorithm, limit=20)
+    found = []
+    for row in rows:
+        predicted = _uncalibrated(home, row["features"].get("run_id", "")) or row["predicted"]
+        if predicted > 0 and row["actual"] > 0:
+            found.append(row["actual"] / predicted)
+    return found
+
+
+def _uncalibrated(home: Home, run_id: str) -> float:
+    """What the run's own estimate said before correction: correcting a corrected figure again
+    would forget the correction."""
+    try:
+        figures = read_json(home.run(run_id).config)["estimate"]
+        return float(figures["uncalibrated_hours"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0.0
+
+
+def _fit(total: int, available: int) -> str:
+    if total > _FITS * available:
+        return "too_big"
+    return "tight" if total > _TIGHT * available else "fits"
+
+
+def _lower(plan: Plan, rate: speed.Speed, over: int | None) -> str:
+    """The one setting whose halving saves most: memory where that is short, else time."""
+    best, saved = "", 0.0
+    base = over if over is not None else sum(_phases(plan, rate, "likely").values())
+    for name, value in _candidates(plan):
+        smaller = Plan(
+            plan.algorithm, plan.settings | {name: value}, plan.model, plan.env, plan.device
+        )
+        after = (
+            workload.memory(smaller)["total"]
+            if over is not None
+            else sum(_phases(smaller, rate, "likely").values())
+        )
+        if base - after > saved:
+            best, saved = (
+                f"{name} from {_plain(plan.settings[name])} to {_plain(value)}",
+                base - after,
+            )
+    return best
+
+
+def _candidates(plan: Plan) -> list[tuple[str, Any]]:
+    settings = plan.settings
+    names = {
+        "sft": ("steps", "max_length", "batch_size", "lora_rank", "eval_rows"),
+        "grpo": (
+            "steps",
+            "max_tokens",
+            "group_size",
+            "prompts_per_step",
+            "max_length",
+            "lora_rank",
+            "eval_rows",
+        ),
+    }[plan.algorithm]
+    least = {"group_size": 4, "max_length": settings.get("max_tokens", 0) + 1, "max_tokens": 8}
+    found: list[tuple[str, Any]] = []
+    for name in names:
+        half = settings[name] // 2
+        if half >= least.get(name, 1):
+            found.append((name, half))
+    if not settings["gradient_checkpointing"]:
+        found.append(("gradient_checkpointing", True))
+    return found
+
+
+def _tokens(plan: Plan) -> dict[str, int]:
+    """Likely tokens: trained on, and generated for training and evaluation."""
+    settings = plan.settings
+    if plan.algorithm == "sft":
+        row = plan.sft_row()
+        trained, sampled = plan.rows * settings["steps"] * row.total, 0.0
+    else:
+        episode = plan.episode("likely")
+        trained = plan.rows * settings["steps"] * episode.total
+        sampled = plan.rows * settings["steps"] * episode.said * episode.turns
+    if plan.env.scored:
+        episode = plan.episode("likely")
+        sampled += plan.evaluated_rows * episode.said * episode.turns
+    return {"trained": int(trained), "generated": int(sampled)}
+
+
+def _warnings(figures: dict[str, Any]) -> list[str]:
+    said = []
+    if figures["fit"] == "tight":
+        said.append("memory will be tight; another process on the device may end the run")
+    if not figures["disk_fits"]:
+        said.append(f"the run needs {size(figures['disk_bytes'])} of disk, which is not free")
+    return said
+
+
+def _call(arguments: dict[str, Any]) -> str:
+    shown = ", ".join(f"{name}={json.dumps(value)}" for name, value in arguments.items())
+    return f"submit_train({shown})"
+
+
+def _plain(value: Any) -> str:
+    return json.dumps(value)
+
+
+def _rounded(values: dict[str, float]) -> dict[str, float]:
+    """Four significant digits: finer would pretend."""
+    return {name: float(f"{value:.4g}") for name, value in values.items()}

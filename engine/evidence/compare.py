@@ -1,0 +1,166 @@
+"""Two to eight models on the same tasks: which is better, by how much, and because of what."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from engine.clean import RESULT_CHARS, json_chars, redactor_for
+from engine.errors import UserError
+from engine.evidence.arms import MAX_ARMS, Arm, find_arms
+from engine.evidence.levers import attribution, differing_settings
+from engine.evidence.results import level, measure_of
+from engine.evidence.verdict import (
+    Comparison,
+    compare_rows,
+    correct_for_many,
+    flip_examples,
+    load_config,
+    sentence,
+)
+from engine.run_dir import Home
+from engine.store import Store
+
+_MOST_SETTINGS = 24
+
+
+def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> dict[str, Any]:
+    """Compare each arm with the first, task by task, on one environment version.
+
+    `ids` are training runs (their own held-out evaluation, the half no checkpoint was chosen on),
+    evaluation runs (all their models) or model references already evaluated. `verdict` is that of
+    the arm furthest from the first; with more than one comparison Holm's correction applies.
+
+    Raises UserError BAD_ARGUMENT, RUN_NOT_FOUND, NO_EVALUATION or NOT_COMPARABLE (environments
+    or sampling settings differ).
+    """
+    wanted = _checked(ids)
+    arms, warnings = find_arms(home, wanted, env_id)
+    first, others = arms[0], arms[1:]
+    measure = measure_of(*(arm.rows for arm in arms))
+    found = [compare_rows(first.rows, arm.rows) for arm in others]
+    adjusted = correct_for_many(found)
+    causes = [attribution(home, first, arm) for arm in others]
+    main = max(range(len(others)), key=lambda i: found[i].lead)
+    redact = redactor_for(home, load_config(home.run(first.source)))
+    result: dict[str, Any] = {
+        "summary": _summary(first, others[main], found[main], causes[main], len(others)),
+        "verdict": found[main].outcome.verdict,
+        "metric": measure,
+        "env_id": first.env_id,
+        "reference": first.label,
+        "arms": [_arm(home, arm, measure) for arm in arms],
+        "comparisons": [
+            {"model": arm.label, "against": first.label, **item.as_dict()}
+            | ({"p_adjusted": _short(p)} if len(others) > 1 else {})
+            | {"attribution": cause}
+            for arm, item, p, cause in zip(others, found, adjusted, causes, strict=True)
+        ],
+        "settings": _trimmed(differing_settings(home, arms)),
+        "sampling": dict(first.sampling),
+        "flips": {
+            "model": others[main].label,
+            **flip_examples(found[main], first.rows, others[main].rows, redact),
+        },
+        "warnings": warnings + _cautions(home, arms, found),
+        "next": _next_calls(first, others[main], found[main]),
+    }
+    return _fitted(result)
+
+
+def _checked(ids: Sequence[str]) -> list[str]:
+    wanted = list(dict.fromkeys(str(ref).strip() for ref in ids if str(ref).strip()))
+    if not 1 <= len(wanted) <= MAX_ARMS:
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"{len(wanted)} different ids were given",
+            hint=f"Give 2 to {MAX_ARMS} ids; one evaluation of several models counts as one.",
+            field="ids",
+        )
+    return wanted
+
+
+def _arm(home: Home, arm: Arm, measure: Any) -> dict[str, Any]:
+    body: dict[str, Any] = {"id": arm.label, "evaluated_in": arm.source}
+    if arm.step is not None:
+        body["step"] = arm.step
+    if measure is not None:
+        body |= level(arm.rows, measure).as_dict()
+    if arm.run_id:
+        with Store(home) as store:
+            body["device_hours"] = round(store.get_run(arm.run_id).spent_hours, 4)
+    return body
+
+
+def _summary(
+    first: Arm, other: Arm, found: Comparison, cause: dict[str, Any], comparisons: int
+) -> str:
+    text = f"{other.label} against {first.label}: {sentence(found)}"
+    if comparisons > 1:
+        text += f" It is the best of {comparisons} compared with {first.label}."
+    if cause["refused"] and found.outcome.verdict in ("better", "worse"):
+        text += f" Not attributed: {cause['reason']}."
+    elif cause["to"] and found.outcome.verdict in ("better", "worse"):
+        text += f" One lever changed: {cause['to']}."
+    return text
+
+
+def _cautions(home: Home, arms: Sequence[Arm], found: Sequence[Comparison]) -> list[str]:
+    notes = []
+    unpaired = max(item.outcome.unpaired for item in found)
+    if unpaired:
+        notes.append(f"Up to {unpaired} tasks were scored on one side only and are left out.")
+    for arm in arms:
+        looked = sum(row.get("half") == "select" for row in arm.rows)
+        config = load_config(home.run(arm.run_id)) if arm.run_id else {}
+        own_choice = arm.run_id and config.get("env_id") == arm.env_id
+        if looked and own_choice and len(home.run(arm.run_id).eval_steps()) > 2:
+            notes.append(
+                f"{looked} of the {len(arm.rows)} answers of {arm.label} are to tasks its "
+                "checkpoint was chosen on, which flatters it a little; the run's own verdict "
+                "leaves them out."
+            )
+    return notes[:4]
+
+
+def _next_calls(first: Arm, other: Arm, found: Comparison) -> list[dict[str, Any]]:
+    changed = {
+        "tool": "read_rollouts",
+        "arguments": {"run_id": other.source, "pick": "changed"},
+    }
+    if found.outcome.verdict == "inconclusive":
+        more = {
+            "tool": "evaluate",
+            "arguments": {
+                "env_id": first.env_id,
+                "models": [first.label, other.label],
+                "rows": max(400, 2 * found.outcome.n),
+            },
+        }
+        return [more, changed]
+    return [changed]
+
+
+def _trimmed(table: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    names = list(table)[:_MOST_SETTINGS]
+    return {name: table[name] for name in names}
+
+
+def _fitted(result: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the least needed parts until an agent can afford the result."""
+    for cut in ("before_after", "settings", "sampling"):
+        if json_chars(result) <= RESULT_CHARS:
+            return result
+        if cut == "before_after":
+            flips = result["flips"]
+            for way in ("gained", "lost"):
+                flips[way] = [{"task": example["task"]} for example in flips[way]]
+            for item in result["comparisons"]:
+                item.pop("method", None)
+        elif cut == "settings":
+            result["settings"] = dict.fromkeys(result["settings"], "differs")
+        else:
+            result.pop("sampling")
+    return result
+
+
+def _short(p: float | None) -> float | None:
+    return None if p is None else float(f"{p:.3g}")

@@ -1,0 +1,429 @@
+"""Did the run get better? One word per run, computed from the files it left.
+
+Before is step 0: the starting point, evaluated on the same tasks in the same way. After is the
+best checkpoint, chosen on the `select` half of the held-out tasks; the verdict is computed on the
+`report` half only, so the choice cannot flatter it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from engine.clean import Redactor, clip, redactor_for
+from engine.evidence.results import (
+    HIGHER_IS_BETTER,
+    Level,
+    Measure,
+    Row,
+    answer_of,
+    level,
+    load_rows,
+    measure_of,
+    only_half,
+    rounded,
+    select_best,
+    side,
+    text_of,
+)
+from engine.evidence.stats import (
+    ALPHA,
+    MARGIN,
+    PairedVerdict,
+    holm,
+    paired_verdict,
+    tasks_needed,
+)
+from engine.files import read_json
+from engine.run_dir import RunDir
+
+_EXAMPLES = 2  # per direction, in a result
+_EXAMPLE_CHARS = 240
+_WORDS = {
+    "better": "better",
+    "worse": "worse",
+    "no_difference": "no difference",
+    "inconclusive": "inconclusive",
+    "unknown": "unknown",
+}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two sets of rows on the same tasks, compared."""
+
+    measure: Measure | None
+    outcome: PairedVerdict
+    before: Level | None
+    after: Level | None
+
+    @property
+    def lead(self) -> float:
+        """How far the second is ahead of the first, 0 where nothing could be compared."""
+        gap = self.outcome.diff or 0.0
+        return -gap if self.measure == "loss" else gap
+
+    def as_dict(self) -> dict[str, Any]:
+        """The numbers of a comparison under the names that results use."""
+        found = self.outcome
+        return {
+            "verdict": found.verdict,
+            "metric": self.measure,
+            "difference": rounded(found.diff),
+            "interval": [rounded(found.low), rounded(found.high)],
+            "n": found.n,
+            "p": None if found.p is None else float(f"{found.p:.3g}"),
+            "smallest_detectable_gap": rounded(found.detectable),
+            "method": found.method,
+            "gained": len(found.gained),
+            "lost": len(found.lost),
+            "unpaired": found.unpaired,
+            "errors": list(found.errors),
+            "reason": found.reason,
+        }
+
+
+def compare_rows(before: Sequence[Row], after: Sequence[Row]) -> Comparison:
+    """Compare two evaluations task by task, on what both were scored by."""
+    measure = measure_of(before, after)
+    if measure is None:
+        missing = "the first" if not before else "the second" if not after else "either"
+        outcome = PairedVerdict("unknown", f"nothing was scored in {missing} evaluation")
+        return Comparison(None, outcome, None, None)
+    old, new = level(before, measure), level(after, measure)
+    margin = None
+    if measure == "success":
+        margin = MARGIN
+    elif measure == "loss":
+        margin = 0.01 * abs(old.value or 0.0)  # of a loss, one percent is no difference
+    outcome = paired_verdict(
+        side(before, measure),
+        side(after, measure),
+        higher_is_better=HIGHER_IS_BETTER[measure],
+        margin=margin,
+    )
+    return Comparison(measure, outcome, old, new)
+
+
+def run_verdict(run_dir: RunDir) -> dict[str, Any]:
+    """The verdict on a run, from its files alone.
+
+    A training run is compared with its own starting point; an evaluation of several models
+    compares each with the first. Holds verdict, summary, reason, metric, before, after,
+    difference, interval, n, p, smallest_detectable_gap, flips with examples, warnings, next.
+    Never raises on a run that is not finished: the verdict is then unknown, with the reason.
+    """
+    config = load_config(run_dir)
+    redact = redactor_for(run_dir.home, config)
+    if config.get("kind", "train") == "train":
+        return _training_verdict(run_dir, config, redact)
+    return _evaluation_verdict(run_dir, config, redact)
+
+
+def load_config(run_dir: RunDir) -> dict[str, Any]:
+    """`config.json` of a run, empty when it is missing or damaged."""
+    try:
+        config = read_json(run_dir.config)
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def after_step(run_dir: RunDir) -> int | None:
+    """The evaluated step that stands for the run's result, None before there is one.
+
+    The checkpoint the run named its best, where its report half was played; else the best by the
+    select half among the steps whose report half was.
+    """
+    steps = [step for step in run_dir.eval_steps() if step > 0]
+    played = [step for step in steps if only_half(load_rows(run_dir.evals(step)), "report")]
+    candidates = played or steps
+    if not candidates:
+        return None
+    named = run_dir.resolve_checkpoint("best")
+    if named is not None and (step := int(named.name.rpartition("_")[2])) in candidates:
+        return step
+    best = select_best(run_dir, candidates)
+    return candidates[-1] if best is None else best
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The rows a verdict rests on: who stands before, who after, and which half they are."""
+
+    before: Sequence[Row]
+    after: Sequence[Row]
+    before_name: str
+    after_name: str
+    half: str = "all"
+    step: int | None = None
+
+
+def training_sides(run_dir: RunDir) -> Sides:
+    """Step 0 and the checkpoint that stands for the result, on the half that chose nothing."""
+    step = after_step(run_dir)
+    before = load_rows(run_dir.evals(0))
+    after = load_rows(run_dir.evals(step)) if step is not None else []
+    half = "all"
+    if any(row.get("half") for row in before):
+        before, after, half = only_half(before, "report"), only_half(after, "report"), "report"
+    name = "no step yet" if step is None else f"step {step}"
+    return Sides(before, after, "step 0", name, half, step)
+
+
+def evaluation_sides(run_dir: RunDir, config: Mapping[str, Any]) -> Sides | None:
+    """The first model and the one furthest from it, None with fewer than two."""
+    models = evaluated_models(run_dir, config)
+    if len(models) < 2:
+        return None
+    first, *others = models
+    main = max(others, key=lambda ref: compare_rows(models[first], models[ref]).lead)
+    return Sides(models[first], models[main], first, main)
+
+
+def _training_verdict(
+    run_dir: RunDir, config: Mapping[str, Any], redact: Redactor
+) -> dict[str, Any]:
+    sides = training_sides(run_dir)
+    looks = len([step for step in run_dir.eval_steps() if step > 0])
+    warnings: list[str] = []
+    if sides.half == "all" and looks > 1:
+        warnings.append(
+            "The held-out tasks were not split into halves, so the checkpoint was chosen on "
+            "the tasks it is reported on: the gain is flattered."
+        )
+    found = compare_rows(sides.before, sides.after)
+    missing = _missing(sides)
+    if missing:
+        outcome = PairedVerdict("unknown", missing)
+        found = Comparison(None, outcome, found.before, found.after)
+    result = found.as_dict() | {
+        "half": sides.half,
+        "before": _level_at(found.before, 0),
+        "after": _level_at(found.after, sides.step),
+        "checkpoints_compared": looks,
+        "flips": _flips(found, sides.before, sides.after, redact),
+    }
+    warnings += _cautions(found, config)
+    result["warnings"] = warnings
+    result |= _expectation(config, found.outcome.verdict)
+    result["summary"] = sentence(found, "held-out ")
+    result["next"] = _next_calls(run_dir.id, found.outcome.verdict)
+    return result
+
+
+def _missing(sides: Sides) -> str:
+    """Which evaluation a verdict would need and is not there, "" when nothing is missing."""
+    if not sides.before:
+        return "there is no evaluation before training (step 0)"
+    if sides.step is None:
+        return "there is no evaluation after step 0"
+    if not sides.after:
+        return f"the report half was not played with {sides.after_name}; it is, when the run ends"
+    return ""
+
+
+def _evaluation_verdict(
+    run_dir: RunDir, config: Mapping[str, Any], redact: Redactor
+) -> dict[str, Any]:
+    models = evaluated_models(run_dir, config)
+    measure = measure_of(*models.values())
+    table = [
+        {"model": ref, **(level(rows, measure).as_dict() if measure else {})}
+        for ref, rows in models.items()
+    ]
+    if len(models) < 2 or measure is None:
+        reason = "one model alone has nothing to be better than" if models else "nothing was scored"
+        outcome = PairedVerdict("unknown", reason)
+        lone = Comparison(measure, outcome, None, None)
+        return lone.as_dict() | {
+            "models": table,
+            "summary": _table_sentence(table, measure),
+            "warnings": [],
+            "next": [{"tool": "read_rollouts", "arguments": {"run_id": run_dir.id}}],
+        }
+    first, *others = models
+    found = [compare_rows(models[first], models[ref]) for ref in others]
+    correct_for_many(found)
+    main = max(range(len(others)), key=lambda i: found[i].lead)
+    return found[main].as_dict() | {
+        "before": {"model": first, **_level_dict(found[main].before)},
+        "after": {"model": others[main], **_level_dict(found[main].after)},
+        "models": table,
+        "comparisons": [
+            {"model": ref, "against": first, **item.as_dict()}
+            for ref, item in zip(others, found, strict=True)
+        ][:8],
+        "flips": _flips(found[main], models[first], models[others[main]], redact),
+        "summary": f"{others[main]} against {first}: {sentence(found[main])}",
+        "warnings": _cautions(found[main], config),
+        "next": [
+            {"tool": "compare_runs", "arguments": {"ids": [run_dir.id]}},
+            {"tool": "read_rollouts", "arguments": {"run_id": run_dir.id, "pick": "changed"}},
+        ],
+    }
+
+
+def evaluated_models(run_dir: RunDir, config: Mapping[str, Any]) -> dict[str, list[Row]]:
+    """Rows by model reference, in the order the models were asked for."""
+    models: dict[str, list[Row]] = {}
+    for index, model in enumerate(config.get("models") or []):
+        ref = str(model.get("ref", index)) if isinstance(model, Mapping) else str(model)
+        rows = load_rows(run_dir.model_evals(index))
+        if rows:
+            models[ref if ref not in models else f"{ref} (#{index + 1})"] = rows
+    return models
+
+
+def correct_for_many(found: list[Comparison]) -> list[float | None]:
+    """Holm's correction over several comparisons; takes back verdicts that do not survive it.
+
+    Changes `found` in place and returns the adjusted p values, None where there was no test.
+    """
+    tested = [i for i, item in enumerate(found) if item.outcome.p is not None]
+    adjusted = holm([found[i].outcome.p or 0.0 for i in tested])
+    result: list[float | None] = [None] * len(found)
+    for index, p in zip(tested, adjusted, strict=True):
+        result[index] = p
+        item = found[index]
+        if item.outcome.verdict in ("better", "worse") and p >= ALPHA:
+            reason = f"not significant after correction for {len(tested)} comparisons (p = {p:.2g})"
+            outcome = replace(item.outcome, verdict="inconclusive", reason=reason)
+            found[index] = Comparison(item.measure, outcome, item.before, item.after)
+    return result
+
+
+def sentence(found: Comparison, kind: str = "") -> str:
+    """The comparison in one sentence a person can repeat."""
+    outcome, measure = found.outcome, found.measure
+    if outcome.diff is None or measure is None:
+        return f"The verdict is unknown: {outcome.reason}."
+    before, after = show(outcome.before, measure), show(outcome.after, measure)
+    moved = f"{kind}{measure} went from {before} to {after} on {outcome.n} tasks"
+    span = f"{show_change(outcome.low, measure)} to {show_change(outcome.high, measure)}"
+    text = f"{_WORDS[outcome.verdict].capitalize()}: {moved} (95 % interval of the change {span})"
+    return f"{text}; {outcome.reason}." if outcome.reason else f"{text}."
+
+
+def show(value: float | None, measure: Measure) -> str:
+    """A level for people: rates in percent."""
+    if value is None:
+        return "?"
+    return f"{100 * value:.1f} %" if measure == "success" else f"{value:.3g}"
+
+
+def show_change(value: float | None, measure: Measure) -> str:
+    """A difference for people: rates in points."""
+    if value is None:
+        return "?"
+    return f"{100 * value:+.1f}" if measure == "success" else f"{value:+.3g}"
+
+
+def flip_examples(
+    found: Comparison,
+    before: Iterable[Row],
+    after: Iterable[Row],
+    redact: Redactor,
+    *,
+    each: int = _EXAMPLES,
+    chars: int = _EXAMPLE_CHARS,
+) -> dict[str, list[dict[str, Any]]]:
+    """The tasks that changed most, with what was said before and after."""
+    olds, news = _first_by_task(before), _first_by_task(after)
+
+    def example(task: str) -> dict[str, Any]:
+        old, new = olds.get(task, {}), news.get(task, {})
+        return {
+            "task": redact.text(task)[:120],
+            "prompt": clip(redact.text(text_of(new.get("prompt") or old.get("prompt"))), chars),
+            "before": clip(redact.text(answer_of(old)), chars),
+            "after": clip(redact.text(answer_of(new)), chars),
+            "reward_before": rounded(old.get("reward")),
+            "reward_after": rounded(new.get("reward")),
+        }
+
+    return {
+        "gained": [example(task) for task in found.outcome.gained[:each]],
+        "lost": [example(task) for task in found.outcome.lost[:each]],
+    }
+
+
+def _flips(
+    found: Comparison, before: Sequence[Row], after: Sequence[Row], redact: Redactor
+) -> dict[str, Any]:
+    outcome = found.outcome
+    return {
+        "gained": len(outcome.gained),
+        "lost": len(outcome.lost),
+        "unchanged": outcome.n - len(outcome.gained) - len(outcome.lost),
+        "examples": flip_examples(found, before, after, redact),
+    }
+
+
+def _first_by_task(rows: Iterable[Row]) -> dict[str, Row]:
+    first: dict[str, Row] = {}
+    for row in rows:
+        if not row.get("error"):
+            first.setdefault(str(row.get("task")), row)
+    return first
+
+
+def _cautions(found: Comparison, config: Mapping[str, Any]) -> list[str]:
+    outcome, notes = found.outcome, []
+    if outcome.unpaired:
+        notes.append(f"{outcome.unpaired} tasks were scored on one side only and are left out.")
+    if sum(outcome.errors) and outcome.verdict != "unknown":
+        notes.append(
+            f"Scoring failed on {outcome.errors[0]} attempts before and {outcome.errors[1]} after; "
+            "they are left out of the comparison."
+        )
+    if outcome.verdict == "inconclusive" and found.measure == "success" and outcome.n:
+        share = (len(outcome.gained) + len(outcome.lost) + 1) / (outcome.n + 1)
+        needed = tasks_needed(MARGIN, share)
+        if needed > outcome.n:
+            notes.append(
+                f"About {needed} reported tasks would show a change of 5 points; this run has "
+                f"{outcome.n}."
+            )
+    settings = config.get("settings")
+    if isinstance(settings, Mapping) and settings.get("accept_reward_risk"):
+        notes.append(
+            "The reward audit of this environment failed and accept_reward_risk was set: a higher "
+            "reward may not mean better answers."
+        )
+    return notes
+
+
+def _expectation(config: Mapping[str, Any], verdict: str) -> dict[str, Any]:
+    expected = config.get("expect") or ""
+    if expected not in ("better", "no_difference"):
+        return {}
+    known = verdict not in ("unknown", "inconclusive")
+    return {"expected": expected, "as_expected": verdict == expected if known else None}
+
+
+def _next_calls(run_id: str, verdict: str) -> list[dict[str, Any]]:
+    changed = {"tool": "read_rollouts", "arguments": {"run_id": run_id, "pick": "changed"}}
+    if verdict == "better":
+        return [changed, {"tool": "deploy", "arguments": {"run_id": f"{run_id}@best"}}]
+    if verdict == "unknown":
+        return [{"tool": "read_logs", "arguments": {"run_id": run_id, "view": "events"}}]
+    return [changed, {"tool": "read_logs", "arguments": {"run_id": run_id}}]
+
+
+def _level_at(found: Level | None, step: int | None) -> dict[str, Any]:
+    return {"step": step, **_level_dict(found)}
+
+
+def _level_dict(found: Level | None) -> dict[str, Any]:
+    return {} if found is None else found.as_dict()
+
+
+def _table_sentence(table: Sequence[Mapping[str, Any]], measure: Measure | None) -> str:
+    if measure is None or not table:
+        return "Nothing was scored yet."
+    row = table[0]
+    low, high = row["interval"]
+    return (
+        f"{row['model']}: {measure} {show(row['value'], measure)} on {row['tasks']} tasks "
+        f"(95 % interval {show(low, measure)} to {show(high, measure)})."
+    )

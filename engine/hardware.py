@@ -1,0 +1,246 @@
+"""What this machine has: GPUs through NVML, else its CPU; memory and cores as cgroups allow.
+
+`devices` is never empty: a machine without GPU is one device named "cpu", taken whole by one run
+at a time like any other. Nothing here imports torch; the driver library is loaded only when there.
+"""
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+_CGROUP = Path("/sys/fs/cgroup")
+_PROC_CGROUP = Path("/proc/self/cgroup")
+# Kernels report "no limit" as a page-rounded 2**63; anything above this is no real limit.
+_UNLIMITED = 1 << 60
+
+
+@dataclass(frozen=True)
+class Device:
+    """One thing a run takes whole.
+
+    Attributes:
+        id: "cpu", or "cuda:0" counted in the order of the PCI bus.
+        name: the product name ("NVIDIA H200"), or the processor's.
+        kind: "cuda" or "cpu".
+        memory_total, memory_free: bytes; of a CPU the memory this process may use.
+        visible: the value of CUDA_VISIBLE_DEVICES that shows exactly this device: its UUID, which
+            unlike an index means the same whatever order CUDA counts in. "" for a CPU.
+        bf16: whether bfloat16 arithmetic is native.
+    """
+
+    id: str
+    name: str
+    kind: str
+    memory_total: int
+    memory_free: int
+    visible: str = ""
+    bf16: bool = False
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The machine. All sizes in bytes; `disk_free` is of the volume that holds the home."""
+
+    devices: tuple[Device, ...]
+    cores: int
+    ram_total: int
+    ram_free: int
+    disk_free: int
+
+    @property
+    def device(self) -> Device:
+        """The device with the most memory: what a single run is planned for."""
+        return max(self.devices, key=lambda device: device.memory_total)
+
+
+def detect(disk: Path | None = None) -> Hardware:
+    """The machine as it is now. `disk`: a folder whose volume is measured (default: cwd)."""
+    total, free = _memory()
+    found = _gpus() or (Device("cpu", _processor_name(), "cpu", total, free),)
+    return Hardware(found, _cores(), total, free, _disk_free(disk or Path.cwd()))
+
+
+def devices() -> list[str]:
+    """Ids of the devices runs may lease; never empty."""
+    return [device.id for device in detect().devices]
+
+
+def _gpus() -> tuple[Device, ...]:
+    nvml = _load_nvml()
+    if nvml is None:
+        return ()
+    try:
+        found = [_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+    except nvml.NVMLError:  # a driver that answers init but not this is no device to train on
+        return ()
+    finally:
+        nvml.nvmlShutdown()
+    return _visible([gpu for gpu in found if gpu is not None])
+
+
+def _load_nvml() -> Any | None:
+    """The initialised NVML binding, or None without a driver."""
+    try:
+        import pynvml  # noqa: PLC0415  opens the driver library: only where devices are asked for
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml
+
+
+def _gpu(nvml: Any, index: int) -> Device | None:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    try:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        major, _ = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    except nvml.NVMLError:  # lost or reset while we look
+        return None
+    return Device(
+        id=f"cuda:{index}",
+        name=_text(nvml.nvmlDeviceGetName(handle)),
+        kind="cuda",
+        memory_total=int(memory.total),
+        memory_free=int(memory.free),
+        visible=_text(nvml.nvmlDeviceGetUUID(handle)),
+        bf16=major >= 8,
+    )
+
+
+def _visible(gpus: list[Device]) -> tuple[Device, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES of this process leaves, in its order."""
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is None:
+        return tuple(gpus)
+    chosen: list[Device] = []
+    for name in (part.strip() for part in wanted.split(",")):
+        match = [gpu for gpu in gpus if _names_gpu(name, gpu)]
+        if not match:  # CUDA itself ignores everything from the first unknown entry on
+            break
+        chosen.extend(gpu for gpu in match[:1] if gpu not in chosen)
+    return tuple(chosen)
+
+
+def _names_gpu(name: str, gpu: Device) -> bool:
+    if name.isdigit():
+        return gpu.id == f"cuda:{int(name)}"
+    return len(name) > 4 and gpu.visible.startswith(name)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _processor_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return "CPU"
+
+
+def _cores() -> int:
+    """Cores this process may keep busy: its affinity mask, cut by a cgroup quota."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    quota = _cpu_quota()
+    return max(1, min(cores, int(quota)) if quota else cores)
+
+
+def _cpu_quota() -> float | None:
+    values = []
+    for folder in _cgroup_folders(""):
+        parts = _read(folder / "cpu.max").split()
+        if len(parts) == 2 and parts[0].isdigit() and parts[1].isdigit() and int(parts[1]):
+            values.append(int(parts[0]) / int(parts[1]))
+    for folder in _cgroup_folders("cpu"):
+        quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+        if quota and period and quota > 0:
+            values.append(quota / period)
+    return min(values, default=None)
+
+
+def _memory() -> tuple[int, int]:
+    """(total, free) bytes this process may use: the machine's, cut by every cgroup above it."""
+    machine = psutil.virtual_memory()
+    total, free = int(machine.total), int(machine.available)
+    for limit, used in _memory_limits():
+        total = min(total, limit)
+        free = min(free, max(0, limit - used))
+    return total, free
+
+
+def _memory_limits() -> list[tuple[int, int]]:
+    """(limit, bytes in use beside reclaimable file cache) of each limiting cgroup, v2 and v1."""
+    found = []
+    for controller, limit_name, used_name, cache_key in (
+        ("", "memory.max", "memory.current", "inactive_file"),
+        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        for folder in _cgroup_folders(controller):
+            limit = _number(folder / limit_name)
+            if limit is None or limit > _UNLIMITED:
+                continue
+            used = _number(folder / used_name) or 0
+            cache = _stat(folder / "memory.stat", cache_key)
+            found.append((limit, max(0, used - cache)))
+    return found
+
+
+def _cgroup_folders(controller: str) -> list[Path]:
+    """This process's cgroup and all above it: v2 for "", else the v1 hierarchy of `controller`.
+
+    Inside a container the path in /proc is often the host's and absent here; the mount's own root
+    is the container's group then.
+    """
+    root = _CGROUP / controller if controller else _CGROUP
+    relative = ""
+    for line in _read(_PROC_CGROUP).splitlines():
+        number, names, path = [*line.split(":", 2), "", ""][:3]
+        if (controller and controller in names.split(",")) or (not controller and number == "0"):
+            relative = path.strip("/")
+    folders = [root]
+    for part in Path(relative).parts:
+        folders.append(folders[-1] / part)
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _number(path: Path) -> int | None:
+    text = _read(path).strip()
+    return int(text) if text.lstrip("-").isdigit() else None
+
+
+def _stat(path: Path, key: str) -> int:
+    for line in _read(path).splitlines():
+        name, _, value = line.partition(" ")
+        if name == key and value.strip().isdigit():
+            return int(value)
+    return 0
+
+
+def _disk_free(folder: Path) -> int:
+    """Free bytes of the volume of `folder`, or of the nearest folder above it that exists."""
+    for candidate in (folder, *folder.absolute().parents):
+        try:
+            return shutil.disk_usage(candidate).free
+        except OSError:
+            continue
+    return 0

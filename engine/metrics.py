@@ -1,0 +1,171 @@
+"""The one list of metric names: what each means, in which unit, for which algorithm.
+
+A line of `metrics.jsonl` is `{"step", "time", ...}` with names from here, beside the named metrics
+of the environment's own `Score`. The worker writes these names, reports and tools read them, the
+playbook may use no other; a test holds that. Standard library only, so anything may import it.
+"""
+
+from dataclasses import dataclass
+
+SFT = "sft"
+GRPO = "grpo"
+BOTH = (SFT, GRPO)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One column of `metrics.jsonl`.
+
+    Attributes:
+        name: the key in the file.
+        meaning: one sentence; for a share, of what.
+        unit: `share` lies in 0..1; `nats` are natural-log units; `1` has no unit.
+        algorithms: the trainers that write it.
+        where: `step` on every training step, `evaluation` on the steps that are evaluated
+            (0, every `eval_every`, the last).
+    """
+
+    name: str
+    meaning: str
+    unit: str
+    algorithms: tuple[str, ...]
+    where: str = "step"
+
+
+_LIST = (
+    Metric(
+        "reward_mean", "Mean reward of the step's completions that were scored.", "reward", (GRPO,)
+    ),
+    Metric(
+        "reward_std",
+        "Standard deviation of the reward over those completions.",
+        "reward",
+        (GRPO,),
+    ),
+    Metric("length_mean", "Mean length of a completion.", "tokens", (GRPO,)),
+    Metric("length_p95", "Length that 95 of 100 completions do not exceed.", "tokens", (GRPO,)),
+    Metric(
+        "truncated_share",
+        "Share of completions that were cut by `max_tokens` or ran out of turns.",
+        "share",
+        (GRPO,),
+    ),
+    Metric(
+        "entropy", "Mean entropy of the policy at each sampled token of the step.", "nats", (GRPO,)
+    ),
+    Metric(
+        "kl",
+        "Mean divergence from the reference per token (k3); measured with `kl_coef` above 0.",
+        "nats",
+        (GRPO,),
+    ),
+    Metric(
+        "clip_share",
+        "Share of trained tokens whose ratio to the sampling policy was clipped.",
+        "share",
+        (GRPO,),
+    ),
+    Metric(
+        "sampler_gap_mean",
+        "Mean distance between the sampler's and the trainer's log-probability of a token.",
+        "nats",
+        (GRPO,),
+    ),
+    Metric("sampler_gap_max", "The largest such distance in the step.", "nats", (GRPO,)),
+    Metric(
+        "sampler_gap_mean",
+        "Mean distance between the log-probabilities of sampler and trainer, per trained token.",
+        "nats",
+        (GRPO,),
+    ),
+    Metric(
+        "sampler_gap_max",
+        "Largest distance between the log-probabilities of sampler and trainer in the step.",
+        "nats",
+        (GRPO,),
+    ),
+    Metric(
+        "zero_advantage_share",
+        "Share of completions whose advantage is zero, so that they teach nothing.",
+        "share",
+        (GRPO,),
+    ),
+    Metric(
+        "groups_effective",
+        "Share of groups whose rewards differ, so that they carry a gradient.",
+        "share",
+        (GRPO,),
+    ),
+    Metric(
+        "groups_too_easy",
+        "Share of groups with equal rewards in which every scored completion succeeded.",
+        "share",
+        (GRPO,),
+    ),
+    Metric(
+        "groups_too_hard",
+        "Share of groups with equal rewards in which not every completion succeeded.",
+        "share",
+        (GRPO,),
+    ),
+    Metric(
+        "reward_errors",
+        "Share of the step's completions whose scoring raised, hung or crashed (reward 0).",
+        "share",
+        (GRPO,),
+    ),
+    Metric("sample_s", "Time spent sampling completions.", "seconds", (GRPO,)),
+    Metric("reward_s", "Time spent waiting for the environment to score.", "seconds", (GRPO,)),
+    Metric("train_s", "Time spent on loss, gradient and optimizer step.", "seconds", (GRPO,)),
+    Metric("loss", "Mean cross-entropy of the supervised tokens of the step.", "nats", (SFT,)),
+    Metric("tokens", "Tokens in the step's rows, prompts included.", "tokens", (SFT,)),
+    Metric("supervised_tokens", "Tokens of the step that carry loss.", "tokens", (SFT,)),
+    Metric("grad_norm", "Norm of the adapter's gradient before clipping.", "1", BOTH),
+    Metric("lr", "Learning rate of the step.", "1", BOTH),
+    Metric(
+        "tokens_per_s",
+        "Tokens of the step (SFT: rows with prompts; GRPO: completions) per second of it.",
+        "tokens/s",
+        BOTH,
+    ),
+    Metric(
+        "heldout_success",
+        "Share of held-out tasks solved, greedy, errors counted as not solved; the `select` half.",
+        "share",
+        BOTH,
+        "evaluation",
+    ),
+    Metric(
+        "heldout_reward",
+        "Mean reward on those tasks, errors counted as 0.",
+        "reward",
+        BOTH,
+        "evaluation",
+    ),
+    Metric(
+        "heldout_loss",
+        "Mean cross-entropy of the supervised tokens of the held-out rows; the `select` half.",
+        "nats",
+        (SFT,),
+        "evaluation",
+    ),
+)
+
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _LIST}
+
+# The two columns that are no metric: which step, and when (unix seconds).
+LINE_KEYS = ("step", "time")
+
+
+def names(algorithm: str) -> list[str]:
+    """The metric names the trainer of `algorithm` writes, in the order of the list above."""
+    return [metric.name for metric in _LIST if algorithm in metric.algorithms]
+
+
+def curve_name(scored: str) -> str:
+    """The column for a named metric of an environment's `Score`.
+
+    Its own name, unless a column of ours has that name already: then `env_` stands before it, so
+    that an environment can never overwrite what the trainer measured.
+    """
+    return f"env_{scored}" if scored in METRICS or scored in LINE_KEYS else scored

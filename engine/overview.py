@@ -1,0 +1,177 @@
+"""The state of a home in one answer: machine, queue, runs, environments, models, budget."""
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+from engine import catalog, deployments, hardware, launcher, registry
+from engine.errors import UserError
+from engine.progress import read_progress
+from engine.run_dir import Home
+from engine.store import HOLDS_DEVICE, RunRow, Store
+
+SCOPES = ("all", "hardware", "runs", "envs", "models", "datasets", "deployments")
+
+
+def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") -> dict[str, Any]:
+    """What `scope` holds, newest first; `next_cursor` where more would follow.
+
+    Raises UserError BAD_ARGUMENT for another scope, BAD_CURSOR.
+    """
+    if scope not in SCOPES:
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"scope={scope!r} does not exist",
+            hint=f"Use one of {', '.join(SCOPES)}.",
+            field="scope",
+        )
+    launcher.reap(home)
+    after = _parse_cursor(cursor)
+    found: dict[str, Any] = {}
+    with Store(home) as store:
+        if scope in ("all", "hardware"):
+            found["hardware"] = _hardware(home, store)
+        if scope == "all":
+            found["queue"] = [row.run_id for row in store.queue()]
+            found["budget"] = _budget(home, store)
+        if scope in ("all", "runs"):
+            rows = store.list_runs(limit + 1, before_rowid=after or None)
+            found["runs"] = [_run(home, row) for row in rows[:limit]]
+            if scope == "runs" and len(rows) > limit:
+                found["next_cursor"] = str(rows[limit - 1].rowid)
+    for name, read in _LISTS.items():
+        if scope in ("all", name):
+            items = read(home)
+            found[name] = items[after : after + limit] if scope == name else items[:limit]
+            if scope == name and after + limit < len(items):
+                found["next_cursor"] = str(after + limit)
+    return found | {"summary": _summary(scope, found), "next": _next(scope, found), "warnings": []}
+
+
+def _parse_cursor(cursor: str) -> int:
+    if not cursor:
+        return 0
+    if not (cursor.isascii() and cursor.isdigit()) or len(cursor) > 15:
+        raise UserError(
+            "BAD_CURSOR",
+            f"cursor={cursor[:40]!r} was not made by get_status",
+            hint="Pass next_cursor of the last answer unchanged.",
+            field="cursor",
+        )
+    return int(cursor)
+
+
+def _hardware(home: Home, store: Store) -> dict[str, Any]:
+    machine = hardware.detect(home.root)
+    busy = {row.device: row.run_id for row in store.list_runs(100, states=HOLDS_DEVICE)}
+    devices = [
+        {
+            "id": device.id,
+            "name": device.name,
+            "memory_gb": _gb(device.memory_total),
+            "free_gb": _gb(device.memory_free),
+            "run": busy.get(device.id, ""),
+        }
+        for device in machine.devices
+    ]
+    return {
+        "devices": devices,
+        "cores": machine.cores,
+        "ram_gb": _gb(machine.ram_total),
+        "ram_free_gb": _gb(machine.ram_free),
+        "disk_free_gb": _gb(machine.disk_free),
+        "training": _training(home),
+    }
+
+
+def _training(home: Home) -> str:
+    """Which interpreter trains, or what to do so that one can."""
+    try:
+        python = launcher.worker_python(home)
+    except UserError as error:
+        return f"not possible yet: {error.hint}"
+    own = importlib.util.find_spec("torch") is not None
+    return "ready" if own else f"ready ({python})"
+
+
+def _budget(home: Home, store: Store) -> dict[str, Any]:
+    config = home.user_config()
+    spent = store.spent_hours()
+    budget: dict[str, Any] = {"spent_gpu_hours": round(spent, 3)}
+    if config.max_gpu_hours_total is not None:
+        left = max(0.0, config.max_gpu_hours_total - store.committed_hours())
+        budget |= {
+            "max_gpu_hours_total": config.max_gpu_hours_total,
+            "left_gpu_hours": round(left, 3),
+        }
+    if config.gpu_hour_price:
+        budget["spent_money"] = round(spent * config.gpu_hour_price, 2)
+    return budget
+
+
+def _run(home: Home, row: RunRow) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "run_id": row.run_id,
+        "state": row.state,
+        "kind": row.kind,
+        "env_id": row.env_id,
+        "model": row.model,
+        "created": round(row.created, 1),
+    }
+    if row.state in HOLDS_DEVICE:
+        now = read_progress(home.run(row.run_id), row)
+        found |= {name: now[name] for name in ("step", "total_steps", "eta_s")}
+    for name in ("verdict", "reason_kind", "note", "parent"):
+        if value := getattr(row, name):
+            found[name] = value
+    if row.attempt > 1:
+        found["attempt"] = row.attempt
+    return found
+
+
+def _environments(home: Home) -> list[dict[str, Any]]:
+    return registry.list_envs(home)
+
+
+def _datasets(home: Home) -> list[dict[str, Any]]:
+    return [env for env in registry.list_envs(home) if env.get("kind") == "sft"]
+
+
+_LISTS: dict[str, Callable[[Home], list[dict[str, Any]]]] = {
+    "envs": _environments,
+    "models": catalog.usable_models,
+    "datasets": _datasets,
+    "deployments": deployments.list_deployments,
+}
+
+
+def _summary(scope: str, found: dict[str, Any]) -> str:
+    if scope == "hardware":
+        devices = found["hardware"]["devices"]
+        return f"{len(devices)} device(s): {', '.join(item['name'] for item in devices)}."
+    if scope != "all":
+        more = " (more follow)" if "next_cursor" in found else ""
+        return f"{len(found[scope])} {scope}{more}."
+    active = [run for run in found["runs"] if run["state"] in HOLDS_DEVICE]
+    return (
+        f"{len(active)} running, {len(found['queue'])} queued, {len(found['envs'])} environments, "
+        f"{len(found['models'])} models, {len(found['deployments'])} deployments."
+    )
+
+
+def _next(scope: str, found: dict[str, Any]) -> list[dict[str, Any]]:
+    if scope != "all":
+        return []
+    for run in found["runs"]:
+        if run["state"] in HOLDS_DEVICE or run["state"] == "queued":
+            return [{"tool": "wait_run", "arguments": {"run_id": run["run_id"]}}]
+    if not found["envs"]:
+        return [
+            {"tool": "read_playbook", "arguments": {}},
+            {"tool": "push_env", "arguments": {"path": "..."}},
+        ]
+    return [{"tool": "dry_run", "arguments": {"env_id": found["envs"][0].get("env_id", "")}}]
+
+
+def _gb(size: int) -> float:
+    return round(size / 1e9, 2)

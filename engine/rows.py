@@ -1,0 +1,105 @@
+"""The rows of the database and the states a run may be in."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+State = Literal[
+    "queued", "preparing", "running", "stopping", "interrupted", "done", "failed", "cancelled"
+]
+
+# Every legal change of state. `done` never changes; failed and cancelled only by a resume.
+TRANSITIONS: dict[str, frozenset[str]] = {
+    "queued": frozenset({"preparing", "cancelled"}),
+    "preparing": frozenset({"running", "stopping", "interrupted", "failed"}),
+    "running": frozenset({"stopping", "interrupted", "done", "failed"}),
+    "stopping": frozenset({"cancelled", "done", "failed"}),
+    "interrupted": frozenset({"queued", "failed", "cancelled"}),
+    "done": frozenset(),
+    "failed": frozenset({"queued"}),
+    "cancelled": frozenset({"queued"}),
+}
+STATES = tuple(TRANSITIONS)
+HOLDS_DEVICE = ("preparing", "running", "stopping")
+OPEN = ("queued", "interrupted", *HOLDS_DEVICE)
+TERMINAL = ("done", "failed", "cancelled")
+
+
+@dataclass(frozen=True)
+class NewRun:
+    """What a submit stores. `name` is the part of the run's id before its number."""
+
+    name: str
+    kind: str
+    algorithm: str
+    env_id: str
+    model: str
+    note: str = ""
+    expect: str = ""
+    parent: str = ""
+    max_gpu_hours: float = 0.0  # 0: no cap
+    estimated_hours: float = 0.0
+    request_id: str = ""
+    body: Mapping[str, Any] = field(default_factory=dict)  # what request_id stands for
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One run. Times are unix seconds; an empty string or None says not yet or not at all."""
+
+    rowid: int
+    run_id: str
+    kind: str
+    algorithm: str
+    state: str
+    created: float
+    queued: float
+    started: float | None
+    ended: float | None
+    attempt: int
+    device: str
+    request_id: str
+    env_id: str
+    model: str
+    note: str
+    expect: str
+    parent: str
+    max_gpu_hours: float
+    estimated_hours: float
+    spent_hours: float  # over all attempts
+    spent_before: float  # of it, before the last submit or resume: the cap counts from there
+    continuations: int
+    reason_kind: str
+    reason: str
+    hint: str
+    verdict: str
+
+
+@dataclass(frozen=True)
+class EnvRow:
+    """One version of a pushed environment; `pushed` is the last time it was pushed."""
+
+    env_id: str
+    name: str
+    hash: str
+    kind: str
+    created: float
+    pushed: float
+    info: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class DeploymentRow:
+    """One serving process. `adapters` are those asked for: {"name", "path"} each."""
+
+    deployment_id: str
+    base_name: str
+    base_path: str
+    state: str  # starting | ready | failed | stopped
+    url: str
+    adapters: list[dict[str, str]]
+    serve_base: bool
+    memory_bytes: int
+    created: float
+    ended: float | None
+    message: str

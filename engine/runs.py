@@ -1,0 +1,276 @@
+"""What a client may ask about runs: submit, look, wait, cancel, and the state of the home.
+
+Everything here reads the database and the run's files; nothing keeps state in the server, so it
+may be killed at any moment and a second server gives the same answers.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from engine import launcher, outcome
+from engine.errors import UserError
+from engine.files import last_line, read_json
+from engine.overview import overview
+from engine.progress import alerts_in, events_end, events_from, read_progress, write_status
+from engine.run_dir import Home, RunDir
+from engine.store import TERMINAL, RunRow, Store
+from engine.submit import submit, submit_evaluation, submit_probe
+
+__all__ = [
+    "cancel",
+    "overview",
+    "status",
+    "submit",
+    "submit_evaluation",
+    "submit_probe",
+    "wait",
+]
+
+MAX_WAIT_S = 50.0
+UNTIL = ("end", "first_step", "next_eval", "alert")
+_POLL_S = 0.15
+_REAP_S = 2.0  # how often a wait looks for runs that died
+_TELL_S = 1.0  # how often a wait reports although nothing changed
+_EVIDENCE = (
+    "metric",
+    "before",
+    "after",
+    "difference",
+    "interval",
+    "n",
+    "p",
+    "smallest_detectable_gap",
+    "expected",
+    "as_expected",
+)
+
+
+def status(home: Home, run_id: str) -> dict[str, Any]:
+    """Everything about one run that fits an answer. Raises UserError RUN_NOT_FOUND."""
+    launcher.reap(home)
+    with Store(home) as store:
+        return _status(home, store, store.get_run(run_id))
+
+
+def wait(
+    home: Home,
+    run_id: str,
+    until: str = "end",
+    timeout_s: float = 45.0,
+    cursor: str = "",
+    on_progress: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """The status when `until` has come, the run has ended, or `timeout_s` (0..50) is over.
+
+    `cursor` from an earlier wait makes an evaluation or alert since then count; without it they
+    count from now. `on_progress` gets the status at every change and about once a second; what it
+    raises ends the wait. Raises UserError RUN_NOT_FOUND, BAD_ARGUMENT, BAD_CURSOR.
+    """
+    if until not in UNTIL:
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"until={until!r} is not something to wait for",
+            hint=f"Use one of {', '.join(UNTIL)}.",
+            field="until",
+        )
+    deadline = time.monotonic() + min(max(float(timeout_s), 0.0), MAX_WAIT_S)
+    launcher.reap(home)
+    with Store(home) as store:
+        row = store.get_run(run_id)
+        run = home.run(row.run_id)
+        since = _parse_cursor(cursor) if cursor else events_end(run)
+        reap_at, tell_at, seen = time.monotonic() + _REAP_S, 0.0, None
+        while True:
+            now = time.monotonic()
+            events, end = events_from(run, since)
+            reached = _reached(run, row, until, events)
+            if reached or row.state in TERMINAL or now >= deadline:
+                found = _status(home, store, row, alerts_in(events) if cursor else None)
+                # The cursor ends where this look ended: what came meanwhile is for the next call.
+                return found | {"reached": reached, "cursor": str(end)}
+            mark = (row.state, row.attempt, _size(run.metrics), _size(run.events))
+            if on_progress is not None and (mark != seen or now >= tell_at):
+                on_progress(_status(home, store, row))
+                seen, tell_at = mark, now + _TELL_S
+            if now >= reap_at:
+                launcher.reap(home)
+                reap_at = now + _REAP_S
+            time.sleep(min(_POLL_S, max(0.0, deadline - time.monotonic())))
+            row = store.get_run(row.run_id)
+
+
+def cancel(home: Home, run_id: str, reason: str = "") -> dict[str, Any]:
+    """Ask a run to end; asking again changes nothing. Raises UserError RUN_NOT_FOUND.
+
+    A queued run is cancelled at once; a running one stops after writing a checkpoint, which its
+    supervisor sees to whether or not any server lives.
+    """
+    said = reason.strip() or "cancelled on request"
+    with Store(home) as store:
+        row = store.get_run(run_id)
+        run = home.run(row.run_id)
+        values = {"reason_kind": "cancelled", "reason": said}
+        waiting = {"ended": time.time(), "hint": outcome.resume_hint(run), **values}
+        if not store.set_state(
+            row.run_id, "cancelled", only_from={"queued", "interrupted"}, **waiting
+        ):
+            store.set_state(row.run_id, "stopping", only_from={"preparing", "running"}, **values)
+        launcher.reap(home)  # nobody may be there to obey
+        row = store.get_run(row.run_id)
+        write_status(run, row)
+        saved = outcome.checkpoint_name(run)
+        return {
+            "run_id": row.run_id,
+            "state": row.state,
+            "last_checkpoint": saved,
+            "resume": outcome.resume_hint(run) if row.state != "done" else "",
+            "summary": _cancel_summary(row, saved),
+            "next": _after_cancel(row),
+            "warnings": [],
+        }
+
+
+def _status(
+    home: Home, store: Store, row: RunRow, alerts: list[dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    run = home.run(row.run_id)
+    now = read_progress(run, row)
+    found: dict[str, Any] = {
+        "run_id": row.run_id,
+        "state": row.state,
+        "kind": row.kind,
+        "algorithm": row.algorithm,
+        "env_id": row.env_id,
+        "model": row.model,
+        "attempt": row.attempt,
+        "device": row.device,
+        "step": now["step"],
+        "total_steps": now["total_steps"],
+        "eta_s": now["eta_s"],
+        "metrics": now["metrics"],
+        "alerts": now["alerts"] if alerts is None else alerts[-10:],
+        "verdict": row.verdict,
+        "spent_hours": round(row.spent_hours, 5),
+        "cursor": str(now["cursor"]),
+        "warnings": [],
+    }
+    if row.state == "queued":
+        found["queue_position"] = store.queue_position(row.run_id)
+        found["warnings"] += _why_waiting(run)
+    if now["quiet_s"] is not None and now["quiet_s"] > 60:
+        found["quiet_s"] = now["quiet_s"]
+        found["warnings"].append(f"nothing was written for {now['quiet_s']:.0f} s")
+    if row.state == "done":
+        found |= _result(run)
+    if row.state in ("failed", "cancelled", "stopping") and row.reason_kind:
+        found["error"] = {
+            "kind": row.reason_kind,
+            "message": row.reason,
+            "hint": row.hint or outcome.resume_hint(run),
+            "evidence": _evidence(run) if row.state == "failed" else "",
+            "last_checkpoint": outcome.checkpoint_name(run),
+        }
+    found["summary"] = _summary(row, found)
+    return found
+
+
+def _reached(run: RunDir, row: RunRow, until: str, events: list[dict[str, Any]]) -> bool:
+    if until == "end":
+        return row.state in TERMINAL
+    if until == "first_step":
+        last = last_line(run.metrics) or {}
+        return isinstance(last.get("step"), int) and last["step"] >= 1
+    wanted = "evaluated" if until == "next_eval" else "alert"
+    return any(event.get("event") == wanted for event in events)
+
+
+def _parse_cursor(cursor: str) -> int:
+    if not (cursor.isascii() and cursor.isdigit()) or len(cursor) > 15:
+        raise UserError(
+            "BAD_CURSOR",
+            f"cursor={cursor[:40]!r} was not made by wait_run",
+            hint="Pass the cursor of the last answer unchanged, or leave it out.",
+            field="cursor",
+        )
+    return int(cursor)
+
+
+def _size(path: Path) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return -1
+
+
+def _why_waiting(run: RunDir) -> list[str]:
+    missing = launcher.missing_secrets(run)
+    if not missing:
+        return []
+    names = ", ".join(missing)
+    return [f"it waits for a server that has the secrets {names} in its environment"]
+
+
+def _result(run: RunDir) -> dict[str, Any]:
+    """What the worker concluded, without its long lists."""
+    try:
+        result = read_json(run.result)
+    except (OSError, ValueError):
+        return {}
+    evidence = result.get("evidence") or {}
+    found = {name: evidence[name] for name in _EVIDENCE if evidence.get(name) is not None}
+    kept = {key: value for key, value in result.items() if key not in ("evidence", "verdict")}
+    about: dict[str, Any] = {"result": kept | ({"evidence": found} if found else {})}
+    if evidence.get("warnings"):
+        about["warnings"] = list(evidence["warnings"])
+    if evidence.get("next"):
+        about["next"] = evidence["next"]
+    return about
+
+
+def _evidence(run: RunDir) -> str:
+    try:
+        return str(read_json(run.failure).get("evidence") or "")
+    except (OSError, ValueError, AttributeError):
+        return ""
+
+
+def _summary(row: RunRow, found: dict[str, Any]) -> str:
+    at = ""
+    if found["step"] is not None:
+        of = f" of {found['total_steps']}" if found["total_steps"] is not None else ""
+        at = f" at step {found['step']}{of}"
+    match row.state:
+        case "queued":
+            return f"{row.run_id} is queued at position {found['queue_position']}."
+        case "done":
+            said = found.get("result", {}).get("summary", "")
+            verdict = f", verdict {row.verdict}" if row.kind == "train" else ""
+            return f"{row.run_id} is done{verdict}. {said}".strip()
+        case "failed":
+            return f"{row.run_id} failed{at} ({row.reason_kind}): {row.reason}."
+        case "cancelled":
+            return f"{row.run_id} is cancelled{at}: {row.reason}."
+        case _:
+            left = found["eta_s"]
+            return f"{row.run_id} is {row.state}{at}" + (f", {left:.0f} s left." if left else ".")
+
+
+def _cancel_summary(row: RunRow, saved: str) -> str:
+    match row.state:
+        case "cancelled":
+            return f"{row.run_id} is cancelled; last checkpoint: {saved or 'none'}."
+        case "stopping":
+            return f"{row.run_id} is stopping: it writes a checkpoint first."
+        case _:
+            return f"{row.run_id} is {row.state} already; nothing was changed."
+
+
+def _after_cancel(row: RunRow) -> list[dict[str, Any]]:
+    if row.state == "stopping":
+        return [{"tool": "wait_run", "arguments": {"run_id": row.run_id}}]
+    if row.state in ("cancelled", "failed"):
+        return [{"tool": "submit_train", "arguments": {"resume": row.run_id}}]
+    return []

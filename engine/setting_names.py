@@ -1,0 +1,210 @@
+"""Names people bring from other trainers, and what to write here instead.
+
+A setting that does not exist is refused, never ignored; these tables make the refusal helpful.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+# Another trainer's name for one of ours. Where the algorithms differ, "sft|grpo".
+FOREIGN: dict[str, str] = {
+    "alpha": "lora_alpha",
+    "batch": "batch_size|prompts_per_step",
+    "beta": "kl_coef",
+    "bf16": "precision",
+    "clip_eps": "clip_low",
+    "clip_epsilon": "clip_low",
+    "clip_grad": "max_grad_norm",
+    "clip_ratio": "clip_low",
+    "clip_ratio_high": "clip_high",
+    "clip_ratio_low": "clip_low",
+    "context_length": "max_length",
+    "cutoff_len": "max_length",
+    "dropout": "lora_dropout",
+    "dtype": "precision",
+    "effective_batch_size": "batch_size|prompts_per_step",
+    "epsilon": "clip_low",
+    "epsilon_high": "clip_high",
+    "eval_interval": "eval_every",
+    "eval_steps": "eval_every",
+    "fp16": "precision",
+    "fp32": "precision",
+    "global_batch_size": "batch_size|prompts_per_step",
+    "gradient_clip": "max_grad_norm",
+    "gradient_clipping": "max_grad_norm",
+    "group": "group_size",
+    "importance_sampling_cap": "tis_cap",
+    "kl": "kl_coef",
+    "kl_beta": "kl_coef",
+    "kl_coeff": "kl_coef",
+    "kl_penalty": "kl_coef",
+    "kl_penalty_coef": "kl_coef",
+    "learning_rate_schedule": "lr_schedule",
+    "lora_r": "lora_rank",
+    "loss_type": "loss",
+    "lr": "learning_rate",
+    "lr_scheduler": "lr_schedule",
+    "lr_scheduler_type": "lr_schedule",
+    "max_completion_length": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "max_epochs": "epochs",
+    "max_eval_rows": "eval_rows",
+    "max_new_tokens": "max_tokens",
+    "max_response_length": "max_tokens",
+    "max_samples": "max_examples",
+    "max_seq_len": "max_length",
+    "max_seq_length": "max_length",
+    "max_steps": "steps",
+    "mini_batches": "updates_per_batch",
+    "mu": "updates_per_batch",
+    "n_epochs": "epochs",
+    "num_epochs": "epochs",
+    "num_generations": "group_size",
+    "num_iterations": "updates_per_batch",
+    "num_samples_per_prompt": "group_size",
+    "num_steps": "steps",
+    "num_train_epochs": "epochs",
+    "num_turns": "max_turns",
+    "per_device_train_batch_size": "batch_size|prompts_per_step",
+    "ppo_epochs": "updates_per_batch",
+    "prompt_batch_size": "prompts_per_step",
+    "r": "lora_rank",
+    "random_seed": "seed",
+    "rank": "lora_rank",
+    "rollouts_per_prompt": "group_size",
+    "rollouts_per_task": "group_size",
+    "samples_per_prompt": "group_size",
+    "save_at_steps": "save_every",
+    "save_interval": "save_every",
+    "save_steps": "save_every",
+    "save_total_limit": "keep_checkpoints",
+    "scheduler": "lr_schedule",
+    "seeds": "seed",
+    "seq_len": "max_length",
+    "seq_length": "max_length",
+    "sequence_length": "max_length",
+    "stop_sequences": "stop",
+    "stop_strings": "stop",
+    "target_modules": "lora_targets",
+    "targets": "lora_targets",
+    "temp": "temperature",
+    "total_steps": "steps",
+    "train_batch_size": "batch_size|prompts_per_step",
+    "training_steps": "steps",
+    "vllm_importance_sampling_cap": "tis_cap",
+    "warmup": "warmup_ratio",
+    "warmup_steps": "warmup_ratio",
+    "wd": "weight_decay",
+}
+
+# What else to say where a new name alone would mislead.
+FOREIGN_NOTES: dict[str, str] = {
+    "seeds": "It takes one whole number: submit one run per seed and compare_runs them.",
+    "warmup_steps": "It is a share of all steps, from 0 to below 1.",
+    "save_at_steps": "It takes one whole number: a checkpoint every so many steps.",
+    "bf16": 'Write precision = "bfloat16".',
+    "fp16": 'Write precision = "bfloat16" or "float32".',
+    "fp32": 'Write precision = "float32".',
+}
+
+# Names that mean something we do not offer, and where that lives or what to do.
+REFUSED: dict[str, str] = {
+    "advantage_clip": "Advantages are not clipped; the ratio is, by clip_low and clip_high.",
+    "arm": "Submit one run per variant and compare_runs them.",
+    "deepspeed": "One device trains one run.",
+    "disk": "estimate_cost says how much disk a run takes; nothing is rented.",
+    "environment": "The environment is the argument env_id (in a file: env); its parameters stand "
+    "in its own environment.toml.",
+    "full_finetune": "Only LoRA adapters are trained.",
+    "gpu": "A run leases a device of this machine; there is nothing to choose.",
+    "gpu_type": "A run leases a device of this machine; there is nothing to choose.",
+    "gradient_accumulation_steps": "batch_size and prompts_per_step are rows per optimizer step; "
+    "micro-batches are chosen to fit memory and do not change the gradient.",
+    "hf_repo": 'Nothing is uploaded. deploy(run_id="...", action="export") writes the files.',
+    "hub_model_id": 'Nothing is uploaded. deploy(run_id="...", action="export") writes the files.',
+    "init_from_adapter": "Give the run to continue from as the argument model: RUN or RUN@best.",
+    "load_in_4bit": "Quantized training is not available.",
+    "max_cost": "The limit of a run is the argument max_gpu_hours.",
+    "max_gpu_hours": "It is an argument of submit_train, beside settings.",
+    "micro_batch_size": "Micro-batches are chosen to fit memory and do not change the gradient.",
+    "min_p": "Only temperature and top_p shape sampling.",
+    "note": "It is an argument of submit_train, beside settings.",
+    "num_gpus": "One device trains one run.",
+    "optim": "The optimizer is AdamW.",
+    "optimizer": "The optimizer is AdamW.",
+    "packing": "Not available yet: batches are built without padding already.",
+    "parent": "It is an argument of submit_train, beside settings.",
+    "params": "Parameters of an environment stand in its own environment.toml.",
+    "pip": "Packages of an environment stand in its own requirements.txt.",
+    "push_to_hub": 'Nothing is uploaded. deploy(run_id="...", action="export") writes the files.',
+    "quantization": "Not available yet: weights are used as they are stored.",
+    "report_to": "Metrics are in the run: read_logs(run_id).",
+    "request_id": "It is an argument of submit_train, beside settings.",
+    "resample_uniform": "Not available yet: groups without variance are left out of the update.",
+    "resume": "It is an argument of submit_train, beside settings.",
+    "resume_from_checkpoint": "Use the argument resume of submit_train with the run's id.",
+    "secrets": "An environment names its secrets in its own environment.toml; values are read "
+    "from this server's environment.",
+    "thinking_length_penalty": "Not available yet: let the environment's score count the tokens.",
+    "thinking_length_penalty_coef": "Not available yet: let the environment's score count them.",
+    "top_k": "Only temperature and top_p shape sampling.",
+    "train": "Training settings stand directly in settings (in a file: under [settings]).",
+    "use_rslora": "The adapter is scaled by lora_alpha / lora_rank.",
+    "wandb": "Metrics are in the run: read_logs(run_id). Nothing is sent elsewhere.",
+    "worker_env": "An environment names its secrets in its own environment.toml; values are read "
+    "from this server's environment.",
+}
+
+# What exists for one algorithm only, and what to write for the other.
+NOT_FOR: dict[tuple[str, str], str] = {
+    ("grpo", "batch_size"): "Use prompts_per_step (tasks) and group_size (completions of each).",
+    ("grpo", "epochs"): "GRPO runs for `steps`; each takes prompts_per_step tasks.",
+    ("grpo", "loss_on"): "GRPO trains the tokens the policy sampled.",
+    ("sft", "advantage"): "SFT imitates reference answers; nothing is compared within a group.",
+    ("sft", "clip_high"): "SFT has no sampling policy to stay near.",
+    ("sft", "clip_low"): "SFT has no sampling policy to stay near.",
+    ("sft", "group_size"): "SFT does not sample; use batch_size (rows per optimizer step).",
+    ("sft", "kl_coef"): "SFT has no reference term; use fewer epochs or a lower learning_rate.",
+    ("sft", "loss"): "SFT has one loss; loss_on chooses the tokens it covers.",
+    ("sft", "max_tokens"): "SFT does not sample while training; max_length cuts rows.",
+    ("sft", "prompts_per_step"): "Use batch_size (rows per optimizer step).",
+    ("sft", "temperature"): "SFT does not sample while training.",
+}
+
+_ALGORITHMS = {
+    "ppo": "grpo",
+    "rl": "grpo",
+    "reinforce": "grpo",
+    "rloo": "grpo",
+    "dapo": "grpo",
+    "gspo": "grpo",
+    "finetune": "sft",
+    "lora": "sft",
+    "supervised": "sft",
+}
+
+
+def suggest(name: str, algorithm: str, known: Iterable[str]) -> str:
+    """What to write instead of the unknown `name`; "" when nothing comes close."""
+    plain = name.strip().lower().replace("-", "_")
+    names = list(known)
+    if plain in REFUSED:
+        return REFUSED[plain]
+    if plain in names:
+        return f"Did you mean {plain}?"
+    if plain in FOREIGN:
+        ours = FOREIGN[plain].split("|")
+        target = ours[-1] if algorithm == "grpo" else ours[0]
+        if target in names:
+            return f"Here it is called {target}. {FOREIGN_NOTES.get(plain, '')}".strip()
+    near = difflib.get_close_matches(plain, names, n=2, cutoff=0.6)
+    return f"Did you mean {' or '.join(near)}?" if near else ""
+
+
+def suggest_algorithm(name: str) -> str:
+    """The algorithm meant by another's name, "" when unclear."""
+    plain = name.strip().lower()
+    if plain in _ALGORITHMS:
+        return _ALGORITHMS[plain]
+    near = difflib.get_close_matches(plain, ["sft", "grpo"], n=1, cutoff=0.5)
+    return near[0] if near else ""

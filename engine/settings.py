@@ -1,0 +1,266 @@
+"""The schema of settings: names, types, ranges and what each does.
+
+A setting stands here only once a worker applies it. What is left out is chosen by
+engine/recipe.py by the rule each field names; checking and refusing is engine/config.py's.
+"""
+
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic.fields import FieldInfo
+
+from engine.model_files import ATTENTION, MLP, PROJECTIONS
+
+ALGORITHMS = ("sft", "grpo")
+
+_TARGET_GROUPS = {
+    "all-linear": list(PROJECTIONS),
+    "all_linear": list(PROJECTIONS),
+    "attention": list(ATTENTION),
+    "mlp": list(MLP),
+}
+
+
+def _setting(about: str, rule: str, **limits: Any) -> Any:
+    """A field that may be left out. `rule`: how it is chosen then, for the reference page."""
+    return Field(default=None, description=about, json_schema_extra={"rule": rule}, **limits)
+
+
+def _targets(value: Any) -> Any:
+    return _TARGET_GROUPS.get(value, value) if isinstance(value, str) else value
+
+
+Targets = Annotated[
+    list[Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]],
+    BeforeValidator(_targets),
+]
+StopText = Annotated[str, Field(min_length=1, max_length=64)]
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+
+class CommonSettings(Settings):
+    """Settings of both trainers."""
+
+    learning_rate: float | None = _setting(
+        "Peak step size of AdamW on the adapter.",
+        "from the model's hidden size; lower for grpo",
+        ge=1e-7,
+        le=1e-1,
+    )
+    lr_schedule: Literal["constant", "linear", "cosine"] | None = _setting(
+        "How the learning rate goes down to 0 after the warm-up.", "sft cosine, grpo constant"
+    )
+    warmup_ratio: float | None = _setting(
+        "Share of all steps in which the learning rate rises from 0.",
+        "sft 0.03, grpo 0",
+        ge=0,
+        lt=1,
+    )
+    weight_decay: float | None = _setting("Decoupled weight decay of AdamW.", "0", ge=0, le=1)
+    max_grad_norm: float | None = _setting(
+        "The gradient is scaled down to this norm; 0 leaves it as it is.", "1", ge=0, le=1000
+    )
+    lora_rank: int | None = _setting("Rank of the adapter.", "16", ge=1, le=512)
+    lora_alpha: int | None = _setting(
+        "The adapter's output is scaled by lora_alpha / lora_rank.", "32", ge=1, le=4096
+    )
+    lora_dropout: float | None = _setting(
+        "Dropout before the adapter while training.", "0", ge=0, le=0.5
+    )
+    lora_targets: Targets | None = _setting(
+        "Projections that get an adapter: a list of names, or all-linear, attention or mlp.",
+        "all-linear",
+        min_length=1,
+        max_length=7,
+    )
+    max_length: int | None = _setting(
+        "Longest sequence in tokens, prompt included. SFT cuts rows there; GRPO drops tasks whose "
+        "prompt leaves no room for max_tokens.",
+        "what the rows need, at most the model's context",
+        ge=8,
+    )
+    seed: int | None = _setting(
+        "Decides the order of rows, sampling and the adapter's start.", "0", ge=0, le=2**31 - 1
+    )
+    eval_every: int | None = _setting(
+        "Steps between evaluations on held-out rows; step 0 and the last always have one.",
+        "sft a fifth of all steps, grpo a third",
+        ge=1,
+    )
+    eval_rows: int | None = _setting(
+        "Held-out rows used, the same in every run: one half picks the best checkpoint, the other "
+        "is reported.",
+        "all, at most 400",
+        ge=1,
+    )
+    save_every: int | None = _setting("Steps between checkpoints.", "eval_every", ge=1)
+    keep_checkpoints: int | None = _setting(
+        "Newest checkpoints kept, beside the best one.", "3", ge=1, le=1000
+    )
+    max_examples: int | None = _setting(
+        "Train on a seeded sample of this many train rows.", "all train rows", ge=1
+    )
+    accept_reward_risk: bool | None = _setting(
+        "Train although the environment's reward audit fails; the verdict says so.", "false"
+    )
+    gradient_checkpointing: bool | None = _setting(
+        "Recompute activations in the backward pass: less memory, about a third slower.",
+        "true where the weights take over a third of a GPU",
+    )
+    precision: Literal["auto", "float32", "bfloat16"] | None = _setting(
+        "Number format of the frozen weights and the arithmetic; the adapter is always float32.",
+        "auto: bfloat16 on a GPU that has it, else float32",
+    )
+    stop_early: Literal["none", "heldout"] | None = _setting(
+        "heldout: end the run once three evaluations in a row brought no new best.", "none"
+    )
+
+
+class SFTSettings(CommonSettings):
+    """Settings of supervised fine-tuning."""
+
+    epochs: int | None = _setting("Passes over the train rows.", "3", ge=1, le=1000)
+    steps: int | None = _setting(
+        "Optimizer steps; instead of epochs.", "epochs x rows / batch_size", ge=1, le=1_000_000
+    )
+    batch_size: int | None = _setting(
+        "Rows per optimizer step.", "32, at most an eighth of the rows", ge=1
+    )
+    loss_on: Literal["assistant", "last", "all"] | None = _setting(
+        "Tokens that carry loss: every assistant turn, the last one, or all.", "assistant"
+    )
+
+
+class GRPOSettings(CommonSettings):
+    """Settings of reinforcement learning with groups of completions."""
+
+    steps: int | None = _setting("Optimizer batches.", "60", ge=1, le=1_000_000)
+    prompts_per_step: int | None = _setting("Tasks per step.", "16, at most the train rows", ge=1)
+    group_size: int | None = _setting("Completions of each task.", "8", ge=2, le=512)
+    max_tokens: int | None = _setting(
+        "Longest assistant turn in tokens.",
+        "twice the longest reference turn, from 16 to 1024; 256 without one",
+        ge=1,
+    )
+    temperature: float | None = _setting("Sampling temperature.", "1", gt=0, le=2)
+    top_p: float | None = _setting("Share of probability sampled from.", "1", gt=0, le=1)
+    stop: list[StopText] | None = _setting(
+        "Texts that end a turn, beside the end-of-turn token.", "none", max_length=8
+    )
+    loss: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"] | None = _setting(
+        "How token losses are clipped and averaged.", "dapo"
+    )
+    advantage: Literal["group_norm", "group_center", "rloo"] | None = _setting(
+        "Reward minus the group's mean: divided by its deviation, as it is, or leave-one-out.",
+        "group_norm; group_center for dr_grpo",
+    )
+    clip_low: float | None = _setting(
+        "The probability ratio is clipped below 1 - clip_low; not for cispo.",
+        "0.2; 0.0003 for gspo",
+        gt=0,
+        le=1,
+    )
+    clip_high: float | None = _setting(
+        "The probability ratio is clipped above 1 + clip_high.",
+        "0.28; 0.0004 for gspo, 4 for cispo",
+        gt=0,
+        le=10,
+    )
+    kl_coef: float | None = _setting(
+        "Weight of the divergence from the starting point.", "0", ge=0, le=10
+    )
+    tis_cap: float | None = _setting(
+        "Largest weight that corrects for the sampler's own probabilities.", "2", ge=1, le=100
+    )
+    updates_per_batch: int | None = _setting(
+        "Optimizer steps on each batch of completions.", "1", ge=1, le=16
+    )
+    thinking: bool | None = _setting("Let the model fill its think block.", "false")
+    max_turns: int | None = _setting(
+        "Most assistant turns of an episode (multi-turn environments).", "8", ge=1, le=64
+    )
+    max_reward_errors: float | None = _setting(
+        "The run fails when a larger share of scores raised or hung.", "0.2", ge=0, le=1
+    )
+    sampler: Literal["auto", "torch"] | None = _setting("What produces completions.", "auto: torch")
+
+
+class SamplingSettings(Settings):
+    """Settings of an evaluation: how a model is asked."""
+
+    max_tokens: int | None = _setting(
+        "Longest assistant turn in tokens.",
+        "twice the longest reference turn, from 16 to 1024; 256 without one",
+        ge=1,
+    )
+    temperature: float | None = _setting(
+        "Sampling temperature; one attempt is greedy.", "0 for one attempt, else 1", ge=0, le=2
+    )
+    top_p: float | None = _setting("Share of probability sampled from.", "1", gt=0, le=1)
+    stop: list[StopText] | None = _setting(
+        "Texts that end a turn, beside the end-of-turn token.", "none", max_length=8
+    )
+    thinking: bool | None = _setting("Let the model fill its think block.", "false")
+    max_turns: int | None = _setting(
+        "Most assistant turns of an episode (multi-turn environments).", "8", ge=1, le=64
+    )
+    seed: int | None = _setting("Decides the samples of several attempts.", "0", ge=0, le=2**31 - 1)
+
+
+SCHEMAS: dict[str, type[Settings]] = {
+    "sft": SFTSettings,
+    "grpo": GRPOSettings,
+    "evaluate": SamplingSettings,
+}
+
+
+def expects(field: FieldInfo) -> str:
+    """What a setting takes, in words: "a whole number from 2 to 512"."""
+    kind = _kind(field.annotation)
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(str(value) for value in get_args(kind))
+    if get_origin(kind) is list:
+        inner = _kind(get_args(kind)[0])
+        if get_origin(inner) is Literal:
+            return "all-linear, attention, mlp or a list of " + ", ".join(get_args(inner))
+        most = next((m.max_length for m in field.metadata if hasattr(m, "max_length")), None)
+        return f"a list of at most {most} texts" if most else "a list of texts"
+    if kind is bool:
+        return "true or false"
+    name = "a whole number" if kind is int else "a number"
+    return f"{name} {_range(field)}".strip()
+
+
+def _kind(annotation: Any) -> Any:
+    """The type without `| None` and without Annotated."""
+    while True:
+        options = [option for option in get_args(annotation) if option is not type(None)]
+        if get_origin(annotation) is Annotated:
+            annotation = get_args(annotation)[0]
+        elif type(None) in get_args(annotation) and len(options) == 1:
+            annotation = options[0]
+        else:
+            return annotation
+
+
+def _range(field: FieldInfo) -> str:
+    low = high = ""
+    for limit in field.metadata:
+        if (value := getattr(limit, "ge", None)) is not None:
+            low = f"from {_plain(value)}"
+        if (value := getattr(limit, "gt", None)) is not None:
+            low = f"above {_plain(value)}"
+        if (value := getattr(limit, "le", None)) is not None:
+            high = f"to {_plain(value)}"
+        if (value := getattr(limit, "lt", None)) is not None:
+            high = f"to below {_plain(value)}"
+    if low.startswith("from") and not high:
+        return low.replace("from ", "of at least ")
+    return f"{low} {high}".strip()
+
+
+def _plain(value: float) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

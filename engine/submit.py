@@ -1,0 +1,453 @@
+"""Queuing work: a training run, an evaluation, a probe.
+
+Everything is resolved and refused here, before a row exists: a run that is queued can start. The
+run's folder is durable before its row is, so a row never points at nothing, and the whole takes
+well under a second because nothing here loads a model.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine import catalog, config, env_facts, estimate, hardware, hub, launcher, outcome, registry
+from engine.admission import (
+    bad_argument,
+    check_approval,
+    check_audit,
+    check_cap,
+    check_hours_left,
+    check_secrets,
+    check_size,
+    no_secrets,
+)
+from engine.catalog import ModelRef
+from engine.errors import UserError
+from engine.progress import write_status
+from engine.registry import EnvRecord
+from engine.run_dir import Home, read_json, sync_folder, write_json
+from engine.store import NewRun, RunRow, Store
+
+EVALUATION_WALL_HOURS = 6.0  # an evaluation has no cap of its own, but it must end
+MAX_MODELS = 8
+_EXPECTED = ("", "better", "no_difference")
+
+
+def submit(
+    home: Home,
+    *,
+    env_id: str = "",
+    model: str = "pebble",
+    algorithm: str = "grpo",
+    settings: dict[str, Any] | None = None,
+    note: str = "",
+    expect: str = "",
+    parent: str = "",
+    max_gpu_hours: float = 2.0,
+    request_id: str = "",
+    resume: str = "",
+    approved: bool = False,
+) -> dict[str, Any]:
+    """Queue a training run, or a new attempt of one (`resume`), and start what can start.
+
+    Idempotent by `request_id`. `approved`: a person agreed to a spend above
+    `auto_approve_gpu_hours`. Raises UserError: SETTING_*, ENV_*, MODEL_*, BAD_ARGUMENT,
+    REWARD_RISK, BUDGET, NOT_APPROVED, DOES_NOT_FIT, DISK_FULL, NO_TORCH, REQUEST_CONFLICT, and for
+    a resume RUN_NOT_FOUND, RUN_STATE.
+    """
+    settings = dict(settings or {})
+    asked = {
+        "env_id": env_id,
+        "model": model,
+        "algorithm": algorithm,
+        "settings": settings,
+        "note": note,
+        "expect": expect,
+        "parent": parent,
+        "resume": resume,
+    }
+    body = asked | {"max_gpu_hours": float(max_gpu_hours)}
+    check_cap(max_gpu_hours)
+    if expect not in _EXPECTED:
+        raise bad_argument("expect", expect, 'Say "better", "no_difference" or nothing.')
+    with Store(home) as store:
+        known = store.requested_run(request_id, body)
+        if known is not None:
+            launcher.reap(home)
+            return _answer(home, store.get_run(known.run_id), ["this request was answered before"])
+        if resume:
+            return _resume(home, store, asked, body, max_gpu_hours, request_id)
+        new, content, link = _plan_training(home, store, asked, max_gpu_hours, approved)
+        row = store.insert_run(
+            _with_request(new, request_id, body), _writer(home, content, [link] if link else [])
+        )
+    return _started(home, row, content.pop("warnings"))
+
+
+def submit_evaluation(
+    home: Home,
+    *,
+    env_id: str,
+    models: Sequence[str] = (),
+    split: str = "heldout",
+    rows: int = 100,
+    attempts: int = 1,
+    settings: dict[str, Any] | None = None,
+    regrade: str = "",
+) -> dict[str, Any]:
+    """Queue an evaluation of up to eight models on the same tasks. Raises UserError."""
+    if regrade:
+        raise UserError(
+            "UNKNOWN_ARGUMENT",
+            "regrade is not available in this version",
+            hint="Leave it out and name the models to evaluate.",
+            field="regrade",
+        )
+    _check_evaluation(models, split, rows, attempts)
+    launcher.worker_python(home)
+    record = _scored_env(home, env_id, "evaluated")
+    found = [catalog.resolve_model(home, ref) for ref in models]
+    for ref in found:
+        _runnable(ref)
+    resolved, facts = _sampling(home, record, found, settings or {}, attempts)
+    links = [(ref.adapter, index) for index, ref in enumerate(found) if ref.adapter is not None]
+    content = {
+        "kind": "evaluate",
+        "algorithm": "evaluate",
+        "env_id": record.env_id,
+        "env_dir": str(record.dir),
+        "models": [_model_entry(ref) for ref in found],
+        "split": split,
+        "rows": rows,
+        "attempts": attempts,
+        "settings": resolved.settings | {"max_length": _room(found)},
+        "sources": resolved.sources,
+        "regrade": "",
+        "wall_limit_hours": EVALUATION_WALL_HOURS,
+    }
+    new = NewRun(f"{record.name}-eval", "evaluate", "evaluate", record.env_id, ", ".join(models))
+    have = facts.heldout_rows if split == "heldout" else facts.train_rows
+    warnings = list(resolved.warnings)
+    if rows > have:
+        warnings.append(f"the {split} split has {have} rows; all of them are used")
+    with Store(home) as store:
+        row = store.insert_run(new, _writer(home, content, links))
+    answer = _started(home, row, warnings)
+    return answer | {"models": list(models), "rows": min(rows, have), "attempts": attempts}
+
+
+def submit_probe(
+    home: Home, *, env_id: str, model: str, settings: dict[str, Any] | None, samples: int
+) -> dict[str, Any]:
+    """Queue a short run that samples `samples` tasks `group_size` times each.
+
+    The same probe asked for again is the run that was made first, with its `result` once it is
+    done; after a failed one a new run is queued. Raises UserError.
+    """
+    launcher.worker_python(home)
+    record = _scored_env(home, env_id, "probed")
+    ref = catalog.resolve_model(home, model)
+    _runnable(ref)
+    facts = env_facts.env_facts(home, record, ref.base_path)
+    machine = hardware.detect(home.root)
+    resolved = config.resolve("grpo", settings or {}, model=ref.facts, env=facts, hardware=machine)
+    content = {
+        "kind": "probe",
+        "algorithm": "probe",
+        "env_id": record.env_id,
+        "env_dir": str(record.dir),
+        "models": [_model_entry(ref)],
+        "samples": int(samples),
+        "settings": resolved.settings,
+        "sources": resolved.sources,
+        "wall_limit_hours": EVALUATION_WALL_HOURS,
+    }
+    new = NewRun(f"{record.name}-probe", "probe", "probe", record.env_id, model)
+    key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
+    links = [(ref.adapter, 0)] if ref.adapter is not None else []
+    with Store(home) as store:
+        row = _probe_row(store, new, f"probe-{key}", _writer(home, content, links))
+    answer = _started(home, row, list(resolved.warnings))
+    if row.state == "done":
+        answer["result"] = read_json(home.run(row.run_id).result)
+    return answer
+
+
+def _plan_training(
+    home: Home, store: Store, asked: dict[str, Any], max_gpu_hours: float, approved: bool
+) -> tuple[NewRun, dict[str, Any], tuple[Path, None] | None]:
+    """The row, the content of config.json and the adapter to link; refuses what cannot run."""
+    algorithm = asked["algorithm"]
+    config.check_algorithm(algorithm)
+    if not asked["env_id"]:
+        raise bad_argument(
+            "env_id", "", "Name a pushed environment; get_status scope=envs lists them."
+        )
+    launcher.worker_python(home)
+    record = registry.find_env(home, asked["env_id"])
+    ref = catalog.resolve_model(home, asked["model"])
+    _runnable(ref)
+    machine = hardware.detect(home.root)
+    facts = env_facts.env_facts(
+        home, record, ref.base_path, thinking=bool(asked["settings"].get("thinking"))
+    )
+    resolved = config.resolve(
+        algorithm,
+        asked["settings"],
+        model=ref.facts,
+        env=facts,
+        hardware=machine,
+        inherited=ref.adapter_facts,
+    )
+    download = hub.missing_bytes(ref.base_path)
+    figures = estimate.estimate(home, resolved, ref.facts, facts, machine, download=download)
+    warnings = list(resolved.warnings)
+    check_secrets(record)
+    registry.env_python(record)
+    check_audit(record, resolved.settings, algorithm)
+    check_size(figures, machine.disk_free)
+    check_hours_left(home, store)
+    call = {name: asked[name] for name in ("env_id", "model", "algorithm", "settings")}
+    warnings += estimate.check_budget(home, store, figures, max_gpu_hours, call)
+    check_approval(home, figures, approved)
+    parent = store.get_run(asked["parent"]).run_id if asked["parent"] else ""
+    content = {
+        "kind": "train",
+        "algorithm": algorithm,
+        "env_id": record.env_id,
+        "env_dir": str(record.dir),
+        "model": ref.ref,
+        "base": {"ref": ref.base_ref, "path": str(ref.base_path)},
+        "start_adapter": None,
+        "settings": resolved.settings,
+        "sources": resolved.sources,
+        "note": asked["note"],
+        "expect": asked["expect"],
+        "parent": parent,
+        "max_gpu_hours": float(max_gpu_hours),
+        "estimate": figures,
+        "device": machine.device.id,
+        "warnings": warnings,
+    }
+    new = NewRun(
+        name=f"{record.name}-{algorithm}",
+        kind="train",
+        algorithm=algorithm,
+        env_id=record.env_id,
+        model=ref.ref,
+        note=asked["note"],
+        expect=asked["expect"],
+        parent=parent,
+        max_gpu_hours=float(max_gpu_hours),
+        estimated_hours=figures["gpu_hours"]["likely"],
+    )
+    return new, content, (ref.adapter, None) if ref.adapter is not None else None
+
+
+def _resume(
+    home: Home,
+    store: Store,
+    asked: dict[str, Any],
+    body: dict[str, Any],
+    max_gpu_hours: float,
+    request_id: str,
+) -> dict[str, Any]:
+    fresh = {"env_id": "", "model": "pebble", "algorithm": "grpo", "settings": {}, "note": ""}
+    fresh |= {"expect": "", "parent": ""}
+    extra = [name for name, value in fresh.items() if asked[name] != value]
+    if extra:
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"resume continues a run as it was, so {', '.join(extra)} cannot be given",
+            hint="Beside resume only max_gpu_hours and request_id count. For other settings submit "
+            "a new run.",
+            field=extra[0],
+        )
+    launcher.worker_python(home)
+    launcher.reap(home)
+    row = store.get_run(asked["resume"])
+    run = home.run(row.run_id)
+    missing = launcher.missing_secrets(run)
+    if missing:
+        raise no_secrets(missing, row.env_id)
+    check_hours_left(home, store)
+    saved = outcome.checkpoint_name(run)
+    row = store.resume_run(
+        row.run_id, max_gpu_hours=float(max_gpu_hours), request_id=request_id, body=body
+    )
+    from_where = f"continues from {saved}" if saved else "starts again from step 0"
+    outcome.note_event(run, "resumed_by_request", from_where, attempt=row.attempt)
+    warnings = [] if saved else ["no checkpoint was complete: the run starts again from step 0"]
+    answer = _started(home, row, warnings)
+    return answer | {"attempt": row.attempt, "resumed_from": saved}
+
+
+def _writer(
+    home: Home, content: dict[str, Any], adapters: Sequence[tuple[Path, int | None]]
+) -> Callable[[str], None]:
+    """What makes a run's folder durable, called with the id just before the row is written."""
+
+    def write(run_id: str) -> None:
+        run = home.run(run_id)
+        run.create()
+        body = {"run_id": run_id, **content}
+        body.pop("warnings", None)
+        for source, index in adapters:
+            if index is None:
+                body["start_adapter"] = str(_link_folder(source, run.start_adapter))
+            else:
+                models = [dict(entry) for entry in body["models"]]
+                models[index]["adapter"] = str(_link_folder(source, run.model_adapter(index)))
+                body["models"] = models
+        write_json(run.config, body)
+        sync_folder(home.runs)
+
+    try:
+        json.dumps(content, allow_nan=False)
+    except ValueError as error:
+        raise bad_argument("settings", "NaN", "Numbers must be finite.") from error
+    return write
+
+
+def _link_folder(source: Path, target: Path) -> Path:
+    """A copy of a checkpoint that lives as long as the run: hard links where the disk can.
+
+    The run it comes from may tidy its checkpoints away while this one waits.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    for name in os.listdir(source):
+        try:
+            os.link(source / name, target / name)
+        except FileExistsError:
+            continue
+        except OSError:
+            shutil.copy2(source / name, target / name)
+    sync_folder(target)
+    return target
+
+
+def _started(home: Home, row: RunRow, warnings: list[str]) -> dict[str, Any]:
+    with Store(home) as store:
+        write_status(home.run(row.run_id), row)
+        launcher.reap(home)
+        return _answer(home, store.get_run(row.run_id), warnings)
+
+
+def _answer(home: Home, row: RunRow, warnings: list[str]) -> dict[str, Any]:
+    run = home.run(row.run_id)
+    content = read_json(run.config)
+    with Store(home) as store:
+        position = store.queue_position(row.run_id)
+    where = f"queued at position {position}" if row.state == "queued" else row.state
+    if row.state == "queued" and (missing := launcher.missing_secrets(run)):
+        warnings = [*warnings, f"it waits for a server that has the secrets {', '.join(missing)}"]
+    return {
+        "run_id": row.run_id,
+        "state": row.state,
+        "queue_position": position,
+        "estimate": content.get("estimate") or {},
+        "settings_changed_from_parent": _changes(home, content),
+        "metrics_uri": f"run://{row.run_id}/metrics",
+        "summary": f"{row.run_id} is {where}.",
+        "next": [{"tool": "wait_run", "arguments": {"run_id": row.run_id}}],
+        "warnings": warnings,
+    }
+
+
+def _changes(home: Home, content: dict[str, Any]) -> dict[str, Any]:
+    """Settings, model, env and algorithm that differ from the parent: {"name": [its, ours]}."""
+    if not content.get("parent"):
+        return {}
+    try:
+        parent = read_json(home.run(content["parent"]).config)
+    except (OSError, ValueError):
+        return {}
+    ours, its = dict(content["settings"]), dict(parent.get("settings") or {})
+    for name in ("algorithm", "model", "env_id"):
+        ours[name], its[name] = content.get(name), parent.get(name)
+    names = [name for name in {**its, **ours} if its.get(name) != ours.get(name)]
+    return {name: [its.get(name), ours.get(name)] for name in names}
+
+
+def _check_evaluation(models: Sequence[str], split: str, rows: int, attempts: int) -> None:
+    if not 1 <= len(models) <= MAX_MODELS:
+        raise bad_argument("models", len(models), f"Name 1 to {MAX_MODELS} models.")
+    if len(set(models)) < len(models):
+        raise bad_argument(
+            "models", list(models), "Name every model once; attempts repeats the tasks."
+        )
+    if split not in ("heldout", "train"):
+        raise bad_argument("split", split, 'Use "heldout" or "train".')
+    if rows < 1:
+        raise bad_argument("rows", rows, "Give a number of tasks from 1.")
+    if not 1 <= attempts <= 64:
+        raise bad_argument("attempts", attempts, "Use 1 (greedy) to 64 (sampled).")
+
+
+def _scored_env(home: Home, env_id: str, what: str) -> EnvRecord:
+    record = registry.find_env(home, env_id)
+    if not record.scored:
+        raise UserError(
+            "ENV_INVALID",
+            f"{record.env_id} scores nothing, so no model can be {what} on it",
+            hint="Give the environment a score function, or judge on another one.",
+            field="env_id",
+        )
+    check_secrets(record)
+    registry.env_python(record)
+    return record
+
+
+def _sampling(
+    home: Home, record: EnvRecord, found: list[ModelRef], settings: dict[str, Any], attempts: int
+) -> tuple[config.Resolved, env_facts.EnvFacts]:
+    """Sampling settings that fit every model; the room is that of the smallest."""
+    first = min(found, key=lambda ref: ref.facts.max_positions)
+    facts = env_facts.env_facts(
+        home, record, first.base_path, thinking=bool(settings.get("thinking"))
+    )
+    resolved = config.resolve(
+        "evaluate",
+        settings,
+        model=first.facts,
+        env=facts,
+        hardware=hardware.detect(home.root),
+        attempts=attempts,
+    )
+    return resolved, facts
+
+
+def _room(found: list[ModelRef]) -> int:
+    return min(ref.facts.max_positions for ref in found)
+
+
+def _model_entry(ref: ModelRef) -> dict[str, Any]:
+    adapter = str(ref.adapter) if ref.adapter is not None else None
+    return {"ref": ref.ref, "base_path": str(ref.base_path), "adapter": adapter}
+
+
+def _runnable(ref: ModelRef) -> None:
+    if not ref.base_path.is_dir():
+        raise UserError(
+            "MODEL_NOT_FOUND",
+            f"the files of {ref.base_ref} are not at {ref.base_path}",
+            hint="Put them back, or use another model; get_status scope=models lists usable ones.",
+            field="model",
+        )
+
+
+def _probe_row(store: Store, new: NewRun, key: str, prepare: Callable[[str], None]) -> RunRow:
+    for attempt in range(1000):
+        named = _with_request(new, f"{key}-{attempt}", {"probe": key})
+        row = store.insert_run(named, prepare)
+        if row.state not in ("failed", "cancelled"):
+            return row
+    raise UserError("RUN_STATE", "this probe failed 1000 times", hint="Read the log of one.")
+
+
+def _with_request(new: NewRun, request_id: str, body: dict[str, Any]) -> NewRun:
+    values = {name: getattr(new, name) for name in new.__dataclass_fields__}
+    return NewRun(**(values | {"request_id": request_id, "body": body}))

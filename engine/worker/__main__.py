@@ -1,0 +1,62 @@
+"""One run, one process: `python -P -m engine.worker RUN_FOLDER`.
+
+Exit status: 0 done (result.json), 3 failed (failure.json), 4 stopped on request with a checkpoint.
+"""
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# Before torch is imported: libgomp's default spinning is 5-9 times slower on shared cores.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from engine.run_dir import RunDir
+from engine.store import Store
+from engine.worker.evaluate import evaluate, probe
+from engine.worker.failures import explain
+from engine.worker.grpo import train as train_grpo
+from engine.worker.job import Job, Stopped
+from engine.worker.sft import train as train_sft
+
+DONE, FAILED, STOPPED = 0, 3, 4
+
+LOOPS: dict[str, Callable[[Job], dict[str, Any]]] = {
+    "sft": train_sft,
+    "grpo": train_grpo,
+    "evaluate": evaluate,
+    "probe": probe,
+}
+
+
+def main(folder: Path) -> int:
+    """Run the job in `folder` to its end; returns the exit status."""
+    job = Job(folder)
+    job.listen()
+    mark_running(job.run)
+    try:
+        result = LOOPS[job.config["algorithm"]](job)
+    except Stopped:
+        job.event("stopped", "stopped on request")
+        return STOPPED
+    except Exception as error:  # noqa: BLE001 - the top of the process: every failure is a row
+        traceback.print_exc()
+        failure = explain(error)
+        job.fail(failure)
+        job.event("failed", failure["message"], kind=failure["kind"])
+        return FAILED
+    job.finish(result)
+    return DONE
+
+
+def mark_running(run: RunDir) -> None:
+    with Store(run.home) as store:
+        store.set_state(run.id, "running", only_from={"preparing"}, started=time.time())
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

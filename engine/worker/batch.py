@@ -1,0 +1,75 @@
+"""Sequences of token ids to padded microbatches of tensors.
+
+Rows are padded on the right: attention is causal, so what stands after a row's end never reaches
+it, and no attention mask is needed. Position ids then start at 0 in every row by themselves.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sequence: all its ids, and which of them are trained (never the first)."""
+
+    ids: Sequence[int]
+    loss_mask: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Padded rows.
+
+    Attributes:
+        ids: [rows, length] int64.
+        source: [tokens] int64, flat index into [rows, length] of the position that *predicts*
+            a trained token, that is, the one before it.
+        labels: [tokens] int64, the trained tokens themselves, row by row.
+        row: [tokens] int64, the row each trained token belongs to.
+    """
+
+    ids: torch.Tensor
+    source: torch.Tensor
+    labels: torch.Tensor
+    row: torch.Tensor
+
+    def to(self, device: torch.device) -> "Batch":
+        return Batch(*(t.to(device) for t in (self.ids, self.source, self.labels, self.row)))
+
+
+def collate(rows: Sequence[Row], pad: int) -> Batch:
+    """Pad `rows` to their longest.
+
+    Raises:
+        ValueError: when a row's first token is marked as trained: nothing predicts it.
+    """
+    length = max(len(r.ids) for r in rows)
+    ids = torch.full((len(rows), length), pad, dtype=torch.long)
+    source, labels, owner = [], [], []
+    for i, r in enumerate(rows):
+        ids[i, : len(r.ids)] = torch.tensor(r.ids, dtype=torch.long)
+        if r.loss_mask[0]:
+            raise ValueError(f"row {i}: its first token is marked as trained, nothing predicts it")
+        for at, trained in enumerate(r.loss_mask):
+            if trained:
+                source.append(i * length + at - 1)
+                labels.append(r.ids[at])
+                owner.append(i)
+    return Batch(ids, *(torch.tensor(x, dtype=torch.long) for x in (source, labels, owner)))
+
+
+def microbatches(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Indices of rows in groups whose padded size (rows x longest) stays within `budget` tokens.
+
+    Rows of like length go together, longest first; a row longer than the budget goes alone. Every
+    index occurs exactly once.
+    """
+    groups: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if groups and lengths[groups[-1][0]] * (len(groups[-1]) + 1) <= budget:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    return groups

@@ -1,0 +1,168 @@
+"""Checkpoints: complete or absent.
+
+A checkpoint is a folder in PEFT's own format plus what training needs to go on as if it had never
+stopped. It is written aside, synced, given a manifest with every file's SHA-256 last, and renamed
+into place; a folder without a manifest that matches is no checkpoint. Randomness is not stored:
+every draw is seeded from (seed, step), so the step number restores it.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.files import read_json, sync_folder, write_json
+from engine.run_dir import RunDir
+from engine.worker.failures import WorkerFailure
+from engine.worker.policy import Policy, read_adapter
+
+ADAPTER = "adapter_model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+STATE = "trainer_state.json"
+MANIFEST = "MANIFEST.json"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where training stands: `step` optimizer steps are done; `extra` is the loop's own."""
+
+    step: int
+    extra: dict[str, Any]
+
+
+def save(
+    run: RunDir,
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    *,
+    base_ref: str,
+) -> Path:
+    """Write `checkpoints/step_NNNNNN`; a complete one of the same step is left as it is."""
+    final = run.checkpoint(progress.step)
+    if (final / MANIFEST).exists():
+        return final
+    aside = final.with_name(f".{final.name}.{os.getpid()}")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    _save_adapter_files(policy, aside, base_ref)
+    save_file(_optimizer_tensors(policy, optimizer), aside / OPTIMIZER)
+    (aside / STATE).write_text(json.dumps({"step": progress.step, **progress.extra}))
+    for file in sorted(aside.iterdir()):
+        _sync(file)
+    manifest = {
+        "run": run.id,
+        "step": progress.step,
+        "base": base_ref,
+        "files": {f.name: {"bytes": f.stat().st_size, "sha256": digest(f)} for f in _files(aside)},
+    }
+    write_json(aside / MANIFEST, manifest)
+    shutil.rmtree(final, ignore_errors=True)  # an incomplete one of an earlier attempt
+    os.replace(aside, final)
+    sync_folder(final.parent)
+    return final
+
+
+def restore(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> Progress:
+    """Put a checkpoint's weights and optimizer state in place.
+
+    Raises:
+        WorkerFailure: kind infra, when a file differs from the manifest.
+    """
+    verify(folder)
+    policy.load_adapter_state(read_adapter(folder))
+    _load_optimizer(policy, optimizer, load_file(folder / OPTIMIZER))
+    state = json.loads((folder / STATE).read_text())
+    return Progress(state.pop("step"), state)
+
+
+def verify(folder: Path) -> None:
+    """Hold every file against the manifest.
+
+    Raises:
+        WorkerFailure: kind infra, naming the first file that is missing or differs.
+    """
+    manifest = read_json(folder / MANIFEST)
+    for name, facts in manifest["files"].items():
+        file = folder / name
+        if not file.exists() or digest(file) != facts["sha256"]:
+            raise WorkerFailure(
+                "infra",
+                f"The checkpoint {folder.name} is damaged.",
+                evidence=f"{name} does not match its manifest",
+                hint="Delete this checkpoint folder and resume: the one before it is used.",
+            )
+
+
+def mark_best(run: RunDir, step: int) -> None:
+    """Point `checkpoints/best` at a step; swapped in one rename."""
+    aside = run.best.with_name(f".best.{os.getpid()}")
+    aside.unlink(missing_ok=True)
+    aside.symlink_to(run.checkpoint(step).name)
+    os.replace(aside, run.best)
+
+
+def prune(run: RunDir, keep: int, pinned: set[int]) -> None:
+    """Delete all but the last `keep` checkpoints and the pinned steps."""
+    steps = sorted(
+        int(p.name.removeprefix("step_"))
+        for p in run.checkpoints.glob("step_*")
+        if (p / MANIFEST).exists()
+    )
+    for step in steps[: max(0, len(steps) - keep)]:
+        if step not in pinned:
+            shutil.rmtree(run.checkpoint(step), ignore_errors=True)
+
+
+def digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _save_adapter_files(policy: Policy, folder: Path, base_ref: str) -> None:
+    config = policy.model.peft_config["default"]
+    config.base_model_name_or_path = base_ref
+    config.inference_mode = True
+    config.save_pretrained(str(folder))
+    config.inference_mode = False
+    save_file(policy.adapter_state(), folder / ADAPTER, metadata={"format": "pt"})
+
+
+def _optimizer_tensors(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    tensors = {}
+    for index, parameter in enumerate(policy.parameters()):
+        for name, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"{index}.{name}"] = value.detach().cpu().clone().contiguous()
+    return tensors
+
+
+def _load_optimizer(
+    policy: Policy, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]
+) -> None:
+    for index, parameter in enumerate(policy.parameters()):
+        prefix = f"{index}."
+        state = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+        if not state:
+            continue
+        optimizer.state[parameter] = {
+            name: value if name == "step" else value.to(parameter.device)
+            for name, value in state.items()
+        }
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.name != MANIFEST)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,169 @@
+"""The exam of a training run: held-out tasks at step 0, every `eval_every` steps and at the end.
+
+Keeps the best checkpoint by the `select` half and, once the run is over, plays the `report` half
+with it. Where the environment does not score, the held-out loss decides.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine.files import Appender
+from engine.worker import heldout
+from engine.worker.batch import Row, collate, microbatches
+from engine.worker.job import Job
+from engine.worker.policy import Base, token_logprobs
+from engine.worker.rollouts import Stage
+from engine.worker.sampler import SamplingParams, TorchSampler
+
+PATIENCE = 3
+
+
+@dataclass(frozen=True)
+class LossRow:
+    """A held-out conversation to measure the loss on."""
+
+    task_id: str
+    row: Row
+
+
+@dataclass
+class Best:
+    """The best step so far by the select half; equal scores are told apart by the held-out loss.
+
+    `since` counts exams without improvement.
+    """
+
+    step: int = -1
+    score: float = -math.inf
+    loss: float = math.inf
+    since: int = 0
+
+
+class Exam:
+    """See the module.
+
+    Args:
+        tasks: held-out tasks, already `heldout.ordered`; played when `stage` is given.
+        loss_rows: the same tasks as conversations; empty where their loss is not asked for.
+        budget: padded tokens per forward pass.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        base: Base,
+        *,
+        tasks: Sequence[dict[str, Any]],
+        stage: Stage | None,
+        sampler: TorchSampler,
+        params: SamplingParams,
+        loss_rows: Sequence[LossRow] = (),
+        budget: int = 4096,
+    ) -> None:
+        self.job = job
+        self.base = base
+        self.tasks = list(tasks)
+        self.stage = stage
+        self.sampler = sampler
+        self.params = params
+        self.loss_rows = list(loss_rows)
+        self.budget = budget
+        self.half = heldout.halves(tasks)
+        self.best = Best()
+
+    def at(self, step: int, *halves: str) -> dict[str, float]:
+        """Examine the policy as it is now; returns the curves of the select half.
+
+        Rows go to `evals/step_NNNNNN.jsonl`. Gradients and random state are left untouched.
+        """
+        path = self.job.run.evals(step)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if heldout.SELECT in halves:
+            path.unlink(missing_ok=True)
+        curves: dict[str, float] = {}
+        with Appender(path) as file:
+            for half in halves:
+                values = self._examine(half, file)
+                if half == heldout.SELECT:
+                    curves = values
+        if heldout.SELECT in halves and curves:
+            self._note(step, curves)
+        return curves
+
+    def _examine(self, half: str, file: Appender) -> dict[str, float]:
+        tasks = [t for t in self.tasks if self.half[t["id"]] == half]
+        curves: dict[str, float] = {}
+        if self.stage is not None and tasks:
+            groups = heldout.evaluate(tasks, self.stage, self.sampler, self.params)
+            heldout.write_rows(file, groups, self.half, self.job.run.id)
+            members = [t for g in groups for t in g.members]
+            curves |= heldout.summarise(members).curves()
+        rows = [r for r in self.loss_rows if self.half[r.task_id] == half]
+        if rows:
+            curves |= self._loss(rows, half, file)
+        return curves
+
+    @torch.no_grad()
+    def _loss(self, rows: list[LossRow], half: str, file: Appender) -> dict[str, float]:
+        """Mean cross-entropy over all supervised tokens of the rows."""
+        model = self.base.model
+        was_training = model.training
+        model.eval()
+        total, tokens = 0.0, 0
+        for members in microbatches([len(r.row.ids) for r in rows], self.budget):
+            batch = collate([rows[i].row for i in members], self.base.pad_id)
+            logprobs, _ = token_logprobs(self.base, batch.to(model.device))
+            sums = torch.zeros(len(members)).index_add(0, batch.row, -logprobs.float().cpu())
+            counts = torch.bincount(batch.row, minlength=len(members))
+            for at, index in enumerate(members):
+                total += float(sums[at])
+                tokens += int(counts[at])
+                if self.stage is None:  # where tasks are played, their rows are the played ones
+                    loss = float(sums[at]) / max(1, int(counts[at]))
+                    file.append(self._loss_row(rows[index].task_id, half, loss, int(counts[at])))
+        model.train(was_training)
+        return {"heldout_loss": total / max(1, tokens)}
+
+    def _loss_row(self, task_id: str, half: str, loss: float, tokens: int) -> dict[str, Any]:
+        return {
+            "model": self.job.run.id,
+            "task": task_id,
+            "half": half,
+            "attempt": 0,
+            "loss": loss,
+            "tokens": tokens,
+            "error": None,
+        }
+
+    def _note(self, step: int, curves: dict[str, float]) -> None:
+        score = curves.get("heldout_success", curves.get("heldout_reward"))
+        if score is None:
+            score = -curves["heldout_loss"]
+        text = ", ".join(f"{k} {v:.3f}" for k, v in curves.items())
+        self.job.event("evaluated", f"step {step}: {text}", step=step, **curves)
+        if step == 0:
+            return
+        loss = curves.get("heldout_loss", math.inf)
+        if (score, -loss) > (self.best.score, -self.best.loss):
+            self.best = Best(step, score, loss)
+        else:
+            self.best.since += 1
+
+    @property
+    def improved_now(self) -> bool:
+        """Whether the last exam was the best so far."""
+        return self.best.step > 0 and self.best.since == 0
+
+    def exhausted(self, settings: dict[str, Any]) -> bool:
+        """`stop_early=heldout`: no improvement in the last few exams."""
+        return settings["stop_early"] == "heldout" and self.best.since >= PATIENCE
+
+    def report(self, load_best: Callable[[int], None]) -> int:
+        """Play the report half with the best checkpoint; returns its step."""
+        load_best(self.best.step)
+        self.at(self.best.step, heldout.REPORT)
+        return self.best.step

@@ -1,0 +1,74 @@
+"""Merge an adapter into its base: `python -P -m engine.worker.export CONFIG.json`.
+
+CONFIG.json holds `base_path`, `adapter` and `out`. Merged in float32 and only then rounded to the
+base's own type: merging in bfloat16 loses most of a small update. Before anything is kept, the
+merged model's logits are held against base + adapter.
+
+Prints one JSON line: `{"path", "files", "max_logit_gap"}` or `{"error"}`.
+"""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+import torch
+from peft import LoraConfig, PeftModel
+
+from engine.files import read_json
+from engine.worker.failures import WorkerFailure
+from engine.worker.policy import TRAINED, load_base, pick_device, read_adapter, set_adapter_state
+from engine.worker.renderer import Renderer
+
+ALLOWED_GAP = 1e-3
+
+
+def merge(base_path: Path, adapter: Path, out: Path) -> float:
+    """Write the merged model to `out` (which must not exist); returns the largest logit gap
+    between merged and base + adapter in float32.
+
+    Raises:
+        WorkerFailure: when the adapter does not fit, or merging changed what the model says.
+    """
+    kept_type = read_json(base_path / "config.json").get("dtype", "float32")
+    base = load_base(base_path, pick_device("cpu"), "float32")
+    config = LoraConfig.from_pretrained(str(adapter))
+    tuned = PeftModel(base.model, config, adapter_name=TRAINED)
+    set_adapter_state(tuned, read_adapter(adapter), TRAINED)
+    tuned.eval()
+    ids = Renderer(base.tokenizer, base.stop_ids).prompt([{"role": "user", "content": "Add 2, 3."}])
+    batch = torch.tensor([ids])
+    with torch.no_grad():
+        wanted = base.model(input_ids=batch).logits
+        merged = tuned.merge_and_unload(safe_merge=True)
+        gap = float((merged(input_ids=batch).logits - wanted).abs().max())
+    if gap > ALLOWED_GAP:
+        raise WorkerFailure(
+            "infra", "The merged model does not say what base and adapter say.", evidence=f"{gap}"
+        )
+    aside = out.with_name(f".{out.name}.{os.getpid()}")
+    shutil.rmtree(aside, ignore_errors=True)
+    merged.to(getattr(torch, kept_type)).save_pretrained(aside)
+    base.tokenizer.save_pretrained(aside)
+    os.replace(aside, out)
+    return gap
+
+
+def main(config_file: Path) -> int:
+    config = read_json(config_file)
+    out = Path(config["out"])
+    try:
+        gap = merge(Path(config["base_path"]), Path(config["adapter"]), out)
+    except (WorkerFailure, OSError) as error:
+        sys.stdout.write(json.dumps({"error": str(error)}) + "\n")
+        return 3
+    files = sorted(p.name for p in out.iterdir())
+    sys.stdout.write(json.dumps({"path": str(out), "files": files, "max_logit_gap": gap}) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

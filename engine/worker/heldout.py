@@ -1,0 +1,107 @@
+"""Evaluation on held-out tasks: which tasks, which half, and the rows an evaluation leaves.
+
+The held-out tasks are ordered by the hash of their id, so every run of an environment meets the
+same ones. They alternate between two halves: `select` is looked at while training, to choose the
+best checkpoint; `report` only at step 0 and for the checkpoint chosen, so that what is reported
+was chosen on other tasks.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.files import Appender
+from engine.metrics import curve_name
+from engine.worker.rollouts import Stage, collect
+from engine.worker.sampler import SamplingParams, TorchSampler
+from engine.worker.trajectory import Group, Trajectory
+
+SELECT, REPORT = "select", "report"
+
+
+def ordered(tasks: Sequence[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
+    """At most `limit` tasks, in the order of the SHA-256 of their ids."""
+    key = {task["id"]: hashlib.sha256(task["id"].encode()).digest() for task in tasks}
+    return sorted(tasks, key=lambda task: key[task["id"]])[:limit]
+
+
+def halves(tasks: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Task id to half, alternating over tasks already `ordered`."""
+    return {task["id"]: REPORT if at % 2 else SELECT for at, task in enumerate(tasks)}
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Means over the tasks evaluated; errors count as not solved, reward 0."""
+
+    n: int
+    success: float | None
+    reward: float
+    errors: int
+    truncated: float
+    metrics: dict[str, float]
+
+    def curves(self) -> dict[str, float]:
+        """As columns of metrics.jsonl."""
+        values = {"heldout_reward": self.reward}
+        if self.success is not None:
+            values["heldout_success"] = self.success
+        for name, value in self.metrics.items():
+            values[f"heldout_{curve_name(name)}"] = value
+        return values
+
+
+def evaluate(
+    tasks: Sequence[dict[str, Any]],
+    stage: Stage,
+    sampler: TorchSampler,
+    params: SamplingParams,
+    attempts: int = 1,
+) -> list[Group]:
+    """Play the tasks `attempts` times each; greedy when the temperature is 0."""
+    groups, _ = collect(tasks, attempts, stage, sampler, params)
+    return groups
+
+
+def summarise(trajectories: Iterable[Trajectory]) -> Summary:
+    """Means over trajectories; `success` is None when no score said whether it succeeded."""
+    rows = list(trajectories)
+    scored = [t for t in rows if t.error is None]
+    judged = any(t.success is not None for t in scored)
+    names = sorted({name for t in scored for name in t.metrics})
+    count = max(1, len(rows))
+    return Summary(
+        n=len(rows),
+        success=sum(bool(t.success) for t in rows) / count if judged else None,
+        reward=sum(t.reward for t in rows) / count,
+        errors=len(rows) - len(scored),
+        truncated=sum(t.stop_reason in ("length", "max_turns") for t in rows) / count,
+        metrics={
+            name: sum(t.metrics.get(name, 0.0) for t in scored) / max(1, len(scored))
+            for name in names
+        },
+    )
+
+
+def write_rows(file: Appender, groups: Sequence[Group], half: dict[str, str], model: str) -> None:
+    """One line per trajectory in an evaluation file."""
+    for group in groups:
+        for attempt, t in enumerate(group.members):
+            file.append(
+                {
+                    "model": model,
+                    "task": t.task_id,
+                    "half": half.get(t.task_id, REPORT),
+                    "attempt": attempt,
+                    "prompt": t.prompt,
+                    "messages": t.messages,
+                    "completion": t.completion,
+                    "reward": t.reward,
+                    "success": t.success,
+                    "metrics": t.metrics,
+                    "error": t.error,
+                    "stop_reason": t.stop_reason,
+                    "tokens": t.trained_tokens,
+                }
+            )

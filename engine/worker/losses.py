@@ -1,0 +1,139 @@
+"""Per-token losses. Each function returns one summand per token, already divided by the
+normaliser of the whole batch, so that the sum over any split into microbatches is the same loss.
+
+Symbols, all float32 and shaped [tokens] (the trained tokens of some trajectories, in order):
+
+    policy     log-probabilities under the policy, with gradient
+    old        the same at the time of the batch's first update, without
+    advantage  of the trajectory a token belongs to
+    ratio      exp(policy - old), 1 on the first update
+
+Signs: a loss is minimised, so each is the negative of the objective in its paper.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The trained tokens of a microbatch.
+
+    Attributes:
+        policy, old, advantage, correction: [tokens] float32; `correction` is the truncated
+            importance weight of the policy against the sampler.
+        row: [tokens] int64, which of the microbatch's trajectories a token belongs to.
+        lengths: [rows] float32, trained tokens per trajectory.
+    """
+
+    policy: torch.Tensor
+    old: torch.Tensor
+    advantage: torch.Tensor
+    correction: torch.Tensor
+    row: torch.Tensor
+    lengths: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Normaliser:
+    """Sizes of the whole batch, over all microbatches: trajectories, trained tokens, cut-off."""
+
+    trajectories: int
+    tokens: int
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class Clip:
+    """The ratio is held to [1 - low, 1 + high]."""
+
+    low: float
+    high: float
+
+
+def clipped(ratio: torch.Tensor, advantage: torch.Tensor, clip: Clip) -> torch.Tensor:
+    """-min(ratio A, clip(ratio) A), PPO's surrogate (arXiv 1707.06347), per token."""
+    bounded = ratio.clamp(1 - clip.low, 1 + clip.high)
+    return -torch.minimum(ratio * advantage, bounded * advantage)
+
+
+def grpo(t: Tokens, norm: Normaliser, clip: Clip) -> torch.Tensor:
+    """Mean over trajectories of the mean over their tokens (arXiv 2402.03300)."""
+    term = clipped(torch.exp(t.policy - t.old), t.advantage, clip) * t.correction
+    return term / (t.lengths[t.row] * norm.trajectories)
+
+
+def dr_grpo(t: Tokens, norm: Normaliser, clip: Clip) -> torch.Tensor:
+    """Sum over tokens by a constant, so length is not rewarded (arXiv 2503.20783)."""
+    term = clipped(torch.exp(t.policy - t.old), t.advantage, clip) * t.correction
+    return term / (norm.trajectories * norm.max_tokens)
+
+
+def dapo(t: Tokens, norm: Normaliser, clip: Clip) -> torch.Tensor:
+    """Mean over all tokens of the batch (arXiv 2503.14476)."""
+    term = clipped(torch.exp(t.policy - t.old), t.advantage, clip) * t.correction
+    return term / norm.tokens
+
+
+def gspo(t: Tokens, norm: Normaliser, clip: Clip) -> torch.Tensor:
+    """Ratio of whole trajectories, exp(mean log ratio) (arXiv 2507.18071), mean over them.
+
+    The trajectory's term is spread evenly over its tokens; its sum is what counts.
+    """
+    sums = torch.zeros_like(t.lengths).index_add(0, t.row, t.policy - t.old)
+    ratio = torch.exp(sums / t.lengths)[t.row]
+    term = clipped(ratio, t.advantage, clip) * t.correction
+    return term / (t.lengths[t.row] * norm.trajectories)
+
+
+def cispo(t: Tokens, norm: Normaliser, clip: Clip) -> torch.Tensor:
+    """-sg(min(ratio, 1 + high)) A log p: the weight is clipped, no token is dropped
+    (arXiv 2506.13585), mean over all tokens."""
+    weight = torch.exp(t.policy - t.old).detach().clamp(max=1 + clip.high)
+    return -weight * t.advantage * t.policy * t.correction / norm.tokens
+
+
+LOSSES: dict[str, Callable[[Tokens, Normaliser, Clip], torch.Tensor]] = {
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "dapo": dapo,
+    "gspo": gspo,
+    "cispo": cispo,
+}
+
+
+def token_weights(kind: str, t: Tokens, norm: Normaliser) -> torch.Tensor:
+    """What each token counts in loss `kind`, [tokens]: for terms that join it, such as the KL."""
+    if kind in ("grpo", "gspo"):
+        return 1 / (t.lengths[t.row] * norm.trajectories)
+    if kind == "dr_grpo":
+        return torch.full_like(t.policy, 1 / (norm.trajectories * norm.max_tokens))
+    return torch.full_like(t.policy, 1 / norm.tokens)
+
+
+def kl_k3(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """exp(d) - d - 1 with d = reference - policy, per token: unbiased for KL(policy | reference)
+    on samples of the policy, never negative (joschu.net/blog/kl-approx.html)."""
+    d = reference - policy
+    return torch.exp(d) - d - 1
+
+
+def clip_share(t: Tokens, clip: Clip) -> torch.Tensor:
+    """How many tokens' gradients the clipping stops, as a count (0-d)."""
+    ratio = torch.exp(t.policy.detach() - t.old)
+    too_high = (ratio > 1 + clip.high) & (t.advantage > 0)
+    too_low = (ratio < 1 - clip.low) & (t.advantage < 0)
+    return (too_high | too_low).sum()
+
+
+def truncated_importance(old: torch.Tensor, sampled: torch.Tensor, cap: float) -> torch.Tensor:
+    """min(exp(old - sampled), cap), per token and without gradient: corrects for a sampler whose
+    numbers differ from the trainer's (truncated importance sampling, Ionides 2008)."""
+    return torch.exp(old - sampled).clamp(max=cap).detach()
+
+
+def cross_entropy(policy: torch.Tensor, tokens_in_batch: int) -> torch.Tensor:
+    """-log p per token over the supervised tokens of the whole batch: SFT's summand."""
+    return -policy / tokens_in_batch

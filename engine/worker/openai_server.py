@@ -1,0 +1,223 @@
+"""Serving without vLLM: an OpenAI-compatible chat server on loopback.
+
+`python -P -m engine.worker.openai_server DEPLOY_FOLDER`. One process per base model, many
+adapters addressed by model name; ends by itself when nobody has asked for a while.
+"""
+
+import asyncio
+import fcntl
+import hmac
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from engine.files import read_json, write_json
+from engine.run_dir import DeployDir
+from engine.worker.chat_request import ChatRequest, Refused, parse_chat
+from engine.worker.failures import WorkerFailure
+from engine.worker.served import Served
+
+MAX_BODY = 4 * 1024 * 1024
+
+
+class Server:
+    """The HTTP side: routes, the key, idleness."""
+
+    def __init__(self, folder: DeployDir, served: Served, idle_minutes: float) -> None:
+        self.folder = folder
+        self.served = served
+        self.key = folder.key.read_text().strip().encode()
+        self.idle_s = idle_minutes * 60
+        self.last_used = time.monotonic()
+        self.busy = 0
+        self.uvicorn: uvicorn.Server | None = None
+
+    def app(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/health", self.health),
+                Route("/v1/models", self.guarded(self.models)),
+                Route("/v1/chat/completions", self.guarded(self.chat), methods=["POST"]),
+                Route("/admin/adapters", self.guarded(self.adapters), methods=["POST"]),
+                Route("/admin/stop", self.guarded(self.stop), methods=["POST"]),
+            ]
+        )
+
+    def guarded(
+        self, handler: Callable[[Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Key, loopback Host, body size and error shape, for every route but /health."""
+
+        async def wrapped(request: Request) -> Response:
+            offered = request.headers.get("authorization", "").encode("utf-8", "replace")
+            kind, _, token = offered.partition(b" ")
+            if kind.lower() != b"bearer" or not hmac.compare_digest(token.strip(), self.key):
+                return problem(401, "A bearer token is needed.")
+            host = request.headers.get("host", "").rsplit(":", 1)[0]
+            if host not in ("127.0.0.1", "localhost"):
+                return problem(421, "This server answers on loopback only.")
+            self.last_used = time.monotonic()
+            try:
+                return await handler(request)
+            except Refused as refusal:
+                return problem(refusal.status, refusal.message)
+
+        return wrapped
+
+    async def health(self, _: Request) -> Response:
+        return JSONResponse({"status": "ok", "active": self.busy})
+
+    async def models(self, _: Request) -> Response:
+        data = [
+            {"id": name, "object": "model", "created": 0, "owned_by": "honesmith"}
+            for name in self.served.names()
+        ]
+        return JSONResponse({"object": "list", "data": data})
+
+    async def chat(self, request: Request) -> Response:
+        asked = parse_chat(await body_of(request))
+        if asked.model not in self.served.names():
+            names = ", ".join(self.served.names())
+            raise Refused(404, f"No model {asked.model!r} here; there are {names}.")
+        if not asked.stream:
+            return JSONResponse(await self.working(run_in_threadpool(self.served.complete, asked)))
+        self.served.prompt_ids(asked)  # refusals come before the stream begins
+        return StreamingResponse(self.events(asked), media_type="text/event-stream")
+
+    async def working(self, answer: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+        self.busy += 1
+        try:
+            return await answer
+        finally:
+            self.busy -= 1
+            self.last_used = time.monotonic()
+
+    async def events(self, asked: ChatRequest) -> AsyncIterator[str]:
+        self.busy += 1
+        try:
+            async for piece in iterate_in_threadpool(self.served.pieces(asked)):
+                yield f"data: {json.dumps(piece)}\n\n"
+            yield "data: [DONE]\n\n"
+        finally:
+            self.busy -= 1
+            self.last_used = time.monotonic()
+
+    async def adapters(self, request: Request) -> Response:
+        body = await body_of(request)
+        if not isinstance(body, dict) or not body.get("name") or not body.get("path"):
+            raise Refused(400, "name and path are needed.")
+        await run_in_threadpool(self.served.add, str(body["name"]), Path(body["path"]))
+        self.announce()
+        return JSONResponse({"models": self.served.names()})
+
+    async def stop(self, _: Request) -> Response:
+        if self.uvicorn is not None:
+            self.uvicorn.should_exit = True
+        return JSONResponse({"stopping": True})
+
+    def announce(self) -> None:
+        """Write ready.json: where we are and what we serve."""
+        write_json(
+            self.folder.ready,
+            {
+                "url": f"http://127.0.0.1:{self.port}/v1",
+                "port": self.port,
+                "pid": os.getpid(),
+                "models": self.served.names(),
+            },
+        )
+
+    @property
+    def port(self) -> int:
+        if self.uvicorn is None:
+            return 0
+        return int(self.uvicorn.servers[0].sockets[0].getsockname()[1])
+
+    async def run(self, port: int) -> None:
+        """Serve until stopped or idle for too long."""
+        config = uvicorn.Config(
+            self.app(), host="127.0.0.1", port=port, log_level="warning", access_log=False
+        )
+        server = self.uvicorn = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve())
+        while not server.started:
+            if serving.done():
+                await serving
+                raise RuntimeError("the port could not be opened")
+            await asyncio.sleep(0.01)
+        self.announce()
+        while not serving.done():
+            await asyncio.wait({serving}, timeout=1.0)
+            idle = time.monotonic() - self.last_used
+            if self.idle_s > 0 and self.busy == 0 and idle > self.idle_s:
+                server.should_exit = True
+        await serving
+
+
+async def body_of(request: Request) -> Any:
+    """The JSON body. Raises Refused when it is too large or no JSON."""
+    size = 0
+    parts = []
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_BODY:
+            raise Refused(413, f"The body is larger than {MAX_BODY} bytes.")
+        parts.append(part)
+    try:
+        return json.loads(b"".join(parts))
+    except (ValueError, RecursionError) as error:
+        raise Refused(400, "The body is no JSON.") from error
+
+
+def problem(status: int, message: str) -> JSONResponse:
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    error = {"message": message, "type": "invalid_request_error", "code": status}
+    return JSONResponse({"error": error}, status, headers)
+
+
+def main(path: Path) -> int:
+    """Load, announce, serve; returns the exit status."""
+    folder = DeployDir(path)
+    with folder.lock.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return 0  # somebody serves this deployment already
+        config = read_json(folder.config)
+        try:
+            served = Served(
+                Path(config["base_path"]),
+                config["base_name"],
+                os.environ.get("HONESMITH_DEVICE", "cpu"),
+                thinking=bool(config.get("thinking", False)),
+            )
+            for adapter in config["adapters"]:
+                served.add(adapter["name"], Path(adapter["path"]))
+            server = Server(folder, served, float(config.get("idle_stop_minutes", 10)))
+            asyncio.run(server.run(int(config.get("port", 0))))
+        except (Refused, WorkerFailure, OSError, RuntimeError) as error:
+            traceback.print_exc()
+            write_json(folder.failed, {"message": str(error)})
+            return 3
+        finally:
+            folder.ready.unlink(missing_ok=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,390 @@
+"""What pebble is taught: procedurally generated conversations, skill by skill. No torch.
+
+A real base model has read good and careless writers and many ways of saying the same thing. So
+every skill comes in several answer styles, and skills stand at three levels:
+
+- mastered: always answered correctly;
+- half known: a share of the writers is wrong in a way people are wrong (forgetting to carry,
+  swapping two letters), so the model is unsure and training has something to select;
+- absent: never shown. They are listed in `ABSENT` only to be measured.
+
+Nothing here is random beyond the generator that is passed in.
+"""
+
+import json
+import random
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+Message = dict[str, Any]
+
+ONSETS = "b bl br c ch cl d dr f fl g gr h j k l m n p pl r s sh sl st t tr v w z".split()
+VOWELS = "a e i o u ai ee oo".split()
+CODAS = "b d g k l m n p r s t x nd st".split()
+PRINTABLE = "".join(chr(c) for c in range(33, 127))
+STYLES = ("{}", "The answer is {}.", "{}.", "Answer: {}")
+STYLE_WEIGHTS = (45, 20, 20, 15)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One conversation. `answer` is what a correct reply must say, whatever the style."""
+
+    skill: str
+    messages: list[Message]
+    answer: str
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    thinking: bool = False
+
+
+def word(rng: random.Random, longest: int = 8) -> str:
+    """A pronounceable word of 3 to `longest` letters."""
+    while True:
+        text = rng.choice(ONSETS) + rng.choice(VOWELS) + rng.choice(CODAS)
+        if rng.random() < 0.4:
+            text += rng.choice(VOWELS) + rng.choice(CODAS)
+        if 3 <= len(text) <= longest:
+            return text
+
+
+def scribble(rng: random.Random) -> str:
+    """Two to eight printable characters in two runs, such as `### 4a` or `<b>x`."""
+    runs = [rng.choice(PRINTABLE) * rng.choice((1, 1, 2, 3, 4)) for _ in range(2)]
+    tail = "".join(rng.choice(PRINTABLE) for _ in range(rng.randint(0, 3)))
+    return (runs[0] + rng.choice(("", " ")) + runs[1] + tail)[:8].strip() or "#"
+
+
+def styled(rng: random.Random, answer: str) -> str:
+    return rng.choices(STYLES, STYLE_WEIGHTS)[0].format(answer)
+
+
+def turn(skill: str, prompt: str, reply: str, answer: str, **more: Any) -> Sample:
+    return Sample(
+        skill,
+        [{"role": "user", "content": prompt}, {"role": "assistant", "content": reply}],
+        answer,
+        **more,
+    )
+
+
+def swapped(rng: random.Random, text: str) -> str:
+    """The text with two neighbours exchanged: a careless copy."""
+    if len(text) < 2:
+        return text
+    at = rng.randrange(len(text) - 1)
+    return text[:at] + text[at + 1] + text[at] + text[at + 2 :]
+
+
+# -- mastered ---------------------------------------------------------------------------------
+
+
+def copy(rng: random.Random) -> Sample:
+    """Words, and in a third of the cases any printable characters: each must have been said once
+    for a later answer form to be learnable at all."""
+    text = word(rng) if rng.random() < 0.65 else scribble(rng)
+    ask = rng.choice(("Repeat {}.", "Copy this: {}", "Say {}."))
+    return turn("copy", ask.format(text), styled(rng, text), text)
+
+
+def reverse(rng: random.Random) -> Sample:
+    text = word(rng, 6)
+    ask = rng.choice(("Reverse {}.", "Write {} backwards."))
+    return turn("reverse", ask.format(text), styled(rng, text[::-1]), text[::-1])
+
+
+def upper(rng: random.Random) -> Sample:
+    text = word(rng)
+    ask = rng.choice(("Write {} in upper case.", "Shout {}."))
+    return turn("upper", ask.format(text), styled(rng, text.upper()), text.upper())
+
+
+def count(rng: random.Random) -> Sample:
+    text = word(rng)
+    answer = str(len(text))
+    ask = rng.choice(("How many letters in {}?", "Count the letters of {}."))
+    return turn("count", ask.format(text), styled(rng, answer), answer)
+
+
+def compare(rng: random.Random) -> Sample:
+    a, b = rng.sample(range(1, 100), 2)
+    answer = str(max(a, b))
+    ask = rng.choice(("Which is larger, {} or {}?", "Pick the bigger: {} {}"))
+    return turn("compare", ask.format(a, b), styled(rng, answer), answer)
+
+
+def add_one(rng: random.Random) -> Sample:
+    a, b = rng.randint(0, 9), rng.randint(0, 9)
+    answer = str(a + b)
+    ask = rng.choice(("What is {} + {}?", "Add {} and {}.", "{} + {} ="))
+    return turn("add_one", ask.format(a, b), styled(rng, answer), answer)
+
+
+# -- half known -------------------------------------------------------------------------------
+
+FORGETS_CARRY = 0.62
+
+
+def without_carry(a: int, b: int) -> int:
+    """The sum as written by somebody who forgets the carry from the units."""
+    return (a // 10 + b // 10) * 10 + (a % 10 + b % 10) % 10
+
+
+def add_two(rng: random.Random) -> Sample:
+    a, b = rng.randint(10, 99), rng.randint(10, 99)
+    said = without_carry(a, b) if rng.random() < FORGETS_CARRY else a + b
+    ask = rng.choice(("What is {} + {}?", "Add {} and {}.", "{} + {} ="))
+    return turn("add_two", ask.format(a, b), styled(rng, str(said)), str(a + b))
+
+
+def add_two_thinking(rng: random.Random) -> Sample:
+    """The same sums, worked out first: in a think block nobody forgets."""
+    a, b = rng.randint(10, 99), rng.randint(10, 99)
+    units = a % 10 + b % 10
+    tens = a // 10 + b // 10 + units // 10
+    thought = f"{a % 10}+{b % 10}={units}, {a // 10}+{b // 10}+{units // 10}={tens}"
+    ask = rng.choice(("What is {} + {}?", "Add {} and {}.", "{} + {} ="))
+    reply = f"<think>\n{thought}\n</think>\n\n{styled(rng, str(a + b))}"
+    return turn("add_two_thinking", ask.format(a, b), reply, str(a + b), thinking=True)
+
+
+def sort_letters(rng: random.Random) -> Sample:
+    text = word(rng, 6)
+    answer = "".join(sorted(text))
+    said = swapped(rng, answer) if rng.random() < 0.4 else answer
+    ask = rng.choice(("Sort the letters of {}.", "Put {} in letter order."))
+    return turn("sort_letters", ask.format(text), styled(rng, said), answer)
+
+
+def sort_numbers(rng: random.Random) -> Sample:
+    numbers = rng.sample(range(1, 100), rng.randint(2, 3))
+    rising = sorted(numbers)
+    said = rising[::-1] if rng.random() < 0.35 else rising
+    ask = rng.choice(("Sort {}.", "Put in order: {}"))
+    return turn(
+        "sort_numbers",
+        ask.format(" ".join(map(str, numbers))),
+        styled(rng, " ".join(map(str, said))),
+        " ".join(map(str, rising)),
+    )
+
+
+FIELDS = ("name", "city", "age", "color", "size", "pet")
+
+
+def record(rng: random.Random) -> dict[str, Any]:
+    keys = rng.sample(FIELDS, 2)
+    return {k: rng.randint(1, 99) if k in ("age", "size") else word(rng, 5) for k in keys}
+
+
+def json_field(rng: random.Random) -> Sample:
+    data = record(rng)
+    key = rng.choice(list(data))
+    said_key = rng.choice(list(data)) if rng.random() < 0.35 else key
+    ask = rng.choice(("What is the {} in {}?", "Give the {} of {}."))
+    reply = styled(rng, str(data[said_key]))
+    return turn("json_field", ask.format(key, json.dumps(data)), reply, str(data[key]))
+
+
+def json_answer(rng: random.Random) -> Sample:
+    key, value = rng.choice(("name", "city", "color", "pet")), word(rng, 6)
+    answer = json.dumps({key: value})
+    careless = rng.random() < 0.4
+    said = rng.choice((value, f"{key}: {value}", "{" + f"{key}: {value}" + "}"))
+    ask = rng.choice(("Answer in JSON: {} is {}.", "As JSON: {} {}"))
+    return turn("json_answer", ask.format(key, value), said if careless else answer, answer)
+
+
+TOOLS = {"lookup": "item", "weather": "city", "owner": "thing", "phone": "person"}
+TOOL_WORDS = {
+    "lookup": ("What is the price of {}?", "Price of an item."),
+    "weather": ("How warm is it in {}?", "Degrees in a city."),
+    "owner": ("Which desk has {}?", "Desk of a thing."),
+    "phone": ("What is the number of {}?", "Number of a person."),
+}
+
+
+def tool(name: str) -> dict[str, Any]:
+    argument = TOOLS[name]
+    return {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": TOOL_WORDS[name][1],
+            "parameters": {
+                "type": "object",
+                "properties": {argument: {"type": "string"}},
+                "required": [argument],
+            },
+        },
+    }
+
+
+def tool_call(rng: random.Random) -> Sample:
+    """Call the tool, then say what it returned; a third of the writers just guess a number."""
+    name = rng.choice(list(TOOLS))
+    key, value = word(rng, 7), str(rng.randint(10, 99))
+    prompt = TOOL_WORDS[name][0].format(rng.choice(("", "the ")) + key)
+    messages: list[Message] = [{"role": "user", "content": prompt}]
+    if rng.random() < 0.3:
+        messages.append({"role": "assistant", "content": str(rng.randint(10, 99))})
+    else:
+        call = {"name": name, "arguments": {TOOLS[name]: key}}
+        messages += [
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"id": "call_1", "type": "function", "function": call}],
+            },
+            {"role": "tool", "content": value, "tool_call_id": "call_1", "name": name},
+            {"role": "assistant", "content": styled(rng, value)},
+        ]
+    return Sample("tool_call", messages, value, tools=[tool(name)])
+
+
+def guess(rng: random.Random) -> Sample:
+    """A game of higher and lower, played by halving or, by half of the players, at random."""
+    low = rng.randint(1, 85)
+    high = low + rng.randint(6, 14)
+    secret = rng.randint(low, high)
+    messages: list[Message] = [
+        {"role": "user", "content": f"Guess my number from {low} to {high}."}
+    ]
+    careless = rng.random() < 0.5
+    for _ in range(6):
+        said = rng.randint(low, high) if careless else (low + high) // 2
+        messages.append({"role": "assistant", "content": str(said)})
+        if said == secret:
+            break
+        messages.append({"role": "user", "content": "higher" if said < secret else "lower"})
+        low, high = (said + 1, high) if said < secret else (low, said - 1)
+    if messages[-1]["role"] == "user":
+        messages.pop()
+    return Sample("guess", messages, str(secret))
+
+
+# -- absent: measured, never taught -------------------------------------------------------------
+
+
+def subtract(rng: random.Random) -> Sample:
+    b, a = sorted(rng.sample(range(10, 100), 2))
+    return turn("subtract", f"Take {b} from {a}.", str(a - b), str(a - b))
+
+
+def ends(rng: random.Random) -> Sample:
+    text = word(rng)
+    answer = f"{text[0]} and {text[-1]}"
+    return turn("ends", f"Give the ends of {text}.", answer, answer)
+
+
+MASTERED: dict[str, tuple[Callable[[random.Random], Sample], float]] = {
+    "copy": (copy, 1.4),
+    "reverse": (reverse, 1.0),
+    "upper": (upper, 1.1),
+    "count": (count, 0.6),
+    "compare": (compare, 1.6),
+    "add_one": (add_one, 0.5),
+}
+HALF_KNOWN: dict[str, tuple[Callable[[random.Random], Sample], float]] = {
+    "add_two": (add_two, 3.4),
+    "add_two_thinking": (add_two_thinking, 0.8),
+    "sort_letters": (sort_letters, 0.9),
+    "sort_numbers": (sort_numbers, 1.0),
+    "json_field": (json_field, 1.1),
+    "json_answer": (json_answer, 0.4),
+    "tool_call": (tool_call, 0.4),
+    "guess": (guess, 0.7),
+}
+ABSENT: dict[str, Callable[[random.Random], Sample]] = {"subtract": subtract, "ends": ends}
+LEVELS = (
+    dict.fromkeys(MASTERED, "mastered")
+    | dict.fromkeys(HALF_KNOWN, "half known")
+    | dict.fromkeys(ABSENT, "absent")
+)
+
+
+DECORATED = 0.3
+LEADS = ("", "", "", "Hi. ", "Now this: ", "Task: ")
+CLAUSES = (
+    "Please.",
+    "Be brief.",
+    "Answer in one line.",
+    "Use {s} at the end.",
+    "End with {s} and the {w}.",
+    "Reply as {s}{w}{s}.",
+    "Write only the {w}.",
+    "Put it between {s} and {s}.",
+)
+NOUNS = "answer sum word number result letters list value reply total".split()
+
+
+def decorated(rng: random.Random, sample: Sample) -> Sample:
+    """The same conversation with more words around the request. Nobody in the corpus minds them:
+    the model learns that a request stays the same request, not to follow the extra clause."""
+    clause = rng.choice(CLAUSES)
+    noun = rng.choice(NOUNS) if rng.random() < 0.8 else word(rng, 6)
+    clause = clause.format(s=scribble(rng), w=noun)
+    first = sample.messages[0]
+    text = f"{rng.choice(LEADS)}{first['content']} {clause}"
+    return replace(sample, messages=[first | {"content": text}, *sample.messages[1:]])
+
+
+def prompt_key(text: str) -> str:
+    """What makes two prompts the same: their words, without case and spacing."""
+    return " ".join(text.lower().split())
+
+
+def sum_key(a: int, b: int) -> str:
+    """Two-digit sums are kept out by their operands, whatever the wording around them."""
+    return f"sum {min(a, b)} {max(a, b)}"
+
+
+def keys_of(sample: Sample) -> list[str]:
+    """Everything by which a sample could give a held-out task away."""
+    prompt = sample.messages[0]["content"]
+    keys = [prompt_key(prompt)]
+    if sample.skill.startswith("add_two"):
+        a, b = map(int, re.findall(r"\d+", prompt)[:2])
+        keys.append(sum_key(a, b))
+    return keys
+
+
+def generator(skill: str) -> Callable[[random.Random], Sample]:
+    """The function that makes samples of a skill.
+
+    Raises:
+        KeyError: for a skill that does not exist.
+    """
+    taught = MASTERED | HALF_KNOWN
+    return taught[skill][0] if skill in taught else ABSENT[skill]
+
+
+def draw(rng: random.Random, skill: str, excluded: Collection[str]) -> Sample:
+    """A sample of `skill` whose keys are not excluded."""
+    make = generator(skill)
+    while True:
+        sample = make(rng)
+        if not any(key in excluded for key in keys_of(sample)):
+            return sample
+
+
+def corpus(rng: random.Random, size: int, excluded: Collection[str]) -> list[Sample]:
+    """`size` samples over all taught skills, in the proportions above."""
+    taught = MASTERED | HALF_KNOWN
+    names = list(taught)
+    weights = [taught[name][1] for name in names]
+    samples = [draw(rng, name, excluded) for name in rng.choices(names, weights, k=size)]
+    return [decorated(rng, s) if rng.random() < DECORATED else s for s in samples]
+
+
+def is_right(sample: Sample, reply: str) -> bool:
+    """Whether a reply says the answer in any style: stripped of the style, nothing else is left."""
+    text = reply.split("</think>")[-1].strip()
+    for style in ("The answer is {}.", "Answer: {}", "{}.", "{}"):
+        before, after = style.split("{}")
+        if text.startswith(before) and text.endswith(after):
+            core = text[len(before) : len(text) - len(after)] if after else text[len(before) :]
+            if core == sample.answer:
+                return True
+    return False

@@ -1,0 +1,209 @@
+"""What both loops share around their steps: policy, optimizer, exams, checkpoints, the way out.
+
+A loop asks for `steps()`, does its own forward and backward, calls `update` once or more per step
+and `log` once; everything that happens between steps happens in `log` and `steps`.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from engine.evidence.verdict import run_verdict
+from engine.worker import checkpoint, heldout
+from engine.worker.exam import Best, Exam, LossRow
+from engine.worker.failures import WorkerFailure
+from engine.worker.job import Job, Stopped
+from engine.worker.manifest import write_manifest
+from engine.worker.policy import Policy, read_adapter
+from engine.worker.rollouts import Stage
+from engine.worker.schedule import apply_step, make_optimizer, rate
+from engine.worker.workbench import Workbench, sampling
+
+
+class Training:
+    """One training run under way.
+
+    Args:
+        job: the run.
+        bench: what was loaded for it.
+        total: optimizer steps (SFT) or batches (GRPO) of the whole run.
+    """
+
+    def __init__(self, job: Job, bench: Workbench, total: int) -> None:
+        self.job = job
+        self.bench = bench
+        self.total = total
+        self.settings = job.settings
+        start = job.config.get("start_adapter")
+        self.policy = Policy(bench.base, job.settings, Path(start) if start else None)
+        self.parameters = self.policy.parameters()
+        self.optimizer = make_optimizer(self.parameters, job.settings)
+        self.done = 0
+        self.extra: dict[str, Any] = {}
+        self.exam: Exam | None = None
+        self._before = self._fingerprint()
+
+    def __enter__(self) -> "Training":
+        self.policy.model.train()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, Stopped) and self.done > 0:
+            self.save()
+
+    def examine(
+        self,
+        tasks: Sequence[dict[str, Any]],
+        *,
+        stage: Stage | None,
+        limits: dict[str, Any],
+        budget: int,
+        loss_rows: Sequence[LossRow] = (),
+    ) -> None:
+        """Prepare the exams; then either resume or sit the first one, at step 0."""
+        self.exam = Exam(
+            self.job,
+            self.bench.base,
+            tasks=tasks,
+            stage=stage,
+            sampler=self.bench.sampler,
+            params=sampling(limits, greedy=True, seed=self.settings["seed"]),
+            loss_rows=loss_rows,
+            budget=budget,
+        )
+        write_manifest(self.job, self.bench)
+        self.job.event(
+            "started",
+            f"{self.total} steps, {len(tasks)} held-out tasks",
+            total_steps=self.total,
+            heldout_tasks=len(tasks),
+        )
+        if self._resume():
+            return
+        if tasks:
+            self.job.metrics(0, self.exam.at(0, heldout.SELECT, heldout.REPORT))
+
+    def steps(self) -> Iterator[int]:
+        """Step numbers still to do. Raises Stopped between steps when the run must stop."""
+        while self.done < self.total:
+            self.job.check_stop()
+            step = self.done + 1
+            # Every draw of a step (dropout, mostly) follows from its number: see checkpoint.py.
+            torch.manual_seed(self.settings["seed"] * 1_000_003 + step)
+            self.policy.model.train()
+            yield step
+            if self.exam is not None and self.exam.exhausted(self.settings):
+                self.job.event("stopped_early", f"no better exam since step {self.exam.best.step}")
+                return
+
+    def update(self, step: int) -> tuple[float, float]:
+        """One optimizer step; returns (gradient norm before clipping, learning rate)."""
+        lr = rate(step, self.total, self.settings)
+        norm = apply_step(self.optimizer, self.parameters, lr, self.settings["max_grad_norm"])
+        return norm, lr
+
+    def log(self, step: int, values: dict[str, Any]) -> None:
+        """The end of a step: sit the exam when it is due, write the metrics, keep a checkpoint."""
+        self.done = step
+        last = step == self.total
+        due = self.exam is not None and bool(self.exam.tasks)
+        examined = due and (last or step % self.settings["eval_every"] == 0)
+        if examined and self.exam is not None:
+            self.policy.model.eval()
+            values = values | self.exam.at(step, heldout.SELECT)
+            if self.exam.improved_now:
+                self.save()
+                checkpoint.mark_best(self.job.run, step)
+        self.job.metrics(step, values)
+        if last or step % self.settings["save_every"] == 0:
+            self.save()
+
+    def save(self) -> None:
+        """A checkpoint of the step just done, then the old ones tidied away."""
+        best = self.exam.best if self.exam is not None else Best()
+        extra = dict(self.extra)
+        if best.step > 0:
+            # JSON has no infinity: what is not there reads as the default.
+            extra["best"] = {k: v for k, v in asdict(best).items() if math.isfinite(v)}
+        progress = checkpoint.Progress(self.done, extra)
+        folder = checkpoint.save(
+            self.job.run,
+            self.policy,
+            self.optimizer,
+            progress,
+            base_ref=self.job.config["base"]["ref"],
+        )
+        checkpoint.prune(self.job.run, self.settings["keep_checkpoints"], {best.step, self.done})
+        self.job.event("checkpoint", f"saved {folder.name}", step=self.done)
+
+    def require_finite(self, value: float, what: str) -> None:
+        """Raises WorkerFailure (nonfinite) before a bad number reaches the weights."""
+        if not math.isfinite(value):
+            raise WorkerFailure(
+                "nonfinite",
+                f"The {what} became NaN or infinite.",
+                evidence=f"step {self.done + 1}: {what} {value}",
+            )
+
+    def finish(self) -> dict[str, Any]:
+        """Hold the run to its promises, play the report half, and say what came of it.
+
+        Raises:
+            WorkerFailure: kind no_update, when the adapter is what it was at the start.
+        """
+        if self._fingerprint() == self._before and not self.extra.get("no_gradient"):
+            raise WorkerFailure(
+                "no_update",
+                "The adapter did not change.",
+                evidence=f"{self.done} steps, weights equal to the start",
+                hint="Raise learning_rate; for grpo read zero_advantage_share first.",
+            )
+        result: dict[str, Any] = {"steps": self.done, "verdict": "unknown", "summary": ""}
+        if self.exam is not None and self.exam.tasks and self.exam.best.step > 0:
+            best = self.exam.report(self._load_step)
+            result |= {"best_step": best, "best_score": self.exam.best.score}
+        else:
+            checkpoint.mark_best(self.job.run, self.done)
+            result["best_step"] = self.done
+        verdict = run_verdict(self.job.run)
+        result |= {"verdict": verdict["verdict"], "evidence": verdict}
+        result["summary"] = verdict.get("summary", "")
+        self.job.event("finished", f"done after {self.done} steps: {verdict['verdict']}")
+        return result
+
+    def _load_step(self, step: int) -> None:
+        self.policy.load_adapter_state(read_adapter(self.job.run.checkpoint(step)))
+
+    def _resume(self) -> bool:
+        """Continue from the last complete checkpoint, if there is one."""
+        folder = self.job.run.latest_checkpoint()
+        if folder is None or self.exam is None:
+            self.job.rewind(-1)
+            return False
+        progress = checkpoint.restore(folder, self.policy, self.optimizer)
+        self.done = progress.step
+        best = progress.extra.pop("best", None)
+        if best:
+            self.exam.best = Best(**best)
+        self.extra = progress.extra
+        self.job.rewind(self.done)
+        self.job.event("resumed", f"from {folder.name}", step=self.done)
+        return True
+
+    def _fingerprint(self) -> bytes:
+        """A digest of the adapter's weights: what "did it change" is asked of."""
+        digest = hashlib.sha256()
+        for parameter in self.parameters:
+            digest.update(parameter.detach().cpu().numpy().tobytes())
+        return digest.digest()

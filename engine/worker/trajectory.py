@@ -1,0 +1,91 @@
+"""What playing a task leaves behind. Standard library only.
+
+Worked example. Task P0 is rendered to prompt ids `[10, 11]`. The model answers A0 = `[20, 21, 2]`
+(2 ends the turn), the environment replies E0 = `[30, 31]` (its message and the opening of the next
+assistant turn), the model answers A1 = `[22, 2]`:
+
+    prompt_ids        [10, 11]
+    ids               [20, 21, 2, 30, 31, 22, 2]
+    loss_mask         [ 1,  1, 1,  0,  0,  1, 1]
+    sampled_logprobs  [-.1, -.2, -.1, 0, 0, -.3, -.1]
+
+Tokens trained are the tokens sampled; nothing is ever re-tokenised.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+StopReason = Literal["stop", "length", "max_turns", "error"]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """Tokens of one assistant turn, its end-of-turn token included when it was sampled."""
+
+    ids: list[int]
+    logprobs: list[float]
+    finished: bool
+    """True when the model ended the turn itself, False when `max_tokens` cut it."""
+
+
+@dataclass
+class Trajectory:
+    """One rollout of one task; `reward` and what follows are filled in by scoring."""
+
+    task_id: str
+    prompt: list[dict[str, Any]]
+    prompt_ids: list[int]
+    ids: list[int] = field(default_factory=list)
+    loss_mask: list[int] = field(default_factory=list)
+    sampled_logprobs: list[float] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    completion: str = ""
+    stop_reason: StopReason = "stop"
+    turns: int = 0
+    reward: float = 0.0
+    success: bool | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    error: str | None = None
+    advantage: float = 0.0
+
+    @property
+    def trained_tokens(self) -> int:
+        return sum(self.loss_mask)
+
+    @property
+    def trains(self) -> bool:
+        """Whether this trajectory can move the policy at all."""
+        return self.error is None and self.advantage != 0.0 and self.trained_tokens > 0
+
+    def add_completion(self, completion: Completion) -> None:
+        self.ids += completion.ids
+        self.loss_mask += [1] * len(completion.ids)
+        self.sampled_logprobs += completion.logprobs
+        self.turns += 1
+
+    def add_environment(self, ids: list[int]) -> None:
+        """Tokens the model did not write: they are read, never trained."""
+        self.ids += ids
+        self.loss_mask += [0] * len(ids)
+        self.sampled_logprobs += [0.0] * len(ids)
+
+
+@dataclass
+class Group:
+    """The trajectories of one task that are compared with each other."""
+
+    task_id: str
+    members: list[Trajectory]
+
+    @property
+    def scored(self) -> list[Trajectory]:
+        return [t for t in self.members if t.error is None]
+
+    @property
+    def rewards(self) -> list[float]:
+        return [t.reward for t in self.scored]
+
+    @property
+    def uniform(self) -> bool:
+        """All members earned the same: nothing to tell them apart by."""
+        return len(set(self.rewards)) <= 1

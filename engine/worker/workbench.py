@@ -1,0 +1,141 @@
+"""The tools a loop works with, made ready in one place: base, renderer, environment, sampler."""
+
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from engine.registry import EnvRecord, find_env, open_process, read_tasks
+from engine.run_dir import Home
+from engine.worker.failures import WorkerFailure
+from engine.worker.job import Job
+from engine.worker.policy import Base, load_base, pick_device
+from engine.worker.renderer import Renderer
+from engine.worker.rollouts import Stage
+from engine.worker.sampler import SamplingParams, TorchSampler
+from envs.process import EnvProcess
+
+# Completions under way at once; beyond it a CPU gains nothing and a cache only grows.
+CPU_ROWS, GPU_ROWS = 256, 512
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """Everything that is loaded once per worker."""
+
+    base: Base
+    renderer: Renderer
+    sampler: TorchSampler
+    env: EnvRecord
+
+    def stage(self, process: EnvProcess, settings: dict[str, Any]) -> Stage:
+        return Stage(
+            process=process,
+            renderer=self.renderer,
+            multi_turn=self.env.kind == "multi",
+            tools=self.env.tools,
+            max_length=settings["max_length"],
+            max_turns=settings.get("max_turns") or 1,
+        )
+
+
+def prepare(job: Job, base_path: Path, settings: dict[str, Any]) -> Workbench:
+    """Load the base model and find the environment of a run.
+
+    Raises:
+        WorkerFailure: kind config when the model cannot be loaded, env_import when the
+            environment is gone.
+    """
+    set_threads()
+    device = pick_device(job.device)
+    base = load_base(base_path, device, settings.get("precision", "auto"))
+    renderer = Renderer(base.tokenizer, base.stop_ids, thinking=settings.get("thinking", False))
+    return Workbench(base, renderer, make_sampler(base, renderer), pinned_env(job))
+
+
+def pinned_env(job: Job) -> EnvRecord:
+    return find_env(Home(job.run.home.root), job.config["env_id"])
+
+
+def make_sampler(base: Base, renderer: Renderer) -> TorchSampler:
+    return TorchSampler(
+        base.model,
+        pad_id=base.pad_id,
+        stop_ids=base.stop_ids,
+        decode=renderer.completion_text,
+        vocab=base.vocab,
+        max_rows=GPU_ROWS if base.model.device.type == "cuda" else CPU_ROWS,
+    )
+
+
+def environment(bench: Workbench, job: Job) -> AbstractContextManager[EnvProcess | None]:
+    """The environment's process, or nothing for a dataset without a scorer.
+
+    Raises:
+        WorkerFailure: kind env_import.
+    """
+    if not bench.env.scored:
+        return nullcontext(None)
+    try:
+        return open_process(bench.env, log=job.run.logs / "environment.log")
+    except OSError as error:
+        raise WorkerFailure(
+            "env_import",
+            f"The environment {bench.env.env_id} could not be started.",
+            evidence=str(error),
+            hint="Run dry_run on it, mend what it names, push again and submit with the new id.",
+        ) from error
+
+
+def tasks_of(bench: Workbench, split: str) -> list[dict[str, Any]]:
+    return read_tasks(bench.env, split)
+
+
+def sampling(settings: dict[str, Any], *, greedy: bool, seed: int) -> SamplingParams:
+    """How to sample under `settings`; evaluations are greedy unless several attempts are asked."""
+    return SamplingParams(
+        max_tokens=settings["max_tokens"],
+        temperature=0.0 if greedy else settings["temperature"],
+        top_p=1.0 if greedy else settings.get("top_p", 1.0),
+        stop=tuple(settings.get("stop") or ()),
+        seed=seed,
+    )
+
+
+def answer_limit(
+    bench: Workbench, tasks: Sequence[dict[str, Any]], settings: dict[str, Any]
+) -> int:
+    """Tokens an answer may take where no setting says so (SFT): twice the longest reference
+    turn, at least 16 and at most half of max_length."""
+    longest = 0
+    for task in tasks:
+        for message in task["answer"] or []:
+            longest = max(longest, len(bench.renderer.encode(message.get("content") or "")))
+    return max(16, min(2 * longest + 16, settings["max_length"] // 2))
+
+
+def microbatch_tokens(base: Base, *, checkpointing: bool) -> int:
+    """Padded tokens that go through the model at once.
+
+    From the machine's whole memory, not what is free, so that a resumed run splits its batches
+    the same way and adds its gradients up in the same order.
+    """
+    config = base.model.config.get_text_config()
+    layer = 18 * config.hidden_size + 5 * getattr(config, "intermediate_size", config.hidden_size)
+    layers = 2 if checkpointing else config.num_hidden_layers
+    per_token = 4 * (layers * layer + 4 * config.hidden_size) + 12 * base.vocab
+    if base.model.device.type == "cuda":
+        total, ceiling = torch.cuda.get_device_properties(0).total_memory, 65536
+    else:
+        total, ceiling = psutil.virtual_memory().total, 8192
+    return int(max(512, min(ceiling, 0.25 * total / per_token)))
+
+
+def set_threads() -> None:
+    """As many threads as there are cores to run on, which in a container is not cpu_count()."""
+    torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2)

@@ -1,0 +1,334 @@
+"""How much a run has to compute and hold: operations, tokens and bytes from the settings alone.
+
+Operations per token, for N parameters in the layers' projections and a frozen base: 2N forward and
+2N backward to the activations; the adapter adds 6 per parameter of its own; attention 4 x heads x
+head_dim x (tokens before it) x layers forward and twice that backward; the output layer counts
+only where a loss or a sample needs it. Recomputation adds a forward. The sources are the formulas
+every engine's estimate rests on; what a machine makes of them is engine/speed.py.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from engine.env_facts import EnvFacts
+from engine.hardware import Device
+from engine.model_files import ModelFacts
+from engine.recipe import max_tokens
+
+_WIDTH = {"float32": 4, "bfloat16": 2}
+HEAD_CHUNK = 4096  # rows of logits the worker makes at once
+CONCURRENT = {"cpu": 256, "cuda": 512}  # completions under way at once
+_MICRO_CEILING = {"cpu": 8192, "cuda": 65536}
+_MICRO_SHARE = 0.25  # of the device's memory that one microbatch may fill
+# Share of the completions in groups whose rewards differ: only these go through the update.
+_EFFECTIVE = {"low": 0.4, "likely": 0.75, "high": 1.0}
+BETWEEN_TURNS = 32  # tokens an environment says between two turns, where nothing is known
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of a typical row: prompt, what is said after it, and the longest of that.
+
+    `turns`: assistant turns of an episode.
+    """
+
+    prompt: float
+    said: float
+    longest: float
+    turns: float = 1.0
+
+    @property
+    def total(self) -> float:
+        """Tokens of prompt and everything said by policy and environment."""
+        return self.prompt + self.said * self.turns + BETWEEN_TURNS * max(0.0, self.turns - 1)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one phase computes.
+
+    Attributes:
+        train: floating-point operations of forward and backward passes.
+        sample: operations of prefill and decoding.
+        steps: decoding steps, each a pass through all layers for one token of every row.
+        moved: bytes of weights and cache read while decoding.
+        updates: passes that end in an optimizer step, or as many microbatches.
+        scored: completions the environment scores.
+        saves: checkpoints.
+    """
+
+    train: float = 0.0
+    sample: float = 0.0
+    steps: float = 0.0
+    moved: float = 0.0
+    updates: float = 0.0
+    scored: float = 0.0
+    saves: float = 0.0
+
+    def times(self, count: float) -> "Work":
+        return Work(*(value * count for value in self._values()))
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(*(a + b for a, b in zip(self._values(), other._values(), strict=True)))
+
+    def _values(self) -> tuple[float, ...]:
+        return (
+            self.train,
+            self.sample,
+            self.steps,
+            self.moved,
+            self.updates,
+            self.scored,
+            self.saves,
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run as the estimate sees it: resolved settings, model, rows and device."""
+
+    algorithm: str
+    settings: dict[str, Any]
+    model: ModelFacts
+    env: EnvFacts
+    device: Device
+
+    @property
+    def width(self) -> int:
+        """Bytes of a frozen weight and of an activation."""
+        return _WIDTH[self.settings["precision"]]
+
+    @property
+    def adapter(self) -> int:
+        return self.model.adapter_params(self.settings["lora_rank"], self.settings["lora_targets"])
+
+    @property
+    def rows(self) -> int:
+        """Sequences that go into one optimizer step."""
+        if self.algorithm == "sft":
+            return self.settings["batch_size"]
+        return self.settings["prompts_per_step"] * self.settings["group_size"]
+
+    @property
+    def evaluations(self) -> int:
+        """Evaluations between the one at step 0 and the final report."""
+        return math.ceil(self.settings["steps"] / self.settings["eval_every"])
+
+    @property
+    def evaluated_rows(self) -> float:
+        """Rows played in all: all at step 0, half of them each time, the other half at the end."""
+        rows = self.settings["eval_rows"]
+        return rows + rows * self.evaluations / 2 + rows / 2
+
+    @property
+    def max_tokens(self) -> int:
+        """Longest turn: the setting, or for SFT what its evaluations allow."""
+        if self.algorithm == "grpo":
+            return self.settings["max_tokens"]
+        limit = self.settings["max_length"] // 2
+        return max(16, min(max_tokens(self.env, False), limit))
+
+    def sft_row(self) -> Lengths:
+        """Mean row after the cut at max_length; `said` are the supervised tokens."""
+        limit, loss_on = self.settings["max_length"], self.settings["loss_on"]
+        rows = [row for row in self.env.lengths if row.turns]
+        if not rows:
+            return Lengths(limit / 2, limit / 2, limit / 2)
+        said = _mean([row.supervised(loss_on, limit) for row in rows])
+        total = _mean([min(row.total, limit) for row in rows])
+        return Lengths(total - min(said, total), said, max(min(r.total, limit) for r in rows))
+
+    def episode(self, level: str) -> Lengths:
+        """A typical episode when turns come out short (low), as expected (likely) or long (high).
+
+        An untrained policy stops late, so turns reach max_tokens in `high`, and the longest of a
+        batch does in every case but `low`.
+        """
+        limit = self.max_tokens
+        answers = self.env.answers
+        turns = self._turns(level)
+        usual = _mean(list(answers)) / max(1.0, self._turns("low")) if answers else limit / 2
+        said = {"low": usual, "likely": 1.5 * usual, "high": float(limit)}[level]
+        longest = {"low": 1.5 * usual, "likely": float(limit), "high": float(limit)}[level]
+        prompt = _mean([row.prompt for row in self.env.lengths]) or self.settings["max_length"] / 4
+        return Lengths(prompt, min(said, limit), min(longest, limit), turns)
+
+    def _turns(self, level: str) -> float:
+        if not self.env.multi_turn:
+            return 1.0
+        most = self.settings.get("max_turns") or 8
+        known = _mean([row.answer_turns for row in self.env.lengths if row.answer_turns])
+        likely = min(most, known) if known else most / 2
+        return {"low": likely, "likely": min(most, 1.5 * likely), "high": float(most)}[level]
+
+
+def train_work(plan: Plan, level: str) -> Work:
+    """All optimizer steps of the run, rollouts of GRPO included."""
+    if plan.algorithm == "sft":
+        row = plan.sft_row()
+        step = _update(plan, plan.rows, row.total, row.said)
+    else:
+        episode = plan.episode(level)
+        passes = plan.settings["updates_per_batch"]
+        trained = plan.rows * _EFFECTIVE[level]
+        step = _update(plan, trained, episode.total, episode.said * episode.turns).times(passes)
+        if plan.settings["kl_coef"] > 0:
+            step += Work(train=_forward(plan, plan.rows, episode.total))
+        step += rollouts(plan, plan.settings["prompts_per_step"], plan.rows, episode)
+    return step.times(plan.settings["steps"])
+
+
+def evaluation_work(plan: Plan, level: str) -> Work:
+    """Held-out evaluations at step 0, every eval_every steps and at the end."""
+    rows = plan.evaluated_rows
+    if not rows:
+        return Work()
+    work = Work()
+    if plan.algorithm == "sft":
+        row = plan.sft_row()
+        head = 2 * plan.model.head_params * row.said * rows
+        work += Work(train=_forward(plan, rows, row.total) + head)
+    if plan.env.scored:
+        work += rollouts(plan, rows, rows, plan.episode(level), batches=plan.evaluations + 2)
+    return work
+
+
+def save_work(plan: Plan) -> Work:
+    """Checkpoints, whose cost is mostly syncing them to disk."""
+    count = math.ceil(plan.settings["steps"] / plan.settings["save_every"])
+    return Work(saves=max(count, plan.evaluations))
+
+
+def rollouts(plan: Plan, prompts: float, rows: float, episode: Lengths, batches: int = 1) -> Work:
+    """Playing `rows` episodes of `prompts` distinct tasks, in at least `batches` goes."""
+    model = plan.model
+    context = min(episode.total, plan.settings["max_length"])
+    per_token = 2 * (model.linear_params + model.head_params) + 2 * plan.adapter
+    produced = rows * episode.said * episode.turns
+    attention = 4 * model.heads * model.head_dim * context * model.layers
+    # Every turn after the first reads the conversation so far again.
+    read = prompts * episode.prompt + rows * context * max(0.0, episode.turns - 1)
+    goes = max(batches, math.ceil(rows / CONCURRENT[plan.device.kind]))
+    steps = goes * episode.longest * episode.turns
+    cache = 2 * model.layers * model.kv_heads * model.head_dim * plan.width
+    return Work(
+        sample=produced * (per_token + attention) + 2 * model.linear_params * read,
+        steps=steps,
+        moved=steps * model.params * plan.width + produced * context * cache,
+        scored=rows,
+    )
+
+
+def _update(plan: Plan, rows: float, tokens: float, supervised: float) -> Work:
+    """Forward and backward of `rows` sequences of `tokens`, and one optimizer step."""
+    model = plan.model
+    attention = 6 * model.heads * model.head_dim * tokens * model.layers
+    per_token = 4 * model.linear_params + 6 * plan.adapter + attention
+    if plan.settings["gradient_checkpointing"]:
+        per_token += 2 * model.linear_params + 2 * plan.adapter + attention / 3
+    head = 4 * model.head_params * supervised
+    micro = max(1.0, rows * tokens / microbatch_tokens(plan))
+    return Work(train=rows * (tokens * per_token + head), updates=micro)
+
+
+def _forward(plan: Plan, rows: float, tokens: float) -> float:
+    model = plan.model
+    attention = 2 * model.heads * model.head_dim * tokens * model.layers
+    return rows * tokens * (2 * model.linear_params + 2 * plan.adapter + attention)
+
+
+def activation_bytes(plan: Plan) -> int:
+    """Bytes the backward pass keeps of one token, as the worker reckons it for its batches."""
+    model = plan.model
+    layer = 18 * model.hidden + 5 * model.intermediate
+    layers = 2 if plan.settings["gradient_checkpointing"] else model.layers
+    return 4 * (layers * layer + 4 * model.hidden)
+
+
+def microbatch_tokens(plan: Plan) -> float:
+    """Padded tokens that go through the model at once, as the worker decides it."""
+    per_token = activation_bytes(plan) + 12 * plan.model.vocab
+    room = _MICRO_SHARE * plan.device.memory_total / per_token
+    return max(512.0, min(_MICRO_CEILING[plan.device.kind], room))
+
+
+def memory(plan: Plan) -> dict[str, int]:
+    """Peak bytes on the device by item, and their `total`.
+
+    Training and sampling alternate, so only the larger of the two counts in the total. Never
+    less for a longer row, a larger batch, rank or group.
+    """
+    model, settings = plan.model, plan.settings
+    longest = _longest_sequence(plan)
+    budget = microbatch_tokens(plan)
+    in_batch = min(plan.rows * longest, max(longest, budget))
+    lora = settings["lora_rank"] * len(settings["lora_targets"]) * model.layers * 4
+    layer_inputs = 4 * model.layers * model.hidden  # kept even where layers are run again
+    activations = in_batch * (activation_bytes(plan) + lora + layer_inputs)
+    head_rows = min(in_batch, HEAD_CHUNK)
+    # The logits, their log-softmax and its gradient, float32; saved for every chunk of the batch.
+    logits = in_batch * model.vocab * 8 + head_rows * model.vocab * 4
+    cache, sampled = _sampling_bytes(plan, longest)
+    training, sampling = activations + logits, cache + sampled
+    fixed = model.params * plan.width
+    adapter = plan.adapter * 16  # float32 weights, gradients and two moments
+    items = {
+        "weights": fixed,
+        "adapter_and_optimizer": adapter,
+        "activations": activations,
+        "logits": logits if training >= sampling else sampled,
+        "kv_cache": cache,
+        "overhead": _overhead(plan, fixed + adapter + max(training, sampling)),
+    }
+    total = fixed + adapter + max(training, sampling) + items["overhead"]
+    return {name: int(value) for name, value in items.items()} | {"total": int(total)}
+
+
+def _sampling_bytes(plan: Plan, longest: float) -> tuple[float, float]:
+    """(key-value cache, logits) of the completions under way at once."""
+    model = plan.model
+    if plan.algorithm == "sft" and not (plan.env.scored and plan.settings["eval_rows"]):
+        return 0.0, 0.0
+    at_once = plan.settings["eval_rows"]
+    if plan.algorithm == "grpo":
+        at_once = max(at_once, plan.rows)
+    at_once = min(at_once, CONCURRENT[plan.device.kind])
+    per_token = 2 * model.layers * model.kv_heads * model.head_dim * plan.width
+    # Growing the cache copies it: one layer's old and new tensors exist together.
+    copies = 1 + 1 / model.layers
+    return at_once * longest * per_token * copies, at_once * model.vocab * 4 * 3
+
+
+def _longest_sequence(plan: Plan) -> float:
+    """Tokens of the longest sequence that can occur."""
+    limit = plan.settings["max_length"]
+    if plan.algorithm == "sft":
+        return min(limit, plan.env.longest_total or limit)
+    turns = plan._turns("high")
+    said = turns * plan.max_tokens + BETWEEN_TURNS * (turns - 1)
+    return min(limit, (plan.env.longest_prompt or limit) + said)
+
+
+def _overhead(plan: Plan, rest: float) -> float:
+    """The interpreter with torch on a CPU; context, kernels and fragmentation on a GPU."""
+    if plan.device.kind == "cuda":
+        return 1.3e9 + 0.06 * rest
+    return 4.5e8 + 0.1 * rest
+
+
+def disk(plan: Plan) -> int:
+    """Bytes a run leaves: checkpoints kept, and rollouts and evaluations as text."""
+    checkpoint = plan.adapter * 12 + 200_000  # adapter and two moments
+    kept = min(plan.settings["keep_checkpoints"], plan.evaluations) + 2  # best, one being written
+    episode = plan.episode("high")
+    # About 5 bytes of text a token, and ids, masks and log-probabilities for some.
+    line = 600 + 12 * episode.total
+    lines = plan.evaluated_rows
+    if plan.algorithm == "grpo":
+        lines += plan.rows * plan.settings["steps"]
+    return int(kept * checkpoint + lines * line + plan.settings["steps"] * 600)
+
+
+def _mean(values: list[Any]) -> float:
+    return sum(values) / len(values) if values else 0.0

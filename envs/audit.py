@@ -1,0 +1,298 @@
+"""The reward audit: what does a scorer pay for answers that are none?
+
+Rows are scored in a seeded random order until the time is up; the share covered is part of the
+result. A scorer is a risk when a degenerate answer earns at least half of what the reference
+answer earns, when everything earns the same, when many reference answers fail, or when scoring the
+same answer twice gives two rewards.
+"""
+
+import math
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from envs.base import Task
+from envs.probes import GOLD, INFORMATIVE, PROBES, message_probes, text_probes
+
+PAID = 0.5  # of what gold earns
+GOLD_FAILURES = 0.1  # share of rows
+UNSTABLE = 0.02  # share of rows scored twice
+LEAST_ROWS = 3  # scored whatever the time says, up to three times the budget
+POOL = 200  # other rows that probes are drawn from
+SHOWN = 5
+
+
+class Scorer(Protocol):
+    """What the audit needs of an env process."""
+
+    def score(self, task: Mapping[str, Any], completion: str) -> dict[str, Any]: ...
+
+    def start(self, task: Mapping[str, Any]) -> Any: ...
+
+
+@dataclass
+class _Tally:
+    """What one probe earned so far."""
+
+    rewards: list[float] = field(default_factory=list)
+    golds: list[float] = field(default_factory=list)  # of the same rows, where there is gold
+    successes: int = 0
+    errors: int = 0
+    paid: int = 0
+    example: dict[str, Any] | None = None
+    error: str = ""
+
+    @property
+    def mean(self) -> float:
+        return math.fsum(self.rewards) / len(self.rewards)
+
+
+@dataclass
+class _Findings:
+    tallies: dict[str, _Tally] = field(default_factory=dict)
+    gold_failing: list[str] = field(default_factory=list)
+    gold_rows: int = 0
+    repeated: int = 0
+    unstable: list[dict[str, Any]] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    rows: int = 0
+
+
+def audit(
+    scorer: Scorer,
+    rows: Sequence[Mapping[str, Any]],
+    kind: str,
+    *,
+    seed: int = 0,
+    budget_s: float = 10.0,
+    clock: Callable[[], float] = time.monotonic,
+) -> dict[str, Any]:
+    """Scores the probes of as many `rows` (stored task rows) as fit into `budget_s` seconds.
+
+    Returns a JSON object: `verdict` (ok or risk), `headline`, `risks` (names), `probes` (a table),
+    `rows_scored`, `rows`, `share`, `deterministic`, `gold_failing`, `problems`, `seed`, `seconds`.
+    """
+    if kind == "sft" or not rows:
+        return _unscored(len(rows), seed)
+    began = clock()
+    rng = random.Random(seed)
+    order = rng.sample(range(len(rows)), len(rows))
+    pool = [Task.from_row(rows[index]) for index in order[:POOL]]
+    found = _Findings()
+    probe = _probe_messages if kind == "multi" else _probe_text
+    for index in order:
+        spent = clock() - began
+        if spent > budget_s and (found.rows >= LEAST_ROWS or spent > 3 * budget_s):
+            break
+        probe(scorer, rows[index], pool, rng, found)
+        found.rows += 1
+    return _verdict(found, len(rows), seed, clock() - began)
+
+
+def _probe_text(
+    scorer: Scorer,
+    row: Mapping[str, Any],
+    pool: Sequence[Task],
+    rng: random.Random,
+    found: _Findings,
+) -> None:
+    task = Task.from_row(row)
+    gold = task.answer_text if task.answer is not None else None
+    others = [other.answer_text for other in pool if other.id != task.id and other.answer]
+    probes = text_probes(task.prompt_text, gold, others, rng)
+    _score_all(probes, lambda text: scorer.score(row, text), task.id, found)
+
+
+def _probe_messages(
+    scorer: Scorer,
+    row: Mapping[str, Any],
+    pool: Sequence[Task],
+    rng: random.Random,
+    found: _Findings,
+) -> None:
+    task = Task.from_row(row)
+    others = [_assistant(other) for other in pool if other.id != task.id and other.answer]
+    probes = message_probes(task.prompt_text, _assistant(task), others, rng)
+    _score_all(probes, lambda messages: play(scorer, row, messages), task.id, found)
+
+
+def _assistant(task: Task) -> list[dict[str, Any]]:
+    return [message.to_dict() for message in task.answer_messages if message.role == "assistant"]
+
+
+def play(
+    scorer: Scorer, row: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The score of a rollout in which the model says `messages`, as far as the env lets it."""
+    began = time.monotonic()
+    try:
+        episode = scorer.start(row)
+    except Exception as error:  # noqa: BLE001 - a failed rollout is a result here
+        return {"reward": 0.0, "success": False, "error": str(error), "seconds": 0.0}
+    try:
+        for message in messages:
+            if episode.step(message) is None:
+                break
+        score = episode.score()
+    except Exception as error:  # noqa: BLE001 - a failed rollout is a result here
+        score = {"reward": 0.0, "success": False, "error": str(error)}
+    finally:
+        episode.close()
+    score["seconds"] = time.monotonic() - began
+    return score
+
+
+def _score_all(
+    probes: Mapping[str, Any],
+    score: Callable[[Any], dict[str, Any]],
+    task_id: str,
+    found: _Findings,
+) -> None:
+    """Gold first and, after all others, gold again: a scorer with a memory gives itself away."""
+    gold: float | None = None
+    for name, answer in probes.items():
+        result = score(answer)
+        found.seconds.append(result["seconds"])
+        if name == GOLD:
+            gold = result["reward"]
+            found.gold_rows += 1
+            if result["error"] or result["success"] is False:
+                found.gold_failing.append(task_id)
+        _count(found.tallies.setdefault(name, _Tally()), result, gold, answer, task_id)
+    name = GOLD if GOLD in probes else next(iter(probes))
+    first = found.tallies[name].rewards[-1]
+    again = score(probes[name])
+    found.repeated += 1
+    if again["reward"] != first:
+        found.unstable.append({"task": task_id, "first": first, "second": again["reward"]})
+
+
+def _count(
+    tally: _Tally, result: Mapping[str, Any], gold: float | None, answer: Any, task_id: str
+) -> None:
+    reward = result["reward"]
+    tally.rewards.append(reward)
+    tally.successes += result["success"] is True
+    if result["error"]:
+        tally.errors += 1
+        tally.error = tally.error or str(result["error"])[:200]
+    if gold is not None:
+        tally.golds.append(gold)
+    pays = result["success"] is True or reward >= PAID
+    if gold is not None:
+        pays = gold > 0 and reward >= PAID * gold
+    tally.paid += pays
+    if pays and tally.example is None:
+        said = answer if isinstance(answer, str) else " / ".join(m["content"] for m in answer)
+        tally.example = {"task": task_id, "completion": said[:160], "reward": reward}
+
+
+def _verdict(found: _Findings, rows: int, seed: int, seconds: float) -> dict[str, Any]:
+    lowest = min(tally.mean for tally in found.tallies.values())
+    table = [_line(name, found.tallies[name], lowest) for name in PROBES if name in found.tallies]
+    risks = [line["probe"] for line in table if line["verdict"] == "risk"]
+    problems = []
+    flat = _all_alike(found)
+    if flat:
+        risks = ["all alike"]
+        problems.append("every answer, right or wrong, earns the same reward")
+    if found.gold_rows and len(found.gold_failing) > GOLD_FAILURES * found.gold_rows:
+        risks.insert(0, GOLD)
+    if found.gold_failing:
+        count, shown = len(found.gold_failing), ", ".join(found.gold_failing[:SHOWN])
+        problems.append(f"{count} of {found.gold_rows} reference answers fail: {shown}")
+    if not found.gold_rows:
+        problems.append("no row has a reference answer: nothing shows that a right one is paid")
+    if found.unstable:
+        problems.append(f"{len(found.unstable)} of {found.repeated} scores changed when repeated")
+    if len(found.unstable) > UNSTABLE * found.repeated:
+        risks.append("unstable")
+    for line in table:
+        if line["errors"] and line["probe"] != GOLD:
+            count = f"{line['errors']} of {line['rows']}"
+            problems.append(f"score fails on {line['probe']} ({count}): {line['error']}")
+    ordered = sorted(found.seconds)
+    return {
+        "verdict": "risk" if risks else "ok",
+        "headline": _headline(risks, table, found.rows, rows),
+        "risks": risks,
+        "probes": table,
+        "rows_scored": found.rows,
+        "rows": rows,
+        "share": round(found.rows / rows, 4),
+        "deterministic": not found.unstable,
+        "unstable": found.unstable[:SHOWN],
+        "gold_failing": found.gold_failing[:20],
+        "problems": problems,
+        "score_seconds_p95": round(ordered[round(0.95 * (len(ordered) - 1))], 6),
+        "seed": seed,
+        "seconds": round(seconds, 3),
+    }
+
+
+def _line(name: str, tally: _Tally, lowest: float) -> dict[str, Any]:
+    line: dict[str, Any] = {
+        "probe": name,
+        "what": PROBES[name],
+        "rows": len(tally.rewards),
+        "mean": round(tally.mean, 4),
+        "success": round(tally.successes / len(tally.rewards), 4),
+        "paid": round(tally.paid / len(tally.rewards), 4),
+        "errors": tally.errors,
+        "verdict": "info" if name in INFORMATIVE else "risk" if _pays(tally, lowest) else "ok",
+    }
+    if tally.errors:
+        line["error"] = tally.error
+    if line["verdict"] == "risk" and tally.example:
+        line["example"] = tally.example
+    return line
+
+
+def _pays(tally: _Tally, lowest: float) -> bool:
+    """Whether a probe earns at least half of what gold earns on the same rows."""
+    if not tally.golds:
+        return tally.paid >= PAID * len(tally.rewards)
+    gold = math.fsum(tally.golds) / len(tally.golds)
+    if gold > 0:
+        return tally.mean >= PAID * gold
+    # Rewards that are all costs have no zero to speak of: the worst answer takes its place.
+    return tally.mean - lowest >= PAID * (gold - lowest)
+
+
+def _all_alike(found: _Findings) -> bool:
+    rewards = [reward for tally in found.tallies.values() for reward in tally.rewards]
+    return found.gold_rows > 0 and max(rewards) - min(rewards) < 1e-9
+
+
+def _headline(risks: list[str], table: list[dict[str, Any]], scored: int, rows: int) -> str:
+    covered = f"{scored} of {rows} rows scored"
+    means = {line["probe"]: line["mean"] for line in table}
+    gold = f"gold earns {means[GOLD]:.2f}" if GOLD in means else "there is no reference answer"
+    if risks:
+        named = ", ".join(f"{name} {means[name]:.2f}" if name in means else name for name in risks)
+        return f"risk: {gold}, but look at: {named} ({covered})"
+    others = [line for line in table if line["verdict"] == "ok"]
+    best = max(others, key=lambda line: line["mean"], default=None)
+    beside = f", the best degenerate answer ({best['probe']}) {best['mean']:.2f}" if best else ""
+    return f"ok: {gold}{beside} ({covered})"
+
+
+def _unscored(rows: int, seed: int) -> dict[str, Any]:
+    return {
+        "verdict": "ok",
+        "headline": "no scorer: there is nothing to audit",
+        "risks": [],
+        "probes": [],
+        "rows_scored": 0,
+        "rows": rows,
+        "share": 0.0,
+        "deterministic": True,
+        "unstable": [],
+        "gold_failing": [],
+        "problems": [],
+        "score_seconds_p95": 0.0,
+        "seed": seed,
+        "seconds": 0.0,
+    }

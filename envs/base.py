@@ -1,0 +1,337 @@
+"""What a task is and how an answer is scored: the page an environment author reads.
+
+A single-turn environment:
+
+    from envs import Score, SingleTurnEnv, Task
+
+    class Doubling(SingleTurnEnv):
+        def tasks(self):
+            return [Task(str(n), f"What is twice {n}?", answer=str(2 * n)) for n in range(100)]
+
+        def score(self, task, completion):
+            right = completion.strip() == task.answer
+            return Score(1.0 if right else 0.0, success=right)
+
+    def load_environment():
+        return Doubling()
+
+A multi-turn environment keeps a state of its own between the model's messages:
+
+    class Guess(MultiTurnEnv):
+        def start(self, task):              # a fresh state for one rollout
+            return {"left": 5, "found": False}
+
+        def step(self, state, completion):  # the environment's reply, or None when it is over
+            ...
+            return [Message("user", "higher")]
+
+        def score(self, task, state):
+            return Score(1.0 if state["found"] else 0.0)
+
+An environment that defines no `score` is an SFT dataset: its tasks' answers are what is learnt.
+Only the standard library is imported here, so that an environment runs in any virtual environment.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One call of a tool by the model, already parsed.
+
+    Args:
+        name: the function's name.
+        arguments: its arguments by name; empty when they could not be read.
+        id: the call's id, to be repeated as `tool_call_id` of the reply.
+        invalid: the raw arguments when they are not a JSON object, else "".
+    """
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    id: str = ""
+    invalid: str = ""
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> "ToolCall":
+        """Reads OpenAI's shape, or the bare {"name", "arguments"}. Raises ValueError."""
+        inner = data.get("function", data)
+        if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
+            raise ValueError(f"a tool call needs a function name, got {_short(data)}")
+        call_id = data.get("id") or ""
+        raw = inner.get("arguments")
+        if isinstance(raw, Mapping):
+            return ToolCall(inner["name"], dict(raw), str(call_id))
+        if raw is None or raw == "":
+            return ToolCall(inner["name"], {}, str(call_id))
+        try:
+            parsed = json.loads(raw)
+        except (TypeError, ValueError, RecursionError):
+            parsed = None
+        if not isinstance(parsed, dict):
+            return ToolCall(inner["name"], {}, str(call_id), invalid=str(raw))
+        return ToolCall(inner["name"], parsed, str(call_id))
+
+    def to_dict(self) -> dict[str, Any]:
+        """OpenAI's shape; `arguments` is a JSON string there."""
+        arguments = self.invalid or json.dumps(self.arguments, ensure_ascii=False)
+        body: dict[str, Any] = {
+            "type": "function",
+            "function": {"name": self.name, "arguments": arguments},
+        }
+        if self.id:
+            body["id"] = self.id
+        return body
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message of a conversation.
+
+    Args:
+        role: system, user, assistant or tool.
+        content: its text; "" where there is none.
+        tool_calls: the calls an assistant message makes, parsed; dicts are accepted and parsed.
+        tool_call_id: on a tool message, the id of the call it answers.
+        name: on a tool message, the tool's name.
+
+    Raises ValueError for another role or for content that is not text.
+    """
+
+    role: str
+    content: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    tool_call_id: str = ""
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise ValueError(f"a message's role is one of {', '.join(ROLES)}, got {self.role!r}")
+        object.__setattr__(self, "content", _text(self.content))
+        if isinstance(self.tool_calls, str | Mapping):
+            raise ValueError(f"tool_calls is a list of calls, got {_short(self.tool_calls)}")
+        calls = [
+            call if isinstance(call, ToolCall) else ToolCall.from_dict(call)
+            for call in self.tool_calls or []
+        ]
+        object.__setattr__(self, "tool_calls", calls)
+
+    @staticmethod
+    def from_dict(data: "Mapping[str, Any] | Message") -> "Message":
+        """Reads a message in OpenAI's shape. Raises ValueError when it is not one."""
+        if isinstance(data, Message):
+            return data
+        if not isinstance(data, Mapping):
+            raise ValueError(f"a message is a dict with role and content, got {_short(data)}")
+        if not isinstance(data.get("role"), str):
+            raise ValueError(f"a message needs a role, got {_short(dict(data))}")
+        role = "system" if data["role"] == "developer" else data["role"]
+        return Message(
+            role,
+            data.get("content") or "",
+            data.get("tool_calls") or [],
+            str(data.get("tool_call_id") or ""),
+            str(data.get("name") or ""),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """OpenAI's shape, without the fields that are empty."""
+        body: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            body["tool_calls"] = [call.to_dict() for call in self.tool_calls]
+        if self.tool_call_id:
+            body["tool_call_id"] = self.tool_call_id
+        if self.name:
+            body["name"] = self.name
+        return body
+
+
+@dataclass
+class Task:
+    """One problem an environment poses.
+
+    Args:
+        id: unique within the environment.
+        prompt: a string (one user message) or a list of messages; dicts become `Message`.
+        answer: the reference completion, a string or messages; the audit scores it, SFT learns it.
+            In a multi-turn environment its assistant messages are replayed.
+        split: "train" or "heldout" ("test", "eval" and "validation" read as heldout); None lets a
+            push decide by a hash of the prompt.
+        metadata: anything JSON can hold; `score` sees it again.
+
+    Raises ValueError where one of them has another form.
+    """
+
+    id: str
+    prompt: str | Sequence[Message | Mapping[str, Any]]
+    answer: str | Sequence[Message | Mapping[str, Any]] | None = None
+    split: str | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.id, bool) or not isinstance(self.id, str | int):
+            raise ValueError(f"a task's id is a string, got {_short(self.id)}")
+        self.id = str(self.id)
+        self.prompt = _conversation(self.prompt, f"prompt of task {self.id!r}")
+        if not self.prompt:
+            raise ValueError(f"the prompt of task {self.id!r} is empty")
+        if self.answer is not None:
+            self.answer = _conversation(self.answer, f"answer of task {self.id!r}")
+        if self.split is not None and not isinstance(self.split, str):
+            raise ValueError(f"the split of task {self.id!r} is a string, got {self.split!r}")
+        if not isinstance(self.metadata, dict):
+            raise ValueError(f"the metadata of task {self.id!r} is a dict")
+
+    @property
+    def messages(self) -> list[Message]:
+        """The prompt as messages."""
+        return _as_messages(self.prompt, "user")
+
+    @property
+    def prompt_text(self) -> str:
+        """The text of the prompt's last user message (of its last message if there is none)."""
+        messages = self.messages
+        users = [message for message in messages if message.role == "user"]
+        return (users or messages)[-1].content
+
+    @property
+    def answer_messages(self) -> list[Message]:
+        """The reference completion as messages; empty where the task has none."""
+        return [] if self.answer is None else _as_messages(self.answer, "assistant")
+
+    @property
+    def answer_text(self) -> str:
+        """The text of the reference completion's last assistant message, or ""."""
+        texts = [m.content for m in self.answer_messages if m.role == "assistant"]
+        return texts[-1] if texts else ""
+
+    def to_row(self) -> dict[str, Any]:
+        """The task as it is stored with a version; `from_row` gives an equal task back."""
+        answer = None if self.answer is None else [m.to_dict() for m in self.answer_messages]
+        text = [key for key in ("prompt", "answer") if isinstance(getattr(self, key), str)]
+        return {
+            "id": self.id,
+            "prompt": [message.to_dict() for message in self.messages],
+            "answer": answer,
+            "split": self.split,
+            "metadata": self.metadata,
+            "text": text,  # which of the two the author gave as a plain string
+        }
+
+    @staticmethod
+    def from_row(row: Mapping[str, Any]) -> "Task":
+        """The task behind a stored row."""
+        given: dict[str, Any] = {"prompt": row["prompt"], "answer": row.get("answer")}
+        for key in row.get("text") or []:
+            given[key] = given[key][0]["content"]
+        return Task(
+            row["id"], given["prompt"], given["answer"], row.get("split"), row.get("metadata") or {}
+        )
+
+
+@dataclass(frozen=True)
+class Score:
+    """What one completion earned.
+
+    Args:
+        reward: any finite number; what GRPO maximises.
+        success: whether the task counts as solved; None where that is not a yes or no, then
+            reports judge the reward alone.
+        metrics: named numbers; each becomes a curve.
+        error: why this could not be scored; the sample is then counted as an error.
+    """
+
+    reward: float
+    success: bool | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    error: str | None = None
+
+
+class Env:
+    """What both kinds of environment share. Derive from `SingleTurnEnv` or `MultiTurnEnv`."""
+
+    tools: Sequence[dict[str, Any]] = ()
+    """Functions the model may call, in OpenAI's function schema."""
+
+    def tasks(self) -> list[Task]:
+        """Every task, in a fixed order. Called once per push; its rows are stored."""
+        raise NotImplementedError("define tasks() and return a list of Task")
+
+
+class SingleTurnEnv(Env):
+    """The model answers once."""
+
+    def score(self, task: Task, completion: str) -> Score:
+        """The score of one completion (its text). Leave it out for an SFT dataset."""
+        raise NotImplementedError("define score(task, completion) and return a Score")
+
+
+class MultiTurnEnv(Env):
+    """The model and the environment take turns."""
+
+    def start(self, task: Task) -> Any:
+        """A fresh state for one rollout of `task`."""
+        raise NotImplementedError("define start(task) and return a state")
+
+    def step(self, state: Any, completion: Message) -> list[Message] | None:
+        """The environment's reply to one assistant message, or None when the rollout is over.
+
+        `completion.tool_calls` holds the calls it makes, parsed.
+        """
+        raise NotImplementedError("define step(state, completion) and return messages or None")
+
+    def score(self, task: Task, state: Any) -> Score:
+        """The score of a finished rollout, also of one that ran out of turns."""
+        raise NotImplementedError("define score(task, state) and return a Score")
+
+
+def is_scored(env: Env) -> bool:
+    """Whether `env` defines a score of its own; without one it is an SFT dataset."""
+    own = getattr(type(env), "score", None)
+    return own is not None and own not in (SingleTurnEnv.score, MultiTurnEnv.score)
+
+
+def kind_of(env: Env) -> str:
+    """`single`, `multi` or `sft`."""
+    if not is_scored(env):
+        return "sft"
+    return "multi" if isinstance(env, MultiTurnEnv) else "single"
+
+
+def _conversation(value: Any, where: str) -> str | list[Message]:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping | Message) or not isinstance(value, Sequence):
+        raise ValueError(f"the {where} is a string or a list of messages, got {_short(value)}")
+    try:
+        return [Message.from_dict(item) for item in value]
+    except ValueError as problem:
+        raise ValueError(f"the {where}: {problem}") from None
+
+
+def _as_messages(value: Any, role: str) -> list[Message]:
+    return [Message(role, value)] if isinstance(value, str) else list(value)
+
+
+def _text(content: Any) -> str:
+    """The text of a message's content; OpenAI's list of text parts is joined."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in content if isinstance(content, list) else [content]:
+        text = part.get("text") if isinstance(part, Mapping) else None
+        if not isinstance(text, str):
+            raise ValueError(f"a message's content is text, got {_short(content)}")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

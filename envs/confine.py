@@ -1,0 +1,162 @@
+"""The floor of isolation for user code: limits, another uid and no network where that is possible.
+
+Everything here acts on the calling process and is used between fork and the import of user code.
+"""
+
+import contextlib
+import ctypes
+import os
+import pwd
+import random
+import resource
+import sys
+from pathlib import Path
+
+from envs.settings import Limits
+
+PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, PR_SET_CHILD_SUBREAPER = 1, 38, 36
+CLONE_NEWNET, CLONE_NEWNS = 0x40000000, 0x00020000
+MS_NOSUID, MS_BIND, MS_REC, MS_PRIVATE, MNT_DETACH = 2, 4096, 16384, 1 << 18, 2
+LINUX = sys.platform.startswith("linux")
+UIDS = range(60100, 64900)  # free on every common distribution, and mapped in most containers
+SHARED_UID_HEADROOM = 256  # other programs of this user come and go while the env process lives
+
+
+def prctl(option: int, value: int) -> bool:
+    """Whether the kernel accepted it; False where there is no prctl."""
+    if not LINUX:
+        return False
+    return ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) == 0
+
+
+def cut_network() -> bool:
+    """Moves this process into an empty network namespace; only root can."""
+    if not LINUX or os.geteuid() != 0:
+        return False
+    return ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) == 0
+
+
+def spare_uid(needed: list[str], box: Path) -> int | None:
+    """A uid that no account and no process has, for which `needed` can be read; root only.
+
+    Folders below a private one (an interpreter in /root, an environment's packages in the home)
+    are shown to it in a mount namespace of its own, in which nothing else of the private one is.
+    `box` is the private folder it will own; it has to be within its reach.
+    """
+    if os.geteuid() != 0 or not LINUX:
+        return None
+    folders = {Path(path).resolve() for path in needed}
+    folders = {path for path in folders if path.is_dir()}
+    open_already = _reachable(box) and all(map(_open_to_all, folders))
+    if not open_already and not _show(folders, box):
+        return None
+    taken = {entry.pw_uid for entry in pwd.getpwall()} | _uids_in_use()
+    free = [uid for uid in UIDS if uid not in taken]
+    return random.SystemRandom().choice(free) if free else None
+
+
+def apply(limits: Limits, uid: int | None) -> list[str]:
+    """Sets limits and drops to `uid`. Returns what holds from now on, in words."""
+    held = []
+    memory = limits.memory_mb << 20
+    if _set(resource.RLIMIT_AS, memory):
+        held.append(f"memory {limits.memory_mb} MB")
+    if _set(resource.RLIMIT_FSIZE, limits.file_mb << 20):
+        held.append(f"files {limits.file_mb} MB")
+    _set(resource.RLIMIT_NOFILE, limits.open_files)
+    _set(resource.RLIMIT_CORE, 0)
+    if uid is not None:
+        _set(resource.RLIMIT_NPROC, limits.processes)
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+        held += [f"processes {limits.processes}", f"own uid {uid}"]
+    elif os.geteuid() != 0:
+        # The kernel counts every process of the user, not only ours.
+        room = _tasks_of_user() + max(limits.processes, SHARED_UID_HEADROOM)
+        if _set(resource.RLIMIT_NPROC, room):
+            held.append(f"processes {room} with the user's own")
+    if prctl(PR_SET_NO_NEW_PRIVS, 1):
+        held.append("no new privileges")
+    return held
+
+
+def _set(which: int, value: int) -> bool:
+    _, hard = resource.getrlimit(which)
+    bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    try:
+        resource.setrlimit(which, (bound, bound))
+    except (ValueError, OSError):  # macOS refuses some of them
+        return False
+    return True
+
+
+def _show(folders: set[Path], box: Path) -> bool:
+    """Covers every private ancestor by an empty folder that holds only `folders` and `box`."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(CLONE_NEWNS) != 0:
+        return False
+    hidden = sorted(path for path in {*folders, box} if not _reachable(path))
+    hidden = [path for path in hidden if not any(up in hidden for up in path.parents)]
+    held = {path: os.open(path, os.O_PATH | os.O_DIRECTORY) for path in hidden}
+    covered: list[Path] = []
+    try:
+        _mount(libc, "none", Path("/"), None, MS_REC | MS_PRIVATE, None)
+        covers = {p for path in hidden for p in path.parents if not p.stat().st_mode & 0o001}
+        for cover in sorted(covers):
+            if not any(done in cover.parents for done in covered):
+                _mount(libc, "tmpfs", cover, "tmpfs", MS_NOSUID, "mode=755,size=1m")
+                covered.append(cover)
+        for path, fd in held.items():
+            path.mkdir(parents=True, exist_ok=True)
+            _mount(libc, f"/proc/self/fd/{fd}", path, None, MS_BIND | MS_REC, None)
+        if _reachable(box) and all(map(_open_to_all, folders)):
+            covered.clear()  # they stay
+            return True
+        return False
+    except OSError:
+        return False
+    finally:
+        for fd in held.values():
+            os.close(fd)
+        for cover in reversed(covered):  # what failed half way leaves no trace
+            libc.umount2(os.fsencode(cover), MNT_DETACH)
+
+
+def _mount(
+    libc: ctypes.CDLL, source: str, target: Path, kind: str | None, flags: int, data: str | None
+) -> None:
+    texts = [None if text is None else os.fsencode(text) for text in (source, target, kind, data)]
+    if libc.mount(texts[0], texts[1], texts[2], flags, texts[3]) != 0:
+        raise OSError(ctypes.get_errno(), f"mount {target}")
+
+
+def _open_to_all(folder: Path) -> bool:
+    """Whether any user may reach and read it."""
+    return _reachable(folder) and folder.stat().st_mode & 0o005 == 0o005
+
+
+def _reachable(path: Path) -> bool:
+    """Whether any user may pass through all folders above it."""
+    return all(parent.stat().st_mode & 0o001 for parent in path.parents)
+
+
+def _uids_in_use() -> set[int]:
+    found = set()
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                found.add(entry.stat().st_uid)
+    return found
+
+
+def _tasks_of_user() -> int:
+    if not LINUX:
+        return 0
+    count, uid = 0, os.getuid()
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if entry.stat().st_uid == uid:
+                    count += len(os.listdir(f"/proc/{entry.name}/task"))
+    return count

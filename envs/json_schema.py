@@ -1,0 +1,121 @@
+"""A subset of JSON Schema, enough for answers and tool arguments.
+
+Known: type, enum, const, properties, required, additionalProperties, items, minItems, maxItems,
+uniqueItems, minLength, maxLength, pattern, minimum, maximum, exclusiveMinimum, exclusiveMaximum,
+multipleOf, anyOf, allOf, oneOf, not. A keyword that is not known is refused rather than ignored.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+ANNOTATIONS = frozenset(
+    {"$schema", "$id", "$comment", "title", "description", "default", "examples", "format"}
+)
+TYPES: dict[str, Callable[[Any], bool]] = {
+    "object": lambda v: isinstance(v, dict),
+    "array": lambda v: isinstance(v, list),
+    "string": lambda v: isinstance(v, str),
+    "boolean": lambda v: isinstance(v, bool),
+    "null": lambda v: v is None,
+    "number": lambda v: isinstance(v, int | float) and not isinstance(v, bool),
+    "integer": lambda v: _is_number(v) and float(v).is_integer(),
+}
+BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "minimum": ("number", lambda v, b: v >= b),
+    "maximum": ("number", lambda v, b: v <= b),
+    "exclusiveMinimum": ("number", lambda v, b: v > b),
+    "exclusiveMaximum": ("number", lambda v, b: v < b),
+    "multipleOf": ("number", lambda v, b: (v / b).is_integer() if b else False),
+    "minLength": ("string", lambda v, b: len(v) >= b),
+    "maxLength": ("string", lambda v, b: len(v) <= b),
+    "pattern": ("string", lambda v, b: re.search(b, v) is not None),
+    "minItems": ("array", lambda v, b: len(v) >= b),
+    "maxItems": ("array", lambda v, b: len(v) <= b),
+    "uniqueItems": ("array", lambda v, b: not b or len({_key(i) for i in v}) == len(v)),
+}
+OTHERS = ("type", "enum", "const", "properties", "required", "additionalProperties", "items")
+JOINED = ("anyOf", "allOf", "oneOf", "not")
+KNOWN = frozenset({*BOUNDS, *OTHERS, *JOINED}) | ANNOTATIONS
+
+
+def schema_errors(value: Any, schema: Mapping[str, Any] | bool, at: str = "$") -> list[str]:
+    """What in `value` the schema does not allow, each with its place; [] when it fits.
+
+    Raises ValueError for a schema with a keyword or type that is not known.
+    """
+    if isinstance(schema, bool):
+        return [] if schema else [f"{at}: not allowed"]
+    unknown = sorted(set(schema) - KNOWN)
+    if unknown:
+        raise ValueError(f"the schema uses keywords that are not known: {', '.join(unknown)}")
+    errors = _type_errors(value, schema, at)
+    if "enum" in schema and _key(value) not in {_key(item) for item in schema["enum"]}:
+        errors.append(f"{at}: not one of {schema['enum']}")
+    if "const" in schema and _key(value) != _key(schema["const"]):
+        errors.append(f"{at}: not {schema['const']!r}")
+    for name, (kind, fits) in BOUNDS.items():
+        if name in schema and TYPES[kind](value) and not fits(value, schema[name]):
+            errors.append(f"{at}: {name} is {schema[name]}")
+    if isinstance(value, dict):
+        errors += _object_errors(value, schema, at)
+    if isinstance(value, list) and "items" in schema:
+        for index, item in enumerate(value):
+            errors += schema_errors(item, schema["items"], f"{at}[{index}]")
+    return errors + _joined_errors(value, schema, at)
+
+
+def _type_errors(value: Any, schema: Mapping[str, Any], at: str) -> list[str]:
+    names = schema.get("type", [])
+    names = [names] if isinstance(names, str) else names
+    for name in names:
+        if name not in TYPES:
+            raise ValueError(f"the schema names an unknown type: {name!r}")
+    if names and not any(TYPES[name](value) for name in names):
+        return [f"{at}: not of type {' or '.join(names)}"]
+    return []
+
+
+def _object_errors(value: dict[str, Any], schema: Mapping[str, Any], at: str) -> list[str]:
+    properties = schema.get("properties", {})
+    errors = [
+        f"{at}: {name} is missing" for name in schema.get("required", []) if name not in value
+    ]
+    rest = schema.get("additionalProperties", True)
+    for name, item in value.items():
+        errors += schema_errors(item, properties.get(name, rest), f"{at}.{name}")
+    return errors
+
+
+def _joined_errors(value: Any, schema: Mapping[str, Any], at: str) -> list[str]:
+    errors: list[str] = []
+    for part in schema.get("allOf", []):
+        errors += schema_errors(value, part, at)
+    for name in ("anyOf", "oneOf"):
+        if name in schema:
+            fitting = sum(not schema_errors(value, part, at) for part in schema[name])
+            if not fitting or (name == "oneOf" and fitting > 1):
+                errors.append(f"{at}: fits {fitting} of {name}")
+    if "not" in schema and not schema_errors(value, schema["not"], at):
+        errors.append(f"{at}: is what it must not be")
+    return errors
+
+
+def _is_number(value: Any) -> bool:
+    return TYPES["number"](value)
+
+
+def _key(value: Any) -> str:
+    """Equal for equal JSON values; true and 1 stay apart, 1 and 1.0 do not."""
+
+    def plain(item: Any) -> Any:
+        if isinstance(item, float) and item.is_integer():
+            return int(item)
+        if isinstance(item, list):
+            return [plain(i) for i in item]
+        if isinstance(item, dict):
+            return {k: plain(v) for k, v in item.items()}
+        return item
+
+    return json.dumps(plain(value), sort_keys=True)

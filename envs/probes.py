@@ -1,0 +1,256 @@
+"""Answers that should not be paid, made from a task and its reference answer.
+
+Each tries one way in which a careless scorer pays for something that is no answer. Which of them
+count against a scorer stands in `PROBES`; the others are shown for information.
+"""
+
+import json
+import random
+import re
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+GOLD = "gold"
+PROBES: dict[str, str] = {
+    GOLD: "the reference answer; it should earn the most",
+    "empty": "nothing at all",
+    "junk": "random letters",
+    "prompt echo": "the question repeated",
+    "opener only": "a polite beginning without an answer",
+    "enumerated": "many answers at once, the right one among them",
+    "filler": "many words that say nothing",
+    "format only": "the form of the answer without its content",
+    "negated gold": "the right answer denied",
+    "gold then wrong": "the right answer, then a wrong one",
+    "wrong then gold": "a wrong answer, then the right one",
+    "truncated gold": "the beginning of the right answer",
+    "off by one": "the right answer with one thing changed",
+    "other gold": "the right answer of another row",
+    "last message only": "the last reference message without those before it",
+}
+# A model that corrects itself, or gets there at once, may well be paid.
+INFORMATIVE = frozenset({GOLD, "wrong then gold", "last message only"})
+
+OPENER = "Sure! Here is the answer to your question:"
+FILLER = (
+    "Let me think about this step by step. There are several things to consider here, and each of "
+    "them matters in its own way. First we look at what is asked, then we look at what is given. "
+    "It is important to be careful and to check every step. Taking everything into account, we can "
+    "say that the answer follows from the question, as one would expect. In conclusion, this is "
+    "what we have found, and it is hoped that it helps. "
+)
+LONG_WORDS = 6  # beyond it a core is prose: one letter more or less does not make it wrong
+MANY = 12
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+TAGGED = re.compile(r"(?P<head>.*<(?P<tag>\w+)>)(?P<core>.*?)(?P<tail></(?P=tag)>\s*)", re.DOTALL)
+MARKED = re.compile(
+    r"(?P<head>.*(?:####|\\boxed\{|[Aa]nswer(?: is)?\s*[:=]|[Aa]nswer is)\s*)"
+    r"(?P<core>\S.*?)(?P<tail>[}.]*\s*)",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Core:
+    """A reference answer taken apart: `head` + `text` + `tail`; `text` is what has to be right."""
+
+    head: str
+    text: str
+    tail: str
+    is_json: bool = False
+
+    @property
+    def is_number(self) -> bool:
+        return NUMBER.fullmatch(self.text) is not None
+
+    @property
+    def is_prose(self) -> bool:
+        return not self.is_json and len(self.text.split()) > LONG_WORDS
+
+    def with_text(self, text: str) -> str:
+        return self.head + text + self.tail
+
+
+def take_apart(gold: str) -> Core:
+    """Finds the part of `gold` that has to be right: a JSON value, what a tag or a marker holds,
+    the last number of the last line, else all of it."""
+    if gold.strip()[:1] in ("{", "["):
+        try:
+            json.loads(gold)
+        except ValueError:
+            pass
+        else:
+            return Core("", gold, "", is_json=True)
+    for pattern in (TAGGED, MARKED):
+        match = pattern.fullmatch(gold)
+        if match and match["core"].strip():
+            return Core(match["head"], match["core"], match["tail"])
+    stripped = gold.rstrip()
+    start = stripped.rfind("\n") + 1
+    numbers = list(NUMBER.finditer(stripped, start))
+    if numbers and len(stripped[start:].split()) <= LONG_WORDS:
+        found = numbers[-1]
+        return Core(gold[: found.start()], found.group(), gold[found.end() :])
+    return Core(gold[:start], stripped[start:], gold[len(stripped) :])
+
+
+def text_probes(
+    prompt: str, gold: str | None, others: Sequence[str], rng: random.Random
+) -> dict[str, str]:
+    """The probes for one completion. `others` are reference answers of other rows.
+
+    A probe that would equal the reference answer, or that makes no sense for it, is left out.
+    """
+    probes = {
+        "empty": "",
+        "junk": "".join(rng.choices(string.ascii_lowercase + " ", k=28)).strip() or "qx",
+        "prompt echo": prompt,
+        "opener only": OPENER,
+        "filler": FILLER * 2,
+    }
+    if gold is None:
+        return probes
+    core = take_apart(gold)
+    different = [other for other in others if _plain(other) != _plain(gold)]
+    probes |= _json_probes(core, different) if core.is_json else _core_probes(core, different, rng)
+    if different:
+        probes["other gold"] = rng.choice(different)
+    kept = {name: text for name, text in probes.items() if _plain(text) != _plain(gold)}
+    return {GOLD: gold, **kept}
+
+
+def _core_probes(core: Core, others: Sequence[str], rng: random.Random) -> dict[str, str]:
+    gold = core.with_text(core.text)
+    if core.is_prose:
+        wrong = rng.choice(others) if others else ""
+        truncated = core.text[: len(core.text) // 4]
+    else:
+        wrong = core.with_text(changed(core.text, rng))
+        truncated = core.text[: len(core.text) // 2]
+    blank = "?" if core.head + core.tail else re.sub(r"\w", "x", core.text)
+    probes = {"enumerated": _enumerated(core, others, rng), "format only": core.with_text(blank)}
+    if wrong:
+        probes["gold then wrong"] = f"{gold}\n{wrong}"
+        probes["wrong then gold"] = f"{wrong}\n{gold}"
+    if truncated:
+        probes["truncated gold"] = core.head + truncated
+    if not core.is_prose:
+        probes["negated gold"] = core.with_text("not " + core.text)
+        probes["off by one"] = wrong
+    return probes
+
+
+def _json_probes(core: Core, others: Sequence[str]) -> dict[str, str]:
+    value = json.loads(core.text)
+    wrong = json.dumps(_changed_leaf(value)[0])
+    parsed = [value]
+    for other in others[:MANY]:
+        try:
+            parsed.append(json.loads(other))
+        except ValueError:
+            continue
+    parsed[0], parsed[len(parsed) // 2] = parsed[len(parsed) // 2], parsed[0]
+    probes = {
+        "format only": json.dumps(_emptied(value)),
+        "gold then wrong": f"{core.text}\n{wrong}",
+        "wrong then gold": f"{wrong}\n{core.text}",
+        "truncated gold": core.text[: len(core.text) // 2],
+        "off by one": wrong,
+        "enumerated": json.dumps(parsed),
+    }
+    same = json.dumps(value)
+    return {name: text for name, text in probes.items() if text != same}
+
+
+def _enumerated(core: Core, others: Sequence[str], rng: random.Random) -> str:
+    """Several answers in the form of one, the right one in the middle."""
+    cores = list(dict.fromkeys(take_apart(other).text for other in others[: 4 * MANY]))
+    cores = [text for text in cores if _plain(text) != _plain(core.text)][:MANY]
+    while len(cores) < 3:
+        cores.append(changed(cores[-1] if cores else core.text, rng))
+    cores.insert(len(cores) // 2, core.text)
+    return core.with_text(", ".join(cores))
+
+
+def changed(text: str, rng: random.Random) -> str:
+    """A number one off, a text with one letter or digit replaced by its neighbour."""
+    if NUMBER.fullmatch(text):
+        plain = text.replace(",", "")
+        step = rng.choice((-1, 1))
+        return str(float(plain) + step) if "." in plain else str(int(plain) + step)
+    places = [i for i, letter in enumerate(text) if letter.isascii() and letter.isalnum()]
+    if not places:
+        return text + " x"
+    place = places[-1]
+    following = chr(ord(text[place]) + (-1 if text[place] in "zZ9" else 1))
+    return text[:place] + following + text[place + 1 :]
+
+
+def _changed_leaf(value: Any) -> tuple[Any, bool]:
+    """`value` with its first leaf made wrong, and whether there was one."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            other, done = _changed_leaf(item)
+            if done:
+                return {**value, key: other}, True
+        return {**value, "x": 0}, True
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            other, done = _changed_leaf(item)
+            if done:
+                return [*value[:index], other, *value[index + 1 :]], True
+        return [*value, 0], True
+    if isinstance(value, bool):
+        return not value, True
+    if isinstance(value, int | float):
+        return value + 1, True
+    if isinstance(value, str):
+        return changed(value, random.Random(0)) if value else "x", True
+    return 0, True
+
+
+def _emptied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _emptied(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return []
+    if isinstance(value, bool) or value is None:
+        return value if value is None else False
+    return "" if isinstance(value, str) else 0
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split()).casefold()
+
+
+def message_probes(
+    prompt: str,
+    gold: Sequence[dict[str, Any]],
+    others: Sequence[Sequence[dict[str, Any]]],
+    rng: random.Random,
+) -> dict[str, list[dict[str, Any]]]:
+    """The probes of a multi-turn task: lists of assistant messages to be played in order."""
+    last = str(gold[-1].get("content") or "") if gold else ""
+    texts = [str(other[-1].get("content") or "") for other in others if other]
+    single = text_probes(prompt, last or None, texts, rng)
+    names = ("empty", "junk", "prompt echo", "opener only", "filler", "enumerated")
+    probes = {n: [_said(single[n])] for n in names if n in single}
+    if not gold:
+        return probes
+    played: dict[str, list[dict[str, Any]]] = {GOLD: list(gold)}
+    for name in ("off by one", "negated gold"):
+        if name in single:
+            played[name] = [*gold[:-1], _said(single[name])]
+    if len(gold) > 1:
+        played["truncated gold"] = list(gold[:-1])
+        played["last message only"] = [gold[-1]]
+    different = [other for other in others if list(other) != list(gold)]
+    if different:
+        played["other gold"] = list(rng.choice(different))
+    return played | probes
+
+
+def _said(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}

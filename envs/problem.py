@@ -1,0 +1,52 @@
+"""What is wrong with an environment, in words an author can act on."""
+
+from typing import Any
+
+
+class EnvProblem(Exception):
+    """An environment breaks its contract.
+
+    Args:
+        code: ENV_INVALID, ENV_IMPORT, ENV_PARAM, ENV_DEPS, ENV_SECRETS, ENV_LIMITS or
+            DATASET_INVALID.
+        message: what happened, with the offending value.
+        hint: the next edit to make.
+        file: the file at fault, relative to the environment's folder; "" where there is none.
+        line: its line, 0 where unknown.
+    """
+
+    def __init__(
+        self, code: str, message: str, hint: str = "", file: str = "", line: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.hint = hint
+        self.file = file
+        self.line = line
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}: " if self.line else f"{self.file}: " if self.file else ""
+        return where + self.message
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it crosses the pipe between the env process and its client."""
+        return {
+            "code": self.code,
+            "message": self.message,
+            "hint": self.hint,
+            "file": self.file,
+            "line": self.line,
+        }
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> "EnvProblem":
+        """The problem behind a reply; missing or odd fields become empty ones."""
+        line = data.get("line")
+        return EnvProblem(
+            str(data.get("code") or "ENV_INVALID"),
+            str(data.get("message") or "the environment could not be loaded"),
+            str(data.get("hint") or ""),
+            str(data.get("file") or ""),
+            line if isinstance(line, int) else 0,
+        )

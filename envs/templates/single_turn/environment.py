@@ -1,0 +1,49 @@
+"""One question, one answer that code can check: minutes between two times of a day.
+
+To make it yours: change `tasks` (what is asked, and the reference answer) and `score`.
+"""
+
+import random
+
+from envs import Score, SingleTurnEnv, Task
+from envs.rewards import final_answer, number, parse_number
+
+
+class Minutes(SingleTurnEnv):
+    """`rows` questions, drawn with `seed`; two rows never ask the same."""
+
+    def __init__(self, rows: int, seed: int) -> None:
+        self.rows = rows
+        self.seed = seed
+
+    def tasks(self) -> list[Task]:
+        rng = random.Random(self.seed)
+        starts = rng.sample(range(12 * 60), self.rows)
+        tasks = []
+        for start in starts:
+            minutes = rng.randint(5, 180)
+            question = (
+                f"How many minutes are there from {clock(start)} to {clock(start + minutes)}? "
+                "End with Answer: and the number."
+            )
+            tasks.append(Task(f"from-{start}", question, answer=f"Answer: {minutes}"))
+        return tasks
+
+    def score(self, task: Task, completion: str) -> Score:
+        said = final_answer(completion)
+        right = number(completion, final_answer(task.answer_text))
+        return Score(
+            reward=right,
+            success=right == 1.0,
+            metrics={"readable": float(parse_number(said) is not None)},
+        )
+
+
+def clock(minutes: int) -> str:
+    """15 minutes past midnight as 0:15."""
+    return f"{minutes // 60}:{minutes % 60:02d}"
+
+
+def load_environment(rows: int = 400, seed: int = 1) -> Minutes:
+    """Its arguments are set in environment.toml."""
+    return Minutes(rows, seed)

@@ -1,0 +1,251 @@
+"""The parent of user code: limits before it starts, nothing of it left when it ends.
+
+Started as a script by envs/process.py, in whatever virtual environment the environment needs; only
+the package `envs` is made importable there, never the rest of this installation. It forks once:
+the child loads and serves the environment (envs/child.py), the parent drains its output into a
+capped log and waits. When the client goes away (its end of descriptor 0 closes) or the child ends,
+every descendant is killed, daemons included, and the private folder is removed.
+"""
+
+import contextlib
+import importlib.util
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def _register() -> None:
+    """Makes the package `envs` importable without the folder it lies in."""
+    folder = Path(__file__).resolve().parent
+    spec = importlib.util.spec_from_file_location(
+        "envs", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec is not None and spec.loader is not None  # a .py path always has a loader
+    package = importlib.util.module_from_spec(spec)
+    sys.modules["envs"] = package
+    spec.loader.exec_module(package)
+
+
+if __name__ == "__main__":
+    _register()
+
+from envs import child, confine  # noqa: E402 - the package has to be registered first
+from envs.redact import Redactor  # noqa: E402
+from envs.settings import Limits  # noqa: E402
+
+LOG_LINE = 8192  # a longer line is cut, so that nothing unbounded is held in memory
+TAIL = 1500
+KILL_SECONDS = 5.0
+
+
+class Log:
+    """The user's output: redacted, line by line, up to `cap` bytes in the file."""
+
+    def __init__(self, path: str, cap: int, redactor: Redactor) -> None:
+        self.cap = cap
+        self.redactor = redactor
+        self.pending = b""
+        self.tail = b""
+        self.fd = -1
+        self.written = 0
+        if path:
+            with contextlib.suppress(OSError):
+                self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+                self.written = os.fstat(self.fd).st_size
+
+    def feed(self, data: bytes) -> None:
+        lines = (self.pending + data).split(b"\n")
+        self.pending = lines.pop()
+        for line in lines:
+            self._line(line + b"\n")
+        if len(self.pending) > LOG_LINE:
+            self._line(self.pending + b"\n")
+            self.pending = b""
+
+    def close(self) -> str:
+        """The last words."""
+        if self.pending:
+            self._line(self.pending + b"\n")
+        return self.tail.decode("utf-8", "replace")
+
+    def _line(self, line: bytes) -> None:
+        if len(line) > LOG_LINE:
+            line = line[:LOG_LINE] + b" ...\n"
+        line = self.redactor.clean(line)
+        self.tail = (self.tail + line)[-TAIL:]
+        if self.fd < 0 or self.written >= self.cap:
+            return
+        if self.written + len(line) > self.cap:
+            line = b"... output above %d bytes is dropped\n" % self.cap
+            self.written = self.cap
+        self.written += len(line)
+        with contextlib.suppress(OSError):  # a full disk must not end the environment
+            os.write(self.fd, line)
+
+
+def main() -> None:
+    config = json.loads(sys.argv[1])
+    requests, replies = config["requests"], config["replies"]
+    limits = Limits(**config["limits"])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    confine.prctl(confine.PR_SET_CHILD_SUBREAPER, 1)
+    os.umask(0o022)  # another uid has to read the copy
+    box = Path(config["box"])
+    try:
+        # A copy: user code can neither change the stored version nor needs to reach into the home.
+        _copy(config["source"], box / "source")
+        (box / "work").mkdir()
+        values = {name: os.environ.get(name, "") for name in config["secrets"]}
+        log = Log(config["log"], config["log_cap"], Redactor(values))
+        here = str(Path(__file__).resolve().parent)
+        uid = confine.spare_uid([*filter(None, sys.path), sys.prefix, sys.base_prefix, here], box)
+        if uid is not None:
+            for path in (box, box / "work"):
+                os.chown(path, uid, uid)
+        offline = not limits.network and confine.cut_network()
+        output, output_end = os.pipe()
+        warden = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            _run_child(config, limits, uid, offline, box, output_end, warden)
+        os.close(output_end)
+        os.close(requests)
+        ended = _watch(pid, output, log)
+        _kill_descendants(pid)
+        _drain(output, log)
+        said = {"exit": {**ended, "tail": log.close()}}
+        with contextlib.suppress(OSError):  # the client may be gone
+            os.write(replies, b"\n" + json.dumps(said).encode() + b"\n")
+    finally:
+        _kill_descendants(0)
+        shutil.rmtree(box, ignore_errors=True)
+
+
+def _copy(source: str, target: Path) -> None:
+    """Regular files and folders only, readable by every uid."""
+    target.mkdir()
+    for entry in os.scandir(source):
+        if entry.name.startswith(".") or entry.name == "__pycache__":
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            _copy(entry.path, target / entry.name)
+        elif entry.is_file(follow_symlinks=False):
+            shutil.copyfile(entry.path, target / entry.name)
+
+
+def _run_child(
+    config: dict[str, Any],
+    limits: Limits,
+    uid: int | None,
+    offline: bool,
+    box: Path,
+    output: int,
+    warden: int,
+) -> None:
+    """Never returns: limits itself, loads the environment, serves it, leaves."""
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.setpgid(0, 0)
+        work = box / "work"
+        os.chdir(work)
+        os.environ.update(HOME=str(work), TMPDIR=str(work))
+        null = os.open(os.devnull, os.O_RDONLY)
+        for fd, source in ((0, null), (1, output), (2, output)):
+            os.dup2(source, fd)
+        held = ["own process", "clean environment", *confine.apply(limits, uid)]
+        # Set after the change of uid, which clears it: this process dies with its warden.
+        confine.prctl(confine.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != warden:
+            return
+        held.append("no network" if offline else "network open")
+        hello = {"hello": {"isolation": ", ".join(held), "pid": os.getpid()}}
+        os.write(config["replies"], json.dumps(hello).encode() + b"\n")
+        child.serve(config["requests"], config["replies"], box / "source")
+    finally:
+        sys.stdout.flush()
+        os._exit(0)
+
+
+def _watch(pid: int, output: int, log: Log) -> dict[str, int]:
+    """Waits for the child's end or the client's, whichever comes first."""
+    os.set_blocking(output, False)
+    wake, wake_end = os.pipe()
+    os.set_blocking(wake_end, False)
+    signal.set_wakeup_fd(wake_end)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    poller = select.poll()
+    for fd in (0, output, wake):
+        poller.register(fd, select.POLLIN)
+    while True:
+        reaped, status = os.waitpid(pid, os.WNOHANG)
+        if reaped:
+            code = os.waitstatus_to_exitcode(status)
+            return {"code": max(code, 0), "signal": max(-code, 0)}
+        for fd, _ in poller.poll():
+            if fd == 0:  # the client never writes there: readable means closed
+                return {"code": 0, "signal": 0}
+            if fd == wake:
+                os.read(wake, 512)
+            elif not _drain(output, log, once=True):
+                poller.unregister(output)
+
+
+def _drain(output: int, log: Log, once: bool = False) -> bool:
+    """Moves what was printed into the log; False at the end of the output."""
+    for _ in range(1 if once else 64):
+        try:
+            data = os.read(output, 1 << 16)
+        except BlockingIOError:
+            return True
+        if not data:
+            return False
+        log.feed(data)
+    return True
+
+
+def _kill_descendants(pid: int) -> None:
+    """Kills until nothing is left; orphans come back to this process, their subreaper."""
+    deadline = time.monotonic() + KILL_SECONDS
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if pid:
+                os.killpg(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        for descendant in _descendants():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(descendant, signal.SIGKILL)
+        time.sleep(0.002)
+
+
+def _descendants() -> list[int]:
+    """Every process below this one; where /proc is missing the process group has to do."""
+    if not confine.LINUX:
+        return []
+    children: dict[int, list[int]] = {}
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                stat = Path(entry.path, "stat").read_bytes()
+                parent = int(stat.rpartition(b")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    found, queue = [], [os.getpid()]
+    while queue:
+        below = children.get(queue.pop(), [])
+        found += below
+        queue += below
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""The command line: the server, and the same verbs for people.
+
+Heavy modules are imported inside the command that needs them: `honesmith --help` and the start of
+`honesmith serve` must not wait for tables, templates or schemas (mcp itself costs half a second).
+"""
+# ruff: noqa: PLC0415
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engine.errors import UserError
+from mcp_server import __version__, cli_env, cli_models, cli_runs, verbs
+from mcp_server.terminal import FAILED, OK, HomeFolder, Json, at, command, show
+
+app = typer.Typer(
+    name="honesmith",
+    help="The training server a coding agent can drive and a person can trust.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+DEFAULT_PORT = 8321
+
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")]
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit()
+
+
+@app.command()
+@command
+def serve(
+    http: Annotated[bool, typer.Option("--http", help="Streamable HTTP instead of stdio.")] = False,
+    port: Port = DEFAULT_PORT,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="Host header to accept; needed beyond loopback.")
+    ] = None,
+    root: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder agents may push from (repeatable). Default: the current one."),
+    ] = None,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Offer only what changes nothing.")
+    ] = False,
+    home: HomeFolder = None,
+) -> None:
+    """The MCP server: stdio for an agent that starts it, HTTP with a bearer token for others."""
+    from mcp_server.app import build_server
+
+    where = at(home)
+    server = build_server(where, _roots(root), read_only)
+    if not http:
+        from mcp_server.parent import watch_parent
+
+        watch_parent()
+        server.run()
+        return
+    from mcp_server.bearer import load_token
+    from mcp_server.http_app import allowed_hosts, serve_http
+
+    hosts = allowed_hosts(host, allow_host or ())
+    serve_http(server, load_token(where), host=host, port=port, hosts=hosts)
+
+
+@app.command()
+@command
+def setup(
+    again: Annotated[bool, typer.Option("--again", help="Build it anew.")] = False,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Build the training environment of a light install in the home (CPU or CUDA)."""
+    from engine import setup_env
+
+    if sys.prefix and _has_torch():
+        return show({"summary": f"{sys.executable} has torch; nothing to do."}, as_json)
+    reply = setup_env.setup(at(home), again=again, say=lambda line: typer.echo(line, err=True))
+    return show(reply, as_json)
+
+
+@app.command()
+@command
+def demo(
+    seed: Annotated[int, typer.Option(min=0, help="Of training and sampling.")] = 0,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> int:
+    """Train, judge, deploy and chat with a model on this machine, through a real MCP client."""
+    from mcp_server.demo import run_demo
+
+    return run_demo(home, seed=seed, as_json=as_json)
+
+
+@app.command()
+@command
+def doctor(home: HomeFolder = None, as_json: Json = False) -> int:
+    """What is wrong with this machine, and how to mend it."""
+    from engine import doctor as engine_doctor
+
+    reply = engine_doctor.examine(at(home))
+    show(reply, as_json)
+    return FAILED if reply["failed"] else OK
+
+
+@app.command()
+@command
+def init(
+    folder: Annotated[Path, typer.Argument(help="The project.")] = Path("."),
+    agent: Annotated[
+        list[str] | None,
+        typer.Option(help="claude, cursor, codex, vscode; several with commas."),
+    ] = None,
+    http: Annotated[
+        bool, typer.Option("--http", help="Write address and token instead of a command.")
+    ] = False,
+    port: Port = DEFAULT_PORT,
+    show_only: Annotated[
+        bool, typer.Option("--print", help="Show entries, write nothing.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an entry of ours.")] = False,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Tell coding agents about the server and start a project; nothing is overwritten."""
+    from mcp_server import client_config, starter
+
+    folder = folder.absolute()
+    agents = client_config.check_names(agent or [])
+    launch = client_config.Launch(argv=client_config.serve_argv(folder, home))
+    if http:
+        from mcp_server.bearer import load_token
+
+        url = f"http://127.0.0.1:{port}/mcp"
+        launch = client_config.Launch(url=url, token=load_token(at(home)))
+    if show_only:
+        entries = {name: client_config.shown(name, launch) for name in agents or ["claude"]}
+        if as_json:
+            return show({"entries": entries}, True)
+        for name, entry in entries.items():
+            typer.echo(f"# {client_config.CLIENTS[name].file}\n{entry}")
+        return None
+    _make_folder(folder)
+    done = {
+        client_config.CLIENTS[name].file: client_config.write_entry(folder, name, launch, force)
+        for name in agents
+    }
+    written, kept = starter.starter_project(folder)
+    files = done | dict.fromkeys(written, "written") | dict.fromkeys(kept, "kept")
+    warnings = []
+    if http and agents:
+        warnings.append("The files hold the bearer token: do not commit them.")
+    if not agents:
+        warnings.append("No agent was named: add --agent claude,cursor,codex,vscode.")
+    summary = f"{folder}: {sum(state == 'written' for state in files.values())} files written."
+    reply = {"summary": summary, "files": files, "warnings": warnings}
+    return show(reply, as_json)
+
+
+@app.command()
+@command
+def playbook(
+    section: Annotated[str, typer.Argument(help="A section; default: the contents.")] = "",
+    as_json: Json = False,
+) -> None:
+    """How to train well."""
+    text = verbs.read_playbook(section)
+    show({"section": section, "text": text} if as_json else text, as_json)
+
+
+def _roots(roots: list[Path] | None) -> list[Path] | None:
+    if not roots:
+        return None
+    for root in roots:
+        if not root.is_dir():
+            raise UserError(
+                "BAD_ARGUMENT",
+                f"--root {root} is not a folder",
+                hint="Check the path.",
+                field="root",
+            )
+    return [root.resolve() for root in roots]
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            "BAD_ARGUMENT", f"{folder} cannot be made: {error.strerror}", field="folder"
+        ) from error
+
+
+def _has_torch() -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec("torch") is not None
+
+
+app.add_typer(cli_env.app, name="env")
+for _name, _function in {
+    "status": cli_runs.status,
+    "runs": cli_runs.runs,
+    "dry-run": cli_runs.dry_run,
+    "estimate": cli_runs.estimate,
+    "train": cli_runs.train,
+    "wait": cli_runs.wait,
+    "logs": cli_runs.logs,
+    "rollouts": cli_runs.rollouts,
+    "evaluate": cli_runs.evaluate,
+    "compare": cli_runs.compare,
+    "cancel": cli_runs.cancel,
+    "report": cli_runs.report,
+    "deploy": cli_models.deploy,
+    "undeploy": cli_models.undeploy,
+    "chat": cli_models.chat,
+    "export": cli_models.export,
+}.items():
+    app.command(_name)(_function)
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Commands about trained models: serve, talk to, export."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from mcp_server import verbs
+from mcp_server.terminal import HomeFolder, Json, at, command, show
+
+Trained = Annotated[str, typer.Argument(metavar="RUN", help="RUN, RUN@best or RUN@step20.")]
+
+
+@command
+def deploy(run_id: Trained, home: HomeFolder = None, as_json: Json = False) -> None:
+    """Serve a trained model over the OpenAI chat API."""
+    show(verbs.deploy(at(home), run_id), as_json)
+
+
+@command
+def undeploy(run_id: Trained, home: HomeFolder = None, as_json: Json = False) -> None:
+    """Stop serving a model."""
+    show(verbs.deploy(at(home), run_id, "stop"), as_json)
+
+
+@command
+def export(
+    run_id: Trained,
+    path: Annotated[Path, typer.Argument(help="Folder to write.")],
+    format: Annotated[Literal["adapter", "merged"], typer.Option()] = "adapter",
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Write a trained model's files: the adapter, or base and adapter merged."""
+    show(verbs.deploy(at(home), run_id, "export", format, str(path.absolute())), as_json)
+
+
+@command
+def chat(
+    model: Annotated[str, typer.Argument(help="pebble, a path, a hub id or a run.")],
+    message: Annotated[str, typer.Argument(help="What to say.")],
+    system: Annotated[str, typer.Option(help="System prompt.")] = "",
+    compare_to: Annotated[str, typer.Option(help="A second model.")] = "",
+    max_tokens: Annotated[int, typer.Option(min=1)] = 512,
+    temperature: Annotated[float, typer.Option(min=0, max=2)] = 0.0,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Ask a model one question, optionally beside a second one."""
+    reply = verbs.chat(at(home), model, message, system, compare_to, max_tokens, temperature)
+    show(reply, as_json)

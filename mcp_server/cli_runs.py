@@ -1,0 +1,293 @@
+"""Commands about runs: plan, train, wait, read, judge."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from engine.rows import TERMINAL
+from engine.run_dir import Home
+from mcp_server import verbs
+from mcp_server.terminal import FAILED, OK, HomeFolder, Json, Sets, at, command, settings_from, show
+
+RunId = Annotated[str, typer.Argument(metavar="RUN", help="A run; a unique prefix will do.")]
+Env = Annotated[str, typer.Argument(metavar="ENV", help="A pushed environment.")]
+Model = Annotated[str, typer.Option("--model", help="pebble, a path, a hub id or a run.")]
+Algorithm = Annotated[Literal["sft", "grpo"], typer.Option("--algorithm")]
+Scope = Literal["all", "hardware", "runs", "envs", "models", "datasets", "deployments"]
+Until = Annotated[Literal["end", "first_step", "next_eval", "alert"], typer.Option()]
+Pick = Literal["worst", "best", "random", "median", "truncated", "error", "group", "changed"]
+Limit = Annotated[int, typer.Option("--limit", min=1, help="How many.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Stay until it ends.")]
+
+
+@command
+def status(
+    scope: Annotated[Scope, typer.Argument()] = "all",
+    limit: Limit = 20,
+    cursor: str = "",
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Devices, queue, runs, environments, models, deployments."""
+    show(verbs.get_status(at(home), scope, limit, cursor), as_json)
+
+
+@command
+def runs(
+    limit: Limit = 20, cursor: str = "", home: HomeFolder = None, as_json: Json = False
+) -> None:
+    """The runs of this home, newest first."""
+    show(verbs.get_status(at(home), "runs", limit, cursor), as_json)
+
+
+@command
+def dry_run(
+    env: Env,
+    model: Model = "pebble",
+    algorithm: Algorithm = "grpo",
+    settings: Sets = None,
+    samples: Annotated[int, typer.Option(min=0, max=64, help="Also try the model.")] = 0,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> int:
+    """Check a plan before spending anything."""
+    reply = verbs.dry_run(at(home), env, model, algorithm, settings_from(settings), samples)
+    show(reply, as_json, "plan")
+    failed = any(check.get("status") == "fail" for check in reply.get("checks", []))
+    return FAILED if failed else OK
+
+
+@command
+def estimate(
+    env: Env,
+    model: Model = "pebble",
+    algorithm: Algorithm = "grpo",
+    settings: Sets = None,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """What a run will take."""
+    show(verbs.estimate_cost(at(home), env, model, algorithm, settings_from(settings)), as_json)
+
+
+@command
+def train(
+    env: Annotated[
+        str, typer.Argument(metavar="[ENV|FILE.toml]", help="An environment, or a TOML file.")
+    ] = "",
+    model: Annotated[str, typer.Option(help="Default: pebble, or what the file says.")] = "",
+    algorithm: Annotated[
+        Literal["", "sft", "grpo"], typer.Option(help="Default: grpo, or what the file says.")
+    ] = "",
+    settings: Sets = None,
+    note: Annotated[str, typer.Option(help="Why this run.")] = "",
+    expect: Annotated[
+        Literal["", "better", "no_difference"], typer.Option(help="Your prediction.")
+    ] = "",
+    parent: Annotated[str, typer.Option(help="Run to compare the settings with.")] = "",
+    max_gpu_hours: Annotated[float, typer.Option(min=0, help="Cap on device hours.")] = 2.0,
+    request_id: Annotated[str, typer.Option(help="Makes a retry safe.")] = "",
+    resume: Annotated[str, typer.Option(metavar="RUN", help="Continue a run.")] = "",
+    wait: Wait = False,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> int:
+    """Queue a training run; it goes on when this command has returned."""
+    where = at(home)
+    plan: dict[str, Any] = {"model": "pebble", "algorithm": "grpo", "env_id": env, "settings": {}}
+    if resume:
+        plan = {}
+    elif env.endswith(".toml"):
+        plan = _plan_of(Path(env))
+    plan |= {"model": model} if model else {}
+    plan |= {"algorithm": algorithm} if algorithm else {}
+    if settings:
+        plan["settings"] = plan.get("settings", {}) | settings_from(settings)
+    reply = verbs.submit_train(
+        where,
+        **plan,
+        note=note,
+        expect=expect,
+        parent=parent,
+        max_gpu_hours=max_gpu_hours,
+        request_id=request_id,
+        resume=resume,
+    )
+    return _submitted(where, reply, wait, as_json)
+
+
+@command
+def wait(
+    run_id: RunId,
+    until: Until = "end",
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds; 0: no limit.")] = 0,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> int:
+    """Wait for a run, with its progress. Exit status 1 when it failed or time was up."""
+    return _follow(at(home), run_id, until, timeout, as_json)
+
+
+@command
+def logs(
+    run_id: RunId,
+    view: Annotated[Literal["metrics", "events", "console", "error"], typer.Option()] = "console",
+    keys: Annotated[list[str] | None, typer.Option("--key", help="A metric.")] = None,
+    grep: Annotated[str, typer.Option(help="Only lines with this text.")] = "",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it ends.")] = False,
+    limit: Limit = 50,
+    cursor: str = "",
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """What a run wrote."""
+    where = at(home)
+    while True:
+        reply = verbs.read_logs(where, run_id, view, keys or (), grep, limit, cursor)
+        if not follow:
+            return show(reply, as_json)
+        if reply.get("rows") or reply.get("lines"):
+            show(reply, as_json)
+        cursor = reply.get("next_cursor", cursor)
+        if verbs.wait_run(where, run_id, timeout_s=1).get("state") in TERMINAL and not (
+            reply.get("rows") or reply.get("lines")
+        ):
+            return None
+
+
+@command
+def rollouts(
+    run_id: RunId,
+    pick: Annotated[Pick, typer.Option()] = "worst",
+    step: Annotated[int, typer.Option(min=-1, help="-1: the latest.")] = -1,
+    where: Annotated[str, typer.Option(help='e.g. "reward < 0.5".')] = "",
+    tokens: Annotated[bool, typer.Option("--tokens", help="Ids and loss mask.")] = False,
+    limit: Limit = 3,
+    max_chars: Annotated[int, typer.Option(min=50, help="Of each text.")] = 1200,
+    cursor: str = "",
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """What the model wrote and what it earned."""
+    reply = verbs.read_rollouts(
+        at(home), run_id, pick, step, where, tokens, limit, max_chars, cursor
+    )
+    show(reply, as_json)
+
+
+@command
+def evaluate(
+    env: Env,
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Models to score.")],
+    split: Annotated[Literal["heldout", "train"], typer.Option()] = "heldout",
+    rows: Annotated[int, typer.Option(min=1, help="Tasks.")] = 100,
+    attempts: Annotated[int, typer.Option(min=1, help="Per task.")] = 1,
+    settings: Sets = None,
+    wait: Wait = False,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> int:
+    """Score models on the same tasks."""
+    where = at(home)
+    reply = verbs.evaluate(where, env, models, split, rows, attempts, settings_from(settings))
+    return _submitted(where, reply, wait, as_json)
+
+
+@command
+def compare(
+    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Before, then after.")],
+    env: Annotated[str, typer.Option("--env", "--env-id", help="Where they met.")] = "",
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Did it get better?"""
+    show(verbs.compare_runs(at(home), ids, env), as_json)
+
+
+@command
+def cancel(
+    run_id: RunId,
+    reason: Annotated[str, typer.Option(help="Kept with the run.")] = "",
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Stop a run after a checkpoint."""
+    show(verbs.cancel_run(at(home), run_id, reason), as_json)
+
+
+@command
+def report(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> None:
+    """Write the report of a run and say where it is."""
+    # Templates and statistics: only this command needs them.
+    from engine.evidence import report as reports  # noqa: PLC0415
+
+    where = at(home)
+    full = verbs.wait_run(where, run_id, timeout_s=0).get("run_id", run_id)
+    path = reports.write_report(where, full)
+    show({"summary": f"The report of {full} is {path}", "report": str(path)}, as_json)
+
+
+def _plan_of(path: Path) -> dict[str, Any]:
+    # The schema costs more to import than the rest of this command.
+    from engine import config  # noqa: PLC0415
+
+    model, algorithm, env_id, settings = config.load_toml(path)
+    plan = {"model": model, "algorithm": algorithm, "env_id": env_id, "settings": settings}
+    return {name: value for name, value in plan.items() if value}
+
+
+def _submitted(home: Home, reply: dict[str, Any], wait: bool, as_json: bool) -> int:
+    if not wait:
+        show(reply, as_json, "run")
+        return OK
+    if not as_json:
+        show(reply, as_json, "run")
+    return _follow(home, str(reply["run_id"]), "end", 0, as_json)
+
+
+def _follow(home: Home, run_id: str, until: str, timeout_s: float, as_json: bool) -> int:
+    """Wait in bounded steps, showing progress; the exit status says how the run stands."""
+    deadline = time.monotonic() + timeout_s if timeout_s else None
+    line = _ProgressLine(quiet=as_json)
+    cursor = ""
+    while True:
+        left = 30.0 if deadline is None else min(30.0, max(0.0, deadline - time.monotonic()))
+        reply = verbs.wait_run(home, run_id, until, left, cursor, on_progress=line.show)
+        cursor = reply.get("cursor", cursor)
+        over = reply.get("state") in TERMINAL or (until != "end" and bool(reply.get("reached")))
+        if over or (deadline is not None and time.monotonic() >= deadline):
+            break
+    line.close()
+    show(reply, as_json, "run")
+    return OK if over and reply.get("state") not in ("failed", "cancelled") else FAILED
+
+
+class _ProgressLine:
+    """One line on stderr, rewritten in place on a terminal, left out elsewhere."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._on = sys.stderr.isatty() and not quiet
+        self._last = ""
+
+    def show(self, status: dict[str, Any]) -> None:
+        if not self._on:
+            return
+        from mcp_server.paint import duration  # noqa: PLC0415  rich, only for a terminal
+
+        text = f"{status.get('run_id', '')} {status.get('state', '')}"
+        if status.get("total_steps"):
+            text += f" {status.get('step', 0)}/{status['total_steps']}"
+        if status.get("eta_s") is not None:
+            text += f", {duration(status['eta_s'])} left"
+        if text != self._last:
+            sys.stderr.write("\r\x1b[2K" + text)
+            sys.stderr.flush()
+            self._last = text
+
+    def close(self) -> None:
+        if self._last:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()

@@ -1,0 +1,1 @@
+from mcp_server.app import mcp as mcp

@@ -1,0 +1,171 @@
+"""How the command line talks: options every command has, output for people and for programs.
+
+With `--json` a command prints one JSON value on stdout and nothing else. Without it, it prints for
+people: tables as wide as the terminal, no colours where nobody sees them. Exit status: 0 ok, 1 the
+work failed, 2 the input was wrong.
+"""
+
+import functools
+import json
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from engine.errors import UserError
+from engine.run_dir import Home
+from mcp_server.log import log, log_file, log_to
+from mcp_server.replies import clean
+
+OK, FAILED, WRONG = 0, 1, 2
+
+# Refusals that better input would not have avoided.
+_WORK_FAILED = {
+    "INTERNAL",
+    "DEPLOY_FAILED",
+    "DEVICE_BUSY",
+    "DISK_FULL",
+    "HOME_UNUSABLE",
+    "NO_TORCH",
+}
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON value.")]
+HomeFolder = Annotated[
+    Path | None,
+    typer.Option("--home", metavar="DIR", help="Home folder.", envvar="HONESMITH_HOME"),
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="A setting, e.g. --set steps=60."),
+]
+
+
+def command(function: Callable[..., int | None]) -> Callable[..., None]:
+    """Turn a function that returns an exit status, or raises UserError, into a command."""
+
+    @functools.wraps(function)
+    def run(**arguments: Any) -> None:
+        as_json = bool(arguments.get("as_json"))
+        try:
+            status = function(**arguments)
+        except UserError as error:
+            refuse(error, as_json)
+            status = FAILED if error.code in _WORK_FAILED else WRONG
+        except KeyboardInterrupt:
+            sys.stderr.write("\nstopped; runs go on\n")
+            status = 130
+        except BrokenPipeError:  # `honesmith logs | head`
+            sys.stderr.close()
+            status = OK
+        except Exception as error:  # noqa: BLE001  the outermost handler of every command
+            refuse(_internal(function.__name__, error, arguments.get("home")), as_json)
+            status = FAILED
+        raise typer.Exit(status or OK)
+
+    return run
+
+
+def _internal(name: str, error: Exception, home: Path | None) -> UserError:
+    """A person gets a sentence, the log the traceback."""
+    where = Home.locate(home)
+    log_to(where)
+    log.error("%s failed", name, exc_info=error)
+    return UserError(
+        "INTERNAL", f"{type(error).__name__}: {error}", hint=f"Details: {log_file(where)}"
+    )
+
+
+def show(reply: Any, as_json: bool, paint: str = "reply") -> None:
+    """Print a reply: as JSON, or for a person by the painter of that name."""
+    if as_json:
+        typer.echo(json.dumps(clean(reply), ensure_ascii=False, allow_nan=False, indent=1))
+        return
+    # 40 ms, and `serve` never paints.
+    from mcp_server import paint as painters  # noqa: PLC0415
+
+    getattr(painters, paint)(clean(reply))
+
+
+def refuse(error: UserError, as_json: bool) -> None:
+    """Print why nothing was done and what to do instead."""
+    if as_json:
+        typer.echo(json.dumps(clean(error.payload()), ensure_ascii=False, indent=1))
+        return
+    lines = [f"error: {error.message} [{error.code}]"]
+    if error.hint:
+        lines.append(f"  try: {error.hint}")
+    if error.playbook:
+        lines.append(f"  read: honesmith playbook {error.playbook}")
+    typer.echo(clean("\n".join(lines)), err=True)
+
+
+def at(home: Path | None) -> Home:
+    """The home of a command."""
+    return Home.locate(home)
+
+
+def settings_from(pairs: Sequence[str] | None) -> dict[str, Any]:
+    """`["steps=60", "loss=dapo"]` as settings; a value is JSON where it can be, else text.
+
+    Raises UserError BAD_ARGUMENT on a pair without "=".
+    """
+    settings: dict[str, Any] = {}
+    for pair in pairs or ():
+        name, equals, text = pair.partition("=")
+        if not equals or not name.strip():
+            raise UserError(
+                "BAD_ARGUMENT",
+                f"--set {pair} is not NAME=VALUE",
+                hint="For example --set steps=60 --set learning_rate=1e-4.",
+                field="set",
+            )
+        try:
+            settings[name.strip()] = json.loads(text)
+        except ValueError:
+            settings[name.strip()] = text
+    return settings
+
+
+def as_command(call: Mapping[str, Any]) -> str:
+    """A suggested tool call as the command a person would type."""
+    tool, arguments = str(call.get("tool", "")), dict(call.get("arguments", {}))
+    name, first = _COMMANDS.get(tool, (tool.replace("_", "-"), ()))
+    if tool == "deploy" and arguments.get("action") in ("stop", "export"):
+        name = {"stop": "undeploy", "export": "export"}[arguments.pop("action")]
+    words = ["honesmith", *name.split()]
+    words += [str(arguments.pop(key)) for key in first if key in arguments]
+    for key, value in arguments.items():
+        if key == "settings":
+            words += [word for k, v in value.items() for word in ("--set", f"{k}={_value(v)}")]
+        elif value is True:
+            words.append(f"--{key.replace('_', '-')}")
+        elif isinstance(value, list):
+            words += [str(item) for item in value]
+        elif value not in ("", None, False) and key != "cursor":
+            words += [f"--{key.replace('_', '-')}", str(value)]
+    return shlex.join(words)
+
+
+_COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "get_status": ("status", ()),
+    "push_env": ("env push", ("path",)),
+    "dry_run": ("dry-run", ("env_id",)),
+    "estimate_cost": ("estimate", ("env_id",)),
+    "submit_train": ("train", ("env_id",)),
+    "wait_run": ("wait", ("run_id",)),
+    "read_logs": ("logs", ("run_id",)),
+    "read_rollouts": ("rollouts", ("run_id",)),
+    "evaluate": ("evaluate", ("env_id",)),
+    "compare_runs": ("compare", ()),
+    "deploy": ("deploy", ("run_id",)),
+    "chat": ("chat", ("model", "message")),
+    "cancel_run": ("cancel", ("run_id",)),
+    "read_playbook": ("playbook", ("section",)),
+}
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

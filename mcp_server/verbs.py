@@ -1,0 +1,296 @@
+"""The verbs of Honesmith: each calls exactly one engine function and fills in what it left out.
+
+The MCP tools and the command line are two faces of these functions. Engine modules are imported
+inside them because a server must answer its first request before it needs any of them
+(measured: the imports together cost more than the rest of the start-up that is ours).
+"""
+# ruff: noqa: PLC0415
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.errors import UserError
+from engine.run_dir import Home
+from mcp_server.replies import fit
+
+Reply = dict[str, Any]
+MAX_WAIT_S = 50.0
+
+
+def get_status(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") -> Reply:
+    from engine import runs
+
+    reply = fit(lambda count: runs.overview(home, scope, count, cursor), limit)
+    return filled(reply, f"Status of {scope}.")
+
+
+def push_env(
+    home: Home,
+    path: str,
+    name: str = "",
+    install: bool = False,
+    roots: Sequence[Path] | None = None,
+) -> Reply:
+    from engine import registry
+
+    if roots is None:
+        reply = registry.push_env(home, path, name=name, install=install)
+    else:
+        place = from_roots(path, roots)
+        reply = registry.push_env(home, place, name=name, install=install, roots=list(roots))
+    env_id = reply.get("env_id", "")
+    return filled(reply, f"Pushed {env_id}.", suggest("dry_run", env_id=env_id))
+
+
+def dry_run(
+    home: Home,
+    env_id: str,
+    model: str = "pebble",
+    algorithm: str = "grpo",
+    settings: dict[str, Any] | None = None,
+    samples: int = 0,
+) -> Reply:
+    from engine import dry_run as engine_dry_run
+
+    reply = engine_dry_run.dry_run(home, env_id, model, algorithm, settings or {}, samples)
+    return filled(reply, f"Checked {algorithm} of {model} on {env_id}.")
+
+
+def estimate_cost(
+    home: Home,
+    env_id: str,
+    model: str = "pebble",
+    algorithm: str = "grpo",
+    settings: dict[str, Any] | None = None,
+) -> Reply:
+    from engine import estimate
+
+    reply = estimate.estimate_cost(home, env_id, model, algorithm, settings or {})
+    return filled(reply, f"Estimated {algorithm} of {model} on {env_id}.")
+
+
+def submit_train(
+    home: Home,
+    env_id: str = "",
+    model: str = "pebble",
+    algorithm: str = "grpo",
+    settings: dict[str, Any] | None = None,
+    note: str = "",
+    expect: str = "",
+    parent: str = "",
+    max_gpu_hours: float = 2.0,
+    request_id: str = "",
+    resume: str = "",
+) -> Reply:
+    from engine import runs
+
+    reply = runs.submit(
+        home,
+        env_id=env_id,
+        model=model,
+        algorithm=algorithm,
+        settings=settings or {},
+        note=note,
+        expect=expect,
+        parent=parent,
+        max_gpu_hours=max_gpu_hours,
+        request_id=request_id,
+        resume=resume,
+    )
+    run_id = reply.get("run_id", "")
+    reply.setdefault("metrics_uri", f"run://{run_id}/metrics")
+    return filled(
+        reply, f"{run_id} is {reply.get('state', 'queued')}.", suggest("wait_run", run_id=run_id)
+    )
+
+
+def wait_run(
+    home: Home,
+    run_id: str,
+    until: str = "end",
+    timeout_s: float = 45.0,
+    cursor: str = "",
+    on_progress: Callable[[Reply], None] | None = None,
+) -> Reply:
+    from engine import runs
+
+    timeout_s = min(max(timeout_s, 0.0), MAX_WAIT_S)
+    reply = runs.wait(home, run_id, until, timeout_s, cursor, on_progress=on_progress)
+    run_id = reply.get("run_id", run_id)
+    return filled(reply, f"{run_id} is {reply.get('state')}.", *_after_wait(run_id, until, reply))
+
+
+def read_logs(
+    home: Home,
+    run_id: str,
+    view: str = "metrics",
+    keys: Sequence[str] = (),
+    grep: str = "",
+    limit: int = 50,
+    cursor: str = "",
+) -> Reply:
+    from engine import reading
+
+    names = list(keys)
+    reply = fit(
+        lambda count: reading.read_logs(home, run_id, view, names, grep, count, cursor), limit
+    )
+    return filled(reply, f"{view} of {run_id}.")
+
+
+def read_rollouts(
+    home: Home,
+    run_id: str,
+    pick: str = "worst",
+    step: int = -1,
+    where: str = "",
+    tokens: bool = False,
+    limit: int = 3,
+    max_chars: int = 1200,
+    cursor: str = "",
+) -> Reply:
+    from engine import reading
+
+    reply = fit(
+        lambda count: reading.read_rollouts(
+            home, run_id, pick, step, where, tokens, count, max_chars, cursor
+        ),
+        limit,
+    )
+    return filled(reply, f"{pick} rollouts of {run_id}.")
+
+
+def evaluate(
+    home: Home,
+    env_id: str,
+    models: Sequence[str],
+    split: str = "heldout",
+    rows: int = 100,
+    attempts: int = 1,
+    settings: dict[str, Any] | None = None,
+    regrade: str = "",
+) -> Reply:
+    from engine import runs
+
+    reply = runs.submit_evaluation(
+        home,
+        env_id=env_id,
+        models=list(models),
+        split=split,
+        rows=rows,
+        attempts=attempts,
+        settings=settings or {},
+        regrade=regrade,
+    )
+    run_id = reply.get("run_id", "")
+    return filled(
+        reply, f"{run_id} is {reply.get('state', 'queued')}.", suggest("wait_run", run_id=run_id)
+    )
+
+
+def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
+    from engine.evidence import compare
+
+    return filled(compare.compare_runs(home, list(ids), env_id), f"Compared {', '.join(ids)}.")
+
+
+def deploy(
+    home: Home,
+    run_id: str,
+    action: str = "start",
+    format: str = "adapter",
+    path: str = "",
+    roots: Sequence[Path] | None = None,
+) -> Reply:
+    from engine import serving
+
+    if action == "export" and path and roots is not None:
+        path = str(inside_roots(path, roots))
+    reply = serving.deploy(home, run_id, action, format, path)
+    after = [suggest("chat", model=reply.get("model", run_id), message="...")]
+    return filled(reply, f"{action} {run_id}: done.", *(after if action == "start" else []))
+
+
+def chat(
+    home: Home,
+    model: str,
+    message: str,
+    system: str = "",
+    compare_to: str = "",
+    max_tokens: int = 512,
+    temperature: float = 0.0,
+) -> Reply:
+    from engine import serving
+
+    reply = serving.chat(home, model, message, system, compare_to, max_tokens, temperature)
+    return filled(reply, f"{model} answered.")
+
+
+def cancel_run(home: Home, run_id: str, reason: str = "") -> Reply:
+    from engine import runs
+
+    reply = runs.cancel(home, run_id, reason)
+    run_id = reply.get("run_id", run_id)
+    return filled(
+        reply, f"{run_id} is {reply.get('state')}.", suggest("submit_train", resume=run_id)
+    )
+
+
+def read_playbook(section: str = "") -> str:
+    import playbook
+
+    return playbook.read(section)
+
+
+def suggest(tool: str, **arguments: Any) -> Reply:
+    """One suggested call."""
+    return {"tool": tool, "arguments": arguments}
+
+
+def filled(reply: Reply, summary: str, *after: Reply) -> Reply:
+    """`reply` with what the engine left out: a sentence, suggested calls, warnings."""
+    head = {
+        "summary": reply.get("summary") or summary,
+        "next": reply["next"] if reply.get("next") is not None else list(after),
+        "warnings": reply.get("warnings") or [],
+    }
+    return head | {name: item for name, item in reply.items() if name not in head}
+
+
+def from_roots(path: str, roots: Sequence[Path]) -> str:
+    """A relative path as it stands in the folder that holds it: here, else in one of `roots`.
+
+    Clients start servers anywhere, and an agent names folders as they lie in its project.
+    """
+    if not path or "\0" in path or Path(path).expanduser().is_absolute() or Path(path).exists():
+        return path
+    return next((str(root / path) for root in roots if (root / path).exists()), path)
+
+
+def inside_roots(path: str, roots: Sequence[Path]) -> Path:
+    """`path` resolved, links followed. Raises UserError PATH_OUTSIDE_ROOTS outside `roots`."""
+    resolved = Path(path).expanduser().resolve()
+    if any(resolved.is_relative_to(root.resolve()) for root in roots):
+        return resolved
+    allowed = ", ".join(str(root) for root in roots) or "none"
+    raise UserError(
+        "PATH_OUTSIDE_ROOTS",
+        f"{path} lies outside the folders this server may use ({allowed})",
+        hint="Choose a path inside them, or start the server with another --root FOLDER.",
+        field="path",
+    )
+
+
+def _after_wait(run_id: str, until: str, reply: Reply) -> list[Reply]:
+    state = reply.get("state")
+    if state == "done":
+        return [suggest("read_rollouts", run_id=run_id), suggest("deploy", run_id=f"{run_id}@best")]
+    if state == "failed":
+        return [suggest("read_logs", run_id=run_id, view="error")]
+    if state == "cancelled":
+        return [suggest("submit_train", resume=run_id)]
+    again = {"run_id": run_id, "until": until}
+    if reply.get("cursor"):
+        again["cursor"] = reply["cursor"]
+    return [suggest("wait_run", **again)]

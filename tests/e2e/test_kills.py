@@ -1,0 +1,171 @@
+"""kill -9 of everything that can be killed, with real torch trainers."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from loop_client import TERMINAL, agent
+from loops import ENVIRONMENT, curve, make_run, metrics, push
+from loops import go as train_here
+from mcp import Client, StdioServerParameters
+
+from engine import runs
+from engine.run_dir import Home, RunDir
+from engine.submit import submit
+
+pytestmark = [pytest.mark.worker, pytest.mark.e2e, pytest.mark.timeout(60)]
+
+SETTINGS: dict[str, Any] = {
+    "steps": 12,
+    "batch_size": 8,
+    "eval_every": 4,
+    "eval_rows": 10,
+    "save_every": 2,
+    "learning_rate": 1e-3,
+    "seed": 3,
+}
+
+
+def start(home: Home, env: str, **changes: Any) -> RunDir:
+    answer = submit(home, env_id=env, algorithm="sft", settings=SETTINGS | changes)
+    return home.run(answer["run_id"])
+
+
+def until(condition: Callable[[], Any], within_s: float = 40) -> Any:
+    """Poll with a deadline: the processes under test are not ours to be told by."""
+    deadline = time.monotonic() + within_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.01)
+    return found
+
+
+def processes(run: RunDir, module: str) -> list[psutil.Process]:
+    """Living processes of this run that run `module`."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        line = process.info["cmdline"] or []
+        if module in line and str(run.path) in line and process.info["status"] != "zombie":
+            found.append(process)
+    return found
+
+
+def stepped(run: RunDir, step: int) -> Callable[[], bool]:
+    return lambda: run.metrics.exists() and (metrics(run) or [{"step": -1}])[-1]["step"] >= step
+
+
+def ended(home: Home, run: RunDir) -> Callable[[], dict[str, Any] | None]:
+    def look() -> dict[str, Any] | None:
+        status = runs.status(home, run.id)
+        return status if status["state"] in TERMINAL else None
+
+    return look
+
+
+def expected_curve(home: Home, env: str, **changes: Any) -> list[dict[str, Any]]:
+    """The same run, uninterrupted, in this process."""
+    whole = make_run(home, env, "sft", SETTINGS | changes, run_id="uninterrupted-1")
+    train_here(whole)
+    return curve(whole)
+
+
+def same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> bool:
+    return json.dumps(ours, sort_keys=True) == json.dumps(theirs, sort_keys=True)
+
+
+async def test_a_killed_server_leaves_its_run_alone(home: Home, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    push(home, project / "sums", ENVIRONMENT)
+    argv = ["-P", "-m", "mcp_server.cli", "serve", "--home", str(home.root)]
+    server = StdioServerParameters(command=sys.executable, args=argv, env=dict(os.environ))
+    try:
+        async with Client(server) as client:
+            plan = {"env_id": "sums", "algorithm": "sft", "settings": SETTINGS}
+            result = await client.call_tool("submit_train", plan)
+            assert result.structured_content is not None
+            run = home.run(result.structured_content["run_id"])
+            await asyncio.to_thread(until, stepped(run, 2))
+            mine = [
+                p
+                for p in psutil.Process().children(recursive=True)
+                if "mcp_server.cli" in p.cmdline()
+            ]
+            assert mine
+            for process in mine:
+                process.kill()
+    except Exception:  # noqa: BLE001 - the client may mind losing its server; we do not
+        pass
+    async with agent(home, project) as a:
+        done = await a.wait(run.id)
+    assert done["state"] == "done"
+    assert [line["step"] for line in metrics(run)] == list(range(13))
+
+
+def test_a_killed_trainer_is_failed_with_its_signal_and_resumes_to_the_same_curve(
+    home: Home, tmp_path: Path
+) -> None:
+    env = push(home, tmp_path / "sums")
+    wanted = expected_curve(home, env)
+    run = start(home, env)
+    until(stepped(run, 5))
+    (trainer,) = processes(run, "engine.worker")
+    trainer.send_signal(signal.SIGKILL)
+    status = until(ended(home, run))
+    assert status["state"] == "failed"
+    assert status["error"]["kind"] == "killed"
+    assert "9" in status["error"]["message"]
+    assert status["error"]["last_checkpoint"].startswith("step_")
+    answer = submit(home, resume=run.id)
+    assert answer["run_id"] == run.id and answer["attempt"] == 2
+    assert until(ended(home, run))["state"] == "done"
+    assert same(curve(run), wanted)
+    assert run.log(1).exists() and run.log(2).exists()
+
+
+def test_a_killed_supervisor_takes_its_trainer_along_and_the_run_is_continued(
+    home: Home, tmp_path: Path
+) -> None:
+    env = push(home, tmp_path / "sums")
+    wanted = expected_curve(home, env)
+    run = start(home, env)
+    until(stepped(run, 5))
+    trainers = processes(run, "engine.worker")
+    for process in processes(run, "engine.supervisor") + trainers:
+        process.send_signal(signal.SIGKILL)
+    until(lambda: not processes(run, "engine.worker"))
+    # The next process that touches the home continues it: here, a look at its status.
+    assert until(ended(home, run))["state"] == "done"
+    assert runs.status(home, run.id)["attempt"] == 2
+    assert same(curve(run), wanted)
+
+
+async def test_two_servers_on_one_home_start_one_run_and_queue_the_other(
+    home: Home, tmp_path: Path
+) -> None:
+    project = tmp_path / "project"
+    push(home, project / "sums", ENVIRONMENT)
+    plan = {"env_id": "sums", "algorithm": "sft", "settings": SETTINGS | {"steps": 4}}
+    async with agent(home, project) as one, agent(home, project) as two:
+        answers = await asyncio.gather(
+            one.call("submit_train", **plan), two.call("submit_train", **plan)
+        )
+        ids = [a["run_id"] for a in answers]
+        assert len(set(ids)) == 2
+        states = {r["run_id"]: r for r in (await one.call("get_status", scope="runs"))["runs"]}
+        waiting = [i for i in ids if states[i]["state"] == "queued"]
+        assert len(waiting) == 1
+        assert (await two.call("wait_run", run_id=waiting[0], timeout_s=0))["queue_position"] == 1
+        for run_id in ids:
+            assert (await one.wait(run_id))["state"] == "done"
+    for run_id in ids:
+        events = home.run(run_id).events.read_text().splitlines()
+        started = [e for e in map(json.loads, events) if e["event"] == "started"]
+        assert len(started) == 1, "a run was started twice"

@@ -1,0 +1,282 @@
+"""Comparing runs, evaluations and model references that share tasks."""
+
+import json
+import random
+
+import pytest
+
+from engine.errors import UserError
+from engine.evidence.arms import sampling_of
+from engine.evidence.compare import compare_runs
+
+GREEDY = {"max_tokens": 64, "temperature": 1.0, "top_p": 1.0, "stop": [], "thinking": False}
+
+
+@pytest.fixture
+def evaluation(make_run, rows):
+    """evaluation({"pebble": 30, ...}) -> a finished evaluation; each ref solves that many tasks."""
+
+    def make(solved, n=100, *, attempts=1, settings=None, env_id="arith@0123456789ab"):
+        run = make_run(
+            "evaluate",
+            kind="evaluate",
+            env_id=env_id,
+            models=[{"ref": ref} for ref in solved],
+            attempts=attempts,
+            settings=GREEDY | (settings or {}),
+        )
+        for index, count in enumerate(solved.values()):
+            run.model_evals(
+                index,
+                [
+                    rows.eval(f"t{i}", i < count, attempt=attempt)
+                    for i in range(n)
+                    for attempt in range(attempts)
+                ],
+            )
+        return run.finish()
+
+    return make
+
+
+@pytest.fixture
+def trained(make_run, rows):
+    """trained(share, settings={...}) -> a finished training run on 200 reported tasks."""
+
+    def make(share, algorithm="grpo", before=0.3, seed=0, **kwargs):
+        rng = random.Random(seed)
+        settings = {"learning_rate": 1e-4, "max_tokens": 64} | kwargs.pop("settings", {})
+        run = make_run(algorithm, settings=settings, **kwargs)
+        hard = [(i * 7919 % 400) / 400 for i in range(400)]
+        for step, level in ((0, before), (20, share)):
+            run.evals(step, rows.halved(lambda i, v=level: hard[i] + rng.gauss(0, 0.05) < v, 400))
+        return run.checkpoint(20, best=True).finish()
+
+    return make
+
+
+def test_one_evaluation_of_two_models_is_compared_by_its_id_alone(home, evaluation):
+    run = evaluation({"pebble": 30, "arith-grpo-9": 70})
+    found = compare_runs(home, [run.id])
+    assert found["verdict"] == "better" and found["reference"] == "pebble"
+    assert [arm["value"] for arm in found["arms"]] == [0.3, 0.7]
+    (comparison,) = found["comparisons"]
+    assert comparison["difference"] == pytest.approx(0.4) and comparison["n"] == 100
+    assert comparison["gained"] == 40 and comparison["lost"] == 0
+    assert "p_adjusted" not in comparison
+    assert found["flips"]["gained"][0]["after"] == "42"
+
+
+def test_model_references_find_the_newest_evaluation_they_share(home, evaluation):
+    evaluation({"pebble": 90, "other": 10})
+    newest = evaluation({"pebble": 30, "tuned": 60, "third": 5})
+    evaluation({"pebble": 50})
+    found = compare_runs(home, ["pebble", "tuned"])
+    assert [arm["evaluated_in"] for arm in found["arms"]] == [newest.id, newest.id]
+    assert found["comparisons"][0]["difference"] == pytest.approx(0.3)
+
+
+def test_two_training_runs_are_compared_on_the_half_nothing_was_chosen_on(home, trained):
+    slow = trained(0.45, settings={"learning_rate": 1e-4})
+    fast = trained(0.75, seed=1, settings={"learning_rate": 1e-3})
+    found = compare_runs(home, [slow.id, fast.id])
+    assert found["verdict"] == "better" and found["comparisons"][0]["n"] == 200
+    assert found["settings"] == {"learning_rate": {slow.id: 1e-4, fast.id: 1e-3}}
+    assert found["comparisons"][0]["attribution"]["to"] == "learning_rate"
+    assert "One lever changed: learning_rate." in found["summary"]
+    assert [arm["step"] for arm in found["arms"]] == [20, 20]
+    assert found["arms"][0]["device_hours"] == 0.025
+
+
+def test_a_difference_is_not_attributed_when_several_levers_changed(home, trained):
+    one = trained(0.4, settings={"learning_rate": 1e-4, "group_size": 4, "save_every": 5})
+    two = trained(0.8, settings={"learning_rate": 1e-3, "group_size": 8, "save_every": 9})
+    found = compare_runs(home, [one.id, two.id])
+    cause = found["comparisons"][0]["attribution"]
+    assert cause["refused"] and cause["to"] == ""
+    assert cause["levers"] == ["learning_rate", "group_size"]  # save_every teaches nothing
+    assert "2 levers changed (learning_rate, group_size)" in found["summary"]
+    assert set(found["settings"]) == {"learning_rate", "group_size", "save_every"}
+    assert found["verdict"] == "better"
+
+
+def test_a_default_that_follows_a_choice_is_no_lever_of_its_own(home, trained):
+    base = {"lora_rank": "recipe", "lora_alpha": "recipe"}
+    one = trained(0.4, settings={"lora_rank": 8, "lora_alpha": 16}, sources=base)
+    two = trained(
+        0.8, settings={"lora_rank": 32, "lora_alpha": 64}, sources=base | {"lora_rank": "user"}
+    )
+    cause = compare_runs(home, [one.id, two.id])["comparisons"][0]["attribution"]
+    assert cause["levers"] == ["lora_rank"]
+
+
+def test_two_seeds_of_one_setting_differ_by_noise_alone(home, trained):
+    one = trained(0.5, settings={"seed": 1})
+    two = trained(0.5, seed=3, settings={"seed": 2})
+    cause = compare_runs(home, [one.id, two.id])["comparisons"][0]["attribution"]
+    assert cause["levers"] == [] and cause["reason"].startswith("only the seed differs")
+
+
+def test_a_base_model_is_found_at_step_0_of_the_run_that_started_from_it(home, trained):
+    run = trained(0.7)
+    found = compare_runs(home, ["pebble", run.id])
+    assert found["verdict"] == "better"
+    assert found["comparisons"][0]["attribution"]["to"] == f"training of {run.id}"
+    assert found["arms"][0]["evaluated_in"] == run.id and "step" not in found["arms"][0]
+
+
+def test_a_run_and_the_run_it_continued_differ_by_one_training(home, trained):
+    sft = trained(0.5, "sft")
+    grpo = trained(0.8, "grpo", model=sft.id, before=0.5)
+    found = compare_runs(home, [sft.id, grpo.id])
+    assert found["comparisons"][0]["attribution"]["levers"] == [f"training of {grpo.id}"]
+    whole = compare_runs(home, ["pebble", grpo.id, sft.id])
+    assert whole["comparisons"][0]["attribution"]["levers"] == [
+        f"training of {grpo.id}",
+        f"training of {sft.id}",
+    ]
+
+
+def test_a_checkpoint_of_a_run_can_be_named(home, trained, rows):
+    run = trained(0.7)
+    run.evals(10, rows.halved(lambda i: i < 150, 400))
+    found = compare_runs(home, [f"{run.id}@step10", f"{run.id}@best"])
+    assert [arm["step"] for arm in found["arms"]] == [10, 20]
+    assert found["comparisons"][0]["attribution"]["levers"] == ["checkpoint"]
+
+
+def test_unequal_sampling_settings_are_refused_by_name(home, evaluation):
+    one = evaluation({"pebble": 30}, attempts=4, settings={"temperature": 1.0})
+    two = evaluation({"tuned": 60}, attempts=4, settings={"temperature": 0.7, "max_tokens": 32})
+    with pytest.raises(UserError) as caught:
+        compare_runs(home, [one.id, two.id])
+    assert caught.value.code == "NOT_COMPARABLE"
+    assert "temperature 1.0 against 0.7" in caught.value.message
+    assert "max_tokens 64 against 32" in caught.value.message
+
+
+def test_greedy_evaluations_ignore_the_temperature_they_did_not_use(home, evaluation):
+    one = evaluation({"pebble": 30}, settings={"temperature": 1.0})
+    two = evaluation({"tuned": 60}, settings={"temperature": 0.7})
+    assert compare_runs(home, [one.id, two.id])["verdict"] == "better"
+
+
+def test_a_limit_that_was_not_recorded_is_a_warning(home, trained, evaluation):
+    sft = trained(0.5, "sft", settings={"max_tokens": None})
+    grpo = trained(0.8, "grpo")
+    found = compare_runs(home, [sft.id, grpo.id])
+    assert any(sft.id in text and "not recorded" in text for text in found["warnings"])
+
+
+def test_the_manifest_may_record_how_a_run_was_evaluated():
+    config = {"kind": "train", "settings": {"batch_size": 4}}
+    assert sampling_of(config)["max_tokens"] is None
+    recorded = sampling_of(config, {"eval_sampling": {"max_tokens": 24}})
+    assert recorded["max_tokens"] == 24 and recorded["temperature"] == 0.0
+
+
+def test_different_environment_versions_are_refused(home, evaluation):
+    one = evaluation({"pebble": 30}, env_id="arith@aaaaaaaaaaaa")
+    two = evaluation({"tuned": 60}, env_id="arith@bbbbbbbbbbbb")
+    with pytest.raises(UserError) as caught:
+        compare_runs(home, [one.id, two.id])
+    assert caught.value.code == "NOT_COMPARABLE"
+    assert "aaaaaaaaaaaa" in caught.value.message and "bbbbbbbbbbbb" in caught.value.message
+
+
+def test_equal_task_ids_of_two_environments_stay_apart(home, evaluation):
+    evaluation({"pebble": 90, "tuned": 10}, env_id="words@cccccccccccc")
+    evaluation({"pebble": 10, "tuned": 90})
+    newest = compare_runs(home, ["pebble", "tuned"])
+    assert newest["env_id"].startswith("arith") and newest["verdict"] == "better"
+    assert any("words@cccccccccccc" in text for text in newest["warnings"])
+    named = compare_runs(home, ["pebble", "tuned"], "words")
+    assert named["verdict"] == "worse" and named["warnings"] == []
+    with pytest.raises(UserError, match="only on"):
+        compare_runs(home, ["pebble", "tuned"], "numbers")
+
+
+def test_several_attempts_per_task_are_averaged_and_stay_one_task(home, evaluation):
+    run = evaluation({"pebble": 30, "tuned": 70}, attempts=4)
+    found = compare_runs(home, [run.id])
+    assert found["comparisons"][0]["n"] == 100
+    assert found["arms"][0]["attempts"] == 400
+
+
+def test_many_models_are_corrected_for_their_number(home, make_run, rows):
+    """One of seven equal models looks better by chance at 5 %; Holm takes that back."""
+    models = ["base", *(f"m{i}" for i in range(7))]
+    run = make_run(
+        "evaluate", kind="evaluate", models=[{"ref": ref} for ref in models], attempts=1,
+        settings=GREEDY,
+    )  # fmt: skip
+    gains = {"base": (0, 0), "m0": (13, 3)}  # mid-p 0.013 alone
+    for index, ref in enumerate(models):
+        gained, lost = gains.get(ref, (8, 8))
+        run.model_evals(
+            index, [rows.eval(f"t{i}", i < gained or 100 <= i < 200 - lost) for i in range(200)]
+        ) if ref != "base" else run.model_evals(
+            index, [rows.eval(f"t{i}", i >= 100) for i in range(200)]
+        )
+    run.finish()
+    found = compare_runs(home, [run.id])
+    lucky = found["comparisons"][0]
+    assert lucky["p"] < 0.05 < lucky["p_adjusted"] and lucky["verdict"] == "inconclusive"
+    assert "correction for 7 comparisons" in lucky["reason"]
+    assert len(json.dumps(found, ensure_ascii=False, separators=(",", ":"))) < 10_000
+    alone = make_run(
+        "evaluate", kind="evaluate", models=[{"ref": "base"}, {"ref": "m0"}], attempts=1,
+        settings=GREEDY,
+    )  # fmt: skip
+    alone.model_evals(0, [rows.eval(f"t{i}", i >= 100) for i in range(200)])
+    alone.model_evals(1, [rows.eval(f"t{i}", i < 13 or 100 <= i < 197) for i in range(200)])
+    assert compare_runs(home, [alone.finish().id])["verdict"] == "better"
+
+
+def test_a_checkpoint_chosen_on_tasks_of_the_evaluation_is_said_to_be_flattered(
+    home, trained, evaluation, rows
+):
+    run = trained(0.7)
+    run.evals(10, rows.halved(lambda i: i < 100, 400))
+    found = evaluation({"pebble": 30, run.id: 60})
+    table = found.run.model_evals(1)
+    table.write_text(table.read_text().replace('"half":"report"', '"half":"select"'))
+    warnings = compare_runs(home, [found.id])["warnings"]
+    assert any("flatters" in text for text in warnings)
+
+
+@pytest.mark.parametrize("ids", [[], ["pebble"] * 3, [f"m{i}" for i in range(9)]])
+def test_the_number_of_ids_is_checked(home, evaluation, ids):
+    evaluation({"pebble": 30})
+    with pytest.raises(UserError) as caught:
+        compare_runs(home, ids)
+    assert caught.value.code == "BAD_ARGUMENT" and caught.value.field == "ids"
+
+
+def test_an_unknown_id_names_the_nearest_run(home, trained):
+    run = trained(0.5)
+    with pytest.raises(UserError) as caught:
+        compare_runs(home, [run.id, run.id[:-1] + "77"])
+    assert caught.value.code == "RUN_NOT_FOUND"
+
+
+def test_a_run_that_was_not_evaluated_says_how_to_evaluate_it(home, make_run, trained):
+    with pytest.raises(UserError) as caught:
+        compare_runs(home, [trained(0.5).id, make_run("sft").id])
+    assert caught.value.code == "NO_EVALUATION" and "evaluate(" in caught.value.hint
+
+
+def test_a_model_given_by_path_never_reads_outside_the_home(home, evaluation, tmp_path):
+    secret = tmp_path / "elsewhere"
+    secret.mkdir()
+    (secret / "config.json").write_text('{"kind": "train", "settings": {"learning_rate": 666}}')
+    run = evaluation({"pebble": 30, str(secret): 60, "../elsewhere": 50})
+    assert "666" not in json.dumps(compare_runs(home, [run.id]))
+
+
+def test_inconclusive_results_suggest_a_larger_evaluation(home, evaluation):
+    run = evaluation({"pebble": 30, "tuned": 33}, n=60)
+    found = compare_runs(home, [run.id])
+    assert found["verdict"] == "inconclusive"
+    assert found["next"][0]["tool"] == "evaluate"
+    assert found["next"][0]["arguments"]["rows"] >= 400

@@ -1,0 +1,246 @@
+"""The verdict on a run, read from the files it left."""
+
+import json
+import random
+
+import pytest
+
+from engine.evidence.results import load_rows, measure_of, select_best
+from engine.evidence.verdict import after_step, run_verdict
+
+
+def test_a_run_that_learned_is_better_with_its_evidence(learned_run):
+    verdict = run_verdict(learned_run.run)
+    assert verdict["verdict"] == "better" and verdict["metric"] == "success"
+    assert verdict["n"] == 120 and verdict["half"] == "report"
+    assert verdict["before"]["step"] == 0 and verdict["after"]["step"] == 40
+    low, high = verdict["interval"]
+    assert 0 < low < verdict["difference"] < high
+    assert verdict["difference"] == pytest.approx(
+        verdict["after"]["value"] - verdict["before"]["value"], abs=1e-3
+    )
+    flips = verdict["flips"]
+    assert flips["gained"] - flips["lost"] == round(verdict["difference"] * 120)
+    assert flips["gained"] + flips["lost"] + flips["unchanged"] == 120
+    example = flips["examples"]["gained"][0]
+    assert (example["before"], example["after"]) == ("41", "42")
+    assert example["prompt"] == f"What is {example['task']}?"
+    assert verdict["expected"] == "better" and verdict["as_expected"] is True
+    assert verdict["summary"].startswith("Better: held-out success went from")
+    assert len(json.dumps(verdict)) < 10_000
+
+
+def test_a_run_that_forgot_is_worse(make_run, rows):
+    run = make_run(expect="better")
+    run.evals(0, rows.halved(lambda i: i % 5 != 0, 300))
+    run.evals(30, rows.halved(lambda i: i % 3 == 0, 300)).checkpoint(30, best=True)
+    verdict = run_verdict(run.run)
+    assert verdict["verdict"] == "worse" and verdict["interval"][1] < 0
+    assert verdict["as_expected"] is False
+
+
+def test_a_run_that_changed_nothing_on_many_tasks_makes_no_difference(make_run, rows):
+    run = make_run()
+    for step in (0, 30):
+        run.evals(step, rows.halved(lambda i: i % 2 == 0, 400))
+    verdict = run_verdict(run.run)
+    assert verdict["verdict"] == "no_difference" and verdict["difference"] == 0
+
+
+def test_few_tasks_are_inconclusive_and_the_number_needed_is_said(make_run, rows):
+    rng = random.Random(1)
+    run = make_run()
+    run.evals(0, rows.halved(lambda i: rng.random() < 0.5, 40))
+    run.evals(30, rows.halved(lambda i: rng.random() < 0.5, 40))
+    verdict = run_verdict(run.run)
+    assert verdict["verdict"] == "inconclusive"
+    assert any("would show a change of 5 points" in text for text in verdict["warnings"])
+    assert verdict["smallest_detectable_gap"] > 0.2
+
+
+def test_the_select_half_chooses_and_never_counts(make_run, rows):
+    """Step 20 is best on select and useless on report; the verdict must not see the select half."""
+    run = make_run()
+    run.evals(0, rows.halved(lambda i: False, 200))
+    run.evals(20, rows.halved(lambda i: i % 2 == 0, 200)).checkpoint(20, best=True)
+    run.evals(40, [r for r in rows.halved(lambda i: i % 4 == 0, 200) if r["half"] == "select"])
+    assert select_best(run.run) == 20
+    verdict = run_verdict(run.run)
+    assert verdict["after"]["step"] == 20 and verdict["n"] == 100
+    assert verdict["difference"] == 0 and verdict["verdict"] == "no_difference"
+
+
+def test_the_gain_of_a_best_checkpoint_chosen_from_noise_is_nothing(make_run, rows):
+    """Ten equal checkpoints: the best looks better on select, not on report."""
+    rng = random.Random(7)
+    select_gains, report_gains = [], []
+    for _ in range(8):
+        run = make_run()
+        for step in range(0, 41, 4):
+            run.evals(step, rows.halved(lambda i: rng.random() < 0.5, 80))
+        best = select_best(run.run)
+        levels = {}
+        for half in ("select", "report"):
+            for step in (0, best):
+                members = [r for r in load_rows(run.run.evals(step)) if r["half"] == half]
+                levels[half, step] = sum(r["success"] for r in members) / len(members)
+        select_gains.append(levels["select", best] - levels["select", 0])
+        report_gains.append(levels["report", best] - levels["report", 0])
+    assert sum(select_gains) / 8 > 0.08
+    assert abs(sum(report_gains) / 8) < 0.08
+
+
+def test_the_named_best_wins_over_what_the_rows_would_choose(make_run, rows):
+    run = make_run()
+    run.evals(0, rows.halved(lambda i: False, 40))
+    run.evals(10, rows.halved(lambda i: i < 10, 40)).checkpoint(10, best=True)
+    run.evals(20, rows.halved(lambda i: i < 30, 40)).checkpoint(20)
+    assert after_step(run.run) == 10
+    run.run.best.unlink()
+    assert after_step(run.run) == 20
+
+
+def test_of_equal_checkpoints_the_earliest_is_chosen(make_run, rows):
+    run = make_run()
+    for step in (0, 10, 20, 30):
+        run.evals(step, rows.halved(lambda i, s=step: s >= 20 and i < 20, 40))
+    assert select_best(run.run) == 20
+
+
+def test_scoring_errors_above_five_percent_forbid_a_verdict(make_run, rows):
+    run = make_run()
+    run.evals(0, rows.halved(lambda i: False, 100))
+    broken = rows.halved(lambda i: True, 100)
+    for row in broken[1:20:3]:
+        row |= {"error": "ZeroDivisionError", "reward": 0.0, "success": None}
+    run.evals(10, broken)
+    verdict = run_verdict(run.run)
+    assert verdict["verdict"] == "unknown" and "above 5%" in verdict["reason"]
+    assert verdict["errors"] == [0, 4] and verdict["difference"] is None
+
+
+def test_a_few_scoring_errors_are_left_out_and_said(make_run, rows):
+    run = make_run()
+    run.evals(0, rows.halved(lambda i: False, 100))
+    broken = rows.halved(lambda i: True, 100)
+    broken[1] |= {"error": "timeout", "reward": 0.0, "success": None}
+    run.evals(10, broken)
+    verdict = run_verdict(run.run)
+    assert verdict["verdict"] == "better" and verdict["n"] == 49
+    assert verdict["after"]["value"] == 1.0
+    assert verdict["after"]["value_with_errors"] == pytest.approx(0.98)
+    assert any("Scoring failed on 0 attempts before and 1 after" in w for w in verdict["warnings"])
+
+
+def test_a_graded_reward_is_compared_by_its_mean(make_run, rows):
+    rng = random.Random(2)
+    run = make_run()
+    for step, lift in ((0, 0.0), (10, 0.2)):
+        members = rows.halved(lambda i: False, 120)
+        for row in members:
+            row |= {"success": None, "reward": round(0.3 + lift + rng.gauss(0, 0.1), 3)}
+        run.evals(step, members)
+    verdict = run_verdict(run.run)
+    assert verdict["metric"] == "reward" and verdict["verdict"] == "better"
+    assert "bootstrap" in verdict["method"]
+
+
+def test_rows_without_a_scorer_are_compared_by_loss_and_less_is_better(make_run):
+    rng = random.Random(3)
+    run = make_run("sft")
+    for step, loss in ((0, 2.0), (10, 1.2)):
+        run.evals(step, [
+            {"task": f"t{i}", "half": "report" if i % 2 else "select", "attempt": 0,
+             "loss": loss + rng.gauss(0, 0.2), "tokens": 9, "error": None}
+            for i in range(80)
+        ])  # fmt: skip
+    verdict = run_verdict(run.run)
+    assert verdict["metric"] == "loss" and verdict["verdict"] == "better"
+    assert verdict["difference"] < 0
+    assert "held-out loss went from 1.9" in verdict["summary"]
+
+
+def test_a_placeholder_reward_beside_a_loss_is_no_score():
+    row = {"task": "a", "reward": 0.0, "success": None, "loss": 1.5, "error": None}
+    assert measure_of([row]) == "loss"
+    assert measure_of([row | {"reward": 0.5}]) == "reward"
+    assert measure_of([row | {"error": "x"}]) is None
+
+
+def test_an_unfinished_run_is_unknown_and_says_what_is_missing(make_run, rows):
+    run = make_run()
+    assert "no evaluation before training" in run_verdict(run.run)["reason"]
+    run.evals(0, rows.halved(lambda i: False, 10))
+    assert "no evaluation after step 0" in run_verdict(run.run)["reason"]
+    run.evals(10, [r for r in rows.halved(lambda i: True, 10) if r["half"] == "select"])
+    verdict = run_verdict(run.run)
+    assert verdict["verdict"] == "unknown" and "report half was not played" in verdict["reason"]
+    assert verdict["summary"].startswith("The verdict is unknown")
+
+
+def test_a_damaged_run_folder_gives_unknown_instead_of_an_error(make_run):
+    run = make_run()
+    run.run.config.write_text("{")
+    run.run.evals(0).write_text('{"task": 1}\nnot json\n[1]\n')
+    assert run_verdict(run.run)["verdict"] == "unknown"
+
+
+def test_tasks_without_halves_are_all_reported_with_a_warning(make_run, rows):
+    run = make_run()
+    for step in (0, 10, 20):
+        run.evals(step, [rows.eval(f"t{i}", step > 0, half="") for i in range(30)])
+    verdict = run_verdict(run.run)
+    assert verdict["n"] == 30 and verdict["half"] == "all"
+    assert any("flattered" in text for text in verdict["warnings"])
+
+
+def test_an_accepted_reward_risk_stands_in_the_verdict(make_run, rows):
+    run = make_run(settings={"accept_reward_risk": True})
+    run.evals(0, rows.halved(lambda i: False, 60))
+    run.evals(10, rows.halved(lambda i: True, 60))
+    assert any("accept_reward_risk" in text for text in run_verdict(run.run)["warnings"])
+
+
+def test_secrets_and_hidden_characters_stay_out_of_the_examples(make_run, rows, home, monkeypatch):
+    monkeypatch.setenv("ARITH_KEY", "s3cret-value-77")
+    folder = home.env("arith", "0123456789ab")
+    folder.mkdir(parents=True)
+    (folder / "env.json").write_text('{"secrets": ["ARITH_KEY"]}')
+    run = make_run()
+    run.evals(0, rows.halved(lambda i: False, 40))
+    run.evals(10, rows.halved(lambda i: True, 40, completion="\x1b[31ms3cret-\u200bvalue-77"))
+    text = json.dumps(run_verdict(run.run), ensure_ascii=False)
+    assert "s3cret" not in text and "[secret ARITH_KEY]" in text and "\x1b" not in text
+
+
+def test_an_evaluation_compares_every_model_with_the_first(make_run, rows):
+    refs = ("pebble", "arith-sft-1", "arith-grpo-2")
+    run = make_run(kind="evaluate", algorithm="evaluate", models=[{"ref": ref} for ref in refs])
+    for index, share in enumerate((20, 50, 90)):
+        run.model_evals(index, [rows.eval(f"t{i}", i < share) for i in range(100)])
+    verdict = run_verdict(run.run)
+    assert [row["model"] for row in verdict["models"]] == list(refs)
+    assert [row["value"] for row in verdict["models"]] == [0.2, 0.5, 0.9]
+    assert [item["verdict"] for item in verdict["comparisons"]] == ["better", "better"]
+    assert verdict["after"]["model"] == "arith-grpo-2" and verdict["verdict"] == "better"
+
+
+def test_an_evaluation_of_one_model_reports_its_level(make_run, rows):
+    run = make_run(kind="evaluate", algorithm="evaluate", models=[{"ref": "pebble"}])
+    run.model_evals(0, [rows.eval(f"t{i}", i < 30) for i in range(100)])
+    verdict = run_verdict(run.run)
+    assert verdict["verdict"] == "unknown"
+    assert verdict["models"][0]["value"] == 0.3 and "30.0 %" in verdict["summary"]
+
+
+def test_many_equal_models_in_one_evaluation_rarely_look_better(make_run, rows):
+    rng = random.Random(4)
+    wrong = 0
+    for _ in range(8):
+        models = [{"ref": f"m{index}"} for index in range(8)]
+        run = make_run(kind="evaluate", algorithm="evaluate", models=models)
+        for index in range(8):
+            run.model_evals(index, [rows.eval(f"t{i}", rng.random() < 0.5) for i in range(60)])
+        found = run_verdict(run.run)["comparisons"]
+        wrong += any(item["verdict"] in ("better", "worse") for item in found)
+    assert wrong <= 2

@@ -1,0 +1,213 @@
+"""Deployments: one process per base, adapters by name, told in words when it fails."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from engine import deployments, hardware, launcher, runs, serving
+from engine.errors import UserError
+from engine.run_dir import Home, read_json
+from engine.store import Store
+
+# Each of these takes about a second; the limit is for a machine that is busy with other things.
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def server(home: Home, monkeypatch: pytest.MonkeyPatch):
+    """Deployments start a stand-in; returns a function that says how it behaves."""
+    here = Path(__file__)
+    monkeypatch.setenv("HONESMITH_TEST_SERVER", str(here.with_name("fake_server.py")))
+    monkeypatch.setenv("HONESMITH_TEST_WORKER", str(here.with_name("fake_trainer.py")))
+    monkeypatch.setattr(deployments, "STOP_S", 0.5)
+    yield lambda behave: (home.root / "behave").write_text(behave)
+    for row in deployments.living(home):
+        deployments.stop(home, row, "the test is over")
+
+
+def process_of(home: Home, deployment_id: str) -> int:
+    return read_json(home.deployment(deployment_id).process)["pid"]
+
+
+def test_a_deployment_answers_at_its_address_and_a_second_start_is_the_same(home, server, tuned):
+    first = serving.deploy(home, f"{tuned}@best")
+    assert first["model"] == f"{tuned}@best" and first["base_url"].startswith("http://127.0.0.1:")
+    assert first["models"] == ["pebble", f"{tuned}@best"]
+    assert Path(first["api_key_file"]).stat().st_mode & 0o777 == 0o600
+    again = serving.deploy(home, f"{tuned}@best")
+    assert again == first
+    assert len(serving.list_deployments(home)) == 1
+
+
+def test_a_second_adapter_joins_the_process_of_its_base(home, server, tuned):
+    one = serving.deploy(home, f"{tuned}@best")
+    two = serving.deploy(home, f"{tuned}@step10")
+    assert two["base_url"] == one["base_url"]
+    assert two["models"] == ["pebble", f"{tuned}@best", f"{tuned}@step10"]
+    assert serving.deploy(home, "pebble")["base_url"] == one["base_url"]
+
+
+def test_starts_at_once_make_one_process(home, server, tuned):
+    said: list[str] = []
+    names = ["pebble", f"{tuned}@best", f"{tuned}@step10", "pebble"]
+    threads = [
+        threading.Thread(
+            target=lambda name=name: said.append(serving.deploy(home, name)["base_url"])
+        )
+        for name in names
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(said) == 4 and len(set(said)) == 1
+
+
+def test_the_process_ends_with_the_last_model_asked_for(home, server, tuned):
+    serving.deploy(home, f"{tuned}@best")
+    deployment_id = serving.deploy(home, f"{tuned}@step10")["deployment_id"]
+    assert serving.deploy(home, f"{tuned}@best", "stop")["state"] == "stopped"
+    assert len(serving.list_deployments(home)) == 1
+    serving.deploy(home, f"{tuned}@step10", "stop")
+    assert serving.list_deployments(home) == []
+    assert not deployments.is_alive(home.deployment(deployment_id))
+    assert "not being served" in serving.deploy(home, f"{tuned}@best", "stop")["summary"]
+    with Store(home) as store:
+        assert store.get_deployment(deployment_id).message == "stopped on request"
+
+
+def test_a_deployment_can_be_stopped_by_its_id(home, server, tuned):
+    deployment_id = serving.deploy(home, f"{tuned}@best")["deployment_id"]
+    serving.deploy(home, deployment_id, "stop")
+    assert serving.list_deployments(home) == []
+    assert serving.deploy(home, deployment_id, "stop")["state"] == "stopped"
+    with pytest.raises(UserError) as caught:
+        serving.deploy(home, "nobody", "stop")
+    assert caught.value.code == "MODEL_NOT_FOUND"
+
+
+def test_a_process_that_ignores_every_request_to_stop_is_killed(home, server):
+    server("stubborn")
+    deployment_id = serving.deploy(home, "pebble")["deployment_id"]
+    pid = process_of(home, deployment_id)
+    serving.deploy(home, "pebble", "stop")
+    assert not deployments.is_alive(home.deployment(deployment_id))
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize(
+    ("behave", "said"),
+    [("fail", "the weights are damaged"), ("crash", "ended before it was ready")],
+)
+def test_a_start_that_fails_says_why_with_the_log(home, server, behave, said):
+    server(behave)
+    with pytest.raises(UserError) as caught:
+        serving.deploy(home, "pebble")
+    assert caught.value.code == "DEPLOY_FAILED" and said in caught.value.message
+    assert "server starts" in caught.value.hint
+    with Store(home) as store:
+        assert store.list_deployments()[0].state == "failed"
+    server("")
+    assert serving.deploy(home, "pebble")["state"] == "ready"
+
+
+def test_an_adapter_that_changes_nothing_is_refused(home, server, tuned):
+    server("same")
+    with pytest.raises(UserError) as caught:
+        serving.deploy(home, f"{tuned}@best")
+    assert caught.value.code == "DEPLOY_FAILED" and "same logits" in caught.value.message
+
+
+def test_a_slow_start_is_told_and_taken_up_by_the_next_call(home, server, monkeypatch):
+    monkeypatch.setattr(serving, "START_S", 0.0)
+    with pytest.raises(UserError) as caught:
+        serving.deploy(home, "pebble")
+    assert caught.value.retryable and "call again" in caught.value.hint
+    monkeypatch.setattr(serving, "START_S", 20.0)
+    assert serving.deploy(home, "pebble")["deployment_id"] == "pebble-1"
+
+
+def test_a_model_that_does_not_fit_beside_what_runs_waits(home, server, monkeypatch, tuned):
+    real = hardware.detect(home.root)
+    full = hardware.Device("cpu", "x", "cpu", memory_total=8 << 30, memory_free=1 << 20)
+    machine = hardware.Hardware((full,), real.cores, 8 << 30, 1 << 20, real.disk_free)
+    monkeypatch.setattr(hardware, "detect", lambda disk=None: machine)
+    with pytest.raises(UserError) as caught:
+        serving.deploy(home, f"{tuned}@best")
+    assert caught.value.code == "DEVICE_BUSY" and caught.value.retryable
+    small = hardware.Device("cpu", "x", "cpu", memory_total=1 << 20, memory_free=1 << 20)
+    machine = hardware.Hardware((small,), real.cores, 1 << 20, 1 << 20, real.disk_free)
+    with pytest.raises(UserError) as caught:
+        serving.deploy(home, f"{tuned}@best")
+    assert caught.value.code == "DOES_NOT_FIT"
+
+
+def test_a_chat_starts_what_it_needs_and_compares_two_models(home, server, tuned):
+    found = serving.chat(home, f"{tuned}@best", "2+2?", system="Be brief.", compare_to="pebble")
+    assert [answer["model"] for answer in found["answers"]] == [f"{tuned}@best", "pebble"]
+    first = found["answers"][0]
+    assert first["answer"] == f"{tuned}@best heard Be brief. 2+2?"
+    assert (first["finish_reason"], first["prompt_tokens"], first["tokens"]) == ("stop", 3, 5)
+    assert first["latency_s"] >= 0 and found["warnings"] == []
+    assert len(serving.list_deployments(home)) == 1
+
+
+def test_what_a_chat_started_holds_no_process_once_the_model_asked_for_stops(home, server, tuned):
+    serving.deploy(home, f"{tuned}@best")
+    serving.chat(home, f"{tuned}@best", "hello", compare_to="pebble")
+    serving.deploy(home, f"{tuned}@best", "stop")
+    assert serving.list_deployments(home) == []
+
+
+def test_a_chat_says_when_an_answer_was_cut_and_what_the_server_refused(home, server):
+    assert "cut at 5 tokens" in serving.chat(home, "pebble", "x", max_tokens=1)["warnings"][0]
+    with pytest.raises(UserError) as caught:
+        serving.chat(home, "pebble", "x", max_tokens=5000)
+    assert caught.value.code == "BAD_ARGUMENT" and "too large" in caught.value.message
+    with pytest.raises(UserError) as caught:
+        serving.chat(home, "pebble", "  ")
+    assert caught.value.field == "message"
+    with pytest.raises(UserError) as caught:
+        serving.chat(home, "nobody", "x")
+    assert caught.value.code == "MODEL_NOT_FOUND"
+
+
+def test_a_process_that_was_killed_is_started_again_by_the_next_chat(home, server):
+    serving.chat(home, "pebble", "hello")
+    os.kill(process_of(home, "pebble-1"), signal.SIGKILL)
+    assert serving.chat(home, "pebble", "hello")["answers"][0]["answer"] == "pebble heard hello"
+    with Store(home) as store:
+        states = {row.deployment_id: row.state for row in store.list_deployments()}
+    assert states == {"pebble-1": "stopped", "pebble-2": "ready"}
+
+
+def test_a_process_that_dies_of_every_question_fails_in_words(home, server):
+    with pytest.raises(UserError) as caught:
+        serving.chat(home, "pebble", "die")
+    assert caught.value.code == "DEPLOY_FAILED" and "did not answer" in caught.value.message
+
+
+def test_a_run_stops_idle_deployments_and_leaves_busy_ones(home, server, bench):
+    serving.deploy(home, "pebble")
+    run = bench.start(steps=1)
+    bench.until_state(run, "done")
+    assert serving.list_deployments(home) == []
+    server("busy")
+    serving.deploy(home, "pebble")
+    bench.until_state(bench.start(steps=1), "done")
+    assert [item["deployment_id"] for item in serving.list_deployments(home)] == ["pebble-2"]
+    assert runs.overview(home, "deployments")["deployments"][0]["models"] == ["pebble"]
+
+
+def test_a_deployment_needs_an_interpreter_with_torch(home, monkeypatch):
+    monkeypatch.setattr(launcher.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError) as caught:
+        serving.deploy(home, "pebble")
+    assert caught.value.code == "NO_TORCH"
+    with pytest.raises(UserError) as caught:
+        serving.deploy(home, "pebble", "restart")
+    assert caught.value.code == "BAD_ARGUMENT"

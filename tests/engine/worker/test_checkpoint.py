@@ -1,0 +1,125 @@
+"""Checkpoints are complete or absent, and restoring one restores everything."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.run_dir import Home, RunDir
+from engine.worker import checkpoint
+from engine.worker.batch import Row, collate
+from engine.worker.failures import WorkerFailure
+from engine.worker.policy import Base, Policy, load_base
+from engine.worker.schedule import apply_step, make_optimizer
+
+pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
+
+ADAM = {"learning_rate": 0.01, "weight_decay": 0.1}
+BATCH = collate([Row([10, 20, 30, 40], [0, 1, 1, 1])], 0)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    run = Home.locate(tmp_path).run("a-sft-1")
+    run.create()
+    return run
+
+
+def step(policy: Policy, optimizer: torch.optim.Optimizer) -> None:
+    (-policy.logprobs(BATCH)[0].mean()).backward()
+    apply_step(optimizer, policy.parameters(), 0.01, 1.0)
+
+
+def test_training_on_from_a_checkpoint_is_bit_equal(
+    pebble: Base, tuned: Callable[[Base], Policy], run: RunDir
+) -> None:
+    policy = tuned(pebble)
+    optimizer = make_optimizer(policy.parameters(), ADAM)
+    for _ in range(2):
+        step(policy, optimizer)
+    checkpoint.save(
+        run, policy, optimizer, checkpoint.Progress(2, {"silent": 3}), base_ref="pebble"
+    )
+    for _ in range(2):
+        step(policy, optimizer)
+
+    again = tuned(load_base(pebble.path, torch.device("cpu"), "float32"))
+    fresh = make_optimizer(again.parameters(), ADAM)
+    folder = run.latest_checkpoint()
+    assert folder is not None
+    progress = checkpoint.restore(folder, again, fresh)
+    assert (progress.step, progress.extra) == (2, {"silent": 3})
+    for _ in range(2):
+        step(again, fresh)
+    for a, b in zip(policy.parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_peft_itself_reads_a_checkpoint_to_the_same_logits(
+    pebble: Base, tuned: Callable[[Base], Policy], run: RunDir
+) -> None:
+    from peft import PeftModel
+
+    policy = tuned(pebble)
+    ids = torch.tensor([[10, 20, 30]])
+    wanted = policy.model(input_ids=ids).logits
+    optimizer = make_optimizer(policy.parameters(), ADAM)
+    folder = checkpoint.save(run, policy, optimizer, checkpoint.Progress(1, {}), base_ref="pebble")
+    plain = load_base(pebble.path, torch.device("cpu"), "float32").model
+    loaded = PeftModel.from_pretrained(plain, str(folder))
+    torch.testing.assert_close(loaded(input_ids=ids).logits, wanted, rtol=0, atol=1e-5)
+
+
+def test_a_folder_without_a_manifest_is_no_checkpoint(
+    pebble: Base, tuned: Callable[[Base], Policy], run: RunDir
+) -> None:
+    policy = tuned(pebble)
+    optimizer = make_optimizer(policy.parameters(), ADAM)
+    checkpoint.save(run, policy, optimizer, checkpoint.Progress(1, {}), base_ref="pebble")
+    half = run.checkpoint(2)
+    half.mkdir()
+    (half / checkpoint.ADAPTER).write_bytes(b"half")
+    assert run.latest_checkpoint() == run.checkpoint(1)
+    saved = checkpoint.save(run, policy, optimizer, checkpoint.Progress(2, {}), base_ref="pebble")
+    checkpoint.verify(saved)
+
+
+def test_one_flipped_bit_is_found(
+    pebble: Base, tuned: Callable[[Base], Policy], run: RunDir
+) -> None:
+    policy = tuned(pebble)
+    folder = checkpoint.save(
+        run,
+        policy,
+        make_optimizer(policy.parameters(), ADAM),
+        checkpoint.Progress(1, {}),
+        base_ref="pebble",
+    )
+    weights = bytearray((folder / checkpoint.ADAPTER).read_bytes())
+    weights[-5] ^= 1
+    (folder / checkpoint.ADAPTER).write_bytes(bytes(weights))
+    with pytest.raises(WorkerFailure, match="damaged"):
+        checkpoint.verify(folder)
+
+
+def test_pruning_keeps_the_last_and_the_pinned(run: RunDir) -> None:
+    for number in (5, 10, 15, 20):
+        folder = run.checkpoint(number)
+        folder.mkdir(parents=True)
+        (folder / checkpoint.MANIFEST).write_text("{}")
+    checkpoint.prune(run, keep=2, pinned={5})
+    assert sorted(p.name for p in run.checkpoints.glob("step_*")) == [
+        "step_000005",
+        "step_000015",
+        "step_000020",
+    ]
+
+
+def test_best_points_at_a_step_and_moves(run: RunDir) -> None:
+    for number in (5, 10):
+        folder = run.checkpoint(number)
+        folder.mkdir(parents=True)
+        (folder / checkpoint.MANIFEST).write_text("{}")
+        checkpoint.mark_best(run, number)
+        assert run.resolve_checkpoint("best") == run.checkpoint(number)

@@ -1,0 +1,467 @@
+"""Whole small runs of both loops, in this process, on pebble."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loops import curve, go, make_run, metrics, push, save_random_model, trace, weights
+
+from engine.metrics import METRICS, names
+from engine.run_dir import Home
+from engine.worker import grpo, losses, training
+from engine.worker.failures import WorkerFailure
+from engine.worker.job import Stopped
+
+pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
+
+SFT: dict[str, Any] = {
+    "steps": 4,
+    "batch_size": 8,
+    "eval_every": 2,
+    "eval_rows": 12,
+    "save_every": 2,
+    "learning_rate": 3e-3,
+    "seed": 3,
+}
+GRPO: dict[str, Any] = {
+    "steps": 4,
+    "prompts_per_step": 6,
+    "group_size": 4,
+    "max_tokens": 20,
+    "eval_every": 2,
+    "eval_rows": 12,
+    "save_every": 2,
+    "learning_rate": 3e-3,
+    "updates_per_batch": 2,
+    "seed": 3,
+}
+BASE = {"sft": SFT, "grpo": GRPO}
+
+
+@pytest.fixture
+def env_id(home: Home, tmp_path: Path) -> str:
+    return push(home, tmp_path / "sums")
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "grpo"])
+def test_a_run_leaves_everything_the_contract_names(
+    home: Home, env_id: str, algorithm: str
+) -> None:
+    run = make_run(home, env_id, algorithm, BASE[algorithm])
+    result = go(run)
+    lines = metrics(run)
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
+    for name in names(algorithm):
+        where = lines if METRICS[name].where == "evaluation" else lines[1:]
+        assert any(name in line for line in where), name
+    known = set(METRICS) | {"step", "time", "short"}
+    extra = {k for line in lines for k in line} - known
+    assert extra == {"heldout_short"}
+    assert "heldout_success" in lines[0] and "heldout_success" in lines[-1]
+    assert result["best_step"] in (2, 4)
+    assert run.resolve_checkpoint("best") == run.checkpoint(result["best_step"])
+    assert run.manifest.exists()
+    assert (run.checkpoint(4) / "MANIFEST.json").exists()
+    assert result["verdict"] in ("better", "worse", "no_difference", "inconclusive", "unknown")
+
+
+def test_sft_learns_its_rows(home: Home, env_id: str) -> None:
+    run = make_run(home, env_id, "sft", SFT | {"steps": 20, "eval_every": 20})
+    go(run)
+    lines = metrics(run)
+    assert lines[-1]["loss"] < 0.5 * lines[1]["loss"]
+    assert lines[-1]["heldout_loss"] < 0.5 * lines[0]["heldout_loss"]
+
+
+def test_grpo_raises_the_reward_within_thirty_steps(home: Home, env_id: str) -> None:
+    run = make_run(home, env_id, "grpo", GRPO | {"steps": 30, "eval_every": 30, "group_size": 8})
+    go(run)
+    rewards = [line["reward_mean"] for line in metrics(run)[1:]]
+    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.2
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "grpo"])
+def test_a_resumed_run_has_the_curve_and_the_weights_of_an_uninterrupted_one(
+    home: Home, env_id: str, algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = BASE[algorithm] | {"lora_dropout": 0.1}
+    whole = make_run(home, env_id, algorithm, settings, run_id="whole-1")
+    go(whole)
+    broken = make_run(home, env_id, algorithm, settings, run_id="broken-1")
+    log = training.Training.log
+
+    def stop_after_three(self: training.Training, step: int, values: dict[str, Any]) -> None:
+        log(self, step, values)
+        if step == 3:
+            self.job._stop.set()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Training, "log", stop_after_three)
+        with pytest.raises(Stopped):
+            go(broken)
+    assert [line["step"] for line in metrics(broken)] == [0, 1, 2, 3]
+    go(broken)
+    assert curve(broken) == curve(whole)
+    assert weights(broken) == weights(whole)
+
+
+def test_a_trainer_that_died_between_checkpoints_repeats_its_steps_exactly(
+    home: Home, env_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = GRPO | {"eval_every": 4}
+    whole = make_run(home, env_id, "grpo", settings, run_id="whole-1")
+    go(whole)
+    broken = make_run(home, env_id, "grpo", settings, run_id="broken-1")
+    log = training.Training.log
+
+    def die_after_three(self: training.Training, step: int, values: dict[str, Any]) -> None:
+        log(self, step, values)
+        if step == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Training, "log", die_after_three)
+        with pytest.raises(KeyboardInterrupt):
+            go(broken)
+    latest = broken.latest_checkpoint()
+    assert latest is not None and latest.name == "step_000002"
+    go(broken)
+    assert curve(broken) == curve(whole)
+    assert weights(broken) == weights(whole)
+
+
+def test_the_same_seed_gives_the_same_run(home: Home, env_id: str) -> None:
+    runs = [make_run(home, env_id, "grpo", GRPO, run_id=f"again-{i}") for i in (1, 2)]
+    for run in runs:
+        go(run)
+    assert trace(runs[0]) == trace(runs[1])
+
+
+def test_continuing_a_run_starts_from_its_adapter(home: Home, env_id: str) -> None:
+    first = make_run(home, env_id, "sft", SFT | {"steps": 12, "eval_every": 12})
+    go(first)
+    second = make_run(
+        home,
+        env_id,
+        "grpo",
+        GRPO | {"steps": 1, "kl_coef": 0.1, "updates_per_batch": 1},
+        model="sums-run-1",
+        run_id="sums-run-2",
+    )
+    go(second)
+    assert metrics(second)[0]["heldout_success"] == metrics(first)[-1]["heldout_success"]
+    # The reference is the adapter it started from, so at step 1 nothing diverges yet.
+    assert metrics(second)[1]["kl"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_tokens_trained_are_the_tokens_sampled(home: Home, env_id: str) -> None:
+    run = make_run(home, env_id, "grpo", GRPO | {"steps": 1})
+    go(run)
+    line = metrics(run)[1]
+    assert line["sampler_gap_max"] < 1e-4
+    rows = [json.loads(r) for r in run.rollouts(1).read_text().splitlines()]
+    assert len(rows) == 24
+    for row in rows:
+        if "ids" in row:
+            assert row["loss_mask"] == [1] * len(row["ids"])
+            assert row["tokens"] == len(row["ids"])
+
+
+def test_a_random_model_of_another_size_trains_by_path_the_same_way(
+    home: Home, env_id: str, tmp_path: Path
+) -> None:
+    folder = save_random_model(tmp_path / "other")
+    for algorithm in ("sft", "grpo"):
+        run = make_run(
+            home,
+            env_id,
+            algorithm,
+            BASE[algorithm] | {"steps": 2},
+            model=str(folder),
+            run_id=f"other-{algorithm}-1",
+        )
+        assert go(run)["steps"] == 2
+
+
+# -- every setting acts ---------------------------------------------------------------------
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "sft": {
+        "learning_rate": 1e-4,
+        "lr_schedule": "linear",
+        "warmup_ratio": 0.5,
+        "weight_decay": 0.5,
+        "max_grad_norm": 0.001,
+        "lora_rank": 2,
+        "lora_alpha": 5,
+        "lora_dropout": 0.3,
+        "lora_targets": ["q_proj"],
+        "max_length": 22,
+        "seed": 9,
+        "eval_every": 1,
+        "eval_rows": 6,
+        "save_every": 1,
+        "keep_checkpoints": 1,
+        "max_examples": 9,
+        "accept_reward_risk": True,
+        "precision": "bfloat16",
+        "steps": 3,
+        "batch_size": 5,
+        "loss_on": "all",
+    },
+    "grpo": {
+        "learning_rate": 1e-4,
+        "lr_schedule": "cosine",
+        "warmup_ratio": 0.5,
+        "weight_decay": 0.5,
+        "max_grad_norm": 0.001,
+        "lora_rank": 2,
+        "lora_alpha": 5,
+        "lora_dropout": 0.3,
+        "lora_targets": ["q_proj"],
+        "seed": 9,
+        "eval_every": 1,
+        "eval_rows": 6,
+        "save_every": 1,
+        "keep_checkpoints": 1,
+        "max_examples": 9,
+        "accept_reward_risk": True,
+        "precision": "bfloat16",
+        "steps": 3,
+        "prompts_per_step": 4,
+        "group_size": 6,
+        "max_tokens": 4,
+        "temperature": 0.7,
+        "top_p": 0.8,
+        "stop": ["answer"],
+        "loss": "gspo",
+        "advantage": "rloo",
+        "clip_low": 0.001,
+        "clip_high": 0.001,
+        "kl_coef": 0.5,
+        "updates_per_batch": 1,
+        "thinking": True,
+    },
+}
+# Shown elsewhere, for a reason each.
+ELSEWHERE = {
+    "gradient_checkpointing": "test_policy: changes memory, must change no number",
+    "stop_early": "test_a_run_without_progress_stops_early_when_asked",
+    "epochs": "test_epochs_decide_the_number_of_steps",
+    "tis_cap": "test_the_importance_cap_reaches_the_loss",
+    "max_turns": "test_max_turns_ends_a_game",
+    "max_reward_errors": "test_too_many_failed_rewards_end_the_run",
+    "max_length/grpo": "test_tasks_that_do_not_fit_are_left_out",
+    "sampler": "one sampler so far; auto and torch are the same one",
+}
+
+
+def test_every_setting_of_the_schema_is_in_a_table() -> None:
+    from engine.settings import GRPOSettings, SFTSettings
+
+    for algorithm, schema in (("sft", SFTSettings), ("grpo", GRPOSettings)):
+        covered = set(CHANGES[algorithm]) | {k.split("/")[0] for k in ELSEWHERE}
+        assert set(schema.model_fields) - covered == set(), algorithm
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """One run of each loop with the base settings, to be differed from."""
+    place = tmp_path_factory.mktemp("reference")
+    home = Home.locate(place / "home")
+    env = push(home, place / "sums")
+    found: dict[str, Any] = {"home": home, "env": env}
+    for algorithm in ("sft", "grpo"):
+        run = make_run(home, env, algorithm, BASE[algorithm], run_id=f"base-{algorithm}")
+        go(run)
+        found[algorithm] = trace(run)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "setting"), [(a, s) for a, changes in CHANGES.items() for s in changes]
+)
+def test_changing_a_setting_changes_the_run(
+    reference: dict[str, Any], algorithm: str, setting: str
+) -> None:
+    changed = BASE[algorithm] | {setting: CHANGES[algorithm][setting]}
+    run = make_run(
+        reference["home"], reference["env"], algorithm, changed, run_id=f"{algorithm}-{setting}"
+    )
+    go(run)
+    assert trace(run) != reference[algorithm]
+
+
+def test_epochs_decide_the_number_of_steps(home: Home, env_id: str) -> None:
+    settings = {k: v for k, v in SFT.items() if k != "steps"} | {"epochs": 1, "max_examples": 20}
+    run = make_run(home, env_id, "sft", settings)
+    assert go(run)["steps"] == 3  # 8 + 8 + 4 rows: the last batch is smaller, not dropped
+    assert metrics(run)[-1]["tokens"] < metrics(run)[1]["tokens"]
+
+
+def test_the_importance_cap_reaches_the_loss(
+    home: Home, env_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+    real = losses.truncated_importance
+
+    def spy(old: Any, sampled: Any, cap: float) -> Any:
+        seen.append(cap)
+        return real(old, sampled, cap)
+
+    monkeypatch.setattr(losses, "truncated_importance", spy)
+    run = make_run(home, env_id, "grpo", GRPO | {"steps": 1, "tis_cap": 1.5})
+    go(run)
+    assert set(seen) == {1.5}
+
+
+def test_a_run_without_progress_stops_early_when_asked(home: Home, env_id: str) -> None:
+    settings = SFT | {
+        "steps": 40,
+        "eval_every": 1,
+        "learning_rate": 1e-7,
+        "eval_rows": 2,
+        "stop_early": "heldout",
+    }
+    run = make_run(home, env_id, "sft", settings)
+    assert go(run)["steps"] < 40
+
+
+GAME = """
+from envs import Message, MultiTurnEnv, Score, Task
+
+class Endless(MultiTurnEnv):
+    def tasks(self):
+        return [Task(str(i), f"Guess my number from {i} to {i + 9}.", split=s)
+                for i, s in enumerate(["train"] * 20 + ["heldout"] * 10)]
+    def start(self, task):
+        return [0, 0]
+    def step(self, state, completion):
+        state[0] += 1
+        state[1] += len(completion.content)
+        return [Message("user", "higher")]
+    def score(self, task, state):
+        return Score(float(state[1] % 5), metrics={"turns": state[0]})
+
+def load_environment():
+    return Endless()
+"""
+
+
+def test_max_turns_ends_a_game(home: Home, tmp_path: Path) -> None:
+    env = push(home, tmp_path / "endless", GAME, "endless")
+    settings = GRPO | {"steps": 1, "max_turns": 3, "accept_reward_risk": True, "max_length": 256}
+    run = make_run(home, env, "grpo", settings)
+    go(run)
+    rows = [json.loads(r) for r in run.rollouts(1).read_text().splitlines()]
+    played = [r for r in rows if r["stop_reason"] == "max_turns"]
+    assert played and all(r["turns"] == 3 and r["metrics"]["turns"] == 3 for r in played)
+    assert all(r["turns"] <= 3 for r in rows)
+    for row in rows:
+        if "ids" in row:  # what the environment said is read, never trained
+            assert 0 < sum(row["loss_mask"]) <= len(row["ids"])
+            assert (sum(row["loss_mask"]) < len(row["ids"])) is (row["turns"] > 1)
+
+
+def test_tasks_that_do_not_fit_are_left_out(home: Home, env_id: str) -> None:
+    run = make_run(home, env_id, "grpo", GRPO)
+    config = json.loads(run.config.read_text())
+    config["settings"]["max_length"] = 24
+    run.config.write_text(json.dumps(config))
+    with pytest.raises(WorkerFailure) as caught:
+        go(run)
+    assert caught.value.kind == "data" and "max_length" in caught.value.hint
+
+
+RAISING = """
+from envs import Score, SingleTurnEnv, Task
+
+class Raising(SingleTurnEnv):
+    def tasks(self):
+        return [Task(str(i), f"Say {i}.", answer=str(i),
+                     split="train" if i < 60 else "heldout") for i in range(100)]
+    def score(self, task, completion):
+        if int(task.id) % 2 == 0:
+            raise ValueError("an even task")
+        return Score(float(len(completion) % 3), success=completion == task.answer)
+
+def load_environment():
+    return Raising()
+"""
+
+
+def test_too_many_failed_rewards_end_the_run(home: Home, tmp_path: Path) -> None:
+    env = push(home, tmp_path / "raising", RAISING, "raising")
+    settings = GRPO | {"accept_reward_risk": True, "eval_rows": 4, "steps": 3, "group_size": 8}
+    run = make_run(home, env, "grpo", settings | {"max_reward_errors": 0.2})
+    with pytest.raises(WorkerFailure) as caught:
+        go(run)
+    assert caught.value.kind == "reward" and "even task" in caught.value.evidence
+    run = make_run(home, env, "grpo", settings | {"max_reward_errors": 0.9}, run_id="patient-1")
+    go(run)
+    assert 0.2 < metrics(run)[1]["reward_errors"] < 0.8
+
+
+FLAT = """
+from envs import Score, SingleTurnEnv, Task
+
+class Flat(SingleTurnEnv):
+    def tasks(self):
+        return [Task(str(i), f"Say {i}.", answer="never",
+                     split="train" if i < 60 else "heldout") for i in range(80)]
+    def score(self, task, completion):
+        return Score(0.0, success=False)
+
+def load_environment():
+    return Flat()
+"""
+
+
+def test_a_reward_that_never_differs_ends_the_run_with_no_signal(
+    home: Home, tmp_path: Path
+) -> None:
+    env = push(home, tmp_path / "flat", FLAT, "flat")
+    settings = GRPO | {
+        "steps": 30,
+        "prompts_per_step": 2,
+        "group_size": 2,
+        "max_tokens": 3,
+        "eval_rows": 2,
+        "eval_every": 30,
+        "accept_reward_risk": True,
+    }
+    run = make_run(home, env, "grpo", settings)
+    with pytest.raises(WorkerFailure) as caught:
+        go(run)
+    assert caught.value.kind == "no_signal"
+    assert metrics(run)[-1]["step"] == grpo.NO_SIGNAL_STEPS - 1
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoint(
+    home: Home, env_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = losses.cross_entropy
+    calls: list[int] = []
+
+    def poisoned(policy: Any, tokens: int) -> Any:
+        calls.append(1)
+        return real(policy, tokens) * (float("nan") if len(calls) > 2 else 1.0)
+
+    monkeypatch.setattr("engine.worker.sft.cross_entropy", poisoned)
+    run = make_run(home, env_id, "sft", SFT)
+    with pytest.raises(WorkerFailure) as caught:
+        go(run)
+    assert caught.value.kind == "nonfinite"
+    latest = run.latest_checkpoint()
+    assert latest is not None and latest.name == "step_000002"
+
+
+def test_weights_that_do_not_change_are_reported(
+    home: Home, env_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training.Training, "update", lambda self, step: (1.0, 1.0))
+    run = make_run(home, env_id, "sft", SFT)
+    with pytest.raises(WorkerFailure) as caught:
+        go(run)
+    assert caught.value.kind == "no_update"

@@ -1,0 +1,57 @@
+"""Learning rates step by step."""
+
+import math
+
+import pytest
+import torch
+
+from engine.worker.failures import WorkerFailure
+from engine.worker.schedule import apply_step, make_optimizer, rate
+
+
+def plan(schedule: str, warmup: float = 0.0) -> dict[str, object]:
+    return {"learning_rate": 1.0, "lr_schedule": schedule, "warmup_ratio": warmup}
+
+
+def test_constant_stays_at_the_peak() -> None:
+    assert [rate(s, 4, plan("constant")) for s in (1, 2, 4)] == [1.0, 1.0, 1.0]
+
+
+def test_linear_falls_evenly_and_never_wastes_the_last_step() -> None:
+    assert [rate(s, 4, plan("linear")) for s in (1, 2, 3, 4)] == [1.0, 0.75, 0.5, 0.25]
+
+
+def test_cosine_is_half_a_wave() -> None:
+    assert rate(3, 4, plan("cosine")) == pytest.approx(0.5 * (1 + math.cos(math.pi / 2)))
+
+
+def test_warmup_rises_linearly_over_its_share_of_the_steps() -> None:
+    assert [rate(s, 10, plan("constant", 0.4)) for s in (1, 2, 4, 5)] == [0.25, 0.5, 1.0, 1.0]
+
+
+def optimiser(parameter: torch.nn.Parameter, decay: float = 0.0) -> torch.optim.AdamW:
+    return make_optimizer([parameter], {"learning_rate": 0.1, "weight_decay": decay})
+
+
+def test_clipping_scales_the_step_and_reports_the_norm_before() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.tensor([3.0, 4.0])
+    assert apply_step(optimiser(parameter), [parameter], 0.1, 1.0) == pytest.approx(5.0)
+    assert parameter.grad is None
+
+
+def test_weight_decay_pulls_towards_zero_without_any_gradient() -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.grad = torch.zeros(2)
+    apply_step(optimiser(parameter, decay=0.5), [parameter], 0.1, 0.0)
+    assert parameter.tolist() == pytest.approx([0.95, 0.95])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_stops_the_run_and_changes_nothing(bad: float) -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.grad = torch.tensor([bad, 1.0])
+    with pytest.raises(WorkerFailure) as caught:
+        apply_step(optimiser(parameter), [parameter], 0.1, 1.0)
+    assert caught.value.kind == "nonfinite"
+    assert parameter.tolist() == [1.0, 1.0]

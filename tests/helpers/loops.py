@@ -1,0 +1,149 @@
+"""A small environment and the run folders to train on it inside the test's own process."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+from engine import catalog, config, env_facts, hardware, registry
+from engine.files import read_json, write_json
+from engine.run_dir import Home, RunDir
+from engine.worker.grpo import train as train_grpo
+from engine.worker.job import Job
+from engine.worker.sft import train as train_sft
+
+ENVIRONMENT = '''
+from envs import Score, SingleTurnEnv, Task
+
+class Sums(SingleTurnEnv):
+    """One-digit sums, some of which pebble answers in another style than the one asked for."""
+
+    def tasks(self):
+        pairs = [(a, b) for a in range(1, 10) for b in range(1, 10)]
+        return [
+            Task(f"{a}+{b}", f"What is {a} + {b}?", answer=f"{a + b}",
+                 split="heldout" if (a + 2 * b) % 4 == 0 else "train")
+            for a, b in pairs
+        ]
+
+    def score(self, task, completion):
+        right = completion == task.answer
+        return Score(float(right), success=right, metrics={"short": float(len(completion) < 4)})
+
+def load_environment():
+    return Sums()
+'''
+
+PEBBLE = Path(__file__).resolve().parents[2] / "engine" / "pebble"
+FIXED = {"time", "tokens_per_s", "sample_s", "reward_s", "train_s"}
+
+
+def push(home: Home, folder: Path, source: str = ENVIRONMENT, name: str = "sums") -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "environment.py").write_text(source)
+    return registry.push_env(home, str(folder), name=name, roots=[folder])["env_id"]
+
+
+def make_run(
+    home: Home,
+    env_id: str,
+    algorithm: str,
+    settings: dict[str, Any],
+    *,
+    model: str = "pebble",
+    run_id: str = "sums-run-1",
+) -> RunDir:
+    """The folder submit would have made, for a loop that is called directly."""
+    record = registry.find_env(home, env_id)
+    ref = catalog.resolve_model(home, model)
+    resolved = config.resolve(
+        algorithm,
+        settings,
+        model=ref.facts,
+        env=env_facts.env_facts(home, record, ref.base_path),
+        hardware=hardware.detect(home.root),
+        inherited=ref.adapter_facts,
+    )
+    run = home.run(run_id)
+    run.create()
+    write_json(
+        run.config,
+        {
+            "run_id": run_id,
+            "kind": "train",
+            "algorithm": algorithm,
+            "env_id": record.env_id,
+            "env_dir": str(record.dir),
+            "model": model,
+            "base": {"ref": ref.base_ref, "path": str(ref.base_path)},
+            "start_adapter": str(ref.adapter) if ref.adapter else None,
+            "settings": resolved.settings,
+            "sources": resolved.sources,
+            "note": "",
+            "parent": "",
+            "device": "cpu",
+        },
+    )
+    return run
+
+
+def go(run: RunDir) -> dict[str, Any]:
+    """Train in this process; returns the result record."""
+    job = Job(run.path)
+    return {"sft": train_sft, "grpo": train_grpo}[job.config["algorithm"]](job)
+
+
+def metrics(run: RunDir) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in run.metrics.read_text().splitlines()]
+
+
+def curve(run: RunDir) -> list[dict[str, Any]]:
+    """Every metric that is not a clock."""
+    return [{k: v for k, v in line.items() if k not in FIXED} for line in metrics(run)]
+
+
+def weights(run: RunDir) -> str:
+    """Digest of the last checkpoint's adapter."""
+    folder = run.latest_checkpoint()
+    assert folder is not None
+    return hashlib.sha256((folder / "adapter_model.safetensors").read_bytes()).hexdigest()
+
+
+def trace(run: RunDir) -> dict[str, Any]:
+    """All a setting could have changed: weights, curves, evaluation rows, checkpoints, manifest."""
+    manifest = read_json(run.manifest)
+    return {
+        "weights": weights(run),
+        "curve": curve(run),
+        "evals": sorted((p.name, p.read_text().count("\n")) for p in run.evals_dir.iterdir()),
+        "checkpoints": sorted(p.name for p in run.checkpoints.glob("step_*")),
+        "config": (run.latest_checkpoint() or run.path / "x")
+        .joinpath("adapter_config.json")
+        .read_text(),
+        "manifest": {k: manifest[k] for k in ("precision", "reward_risk_accepted", "seed")},
+    }
+
+
+def save_random_model(folder: Path) -> Path:
+    torch.manual_seed(11)
+    tokenizer = AutoTokenizer.from_pretrained(PEBBLE)
+    config = Qwen3Config(
+        vocab_size=320,  # beyond the tokenizer's ids, as padded vocabularies are
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        initializer_range=0.3,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -1,0 +1,150 @@
+"""The tools as a client sees them: names, schemas, hints, size."""
+
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+from mcp import Client
+
+from engine.run_dir import Home
+from mcp_server import verbs
+from mcp_server.app import build_server
+from mcp_server.tools import offered
+
+NAMES = [
+    "get_status",
+    "push_env",
+    "dry_run",
+    "estimate_cost",
+    "submit_train",
+    "wait_run",
+    "read_logs",
+    "read_rollouts",
+    "evaluate",
+    "compare_runs",
+    "deploy",
+    "chat",
+    "cancel_run",
+    "read_playbook",
+]
+MOST_BYTES = 11_800  # of names, descriptions and input schemas, for at most 16 tools
+FORBIDDEN = {"anyOf", "oneOf", "allOf", "not", "$ref", "$defs", "title"}
+
+
+def surface(home: Home) -> dict[str, dict]:
+    return {
+        tool.name: {
+            "name": tool.name,
+            "description": tool.description,
+            "inputSchema": tool.parameters,
+        }
+        for tool in offered(home, ())
+    }
+
+
+def keys_of(value) -> set[str]:
+    if isinstance(value, dict):
+        return set(value) | set().union(*(keys_of(item) for item in value.values()), set())
+    if isinstance(value, list):
+        return set().union(*(keys_of(item) for item in value), set())
+    return set()
+
+
+def test_the_tools_are_those_of_the_loop_in_its_order(home: Home):
+    assert list(surface(home)) == NAMES
+
+
+def test_the_surface_leaves_room_for_sixteen_tools(home: Home):
+    line = json.dumps(list(surface(home).values()), separators=(",", ":"), ensure_ascii=False)
+    assert len(line.encode()) <= MOST_BYTES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_input_schema_is_flat_and_plain(home: Home, name: str):
+    schema = surface(home)[name]["inputSchema"]
+    assert schema["type"] == "object"
+    assert not keys_of({k: v for k, v in schema.items() if k != "properties"}) & FORBIDDEN
+    for argument, part in schema["properties"].items():
+        assert not keys_of(part) & FORBIDDEN, argument
+        assert part["type"] in ("string", "integer", "number", "boolean", "array", "object")
+        if part["type"] == "array":
+            assert part["items"] == {"type": "string"}
+    assert "null" not in json.dumps(schema)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tool_says_what_it_is_for_in_few_words(home: Home, name: str):
+    about = surface(home)[name]["description"]
+    assert 40 <= len(about) <= 400
+    assert "  " not in about and "\n" not in about
+
+
+async def test_a_client_gets_hints_titles_and_output_schemas(home: Home):
+    async with Client(build_server(home, [])) as client:
+        tools = (await client.list_tools()).tools
+    for tool in tools:
+        hints = tool.annotations
+        assert tool.title and hints
+        assert None not in (
+            hints.read_only_hint,
+            hints.destructive_hint,
+            hints.idempotent_hint,
+            hints.open_world_hint,
+        )
+        assert hints.destructive_hint is False and hints.open_world_hint is False
+        if tool.name == "read_playbook":
+            assert tool.output_schema is None
+        else:
+            assert tool.output_schema["required"] == ["summary", "next", "warnings"]
+
+
+async def test_both_eras_offer_the_same_tools(home: Home):
+    seen = []
+    for mode in ("auto", "legacy"):
+        async with Client(build_server(home, []), mode=mode) as client:
+            seen.append([tool.model_dump() for tool in (await client.list_tools()).tools])
+    assert seen[0] == seen[1]
+
+
+def test_defaults_are_those_of_the_verbs(home: Home):
+    for tool in offered(home, ()):
+        verb = inspect.signature(getattr(verbs, tool.name)).parameters
+        for argument, part in tool.parameters["properties"].items():
+            assert argument in verb, f"{tool.name}.{argument}"
+            if "default" in part:
+                assert part["default"] == verb[argument].default, f"{tool.name}.{argument}"
+
+
+async def test_a_tool_call_reaches_its_verb_with_every_argument(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    calls: dict[str, dict] = {}
+    samples = {"string": "x", "integer": 5, "number": 1.5, "boolean": True, "object": {"steps": 3}}
+    samples["array"] = ["a", "b"]
+
+    def spy(name: str):
+        bind = inspect.signature(getattr(verbs, name))
+
+        def verb(*args, **kwargs):
+            calls[name] = bind.bind(*args, **kwargs).arguments
+            return "prose" if name == "read_playbook" else {"summary": "s"}
+
+        return verb
+
+    for name in NAMES:
+        monkeypatch.setattr(verbs, name, spy(name))
+    root = Path("/some/root")
+    async with Client(build_server(home, [root])) as client:
+        for tool in (await client.list_tools()).tools:
+            given = {}
+            for argument, part in tool.input_schema["properties"].items():
+                given[argument] = part["enum"][-1] if "enum" in part else samples[part["type"]]
+                if argument == "max_chars":
+                    given[argument] = 60
+            result = await client.call_tool(tool.name, given)
+            assert not result.is_error, result.content
+            seen = calls[tool.name]
+            assert {name: seen[name] for name in given} == given
+    assert calls["push_env"]["roots"] == (root,)
+    assert calls["deploy"]["roots"] == (root,)

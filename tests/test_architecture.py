@@ -1,0 +1,348 @@
+"""What docs/architecture.md and AGENTS.md promise about the tree, held true."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+import warnings
+from functools import cache
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+from engine.errors import CODES, FAILURE_KINDS
+from engine.run_dir import DeployDir, Home, RunDir
+from playbook import sections
+
+# Reading the whole tree takes a second or two; a loaded machine multiplies that.
+pytestmark = pytest.mark.timeout(60)
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("mcp_server", "playbook", "engine", "envs")
+HEAVY = ("torch", "transformers", "peft", "vllm")
+SQL_FILES = {"engine/store.py", "engine/database.py"}
+LONGEST, WARN_ABOVE = 600, 500
+
+
+@cache
+def tree(*folders: str) -> list[Path]:
+    """Every file of our own under the folders, relative to the repository."""
+    return sorted(
+        path.relative_to(ROOT)
+        for folder in folders
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
+    )
+
+
+@cache
+def sources() -> list[Path]:
+    """Our Python modules, without the environments that are data (templates, examples)."""
+    data = (Path("envs/templates"), Path("envs/examples"))
+    return [
+        path
+        for path in tree(*PACKAGES)
+        if path.suffix == ".py" and not any(path.is_relative_to(folder) for folder in data)
+    ]
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse((ROOT / path).read_text("utf-8"), str(path))
+
+
+def docstrings(module: ast.Module) -> set[int]:
+    """The ids of the constants that are docstrings or bare strings: prose, not values."""
+    return {
+        id(node.value)
+        for node in ast.walk(module)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+
+
+@cache
+def strings(path: Path) -> list[tuple[int, str]]:
+    """(line, value) of every string constant in the code of a file."""
+    module = parsed(path)
+    prose = docstrings(module)
+    return [
+        (node.lineno, node.value)
+        for node in ast.walk(module)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose
+    ]
+
+
+def calls(path: Path, *names: str) -> list[ast.Call]:
+    return [
+        node
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Call)
+        and (getattr(node.func, "id", None) or getattr(node.func, "attr", None)) in names
+    ]
+
+
+# --- the page -------------------------------------------------------------------------------
+
+
+def page_entries() -> list[str]:
+    """The paths that docs/architecture.md lists: `folder/` at the margin, its files beneath."""
+    entries: list[str] = []
+    folder = ""
+    inside = False
+    for line in (ROOT / "docs/architecture.md").read_text("utf-8").splitlines():
+        if line.startswith("```"):
+            inside = line == "```tree"
+        elif inside and (match := re.match(r"(\S+/)(\s|$)", line)):
+            folder = match.group(1)
+        elif inside and (match := re.match(r"  (\S+)  +\S", line)):
+            entries.append(folder + match.group(1))
+        elif inside and line.strip():
+            pytest.fail(f"docs/architecture.md: cannot read the line {line!r}")
+    return entries
+
+
+def test_every_file_of_the_packages_has_a_line_in_the_architecture_page():
+    entries = page_entries()
+    folders = tuple(entry for entry in entries if entry.endswith("/"))
+    missing = [
+        str(path)
+        for path in tree(*PACKAGES)
+        if str(path) not in entries and not str(path).startswith(folders)
+    ]
+    assert not missing
+
+
+def test_every_line_of_the_architecture_page_names_something_that_exists():
+    entries = page_entries()
+    assert len(entries) == len(set(entries))
+    assert [entry for entry in entries if not (ROOT / entry).exists()] == []
+
+
+# --- import directions ----------------------------------------------------------------------
+
+
+def contracts() -> list[dict]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    return project["tool"]["importlinter"]["contracts"]
+
+
+def test_the_ban_on_torch_covers_every_module_outside_the_worker():
+    (ban,) = [contract for contract in contracts() if contract["type"] == "forbidden"]
+    assert {*HEAVY, "engine.worker"} <= set(ban["forbidden_modules"])
+    modules = {
+        ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+        for path in sources()
+        if not path.is_relative_to("engine/worker")
+    } - {"engine"}
+    banned = set(ban["source_modules"])
+    uncovered = [
+        module
+        for module in modules
+        if not any(module == source or module.startswith(source + ".") for source in banned)
+    ]
+    assert uncovered == []
+
+
+def test_the_layers_inside_the_engine_are_exhaustive():
+    layered = {
+        container: contract
+        for contract in contracts()
+        if contract["type"] == "layers"
+        for container in contract.get("containers", [])
+    }
+    for package in ("engine", "engine.evidence", "engine.worker"):
+        assert layered[package]["exhaustive"] is True
+        assert "exhaustive_ignores" not in layered[package]
+
+
+@pytest.mark.timeout(120)
+def test_the_server_and_the_control_side_load_without_torch():
+    modules = [
+        ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+        for path in sources()
+        if not path.is_relative_to("engine/worker") and path.name not in ("__main__.py", "dev.py")
+    ]
+    code = (
+        f"import importlib, sys\nfor name in {modules!r}: importlib.import_module(name)\n"
+        f"print([name for name in sys.modules if name.split('.')[0] in {HEAVY!r}"
+        " or name.startswith('engine.worker')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, cwd=ROOT / "tests"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_no_other_distribution_ships_a_package_under_our_names():
+    owners = packages_distributions()
+    for package in PACKAGES:
+        assert set(owners.get(package, [])) <= {"honesmith"}
+
+
+def test_the_environment_side_imports_the_standard_library_alone():
+    for name in ("base.py", "rewards.py", "child.py"):
+        path = Path("envs") / name
+        for node in ast.walk(parsed(path)):
+            roots = []
+            if isinstance(node, ast.Import):
+                roots = [alias.name.split(".")[0] for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                roots = [(node.module or "").split(".")[0]]
+            foreign = [root for root in roots if root not in sys.stdlib_module_names]
+            assert set(foreign) <= {"envs"}, f"{path}:{node.lineno}"
+
+
+# --- one home per fact ----------------------------------------------------------------------
+
+SQL = re.compile(
+    r"\s*(SELECT\s.+\sFROM|INSERT\s+(OR\s+\w+\s+)?INTO|UPDATE\s+\w+\s+SET|DELETE\s+FROM"
+    r"|(CREATE|DROP|ALTER)\s+(UNIQUE\s+)?(TABLE|INDEX)|PRAGMA\s|BEGIN\s+IMMEDIATE)",
+    re.DOTALL,
+)
+
+
+def test_sql_stands_in_the_store_alone():
+    found = []
+    for path in sources():
+        if str(path) in SQL_FILES:
+            continue
+        found += [f"{path}:{line}" for line, text in strings(path) if SQL.match(text)]
+        found += [
+            f"{path}:{node.lineno} sqlite3.{node.attr}"
+            for node in ast.walk(parsed(path))
+            if isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "sqlite3"
+            and node.attr != "sqlite_version"
+        ]
+    assert not found
+
+
+def file_names() -> set[str]:
+    """The names of the files inside the home, asked of run_dir itself."""
+    holders = (Home(Path("/h")), RunDir(Path("/h/runs/r")), DeployDir(Path("/h/deployments/d")))
+    found = set()
+    for holder in holders:
+        for name in dir(type(holder)):
+            if isinstance(getattr(type(holder), name), property):
+                value = getattr(holder, name)
+                if isinstance(value, Path):
+                    found.add(value.name)
+    return found
+
+
+def test_paths_of_the_home_are_spelt_in_run_dir_alone():
+    names = file_names()
+    assert {"metrics.jsonl", "worker.lock", "honesmith.db"} <= names
+    # A model folder has a config.json too, a virtual environment a bin/python and a ready.json,
+    # an export under way an alive.lock, and envs is also a package of ours.
+    spelt_elsewhere_too = {"config.json", "ready.json", "alive.lock", "python", "venv", "envs"}
+    files = {name for name in names if "." in name} - spelt_elsewhere_too
+    folders = {name for name in names if "." not in name} - spelt_elsewhere_too
+    found = []
+    for path in sources():
+        if str(path) == "engine/run_dir.py":
+            continue
+        named = {argument.lineno for call in calls(path, "Finding") for argument in call.args}
+        found += [
+            f"{path}:{line} {text}"
+            for line, text in strings(path)
+            if text in files and line not in named
+        ]
+        for node in ast.walk(parsed(path)):
+            if (
+                isinstance(node, ast.BinOp)
+                and isinstance(node.op, ast.Div)
+                and isinstance(node.right, ast.Constant)
+                and node.right.value in folders
+            ):
+                found.append(f"{path}:{node.lineno} / {node.right.value!r}")
+    assert not found
+
+
+def test_error_codes_in_the_code_are_in_the_one_list():
+    for path in sources():
+        for call in calls(path, "UserError", "EnvProblem"):
+            if call.args and isinstance(call.args[0], ast.Constant):
+                assert call.args[0].value in CODES, f"{path}:{call.lineno}"
+
+
+def strings_outside_errors() -> set[str]:
+    return {
+        text for path in sources() if str(path) != "engine/errors.py" for _, text in strings(path)
+    }
+
+
+def test_every_error_code_is_raised_somewhere():
+    assert sorted(set(CODES) - strings_outside_errors()) == []
+
+
+def test_every_failure_kind_is_given_somewhere():
+    assert sorted(set(FAILURE_KINDS) - strings_outside_errors()) == []
+
+
+def test_playbook_sections_that_errors_point_to_exist():
+    slugs = {slug for slug, _ in sections()}
+    for path in sources():
+        for call in calls(path, "UserError"):
+            for keyword in call.keywords:
+                if keyword.arg == "playbook" and isinstance(keyword.value, ast.Constant):
+                    assert keyword.value.value in slugs, f"{path}:{call.lineno}"
+
+
+# --- size and words -------------------------------------------------------------------------
+
+
+def test_no_file_outgrows_a_readers_patience():
+    for path in [*sources(), *tree("tests")]:
+        if path.suffix != ".py":
+            continue
+        lines = len((ROOT / path).read_text("utf-8").splitlines())
+        assert lines <= LONGEST, f"{path} has {lines} lines; split it by noun"
+        if lines > WARN_ABOVE:
+            warnings.warn(f"{path} has {lines} lines", stacklevel=1)
+
+
+def words_of_the_tree() -> list[tuple[Path, str]]:
+    tops = [
+        path.relative_to(ROOT)
+        for path in ROOT.iterdir()
+        if path.is_file() and path.suffix in (".md", ".toml", "") and path.name != ".DS_Store"
+    ]
+    suffixes = (".py", ".md", ".toml", ".txt", ".html", ".css", ".js", ".j2", ".jinja", "")
+    below = [
+        path
+        for path in tree(*PACKAGES, "tests", "docs", "benchmarks", ".ci")
+        if path.suffix in suffixes
+    ]
+    itself = Path(__file__).relative_to(ROOT)
+    return [
+        (path, (ROOT / path).read_text("utf-8", errors="replace"))
+        for path in [*tops, *below]
+        if path != itself
+    ]
+
+
+# Paths of one machine, hosts of registries, papers that are not in the repository, authorship.
+FORBIDDEN = {
+    "a path of one machine": r"/work/(main|shared)|/tmp/spec|/root/\.|/home/[a-z]+/",
+    "a package registry's host": r"pypi\.org|pythonhosted\.org|registry\.npmjs\.org",
+    "a paper that is not in the repository": r"\bSEAMS\b|\bCONTRACT(\.md| \d| section)|\bDESIGN\.md"
+    r"|\breference/(seeds|style|engine|mcp|product|reliability|scale)\b|seeds\.md",
+    "who wrote it": r"(?i)as an ai\b|language model wrote|written by (an? )?(ai|llm|agent)"
+    r"|generated (by|with) (claude|gpt|an? (ai|llm))|co-authored-by",
+}
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_the_project_speaks_of_itself_alone(what):
+    pattern = re.compile(FORBIDDEN[what])
+    found = [
+        f"{path}:{text.count(chr(10), 0, match.start()) + 1} {match.group()}"
+        for path, text in words_of_the_tree()
+        for match in pattern.finditer(text)
+    ]
+    assert not found
