@@ -9,13 +9,14 @@ STAMP := $(VENV)/.setup-done
 export GOMP_SPINCOUNT ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check docs pebble bench faults clients browser vllm mutants scale
+.PHONY: help setup demo test check fix docs pebble bench faults clients browser vllm mutants scale
 
 help:
 	@echo "make setup    create .venv with what the demo and the tests need"
 	@echo "make demo     train, judge, deploy and chat with a model on this machine"
 	@echo "make test     checks, then every test that is not opt-in"
-	@echo "make check    lint, types, import contracts"
+	@echo "make check    lint, format, types, import contracts"
+	@echo "make fix      mend what lint and format can mend by themselves"
 	@echo "make docs     write the generated reference pages again"
 	@echo "make pebble   build the built-in model again"
 	@echo "opt-in suites: make faults clients browser vllm bench mutants scale"
@@ -28,13 +29,20 @@ $(STAMP): pyproject.toml
 	$(PY) -m pip install --disable-pip-version-check --quiet -e ".[train,dev]"
 	@touch $@
 
+# The demo keeps everything in a home of its own; make demo SEED=1 trains with other chance.
+SEED ?= 0
 demo: setup
-	$(VENV)/bin/honesmith demo
+	$(VENV)/bin/honesmith demo --home .demo-home --seed $(SEED)
 
 check: setup
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright
 	$(VENV)/bin/lint-imports
+
+fix: setup
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
 
 test: check
 	$(PY) -m pytest -n 2 --dist loadfile \

@@ -182,11 +182,11 @@ def _check_names(algorithm: str, schema: type[Settings], settings: dict[str, Any
 
 
 def _owner(name: str, algorithm: str) -> str:
-    """The trainer that has the setting `name` when `algorithm` has not, else ""."""
-    for other in ALGORITHMS:
-        if other != algorithm and name in SCHEMAS[other].model_fields:
-            return other
-    return ""
+    """Which trainer has the setting `name` when `algorithm` has not, else ""."""
+    owners = [other for other in ALGORITHMS if name in SCHEMAS[other].model_fields]
+    if not owners or algorithm in owners:
+        return ""
+    return "training" if len(owners) > 1 else owners[0]
 
 
 def _listed(names: list[str]) -> str:
@@ -282,7 +282,7 @@ def _bad_file(where: str, what: str, hint: str) -> UserError:
 def _line(text: str, name: str) -> int:
     """The line that sets `name` or opens the table of that name, 1 where none is found."""
     quoted = rf"[\"']?{re.escape(name)}[\"']?"
-    pattern = re.compile(rf"^\s*(\[+\s*{quoted}\s*[\].]|{quoted}\s*[.=])")
+    pattern = re.compile(rf"^\s*(\[+\s*(settings\s*\.\s*)?{quoted}\s*[\].]|{quoted}\s*[.=])")
     for number, line in enumerate(text.splitlines(), 1):
         if pattern.match(line):
             return number

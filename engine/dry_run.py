@@ -257,6 +257,9 @@ class _Look:
         figures = self.facts["estimate"]
         total, available = figures["peak_memory"]["total"], figures["memory_available"]
         detail = f"{estimate.size(total)} of {estimate.size(available)} on {figures['device']}"
+        if total > figures["memory_free"]:
+            # Said, not judged: what is in use now may be gone when the run has its turn.
+            detail += f", of which {estimate.size(figures['memory_free'])} are free now"
         if figures["fits"]:
             if figures["fit"] == "tight":
                 return _Found("warn", f"{detail}: tight", f"Lower {figures['lower_this']}.")

@@ -144,7 +144,8 @@ def install(home: Home, requirements: list[Requirement], patience_s: float) -> P
                 retryable=True,
             )
         time.sleep(POLL_S)
-    builder.poll()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        builder.wait(5)
     if place.is_ready():
         return place.python
     raise UserError(
@@ -168,9 +169,9 @@ def build(folder: Path) -> None:
         pip = [sys.executable, "-m", "pip", "--python", str(place.python)]
         if not own_pip:
             pip = [str(place.python), "-m", "pip"]
-        options = ["--disable-pip-version-check", "--no-input", "--no-warn-script-location"]
+        options = ["--disable-pip-version-check", "--no-input"]
         done = subprocess.run(
-            [*pip, *options, "install", "-r", str(folder / FILE)],
+            [*pip, *options, "install", "--no-warn-script-location", "-r", str(folder / FILE)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

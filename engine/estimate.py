@@ -31,6 +31,7 @@ _CALIBRATION_FLOOR = 0.08  # of the logarithm: no two runs are closer than this
 # 95 % quantiles of Student's t by degrees of freedom; the normal one beyond.
 _T95 = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.90, 1.86, 1.83, 1.81)
 _FITS, _TIGHT = 0.92, 0.8  # shares of a device's memory
+_FETCHED = 2e7  # bytes of a download per second
 _DISK_RESERVE = 500_000_000
 
 
@@ -96,6 +97,8 @@ def estimate(
     if env.score_s:  # as the audit measured it; the rest is the way to the env process and back
         rate = replace(rate, score_s=env.score_s + 1e-4)
     phases = {level: _phases(plan, rate, level) for level in LEVELS}
+    for phase in phases.values():
+        phase["startup"] += download / _FETCHED
     raw = {level: sum(phases[level].values()) / 3600 for level in LEVELS}
     hours, basis, runs = _band(home, resolved.algorithm, raw, rate.measured)
     price = home.user_config().gpu_hour_price
@@ -113,6 +116,7 @@ def estimate(
         "tokens": _tokens(plan),
         "peak_memory": memory,
         "memory_available": available,
+        "memory_free": plan.device.memory_free,
         "device": plan.device.id,
         "fits": fit != "too_big",
         "fit": fit,

@@ -5,6 +5,7 @@ scorer, write it all aside and rename. Nothing of a push that fails stays behind
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -87,6 +88,15 @@ def push_env(
                 _publish(folder, final)
         except EnvProblem as problem:
             raise as_user_error(problem) from problem
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise UserError(
+                "DISK_FULL",
+                f"the disk that holds {home.root} is full",
+                hint="Free space there, then push again; nothing of this push was kept.",
+                retryable=True,
+            ) from error
     record = _remember(home, name, shot.digest[:12])
     return _result(record, shot)
 

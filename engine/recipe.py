@@ -167,6 +167,11 @@ def _grpo(filling: _Filling, facts: Facts) -> None:
     filling.default("max_reward_errors", 0.2)
     if filling.values.get("sampler") in (None, "auto"):
         filling.values["sampler"], filling.sources["sampler"] = "torch", HARDWARE
+    if filling["top_p"] < 1:
+        filling.warnings.append(
+            "top_p below 1 samples from other probabilities than are trained; tis_cap corrects "
+            "for a part of that only."
+        )
     prompt = facts.env.longest_prompt if facts.env else 512
     turns = filling["max_turns"]
     # Beside its own turns an episode holds what the environment says between them.

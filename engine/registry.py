@@ -57,6 +57,11 @@ class EnvRecord:
     def source(self) -> Path:
         return self.dir / SOURCE
 
+    @property
+    def isolation(self) -> str:
+        """What held the environment's code at push, in words."""
+        return str(self.facts.get("isolation", ""))
+
 
 def push_env(
     home: Home,
@@ -188,10 +193,15 @@ def _record(home: Home, row: EnvRow) -> EnvRecord:
         tools=facts["tools"],
         rows=facts["rows"],
         audit=audit,
-        limits=Limits(**facts["limits"]),
+        limits=_limits(facts["limits"]),
         secrets=tuple(facts["secrets"]),
         facts=facts,
     )
+
+
+def _limits(stored: dict[str, Any]) -> Limits:
+    """Stored limits, also of a release that knew others."""
+    return Limits(**{name: stored[name] for name in vars(Limits()) if name in stored})
 
 
 def _not_found(ref: str, known: list[EnvRow]) -> UserError:

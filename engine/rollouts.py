@@ -106,6 +106,7 @@ def read_rollouts(
         "run_id": row.run_id,
         "step": source.step,
         "source": source.what,
+        **_models_of(ask, config),
         "matching": len(ordered),
         "rollouts": items,
     }
@@ -145,9 +146,16 @@ def _model_answers(ask: _Ask, config: Mapping[str, Any], step: int) -> _Source:
     chosen = _one_of(played, step, "answers, by index of the model,")
     return _Source(
         load_rows(ask.run.model_evals(chosen)),
-        f"answers of {models[chosen]} (model {chosen} of {', '.join(models)})",
+        f"answers of {models[chosen]}",
         chosen,
     )
+
+
+def _models_of(ask: _Ask, config: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The models of an evaluation; `step` is an index into them."""
+    if ask.row.kind == "train":
+        return {}
+    return {"models": [str(model.get("ref")) for model in config.get("models") or []]}
 
 
 def _one_of(steps: Sequence[int], step: int, what: str) -> int:
@@ -274,7 +282,7 @@ def _groups(ask: _Ask, source: _Source, matching: Sequence[Row]) -> dict[str, An
     }
     _fitted(ask, result, "groups", len(ordered), source.step)
     result["summary"] = (
-        f"{len(items)} of {len(ordered)} groups among the {source.what} of {ask.row.run_id}, the "
+        f"{len(items)} of {len(ordered)} groups among the {source.what} in {ask.row.run_id}, the "
         f"widest spread of rewards first; in {flat} all rewards are equal."
     )
     return result
@@ -454,7 +462,7 @@ def _shortened(value: Any, room: int) -> Any:
 def _sentence(
     ask: _Ask, source: _Source, shown: int, matching: int, rewards: Sequence[float]
 ) -> str:
-    said = f"{shown} of {matching} {ask.pick} {source.what} of {ask.row.run_id}"
+    said = f"{shown} of {matching} {ask.pick} {source.what} in {ask.row.run_id}"
     if not rewards:
         return said + "."
     mean = math.fsum(rewards) / len(rewards)

@@ -159,17 +159,22 @@ class _Copier:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
         digest = hashlib.sha256()
         with open(name, "rb", opener=lambda n, _: os.open(n, flags, dir_fd=folder)) as source:
-            if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
+            info = os.fstat(source.fileno())
+            if not stat.S_ISREG(info.st_mode):
                 raise _invalid(f"{path} is no regular file")
+            self.check_size(info.st_size, path)  # before any of it is copied
             with open(self.target / path, "xb") as copy:
                 os.fchmod(copy.fileno(), 0o600)
                 while data := source.read(CHUNK):
+                    self.check_size(len(data), path)
                     self.size += len(data)
-                    if self.size > MAX_BYTES:
-                        raise _too_large(f"it is larger than {MAX_BYTES >> 20} MB (at {path})")
                     digest.update(data)
                     copy.write(data)
         self.digests[path] = digest.hexdigest()
+
+    def check_size(self, more: int, path: str) -> None:
+        if self.size + more > MAX_BYTES:
+            raise _too_large(f"it is larger than {MAX_BYTES >> 20} MB (at {path})")
 
 
 def _reason_to_leave_out(name: str) -> str:

@@ -172,6 +172,8 @@ def _lock(home: Home) -> Path:
 
 def _start_probe(home: Home) -> bool:
     """Start the probe; it holds the lock while it runs. False where it cannot be started."""
+    if os.environ.get(launcher.TEST_WORKER):  # trainers that are none need no measurement
+        return False
     with Store(home) as store:
         if store.list_runs(1, states=HOLDS_DEVICE):
             return False

@@ -19,6 +19,7 @@ CLONE_NEWNET, CLONE_NEWNS = 0x40000000, 0x00020000
 MS_NOSUID, MS_BIND, MS_REC, MS_PRIVATE, MNT_DETACH = 2, 4096, 16384, 1 << 18, 2
 LINUX = sys.platform.startswith("linux")
 UIDS = range(60100, 64900)  # free on every common distribution, and mapped in most containers
+TRIES = 20
 SHARED_UID_HEADROOM = 256  # other programs of this user come and go while the env process lives
 
 
@@ -50,9 +51,11 @@ def spare_uid(needed: list[str], box: Path) -> int | None:
     open_already = _reachable(box) and all(map(_open_to_all, folders))
     if not open_already and not _show(folders, box):
         return None
-    taken = {entry.pw_uid for entry in pwd.getpwall()} | _uids_in_use()
-    free = [uid for uid in UIDS if uid not in taken]
-    return random.SystemRandom().choice(free) if free else None
+    taken = _uids_in_use()
+    for uid in random.SystemRandom().sample(UIDS, TRIES):
+        if uid not in taken and not _has_account(uid):
+            return uid
+    return None
 
 
 def apply(limits: Limits, uid: int | None) -> list[str]:
@@ -70,7 +73,7 @@ def apply(limits: Limits, uid: int | None) -> list[str]:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-        held += [f"processes {limits.processes}", f"own uid {uid}"]
+        held += [f"processes {limits.processes}", "own uid"]
     elif os.geteuid() != 0:
         # The kernel counts every process of the user, not only ours.
         room = _tasks_of_user() + max(limits.processes, SHARED_UID_HEADROOM)
@@ -139,6 +142,14 @@ def _open_to_all(folder: Path) -> bool:
 def _reachable(path: Path) -> bool:
     """Whether any user may pass through all folders above it."""
     return all(parent.stat().st_mode & 0o001 for parent in path.parents)
+
+
+def _has_account(uid: int) -> bool:
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
 
 
 def _uids_in_use() -> set[int]:

@@ -121,6 +121,10 @@ class Judge:
     tokens: int = 0
     _kept: dict[str, dict[str, float]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"a judge's url begins with http:// or https://, got {self.url!r}")
+
     def grade(self, criteria: Sequence[Criterion], task: Task, completion: str) -> dict[str, float]:
         """A value from 0 to 1 for each criterion. Raises JudgeError."""
         messages = _question(criteria, task, completion)

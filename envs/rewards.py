@@ -37,9 +37,7 @@ __all__ = [
     "schema_errors",
 ]
 
-ANSWER_MARK = re.compile(
-    r"####|<answer>|\bfinal answer\s*(?:is|:)|\banswer\s*(?:is\b\s*:?|:)", re.IGNORECASE
-)
+ANSWER_MARK = re.compile(r"####|<answer>|\banswer\s*(?:is\b\s*:?|:)", re.IGNORECASE)
 NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3})?")
 FENCE = re.compile(r"```[\w+-]*[ \t]*\n(.*?)```", re.DOTALL)
 

@@ -8,6 +8,7 @@ every descendant is killed, daemons included, and the private folder is removed.
 """
 
 import contextlib
+import fcntl
 import importlib.util
 import json
 import os
@@ -98,6 +99,8 @@ def main() -> None:
     confine.prctl(confine.PR_SET_CHILD_SUBREAPER, 1)
     os.umask(0o022)  # another uid has to read the copy
     box = Path(config["box"])
+    # Never closed: it says that the folder is in use as long as anything of this lives.
+    fcntl.flock(os.open(box, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX)
     try:
         # A copy: user code can neither change the stored version nor needs to reach into the home.
         _copy(config["source"], box / "source")
@@ -184,8 +187,8 @@ def _watch(pid: int, output: int, log: Log) -> dict[str, int]:
     for fd in (0, output, wake):
         poller.register(fd, select.POLLIN)
     while True:
-        reaped, status = os.waitpid(pid, os.WNOHANG)
-        if reaped:
+        status = _reap(pid)
+        if status is not None:
             code = os.waitstatus_to_exitcode(status)
             return {"code": max(code, 0), "signal": max(-code, 0)}
         for fd, _ in poller.poll():
@@ -195,6 +198,19 @@ def _watch(pid: int, output: int, log: Log) -> dict[str, int]:
                 os.read(wake, 512)
             elif not _drain(output, log, once=True):
                 poller.unregister(output)
+
+
+def _reap(pid: int) -> int | None:
+    """The status of `pid` once it has ended; also collects orphans that came back to us, which
+    would count against the limit on processes as long as they are zombies."""
+    found = None
+    with contextlib.suppress(ChildProcessError):
+        while ended := os.waitpid(-1, os.WNOHANG):
+            if not ended[0]:
+                break
+            if ended[0] == pid:
+                found = ended[1]
+    return found
 
 
 def _drain(output: int, log: Log, once: bool = False) -> bool:

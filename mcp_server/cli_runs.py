@@ -221,13 +221,7 @@ def cancel(
 @command
 def report(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> None:
     """Write the report of a run and say where it is."""
-    # Templates and statistics: only this command needs them.
-    from engine.evidence import report as reports  # noqa: PLC0415
-
-    where = at(home)
-    full = verbs.wait_run(where, run_id, timeout_s=0).get("run_id", run_id)
-    path = reports.write_report(where, full)
-    show({"summary": f"The report of {full} is {path}", "report": str(path)}, as_json)
+    show(verbs.report(at(home), run_id), as_json)
 
 
 def _plan_of(path: Path) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from rich.text import Text
 
 import envs
 from engine.errors import UserError
+from engine.evidence.report import write_report
 from engine.rows import TERMINAL
 from engine.run_dir import Home
 from mcp_server import verbs
@@ -35,15 +36,16 @@ Reply = dict[str, Any]
 DEMO: dict[str, Any] = {
     "env": "arithmetic",
     "model": "pebble",
-    "sft": {},
-    "grpo": {},
+    "sft": {"max_examples": 64, "batch_size": 8, "steps": 24, "eval_every": 12, "eval_rows": 800},
+    "grpo": {"steps": 32, "eval_every": 16, "eval_rows": 800, "learning_rate": 1e-3},
     "rows": 800,
     "question": "Add 47 and 38. End with #### and the sum.",
     "max_tokens": 32,
     "max_gpu_hours": 1.0,
 }
 LOOK_EVERY_S = 2.0
-CURVES = {"sft": "heldout_success", "grpo": "reward_mean"}
+CURVES = {"sft": "loss", "grpo": "reward_mean"}
+HELDOUT = "heldout_success"
 
 
 class DemoFailed(Exception):
@@ -77,6 +79,9 @@ def run_demo(home: Path | None, *, seed: int = 0, as_json: bool = False) -> int:
         _tidy(scene, "the demo failed")
         console.print(Text(f"The demo failed: {error}", style="bold red"))
         scene.facts["error"] = str(error)
+    except BaseException:
+        _tidy(scene, "the demo ended early")
+        raise
     else:
         _tidy(scene, "")
     better = _is_better(scene.facts)
@@ -94,9 +99,15 @@ async def _play(scene: Scene, console: Console) -> None:
     argv += ["--home", str(scene.home.root), "--root", str(examples)]
     server = StdioServerParameters(command=sys.executable, args=argv, env=dict(os.environ))
     title = f"Honesmith demo: train {DEMO['model']} on {DEMO['env']}, home {scene.home.root}"
+    failure: DemoFailed | None = None
     async with Client(server) as client:
-        with Stage(title, console) as stage:
-            await _loop(_Player(client, stage), scene, examples / DEMO["env"])
+        try:
+            with Stage(title, console) as stage:
+                await _loop(_Player(client, stage), scene, examples / DEMO["env"])
+        except DemoFailed as error:  # out there it would come wrapped in groups
+            failure = error
+    if failure is not None:
+        raise failure
 
 
 async def _loop(play: "_Player", scene: Scene, folder: Path) -> None:
@@ -146,7 +157,7 @@ async def _loop(play: "_Player", scene: Scene, folder: Path) -> None:
         "runs": {"sft": first, "grpo": second},
         "compared": compared,
         "chat": answer,
-        "report": str(scene.home.run(second["run_id"]).report),
+        "report": str(write_report(scene.home, second["run_id"])),
     }
 
 
@@ -200,16 +211,17 @@ class _Player:
         if reply["state"] != "done":
             self._stage.end(step, str(reply["summary"]), failed=True)
             raise DemoFailed(f"{run_id} {reply['state']}: {reply.get('error') or reply['summary']}")
-        self._stage.end(step, str(reply["summary"]))
+        self._stage.end(step, ending(reply))
         return reply
 
     async def _draw(self, step: Step, reply: Reply, metric: str) -> None:
         logs = await self._ask(
-            "read_logs", {"run_id": str(reply["run_id"]), "keys": [metric], "limit": 200}
+            "read_logs", {"run_id": str(reply["run_id"]), "keys": [metric, HELDOUT], "limit": 200}
         )
-        curve = column(logs, metric)
-        value = f"{metric} {curve[-1]:.3f}" if curve else ""
-        self._stage.tell(step, progress_text(reply, value), curve)
+        curve, exams = column(logs, metric), column(logs, HELDOUT)
+        said = [f"{metric} {curve[-1]:.3f}"] if curve else []
+        said += [f"held-out {exams[-1]:.3f}"] if exams else []
+        self._stage.tell(step, progress_text(reply, "  ".join(said)), curve)
 
     async def _ask(self, tool: str, arguments: Reply) -> Reply:
         result = await self._client.call_tool(tool, arguments)
@@ -217,6 +229,19 @@ class _Player:
             text = "".join(getattr(part, "text", "") for part in result.content)
             raise DemoFailed(f"{tool}: {text}")
         return result.structured_content
+
+
+def ending(reply: Reply) -> str:
+    """How a finished run went, in a line: before, after and the verdict."""
+    result = reply.get("result") or {}
+    evidence = result.get("evidence") or {}
+    before = (evidence.get("before") or {}).get("value")
+    after = (evidence.get("after") or {}).get("value")
+    if before is None or after is None:
+        return str(result.get("summary") or reply["summary"])
+    verdict = str(reply.get("verdict", "")).replace("_", " ")
+    metric = evidence.get("metric", "success")
+    return f"{reply['run_id']}  held-out {metric} {before:.3f} -> {after:.3f}  {verdict}"
 
 
 def column(logs: Mapping[str, Any], name: str) -> list[float]:
@@ -256,20 +281,21 @@ def _curtain(console: Console, scene: Scene, better: bool) -> None:
         line = Text(f"{name:<5}", style="bold")
         line.append(verdict.replace("_", " "), style=VERDICTS.get(verdict, ""))
         line.append(f"  {compared['summary']}")
-        console.print(line)
+        console.print(line, soft_wrap=True)
     console.print()
+    console.print(f"“{DEMO['question']}”", soft_wrap=True)
     console.print(_answers(facts["chat"]))
     console.print()
     word = "better" if better else "not better"
     console.print(Text(f"Verdict: {word}", style="bold green" if better else "bold red"))
-    console.print(f"Report:  {facts['report']}")
+    console.print(f"Report:  {facts['report']}", soft_wrap=True)
     console.print(f"Time:    {duration(facts['seconds'])}")
 
 
 def _answers(chat: Reply) -> Table:
-    table = Table(title=f"“{DEMO['question']}”", title_justify="left", box=None)
-    table.add_column("model", style="dim")
-    table.add_column("answer")
+    table = Table(box=None, show_header=False)
+    table.add_column(style="dim")
+    table.add_column()
     for answer in reversed(chat.get("answers") or []):
         table.add_row(str(answer.get("model", "")), str(answer.get("answer", "")).strip())
     return table

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from rich.console import Console, Group, RenderableType
 from rich.markdown import Markdown
@@ -52,7 +52,10 @@ def reply(data: Any) -> None:
     """Any reply of a verb: what it holds, its warnings, what to do next."""
     out = console()
     if isinstance(data, str):
-        out.print(Markdown(data) if sys.stdout.isatty() else Text(data))
+        if out.is_terminal:
+            out.print(Markdown(data))
+        else:
+            out.file.write(data.rstrip("\n") + "\n")
         return
     out.print(Text(str(data.get("summary", "")), style="bold"))
     body = {name: value for name, value in data.items() if name not in HEAD}
@@ -175,7 +178,7 @@ def scalar(name: str, value: Any) -> Text:
     return Text(str(value), style=style)
 
 
-def is_flat(value: Any) -> bool:
+def is_flat(value: Any) -> TypeGuard[Mapping[str, Any]]:
     """Whether it is an object of scalars alone."""
     return isinstance(value, Mapping) and all(is_scalar(item) for item in value.values())
 

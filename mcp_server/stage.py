@@ -56,13 +56,13 @@ class Stage:
 
     def __enter__(self) -> "Stage":
         if self.console.is_terminal:
-            # Two frames a second: the cores are training.
+            # Few frames: the cores are training.
             self._live = Live(
                 get_renderable=self._panel, console=self.console, refresh_per_second=4
             )
             self._live.start()
         else:
-            self.console.print(self._title)
+            self.console.print(self._title, soft_wrap=True)
         return self
 
     def __exit__(
@@ -89,21 +89,22 @@ class Stage:
             step.curve = list(curve)
         if self._live is None and time.monotonic() - self._told > QUIET_EVERY_S:
             self._told = time.monotonic()
-            self.console.print(f"  ... {step.name:<14} {text} {sparkline(step.curve, 24)}")
+            line = f"  ... {step.name:<14} {sparkline(step.curve, 24)} {text}"
+            self.console.print(line, soft_wrap=True)
 
     def end(self, step: Step, text: str, failed: bool = False) -> None:
         """The step is over."""
         step.text, step.ended = text, time.monotonic()
         step.state = "failed" if failed else "done"
         if self._live is None:
-            self.console.print(self._row(step, False))
+            self.console.print(self._row(step, False), soft_wrap=True)
             self._told = time.monotonic()
 
     def _panel(self) -> RenderableType:
-        table = Table.grid(padding=(0, 1))
+        table = Table.grid(padding=(0, 1), expand=True)
         table.add_column(width=1)
-        table.add_column(no_wrap=True)
-        table.add_column(overflow="fold")
+        table.add_column(width=14, no_wrap=True)
+        table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
         for step in self._steps:
             working = step.state == "working"
             mark, style = MARKS.get(step.state, ("", ""))
@@ -119,12 +120,11 @@ class Stage:
         if not live:
             mark, style = MARKS.get(step.state, ("·", ""))
             line.append(f"{mark} ", style=style).append(f"{step.name:<14} ")
+        if step.seconds >= 1:
+            line.append(f"{duration(step.seconds):>5} ", style="dim")
         if step.curve:
             line.append(sparkline(step.curve, 32) + " ", style="cyan")
-        line.append(step.text)
-        if step.seconds >= 1:
-            line.append(f"  {duration(step.seconds)}", style="dim")
-        return line
+        return line.append(step.text)
 
 
 def progress_text(reply: Mapping[str, Any], value: str) -> str:

@@ -30,21 +30,15 @@ EnvId = Annotated[
 RunId = Annotated[str, Field(description='e.g. "arith-grpo-7"')]
 Model = Annotated[
     str,
-    Field(
-        description='"pebble" (built in), a local path, a hub id, or a run: "arith-sft-1@best", '
-        '"arith-sft-1@step20".'
-    ),
+    Field(description='"pebble" (built in), a path, a hub id, or a run, e.g. "arith-sft-1@best"'),
 ]
-Algorithm = Annotated[
-    Literal["sft", "grpo"],
-    Field(description="sft: imitate reference answers; grpo: maximise reward"),
-]
+Algorithm = Literal["sft", "grpo"]
 Settings = Annotated[
     dict[str, Any],
     Field(
         default_factory=dict,
-        description='Only what should differ from the defaults, e.g. {"steps": 60, '
-        '"learning_rate": 1e-4}; all names: resource train://settings.',
+        description='What should differ from the defaults, e.g. {"steps": 60}; all: '
+        "train://settings",
     ),
 ]
 Sampling = Annotated[
@@ -155,8 +149,8 @@ class Tools:
             ),
         ] = "",
     ) -> Reply:
-        """Queue a training run and return at once: run_id, state, queue position, estimate. A model
-        that is a run is trained further. Runs go on without this server."""
+        """Queue a training run (sft imitates reference answers, grpo maximises reward); return at
+        once: run_id, state, queue position, estimate. Runs go on without this server."""
         return verbs.submit_train(
             self.home,
             env_id,

@@ -12,6 +12,7 @@ from typing import Any
 
 from engine.errors import UserError
 from engine.run_dir import Home
+from engine.store import Store
 from mcp_server.replies import fit
 
 Reply = dict[str, Any]
@@ -241,6 +242,16 @@ def read_playbook(section: str = "") -> str:
     import playbook
 
     return playbook.read(section)
+
+
+def report(home: Home, run_id: str) -> Reply:
+    """Write `report.html` of a run. Raises UserError RUN_NOT_FOUND."""
+    from engine.evidence.report import write_report
+
+    with Store(home) as store:
+        run_id = store.get_run(run_id).run_id
+    path = write_report(home, run_id)
+    return filled({"run_id": run_id, "report": str(path)}, f"The report of {run_id} is {path}")
 
 
 def suggest(tool: str, **arguments: Any) -> Reply:

@@ -131,3 +131,12 @@ def test_tests_named_in_the_reliability_page_exist():
     named = re.findall(r"`(test_\w+)`", text_of(Path("docs/reliability.md")))
     assert len(named) > 20
     assert [name for name in named if f"def {name}(" not in tests] == []
+
+
+def test_examples_templates_and_scorers_are_all_in_the_environments_page():
+    from envs import rewards, scaffold
+
+    text = text_of(Path("docs/environments.md"))
+    folders = [path.name for path in (ROOT / "envs/examples").iterdir() if path.is_dir()]
+    names = [*folders, *scaffold.TEMPLATES, *rewards.__all__]
+    assert [name for name in names if f"`{name}`" not in text] == []

@@ -45,7 +45,11 @@ def t_cdf(t: float, df: float) -> float:
     """P(T <= t) for Student's t with `df` degrees of freedom (> 0)."""
     if math.isinf(t):
         return 1.0 if t > 0 else 0.0
-    tail = 0.5 * _incomplete_beta(df / 2.0, 0.5, df / (df + t * t))
+    square = t * t
+    if square < df:  # the form that keeps its digits where the other one is 1 less a rounding
+        tail = 0.5 - 0.5 * _incomplete_beta(0.5, df / 2.0, square / (df + square))
+    else:
+        tail = 0.5 * _incomplete_beta(df / 2.0, 0.5, df / (df + square))
     return 1.0 - tail if t > 0 else tail
 
 

@@ -300,8 +300,9 @@ class Side:
 class PairedVerdict:
     """What a paired comparison says, with everything needed to doubt it.
 
-    `diff` is after - before over the `n` paired tasks; `detectable` the smallest gap this many
-    tasks would show; `gained` and `lost` the tasks that changed, the largest change first.
+    `reason` says why there is none, or why it is weaker than its numbers. `diff` is after - before
+    over the `n` paired tasks; `detectable` the smallest gap this many tasks would show; `gained`
+    and `lost` the tasks that changed, the largest change first.
     """
 
     verdict: Word
@@ -448,9 +449,7 @@ def _judge(test: _Test, sign: float, margin: float, n: int, alpha: float) -> tup
         return "inconclusive", f"{n} tasks are too few to tell (at least {FEWEST_TASKS})"
     if test.p < alpha and test.interval.excludes_zero:
         return ("better" if sign * test.diff > 0 else "worse"), ""
-    if test.interval.within(margin):
-        return "no_difference", f"the whole interval lies within {margin:.3g} of 0"
-    return "inconclusive", f"{n} tasks would show a gap of {test.detectable:.3g} or more"
+    return ("no_difference" if test.interval.within(margin) else "inconclusive"), ""
 
 
 def _mean(values: Sequence[float]) -> float:

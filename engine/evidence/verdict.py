@@ -62,6 +62,21 @@ class Comparison:
         gap = self.outcome.diff or 0.0
         return -gap if self.measure == "loss" else gap
 
+    @property
+    def reason(self) -> str:
+        """Why the verdict is not better or worse, "" when it is."""
+        found, measure = self.outcome, self.measure
+        if found.reason or measure is None:
+            return found.reason
+        unit = " points" if measure == "success" else ""
+        if found.verdict == "inconclusive":
+            gap = show_change(found.detectable, measure).removeprefix("+")
+            return f"{found.n} tasks would show a change of {gap}{unit} or more"
+        if found.verdict == "no_difference":
+            margin = show_change(found.margin, measure).removeprefix("+")
+            return f"the whole interval lies within {margin}{unit} of 0"
+        return ""
+
     def as_dict(self) -> dict[str, Any]:
         """The numbers of a comparison under the names that results use."""
         found = self.outcome
@@ -78,7 +93,7 @@ class Comparison:
             "lost": len(found.lost),
             "unpaired": found.unpaired,
             "errors": list(found.errors),
-            "reason": found.reason,
+            "reason": self.reason,
         }
 
 
@@ -300,8 +315,9 @@ def sentence(found: Comparison, kind: str = "") -> str:
     before, after = show(outcome.before, measure), show(outcome.after, measure)
     moved = f"{kind}{measure} went from {before} to {after} on {outcome.n} tasks"
     span = f"{show_change(outcome.low, measure)} to {show_change(outcome.high, measure)}"
+    span += " points" if measure == "success" else ""
     text = f"{_WORDS[outcome.verdict].capitalize()}: {moved} (95 % interval of the change {span})"
-    return f"{text}; {outcome.reason}." if outcome.reason else f"{text}."
+    return f"{text}; {found.reason}." if found.reason else f"{text}."
 
 
 def show(value: float | None, measure: Measure) -> str:

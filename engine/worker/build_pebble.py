@@ -28,7 +28,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from engine.worker import pebble_skills as skills
-from engine.worker.policy import Base
+from engine.worker.policy import Base, load_base
 from engine.worker.renderer import Renderer
 from engine.worker.sampler import SamplingParams
 from engine.worker.workbench import make_sampler
@@ -227,26 +227,18 @@ def train(
             say(f"step {step}/{steps}  loss {loss:.3f}  {speed}")
 
 
-def measure(
-    model: Qwen3ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    excluded: Collection[str],
-    per_skill: int,
-    seed: int,
-) -> dict[str, float]:
+def measure(base: Base, excluded: Collection[str], per_skill: int, seed: int) -> dict[str, float]:
     """Share of greedy first replies that are right, per skill, on fresh samples.
 
     A tool call counts when it is exactly the right call; a game counts when its first guess lies
     in the middle three of the range.
     """
-    stop = [tokenizer.get_vocab()["<|im_end|>"]]
-    base = Base(model, tokenizer, stop, PEBBLE)
-    sampler = make_sampler(base, Renderer(tokenizer, stop))
+    sampler = make_sampler(base, Renderer(base.tokenizer, base.stop_ids))
     scores = {}
     for skill in skills.LEVELS:
         rng = random.Random(f"{seed}-{skill}")
-        samples = [skills.draw(rng, skill, excluded) for _ in range(per_skill)]
-        renderer = Renderer(tokenizer, base.stop_ids, thinking=samples[0].thinking)
+        samples = [skills.draw(rng, skill, excluded, measured=True) for _ in range(per_skill)]
+        renderer = Renderer(base.tokenizer, base.stop_ids, thinking=samples[0].thinking)
         prompts = [renderer.prompt(s.messages[:1], s.tools) for s in samples]
         said = sampler.generate(prompts, 1, SamplingParams(max_tokens=64, temperature=0.0))
         replies = [renderer.completion_text(one.ids) for (one,) in said]
@@ -305,6 +297,7 @@ def main() -> None:
     parser.add_argument("--part-tokens", type=int, default=1600)
     parser.add_argument("--lr", type=float, default=2.5e-3)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--measure-only", action="store_true", help="write the card again")
     parser.add_argument("--per-skill", type=int, default=200)
     args = parser.parse_args()
 
@@ -312,27 +305,29 @@ def main() -> None:
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
 
-    tokenizer = make_tokenizer()
-    model = make_model(tokenizer, args.seed)
     excluded = heldout_keys()
-    say(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(excluded)} keys kept out")
-    rng = random.Random(args.seed)
-    data = batches(tokenizer, rng, excluded, args.part_tokens)
-    train(model, data, steps=args.steps, peak_lr=args.lr, say=say)
-    model.bfloat16()
-    args.out.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(args.out)
-    tokenizer.save_pretrained(args.out)
+    if not args.measure_only:
+        tokenizer = make_tokenizer()
+        model = make_model(tokenizer, args.seed)
+        size = sum(p.numel() for p in model.parameters())
+        say(f"{size:,} parameters, {len(excluded)} keys kept out")
+        data = batches(tokenizer, random.Random(args.seed), excluded, args.part_tokens)
+        train(model, data, steps=args.steps, peak_lr=args.lr, say=say)
+        model.bfloat16()
+        args.out.mkdir(parents=True, exist_ok=True)
+        model.save_pretrained(args.out)
+        tokenizer.save_pretrained(args.out)
     # Measured as it will be loaded: from the rounded weights.
-    scores = measure(model.float(), tokenizer, excluded, args.per_skill, args.seed + 1)
+    base = load_base(args.out, torch.device("cpu"), "float32")
+    scores = measure(base, excluded, args.per_skill, args.seed + 1)
     weights = (args.out / "model.safetensors").read_bytes()
     write_card(
         args.out,
         {
             "name": "pebble",
             "architecture": "Qwen3ForCausalLM",
-            "parameters": sum(p.numel() for p in model.parameters()),
-            "vocab": len(tokenizer),
+            "parameters": sum(p.numel() for p in base.model.parameters()),
+            "vocab": len(base.tokenizer),
             "seed": args.seed,
             "steps": args.steps,
             "tokens": args.steps * PARTS * args.part_tokens,

@@ -34,7 +34,7 @@ class LossRow:
 class Best:
     """The best step so far by the select half; equal scores are told apart by the held-out loss.
 
-    `since` counts exams without improvement.
+    `since` counts exams without a better score; a smaller loss alone does not start it again.
     """
 
     step: int = -1
@@ -74,6 +74,7 @@ class Exam:
         self.budget = budget
         self.half = heldout.halves(tasks)
         self.best = Best()
+        self._last = 0
 
     def at(self, step: int, *halves: str) -> dict[str, float]:
         """Examine the policy as it is now; returns the curves of the select half.
@@ -148,15 +149,16 @@ class Exam:
         if step == 0:
             return
         loss = curves.get("heldout_loss", math.inf)
+        since = 0 if score > self.best.score else self.best.since + 1
         if (score, -loss) > (self.best.score, -self.best.loss):
             self.best = Best(step, score, loss)
-        else:
-            self.best.since += 1
+        self.best.since = since
+        self._last = step
 
     @property
     def improved_now(self) -> bool:
         """Whether the last exam was the best so far."""
-        return self.best.step > 0 and self.best.since == 0
+        return self._last == self.best.step > 0
 
     def exhausted(self, settings: dict[str, Any]) -> bool:
         """`stop_early=heldout`: no improvement in the last few exams."""

@@ -80,12 +80,23 @@ def swapped(rng: random.Random, text: str) -> str:
 # -- mastered ---------------------------------------------------------------------------------
 
 
+def repeat(rng: random.Random, text: str) -> Sample:
+    ask = rng.choice(("Repeat {}.", "Copy this: {}", "Say {}."))
+    return turn("copy", ask.format(text), styled(rng, text), text)
+
+
+def copy_word(rng: random.Random) -> Sample:
+    return repeat(rng, word(rng))
+
+
+def copy_signs(rng: random.Random) -> Sample:
+    return repeat(rng, scribble(rng))
+
+
 def copy(rng: random.Random) -> Sample:
     """Words, and in a third of the cases any printable characters: each must have been said once
     for a later answer form to be learnable at all."""
-    text = word(rng) if rng.random() < 0.65 else scribble(rng)
-    ask = rng.choice(("Repeat {}.", "Copy this: {}", "Say {}."))
-    return turn("copy", ask.format(text), styled(rng, text), text)
+    return copy_word(rng) if rng.random() < 0.65 else copy_signs(rng)
 
 
 def reverse(rng: random.Random) -> Sample:
@@ -297,9 +308,11 @@ HALF_KNOWN: dict[str, tuple[Callable[[random.Random], Sample], float]] = {
     "guess": (guess, 0.7),
 }
 ABSENT: dict[str, Callable[[random.Random], Sample]] = {"subtract": subtract, "ends": ends}
+# Copying is taught as one skill and measured as two.
+MEASURED_APART = {"copy": copy_word, "copy_signs": copy_signs}
 LEVELS = (
     dict.fromkeys(MASTERED, "mastered")
-    | dict.fromkeys(HALF_KNOWN, "half known")
+    | dict.fromkeys([*HALF_KNOWN, "copy_signs"], "half known")
     | dict.fromkeys(ABSENT, "absent")
 )
 
@@ -356,13 +369,17 @@ def generator(skill: str) -> Callable[[random.Random], Sample]:
     Raises:
         KeyError: for a skill that does not exist.
     """
-    taught = MASTERED | HALF_KNOWN
-    return taught[skill][0] if skill in taught else ABSENT[skill]
+    if skill in ABSENT:
+        return ABSENT[skill]
+    return (MASTERED | HALF_KNOWN)[skill][0]
 
 
-def draw(rng: random.Random, skill: str, excluded: Collection[str]) -> Sample:
-    """A sample of `skill` whose keys are not excluded."""
-    make = generator(skill)
+def draw(
+    rng: random.Random, skill: str, excluded: Collection[str], *, measured: bool = False
+) -> Sample:
+    """A sample of `skill` whose keys are not excluded; as it is taught, or as it is measured."""
+    make = MEASURED_APART.get(skill) if measured else None
+    make = make or generator(skill)
     while True:
         sample = make(rng)
         if not any(key in excluded for key in keys_of(sample)):

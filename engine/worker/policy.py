@@ -22,6 +22,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from engine import hub
 from engine.worker.batch import Batch
 from engine.worker.failures import WorkerFailure
 
@@ -71,6 +72,7 @@ def load_base(path: Path, device: torch.device, precision: str) -> Base:
     Raises:
         WorkerFailure: kind config, when the folder holds no model that can be loaded.
     """
+    hub.ensure_weights(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         model = AutoModelForCausalLM.from_pretrained(

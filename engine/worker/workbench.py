@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
+from engine.hardware import detect
 from engine.registry import EnvRecord, find_env, open_process, read_tasks
 from engine.run_dir import Home
 from engine.worker.failures import WorkerFailure
@@ -132,7 +132,7 @@ def microbatch_tokens(base: Base, *, checkpointing: bool) -> int:
     if base.model.device.type == "cuda":
         total, ceiling = torch.cuda.get_device_properties(0).total_memory, 65536
     else:
-        total, ceiling = psutil.virtual_memory().total, 8192
+        total, ceiling = detect().ram_total, 8192
     return int(max(512, min(ceiling, 0.25 * total / per_token)))
 
 

@@ -62,7 +62,7 @@ async def test_judging_and_chatting_in_the_old_era(home: Home, project: Path) ->
         compared = await a.call("compare_runs", ids=["pebble", sft["run_id"]])
         assert compared["verdict"] in ("better", "worse", "no_difference", "inconclusive")
         deployed = await a.call("deploy", run_id=sft["run_id"])
-        assert deployed["url"].startswith("http://127.0.0.1:")
+        assert deployed["base_url"].startswith("http://127.0.0.1:")
         answer = await a.call(
             "chat", model=sft["run_id"], message="What is 3 + 4?", compare_to="pebble"
         )

@@ -105,16 +105,38 @@ def bench(home: Home, monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench(home)
 
 
+@pytest.fixture(scope="session")
+def env_maker() -> Callable[..., str]:
+    """`add_env`, for fixtures that live longer than one test."""
+    return add_env
+
+
 @pytest.fixture
 def env(home: Home) -> str:
     """A pushed environment with 40 train and 20 held-out rows; its id."""
     return add_env(home, "sums")
 
 
+_ENVIRONMENT = """
+from envs import Score, SingleTurnEnv, Task
+
+class Sums(SingleTurnEnv):
+    def tasks(self):
+        return [Task("a", "1 + 1?", answer="2")]
+
+    def score(self, task, completion):
+        return Score(reward=sum(c.isdigit() for c in completion) / 8, success="1" in completion)
+
+def load_environment():
+    return Sums()
+"""
+
+
 def add_env(home: Home, name: str, *, secrets: tuple[str, ...] = (), **audit: str) -> str:
     """Store an environment version as a push would, without starting its process."""
     folder = home.env(name, "0123456789ab")
     (folder / "source").mkdir(parents=True)
+    (folder / "source" / "environment.py").write_text(_ENVIRONMENT)
     rows = {"train": 40, "heldout": 20}
     facts = {
         "name": name,
@@ -139,7 +161,7 @@ def add_env(home: Home, name: str, *, secrets: tuple[str, ...] = (), **audit: st
 
 
 def add_checkpoint(home: Home, run_id: str, step: int) -> Path:
-    """A complete checkpoint of a rank-1 adapter on the built-in model."""
+    """A complete checkpoint of a rank-1 adapter on pebble; the one of step 5 does nothing."""
     folder = home.run(run_id).checkpoint(step)
     folder.mkdir(parents=True)
     config = {"r": 1, "lora_alpha": 2, "target_modules": ["q_proj"], "peft_type": "LORA"}
@@ -154,7 +176,8 @@ def add_checkpoint(home: Home, run_id: str, step: int) -> Path:
             header[key] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at + size]}
             at += size
     text = json.dumps(header).encode()
-    weights = len(text).to_bytes(8, "little") + text + bytes(at)
+    values = bytes(at) if step == 5 else b"\x3d" * at  # all 0, or all 0.046
+    weights = len(text).to_bytes(8, "little") + text + values
     (folder / "adapter_model.safetensors").write_bytes(weights)
     write_json(folder / "MANIFEST.json", {"step": step})
     return folder
@@ -162,7 +185,7 @@ def add_checkpoint(home: Home, run_id: str, step: int) -> Path:
 
 @pytest.fixture
 def tuned(home: Home) -> str:
-    """A finished training run of the built-in model with checkpoints 5 and 10, best 5; its id."""
+    """A finished training run of the built-in model, checkpoints 5 (best) and 10; its id."""
 
     def prepare(run_id: str) -> None:
         home.run(run_id).create()

@@ -2,6 +2,7 @@
 
 What it shall do is in the run's settings: `steps`, `save_every`, `behave` (see below) and
 `hold_at`, a step before which it waits (file `holds`) until the file `go` is in the run folder.
+A file `hold` in the home holds every trainer before its first step.
 """
 
 import os
@@ -47,6 +48,8 @@ def main() -> int:
 
 
 def _train(run: RunDir, settings: dict, stop: threading.Event, write_result: bool) -> int:
+    while (run.home.root / "hold").exists() and not stop.is_set():
+        time.sleep(0.01)
     total, hold_at = settings.get("steps", 3), settings.get("hold_at")
     latest = run.latest_checkpoint()
     first = int(latest.name.removeprefix("step_")) + 1 if latest else 1

@@ -1,6 +1,8 @@
 """Submit, look, wait, cancel, resume: what a client may ask about runs."""
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -419,3 +421,30 @@ def test_the_budget_left_counts_what_is_promised(busy, bench, env):
     budget = runs.overview(bench.home)["budget"]
     assert budget["left_gpu_hours"] == pytest.approx(10.0 - likely, abs=0.01)
     assert budget["max_gpu_hours_total"] == 10.0
+
+
+def test_two_processes_that_submit_at_once_run_one_and_queue_one(bench, env):
+    code = (
+        "import json, sys; from engine.run_dir import Home; from engine import runs\n"
+        "home = Home.locate(sys.argv[1]); sys.stdin.readline()\n"
+        "said = runs.submit(home, env_id='sums', algorithm='sft',\n"
+        "  settings={'steps': 2, 'learning_rate': 1e-3})\n"
+        "print(json.dumps(said))"
+    )
+    (bench.home.root / "hold").touch()
+    argv, pipe = [sys.executable, "-P", "-c", code, str(bench.home.root)], subprocess.PIPE
+    servers = [subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True) for _ in range(2)]
+    for server in servers:
+        server.stdin.write("\n")
+        server.stdin.flush()
+    said = [json.loads(server.communicate()[0]) for server in servers]
+    states = {item["run_id"]: runs.status(bench.home, item["run_id"]) for item in said}
+    assert sorted(states) == ["sums-sft-1", "sums-sft-2"]
+    queued = [status for status in states.values() if status["state"] == "queued"]
+    assert [status["queue_position"] for status in queued] == [1]
+    (bench.home.root / "hold").unlink()
+    for run_id in states:
+        run = bench.home.run(run_id)
+        assert bench.until_state(run, "done").attempt == 1
+        text = run.events.read_text()
+        assert text.count("attempt_started") == 1

@@ -211,3 +211,21 @@ def test_a_deployment_needs_an_interpreter_with_torch(home, monkeypatch):
     with pytest.raises(UserError) as caught:
         serving.deploy(home, "pebble", "restart")
     assert caught.value.code == "BAD_ARGUMENT"
+
+
+@pytest.mark.worker
+def test_a_real_server_serves_base_and_adapter_and_refuses_one_that_does_nothing(home, tuned):
+    try:
+        found = serving.chat(home, "pebble", "What is 1 + 1?", compare_to=f"{tuned}@step10")
+        assert [answer["model"] for answer in found["answers"]] == ["pebble", f"{tuned}@step10"]
+        assert all(answer["tokens"] >= 1 for answer in found["answers"])
+        with pytest.raises(UserError) as caught:
+            serving.deploy(home, f"{tuned}@best")
+        assert caught.value.code == "DEPLOY_FAILED" and "same logits" in caught.value.message
+        deployed = serving.deploy(home, f"{tuned}@step10")
+        assert deployed["models"] == ["pebble", f"{tuned}@step10"]
+        again = serving.chat(home, "pebble", "What is 1 + 1?")
+        assert again["answers"][0]["answer"] == found["answers"][0]["answer"]
+    finally:
+        serving.deploy(home, f"{tuned}@step10", "stop")
+    assert serving.list_deployments(home) == []

@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from envs.process import EnvProcess
+from envs.pipe import _sweep
+from envs.process import EnvProcess, isolation_here
 from envs.settings import Limits
 
 TASK = {"id": "a", "prompt": [{"role": "user", "content": "q"}], "answer": None}
@@ -105,6 +106,10 @@ def test_the_level_of_isolation_is_said(obedient: Path, start):
     assert ("own uid" in process.isolation) == (os.geteuid() == 0)
 
 
+def test_the_level_of_this_machine_can_be_asked_without_an_environment(obedient: Path, start):
+    assert isolation_here() == start(obedient).isolation
+
+
 @as_root
 @linux
 def test_root_drops_to_a_uid_that_nobody_has(ask, tmp_path: Path):
@@ -177,11 +182,52 @@ def sleepers() -> list[int]:
     return found
 
 
+@linux
+def test_orphans_are_collected_and_do_not_use_up_the_limit(obedient: Path, start):
+    process = start(obedient, Limits(processes=12))
+    orphan = (
+        "!import os\nif os.fork() == 0:\n  if os.fork() == 0: os._exit(0)\n  os._exit(0)\nos.wait()"
+    )
+    assert [process.score(TASK, orphan)["error"] for _ in range(40)] == [None] * 40
+
+
+def test_what_a_killed_warden_left_is_swept_away_and_what_lives_is_not(
+    obedient: Path, start, tmp_path: Path, monkeypatch
+):
+    place = tmp_path / "tmp"
+    place.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(place))
+    left, other = place / "honesmith-env-left", place / "something-else"
+    for folder in (left, other):
+        (folder / "work").mkdir(parents=True)
+    living = start(obedient)
+    assert living.score(TASK, "a")["error"] is None
+    (box,) = set(place.iterdir()) - {left, other}
+    for folder in (left, other, box):
+        os.utime(folder, (1, 1))
+    _sweep.cache_clear()
+    start(obedient).describe()
+    assert not left.exists() and other.exists() and (box / "work").exists()
+    assert living.score(TASK, "a")["error"] is None and living.generation == 1
+
+
+@linux
+def test_user_code_dies_with_its_warden(obedient: Path, start):
+    process = start(obedient)
+    process.describe()
+    pid = process.pid
+    os.kill(psutil.Process(pid).ppid(), signal.SIGKILL)
+    assert eventually(lambda: not running(pid))
+    assert "lost" in process.score(TASK, "a")["error"]
+    assert process.score(TASK, "a")["error"] is None
+
+
 CLIENT = """
 import sys
 sys.path.insert(0, {root!r})
 from pathlib import Path
-from envs.process import EnvProcess
+from envs.pipe import _sweep
+from envs.process import EnvProcess, isolation_here
 process = EnvProcess(Path({folder!r}))
 process.describe()
 print(process.pid, flush=True)
@@ -226,7 +272,8 @@ needed = [p for p in sys.path if p] + [sys.prefix, sys.base_prefix]
 folders = {{Path(p).resolve() for p in needed if Path(p).is_dir()}}
 assert all(map(confine._open_to_all, folders)) or confine._show(folders, Path("/tmp"))
 os.setgroups([]); os.setresgid(59999, 59999, 59999); os.setresuid(59999, 59999, 59999)
-from envs.process import EnvProcess
+from envs.pipe import _sweep
+from envs.process import EnvProcess, isolation_here
 from envs.settings import Limits
 task = {{"id": "a", "prompt": [{{"role": "user", "content": "q"}}], "answer": None}}
 with EnvProcess(Path({folder!r}), limits=Limits(call_seconds=1)) as process:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from envs.process import REPLY_BYTES, EnvProcess
+from envs.pipe import REPLY_BYTES
+from envs.process import EnvProcess
 from envs.settings import Limits
 
 QUICK = Limits(call_seconds=0.5)

@@ -89,8 +89,8 @@ def environment_words() -> set[str]:
 # Fields of results and files of an environment, which no schema lists.
 WRITTEN = {
     *("summary", "next", "warnings", "retryable", "None"),
-    *("environment.py", "environment.toml", "requirements.txt", "datasets/", "report.html"),
-    *("honesmith setup", "honesmith doctor"),
+    *("environment.py", "environment.toml", "requirements.txt", "datasets/"),
+    *("honesmith setup", "honesmith doctor", "honesmith report"),
     *("arith@3f2a9c01d4e5", "@best", "run://{run_id}/report"),
     # named metrics and names inside the example environments
     *("parsed", "solved", "clumsy"),

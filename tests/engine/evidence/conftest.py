@@ -40,12 +40,22 @@ class SyntheticRun:
     def id(self) -> str:
         return self.run.id
 
-    def finish(self, state: str = "done", **values: Any) -> "SyntheticRun":
-        """Walk the row to its final state."""
+    def running(self) -> "SyntheticRun":
         with Store(self.home) as store:
             store.set_state(self.id, "running", only_from={"preparing"}, started=self.started)
-            values = {"ended": self.started + 90.0, "spent_hours": 0.025} | values
-            store.set_state(self.id, state, only_from={"running"}, **values)
+        return self
+
+    def finish(self, state: str = "done", **values: Any) -> "SyntheticRun":
+        """Walk the row to its final state."""
+        self.running()
+        values = {"ended": self.started + 90.0, "spent_hours": 0.025} | values
+        with Store(self.home) as store:
+            if state == "cancelled":
+                store.set_state(self.id, "stopping", only_from={"running"})
+            assert store.set_state(
+                self.id, state, only_from={"stopping" if state == "cancelled" else "running"},
+                **values,
+            )  # fmt: skip
         return self
 
     def metrics(self, rows: Iterable[Row]) -> "SyntheticRun":
@@ -81,9 +91,11 @@ class SyntheticRun:
         return self._append(self.run.rollouts(step), ({"step": step} | row for row in rows))
 
     def _append(self, path: Path, rows: Iterable[Row]) -> "SyntheticRun":
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        text = "".join(
+            json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n" for row in rows
+        )
         with path.open("a", encoding="utf-8") as file:
-            file.write(text.replace(": NaN", ": null"))  # as engine.files.Appender writes it
+            file.write(text.replace(":NaN", ":null"))  # as engine.files.Appender writes it
         return self
 
 

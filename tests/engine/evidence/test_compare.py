@@ -205,32 +205,32 @@ def test_several_attempts_per_task_are_averaged_and_stay_one_task(home, evaluati
 
 def test_many_models_are_corrected_for_their_number(home, make_run, rows):
     """One of seven equal models looks better by chance at 5 %; Holm takes that back."""
-    models = ["base", *(f"m{i}" for i in range(7))]
-    run = make_run(
-        "evaluate", kind="evaluate", models=[{"ref": ref} for ref in models], attempts=1,
-        settings=GREEDY,
-    )  # fmt: skip
-    gains = {"base": (0, 0), "m0": (13, 3)}  # mid-p 0.013 alone
-    for index, ref in enumerate(models):
-        gained, lost = gains.get(ref, (8, 8))
-        run.model_evals(
-            index, [rows.eval(f"t{i}", i < gained or 100 <= i < 200 - lost) for i in range(200)]
-        ) if ref != "base" else run.model_evals(
-            index, [rows.eval(f"t{i}", i >= 100) for i in range(200)]
+    base = [rows.eval(f"t{i}", i >= 100) for i in range(200)]
+
+    def evaluated(changes):
+        """The base solves t100 up; each other model gains and loses as many tasks as told."""
+        run = make_run(
+            "evaluate",
+            kind="evaluate",
+            models=[{"ref": "base"}, *({"ref": ref} for ref in changes)],
+            attempts=1,
+            settings=GREEDY,
         )
-    run.finish()
-    found = compare_runs(home, [run.id])
-    lucky = found["comparisons"][0]
-    assert lucky["p"] < 0.05 < lucky["p_adjusted"] and lucky["verdict"] == "inconclusive"
-    assert "correction for 7 comparisons" in lucky["reason"]
+        run.model_evals(0, base)
+        for index, (gained, lost) in enumerate(changes.values(), 1):
+            run.model_evals(
+                index,
+                [rows.eval(f"t{i}", i < gained or 100 <= i < 200 - lost) for i in range(200)],
+            )
+        return compare_runs(home, [run.finish().id])
+
+    lucky = {"m0": (13, 3)}  # mid-p 0.013 alone
+    found = evaluated(lucky | {f"m{i}": (8, 8) for i in range(1, 7)})
+    first = found["comparisons"][0]
+    assert first["p"] < 0.05 < first["p_adjusted"] and first["verdict"] == "inconclusive"
+    assert "correction for 7 comparisons" in first["reason"]
     assert len(json.dumps(found, ensure_ascii=False, separators=(",", ":"))) < 10_000
-    alone = make_run(
-        "evaluate", kind="evaluate", models=[{"ref": "base"}, {"ref": "m0"}], attempts=1,
-        settings=GREEDY,
-    )  # fmt: skip
-    alone.model_evals(0, [rows.eval(f"t{i}", i >= 100) for i in range(200)])
-    alone.model_evals(1, [rows.eval(f"t{i}", i < 13 or 100 <= i < 197) for i in range(200)])
-    assert compare_runs(home, [alone.finish().id])["verdict"] == "better"
+    assert evaluated(lucky)["verdict"] == "better"
 
 
 def test_a_checkpoint_chosen_on_tasks_of_the_evaluation_is_said_to_be_flattered(

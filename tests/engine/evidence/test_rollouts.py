@@ -168,7 +168,8 @@ def test_an_evaluation_is_read_by_model_and_changed_against_the_first(home, make
     run.model_evals(0, [rows.eval(f"t{i}", i < 2) for i in range(6)])
     run.model_evals(1, [rows.eval(f"t{i}", i >= 1) for i in range(6)])
     worst = read_rollouts(home, run.id, limit=1)
-    assert worst["source"].startswith("answers of tuned") and worst["rollouts"][0]["task"] == "t0"
+    assert worst["source"] == "answers of tuned" and worst["models"] == ["pebble", "tuned"]
+    assert worst["rollouts"][0]["task"] == "t0"
     assert read_rollouts(home, run.id, step=0)["source"].startswith("answers of pebble")
     changed = read_rollouts(home, run.id, "changed", limit=9)
     assert (changed["before"], changed["after"]) == ("pebble", "tuned")

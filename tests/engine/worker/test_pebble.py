@@ -83,7 +83,7 @@ def test_a_fresh_measurement_agrees_with_the_card(
 ) -> None:
     monkeypatch.setattr(skills, "LEVELS", {skill: skills.LEVELS[skill]})
     base = load_base(PEBBLE, torch.device("cpu"), "float32")
-    score = measure(base.model, base.tokenizer, heldout_keys(), per_skill=100, seed=77)[skill]
+    score = measure(base, heldout_keys(), per_skill=100, seed=77)[skill]
     assert abs(score - card["scores"][skill]) <= 0.15
 
 
@@ -102,7 +102,7 @@ def test_a_right_answer_is_recognised_in_every_style_and_a_wrong_one_in_none(ski
         pytest.skip("judged by their own rule")
     rng = random.Random(5)
     for _ in range(30):
-        sample = skills.draw(rng, skill, ())
+        sample = skills.draw(rng, skill, (), measured=True)
         for style in skills.STYLES:
             assert skills.is_right(sample, style.format(sample.answer))
             assert not skills.is_right(sample, style.format(sample.answer + "q"))

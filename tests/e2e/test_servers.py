@@ -1,9 +1,11 @@
-"""kill -9 of everything that can be killed, with real torch trainers."""
+"""Servers that die and servers that share a home, with real torch trainers.
+
+Trainers and supervisors are killed in tests/engine/test_kill.py.
+"""
 
 import asyncio
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -12,14 +14,11 @@ from typing import Any
 
 import psutil
 import pytest
-from loop_client import TERMINAL, agent
-from loops import ENVIRONMENT, curve, make_run, metrics, push
-from loops import go as train_here
+from loop_client import agent
+from loops import ENVIRONMENT, metrics, push
 from mcp import Client, StdioServerParameters
 
-from engine import runs
 from engine.run_dir import Home, RunDir
-from engine.submit import submit
 
 pytestmark = [pytest.mark.worker, pytest.mark.e2e, pytest.mark.timeout(60)]
 
@@ -34,11 +33,6 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def start(home: Home, env: str, **changes: Any) -> RunDir:
-    answer = submit(home, env_id=env, algorithm="sft", settings=SETTINGS | changes)
-    return home.run(answer["run_id"])
-
-
 def until(condition: Callable[[], Any], within_s: float = 40) -> Any:
     """Poll with a deadline: the processes under test are not ours to be told by."""
     deadline = time.monotonic() + within_s
@@ -48,37 +42,8 @@ def until(condition: Callable[[], Any], within_s: float = 40) -> Any:
     return found
 
 
-def processes(run: RunDir, module: str) -> list[psutil.Process]:
-    """Living processes of this run that run `module`."""
-    found = []
-    for process in psutil.process_iter(["cmdline", "status"]):
-        line = process.info["cmdline"] or []
-        if module in line and str(run.path) in line and process.info["status"] != "zombie":
-            found.append(process)
-    return found
-
-
 def stepped(run: RunDir, step: int) -> Callable[[], bool]:
     return lambda: run.metrics.exists() and (metrics(run) or [{"step": -1}])[-1]["step"] >= step
-
-
-def ended(home: Home, run: RunDir) -> Callable[[], dict[str, Any] | None]:
-    def look() -> dict[str, Any] | None:
-        status = runs.status(home, run.id)
-        return status if status["state"] in TERMINAL else None
-
-    return look
-
-
-def expected_curve(home: Home, env: str, **changes: Any) -> list[dict[str, Any]]:
-    """The same run, uninterrupted, in this process."""
-    whole = make_run(home, env, "sft", SETTINGS | changes, run_id="uninterrupted-1")
-    train_here(whole)
-    return curve(whole)
-
-
-def same(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> bool:
-    return json.dumps(ours, sort_keys=True) == json.dumps(theirs, sort_keys=True)
 
 
 async def test_a_killed_server_leaves_its_run_alone(home: Home, tmp_path: Path) -> None:
@@ -107,44 +72,6 @@ async def test_a_killed_server_leaves_its_run_alone(home: Home, tmp_path: Path) 
         done = await a.wait(run.id)
     assert done["state"] == "done"
     assert [line["step"] for line in metrics(run)] == list(range(13))
-
-
-def test_a_killed_trainer_is_failed_with_its_signal_and_resumes_to_the_same_curve(
-    home: Home, tmp_path: Path
-) -> None:
-    env = push(home, tmp_path / "sums")
-    wanted = expected_curve(home, env)
-    run = start(home, env)
-    until(stepped(run, 5))
-    (trainer,) = processes(run, "engine.worker")
-    trainer.send_signal(signal.SIGKILL)
-    status = until(ended(home, run))
-    assert status["state"] == "failed"
-    assert status["error"]["kind"] == "killed"
-    assert "9" in status["error"]["message"]
-    assert status["error"]["last_checkpoint"].startswith("step_")
-    answer = submit(home, resume=run.id)
-    assert answer["run_id"] == run.id and answer["attempt"] == 2
-    assert until(ended(home, run))["state"] == "done"
-    assert same(curve(run), wanted)
-    assert run.log(1).exists() and run.log(2).exists()
-
-
-def test_a_killed_supervisor_takes_its_trainer_along_and_the_run_is_continued(
-    home: Home, tmp_path: Path
-) -> None:
-    env = push(home, tmp_path / "sums")
-    wanted = expected_curve(home, env)
-    run = start(home, env)
-    until(stepped(run, 5))
-    trainers = processes(run, "engine.worker")
-    for process in processes(run, "engine.supervisor") + trainers:
-        process.send_signal(signal.SIGKILL)
-    until(lambda: not processes(run, "engine.worker"))
-    # The next process that touches the home continues it: here, a look at its status.
-    assert until(ended(home, run))["state"] == "done"
-    assert runs.status(home, run.id)["attempt"] == 2
-    assert same(curve(run), wanted)
 
 
 async def test_two_servers_on_one_home_start_one_run_and_queue_the_other(

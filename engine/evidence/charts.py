@@ -1,0 +1,363 @@
+"""Charts as inline SVG: no script, no font, no network, readable without hovering.
+
+Colours come from classes, so one drawing serves light and dark. Text is drawn at its final size;
+what must stay legible on a phone is drawn twice, wide and narrow, and the page shows one of them.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from markupsafe import Markup, escape
+
+Point = tuple[float, float]
+_TOP, _BOTTOM = 14, 30
+_SPARSE = 14  # so few points are drawn as dots, more as a line with its average
+_LETTER = 7.2  # width of a character of an axis label, at most
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What one chart shows.
+
+    Attributes:
+        points: (step, value).
+        band: (step, low, high) drawn behind them, such as a confidence interval.
+        marks: (step, low, value, high): values measured apart, with their interval.
+        share: values are shares, the axis says percent.
+        line_at: a step to mark with a vertical line, with `line_label` at its head.
+        end: the last step of the axis; by default that of the points.
+        zero: the axis starts at 0.
+    """
+
+    points: Sequence[Point]
+    band: Sequence[tuple[float, float, float]] = field(default=())
+    marks: Sequence[tuple[float, float, float, float]] = field(default=())
+    share: bool = False
+    line_at: float | None = None
+    line_label: str = ""
+    end: float | None = None
+    zero: bool = False
+
+
+def line_chart(curve: Curve, width: int, height: int, label: str) -> Markup:
+    """A curve over steps. Many noisy points are drawn faint with their moving average on top."""
+    xs = [step for step, _ in curve.points] + [mark[0] for mark in curve.marks]
+    ys = [value for _, value in curve.points]
+    ys += [v for _, low, high in curve.band for v in (low, high)]
+    ys += [v for mark in curve.marks for v in mark[1:]]
+    if not xs or not ys:
+        return Markup("")
+    last = max([*xs, curve.end or 0])
+    frame = _Frame.around(min(xs), last, ys, curve, width, height)
+    parts = [_grid(frame, curve.share), _steps(frame)]
+    if curve.line_at is not None:
+        parts.append(_vertical(frame, curve.line_at, curve.line_label))
+    if curve.band:
+        parts.append(_band(frame, curve.band))
+    parts += _lines(frame, curve.points)
+    parts += [_mark(frame, mark) for mark in curve.marks]
+    parts.append(_last_label(frame, curve))
+    return _svg(parts, width, height, label)
+
+
+def effect_strip(
+    low: float,
+    value: float,
+    high: float,
+    *,
+    margin: float,
+    share: bool,
+    lower_is_better: bool,
+    width: int,
+    label: str,
+) -> Markup:
+    """A difference with its interval around 0; shaded is what would be too small to matter."""
+    height, left, right, middle = 104, 18, 18, 52
+    reach = max(abs(low), abs(high), margin * 1.6, 1e-9) * 1.12
+    ends = (-reach, reach) if low < 0 < high else (min(low, -reach * 0.22), max(high, reach * 0.22))
+    span = ends[1] - ends[0]
+    room = width - left - right
+
+    def at(number: float) -> float:
+        return left + (number - ends[0] + span * 0.03) / (span * 1.06) * room
+
+    parts = [
+        f'<rect class="moot" x="{at(-margin):.1f}" y="{middle - 22}" rx="3" '
+        f'width="{at(margin) - at(-margin):.1f}" height="44"/>',
+        f'<line class="axis" x1="{left}" x2="{width - right}" y1="{middle}" y2="{middle}"/>',
+        f'<line class="zero" x1="{at(0):.1f}" x2="{at(0):.1f}" y1="{middle - 26}" '
+        f'y2="{middle + 26}"/>',
+        f'<line class="interval" x1="{at(low):.1f}" x2="{at(high):.1f}" y1="{middle}" '
+        f'y2="{middle}"/>',
+        f'<circle class="estimate" cx="{at(value):.1f}" cy="{middle}" r="7"/>',
+    ]
+    unit = " points" if share else ""
+    ends_said = [signed(number, share).removesuffix(unit) for number in (low, high)]
+    texts = [(at(0), "no change"), (at(low), ends_said[0]), (at(high), ends_said[1])]
+    placed: list[tuple[float, float]] = []
+    order = (1, 2, 0)  # the numbers first; "no change" gives way
+    for index in order:
+        x, text = texts[index]
+        half = 3.6 * len(text)
+        x = min(max(x, half + 2), width - half - 2)
+        if any(abs(x - other) < half + other_half + 6 for other, other_half in placed):
+            continue
+        placed.append((x, half))
+        parts.append(f'<text class="tick mid" x="{x:.1f}" y="{middle + 44}">{escape(text)}</text>')
+    headline = signed(value, share)
+    x = min(max(at(value), 30), width - 30)
+    parts.append(f'<text class="head mid" x="{x:.1f}" y="{middle - 16}">{escape(headline)}</text>')
+    better = ("← better", "worse →") if lower_is_better else ("← worse", "better →")
+    parts.append(f'<text class="faint" x="{left}" y="11">{better[0]}</text>')
+    parts.append(f'<text class="faint end" x="{width - right}" y="11">{better[1]}</text>')
+    return _svg(parts, width, height, label)
+
+
+def range_bar(
+    low: float, likely: float, high: float, actual: float | None, texts: Sequence[str], width: int,
+    label: str,
+) -> Markup:  # fmt: skip
+    """An estimate's range with what came in the end; `texts` name low, likely, high, actual."""
+    height, left, right, middle = 84, 14, 14, 40
+    top = max(high, actual or 0.0, 1e-9) * 1.06
+
+    def at(number: float) -> float:
+        return left + number / top * (width - left - right)
+
+    parts = [
+        f'<line class="axis" x1="{left}" x2="{width - right}" y1="{middle}" y2="{middle}"/>',
+        f'<rect class="range" x="{at(low):.1f}" y="{middle - 9}" rx="4" '
+        f'width="{max(at(high) - at(low), 3):.1f}" height="18"/>',
+        f'<line class="likely" x1="{at(likely):.1f}" x2="{at(likely):.1f}" y1="{middle - 9}" '
+        f'y2="{middle + 9}"/>',
+    ]
+    if actual is not None:
+        parts.append(
+            f'<path class="actual" d="M{at(actual):.1f} {middle - 11}l-7 -11h14z"/>'
+            f'<line class="actualline" x1="{at(actual):.1f}" x2="{at(actual):.1f}" '
+            f'y1="{middle - 11}" y2="{middle + 11}"/>'
+        )
+        half = 3.7 * len(texts[3])
+        x = min(max(at(actual), half + 2), width - half - 2)
+        above = f'<text class="strong mid" x="{x:.1f}" y="12">{escape(texts[3])}</text>'
+        parts.append(above)
+    placed: list[tuple[float, float]] = []
+    for number, text in ((likely, texts[1]), (high, texts[2]), (low, texts[0])):
+        half = 3.6 * len(text)
+        x = min(max(at(number), half + 2), width - half - 2)
+        if all(abs(x - other) >= half + other_half + 8 for other, other_half in placed):
+            placed.append((x, half))
+            parts.append(
+                f'<text class="tick mid" x="{x:.1f}" y="{middle + 30}">{escape(text)}</text>'
+            )
+    return _svg(parts, width, height, label)
+
+
+def level_bar(
+    value: float, low: float, high: float, floor: float, top: float, label: str
+) -> Markup:
+    """A level with its interval as a small bar for a table cell."""
+    width, height, middle = 220, 22, 11
+    span = max(top - floor, 1e-9)
+
+    def at(number: float) -> float:
+        return 6 + (number - floor) / span * (width - 12)
+
+    parts = [
+        f'<line class="axis" x1="4" x2="{width - 4}" y1="{middle}" y2="{middle}"/>',
+        f'<line class="interval" x1="{at(low):.1f}" x2="{at(high):.1f}" y1="{middle}" '
+        f'y2="{middle}"/>',
+        f'<circle class="estimate" cx="{at(value):.1f}" cy="{middle}" r="5"/>',
+    ]
+    return _svg(parts, width, height, label)
+
+
+def signed(value: float, share: bool) -> str:
+    """A difference as text: points for shares."""
+    if share:
+        return f"{100 * value:+.1f} points".replace("-", "−")
+    return f"{value:+.3g}".replace("-", "−")
+
+
+def shown(value: float, share: bool) -> str:
+    """A value as text, short enough for an axis."""
+    if share:
+        text = f"{100 * value:.0f}" if abs(value) >= 0.0995 else f"{100 * value:.1f}"
+        return f"{text.removesuffix('.0')} %".replace("-0 %", "0 %")
+    size = abs(value)
+    if size >= 1e6 or 0 < size < 1e-3:
+        mantissa, _, exponent = f"{value:.1e}".partition("e")
+        return f"{mantissa.removesuffix('.0')}e{int(exponent)}".replace("-", "−")
+    if size >= 10_000:
+        return f"{value / 1000:.3g}k".replace("-", "−")
+    if size >= 1000:
+        return f"{value:,.0f}".replace("-", "−")
+    return f"{value:.3g}".replace("-", "−")
+
+
+def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:
+    """Round numbers that span low to high, `about` of them."""
+    if high - low <= 1e-12 * max(abs(low), abs(high)) or high - low < 1e-200:
+        high = low + (abs(low) if abs(low) > 1e-200 else 1.0)
+    raw = (high - low) / about
+    power = 10 ** math.floor(math.log10(raw))
+    step = next(step for step in (1, 2, 2.5, 5, 10) if step * power >= raw * 0.999) * power
+    first = math.floor(low / step + 1e-9)
+    last = math.ceil(high / step - 1e-9)
+    return [float(f"{k * step:.12g}") for k in range(first, last + 1)]
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """The mapping from steps and values to the drawing."""
+
+    first: float
+    last: float
+    ticks: Sequence[float]
+    width: int
+    height: int
+    left: float
+    right: float
+
+    @staticmethod
+    def around(
+        first: float, last: float, ys: Sequence[float], curve: Curve, width: int, height: int
+    ) -> "_Frame":
+        low, high = min(ys), max(ys)
+        if curve.zero or (curve.share and low < 0.35 * high):
+            low = min(low, 0.0)
+        if high - low <= 1e-12 * max(abs(low), abs(high)):
+            pad = abs(low) * 0.1 or 0.5
+            low, high = (low - pad if low else 0.0), high + pad
+        if curve.share and min(ys) >= 0.0 and max(ys) <= 1.0:
+            low, high = max(low, 0.0), min(high, 1.0)
+        ticks = nice_ticks(low, high)
+        widest = max(len(shown(tick, curve.share)) for tick in ticks)
+        end = _end_of(curve)
+        longest = len(shown(end[1], curve.share)) + 1 if end else 0
+        left, right = 12 + _LETTER * widest, max(44.0, 12 + 1.1 * _LETTER * longest)
+        return _Frame(first, last, ticks, width, height, left, right)
+
+    def x(self, step: float) -> float:
+        span = (self.last - self.first) or 1.0
+        return self.left + (step - self.first) / span * (self.width - self.left - self.right)
+
+    def y(self, value: float) -> float:
+        low, high = self.ticks[0], self.ticks[-1]
+        return self.height - _BOTTOM - (value - low) / (high - low) * (self.height - _TOP - _BOTTOM)
+
+
+def _grid(frame: _Frame, share: bool) -> str:
+    parts = []
+    for tick in frame.ticks:
+        y = frame.y(tick)
+        parts.append(
+            f'<line class="grid" x1="{frame.left:.1f}" x2="{frame.width - frame.right:.1f}" '
+            f'y1="{y:.1f}" y2="{y:.1f}"/>'
+            f'<text class="tick end" x="{frame.left - 8:.1f}" y="{y + 4:.1f}">'
+            f"{escape(shown(tick, share))}</text>"
+        )
+    return "".join(parts)
+
+
+def _steps(frame: _Frame) -> str:
+    about = 5 if frame.width > 460 else 3
+    ticks = [
+        tick
+        for tick in nice_ticks(frame.first, frame.last, about)
+        if frame.first <= tick <= frame.last and tick == int(tick)
+    ]
+    y = frame.height - _BOTTOM + 19
+    parts = [
+        f'<text class="tick mid" x="{frame.x(tick):.1f}" y="{y}">{int(tick)}</text>'
+        for tick in ticks
+    ]
+    parts.append(
+        f'<text class="faint" x="{frame.width - frame.right + 14:.1f}" y="{y}">step</text>'
+    )
+    return "".join(parts)
+
+
+def _vertical(frame: _Frame, step: float, text: str) -> str:
+    x = frame.x(step)
+    side = "end" if x > frame.width * 0.6 else ""
+    shift = -6 if side else 6
+    return (
+        f'<line class="best" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" '
+        f'y2="{frame.height - _BOTTOM}"/><text class="bestlabel {side}" x="{x + shift:.1f}" '
+        f'y="{frame.height - _BOTTOM - 7}">{escape(text)}</text>'
+    )
+
+
+def _band(frame: _Frame, band: Sequence[tuple[float, float, float]]) -> str:
+    top = [f"{frame.x(step):.1f},{frame.y(high):.1f}" for step, _, high in band]
+    bottom = [f"{frame.x(step):.1f},{frame.y(low):.1f}" for step, low, _ in reversed(band)]
+    return f'<polygon class="band" points="{" ".join(top + bottom)}"/>'
+
+
+def _lines(frame: _Frame, points: Sequence[Point]) -> list[str]:
+    if not points:
+        return []
+    if len(points) <= _SPARSE:
+        dots = "".join(
+            f'<circle class="dot" cx="{frame.x(step):.1f}" cy="{frame.y(value):.1f}" r="3.5"/>'
+            for step, value in points
+        )
+        return [_path(frame, points, "line"), dots]
+    smooth = moving_average(points)
+    return [_path(frame, points, "raw"), _path(frame, smooth, "line")]
+
+
+def moving_average(points: Sequence[Point]) -> list[Point]:
+    """Centred means over about a twelfth of the curve: steady curves stay as they are."""
+    half = max(1, len(points) // 24)
+    values = [value for _, value in points]
+    return [
+        (step, math.fsum(values[max(0, i - half) : i + half + 1])
+         / len(values[max(0, i - half) : i + half + 1]))
+        for i, (step, _) in enumerate(points)
+    ]  # fmt: skip
+
+
+def _path(frame: _Frame, points: Sequence[Point], name: str) -> str:
+    spots = " ".join(f"{frame.x(step):.1f},{frame.y(value):.1f}" for step, value in points)
+    return f'<polyline class="{name}" points="{spots}"/>'
+
+
+def _mark(frame: _Frame, mark: tuple[float, float, float, float]) -> str:
+    step, low, value, high = mark
+    x, y = frame.x(step), frame.y(value)
+    return (
+        f'<line class="whisker" x1="{x:.1f}" x2="{x:.1f}" y1="{frame.y(low):.1f}" '
+        f'y2="{frame.y(high):.1f}"/>'
+        f'<path class="mark" d="M{x:.1f} {y - 7:.1f}l7 7l-7 7l-7 -7z"/>'
+    )
+
+
+def _last_label(frame: _Frame, curve: Curve) -> str:
+    end = _end_of(curve)
+    if end is None:
+        return ""
+    step, value = end
+    x, y = frame.x(step), frame.y(value)
+    return (
+        f'<circle class="lastdot" cx="{x:.1f}" cy="{y:.1f}" r="4"/>'
+        f'<text class="strong" x="{x + 9:.1f}" y="{y + 4:.1f}">'
+        f"{escape(shown(value, curve.share))}</text>"
+    )
+
+
+def _end_of(curve: Curve) -> Point | None:
+    """The last point of the line as it is drawn."""
+    if len(curve.points) <= _SPARSE:
+        return curve.points[-1] if curve.points else None
+    return moving_average(curve.points)[-1]
+
+
+def _svg(parts: Sequence[str], width: int, height: int, label: str) -> Markup:
+    head = (
+        f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
+        f'aria-label="{escape(label)}">'
+    )
+    return Markup(head + "".join(parts) + "</svg>")  # every text inside was escaped above

@@ -1,0 +1,121 @@
+"""What doctor finds, and that it only looks."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from engine import doctor
+from engine.hardware import Device, Hardware
+from engine.run_dir import Home
+from engine.store import NewRun, Store
+
+LOCAL = "/dev/sda1 / ext4 rw 0 0\n"
+
+
+@pytest.fixture(autouse=True)
+def training_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading torch takes seconds; what it says is tested on its own."""
+    done = subprocess.CompletedProcess([], 0, "2.13.0 5.23.0\n", "")
+    monkeypatch.setattr(doctor.launcher, "worker_python", lambda home: "python")
+    monkeypatch.setattr(doctor.subprocess, "run", lambda *a, **k: done)
+
+
+def examined(home: Home, tmp_path: Path, mounts: str = LOCAL) -> dict[str, dict]:
+    file = tmp_path / "mounts"
+    file.write_text(mounts)
+    checks = doctor.examine(home, file)["checks"]
+    return {check["name"]: check for check in checks}
+
+
+def test_a_sound_machine_has_no_failing_check(home: Home, tmp_path: Path):
+    found = examined(home, tmp_path)
+    assert {"python", "mcp", "home", "database", "devices", "training", "runs"} <= set(found)
+    assert [check for check in found.values() if check["status"] == "fail"] == []
+
+
+def test_every_finding_that_is_no_pass_says_what_to_do(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    for check in examined(home, tmp_path).values():
+        assert check["status"] == "pass" or check["fix"], check
+        assert check["detail"]
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "cifs", "lustre", "fuse.sshfs", "9p"])
+def test_a_home_on_a_network_disk_fails(home: Home, tmp_path: Path, kind: str):
+    found = examined(home, tmp_path, LOCAL + f"server:/x {home.root} {kind} rw 0 0\n")
+    assert found["filesystem"]["status"] == "fail"
+    assert "HONESMITH_HOME" in found["filesystem"]["fix"]
+
+
+def test_the_mount_nearest_to_the_home_counts(home: Home, tmp_path: Path):
+    mounts = LOCAL + f"s:/x /mnt nfs4 rw 0 0\n/dev/sdb {home.root.parent} xfs rw 0 0\n"
+    assert examined(home, tmp_path, mounts)["filesystem"]["detail"] == "xfs"
+
+
+def test_a_damaged_database_fails_with_its_remedy(home: Home, tmp_path: Path):
+    with Store(home) as store:
+        store.insert_run(NewRun("a", "train", "sft", "a@1", "pebble"))
+    home.db.write_bytes(b"not a database" * 500)
+    found = examined(home, tmp_path)
+    assert found["database"]["status"] == "fail"
+    assert found["database"]["fix"]
+
+
+def test_a_configuration_that_cannot_be_read_fails(home: Home, tmp_path: Path):
+    home.config_file.write_text("idle_stop = 3\n")
+    found = examined(home, tmp_path)["configuration"]
+    assert found["status"] == "fail" and "idle_stop" in found["detail"]
+
+
+def test_a_trainer_that_cannot_load_its_packages_fails_with_its_last_line(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    broken = subprocess.CompletedProcess([], 1, "", "Traceback\nImportError: no peft\n")
+    monkeypatch.setattr(doctor.subprocess, "run", lambda *a, **k: broken)
+    found = examined(home, tmp_path)["training"]
+    assert (found["status"], found["detail"]) == ("fail", "ImportError: no peft")
+    assert "honesmith setup" in found["fix"]
+
+
+def test_a_run_nobody_carries_on_is_named(home: Home, tmp_path: Path):
+    with Store(home) as store:
+        row = store.insert_run(NewRun("a", "train", "sft", "a@1", "pebble"))
+        home.run(row.run_id).create()
+        store.set_state(row.run_id, "preparing", only_from={"queued"}, device="cpu")
+    found = examined(home, tmp_path)["runs"]
+    assert found["status"] == "warn" and row.run_id in found["detail"]
+    with Store(home) as store:
+        assert store.get_run(row.run_id).state == "preparing", "doctor only looks"
+
+
+def test_the_last_failures_come_with_their_hints(home: Home, tmp_path: Path):
+    with Store(home) as store:
+        row = store.insert_run(NewRun("a", "train", "sft", "a@1", "pebble"))
+        store.set_state(row.run_id, "preparing", only_from={"queued"}, device="cpu")
+        store.set_state(
+            row.run_id,
+            "failed",
+            only_from={"preparing"},
+            reason_kind="oom",
+            reason="memory ran out",
+            hint="lower batch_size",
+        )
+    found = examined(home, tmp_path)["last failures"]
+    assert "oom" in found["detail"] and found["fix"] == "lower batch_size"
+
+
+def test_a_full_disk_fails(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    usage = type("Usage", (), {"free": 10_000_000})
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: usage)
+    assert examined(home, tmp_path)["home"]["status"] == "fail"
+
+
+def test_gpus_are_named(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    gpu = Device("0", "NVIDIA H200", "cuda", 1 << 37, 1 << 37)
+    machine = Hardware((gpu,), 16, 1 << 37, 1 << 36, 1 << 36)
+    monkeypatch.setattr(doctor.hardware, "detect", lambda disk: machine)
+    found = examined(home, tmp_path)["devices"]
+    assert found["status"] == "pass" and "H200" in found["detail"]

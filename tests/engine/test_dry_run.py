@@ -1,0 +1,328 @@
+"""The dry run: what would fail is found before anything is spent, and said with its fix."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import dry_run, hardware, runs
+from engine.errors import UserError
+from engine.hardware import Device, Hardware
+from engine.run_dir import Home, append_line, write_json
+from engine.store import Store
+
+GB = 1 << 30
+ORDER = [
+    "env",
+    "model",
+    "settings",
+    "resolve",
+    "interpreter",
+    "packages",
+    "secrets",
+    "data",
+    "reward_audit",
+    "estimate",
+    "memory",
+    "disk",
+    "budget",
+]
+LEARNABLE = {
+    "effective": 0.5,
+    "too_easy": 0.1,
+    "too_hard": 0.4,
+    "pass_at_k": {"1": 0.2, "8": 0.6},
+    "truncated_share": 0.0,
+    "error_share": 0.0,
+}
+
+
+@pytest.fixture(autouse=True)
+def machine(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that was measured, so that no probe of its speed is started."""
+    write_json(home.speed, {"device": "cpu", "train_flops": 5e10, "prefill_flops": 5e10})
+    roomy = Hardware((Device("cpu", "CPU", "cpu", 16 * GB, 8 * GB),), 2, 16 * GB, 8 * GB, 99 * GB)
+    monkeypatch.setattr(hardware, "detect", lambda *_: roomy)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    worker = Path(__file__).with_name("fake_probe.py")
+    monkeypatch.setenv("HONESMITH_TEST_WORKER", str(worker))
+    monkeypatch.setenv("HONESMITH_TEST_PROBE", json.dumps(LEARNABLE))
+
+
+def add(
+    home: Home,
+    name: str = "sums",
+    *,
+    train: int = 200,
+    heldout: int = 200,
+    answer: str | None = "46",
+    requirements: str = "",
+    **changes: Any,
+) -> str:
+    """Store a version as a push would; returns its id."""
+    folder = home.env(name, "0123456789ab")
+    (folder / "source").mkdir(parents=True)
+    (folder / "source" / "environment.py").write_text("def load_environment(): ...\n")
+    if requirements:
+        (folder / "source" / "requirements.txt").write_text(requirements)
+    rows = {"train": train, "heldout": heldout}
+    facts = {"name": name, "kind": "single", "scored": True, "tools": [], "rows": rows}
+    facts |= {"limits": {}, "secrets": []}
+    audit = changes.pop("audit", {"verdict": "ok", "headline": "ok: gold earns 1.00"})
+    write_json(folder / "env.json", facts | changes)
+    write_json(folder / "audit.json", audit)
+    for split, count in rows.items():
+        for number in range(count):
+            prompt = [{"role": "user", "content": f"{split}: {number} + 12?"}]
+            said = [] if answer is None else [{"role": "assistant", "content": answer}]
+            gold = [*prompt, *said] if said else None
+            row = {"id": f"{split}-{number}", "prompt": prompt, "split": split, "metadata": {}}
+            append_line(folder / "tasks.jsonl", row | {"answer": said or None, "gold": gold})
+    with Store(home) as store:
+        return store.add_env(name, "0123456789ab", kind="single", info={"rows": rows}).env_id
+
+
+def check(report: dict[str, Any], name: str) -> dict[str, str]:
+    return next(entry for entry in report["checks"] if entry["name"] == name)
+
+
+def statuses(report: dict[str, Any]) -> dict[str, str]:
+    return {entry["name"]: entry["status"] for entry in report["checks"]}
+
+
+def queued(home: Home) -> list[str]:
+    with Store(home) as store:
+        return [row.run_id for row in store.list_runs(10)]
+
+
+def finish(home: Home, run_id: str) -> None:
+    """Wait until a run has ended and its supervisor is gone."""
+    assert runs.wait(home, run_id, "end", 4)["state"] in ("done", "failed")
+    deadline = time.monotonic() + 2
+    while runs.launcher.is_alive(home.run(run_id)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "grpo"])
+def test_a_sound_plan_passes_every_check_in_order(home: Home, algorithm: str):
+    env_id = add(home)
+    report = dry_run.dry_run(home, "sums", algorithm=algorithm)
+    assert [entry["name"] for entry in report["checks"]] == ORDER
+    assert set(statuses(report).values()) == {"pass"}
+    assert report["summary"].startswith("Ready to train")
+    assert report["settings"].keys() == report["sources"].keys()
+    assert report["statistics"]["rows"] == 200 and report["estimate"]["fits"]
+    call = {"env_id": env_id, "model": "pebble", "algorithm": algorithm}
+    assert report["next"] == [{"tool": "submit_train", "arguments": call}]
+    assert queued(home) == []
+    assert len(json.dumps(report)) < 10_000
+
+
+def test_the_same_call_gives_the_same_report(home: Home, monkeypatch: pytest.MonkeyPatch):
+    add(home)
+    first = dry_run.dry_run(home, "sums", settings={"steps": 30})
+    busy = Hardware((Device("cpu", "CPU", "cpu", 16 * GB, GB),), 2, 16 * GB, GB, 98 * GB)
+    monkeypatch.setattr(hardware, "detect", lambda *_: busy)
+    assert (
+        dry_run.dry_run(home, "sums", settings={"steps": 30})["report_hash"]
+        == (first["report_hash"])
+    )
+    other = dry_run.dry_run(home, "sums", settings={"steps": 31})
+    assert other["report_hash"] != first["report_hash"]
+
+
+def test_what_cannot_be_judged_after_a_failure_is_skipped(home: Home):
+    report = dry_run.dry_run(home, "nothing")
+    found = statuses(report)
+    assert found["env"] == "fail" and found["model"] == found["settings"] == "pass"
+    for name in ("resolve", "packages", "secrets", "data", "reward_audit", "estimate", "budget"):
+        assert found[name] == "skip"
+    assert check(report, "env")["code"] == "ENV_NOT_FOUND"
+    assert report["next"] == [] and report["summary"].startswith("Not ready: env")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "step", "code"),
+    [
+        ({"model": "peble"}, "model", "MODEL_NOT_FOUND"),
+        ({"algorithm": "ppo"}, "settings", "BAD_ARGUMENT"),
+        ({"settings": {"group_size": 1}}, "settings", "SETTING_INVALID"),
+        ({"settings": {"stepz": 1}}, "settings", "SETTING_UNKNOWN"),
+        ({"settings": {"prompts_per_step": 201}}, "resolve", "SETTING_INVALID"),
+        ({"settings": {"steps": 1_000_000}}, "budget", "BUDGET"),
+    ],
+)
+def test_a_failing_step_has_a_code_a_reason_and_a_fix(
+    home: Home, arguments: dict[str, Any], step: str, code: str
+):
+    add(home)
+    report = dry_run.dry_run(home, "sums", **arguments, samples=4)
+    entry = check(report, step)
+    assert (entry["status"], entry["code"]) == ("fail", code)
+    assert entry["detail"] and entry["fix"]
+    assert check(report, "probe")["status"] == "skip"
+    assert queued(home) == [], "nothing is queued after a refusal"
+
+
+def test_a_missing_interpreter_says_how_to_get_one(home: Home, monkeypatch: pytest.MonkeyPatch):
+    add(home)
+    monkeypatch.delenv("HONESMITH_TEST_WORKER")
+    monkeypatch.setattr(runs.launcher.importlib.util, "find_spec", lambda name: None)
+    entry = check(dry_run.dry_run(home, "sums"), "interpreter")
+    assert entry["code"] == "NO_TORCH" and "honesmith setup" in entry["fix"]
+
+
+def test_missing_packages_and_secrets_are_named(home: Home, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("SUMS_KEY", raising=False)
+    add(home, requirements="no-such-package-here==1.0\n", secrets=["SUMS_KEY"])
+    report = dry_run.dry_run(home, "sums")
+    assert "no-such-package-here==1.0" in check(report, "packages")["detail"]
+    assert "SUMS_KEY" in check(report, "secrets")["detail"]
+    monkeypatch.setenv("SUMS_KEY", "hush")
+    report = dry_run.dry_run(home, "sums")
+    assert check(report, "secrets")["status"] == "pass"
+    assert "hush" not in json.dumps(report)
+
+
+def test_packages_that_are_here_pass(home: Home):
+    add(home, requirements="pydantic>=2\n")
+    assert check(dry_run.dry_run(home, "sums"), "packages")["status"] == "pass"
+
+
+RISK = {"verdict": "risk", "headline": "risk: gold earns 1.00, but look at: empty 1.00"}
+
+
+def test_a_risky_reward_fails_grpo_unless_accepted(home: Home):
+    add(home, audit=RISK)
+    entry = check(dry_run.dry_run(home, "sums"), "reward_audit")
+    assert (entry["status"], entry["code"]) == ("fail", "REWARD_RISK")
+    assert "accept_reward_risk" in entry["fix"] and "empty 1.00" in entry["detail"]
+    accepted = dry_run.dry_run(home, "sums", settings={"accept_reward_risk": True})
+    assert check(accepted, "reward_audit")["status"] == "warn"
+    sft = dry_run.dry_run(home, "sums", algorithm="sft")
+    assert check(sft, "reward_audit")["status"] == "warn" and sft["next"]
+
+
+def test_an_environment_without_audit_is_a_warning(home: Home):
+    add(home, audit={})
+    assert check(dry_run.dry_run(home, "sums"), "reward_audit")["status"] == "warn"
+
+
+def test_the_audit_table_is_in_the_report(home: Home):
+    line = {"probe": "empty", "what": "", "rows": 9, "mean": 0.0, "success": 0.0, "verdict": "ok"}
+    audit = {"verdict": "ok", "headline": "ok", "probes": [line], "seconds": 1.5, "seed": 0}
+    add(home, audit=audit)
+    table = dry_run.dry_run(home, "sums")["audit"]["probes"]
+    assert table == [{"probe": "empty", "mean": 0.0, "success": 0.0, "verdict": "ok"}]
+
+
+def test_weak_data_is_a_warning_that_names_the_weakness(home: Home):
+    add(home, train=40, heldout=20, answer="a rather long answer to a simple question")
+    report = dry_run.dry_run(home, "sums", settings={"max_tokens": 20})
+    entry = check(report, "data")
+    assert entry["status"] == "warn"
+    assert "100% of the answers are cut at max_tokens = 20" in entry["detail"]
+    assert "20 held-out rows" in entry["detail"] and "Raise max_tokens" in entry["fix"]
+    assert report["next"], "a warning does not stand in the way"
+
+
+def test_rows_that_cannot_be_trained_on_fail(home: Home):
+    add(home)
+    report = dry_run.dry_run(home, "sums", algorithm="sft", settings={"max_length": 8})
+    assert check(report, "data")["status"] == "fail"
+    add(home, "empty", answer="")
+    report = dry_run.dry_run(home, "empty", algorithm="sft")
+    assert check(report, "data")["status"] in ("pass", "warn")  # the end token can be learned
+
+
+def test_rows_the_chat_template_refuses_fail(home: Home):
+    env_id = add(home)
+    bad = {"id": "x", "prompt": [{"role": "user", "content": None}], "split": "train"}
+    append_line(
+        home.env("sums", "0123456789ab") / "tasks.jsonl", bad | {"answer": None, "gold": None}
+    )
+    entry = check(dry_run.dry_run(home, env_id), "data")
+    assert entry["status"] == "fail" and "row x" in entry["detail"]
+
+
+def test_too_little_memory_or_disk_fails(home: Home, monkeypatch: pytest.MonkeyPatch):
+    add(home)
+    little = GB // 4
+    small = Hardware((Device("cpu", "CPU", "cpu", little, little),), 2, little, little, 1000)
+    monkeypatch.setattr(hardware, "detect", lambda *_: small)
+    report = dry_run.dry_run(home, "sums")
+    memory, disk = check(report, "memory"), check(report, "disk")
+    assert (memory["status"], memory["code"]) == ("fail", "DOES_NOT_FIT")
+    assert (disk["status"], disk["code"]) == ("fail", "DISK_FULL")
+
+
+def test_a_probe_is_run_once_and_judged(home: Home):
+    add(home)
+    report = dry_run.dry_run(home, "sums", samples=6)
+    assert report["probe"]["tasks"] == 6
+    entry = check(report, "probe")
+    assert entry["status"] == "pass" and "pass@8 0.60" in entry["detail"]
+    finish(home, report["run_id"])
+    again = dry_run.dry_run(home, "sums", samples=6)
+    assert again["run_id"] == report["run_id"] and again["probe"] == report["probe"]
+    assert again["report_hash"] == report["report_hash"]
+    assert queued(home) == [report["run_id"]]
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "words"),
+    [
+        ({"effective": 0.05, "too_hard": 0.9}, "warn", "SFT first"),
+        ({"effective": 0.05, "too_hard": 0.0, "too_easy": 0.95}, "warn", "harder"),
+        ({"truncated_share": 0.4}, "warn", "max_tokens"),
+        ({"error_share": 0.5}, "fail", "score()"),
+    ],
+)
+def test_a_probe_points_at_one_lever(change: dict[str, float], status: str, words: str):
+    found = dry_run._judge_probe(LEARNABLE | {"tasks": 16} | change)
+    assert found.status == status and words in found.fix
+
+
+def test_a_probe_that_fails_says_why(home: Home, monkeypatch: pytest.MonkeyPatch):
+    add(home)
+    monkeypatch.setenv("HONESMITH_TEST_PROBE", "null")
+    report = dry_run.dry_run(home, "sums", samples=4)
+    entry = check(report, "probe")
+    assert entry["status"] == "fail" and "score raised" in entry["detail"]
+    assert report["next"] == []
+    finish(home, report["run_id"])
+
+
+def test_a_probe_that_outlasts_the_call_is_named_and_found_later(
+    home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    add(home)
+    monkeypatch.setenv("HONESMITH_TEST_HOLD", str(tmp_path / "go"))
+    monkeypatch.setattr(dry_run, "CALL_S", 0.3)
+    report = dry_run.dry_run(home, "sums", samples=4)
+    run_id = report["run_id"]
+    assert check(report, "probe")["status"] == "skip" and run_id in check(report, "probe")["fix"]
+    assert report["next"][0] == {"tool": "wait_run", "arguments": {"run_id": run_id}}
+    (tmp_path / "go").touch()
+    finish(home, run_id)
+    assert dry_run.dry_run(home, "sums", samples=4)["probe"]["effective"] == 0.5
+
+
+def test_the_probe_of_an_sft_plan_leaves_out_what_is_for_sft_alone(home: Home):
+    add(home)
+    report = dry_run.dry_run(
+        home, "sums", algorithm="sft", settings={"epochs": 1, "seed": 3}, samples=2
+    )
+    assert check(report, "probe")["status"] == "pass"
+    config = json.loads(home.run(report["run_id"]).config.read_text())
+    assert config["settings"]["seed"] == 3
+    finish(home, report["run_id"])
+
+
+@pytest.mark.parametrize("samples", [-1, 257, True, 2.0])
+def test_samples_outside_the_range_are_refused(home: Home, samples: Any):
+    with pytest.raises(UserError) as caught:
+        dry_run.dry_run(home, "sums", samples=samples)
+    assert caught.value.code == "BAD_ARGUMENT" and caught.value.field == "samples"

@@ -1,0 +1,144 @@
+"""requirements.txt: what is missing is named, and an environment is built once per content."""
+
+import base64
+import hashlib
+import json
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from engine import env_packages
+from engine.env_packages import install, missing, read_requirements, venv_of
+from engine.errors import UserError
+from engine.run_dir import Home
+
+
+def wheel(folder: Path, name: str, version: str, code: str) -> None:
+    """A wheel, written by hand so that nothing has to be fetched or built."""
+    info = f"{name}-{version}.dist-info"
+    files = {
+        f"{name}.py": code,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: hand\nRoot-Is-Purelib: true\n"
+        "Tag: py3-none-any\n",
+    }
+    record = ""
+    for path, text in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=")
+        record += f"{path},sha256={digest.decode()},{len(text.encode())}\n"
+    files[f"{info}/RECORD"] = record + f"{info}/RECORD,,\n"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        for path, text in files.items():
+            archive.writestr(path, text)
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch) -> Path:
+    """The only place pip may look in."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+def requirements(folder: Path, text: str):
+    folder.mkdir(exist_ok=True)
+    (folder / "requirements.txt").write_text(text)
+    return read_requirements(folder)
+
+
+def test_names_versions_comments_and_markers_are_read(tmp_path: Path):
+    found = requirements(
+        tmp_path / "env",
+        "# packages\n\npydantic>=2  # ours\nno_such-package==1.0\n"
+        'only-elsewhere; python_version < "3"\n',
+    )
+    assert [str(r) for r in found] == ["pydantic>=2", "no_such-package==1.0"]
+    assert missing(found) == ["no_such-package==1.0"]
+
+
+def test_a_version_that_does_not_fit_counts_as_missing(tmp_path: Path):
+    (found,) = missing(requirements(tmp_path / "env", "pydantic==0.1\n"))
+    assert found.startswith("pydantic==0.1 (here is 2.")
+
+
+def test_without_the_file_nothing_is_needed(tmp_path: Path):
+    assert read_requirements(tmp_path) == []
+
+
+@pytest.mark.parametrize("line", ["-r other.txt", "--index-url x", "a b c", "../local", "==1"])
+def test_a_line_that_names_no_package_is_told_by_its_number(tmp_path: Path, line: str):
+    with pytest.raises(UserError, match=r"requirements\.txt:2") as caught:
+        requirements(tmp_path / "env", f"pydantic\n{line}\n")
+    assert caught.value.code == "ENV_INVALID"
+
+
+def test_the_place_depends_on_the_packages_not_on_their_order(home: Home, tmp_path: Path):
+    one = venv_of(home, requirements(tmp_path / "a", "x==1\ny\n"))
+    same = venv_of(home, requirements(tmp_path / "b", "# z\ny\nx == 1\n"))
+    other = venv_of(home, requirements(tmp_path / "c", "x==2\ny\n"))
+    assert one == same != other
+    assert one.folder.is_relative_to(home.cache)
+
+
+@pytest.mark.timeout(60)
+def test_an_environment_is_built_once_and_found_again(home: Home, index: Path, tmp_path: Path):
+    wheel(index, "tiny_tasks", "1.2", "WORD = 'plum'\n")
+    needed = requirements(tmp_path / "env", "tiny-tasks==1.2\n")
+    python = install(home, needed, patience_s=50)
+    said = subprocess.run(
+        [python, "-c", "import tiny_tasks; print(tiny_tasks.WORD)"], capture_output=True, text=True
+    )
+    assert said.stdout == "plum\n"
+    stamp = venv_of(home, needed).outcome.stat().st_mtime_ns
+    (index / "tiny_tasks-1.2-py3-none-any.whl").unlink()
+    assert install(home, needed, patience_s=1) == python
+    assert venv_of(home, needed).outcome.stat().st_mtime_ns == stamp
+
+
+@pytest.mark.timeout(60)
+def test_what_pip_cannot_do_is_told_in_its_words_and_tried_again(
+    home: Home, index: Path, tmp_path: Path
+):
+    needed = requirements(tmp_path / "env", "tiny-tasks==9\n")
+    with pytest.raises(UserError, match="tiny-tasks==9") as caught:
+        install(home, needed, patience_s=50)
+    assert caught.value.code == "ENV_DEPS" and not caught.value.retryable
+    assert not venv_of(home, needed).is_ready()
+    wheel(index, "tiny_tasks", "9", "")
+    assert install(home, needed, patience_s=50).exists()
+
+
+@pytest.mark.timeout(60)
+def test_an_installation_outlives_the_call_that_lost_patience(
+    home: Home, index: Path, tmp_path: Path
+):
+    wheel(index, "tiny_tasks", "1.2", "")
+    needed = requirements(tmp_path / "env", "tiny-tasks==1.2\n")
+    with pytest.raises(UserError, match="still being installed") as caught:
+        install(home, needed, patience_s=0.0)
+    assert caught.value.retryable
+    assert install(home, needed, patience_s=50).exists()
+
+
+def test_a_builder_that_died_leaves_no_half_environment_behind(home: Home, tmp_path: Path):
+    needed = requirements(tmp_path / "env", "tiny-tasks==1.2\n")
+    place = venv_of(home, needed)
+    place.python.parent.mkdir(parents=True)
+    place.python.touch()
+    assert not place.is_ready()
+    place.outcome.write_text('{"ok": tr')
+    assert not place.is_ready()
+    place.outcome.write_text(json.dumps({"ok": False, "error": "x"}))
+    assert not place.is_ready()
+
+
+def test_the_words_of_pip_are_cut_to_what_matters():
+    text = "Looking\nERROR: No matching distribution found for x\nnotice: new pip\n"
+    assert env_packages._pip_error(text) == "ERROR: No matching distribution found for x"

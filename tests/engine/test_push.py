@@ -1,0 +1,344 @@
+"""push_env: a folder becomes a version that never changes."""
+
+import errno
+import json
+import os
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import push, registry
+from engine.errors import UserError
+from engine.registry import find_env, open_process, push_env, read_tasks
+from engine.run_dir import Home
+
+DOUBLES = """
+    from envs import Score, SingleTurnEnv, Task
+
+    class Doubles(SingleTurnEnv):
+        def __init__(self, rows):
+            self.rows = rows
+
+        def tasks(self):
+            return [Task(f"d{n}", f"Twice {n}?", str(2 * n)) for n in range(self.rows)]
+
+        def score(self, task, completion):
+            right = completion.strip() == task.answer
+            return Score(float(right), success=right, metrics={"length": len(completion)})
+
+    def load_environment(rows=300):
+        return Doubles(rows)
+"""
+COUNT = """
+    from envs import Message, MultiTurnEnv, Score, Task
+
+    class Count(MultiTurnEnv):
+        def tasks(self):
+            one, two = Message("assistant", "1"), Message("assistant", "2")
+            said = [one, Message("user", "ignored"), two]
+            late = [two, Message("assistant", "3")]
+            return [Task("a", "Count to two.", said), Task("b", "Count on.", late),
+                    Task("c", "Never.")]
+
+        def start(self, task):
+            return []
+
+        def step(self, state, completion):
+            state.append(completion.content)
+            if completion.content == "boom":
+                raise ValueError("boom")
+            return None if completion.content == "2" else [Message("user", "go on")]
+
+        def score(self, task, state):
+            return Score(float(state[-1:] == ["2"]))
+
+    def load_environment():
+        return Count()
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def make(code: str, name: str = "my_env", **files: str) -> Path:
+        folder = tmp_path / "project" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "environment.py").write_text(textwrap.dedent(code))
+        for path, text in files.items():
+            (folder / path.replace("__", ".")).write_text(text)
+        return folder
+
+    return make
+
+
+def refused(code: str, call) -> UserError:
+    with pytest.raises(UserError) as caught:
+        call()
+    assert caught.value.code == code, caught.value.message
+    return caught.value
+
+
+def versions(home: Home) -> list[str]:
+    return sorted(f"{p.parent.name}/{p.name}" for p in home.envs.glob("*/*"))
+
+
+def test_a_push_says_what_was_stored(home: Home, write):
+    folder = write(DOUBLES)
+    (folder / ".env").write_text("TOKEN=x")
+    pushed = push_env(home, folder)
+    assert pushed["env_id"].startswith("my-env@") and len(pushed["env_id"]) == 19
+    assert pushed["kind"] == "single" and pushed["rows"] == {"train": 240, "heldout": 60}
+    assert pushed["left_out"] == [".env (hidden)"]
+    assert pushed["audit"]["verdict"] == "ok" and pushed["problems"] == []
+    assert pushed["warnings"] == []
+    assert pushed["next"] == [{"tool": "dry_run", "arguments": {"env_id": pushed["env_id"]}}]
+    json.dumps(pushed, allow_nan=False)
+
+
+def test_a_push_twice_gives_the_same_id_and_the_same_answer(home: Home, write):
+    folder = write(DOUBLES)
+    first = push_env(home, folder)
+    record = find_env(home, first["env_id"])
+    stamps = {p: p.stat().st_mtime_ns for p in record.dir.rglob("*")}
+    assert push_env(home, folder) == first
+    assert {p: p.stat().st_mtime_ns for p in record.dir.rglob("*")} == stamps
+    assert len(versions(home)) == 1
+
+
+def test_a_change_makes_a_new_version_and_leaves_the_old_one_alone(home: Home, write):
+    old = push_env(home, write(DOUBLES))["env_id"]
+    before = read_tasks(find_env(home, old))
+    new = push_env(home, write(DOUBLES.replace("Twice", "Double")))["env_id"]
+    assert old != new and find_env(home, "my-env").env_id == new
+    assert read_tasks(find_env(home, old)) == before
+    with open_process(find_env(home, old)) as process:
+        assert process.score(before[3], "6")["reward"] == 1.0
+    assert push_env(home, write(DOUBLES))["env_id"] == old
+    assert find_env(home, "my-env").env_id == old
+
+
+def test_params_belong_to_the_version(home: Home, write):
+    one = push_env(home, write(DOUBLES))
+    two = push_env(home, write(DOUBLES, environment__toml="[params]\nrows = 10\n"))
+    assert one["env_id"] != two["env_id"] and two["rows"] == {"train": 5, "heldout": 5}
+    assert find_env(home, two["env_id"]).facts["params"] == {"rows": 10}
+
+
+def test_stored_rows_are_all_a_later_process_sees(home: Home, write):
+    record = find_env(home, push_env(home, write(DOUBLES))["env_id"])
+    rows = read_tasks(record)
+    assert len(rows) == 300 and rows[3] == {
+        "id": "d3",
+        "prompt": [{"role": "user", "content": "Twice 3?"}],
+        "answer": [{"role": "assistant", "content": "6"}],
+        "split": rows[3]["split"],
+        "metadata": {},
+        "text": ["prompt", "answer"],
+        "gold": [
+            {"role": "user", "content": "Twice 3?"},
+            {"role": "assistant", "content": "6"},
+        ],
+    }
+    train, heldout = read_tasks(record, "train"), read_tasks(record, "heldout")
+    assert len(train) == 240 and len(heldout) == 60
+    assert {row["id"] for row in train} | {row["id"] for row in heldout} == {r["id"] for r in rows}
+
+
+def test_the_same_rows_are_held_out_in_every_home(home: Home, write, tmp_path: Path):
+    folder = write(DOUBLES)
+    other = Home.locate(tmp_path / "other")
+    sides = [
+        {row["id"]: row["split"] for row in read_tasks(find_env(h, push_env(h, folder)["env_id"]))}
+        for h in (home, other)
+    ]
+    assert sides[0] == sides[1]
+
+
+def test_the_gold_of_several_turns_is_what_the_environment_answered(home: Home, write):
+    record = find_env(home, push_env(home, write(COUNT))["env_id"])
+    gold = {row["id"]: row["gold"] for row in read_tasks(record)}
+    assert [m["content"] for m in gold["a"]] == ["Count to two.", "1", "go on", "2"]
+    assert [m["content"] for m in gold["b"]] == ["Count on.", "2"]
+    assert gold["c"] is None
+
+
+def test_reference_answers_that_cannot_be_replayed_are_told(home: Home, write):
+    code = COUNT.replace("late = [two", 'late = [Message("assistant", "boom")')
+    pushed = push_env(home, write(code))
+    assert "b: step() raised ValueError: boom" in pushed["problems"][0]["message"]
+    assert any("cannot be replayed" in warning for warning in pushed["warnings"])
+
+
+def test_a_dataset_needs_no_scorer_and_no_code(home: Home, tmp_path: Path):
+    folder = tmp_path / "rows"
+    (folder / "datasets").mkdir(parents=True)
+    lines = [json.dumps({"prompt": f"p{n}", "completion": f"c{n}"}) for n in range(60)]
+    (folder / "datasets" / "rows.jsonl").write_text("\n".join(lines))
+    pushed = push_env(home, folder)
+    assert (pushed["kind"], pushed["rows"]) == ("sft", {"train": 30, "heldout": 30})
+    record = find_env(home, pushed["env_id"])
+    assert not record.scored and read_tasks(record)[0]["gold"][-1]["content"] == "c0"
+
+
+def test_tasks_that_do_not_repeat_themselves_are_a_warning(home: Home, write):
+    code = DOUBLES.replace("range(self.rows)", "__import__('random').sample(range(10**6), 20)")
+    pushed = push_env(home, write(code))
+    assert "gave other rows when called again (20 and 20 rows" in pushed["warnings"][0]
+    assert pushed["rows"] == {"train": 10, "heldout": 10}
+
+
+def test_a_careless_reward_is_stored_with_its_risk(home: Home, write):
+    code = DOUBLES.replace("completion.strip() == task.answer", "task.answer in completion")
+    pushed = push_env(home, write(code))
+    assert pushed["audit"]["verdict"] == "risk"
+    assert "negated gold" in pushed["audit"]["risks"]
+    assert pushed["warnings"][0].startswith("reward audit: risk")
+    record = find_env(home, pushed["env_id"])
+    assert record.audit["verdict"] == "risk" and record.audit["probes"]
+    assert registry.list_envs(home)[0]["audit"] == "risk"
+
+
+def test_a_fault_has_its_file_and_line_and_leaves_nothing_behind(home: Home, write):
+    code = DOUBLES.replace("return [Task", "return 1 / 0 or [Task")
+    error = refused("ENV_INVALID", lambda: push_env(home, write(code)))
+    assert "environment.py:9: tasks() raised ZeroDivisionError" in error.message
+    assert versions(home) == [] and list(home.envs.iterdir()) == []
+    refused("ENV_NOT_FOUND", lambda: find_env(home, "my-env"))
+
+
+@pytest.mark.parametrize(
+    ("files", "code", "said"),
+    [
+        ({"environment__toml": "[params]\nrowz = 3\n"}, "ENV_PARAM", "rowz"),
+        ({"environment__toml": "[limit]\n"}, "ENV_INVALID", "environment.toml:1"),
+        ({"requirements__txt": "no-such-package-7\n"}, "ENV_DEPS", "no-such-package-7"),
+        ({"environment__py": "import no_such_package_7\n"}, "ENV_DEPS", "environment.py:1"),
+        ({"environment__py": "x = (\n"}, "ENV_IMPORT", "environment.py:1"),
+    ],
+)
+def test_each_kind_of_fault_has_its_code(home: Home, write, files: dict, code: str, said: str):
+    error = refused(code, lambda: push_env(home, write(DOUBLES, **files)))
+    assert said in error.message and error.hint
+
+
+def test_a_split_nobody_knows_is_refused(home: Home, write):
+    code = DOUBLES.replace("str(2 * n))", 'str(2 * n), split="tset")')
+    assert "'tset'" in refused("ENV_INVALID", lambda: push_env(home, write(code))).message
+
+
+def test_links_out_of_the_folder_are_refused(home: Home, write):
+    folder = write(DOUBLES)
+    (folder / "data").symlink_to("/etc")
+    refused("ENV_INVALID", lambda: push_env(home, folder))
+    assert versions(home) == []
+
+
+def test_only_the_roots_are_read(home: Home, write):
+    folder = write(DOUBLES)
+    refused("PATH_OUTSIDE_ROOTS", lambda: push_env(home, folder, roots=[home.root]))
+    refused("PATH_OUTSIDE_ROOTS", lambda: push_env(home, folder, roots=[]))
+    assert push_env(home, folder, roots=[folder.parent])["env_id"]
+
+
+@pytest.mark.parametrize(
+    ("given", "becomes"), [("", "my-env"), ("sums", "sums"), ("a.b_c-1", "a.b_c-1")]
+)
+def test_the_name_is_the_folders_unless_given(home: Home, write, given: str, becomes: str):
+    assert push_env(home, write(DOUBLES), name=given)["env_id"].split("@")[0] == becomes
+
+
+@pytest.mark.parametrize("name", ["../x", "A", "a b", "-x", "x" * 41, "a@b", "a/b", "a\nb"])
+def test_a_name_that_is_none_is_refused_with_one_that_is(home: Home, write, name: str):
+    error = refused("BAD_ARGUMENT", lambda: push_env(home, write(DOUBLES), name=name))
+    suggested = error.hint.split("'")[1]
+    assert push.NAME.fullmatch(suggested)
+
+
+@pytest.mark.parametrize("folder", ["My Env!", "___", "Ünï"])
+def test_any_folder_has_a_name_to_push_under(home: Home, write, folder: str):
+    name = push_env(home, write(DOUBLES, name=folder))["env_id"].split("@")[0]
+    assert push.NAME.fullmatch(name)
+
+
+def test_a_version_left_half_written_is_made_again(home: Home, write):
+    pushed = push_env(home, write(DOUBLES))
+    record = find_env(home, pushed["env_id"])
+    (record.dir / "env.json").unlink()
+    refused("ENV_NOT_FOUND", lambda: find_env(home, pushed["env_id"]))
+    assert push_env(home, write(DOUBLES)) == pushed
+    assert find_env(home, pushed["env_id"]).rows == record.rows
+
+
+def test_a_full_disk_is_told_and_leaves_nothing_behind(home: Home, write, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(push, "_write_rows", full)
+    assert refused("DISK_FULL", lambda: push_env(home, write(DOUBLES))).retryable
+    assert list(home.envs.iterdir()) == []
+
+
+def test_tasks_that_hang_are_given_up(home: Home, write, monkeypatch):
+    monkeypatch.setattr(push, "START_SECONDS", 0.4)
+    code = DOUBLES.replace("return [Task", "__import__('time').sleep(60)\n            return [Task")
+    error = refused("ENV_IMPORT", lambda: push_env(home, write(code)))
+    assert "tasks() did not answer within 0.4 s" in error.message
+
+
+def test_secrets_reach_the_environment_and_are_not_stored(home: Home, write, monkeypatch):
+    code = DOUBLES.replace(
+        "self.rows = rows", "self.rows = len(__import__('os').environ.get('MY_KEY', 'xx'))"
+    )
+    folder = write(code, environment__toml='secrets = ["MY_KEY"]\n')
+    unset = push_env(home, folder)
+    assert "secrets not set for this server: MY_KEY" in unset["warnings"]
+    error = refused("ENV_SECRETS", lambda: open_process(find_env(home, unset["env_id"])))
+    assert "MY_KEY" in error.message
+    monkeypatch.setenv("MY_KEY", "canary-of-ten-and-more")
+    second = push_env(home, folder, name="again")
+    assert second["rows"]["train"] + second["rows"]["heldout"] == 22
+    for path in home.root.rglob("*"):
+        assert not path.is_file() or b"canary-of-ten" not in path.read_bytes()
+
+
+@pytest.mark.timeout(60)
+def test_missing_packages_are_installed_when_asked(home: Home, write, tmp_path: Path, monkeypatch):
+    from zipfile import ZipFile
+
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    with ZipFile(wheels / "tiny_rows-1.0-py3-none-any.whl", "w") as archive:
+        info = "tiny_rows-1.0.dist-info"
+        archive.writestr("tiny_rows.py", "ROWS = 44\n")
+        archive.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-rows\nVersion: 1.0\n"
+        )
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{info}/RECORD", "")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    code = DOUBLES.replace("rows=300", "rows=__import__('tiny_rows').ROWS")
+    folder = write(code, requirements__txt="tiny-rows==1.0\n")
+    error = refused("ENV_DEPS", lambda: push_env(home, folder))
+    assert "tiny-rows==1.0" in error.message and "install=true" in error.hint
+    pushed = push_env(home, folder, install=True)
+    assert pushed["rows"] == {"train": 22, "heldout": 22}
+    record = find_env(home, pushed["env_id"])
+    assert Path(registry.env_python(record)).is_relative_to(home.cache)
+    with open_process(record) as process:
+        assert process.score(read_tasks(record)[1], "2")["reward"] == 1.0
+        assert ("own uid" in process.isolation) == (os.geteuid() == 0)
+
+
+def test_two_pushes_of_the_same_content_at_once_agree(home: Home, write):
+    from concurrent.futures import ThreadPoolExecutor
+
+    folder = write(DOUBLES)
+    with ThreadPoolExecutor(3) as pool:
+        results: list[dict[str, Any]] = list(pool.map(lambda _: push_env(home, folder), range(3)))
+    assert len({result["env_id"] for result in results}) == 1
+    assert len(versions(home)) == 1

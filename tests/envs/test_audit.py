@@ -1,0 +1,322 @@
+"""The audit flags rewards that pay for what is no answer, and passes those that do not."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from envs import Task
+from envs.audit import audit, play
+from envs.json_schema import schema_errors
+from envs.rewards import choice, exact, json_value, last_number, number
+
+NUMBERS = [Task(f"n{i}", f"What is {i} plus {i}?", str(2 * i)).to_row() for i in range(10, 50)]
+MARKED = [Task(f"m{i}", f"Add {i} and 1.", f"Adding.\n#### {i + 1}").to_row() for i in range(30)]
+WORDS = [
+    Task(f"w{i}", f"What is the capital of land {i}?", name).to_row()
+    for i, name in enumerate(["Rome", "Oslo", "Lima", "Bern", "Riga", "Kyiv", "Cairo", "Delhi"] * 3)
+]
+LETTERS = [Task(f"c{i}", f"Choose ({i}).", "ABCD"[i % 4]).to_row() for i in range(24)]
+OBJECTS = [
+    Task(f"j{i}", f"Order {i}", f'{{"count": {i}, "item": "hat{i}"}}').to_row()
+    for i in range(2, 30)
+]
+
+
+class Scorer:
+    """A scorer in this process, with the shape of an env process."""
+
+    def __init__(self, reward: Callable[[Task, str], float], costs: bool = False) -> None:
+        self.reward = reward
+        self.costs = costs  # no yes or no, and 0 is the best there is
+
+    def score(self, task: Any, completion: str) -> dict[str, Any]:
+        try:
+            reward, error = float(self.reward(Task.from_row(task), completion)), None
+        except Exception as problem:  # noqa: BLE001 - as the env process does
+            reward, error = 0.0, repr(problem)
+        return {
+            "reward": reward,
+            "success": None if reward < 0 or self.costs else reward == 1.0,
+            "metrics": {},
+            "error": error,
+            "seconds": 0.001,
+        }
+
+    def start(self, task: Any) -> Any:
+        raise AssertionError("a single-turn audit starts no episode")
+
+
+def verdict(
+    reward: Callable[[Task, str], float], rows: list = NUMBERS, costs: bool = False
+) -> dict[str, Any]:
+    return audit(Scorer(reward, costs), rows, "single", budget_s=60)
+
+
+def in_object(task: Task, completion: str) -> float:
+    try:
+        return float(json_value(completion) == json_value(task.answer_text))
+    except ValueError:
+        return 0.0
+
+
+GOOD: dict[str, tuple[Callable[[Task, str], float], list]] = {
+    "exact": (lambda task, text: exact(text, task.answer_text), WORDS),
+    "exact number": (lambda task, text: exact(text, task.answer_text), NUMBERS),
+    "number": (lambda task, text: number(text, task.answer_text), NUMBERS),
+    "number after a mark": (
+        lambda task, text: number(text, task.answer_text.split()[-1]),
+        MARKED,
+    ),
+    "choice": (lambda task, text: choice(text, task.answer_text), LETTERS),
+    "object": (in_object, OBJECTS),
+    "tiers": (
+        lambda task, text: (
+            1.0
+            if exact(text, task.answer_text)
+            else 0.2
+            if re.fullmatch(r"\d+", text.strip())
+            else 0.0
+        ),
+        NUMBERS,
+    ),
+    "minus and plus": (
+        lambda task, text: 1.0 if exact(text, task.answer_text) else -1.0 if text else 0.0,
+        NUMBERS,
+    ),
+    "costs": (lambda task, text: 0.0 if exact(text, task.answer_text) else -1.0, NUMBERS),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_sound_reward_passes(name: str):
+    reward, rows = GOOD[name]
+    found = verdict(reward, rows, costs=name == "costs")
+    assert (found["verdict"], found["risks"]) == ("ok", []), found["headline"]
+    assert found["gold_failing"] == [] and found["headline"].startswith("ok: gold earns")
+
+
+BAD: dict[str, tuple[Callable[[Task, str], float], list, set[str]]] = {
+    "constant": (lambda task, text: 1.0, NUMBERS, {"all alike"}),
+    "always nothing": (lambda task, text: 0.0, NUMBERS, {"all alike", "gold"}),
+    "length": (lambda task, text: min(1.0, len(text) / 100), NUMBERS, {"filler"}),
+    "brevity": (lambda task, text: 1.0 if len(text) < 5 else 0.0, NUMBERS, {"empty", "off by one"}),
+    "substring": (
+        lambda task, text: float(task.answer_text in text),
+        NUMBERS,
+        {"enumerated", "negated gold", "gold then wrong"},
+    ),
+    "substring of the answer": (
+        lambda task, text: float(text in task.answer_text),
+        WORDS,
+        {"empty", "truncated gold"},
+    ),
+    "last number": (
+        lambda task, text: float(last_number(text) == int(task.answer_text)),
+        NUMBERS,
+        {"negated gold"},
+    ),
+    "first number": (
+        lambda task, text: float((re.findall(r"\d+", text) or [""])[0] == task.answer_text),
+        NUMBERS,
+        {"negated gold", "gold then wrong"},
+    ),
+    "format": (
+        lambda task, text: float("####" in text),
+        MARKED,
+        {"format only", "off by one", "other gold", "enumerated"},
+    ),
+    "any object": (
+        lambda task, text: float(not schema_errors(safe_json(text), {"type": "object"})),
+        OBJECTS,
+        {"format only", "off by one", "other gold"},
+    ),
+    "any known answer": (
+        lambda task, text: float(text.strip() in {row["answer"][0]["content"] for row in WORDS}),
+        WORDS,
+        {"other gold"},
+    ),
+    "near enough": (
+        lambda task, text: float(abs((last_number(text) or -99) - int(task.answer_text)) < 3),
+        NUMBERS,
+        {"off by one"},
+    ),
+    "echo": (
+        lambda task, text: float(set(task.prompt_text.split()) <= set(text.split())),
+        NUMBERS,
+        {"prompt echo", "gold"},
+    ),
+    "manners": (
+        lambda task, text: float(text.startswith("Sure") or text.strip() == task.answer_text),
+        NUMBERS,
+        {"opener only"},
+    ),
+    "half for anything": (
+        lambda task, text: 1.0 if text == task.answer_text else 0.5,
+        NUMBERS,
+        {"empty", "junk", "filler"},
+    ),
+    "inverted": (
+        lambda task, text: 0.0 if text == task.answer_text else 1.0,
+        NUMBERS,
+        {"gold", "empty", "junk"},
+    ),
+}
+
+
+def safe_json(text: str) -> Any:
+    try:
+        return json_value(text)
+    except ValueError:
+        return None
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_planted_fault_is_flagged_and_named(name: str):
+    reward, rows, named = BAD[name]
+    found = verdict(reward, rows)
+    assert found["verdict"] == "risk"
+    assert named <= set(found["risks"]), found["risks"]
+    assert found["headline"].startswith("risk:")
+
+
+def test_a_reward_with_chance_in_it_is_flagged():
+    calls = iter(range(10**6))
+    found = verdict(
+        lambda task, text: exact(text, task.answer_text) * (1 - 0.01 * (next(calls) % 5))
+    )
+    assert "unstable" in found["risks"] and not found["deterministic"]
+    assert found["unstable"][0]["first"] != found["unstable"][0]["second"]
+
+
+def test_a_reward_that_remembers_what_it_has_seen_is_flagged():
+    seen: set[tuple[str, str]] = set()
+
+    def novelty(task: Task, text: str) -> float:
+        new = (task.id, text) not in seen
+        seen.add((task.id, text))
+        return float(new and text == task.answer_text)
+
+    assert verdict(novelty)["risks"] == ["unstable"]
+
+
+def test_reference_answers_that_fail_are_listed():
+    found = verdict(lambda task, text: float(text == task.answer_text and int(text) % 4 == 0))
+    assert "gold" in found["risks"] and len(found["gold_failing"]) == 20
+    few = verdict(lambda task, text: float(text == task.answer_text and text != "20"))
+    assert few["verdict"] == "ok" and few["gold_failing"] == ["n10"]
+    assert "1 of 40 reference answers fail: n10" in few["problems"]
+
+
+def test_the_table_says_what_each_probe_earned():
+    found = verdict(lambda task, text: float(task.answer_text in text))
+    table = {line["probe"]: line for line in found["probes"]}
+    assert table["gold"]["mean"] == 1.0 and table["gold"]["verdict"] == "info"
+    assert table["wrong then gold"]["verdict"] == "info"
+    assert table["negated gold"]["paid"] == 1.0
+    assert table["negated gold"]["example"]["completion"].startswith("not ")
+    assert table["empty"]["mean"] == 0.0 and "example" not in table["empty"]
+
+
+def test_a_score_that_fails_on_a_probe_is_a_problem_but_no_risk():
+    found = verdict(lambda task, text: float(int(text) == int(task.answer_text)))
+    assert found["verdict"] == "ok"
+    assert any("score fails on empty (40 of 40): ValueError" in text for text in found["problems"])
+
+
+def test_without_reference_answers_the_blind_probes_still_tell():
+    rows = [Task(f"r{i}", f"Write about {i}").to_row() for i in range(10)]
+    good = verdict(lambda task, text: 0.0, rows)
+    assert good["verdict"] == "ok" and "no row has a reference answer" in good["problems"][0]
+    assert "filler" in verdict(lambda task, text: float(len(text) > 50), rows)["risks"]
+
+
+def test_time_limits_the_rows_and_the_share_is_stated():
+    now = [0.0]
+
+    def slow(task: Task, text: str) -> float:
+        now[0] += 0.1
+        return exact(text, task.answer_text)
+
+    found = audit(Scorer(slow), NUMBERS, "single", budget_s=5.0, clock=lambda: now[0])
+    assert found["rows_scored"] == 4 and found["share"] == 0.1
+    assert "4 of 40 rows scored" in found["headline"]
+
+
+def test_a_scorer_that_hangs_is_left_after_three_times_the_budget():
+    now = [0.0]
+
+    def hanging(task: Task, text: str) -> float:
+        now[0] += 10.0
+        return 0.0
+
+    found = audit(Scorer(hanging), NUMBERS, "single", budget_s=5.0, clock=lambda: now[0])
+    assert found["rows_scored"] == 1
+
+
+def test_the_order_is_seeded():
+    def order(seed: int) -> list[str]:
+        seen: list[str] = []
+        audit(Scorer(lambda t, c: seen.append(t.id) or 0.0), NUMBERS, "single", seed=seed)
+        return list(dict.fromkeys(seen))
+
+    assert order(1) == order(1) != order(2)
+    assert sorted(order(1)) == sorted(row["id"] for row in NUMBERS)
+
+
+def test_a_dataset_has_nothing_to_audit():
+    found = audit(Scorer(lambda t, c: 1 / 0), NUMBERS, "sft")
+    assert (found["verdict"], found["rows_scored"]) == ("ok", 0)
+
+
+GUESS = """
+class Env(MultiTurnEnv):
+    def tasks(self):
+        return [
+            Task(
+                str(n),
+                f"Guess {n % 5}.",
+                [Message("assistant", "0"), Message("assistant", str(n))],
+                metadata={"n": n},
+            )
+            for n in range(1, 30)
+        ]
+
+    def start(self, task):
+        return {"n": task.metadata["n"], "found": False, "turns": 0}
+
+    def step(self, state, completion):
+        state["turns"] += 1
+        state["found"] = completion.content == str(state["n"])
+        return None if state["found"] else [Message("user", "no")]
+
+    def score(self, task, state):
+        return REWARD
+"""
+
+
+@pytest.mark.parametrize(
+    ("reward", "risks"),
+    [
+        ("Score(float(state['found']), success=state['found'])", []),
+        ("Score(1.0)", ["all alike"]),
+        ("Score(float(state['turns'] > 0))", ["all alike"]),
+    ],
+)
+def test_rollouts_are_audited_through_the_process(write_env, start, reward: str, risks: list):
+    process = start(write_env(GUESS.replace("REWARD", reward)))
+    rows = process.tasks()
+    found = audit(process, rows, process.describe()["kind"], budget_s=30)
+    assert found["risks"] == risks and found["rows_scored"] == len(rows)
+    table = {line["probe"]: line for line in found["probes"]}
+    assert table["last message only"]["verdict"] == "info"
+
+
+def test_a_rollout_that_cannot_start_is_a_failed_score(write_env, start):
+    body = GUESS.replace("REWARD", "Score(1.0)").replace(
+        'return {"n"', 'raise ValueError("no")\n        return {"n"'
+    )
+    process = start(write_env(body))
+    score = play(process, process.tasks()[0], [{"role": "assistant", "content": "1"}])
+    assert score["reward"] == 0.0 and "ValueError: no" in score["error"]

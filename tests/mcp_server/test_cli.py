@@ -1,0 +1,447 @@
+"""The command line: the same verbs, `--json` everywhere, exit status 0, 1 or 2, never a prompt."""
+
+import inspect
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from engine.errors import UserError
+from engine.files import write_json
+from engine.run_dir import Home
+from engine.store import NewRun, Store
+from mcp_server import verbs
+from mcp_server.cli import app
+from mcp_server.log import log_file
+from mcp_server.terminal import as_command, settings_from
+
+COMMANDS = {
+    "serve", "setup", "demo", "doctor", "init", "status", "runs", "wait", "logs", "cancel", "env",
+    "dry-run", "estimate", "train", "rollouts", "evaluate", "compare", "deploy", "undeploy",
+    "chat", "export", "playbook", "report",
+}  # fmt: skip
+
+
+def call(*argv: str) -> Result:
+    return CliRunner().invoke(app, list(argv))
+
+
+def spy(monkeypatch: pytest.MonkeyPatch, verb: str, reply: Any = None) -> list[dict[str, Any]]:
+    """Put a verb that keeps its arguments in a verb's place."""
+    seen: list[dict[str, Any]] = []
+    bind = inspect.signature(getattr(verbs, verb))
+
+    def stand_in(*args: Any, **kwargs: Any) -> Any:
+        seen.append(dict(bind.bind(*args, **kwargs).arguments))
+        if isinstance(reply, Exception):
+            raise reply
+        return {"summary": f"{verb} done", "next": [], "warnings": []} | (reply or {})
+
+    monkeypatch.setattr(verbs, verb, stand_in)
+    return seen
+
+
+def test_every_promised_command_is_there():
+    assert set(get_command(app).commands) == COMMANDS
+    assert set(get_command(app).commands["env"].commands) == {"new", "check", "push", "list"}
+
+
+def test_every_command_but_serve_prints_json_when_asked():
+    def walk(command: Any, path: str):
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from walk(inner, f"{path} {name}")
+        if not getattr(command, "commands", {}):
+            yield path, {option for param in command.params for option in param.opts}
+
+    without = [
+        path.strip() for path, options in walk(get_command(app), "") if "--json" not in options
+    ]
+    assert without == ["serve"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "verb", "arguments"),
+    [
+        (["status"], "get_status", {"scope": "all", "limit": 20}),
+        (["status", "envs", "--limit", "3"], "get_status", {"scope": "envs", "limit": 3}),
+        (["runs"], "get_status", {"scope": "runs"}),
+        (["env", "list"], "get_status", {"scope": "envs"}),
+        (
+            ["dry-run", "arith", "--algorithm", "sft", "--set", "steps=4", "--samples", "8"],
+            "dry_run",
+            {"env_id": "arith", "algorithm": "sft", "settings": {"steps": 4}, "samples": 8},
+        ),
+        (["estimate", "arith", "--model", "m"], "estimate_cost", {"env_id": "arith", "model": "m"}),
+        (
+            ["train", "arith", "--set", "loss=dapo", "--note", "n", "--max-gpu-hours", "0.5"],
+            "submit_train",
+            {
+                "env_id": "arith",
+                "model": "pebble",
+                "algorithm": "grpo",
+                "settings": {"loss": "dapo"},
+                "note": "n",
+                "max_gpu_hours": 0.5,
+            },
+        ),
+        (["train", "--resume", "r-1"], "submit_train", {"resume": "r-1"}),
+        (
+            ["logs", "r-1", "--view", "metrics", "--key", "loss", "--key", "kl"],
+            "read_logs",
+            {"run_id": "r-1", "view": "metrics", "keys": ["loss", "kl"]},
+        ),
+        (
+            ["rollouts", "r-1", "--pick", "best", "--where", "reward < 1", "--tokens"],
+            "read_rollouts",
+            {"run_id": "r-1", "pick": "best", "where": "reward < 1", "tokens": True},
+        ),
+        (
+            ["evaluate", "arith", "pebble", "r-1@best", "--rows", "40"],
+            "evaluate",
+            {"env_id": "arith", "models": ["pebble", "r-1@best"], "rows": 40},
+        ),
+        (["compare", "a", "b", "--env", "e"], "compare_runs", {"ids": ["a", "b"], "env_id": "e"}),
+        (["cancel", "r-1", "--reason", "why"], "cancel_run", {"run_id": "r-1", "reason": "why"}),
+        (["deploy", "r-1@best"], "deploy", {"run_id": "r-1@best"}),
+        (["undeploy", "r-1"], "deploy", {"run_id": "r-1", "action": "stop"}),
+        (
+            ["export", "r-1", "/out", "--format", "merged"],
+            "deploy",
+            {"run_id": "r-1", "action": "export", "format": "merged", "path": "/out"},
+        ),
+        (
+            ["chat", "r-1", "hello", "--compare-to", "pebble", "--temperature", "0.5"],
+            "chat",
+            {"model": "r-1", "message": "hello", "compare_to": "pebble", "temperature": 0.5},
+        ),
+    ],
+)
+def test_a_command_reaches_its_verb(
+    home: Home, monkeypatch: pytest.MonkeyPatch, argv: list[str], verb: str, arguments: dict
+):
+    seen = spy(monkeypatch, verb, {"run_id": "r-1", "state": "queued"})
+    done = call(*argv, "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["run_id"] == "r-1"
+    (given,) = seen
+    assert {name: given[name] for name in arguments} == arguments
+    assert given["home"] == home
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (UserError("SETTING_UNKNOWN", "no", hint="steps"), 2),
+        (UserError("RUN_NOT_FOUND", "no"), 2),
+        (UserError("BUDGET", "no"), 2),
+        (UserError("DEPLOY_FAILED", "no"), 1),
+        (UserError("NO_TORCH", "no"), 1),
+    ],
+)
+def test_the_exit_status_tells_wrong_input_from_failed_work(
+    home: Home, monkeypatch: pytest.MonkeyPatch, error: UserError, status: int
+):
+    spy(monkeypatch, "submit_train", error)
+    told = call("train", "arith")
+    assert told.exit_code == status
+    assert told.stdout == ""
+    assert error.code in told.stderr and "Traceback" not in told.stderr
+    asked = call("train", "arith", "--json")
+    assert asked.exit_code == status
+    assert json.loads(asked.stdout) == error.payload()
+
+
+def test_a_crash_is_one_sentence_and_its_traceback_is_in_the_log(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    spy(monkeypatch, "get_status", RuntimeError("the disk of doom"))
+    done = call("status")
+    assert done.exit_code == 1
+    assert "the disk of doom" in done.stderr and "Traceback" not in done.stderr
+    assert str(log_file(home)) in done.stderr
+    assert "Traceback" in log_file(home).read_text()
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["status", "nothing"],
+        ["train", "a", "--algorithm", "dpo"],
+        ["train", "a", "--set", "steps"],
+        ["wait"],
+        ["wait", "r", "--until", "never"],
+        ["deploy"],
+        ["export", "r", "/o", "--format", "gguf"],
+        ["nonsense"],
+        ["status", "--bogus"],
+        ["serve", "--root", "/no/such/folder"],
+        ["init", "--agent", "emacs"],
+        ["playbook", "nonsense"],
+        ["train", "missing.toml"],
+    ],
+)
+def test_wrong_input_leaves_with_two(home: Home, argv: list[str]):
+    done = call(*argv)
+    assert done.exit_code == 2, done.output
+    assert "Traceback" not in done.output
+
+
+def test_settings_are_json_where_they_can_be():
+    given = ["steps=60", "learning_rate=1e-4", "loss=dapo", 'stop=["a"]', "thinking=true", "x=a=b"]
+    assert settings_from(given) == {
+        "steps": 60,
+        "learning_rate": 1e-4,
+        "loss": "dapo",
+        "stop": ["a"],
+        "thinking": True,
+        "x": "a=b",
+    }
+    assert settings_from(None) == {}
+
+
+@pytest.mark.parametrize(
+    ("call_", "shown"),
+    [
+        (
+            verbs.suggest("wait_run", run_id="r-1", until="end", cursor="7"),
+            "honesmith wait r-1 --until end",
+        ),
+        (
+            verbs.suggest("submit_train", env_id="a", algorithm="sft", settings={"steps": 6}),
+            "honesmith train a --algorithm sft --set steps=6",
+        ),
+        (verbs.suggest("submit_train", resume="r-1"), "honesmith train --resume r-1"),
+        (verbs.suggest("compare_runs", ids=["a", "b"]), "honesmith compare a b"),
+        (verbs.suggest("chat", model="m", message="hi you"), "honesmith chat m 'hi you'"),
+        (verbs.suggest("deploy", run_id="r", action="stop"), "honesmith undeploy r"),
+    ],
+)
+def test_a_suggested_call_is_shown_as_a_command_that_exists(call_: dict, shown: str):
+    assert as_command(call_) == shown
+    command = get_command(app)
+    for word in shown.split()[1:2]:
+        assert word in command.commands
+
+
+def test_a_plan_file_is_trained_with_what_the_command_line_changes(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    plan = tmp_path / "train.toml"
+    plan.write_text(
+        'model = "m"\nalgorithm = "sft"\nenv = "arith"\n[settings]\nepochs = 2\nseed = 1\n'
+    )
+    seen = spy(monkeypatch, "submit_train", {"run_id": "r-1"})
+    assert call("train", str(plan), "--set", "seed=3", "--model", "pebble").exit_code == 0
+    assert {name: seen[0][name] for name in ("env_id", "model", "algorithm", "settings")} == {
+        "env_id": "arith",
+        "model": "pebble",
+        "algorithm": "sft",
+        "settings": {"epochs": 2, "seed": 3},
+    }
+
+
+def test_a_plan_file_with_an_unknown_setting_is_refused_by_line(home: Home, tmp_path: Path):
+    plan = tmp_path / "train.toml"
+    plan.write_text('env = "arith"\n[settings]\nstepz = 2\n')
+    done = call("train", str(plan), "--json")
+    assert done.exit_code == 2
+    assert "train.toml:3" in json.loads(done.stdout)["message"]
+
+
+@pytest.mark.parametrize(
+    ("state", "status"), [("done", 0), ("failed", 1), ("cancelled", 1), ("running", 1)]
+)
+def test_wait_says_by_its_status_how_the_run_stands(
+    home: Home, monkeypatch: pytest.MonkeyPatch, state: str, status: int
+):
+    spy(monkeypatch, "wait_run", {"run_id": "r-1", "state": state, "cursor": "0"})
+    assert call("wait", "r-1", "--timeout", "0.05", "--json").exit_code == status
+
+
+def test_waiting_for_an_evaluation_ends_when_it_came(home: Home, monkeypatch: pytest.MonkeyPatch):
+    reply = {"run_id": "r-1", "state": "running", "reached": True, "cursor": "9"}
+    seen = spy(monkeypatch, "wait_run", reply)
+    assert call("wait", "r-1", "--until", "next_eval", "--json").exit_code == 0
+    assert len(seen) == 1
+
+
+def test_train_and_wait_gives_one_json_value(home: Home, monkeypatch: pytest.MonkeyPatch):
+    spy(monkeypatch, "submit_train", {"run_id": "r-1", "state": "queued"})
+    spy(monkeypatch, "wait_run", {"run_id": "r-1", "state": "done", "verdict": "better"})
+    done = call("train", "arith", "--wait", "--json")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["verdict"] == "better"
+
+
+def test_logs_are_followed_until_the_run_ends(home: Home, monkeypatch: pytest.MonkeyPatch):
+    pages = [
+        {"rows": ["one"], "next_cursor": "1"},
+        {"rows": ["two"], "next_cursor": "2"},
+        {"rows": [], "next_cursor": "2"},
+        {"rows": [], "next_cursor": "2"},
+    ]
+    asked: list[str] = []
+
+    def read(home, run_id, view, keys, grep, limit, cursor):
+        asked.append(cursor)
+        return {"summary": "s"} | pages[len(asked) - 1]
+
+    states = iter(["running", "running", "done", "done"])
+    monkeypatch.setattr(verbs, "read_logs", read)
+    monkeypatch.setattr(verbs, "wait_run", lambda *a, **k: {"state": next(states)})
+    done = call("logs", "r-1", "-f")
+    assert done.exit_code == 0
+    assert "one" in done.stdout and "two" in done.stdout
+    assert asked == ["", "1", "2"]
+
+
+def test_a_dry_run_with_a_failing_check_leaves_with_one(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    checks = [{"name": "env", "status": "fail", "detail": "no rows", "fix": "add rows"}]
+    spy(monkeypatch, "dry_run", {"checks": checks})
+    done = call("dry-run", "arith")
+    assert done.exit_code == 1
+    assert "no rows" in done.stdout and "add rows" in done.stdout
+
+
+def test_a_push_with_problems_leaves_with_one(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    seen = spy(monkeypatch, "push_env", {"env_id": "a@1", "problems": [{"file": "e.py"}]})
+    assert call("env", "push", str(tmp_path)).exit_code == 1
+    assert "roots" not in seen[0], "a person may push from anywhere"
+    assert call("env", "push", str(tmp_path / "none")).exit_code == 2
+
+
+@pytest.mark.timeout(60)
+def test_an_environment_is_started_checked_and_pushed(home: Home, tmp_path: Path):
+    folder = tmp_path / "my_task"
+    started = call("env", "new", str(folder), "--json")
+    assert started.exit_code == 0, started.output
+    assert "environment.py" in json.loads(started.stdout)["files"]
+    checked = call("env", "check", str(folder), "--json")
+    assert checked.exit_code == 0, checked.output
+    assert json.loads(call("env", "list", "--json").stdout)["envs"] == []
+    pushed = call("env", "push", str(folder), "--json")
+    assert pushed.exit_code == 0, pushed.output
+    (env,) = json.loads(call("env", "list", "--json").stdout)["envs"]
+    assert env["env_id"] == json.loads(pushed.stdout)["env_id"]
+
+
+def test_no_template_overwrites_anything(tmp_path: Path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "environment.py").write_text("x = 1")
+    done = call("env", "new", str(tmp_path / "mine"))
+    assert done.exit_code == 2
+    assert (tmp_path / "mine" / "environment.py").read_text() == "x = 1"
+    assert call("env", "new", str(tmp_path / "Bad Name")).exit_code == 2
+    assert call("env", "new", str(tmp_path / "fine"), "--template", "nope").exit_code == 2
+
+
+def test_every_template_is_listed(tmp_path: Path):
+    listed = json.loads(call("env", "new", str(tmp_path), "--template", "list", "--json").stdout)
+    assert len(listed["templates"]) == 4
+    assert "single_turn" in listed["templates"]
+
+
+def test_init_starts_a_project_and_a_second_one_changes_nothing(home: Home, tmp_path: Path):
+    project = tmp_path / "project"
+    agents = ("--agent", "claude,cursor", "--agent", "codex", "--agent", "vscode")
+    first = call("init", str(project), *agents, "--json")
+    assert first.exit_code == 0, first.output
+    files = json.loads(first.stdout)["files"]
+    assert {name for name, how in files.items() if how == "written"} >= {
+        ".mcp.json",
+        ".cursor/mcp.json",
+        ".codex/config.toml",
+        ".vscode/mcp.json",
+        "train.toml",
+        "environments/first_env/environment.py",
+    }
+    before = {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}
+    second = json.loads(call("init", str(project), *agents, "--json").stdout)
+    assert set(second["files"].values()) == {"kept", "unchanged"}
+    assert before == {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}
+    entry = json.loads((project / ".mcp.json").read_text())["mcpServers"]["honesmith"]
+    assert entry["args"][-4:-2] == ["serve", "--root"] or str(project) in entry["args"]
+
+
+def test_init_writes_the_token_for_http_and_says_so(home: Home, tmp_path: Path):
+    done = call("init", str(tmp_path), "--agent", "claude", "--http", "--port", "9000", "--json")
+    assert "do not commit" in " ".join(json.loads(done.stdout)["warnings"])
+    entry = json.loads((tmp_path / ".mcp.json").read_text())["mcpServers"]["honesmith"]
+    assert entry["url"] == "http://127.0.0.1:9000/mcp"
+    assert entry["headers"]["Authorization"] == f"Bearer {home.token.read_text().strip()}"
+
+
+def test_the_project_of_init_can_be_trained(home: Home, tmp_path: Path):
+    from engine.config import load_toml
+
+    assert call("init", str(tmp_path)).exit_code == 0
+    assert load_toml(tmp_path / "train.toml").env == "first_env"
+
+
+def test_the_playbook_is_printed_as_it_is(home: Home):
+    assert call("playbook", "loop").stdout.strip() == verbs.read_playbook("loop").strip()
+    assert json.loads(call("playbook", "loop", "--json").stdout)["text"].startswith("# ")
+
+
+def test_nothing_is_asked_although_nobody_is_there_to_answer(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    class Silent:
+        def __getattr__(self, name: str):
+            raise AssertionError(f"stdin.{name} was used")
+
+    spy(monkeypatch, "submit_train", {"run_id": "r"})
+    monkeypatch.setattr(sys, "stdin", Silent())
+    for argv in (["init", str(tmp_path)], ["train", "a"], ["status"], ["playbook"]):
+        command = get_command(app)
+        with pytest.raises(SystemExit) as left:
+            command(argv)
+        assert left.value.code == 0
+
+
+def test_people_see_tables_warnings_and_the_next_command(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    spy(
+        monkeypatch,
+        "get_status",
+        {
+            "runs": [{"run_id": "arith-grpo-7", "state": "running", "created": 1795201422.0}],
+            "warnings": ["slow disk"],
+            "next": [verbs.suggest("wait_run", run_id="arith-grpo-7")],
+        },
+    )
+    shown = call("status").stdout
+    assert "arith-grpo-7  running" in shown
+    assert "! slow disk" in shown
+    assert "next: honesmith wait arith-grpo-7" in shown
+    assert "1795201422" not in shown and "\x1b" not in shown
+
+
+def test_text_of_a_run_cannot_move_the_terminal(home: Home, monkeypatch: pytest.MonkeyPatch):
+    nasty = {"rollouts": [{"completion": "\x1b]0;owned\x07\x1b[2J[bold]hi[/bold]"}]}
+    spy(monkeypatch, "read_rollouts", nasty)
+    shown = call("rollouts", "r-1").stdout
+    assert "\x1b" not in shown and "owned" not in shown
+    assert "[bold]hi[/bold]" in shown
+
+
+def test_the_report_of_a_run_is_written_and_named(home: Home):
+    with Store(home) as store:
+        row = store.insert_run(NewRun("arith-sft", "train", "sft", "arith@0", "pebble"))
+    run = home.run(row.run_id)
+    run.create()
+    write_json(run.config, {"run_id": row.run_id, "settings": {}, "algorithm": "sft"})
+    done = call("report", row.run_id, "--json")
+    assert done.exit_code == 0, done.output
+    path = Path(json.loads(done.stdout)["report"])
+    assert path == run.report and path.is_file()

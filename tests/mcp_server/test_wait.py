@@ -1,0 +1,140 @@
+"""`wait_run` for clients without tasks: progress while it waits, an end when nobody waits."""
+
+import threading
+import time
+
+import anyio
+import pytest
+from mcp import Client
+
+from engine.errors import UserError
+from engine.run_dir import Home
+from mcp_server import verbs
+from mcp_server.app import build_server
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_a_wait_reports_its_progress(home: Home, mode: str, monkeypatch: pytest.MonkeyPatch):
+    def wait(home, run_id, until, timeout_s, cursor, on_progress):
+        on_progress({"state": "queued", "step": None})
+        for step in (1, 2):
+            on_progress({"state": "running", "step": step, "total_steps": 4, "eta_s": 30.2})
+        return {"run_id": run_id, "state": "running", "summary": "still running"}
+
+    told: list[tuple] = []
+
+    async def heard(progress: float, total: float | None, message: str | None) -> None:
+        told.append((progress, total, message))
+
+    monkeypatch.setattr(verbs, "wait_run", wait)
+    async with Client(build_server(home, []), mode=mode) as client:
+        result = await client.call_tool("wait_run", {"run_id": "r"}, progress_callback=heard)
+    assert result.structured_content["summary"] == "still running"
+    assert told == [
+        (1, 4, "running, step 1/4, about 30 s left"),
+        (2, 4, "running, step 2/4, about 30 s left"),
+    ]
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_a_wait_that_nobody_waits_for_ends(
+    home: Home, mode: str, monkeypatch: pytest.MonkeyPatch
+):
+    began, ended = threading.Event(), threading.Event()
+
+    def wait(home, run_id, until, timeout_s, cursor, on_progress):
+        began.set()
+        try:
+            deadline = time.monotonic() + 20
+            while time.monotonic() < deadline:
+                on_progress({"state": "running"})
+                time.sleep(0.01)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(verbs, "wait_run", wait)
+    async with Client(build_server(home, []), mode=mode) as client:
+        async with anyio.create_task_group() as group:
+            group.start_soon(client.call_tool, "wait_run", {"run_id": "r"})
+            assert await anyio.to_thread.run_sync(began.wait, 4)
+            group.cancel_scope.cancel()
+        assert await anyio.to_thread.run_sync(ended.wait, 4)
+
+
+async def test_other_calls_are_answered_while_one_waits(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    go_on = threading.Event()
+
+    def wait(*args, **kwargs):
+        go_on.wait(4)
+        return {"state": "done"}
+
+    monkeypatch.setattr(verbs, "wait_run", wait)
+    async with Client(build_server(home, [])) as client, anyio.create_task_group() as group:
+        group.start_soon(client.call_tool, "wait_run", {"run_id": "r"})
+        with anyio.fail_after(3):
+            result = await client.call_tool("read_playbook", {})
+        assert not result.is_error
+        go_on.set()
+
+
+def test_a_wait_is_never_longer_than_fifty_seconds(home: Home, monkeypatch: pytest.MonkeyPatch):
+    asked = []
+
+    def wait(home, run_id, until, timeout_s, cursor, on_progress=None):
+        asked.append(timeout_s)
+        return {"state": "running"}
+
+    monkeypatch.setattr("engine.runs.wait", wait)
+    for seconds in (0, 12, 50, 4000):
+        verbs.wait_run(home, "r", timeout_s=seconds)
+    assert asked == [0, 12, 50, 50]
+
+
+@pytest.mark.parametrize(
+    ("reply", "tools"),
+    [
+        ({"state": "running", "cursor": "7"}, ["wait_run"]),
+        ({"state": "done"}, ["read_rollouts", "deploy"]),
+        ({"state": "failed"}, ["read_logs"]),
+        ({"state": "cancelled"}, ["submit_train"]),
+        ({"state": "done", "next": []}, []),
+    ],
+)
+def test_a_wait_suggests_what_its_state_asks_for(
+    home: Home, monkeypatch: pytest.MonkeyPatch, reply: dict, tools: list[str]
+):
+    monkeypatch.setattr("engine.runs.wait", lambda *a, **k: reply)
+    after = verbs.wait_run(home, "r")["next"]
+    assert [call["tool"] for call in after] == tools
+    if tools == ["wait_run"]:
+        assert after[0]["arguments"]["cursor"] == "7"
+
+
+def test_an_export_stays_inside_the_roots(home: Home, tmp_path, monkeypatch: pytest.MonkeyPatch):
+    written = []
+    monkeypatch.setattr("engine.serving.deploy", lambda *a: written.append(a[-1]) or {})
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "link").symlink_to(tmp_path)
+    verbs.deploy(home, "r", "export", "adapter", str(root / "out"), [root])
+    assert written == [str(root / "out")]
+    for outside in (tmp_path / "out", root / ".." / "out", root / "link" / "out", "/etc/out"):
+        with pytest.raises(UserError) as refusal:
+            verbs.deploy(home, "r", "export", "adapter", str(outside), [root])
+        assert refusal.value.code == "PATH_OUTSIDE_ROOTS"
+    assert len(written) == 1
+
+
+def test_a_relative_folder_is_found_in_a_root(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    for folder in (project / "envs" / "arith", elsewhere / "own"):
+        folder.mkdir(parents=True)
+    monkeypatch.chdir(elsewhere)
+    assert verbs.from_roots("envs/arith", [project]) == str(project / "envs" / "arith")
+    assert verbs.from_roots("own", [project]) == "own"
+    assert verbs.from_roots("none", [project]) == "none"
+    assert verbs.from_roots("/abs", [project]) == "/abs"
+    assert verbs.from_roots("", [project]) == ""
+    assert verbs.from_roots("a\0b", [project]) == "a\0b"
