@@ -61,7 +61,8 @@ faults clients browser vllm scale: setup
 	exit $$status
 
 bench: setup
-	@echo "make bench: there are no side by side measurements yet, nothing was measured." >&2; exit 1
+	$(PY) benchmarks/cold_start.py
+	@echo "Training is not measured beside other trainers yet."
 
 mutants: setup
 	@echo "make mutants: there is no mutation suite yet, nothing was tested." >&2; exit 1

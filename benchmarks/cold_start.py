@@ -3,7 +3,8 @@
 Each round starts both servers in both protocol eras, one after the other in alternating order, and
 measures from the start of the process to the complete reply over stdio: `initialize` for the
 legacy era, `server/discover` for the modern one. Prints one JSON line with medians in milliseconds
-and their ratio; processor time stands beside it, for machines that do something else meanwhile.
+and their ratio; the ratio of the fastest rounds and of processor time stand beside it, for machines
+that do something else meanwhile.
 
     python benchmarks/cold_start.py --rounds 11
     python benchmarks/cold_start.py -- honesmith serve
@@ -138,11 +139,13 @@ def measure(command: list[str], rounds: int, limit_s: float) -> dict[str, Any]:
 def era_report(ours: list[list[float]], minimal: list[list[float]]) -> dict[str, float]:
     """Medians of one era; the ratio is the median over rounds, which a busy moment moves least."""
     ratios = [a[0] / b[0] for a, b in zip(ours, minimal, strict=True)]
+    fastest = [min(times[0] for times in side) for side in (ours, minimal)]
     processor = [statistics.median(times[1] for times in side) for side in (ours, minimal)]
     return {
         "ours_ms": round(1000 * statistics.median(times[0] for times in ours), 1),
         "minimal_ms": round(1000 * statistics.median(times[0] for times in minimal), 1),
         "ratio": round(statistics.median(ratios), 3),
+        "min_ratio": round(fastest[0] / fastest[1], 3),
         "ours_cpu_ms": round(1000 * processor[0], 1),
         "minimal_cpu_ms": round(1000 * processor[1], 1),
         "cpu_ratio": round(processor[0] / processor[1], 3) if processor[1] else 0.0,

@@ -16,7 +16,7 @@ from engine.evidence.results import load_rows
 from engine.evidence.verdict import after_step, load_config
 from engine.run_dir import Home, RunDir
 from engine.store import RunRow, Store
-from engine.transcripts import length_of, turns_of, within
+from engine.transcripts import rollout_item, turns_of, within
 from engine.where import Where
 
 PICKS = ("worst", "best", "random", "median", "truncated", "error", "group", "changed")
@@ -27,7 +27,6 @@ _NAMES = (
     "step", "task", "group", "member", "reward", "success", "advantage", "length", "stop_reason",
     "error", "turns", "attempt", "half", "model", "metrics",
 )  # fmt: skip
-_MOST_TOKENS = 1500
 
 Row = dict[str, Any]
 
@@ -99,7 +98,10 @@ def read_rollouts(
     if pick == "group":
         return _groups(ask, source, chosen)
     ordered = _ordered(chosen, pick, source.step, run.id)
-    items = [_item(ask, found, ask.max_chars) for found in ordered[skip : skip + limit]]
+    items = [
+        rollout_item(ask.redact, found, ask.max_chars, tokens=ask.tokens)
+        for found in ordered[skip : skip + limit]
+    ]
     rewards = [value for found in chosen if (value := number(found.get("reward"))) is not None]
     result = {
         "summary": "",
@@ -209,55 +211,6 @@ def _score(row: Row) -> float:
     return reward if reward is not None else -(number(row.get("loss")) or 0.0)
 
 
-def _item(ask: _Ask, row: Row, chars: int, *, prompt: bool = True) -> dict[str, Any]:
-    """One rollout as a result shows it, its texts within `chars`."""
-    item: dict[str, Any] = {"task": clip(ask.redact.text(str(row.get("task"))), 120)}
-    for name in ("group", "member", "attempt", "model", "half"):
-        if row.get(name) is not None:
-            item[name] = row[name]
-    for name in ("reward", "success", "advantage", "loss"):
-        if row.get(name) is not None:
-            item[name] = _plain(row[name])
-    item |= {"stop_reason": row.get("stop_reason"), "length": row.get("tokens")}
-    if row.get("metrics"):
-        item["metrics"] = {
-            clip(ask.redact.text(str(name)), 60): _plain(value)
-            for name, value in list(row["metrics"].items())[:20]
-        }
-    if row.get("error"):
-        item["error"] = clip(ask.redact.text(str(row["error"])), 400)
-    asked = turns_of(ask.redact, row.get("prompt"))
-    said = turns_of(ask.redact, row.get("messages")) or [
-        {"role": "assistant", "content": ask.redact.text(str(row.get("completion") or ""))}
-    ]
-    room = chars if not prompt else max(chars - min(length_of(said), chars * 2 // 3), 40)
-    if prompt:
-        item["prompt"] = within(asked, room)
-        chars = max(chars - length_of(item["prompt"]), 40)
-    if len(said) == 1:
-        item["completion"] = clip(said[0]["content"], chars)
-    else:
-        item["turns"] = within(said, chars)
-    if ask.tokens:
-        item["tokens"] = _tokens(row)
-    return {name: value for name, value in item.items() if value is not None}
-
-
-def _tokens(row: Row) -> dict[str, Any]:
-    """Ids with their loss mask (1: trained). Training keeps them for the first groups only."""
-    ids, mask = row.get("ids"), row.get("loss_mask")
-    if not isinstance(ids, list) or not isinstance(mask, list):
-        return {"kept": False}
-    prompt = row.get("prompt_ids") or []
-    kept = {
-        "prompt_ids": prompt[-_MOST_TOKENS // 4 :],
-        "ids": ids[:_MOST_TOKENS],
-        "loss_mask": [int(bool(value)) for value in mask[:_MOST_TOKENS]],
-    }
-    cut = len(prompt) - len(kept["prompt_ids"]) + len(ids) - len(kept["ids"])
-    return kept | ({"tokens_cut": cut} if cut else {})
-
-
 # --- groups -----------------------------------------------------------------------------------
 
 
@@ -304,7 +257,9 @@ def _spread(group: Sequence[Row]) -> float:
 def _group_item(ask: _Ask, group: Sequence[Row]) -> dict[str, Any]:
     rewards = [value for row in group if (value := number(row.get("reward"))) is not None]
     each = max(60, ask.max_chars * 2 // (3 * len(group)))
-    members = [_item(ask, row, each, prompt=False) for row in group]
+    members = [
+        rollout_item(ask.redact, row, each, prompt=False, tokens=ask.tokens) for row in group
+    ]
     for member in members:
         for name in ("task", "group", "half"):
             member.pop(name, None)
@@ -396,7 +351,9 @@ def _score_change(old: Row, new: Row) -> float:
 
 def _pair_item(ask: _Ask, old: Row, new: Row) -> dict[str, Any]:
     half = max(ask.max_chars // 2, 40)
-    sides = [_item(ask, row, half, prompt=False) for row in (old, new)]
+    sides = [
+        rollout_item(ask.redact, row, half, prompt=False, tokens=ask.tokens) for row in (old, new)
+    ]
     for side in sides:
         for name in ("task", "half", "group", "model"):
             side.pop(name, None)
@@ -467,15 +424,6 @@ def _sentence(
         return said + "."
     mean = math.fsum(rewards) / len(rewards)
     return f"{said}; mean reward {mean:.3g} over {len(rewards)}."
-
-
-def _plain(value: Any) -> Any:
-    found = number(value)
-    return value if found is None and isinstance(value, bool | str) else _short_or_none(found)
-
-
-def _short_or_none(value: float | None) -> float | int | None:
-    return value if value is None or isinstance(value, int) else short(value)
 
 
 def _check(pick: str, limit: int, max_chars: int) -> None:

@@ -13,6 +13,7 @@ import typer
 
 from engine.errors import UserError
 from mcp_server import __version__, cli_env, cli_models, cli_runs, verbs
+from mcp_server.log import log_file
 from mcp_server.terminal import FAILED, OK, HomeFolder, Json, at, command, show
 
 app = typer.Typer(
@@ -107,7 +108,9 @@ def doctor(home: HomeFolder = None, as_json: Json = False) -> int:
     """What is wrong with this machine, and how to mend it."""
     from engine import doctor as engine_doctor
 
-    reply = engine_doctor.examine(at(home))
+    where = at(home)
+    reply = engine_doctor.examine(where)
+    reply["checks"].append(_log_check(log_file(where)))
     show(reply, as_json)
     return FAILED if reply["failed"] else OK
 
@@ -175,6 +178,15 @@ def playbook(
     """How to train well."""
     text = verbs.read_playbook(section)
     show({"section": section, "text": text} if as_json else text, as_json)
+
+
+def _log_check(path: Path) -> dict[str, str]:
+    """Where our own faults are written, and whether there were any."""
+    if not path.exists():
+        return {"name": "server log", "status": "pass", "detail": "no fault of ours was logged"}
+    detail = f"{path}, {path.stat().st_size} bytes"
+    fix = "Read its end; delete it when it is no longer needed."
+    return {"name": "server log", "status": "warn", "detail": detail, "fix": fix}
 
 
 def _roots(roots: list[Path] | None) -> list[Path] | None:

@@ -91,6 +91,9 @@ def train(
     max_gpu_hours: Annotated[float, typer.Option(min=0, help="Cap on device hours.")] = 2.0,
     request_id: Annotated[str, typer.Option(help="Makes a retry safe.")] = "",
     resume: Annotated[str, typer.Option(metavar="RUN", help="Continue a run.")] = "",
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Agree to a spend above auto_approve_gpu_hours.")
+    ] = False,
     wait: Wait = False,
     home: HomeFolder = None,
     as_json: Json = False,
@@ -115,6 +118,7 @@ def train(
         max_gpu_hours=max_gpu_hours,
         request_id=request_id,
         resume=resume,
+        approved=yes,
     )
     return _submitted(where, reply, wait, as_json)
 

@@ -83,6 +83,7 @@ def submit_train(
     max_gpu_hours: float = 2.0,
     request_id: str = "",
     resume: str = "",
+    approved: bool = False,
 ) -> Reply:
     from engine import runs
 
@@ -98,6 +99,7 @@ def submit_train(
         max_gpu_hours=max_gpu_hours,
         request_id=request_id,
         resume=resume,
+        approved=approved,
     )
     run_id = reply.get("run_id", "")
     reply.setdefault("metrics_uri", f"run://{run_id}/metrics")

@@ -314,6 +314,8 @@ def _held_out_name(dossier: Dossier) -> str:
 
 
 def _small_charts(dossier: Dossier) -> list[dict[str, Any]]:
+    if dossier.row.kind != "train":
+        return []  # one line per model is no curve
     shown = {_held_out_name(dossier), "heldout_reward"}
     names = [name for name in dossier.metrics.columns if name not in shown]
     drawn = []

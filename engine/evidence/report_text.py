@@ -174,6 +174,8 @@ def _models(dossier: Dossier) -> str:
 
 
 def _curves(dossier: Dossier) -> str:
+    if dossier.row.kind != "train":
+        return ""
     rows = []
     for name in main_columns(dossier.metrics.columns, 14):
         points = dossier.metrics.curve(name)
@@ -232,7 +234,8 @@ def _lineage(dossier: Dossier) -> str:
         + (f": {station.verdict}" if station.verdict else "")
         for station in dossier.lineage
     ]
-    return "## Lineage\n\n" + "\n".join(f"{i}. {text}" for i, text in enumerate(stations, 1))
+    head = "Lineage" if dossier.row.kind == "train" else "Evaluated"
+    return f"## {head}\n\n" + "\n".join(f"{i}. {text}" for i, text in enumerate(stations, 1))
 
 
 def _hashes(dossier: Dossier) -> str:

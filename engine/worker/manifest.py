@@ -25,8 +25,12 @@ from engine.worker.workbench import Workbench
 PACKAGES = ("honesmith", "torch", "transformers", "peft", "tokenizers", "safetensors")
 
 
-def write_manifest(job: Job, bench: Workbench) -> None:
-    """Write manifest.json unless an earlier attempt already did."""
+def write_manifest(job: Job, bench: Workbench, isolation: str) -> None:
+    """Write manifest.json unless an earlier attempt already did.
+
+    Args:
+        isolation: how the environment's process is confined; "" where none runs.
+    """
     if job.run.manifest.exists():
         return
     config = job.config
@@ -61,7 +65,7 @@ def write_manifest(job: Job, bench: Workbench) -> None:
                 "ram": hardware.ram_total,
             },
             "precision": str(next(bench.base.model.parameters()).dtype).removeprefix("torch."),
-            "isolation": getattr(bench.env, "isolation", "") or "",
+            "isolation": isolation,
         },
     )
 

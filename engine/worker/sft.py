@@ -108,7 +108,7 @@ def render(job: Job, bench: Workbench, tasks: list[dict[str, Any]]) -> list[Row]
     settings = job.settings
     rows, cut, dropped = [], 0, 0
     for task in tasks:
-        full = bench.renderer.conversation(task["gold"], bench.env.tools, settings["loss_on"])
+        full = bench.renderer.conversation(task["gold"], tools_of(bench, task), settings["loss_on"])
         ids, mask = full.ids[: settings["max_length"]], full.loss_mask[: settings["max_length"]]
         if not any(mask):
             dropped += 1
@@ -128,6 +128,11 @@ def render(job: Job, bench: Workbench, tasks: list[dict[str, Any]]) -> list[Row]
     return rows
 
 
+def tools_of(bench: Workbench, task: dict[str, Any]) -> list[dict[str, Any]]:
+    """The tools a row was written with: its own where it names some, else the environment's."""
+    return task["metadata"].get("tools") or bench.env.tools
+
+
 def loss_rows(job: Job, bench: Workbench, tasks: list[dict[str, Any]]) -> list[LossRow]:
     """The held-out tasks that have an answer, rendered as the training rows are."""
     out = []
@@ -135,7 +140,9 @@ def loss_rows(job: Job, bench: Workbench, tasks: list[dict[str, Any]]) -> list[L
     for task in tasks:
         if not task["gold"]:
             continue
-        full = bench.renderer.conversation(task["gold"], bench.env.tools, job.settings["loss_on"])
+        full = bench.renderer.conversation(
+            task["gold"], tools_of(bench, task), job.settings["loss_on"]
+        )
         if any(full.loss_mask[:limit]):
             out.append(LossRow(task["id"], Row(full.ids[:limit], full.loss_mask[:limit])))
     return out

@@ -82,7 +82,7 @@ class Training:
             loss_rows=loss_rows,
             budget=budget,
         )
-        write_manifest(self.job, self.bench)
+        write_manifest(self.job, self.bench, stage.process.isolation if stage else "")
         self.job.event(
             "started",
             f"{self.total} steps, {len(tasks)} held-out tasks",

@@ -1,8 +1,8 @@
 """The tools a loop works with, made ready in one place: base, renderer, environment, sampler."""
 
 import os
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from engine.worker.policy import Base, load_base, pick_device
 from engine.worker.renderer import Renderer
 from engine.worker.rollouts import Stage
 from engine.worker.sampler import SamplingParams, TorchSampler
+from envs.problem import EnvProblem
 from envs.process import EnvProcess
 
 # Completions under way at once; beyond it a CPU gains nothing and a cache only grows.
@@ -69,27 +70,43 @@ def make_sampler(base: Base, renderer: Renderer) -> TorchSampler:
         stop_ids=base.stop_ids,
         decode=renderer.completion_text,
         vocab=base.vocab,
-        max_rows=GPU_ROWS if base.model.device.type == "cuda" else CPU_ROWS,
+        max_rows=sampler_rows(base),
     )
 
 
-def environment(bench: Workbench, job: Job) -> AbstractContextManager[EnvProcess | None]:
-    """The environment's process, or nothing for a dataset without a scorer.
+def sampler_rows(base: Base) -> int:
+    """Completions under way at once: as many as help, while their caches, at the length a model
+    of this context commonly reaches, stay within a quarter of the memory."""
+    config = base.model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    width = 2 * config.num_hidden_layers * heads * head_dim * base.model.dtype.itemsize
+    cache = width * min(int(getattr(config, "max_position_embeddings", 4096)), 4096)
+    most = GPU_ROWS if base.model.device.type == "cuda" else CPU_ROWS
+    return int(max(8, min(most, 0.25 * memory(base.model.device) / cache)))
+
+
+@contextmanager
+def environment(bench: Workbench, job: Job) -> Iterator[EnvProcess | None]:
+    """The environment's process, started, or nothing for a dataset without a scorer.
 
     Raises:
         WorkerFailure: kind env_import.
     """
     if not bench.env.scored:
-        return nullcontext(None)
-    try:
-        return open_process(bench.env, log=job.run.logs / "environment.log")
-    except OSError as error:
-        raise WorkerFailure(
-            "env_import",
-            f"The environment {bench.env.env_id} could not be started.",
-            evidence=str(error),
-            hint="Run dry_run on it, mend what it names, push again and submit with the new id.",
-        ) from error
+        yield None
+        return
+    with open_process(bench.env, log=job.run.logs / "environment.log") as process:
+        try:
+            process.describe()
+        except EnvProblem as problem:
+            raise WorkerFailure(
+                "env_import",
+                f"The environment {bench.env.env_id} could not be started.",
+                evidence=str(problem),
+                hint="Run dry_run on it, mend what it names, push again, submit with the new id.",
+            ) from problem
+        yield process
 
 
 def tasks_of(bench: Workbench, split: str) -> list[dict[str, Any]]:
@@ -129,11 +146,15 @@ def microbatch_tokens(base: Base, *, checkpointing: bool) -> int:
     layer = 18 * config.hidden_size + 5 * getattr(config, "intermediate_size", config.hidden_size)
     layers = 2 if checkpointing else config.num_hidden_layers
     per_token = 4 * (layers * layer + 4 * config.hidden_size) + 12 * base.vocab
-    if base.model.device.type == "cuda":
-        total, ceiling = torch.cuda.get_device_properties(0).total_memory, 65536
-    else:
-        total, ceiling = detect().ram_total, 8192
-    return int(max(512, min(ceiling, 0.25 * total / per_token)))
+    ceiling = 65536 if base.model.device.type == "cuda" else 8192
+    return int(max(512, min(ceiling, 0.25 * memory(base.model.device) / per_token)))
+
+
+def memory(device: torch.device) -> int:
+    """Bytes of the device, a container's limit respected."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return detect().ram_total
 
 
 def set_threads() -> None:

@@ -89,7 +89,8 @@ def test_every_command_but_serve_prints_json_when_asked():
                 "max_gpu_hours": 0.5,
             },
         ),
-        (["train", "--resume", "r-1"], "submit_train", {"resume": "r-1"}),
+        (["train", "--resume", "r-1"], "submit_train", {"resume": "r-1", "approved": False}),
+        (["train", "arith", "--yes"], "submit_train", {"env_id": "arith", "approved": True}),
         (
             ["logs", "r-1", "--view", "metrics", "--key", "loss", "--key", "kl"],
             "read_logs",
@@ -433,6 +434,28 @@ def test_text_of_a_run_cannot_move_the_terminal(home: Home, monkeypatch: pytest.
     shown = call("rollouts", "r-1").stdout
     assert "\x1b" not in shown and "owned" not in shown
     assert "[bold]hi[/bold]" in shown
+
+
+def test_doctor_names_the_log_of_our_faults(home: Home, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("engine.doctor.CHECKS", ())
+
+    def log_check() -> dict:
+        checks = json.loads(call("doctor", "--json").stdout)["checks"]
+        return next(check for check in checks if check["name"] == "server log")
+
+    assert log_check()["status"] == "pass"
+    log_file(home).write_text("Traceback\n")
+    assert str(log_file(home)) in log_check()["detail"]
+
+
+def test_doctor_leaves_with_one_when_a_check_fails(home: Home, monkeypatch: pytest.MonkeyPatch):
+    from engine.doctor import Finding
+
+    broken = (lambda home: iter([Finding("disk", "fail", "full", "tidy up")]),)
+    monkeypatch.setattr("engine.doctor.CHECKS", broken)
+    done = call("doctor")
+    assert done.exit_code == 1
+    assert "disk" in done.stdout and "tidy up" in done.stdout
 
 
 def test_the_report_of_a_run_is_written_and_named(home: Home):

@@ -29,6 +29,7 @@ NAMES = [
     "read_playbook",
 ]
 MOST_BYTES = 11_800  # of names, descriptions and input schemas, for at most 16 tools
+ROOM_BYTES = 900  # for each tool that is still to come
 FORBIDDEN = {"anyOf", "oneOf", "allOf", "not", "$ref", "$defs", "title"}
 
 
@@ -57,7 +58,7 @@ def test_the_tools_are_those_of_the_loop_in_its_order(home: Home):
 
 def test_the_surface_leaves_room_for_sixteen_tools(home: Home):
     line = json.dumps(list(surface(home).values()), separators=(",", ":"), ensure_ascii=False)
-    assert len(line.encode()) <= MOST_BYTES
+    assert len(line.encode()) <= MOST_BYTES - ROOM_BYTES * (16 - len(NAMES))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -223,7 +223,7 @@ def test_turns_of_a_conversation_stay_apart_and_within_the_limit(home, make_run,
 @pytest.mark.parametrize("pick", PICKS)
 def test_every_pick_fits_into_a_result_whatever_the_rollouts_are(home, make_run, rows, pick):
     run = make_run(settings={})
-    huge = '\\"\x1b[31mé' * 1500
+    huge = '\\"\x1b[31mé' * 400
     monster = [
         rows.rollout(
             g, m, float(m), completion=huge, prompt=[{"role": "user", "content": huge}],
@@ -232,7 +232,7 @@ def test_every_pick_fits_into_a_result_whatever_the_rollouts_are(home, make_run,
             error=huge if pick == "error" else None,
             stop_reason="length", task=huge + str(g),
         )
-        for g in range(6) for m in range(16)
+        for g in range(4) for m in range(12)
     ]  # fmt: skip
     run.rollouts(1, monster)
     for step in (0, 5):
