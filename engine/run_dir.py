@@ -187,6 +187,10 @@ class DeployDir:
     path: Path
 
     @property
+    def home(self) -> Home:
+        return Home(self.path.parent.parent)
+
+    @property
     def id(self) -> str:
         return self.path.name
 

@@ -234,6 +234,11 @@ def _after(watch: Watch, end: outcome.Outcome) -> None:
             signal=end.signal,
         )
     write_status(run, row)
+    with contextlib.suppress(OSError, ValueError, UserError):
+        # Loaded here: a template engine is no part of watching over a trainer.
+        from engine.evidence.report import write_report  # noqa: PLC0415
+
+        write_report(run.home, run.id)
     if row.state == "done" and row.attempt == 1 and row.estimated_hours > 0:
         features = {"run_id": row.run_id, "device": row.device, "model": row.model}
         with contextlib.suppress(UserError):

@@ -129,7 +129,12 @@ async def publish_metrics(home: Home, bus: CountingBus, every_s: float | None = 
     sizes: dict[str, int] = {}
     while True:
         if bus.listeners:
-            for run_id in await anyio.to_thread.run_sync(_grown, home, sizes):
+            try:
+                grown = await anyio.to_thread.run_sync(_grown, home, sizes)
+            except Exception:  # noqa: BLE001  raised here it would end the server
+                log.exception("looking for new metrics failed")
+                grown = []
+            for run_id in grown:
                 await bus.publish(ResourceUpdated(uri=f"run://{run_id}/metrics"))
         await anyio.sleep(METRICS_EVERY_S if every_s is None else every_s)
 

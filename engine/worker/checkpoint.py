@@ -43,8 +43,14 @@ def save(
     progress: Progress,
     *,
     base_ref: str,
+    base_weights: dict[str, str] | None = None,
 ) -> Path:
-    """Write `checkpoints/step_NNNNNN`; a complete one of the same step is left as it is."""
+    """Write `checkpoints/step_NNNNNN`; a complete one of the same step is left as it is.
+
+    Args:
+        base_ref, base_weights: the base's name and the SHA-256 of its weight files, so that the
+            adapter is never put on another model of the same shape.
+    """
     final = run.checkpoint(progress.step)
     if (final / MANIFEST).exists():
         return final
@@ -60,6 +66,7 @@ def save(
         "run": run.id,
         "step": progress.step,
         "base": base_ref,
+        "base_weights": base_weights or {},
         "files": {f.name: {"bytes": f.stat().st_size, "sha256": digest(f)} for f in _files(aside)},
     }
     write_json(aside / MANIFEST, manifest)
@@ -98,6 +105,27 @@ def verify(folder: Path) -> None:
                 evidence=f"{name} does not match its manifest",
                 hint="Delete this checkpoint folder and resume: the one before it is used.",
             )
+
+
+def require_base(folder: Path, base_weights: dict[str, str]) -> None:
+    """Hold the base an adapter was trained on against the one it is about to be put on.
+
+    A folder without a manifest comes from elsewhere and says nothing about its base.
+
+    Raises:
+        WorkerFailure: kind config, when both are known and differ.
+    """
+    try:
+        trained_on = read_json(folder / MANIFEST).get("base_weights") or {}
+    except FileNotFoundError:
+        return
+    if trained_on and base_weights and trained_on != base_weights:
+        raise WorkerFailure(
+            "config",
+            "The adapter was trained on other weights than this base model has now.",
+            evidence=", ".join(sorted(trained_on)),
+            hint="Train again on the model as it is, or put the old weights back.",
+        )
 
 
 def mark_best(run: RunDir, step: int) -> None:

@@ -11,10 +11,13 @@ from typing import Any
 
 from peft import LoraConfig, PeftModel
 
+from engine.evidence.verdict import run_verdict
 from engine.files import Appender
 from engine.worker import heldout
+from engine.worker.checkpoint import require_base
 from engine.worker.failures import WorkerFailure
 from engine.worker.job import Job, require
+from engine.worker.manifest import weight_hashes
 from engine.worker.policy import TRAINED, read_adapter, set_adapter_state
 from engine.worker.rollouts import Stage, fits
 from engine.worker.trajectory import Group, Trajectory
@@ -50,14 +53,21 @@ def evaluate(job: Job) -> dict[str, Any]:
             for index, model in enumerate(models):
                 if model["base_path"] != base_path:
                     continue
-                with adapter(bench, model["adapter"]):
+                weights = weight_hashes(job.run.home, bench.base.path)
+                with adapter(bench, model["adapter"], weights):
                     groups = _play(job, index, model["ref"], tasks, half, stage, bench, attempts)
                 results[index] = _result(model["ref"], groups, len(all_tasks) - len(tasks))
                 job.event("evaluated", f"{model['ref']}: {_line(results[index])}", **results[index])
                 job.metrics(len(results), {"model": model["ref"]} | _curves(groups))
     ordered = [results[i] for i in range(len(models))]
     summary = "; ".join(f"{r['ref']}: {_line(r)}" for r in ordered)
-    return {"models": ordered, "verdict": "unknown", "summary": summary}
+    evidence = run_verdict(job.run)
+    return {
+        "models": ordered,
+        "verdict": evidence["verdict"],
+        "evidence": evidence,
+        "summary": summary,
+    }
 
 
 def probe(job: Job) -> dict[str, Any]:
@@ -79,7 +89,8 @@ def probe(job: Job) -> dict[str, Any]:
         pool = [t for t in tasks_of(bench, "train") if fits(t, stage, params)]
         tasks = heldout.ordered(pool, config["samples"])
         require(tasks, "training tasks that fit into max_length", "Raise max_length.")
-        with adapter(bench, model["adapter"]):
+        weights = weight_hashes(job.run.home, bench.base.path)
+        with adapter(bench, model["adapter"], weights):
             groups = heldout.evaluate(tasks, stage, bench.sampler, params, group_size)
     job.run.model_evals(0).parent.mkdir(parents=True, exist_ok=True)
     with Appender(job.run.model_evals(0)) as file:
@@ -132,14 +143,16 @@ def succeeded(trajectory: Trajectory) -> bool:
 class adapter:
     """Inside, the bench's base carries an adapter (or none); afterwards it is bare again."""
 
-    def __init__(self, bench: Workbench, folder: str | None) -> None:
+    def __init__(self, bench: Workbench, folder: str | None, base_weights: dict[str, str]) -> None:
         self.bench = bench
         self.folder = Path(folder) if folder else None
+        self.base_weights = base_weights
         self.wrapped: PeftModel | None = None
 
     def __enter__(self) -> None:
         if self.folder is None:
             return
+        require_base(self.folder, self.base_weights)
         state = read_adapter(self.folder)
         config = LoraConfig.from_pretrained(str(self.folder))
         self.wrapped = PeftModel(self.bench.base.model, config, adapter_name=TRAINED)

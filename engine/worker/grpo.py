@@ -115,7 +115,7 @@ def learn(training: Training, groups: Sequence[Group], step: int, budget: int) -
     # With a KL term even an advantage of zero pulls towards the reference.
     used = scored if settings["kl_coef"] > 0 else [t for t in scored if t.trains]
     if not used:
-        return {"grad_norm": 0.0, "lr": 0.0, "kl": 0.0, "clip_share": 0.0}
+        return {"grad_norm": 0.0, "lr": 0.0, "kl": None, "clip_share": 0.0}
     normaliser = losses.Normaliser(
         trajectories=len(scored),
         tokens=sum(t.trained_tokens for t in scored),
@@ -129,7 +129,9 @@ def learn(training: Training, groups: Sequence[Group], step: int, budget: int) -
             totals.add(_backward(training, micro, normaliser, first=number == 0))
         training.require_finite(totals.loss, "loss")
         grad_norm, lr = training.update(step)
-    return totals.metrics() | {"grad_norm": grad_norm, "lr": lr}
+    measured = totals.metrics() | {"grad_norm": grad_norm, "lr": lr}
+    # Without a KL term no reference is run: not measured is not zero.
+    return measured if settings["kl_coef"] > 0 else measured | {"kl": None}
 
 
 def _split(training: Training, used: Sequence[Trajectory], budget: int) -> list[_Micro]:

@@ -25,11 +25,14 @@ from engine.worker.workbench import Workbench
 PACKAGES = ("honesmith", "torch", "transformers", "peft", "tokenizers", "safetensors")
 
 
-def write_manifest(job: Job, bench: Workbench, isolation: str) -> None:
+def write_manifest(
+    job: Job, bench: Workbench, isolation: str, eval_sampling: dict[str, Any]
+) -> None:
     """Write manifest.json unless an earlier attempt already did.
 
     Args:
         isolation: how the environment's process is confined; "" where none runs.
+        eval_sampling: how the run's own exams are sampled.
     """
     if job.run.manifest.exists():
         return
@@ -66,6 +69,7 @@ def write_manifest(job: Job, bench: Workbench, isolation: str) -> None:
             },
             "precision": str(next(bench.base.model.parameters()).dtype).removeprefix("torch."),
             "isolation": isolation,
+            "eval_sampling": eval_sampling,
         },
     )
 
@@ -83,6 +87,11 @@ def versions() -> dict[str, str]:
 
 def settings_hash(settings: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+def weight_hashes(home: Home, folder: Path) -> dict[str, str]:
+    """SHA-256 of the weight files alone."""
+    return file_hashes(home, sorted(folder.glob("*.safetensors")))
 
 
 def model_hashes(home: Home, folder: Path) -> dict[str, str]:

@@ -30,6 +30,7 @@ from engine.files import read_json, write_json
 from engine.run_dir import DeployDir
 from engine.worker.chat_request import ChatRequest, Refused, parse_chat
 from engine.worker.failures import WorkerFailure
+from engine.worker.manifest import weight_hashes
 from engine.worker.served import Served
 
 MAX_BODY = 4 * 1024 * 1024
@@ -205,6 +206,7 @@ def main(path: Path) -> int:
                 config["base_name"],
                 os.environ.get("HONESMITH_DEVICE", "cpu"),
                 thinking=bool(config.get("thinking", False)),
+                base_weights=weight_hashes(folder.home, Path(config["base_path"])),
             )
             for adapter in config["adapters"]:
                 served.add(adapter["name"], Path(adapter["path"]))

@@ -25,6 +25,7 @@ from engine.worker.chat_request import (
     held_back,
     usage,
 )
+from engine.worker.checkpoint import require_base
 from engine.worker.failures import WorkerFailure
 from engine.worker.policy import load_base, pick_device, read_adapter, set_adapter_state
 from engine.worker.renderer import Renderer
@@ -41,10 +42,20 @@ class Served:
         base_path: the base model's folder.
         base_name: the model name the base answers to.
         thinking: whether prompts open a think block.
+        base_weights: SHA-256 of the base's weight files; adapters made for others are refused.
     """
 
-    def __init__(self, base_path: Path, base_name: str, device: str, *, thinking: bool) -> None:
+    def __init__(
+        self,
+        base_path: Path,
+        base_name: str,
+        device: str,
+        *,
+        thinking: bool,
+        base_weights: dict[str, str] | None = None,
+    ) -> None:
         set_threads()
+        self.base_weights = base_weights or {}
         self.base = load_base(base_path, pick_device(device), "auto")
         self.base_name = base_name
         self.renderer = Renderer(self.base.tokenizer, self.base.stop_ids, thinking=thinking)
@@ -70,6 +81,7 @@ class Served:
                 return
             slot = f"a{len(self.adapters)}_{uuid.uuid4().hex[:6]}"
             try:
+                require_base(folder, self.base_weights)
                 state = read_adapter(folder)
                 config = LoraConfig.from_pretrained(str(folder))
                 if self.model is None:

@@ -19,7 +19,7 @@ from engine.worker import checkpoint, heldout
 from engine.worker.exam import Best, Exam, LossRow
 from engine.worker.failures import WorkerFailure
 from engine.worker.job import Job, Stopped
-from engine.worker.manifest import write_manifest
+from engine.worker.manifest import weight_hashes, write_manifest
 from engine.worker.policy import Policy, read_adapter
 from engine.worker.rollouts import Stage
 from engine.worker.schedule import apply_step, make_optimizer, rate
@@ -40,7 +40,10 @@ class Training:
         self.bench = bench
         self.total = total
         self.settings = job.settings
+        self.base_weights = weight_hashes(job.run.home, bench.base.path)
         start = job.config.get("start_adapter")
+        if start:
+            checkpoint.require_base(Path(start), self.base_weights)
         self.policy = Policy(bench.base, job.settings, Path(start) if start else None)
         self.parameters = self.policy.parameters()
         self.optimizer = make_optimizer(self.parameters, job.settings)
@@ -82,7 +85,8 @@ class Training:
             loss_rows=loss_rows,
             budget=budget,
         )
-        write_manifest(self.job, self.bench, stage.process.isolation if stage else "")
+        isolation = stage.process.isolation if stage else ""
+        write_manifest(self.job, self.bench, isolation, asdict(self.exam.params))
         self.job.event(
             "started",
             f"{self.total} steps, {len(tasks)} held-out tasks",
@@ -143,6 +147,7 @@ class Training:
             self.optimizer,
             progress,
             base_ref=self.job.config["base"]["ref"],
+            base_weights=self.base_weights,
         )
         checkpoint.prune(self.job.run, self.settings["keep_checkpoints"], {best.step, self.done})
         self.job.event("checkpoint", f"saved {folder.name}", step=self.done)

@@ -14,6 +14,9 @@ from engine.errors import UserError
 from engine.registry import find_env, open_process, push_env, read_tasks
 from engine.run_dir import Home
 
+# Each push starts processes and syncs files: a busy disk may take its time.
+pytestmark = pytest.mark.timeout(30)
+
 DOUBLES = """
     from envs import Score, SingleTurnEnv, Task
 

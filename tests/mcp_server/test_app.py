@@ -16,6 +16,7 @@ from engine.files import Appender
 from engine.run_dir import Home
 from engine.store import NewRun, Store
 from mcp_server.app import CountingBus, build_server, default_roots, publish_metrics
+from mcp_server.log import log_file, log_to
 from mcp_server.tools import offered
 
 
@@ -198,6 +199,41 @@ async def test_nobody_listening_costs_no_look_at_the_home(
     leave()
     leave()
     assert bus.listeners == 0
+
+
+async def test_a_home_that_cannot_be_read_for_a_moment_ends_nothing(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    log_to(home)
+    looks = []
+
+    def grown(*args) -> list[str]:
+        looks.append(args)
+        if len(looks) == 1:
+            raise OSError("gone for a moment")
+        return ["r-1"]
+
+    monkeypatch.setattr("mcp_server.app._grown", grown)
+
+    async def grow(told: list[str]) -> None:
+        await until(lambda: len(told) > 0)
+
+    assert (await heard(home, CountingBus(), grow))[0] == "run://r-1/metrics"
+    assert "gone for a moment" in log_file(home).read_text()
+
+
+@pytest.mark.timeout(30)
+async def test_a_server_that_starts_continues_the_home(home: Home, monkeypatch: pytest.MonkeyPatch):
+    done = []
+    monkeypatch.setattr("mcp_server.app.TEND_AFTER_S", 0.0)
+    monkeypatch.setattr("engine.launcher.reap", lambda home: done.append("reap"))
+    monkeypatch.setattr("engine.launcher.start_queued", lambda home: done.append("start"))
+    async with Client(build_server(home, [])):
+        await until(lambda: len(done) == 2)
+    assert done == ["reap", "start"]
+    async with Client(build_server(home, [], read_only=True)):
+        await anyio.sleep(0.1)
+    assert done == ["reap", "start"]
 
 
 async def test_a_client_that_listens_hears_of_new_metrics(
