@@ -20,6 +20,7 @@ Scope = Literal["all", "hardware", "runs", "envs", "models", "datasets", "deploy
 Until = Annotated[Literal["end", "first_step", "next_eval", "alert"], typer.Option()]
 Pick = Literal["worst", "best", "random", "median", "truncated", "error", "group", "changed"]
 Limit = Annotated[int, typer.Option("--limit", min=1, help="How many.")]
+FOLLOW_EVERY_S = 1.0
 Wait = Annotated[bool, typer.Option("--wait", help="Stay until it ends.")]
 
 
@@ -147,19 +148,19 @@ def logs(
     home: HomeFolder = None,
     as_json: Json = False,
 ) -> None:
-    """What a run wrote."""
+    """What a run wrote; with -f a page at a time until it ends."""
     where = at(home)
     while True:
         reply = verbs.read_logs(where, run_id, view, keys or (), grep, limit, cursor)
-        if not follow:
-            return show(reply, as_json)
-        if reply.get("rows") or reply.get("lines"):
-            show(reply, as_json)
-        cursor = reply.get("next_cursor", cursor)
-        if verbs.wait_run(where, run_id, timeout_s=1).get("state") in TERMINAL and not (
-            reply.get("rows") or reply.get("lines")
-        ):
-            return None
+        fresh = any(reply.get(name) for name in ("lines", "events", "rows"))
+        if fresh or not follow:
+            show(_news(reply) if follow else reply, as_json, "logs")
+        # Newer pages end with the run; a cursor to older ones is not followed.
+        cursor = reply.get("next_cursor", "")
+        if not follow or not cursor or cursor.endswith(":older"):
+            return
+        if not fresh:
+            time.sleep(FOLLOW_EVERY_S)
 
 
 @command
@@ -226,6 +227,11 @@ def cancel(
 def report(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> None:
     """Write the report of a run and say where it is."""
     show(verbs.report(at(home), run_id), as_json)
+
+
+def _news(page: dict[str, Any]) -> dict[str, Any]:
+    """A page without what would be said again with every page that follows."""
+    return {name: value for name, value in page.items() if name not in ("next", "next_cursor")}
 
 
 def _plan_of(path: Path) -> dict[str, Any]:

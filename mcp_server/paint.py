@@ -75,6 +75,28 @@ def run(data: Any) -> None:
     reply({name: value for name, value in data.items() if name not in PAPERWORK})
 
 
+def logs(data: Any) -> None:
+    """A page of a run's logs: lines as they are, events one a line, curves as a table."""
+    out = console()
+    page = {name: value for name, value in data.items() if name not in ("lines", "events")}
+    for line in data.get("lines", []):
+        out.print(Text(str(line)), soft_wrap=True)
+    for event in data.get("events", []):
+        out.print(event_line(event), soft_wrap=True)
+    shown = ("columns", "rows", "error", "next_cursor", "older_cursor")
+    reply({name: page[name] for name in (*HEAD, *shown) if name in page})
+
+
+def event_line(event: Mapping[str, Any]) -> Text:
+    """One event of a run on a line."""
+    at = event.get("time")
+    stamp = time.strftime("%H:%M:%S ", time.localtime(at)) if isinstance(at, int | float) else ""
+    rest = {k: v for k, v in event.items() if k not in ("time", "event", "message")}
+    line = Text(stamp, style="dim") + Text(f"{event.get('event', ''):<16} ", style="")
+    line.append(str(event.get("message", "")), style="")
+    return line + Text("  ") + scalar("", {k: v for k, v in rest.items() if is_scalar(v)})
+
+
 def plan(data: Any) -> None:
     """A dry run: the checks, every setting with its source, the audit."""
     out = console()
@@ -116,7 +138,9 @@ def block(value: Any) -> RenderableType:
         if value and all(isinstance(item, Mapping) for item in value):
             return rows_of(value)
         if all(is_scalar(item) for item in value):
-            return Text(", ".join(str(item) for item in value))
+            line = Text(", ").join(scalar("", item) for item in value)
+            apart = Group(*(scalar("", item) for item in value))
+            return line if len(line) <= LONG * 2 else apart
         return Group(*(block(item) for item in value))
     return Text(str(value))
 

@@ -281,24 +281,33 @@ def test_train_and_wait_gives_one_json_value(home: Home, monkeypatch: pytest.Mon
 
 def test_logs_are_followed_until_the_run_ends(home: Home, monkeypatch: pytest.MonkeyPatch):
     pages = [
-        {"rows": ["one"], "next_cursor": "1"},
-        {"rows": ["two"], "next_cursor": "2"},
-        {"rows": [], "next_cursor": "2"},
-        {"rows": [], "next_cursor": "2"},
+        {"lines": ["one"], "next_cursor": "console:1:4"},
+        {"lines": [], "next_cursor": "console:1:4"},
+        {"lines": ["two"], "next_cursor": "console:1:8"},
+        {"lines": ["three"], "next_cursor": ""},
     ]
     asked: list[str] = []
 
     def read(home, run_id, view, keys, grep, limit, cursor):
         asked.append(cursor)
-        return {"summary": "s"} | pages[len(asked) - 1]
+        return {"summary": "s", "next": [], "warnings": []} | pages[len(asked) - 1]
 
-    states = iter(["running", "running", "done", "done"])
     monkeypatch.setattr(verbs, "read_logs", read)
-    monkeypatch.setattr(verbs, "wait_run", lambda *a, **k: {"state": next(states)})
+    monkeypatch.setattr("mcp_server.cli_runs.FOLLOW_EVERY_S", 0.0)
     done = call("logs", "r-1", "-f")
     assert done.exit_code == 0
-    assert "one" in done.stdout and "two" in done.stdout
-    assert asked == ["", "1", "2"]
+    shown = [line for line in done.stdout.splitlines() if line in ("one", "two", "three")]
+    assert shown == ["one", "two", "three"]
+    assert asked == ["", "console:1:4", "console:1:4", "console:1:8"]
+
+
+def test_following_a_run_that_is_over_shows_its_last_page(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    page = {"lines": ["last"], "next_cursor": "console:1:900:older"}
+    seen = spy(monkeypatch, "read_logs", page)
+    assert call("logs", "r-1", "--follow").exit_code == 0
+    assert len(seen) == 1
 
 
 def test_a_dry_run_with_a_failing_check_leaves_with_one(

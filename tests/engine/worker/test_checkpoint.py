@@ -123,3 +123,25 @@ def test_best_points_at_a_step_and_moves(run: RunDir) -> None:
         (folder / checkpoint.MANIFEST).write_text("{}")
         checkpoint.mark_best(run, number)
         assert run.resolve_checkpoint("best") == run.checkpoint(number)
+
+
+def test_an_adapter_is_never_put_on_other_weights_than_it_was_trained_on(
+    pebble: Base, tuned: Callable[[Base], Policy], run: RunDir
+) -> None:
+    policy = tuned(pebble)
+    folder = checkpoint.save(
+        run,
+        policy,
+        make_optimizer(policy.parameters(), ADAM),
+        checkpoint.Progress(1, {}),
+        base_ref="pebble",
+        base_weights={"model.safetensors": "aa"},
+    )
+    checkpoint.require_base(folder, {"model.safetensors": "aa"})
+    with pytest.raises(WorkerFailure, match="other weights") as caught:
+        checkpoint.require_base(folder, {"model.safetensors": "bb"})
+    assert caught.value.kind == "config"
+
+
+def test_an_adapter_from_elsewhere_says_nothing_about_its_base(tmp_path: Path) -> None:
+    checkpoint.require_base(tmp_path, {"model.safetensors": "bb"})
