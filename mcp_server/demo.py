@@ -59,7 +59,7 @@ class Scene:
     home: Home
     seed: int
     runs: list[str] = field(default_factory=list)
-    deployed: str = ""
+    served: list[str] = field(default_factory=list)
     facts: Reply = field(default_factory=dict)
 
 
@@ -141,7 +141,8 @@ async def _loop(play: "_Player", scene: Scene, folder: Path) -> None:
         "sft": await play.call("compare_runs", {"ids": models[:2], "env_id": env_id}),
         "grpo": await play.call("compare_runs", {"ids": models[1:], "env_id": env_id}),
     }
-    scene.deployed = trained
+    # The chat serves the base beside it; both go when the curtain falls.
+    scene.served = [trained, DEMO["model"]]
     await play.call("deploy", {"run_id": trained})
     answer = await play.call(
         "chat",
@@ -311,8 +312,8 @@ def _tidy(scene: Scene, reason: str) -> None:
             verbs.cancel_run(scene.home, run_id, reason)
         except UserError as error:
             sys.stderr.write(f"{run_id}: {clean(error.message)}\n")
-    if scene.deployed:
+    for model in scene.served:
         try:
-            verbs.deploy(scene.home, scene.deployed, "stop")
+            verbs.deploy(scene.home, model, "stop")
         except UserError as error:
-            sys.stderr.write(f"{scene.deployed}: {clean(error.message)}\n")
+            sys.stderr.write(f"{model}: {clean(error.message)}\n")

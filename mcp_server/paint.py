@@ -124,6 +124,10 @@ def field(name: str, value: Any) -> RenderableType:
         return label + scalar(name, value)
     if is_flat(value) and len(line := scalar(name, value)) <= LONG * 2:
         return label + line
+    if isinstance(value, list) and all(is_scalar(item) for item in value):
+        line = Text(", ").join(scalar("", item) for item in value)
+        if len(line) <= LONG * 2:
+            return label + line
     return Group(label, Padding(block(value), (0, 0, 0, 2), expand=False))
 
 

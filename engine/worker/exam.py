@@ -14,7 +14,7 @@ import torch
 from engine.files import Appender
 from engine.worker import heldout
 from engine.worker.batch import Row, collate, microbatches
-from engine.worker.job import Job
+from engine.worker.job import Job, keep_lines
 from engine.worker.policy import Base, token_logprobs
 from engine.worker.rollouts import Stage
 from engine.worker.sampler import SamplingParams, TorchSampler
@@ -83,8 +83,8 @@ class Exam:
         """
         path = self.job.run.evals(step)
         path.parent.mkdir(parents=True, exist_ok=True)
-        if heldout.SELECT in halves:
-            path.unlink(missing_ok=True)
+        # An attempt that was cut short may have left rows: each task counts once.
+        keep_lines(path, lambda row: row["half"] not in halves)
         curves: dict[str, float] = {}
         with Appender(path) as file:
             for half in halves:

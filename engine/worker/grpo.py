@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -86,10 +87,11 @@ def tasks_of_step(step: int, count: int, settings: dict[str, Any]) -> list[int]:
     return picked
 
 
-def _order(count: int, seed: str) -> list[int]:
+@lru_cache(maxsize=4)
+def _order(count: int, seed: str) -> tuple[int, ...]:
     order = list(range(count))
     random.Random(seed).shuffle(order)
-    return order
+    return tuple(order)
 
 
 @dataclass

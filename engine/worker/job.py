@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -68,7 +68,7 @@ class Job:
 
     def rewind(self, step: int) -> None:
         """Forget metrics after `step`: a resumed run writes them again, each step once."""
-        rewind_lines(self.run.metrics, step)
+        keep_lines(self.run.metrics, lambda line: line["step"] <= step)
         self._metrics = Appender(self.run.metrics)
 
     def finish(self, result: Mapping[str, Any]) -> None:
@@ -85,14 +85,14 @@ class Job:
         self._stop.set()
 
 
-def rewind_lines(path: Path, step: int) -> None:
-    """Keep the lines of a JSONL file whose `step` is at most `step`, replacing it atomically."""
+def keep_lines(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
+    """Keep the whole lines of a JSONL file that are wanted, replacing it atomically."""
     if not path.exists():
         return
     kept = []
     for line in path.read_bytes().splitlines(keepends=True):
         try:
-            if json.loads(line)["step"] <= step and line.endswith(b"\n"):
+            if line.endswith(b"\n") and wanted(json.loads(line)):
                 kept.append(line)
         except (ValueError, KeyError):
             continue

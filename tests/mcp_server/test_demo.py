@@ -34,6 +34,7 @@ LOOP = [
     "deploy",
     "chat",
     "deploy",
+    "deploy",
 ]
 
 
@@ -123,7 +124,11 @@ def test_the_demo_plays_the_whole_loop_and_ends_well(
     assert evaluation.get("split", "heldout") == "heldout"
     (chat,) = engine.arguments("chat")
     assert chat["compare_to"] == "pebble"
-    assert engine.arguments("deploy")[-1]["action"] == "stop"
+    _, *stops = engine.arguments("deploy")
+    assert [(stop["run_id"], stop["action"]) for stop in stops] == [
+        ("arith-grpo-1@best", "stop"),
+        ("pebble", "stop"),
+    ]
     shown = capsys.readouterr().out
     assert "Verdict: better" in shown
     assert "#### 85" in shown and "75" in shown

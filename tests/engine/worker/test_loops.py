@@ -476,3 +476,14 @@ def test_weights_that_do_not_change_are_reported(
     with pytest.raises(WorkerFailure) as caught:
         go(run)
     assert caught.value.kind == "no_update"
+
+
+def test_an_exam_sat_twice_leaves_each_task_once(
+    home: Home, env_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(home, env_id, "sft", SFT)
+    go(run)
+    best = int(run.best.resolve().name.removeprefix("step_"))
+    before = sorted(run.evals(best).read_text().splitlines())
+    go(run)  # as after a kill during the last exam: no step is left, the report half is played
+    assert sorted(run.evals(best).read_text().splitlines()) == before
