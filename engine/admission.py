@@ -22,6 +22,20 @@ def check_cap(max_gpu_hours: float) -> None:
         )
 
 
+def check_words(**said: str) -> None:
+    """Refuse free text that would not fit where it is shown and stored."""
+    for name, text in said.items():
+        limit = 200 if name == "request_id" else 4_000
+        if len(text) > limit or "\0" in text:
+            what = "a NUL in it" if "\0" in text else f"{len(text)} characters"
+            raise UserError(
+                "BAD_ARGUMENT",
+                f"{name} has {what}",
+                hint=f"Say it in at most {limit:,} characters of plain text.",
+                field=name,
+            )
+
+
 def check_secrets(record: EnvRecord) -> None:
     missing = [name for name in record.secrets if not os.environ.get(name)]
     if missing:

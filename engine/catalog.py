@@ -56,6 +56,11 @@ def resolve_model(home: Home, ref: str) -> ModelRef:
     Raises UserError MODEL_NOT_FOUND, MODEL_UNSUPPORTED or ADAPTER_MISMATCH.
     """
     ref = ref.strip()
+    if not _can_be_a_path(ref):
+        raise _not_found(
+            f"{ref[:60]!r}... cannot name a model: it is too long or has a NUL in it",
+            "Give `pebble`, a folder (/path/to/model), a hub id (ORG/NAME) or a run id.",
+        )
     if ref in BUILTIN:
         return _base(ref, "builtin", ref, BUILTIN[ref])
     run = _run_of(home, ref)
@@ -184,6 +189,12 @@ def _mismatch(message: str) -> UserError:
     return UserError(
         "ADAPTER_MISMATCH", message, hint="Start from the base model instead.", field="model"
     )
+
+
+def _can_be_a_path(ref: str) -> bool:
+    """Whether the operating system can be asked about `ref`; it raises for what cannot be."""
+    parts = ref.encode("utf-8", "surrogatepass")
+    return b"\0" not in parts and len(parts) < 4096 and max(map(len, parts.split(b"/"))) < 250
 
 
 def _local_folder(ref: str) -> Path | None:

@@ -34,6 +34,7 @@ _VALUE_HINTS = {
     "group_size": "With one completion per task every advantage is zero; 4 to 16 is usual.",
     "temperature": "At 0 all completions of a group are equal: nothing is learned; 1.0 is usual.",
     "learning_rate": "Leave it out for the value that suits the model.",
+    "lora_targets": "Name each projection once, or leave it out for all-linear.",
     "lora_rank": "16 is enough for most tasks, 256 for a large SFT set.",
     "max_examples": "Leave it out to use every train row.",
     "stop_early": "Available: none, heldout.",

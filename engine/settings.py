@@ -6,7 +6,7 @@ engine/recipe.py by the rule each field names; checking and refusing is engine/c
 
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
 from engine.model_files import ATTENTION, MLP, PROJECTIONS
@@ -30,9 +30,16 @@ def _targets(value: Any) -> Any:
     return _TARGET_GROUPS.get(value, value) if isinstance(value, str) else value
 
 
+def _each_once(value: list[str]) -> list[str]:
+    if len(set(value)) < len(value):
+        raise ValueError("a projection is named twice")
+    return value
+
+
 Targets = Annotated[
     list[Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]],
     BeforeValidator(_targets),
+    AfterValidator(_each_once),
 ]
 StopText = Annotated[str, Field(min_length=1, max_length=64)]
 

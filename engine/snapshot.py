@@ -61,10 +61,14 @@ def resolve_inside(path: str | Path, roots: list[Path] | None) -> Path:
         )
     try:
         real = Path(os.path.expanduser(given)).resolve()
+        real.is_dir()  # a name longer than the file system takes raises here
         inside = roots is None or any(real.is_relative_to(root.resolve()) for root in roots)
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(
-            "ENV_INVALID", f"{given[:200]!r} cannot be resolved: {error}", field="path"
+            "ENV_INVALID",
+            f"{given[:200]!r} cannot be resolved: {getattr(error, 'strerror', '') or error}",
+            field="path",
+            hint="Pass the folder that holds environment.py.",
         ) from error
     if not inside:
         allowed = ", ".join(str(root) for root in roots or []) or "none"

@@ -22,6 +22,7 @@ from engine.admission import (
     check_hours_left,
     check_secrets,
     check_size,
+    check_words,
     no_secrets,
 )
 from engine.catalog import ModelRef
@@ -71,6 +72,7 @@ def submit(
     }
     body = asked | {"max_gpu_hours": float(max_gpu_hours)}
     check_cap(max_gpu_hours)
+    check_words(note=note, request_id=request_id)
     if expect not in _EXPECTED:
         raise bad_argument("expect", expect, 'Say "better", "no_difference" or nothing.')
     with Store(home) as store:

@@ -36,9 +36,9 @@ Reply = dict[str, Any]
 DEMO: dict[str, Any] = {
     "env": "arithmetic",
     "model": "pebble",
-    "sft": {"max_examples": 64, "batch_size": 8, "steps": 24, "eval_every": 12, "eval_rows": 800},
-    "grpo": {"steps": 32, "eval_every": 16, "eval_rows": 800, "learning_rate": 1e-3},
-    "rows": 800,
+    "sft": {"max_examples": 64, "batch_size": 8, "steps": 22, "eval_every": 11, "eval_rows": 400},
+    "grpo": {"steps": 28, "eval_every": 14, "eval_rows": 400, "learning_rate": 1e-3},
+    "rows": 400,
     "question": "Add 47 and 38. End with #### and the sum.",
     "max_tokens": 32,
     "max_gpu_hours": 1.0,
