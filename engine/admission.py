@@ -82,8 +82,9 @@ def check_size(figures: dict[str, Any], disk_free: int) -> None:
     if not figures["disk_fits"]:
         raise UserError(
             "DISK_FULL",
-            f"the run would write {estimate.size(figures['disk_bytes'])} and "
-            f"{estimate.size(disk_free)} are free",
+            f"the run would write {estimate.size(figures['disk_bytes'])}; "
+            f"{estimate.size(disk_free)} are free, of which {estimate.size(estimate.DISK_RESERVE)} "
+            "stay free",
             hint="Free some space or lower keep_checkpoints.",
             retryable=True,
         )

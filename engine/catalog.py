@@ -145,7 +145,8 @@ def _no_checkpoint(run: RunDir, which: str) -> UserError:
     if not steps:
         return _not_found(
             f"{run.id} has no complete checkpoint yet",
-            f'Wait for one: wait_run(run_id="{run.id}").',
+            f'wait_run(run_id="{run.id}") says whether one will come; a run that ended without one '
+            f'starts again with submit_train(resume="{run.id}").',
         )
     named = ", ".join(f"{run.id}@step{step}" for step in steps[-6:])
     return _not_found(f"{run.id} has no checkpoint {which}", f"It has {named}.")

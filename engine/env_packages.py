@@ -68,7 +68,12 @@ def read_requirements(source: Path) -> list[Requirement]:
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError("ENV_INVALID", f"{FILE} cannot be read: {error}") from error
+        raise UserError(
+            "ENV_INVALID",
+            f"{FILE} cannot be read: {error}",
+            hint="Save it as UTF-8 text, one package per line.",
+            field="path",
+        ) from error
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         line = line.split(" #")[0].strip()

@@ -32,7 +32,7 @@ _CALIBRATION_FLOOR = 0.08  # of the logarithm: no two runs are closer than this
 _T95 = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.90, 1.86, 1.83, 1.81)
 _FITS, _TIGHT = 0.92, 0.8  # shares of a device's memory
 _FETCHED = 2e7  # bytes of a download per second
-_DISK_RESERVE = 500_000_000
+DISK_RESERVE = 500_000_000
 
 
 def estimate_cost(
@@ -121,7 +121,7 @@ def estimate(
         "fits": fit != "too_big",
         "fit": fit,
         "disk_bytes": need,
-        "disk_fits": need + _DISK_RESERVE <= hardware.disk_free,
+        "disk_fits": need + DISK_RESERVE <= hardware.disk_free,
         "lower_this": _lower(plan, rate, memory["total"] if fit != "fits" else None),
         "basis": basis,
         "calibrated_on_runs": runs,

@@ -15,6 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+# NaN and infinity are no JSON; nothing here writes them, and a reader takes them for null.
+_LINES = json.JSONDecoder(parse_constant=lambda _: None)
+
 
 def write_json(path: Path, obj: Any, fsync: bool = True) -> None:
     """Replace `path` with `obj` as JSON; a reader sees the old text or the new, never a part.
@@ -262,7 +265,7 @@ def _parse_line(line: bytes) -> dict[str, Any] | None:
     if not line.strip():
         return None
     try:
-        row = json.loads(line)
+        row = _LINES.decode(line.decode())
     except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None

@@ -165,10 +165,11 @@ def _done(run: RunDir) -> tuple[str, str, str, str, str]:
 
 
 def _stopped(run: RunDir, row: RunRow, status: int) -> tuple[str, str, str, str, str]:
-    forced = ""
-    if status < 0:
-        forced = f" It did not stop by itself and was ended by {_signal_name(-status)}."
-    reason, hint = row.reason + forced, resume_hint(run)
+    reason, hint = row.reason, resume_hint(run)
+    # SIGTERM is how a trainer is asked: one that is still importing ends by it at once.
+    if status < 0 and -status != signals.SIGTERM:
+        ended = f"it did not stop by itself and was ended by {_signal_name(-status)}"
+        reason = f"{reason}; {ended}"
     if row.reason_kind in ("budget", "timeout"):
         hint = (
             f'{hint} Give the new attempt its own cap: submit_train(resume="{run.id}", '

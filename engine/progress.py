@@ -1,5 +1,6 @@
 """How far a run is, read from its files; and STATUS.md, the same for a person with a pager."""
 
+import math
 import os
 import time
 from typing import Any
@@ -37,9 +38,8 @@ def read_progress(run: RunDir, row: RunRow) -> dict[str, Any]:
     events, cursor = events_from(run, 0)
     last = last_line(run.metrics) or {}
     totals = [event.get("total_steps") for event in events if event.get("event") == "started"]
-    total = next((int(n) for n in reversed(totals) if isinstance(n, int | float)), None)
-    step = last.get("step")
-    step = int(step) if isinstance(step, int | float) else None
+    total = next((n for said in reversed(totals) if (n := _whole(said)) is not None), None)
+    step = _whole(last.get("step"))
     return {
         "step": step,
         "total_steps": total,
@@ -81,6 +81,12 @@ def status_text(run: RunDir, row: RunRow) -> str:
     return "\n".join([*lines, "", f"Written {stamp}; the database has the last word.", ""])
 
 
+def _whole(value: Any) -> int | None:
+    """`value` as a whole number; None for what is none, an infinity out of a damaged line too."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return int(value) if number and math.isfinite(value) else None
+
+
 def _eta(run: RunDir, step: int | None, total: int | None) -> float | None:
     """Seconds left, from the pace of the last steps of this attempt."""
     if step is None or total is None or step >= total:
@@ -95,9 +101,9 @@ def _eta(run: RunDir, step: int | None, total: int | None) -> float | None:
         return None
     rows, _ = read_lines(run.metrics, start, _ETA_BYTES)
     points = [
-        (float(row["time"]), int(row["step"]))
+        (float(row["time"]), at)
         for row in rows
-        if isinstance(row.get("time"), int | float) and isinstance(row.get("step"), int | float)
+        if isinstance(row.get("time"), int | float) and (at := _whole(row.get("step"))) is not None
     ]
     points = [point for point in points if point[0] >= began][-_ETA_LINES:]
     if len(points) < 2 or points[-1][1] <= points[0][1]:

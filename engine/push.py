@@ -23,7 +23,7 @@ from engine.errors import UserError
 from engine.registry import AUDIT, FACTS, SOURCE, TASKS
 from engine.run_dir import Home, sync_folder, write_json
 from engine.store import Store
-from envs.audit import audit
+from envs.audit import OVERRUN, audit
 from envs.problem import EnvProblem
 from envs.process import EnvProcess, EpisodeFailed
 from envs.settings import EnvSettings, read_settings
@@ -32,6 +32,7 @@ PUSH_SECONDS = 45.0  # a tool call may not take longer
 START_SECONDS = 15.0  # of them for an import, and for tasks()
 INSTALL_SECONDS = 40.0
 AUDIT_SECONDS = 5.0
+CALL_SECONDS = 10.0  # for one answer of the environment, while it is pushed
 GIVE_UP_REPLAYS = 20  # failures after which the remaining reference answers are not replayed
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 
@@ -103,14 +104,19 @@ def push_env(
 
 def as_user_error(problem: EnvProblem) -> UserError:
     """The refusal an environment's fault becomes: its place, what is wrong, what to edit."""
-    return UserError(problem.code, str(problem)[:700], hint=problem.hint, field="path")
+    hint = problem.hint or "Correct it and push again."
+    return UserError(problem.code, str(problem)[:700], hint=hint, field="path")
 
 
 def _make(home: Home, draft: _Draft, install: bool, deadline: float) -> None:
     """Everything a version holds beside its files."""
     draft.python = _interpreter(home, draft.source, install, deadline)
     limits = draft.settings.limits
-    patient = replace(limits, start_seconds=min(limits.start_seconds, START_SECONDS))
+    patient = replace(
+        limits,
+        start_seconds=min(limits.start_seconds, START_SECONDS),
+        call_seconds=min(limits.call_seconds, CALL_SECONDS),
+    )
     values = {n: os.environ[n] for n in draft.settings.secrets if os.environ.get(n)}
     unset = [n for n in draft.settings.secrets if n not in values]
     if unset:
@@ -129,7 +135,8 @@ def _make(home: Home, draft: _Draft, install: bool, deadline: float) -> None:
         for row, side in zip(rows, sides.sides, strict=True):
             row["split"] = side
         _add_gold(env, rows, described["kind"], deadline, draft)
-        budget = max(1.0, min(AUDIT_SECONDS, (deadline - time.monotonic()) / 2))
+        left = deadline - CALL_SECONDS - time.monotonic()
+        budget = max(1.0, min(AUDIT_SECONDS, left / OVERRUN))
         findings = audit(env, rows, described["kind"], budget_s=budget)
         isolation = env.isolation
     _write_rows(draft.folder / TASKS, rows)

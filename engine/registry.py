@@ -79,10 +79,14 @@ def push_env(
 def find_env(home: Home, ref: str) -> EnvRecord:
     """The version `ref` means: an id, a bare name (its newest version) or a unique prefix.
 
+    A folder `word_game` is stored as `word-game`; either spelling of a whole name finds it.
+
     Raises UserError ENV_NOT_FOUND or ENV_AMBIGUOUS.
     """
     with Store(home) as store:
         found = store.find_env(ref)
+        if not found and (stored := ref.lower().replace("_", "-")) != ref:
+            found, ref = store.find_env(stored), stored
         known = [] if found else store.list_envs()
     if not found:
         raise _not_found(ref, known)

@@ -419,7 +419,10 @@ def _shortened(value: Any, room: int) -> Any:
 def _sentence(
     ask: _Ask, source: _Source, shown: int, matching: int, rewards: Sequence[float]
 ) -> str:
-    said = f"{shown} of {matching} {ask.pick} {source.what} in {ask.row.run_id}"
+    told = f"{ask.pick} {source.what}"
+    if ask.pick in ("error", "truncated"):  # which rows, not an order of them
+        told = f"{source.what} " + ("with an error" if ask.pick == "error" else "cut short")
+    said = f"{shown} of {matching} {told} in {ask.row.run_id}"
     if not rewards:
         return said + "."
     mean = math.fsum(rewards) / len(rewards)

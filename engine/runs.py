@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from engine import launcher, outcome
+from engine.admission import check_words
 from engine.errors import UserError
 from engine.files import last_line, read_json
 from engine.overview import overview
@@ -103,11 +104,13 @@ def wait(
 
 
 def cancel(home: Home, run_id: str, reason: str = "") -> dict[str, Any]:
-    """Ask a run to end; asking again changes nothing. Raises UserError RUN_NOT_FOUND.
+    """Ask a run to end; asking again changes nothing.
 
     A queued run is cancelled at once; a running one stops after writing a checkpoint, which its
-    supervisor sees to whether or not any server lives.
+    supervisor sees to whether or not any server lives. Raises UserError RUN_NOT_FOUND or
+    BAD_ARGUMENT.
     """
+    check_words(reason=reason)
     said = reason.strip() or "cancelled on request"
     with Store(home) as store:
         row = store.get_run(run_id)
@@ -250,9 +253,9 @@ def _summary(row: RunRow, found: dict[str, Any]) -> str:
             verdict = f", verdict {row.verdict}" if row.kind == "train" else ""
             return f"{row.run_id} is done{verdict}. {said}".strip()
         case "failed":
-            return f"{row.run_id} failed{at} ({row.reason_kind}): {row.reason}."
+            return f"{row.run_id} failed{at} ({row.reason_kind}): {row.reason.rstrip('.')}."
         case "cancelled":
-            return f"{row.run_id} is cancelled{at}: {row.reason}."
+            return f"{row.run_id} is cancelled{at}: {row.reason.rstrip('.')}."
         case _:
             left = found["eta_s"]
             return f"{row.run_id} is {row.state}{at}" + (f", {left:.0f} s left." if left else ".")

@@ -76,7 +76,7 @@ def resolve_inside(path: str | Path, roots: list[Path] | None) -> Path:
             "PATH_OUTSIDE_ROOTS",
             f"{given[:200]!r} lies outside the folders this server may read ({allowed})",
             field="path",
-            hint="Start the server with --root FOLDER, or move the environment into one of them.",
+            hint=_way_inside(given),
         )
     if not real.is_dir():
         what = "is a file" if real.is_file() else "does not exist"
@@ -88,6 +88,14 @@ def resolve_inside(path: str | Path, roots: list[Path] | None) -> Path:
             hint=f"path is the folder that holds environment.py.{parent}",
         )
     return real
+
+
+def _way_inside(given: str) -> str:
+    """What to do about a path outside the roots; a relative one may only be misspelt."""
+    move = "Start the server with --root FOLDER, or move the environment into one of them."
+    if os.path.isabs(os.path.expanduser(given)):
+        return move
+    return f"Name it as it stands in one of these folders, or in full; check the spelling. {move}"
 
 
 def take(source: Path, target: Path) -> Snapshot:

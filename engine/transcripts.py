@@ -102,7 +102,8 @@ def _tokens(row: Mapping[str, Any]) -> dict[str, Any]:
     """Ids with their loss mask (1: trained). Training keeps them for the first groups only."""
     ids, mask = row.get("ids"), row.get("loss_mask")
     if not isinstance(ids, list) or not isinstance(mask, list):
-        return {"kept": False}
+        why = 'only the first groups of a training step keep theirs: where="group == 0"'
+        return {"kept": False, "why": why}
     prompt = row.get("prompt_ids") or []
     kept = {
         "prompt_ids": prompt[-_MOST_TOKENS // 4 :],

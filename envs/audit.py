@@ -19,7 +19,8 @@ from envs.probes import GOLD, INFORMATIVE, PROBES, message_probes, text_probes
 PAID = 0.5  # of what gold earns
 GOLD_FAILURES = 0.1  # share of rows
 UNSTABLE = 0.02  # share of rows scored twice
-LEAST_ROWS = 3  # scored whatever the time says, up to three times the budget
+LEAST_ROWS = 3  # scored whatever the time says, up to `OVERRUN` times the budget
+OVERRUN = 3.0
 POOL = 200  # other rows that probes are drawn from
 SHOWN = 5
 
@@ -58,6 +59,7 @@ class _Findings:
     unstable: list[dict[str, Any]] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     rows: int = 0
+    cut: bool = False  # the time was up in the middle of a row
 
 
 def audit(
@@ -82,11 +84,14 @@ def audit(
     pool = [Task.from_row(rows[index]) for index in order[:POOL]]
     found = _Findings()
     probe = _probe_messages if kind == "multi" else _probe_text
+
+    def late() -> bool:
+        return clock() - began > OVERRUN * budget_s
+
     for index in order:
-        spent = clock() - began
-        if spent > budget_s and (found.rows >= LEAST_ROWS or spent > 3 * budget_s):
+        if clock() - began > budget_s and (found.rows >= LEAST_ROWS or late()):
             break
-        probe(scorer, rows[index], pool, rng, found)
+        probe(scorer, rows[index], pool, rng, found, late)
         found.rows += 1
     return _verdict(found, len(rows), seed, clock() - began)
 
@@ -97,12 +102,13 @@ def _probe_text(
     pool: Sequence[Task],
     rng: random.Random,
     found: _Findings,
+    late: Callable[[], bool],
 ) -> None:
     task = Task.from_row(row)
     gold = task.answer_text if task.answer is not None else None
     others = [other.answer_text for other in pool if other.id != task.id and other.answer]
     probes = text_probes(task.prompt_text, gold, others, rng)
-    _score_all(probes, lambda text: scorer.score(row, text), task.id, found)
+    _score_all(probes, lambda text: scorer.score(row, text), task.id, found, late)
 
 
 def _probe_messages(
@@ -111,11 +117,12 @@ def _probe_messages(
     pool: Sequence[Task],
     rng: random.Random,
     found: _Findings,
+    late: Callable[[], bool],
 ) -> None:
     task = Task.from_row(row)
     others = [_assistant(other) for other in pool if other.id != task.id and other.answer]
     probes = message_probes(task.prompt_text, _assistant(task), others, rng)
-    _score_all(probes, lambda messages: play(scorer, row, messages), task.id, found)
+    _score_all(probes, lambda messages: play(scorer, row, messages), task.id, found, late)
 
 
 def _assistant(task: Task) -> list[dict[str, Any]]:
@@ -149,10 +156,17 @@ def _score_all(
     score: Callable[[Any], dict[str, Any]],
     task_id: str,
     found: _Findings,
+    late: Callable[[], bool],
 ) -> None:
-    """Gold first and, after all others, gold again: a scorer with a memory gives itself away."""
+    """Gold first and, after all others, gold again: a scorer with a memory gives itself away.
+
+    Stops where it is `late`: each answer of a scorer that hangs costs the time of a whole call.
+    """
     gold: float | None = None
     for name, answer in probes.items():
+        if found.tallies and late():
+            found.cut = True
+            return
         result = score(answer)
         found.seconds.append(result["seconds"])
         if name == GOLD:
@@ -161,6 +175,9 @@ def _score_all(
             if result["error"] or result["success"] is False:
                 found.gold_failing.append(task_id)
         _count(found.tallies.setdefault(name, _Tally()), result, gold, answer, task_id)
+    if late():
+        found.cut = True
+        return
     name = GOLD if GOLD in probes else next(iter(probes))
     first = found.tallies[name].rewards[-1]
     again = score(probes[name])
@@ -213,6 +230,11 @@ def _verdict(found: _Findings, rows: int, seed: int, seconds: float) -> dict[str
         if line["errors"] and line["probe"] != GOLD:
             count = f"{line['errors']} of {line['rows']}"
             problems.append(f"score fails on {line['probe']} ({count}): {line['error']}")
+    if found.cut:
+        problems.append(
+            f"score is so slow that the time was up after {len(found.seconds)} answers: not every "
+            "probe was tried"
+        )
     ordered = sorted(found.seconds)
     return {
         "verdict": "risk" if risks else "ok",

@@ -175,7 +175,7 @@ class Task:
     def __post_init__(self) -> None:
         if isinstance(self.id, bool) or not isinstance(self.id, str | int):
             raise ValueError(f"a task's id is a string, got {_short(self.id)}")
-        self.id = str(self.id)
+        self.id = _sound(str(self.id), "a task's id")
         self.prompt = _conversation(self.prompt, f"prompt of task {self.id!r}")
         if not self.prompt:
             raise ValueError(f"the prompt of task {self.id!r} is empty")
@@ -304,7 +304,7 @@ def kind_of(env: Env) -> str:
 
 def _conversation(value: Any, where: str) -> str | list[Message]:
     if isinstance(value, str):
-        return value
+        return _sound(value, f"the {where}")
     if isinstance(value, Mapping | Message) or not isinstance(value, Sequence):
         raise ValueError(f"the {where} is a string or a list of messages, got {_short(value)}")
     try:
@@ -322,14 +322,24 @@ def _text(content: Any) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
-        return content
+        return _sound(content, "a message's content")
     texts = []
     for part in content if isinstance(content, list) else [content]:
         text = part.get("text") if isinstance(part, Mapping) else None
         if not isinstance(text, str):
             raise ValueError(f"a message's content is text, got {_short(content)}")
         texts.append(text)
-    return "".join(texts)
+    return _sound("".join(texts), "a message's content")
+
+
+def _sound(text: str, what: str) -> str:
+    """`text`, which no file or tokenizer takes with half of a surrogate pair in it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"{what} has half of a surrogate pair in it, at {error.start}"
+        raise ValueError(half) from None
+    return text
 
 
 def _short(value: Any) -> str:

@@ -70,7 +70,8 @@ def read_task_rows(env: Env, folder: Path) -> list[dict[str, Any]]:
     if not tasks:
         raise _at(source, folder, "tasks() returned no task", "Return at least one Task.")
     if len(tasks) > MAX_TASKS:
-        raise _at(source, folder, f"tasks() returned {len(tasks)} tasks, above {MAX_TASKS}", "")
+        what = f"tasks() returned {len(tasks)} tasks, above {MAX_TASKS}"
+        raise _at(source, folder, what, "Return a sample of them, drawn with a fixed seed.")
     rows, seen = [], {}
     learnt = kind_of(env) == "sft"
     for index, task in enumerate(tasks):
@@ -234,6 +235,10 @@ def _task_problem(
         return f"the answer of task {task.id!r} has no assistant message", ""
     try:
         json.dumps(task.metadata, allow_nan=False)
+        json.dumps(task.to_row(), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        what = f"a text of task {task.id!r} has half of a surrogate pair in it"
+        return what, "Decode the file it comes from as UTF-8."
     except (TypeError, ValueError, RecursionError) as error:
         return f"the metadata of task {task.id!r} is not JSON: {error}", "Keep plain values in it."
     return None

@@ -47,11 +47,11 @@ def read(slug: str = "") -> str:
         if wanted in (known, title.lower()):
             return path.read_text(encoding="utf-8")
     slugs = list(_files())
-    near = difflib.get_close_matches(wanted.replace(" ", "-"), slugs, n=3, cutoff=0.4)
+    near = difflib.get_close_matches(wanted.replace(" ", "-"), slugs, n=1, cutoff=0.5)
     raise UserError(
         "SECTION_NOT_FOUND",
         f"the playbook has no section {slug!r}; it has {', '.join(slugs)}",
-        hint=f'read_playbook(section="{near[0] if near else slugs[0]}")',
+        hint=f'read_playbook(section="{near[0]}")' if near else "read_playbook() lists them.",
         field="section",
     )
 

@@ -38,6 +38,7 @@ from engine.run_dir import RunDir
 
 _EXAMPLES = 2  # per direction, in a result
 _EXAMPLE_CHARS = 240
+_OTHER_HALF = ", half of its eval_rows: the other half chose the checkpoint"
 _WORDS = {
     "better": "better",
     "worse": "worse",
@@ -218,7 +219,7 @@ def _training_verdict(
         "checkpoints_compared": looks,
         "flips": _flips(found, sides.before, sides.after, redact),
     }
-    warnings += _cautions(found, config)
+    warnings += _cautions(found, config, sides.half)
     result["warnings"] = warnings
     result |= _expectation(config, found.outcome.verdict)
     result["summary"] = sentence(found, "held-out ")
@@ -383,7 +384,7 @@ def _first_by_task(rows: Iterable[Row]) -> dict[str, Row]:
     return first
 
 
-def _cautions(found: Comparison, config: Mapping[str, Any]) -> list[str]:
+def _cautions(found: Comparison, config: Mapping[str, Any], half: str = "all") -> list[str]:
     outcome, notes = found.outcome, []
     if outcome.unpaired:
         notes.append(f"{outcome.unpaired} tasks were scored on one side only and are left out.")
@@ -398,7 +399,7 @@ def _cautions(found: Comparison, config: Mapping[str, Any]) -> list[str]:
         if needed > outcome.n:
             notes.append(
                 f"About {needed} reported tasks would show a change of 5 points; this run has "
-                f"{outcome.n}."
+                f"{outcome.n}{_OTHER_HALF if half == 'report' else ''}."
             )
     settings = config.get("settings")
     if isinstance(settings, Mapping) and settings.get("accept_reward_risk"):

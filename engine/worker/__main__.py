@@ -22,6 +22,7 @@ from engine.worker.failures import explain
 from engine.worker.grpo import train as train_grpo
 from engine.worker.job import Job, Stopped
 from engine.worker.sft import train as train_sft
+from engine.worker.workbench import quiet_libraries
 
 DONE, FAILED, STOPPED = 0, 3, 4
 
@@ -35,6 +36,7 @@ LOOPS: dict[str, Callable[[Job], dict[str, Any]]] = {
 
 def main(folder: Path) -> int:
     """Run the job in `folder` to its end; returns the exit status."""
+    quiet_libraries()
     job = Job(folder)
     job.listen()
     mark_running(job.run)

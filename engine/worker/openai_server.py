@@ -32,6 +32,7 @@ from engine.worker.chat_request import ChatRequest, Refused, parse_chat
 from engine.worker.failures import WorkerFailure
 from engine.worker.manifest import weight_hashes
 from engine.worker.served import Served
+from engine.worker.workbench import quiet_libraries
 
 MAX_BODY = 4 * 1024 * 1024
 
@@ -193,6 +194,7 @@ def problem(status: int, message: str) -> JSONResponse:
 
 def main(path: Path) -> int:
     """Load, announce, serve; returns the exit status."""
+    quiet_libraries()
     folder = DeployDir(path)
     with folder.lock.open("a") as lock:
         try:

@@ -157,7 +157,7 @@ class Policy:
 
     def adapter_state(self) -> dict[str, torch.Tensor]:
         """The trained adapter under PEFT's names, detached copies on CPU."""
-        state = get_peft_model_state_dict(self.model, adapter_name=TRAINED)
+        state = _state(self.model, TRAINED)
         return {k: v.detach().to("cpu", torch.float32).clone() for k, v in state.items()}
 
     def load_adapter_state(self, state: dict[str, torch.Tensor]) -> None:
@@ -258,7 +258,7 @@ def set_adapter_state(model: PeftModel, state: dict[str, torch.Tensor], adapter:
     Raises:
         WorkerFailure: kind config, when a tensor is missing, left over or of another shape.
     """
-    wanted = get_peft_model_state_dict(model, adapter_name=adapter)
+    wanted = _state(model, adapter)
     missing, extra = sorted(wanted.keys() - state.keys()), sorted(state.keys() - wanted.keys())
     wrong = [k for k in wanted.keys() & state.keys() if wanted[k].shape != state[k].shape]
     if missing or extra or wrong:
@@ -271,6 +271,11 @@ def set_adapter_state(model: PeftModel, state: dict[str, torch.Tensor], adapter:
             hint="Start from the base the adapter was trained on, with its rank and targets.",
         )
     set_peft_model_state_dict(model, state, adapter_name=adapter)
+
+
+def _state(model: PeftModel, adapter: str) -> dict[str, torch.Tensor]:
+    # Embeddings are never trained here; left to itself PEFT looks the base up on the network.
+    return get_peft_model_state_dict(model, adapter_name=adapter, save_embedding_layers=False)
 
 
 def _targets(targets: str | Sequence[str]) -> str | list[str]:

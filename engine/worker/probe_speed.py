@@ -99,7 +99,7 @@ def measure(device: torch.device) -> dict[str, float]:
     }
 
 
-def best_of(work: Callable[[], None], device: torch.device, times: int = 3) -> float:
+def best_of(work: Callable[[], None], device: torch.device, times: int = 2) -> float:
     """Least seconds of a few runs: what the machine can do when left alone."""
     seconds = []
     for _ in range(times + 1):

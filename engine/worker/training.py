@@ -51,6 +51,7 @@ class Training:
         self.extra: dict[str, Any] = {}
         self.exam: Exam | None = None
         self._before = self._fingerprint()
+        self._saved = -1
 
     def __enter__(self) -> "Training":
         self.policy.model.train()
@@ -150,7 +151,9 @@ class Training:
             base_weights=self.base_weights,
         )
         checkpoint.prune(self.job.run, self.settings["keep_checkpoints"], {best.step, self.done})
-        self.job.event("checkpoint", f"saved {folder.name}", step=self.done)
+        if self._saved != self.done:  # a step may be saved for two reasons at once
+            self.job.event("checkpoint", f"saved {folder.name}", step=self.done)
+        self._saved = self.done
 
     def require_finite(self, value: float, what: str) -> None:
         """Raises WorkerFailure (nonfinite) before a bad number reaches the weights."""

@@ -1,6 +1,7 @@
 """The tools a loop works with, made ready in one place: base, renderer, environment, sampler."""
 
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 
 from engine.hardware import detect
 from engine.registry import EnvRecord, find_env, open_process, read_tasks
@@ -155,6 +157,15 @@ def memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return detect().ram_total
+
+
+def quiet_libraries() -> None:
+    """Keep progress bars and deprecation notes of the libraries out of the console log: what
+    stands there is read for the reason of a failure."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    warnings.filterwarnings("ignore", category=UserWarning, module="peft")
 
 
 def set_threads() -> None:

@@ -163,3 +163,18 @@ def test_usable_models_are_those_that_need_no_download(home: Home, base: Path, t
     assert list(listed) == ["pebble", "org/tiny", "arith-sft-1"]
     run = listed["arith-sft-1"]
     assert (run["base"], run["checkpoints"], run["best"]) == (str(base), [10, 20], "step_000010")
+
+
+@pytest.mark.parametrize("ref", ["x" * 100_000, "y" * 251, "/" + "z" * 300, "org/" + "n" * 260])
+def test_a_name_longer_than_a_file_system_takes_is_no_model(home: Home, ref: str):
+    with pytest.raises(UserError) as caught:
+        catalog.resolve_model(home, ref)
+    assert caught.value.code == "MODEL_NOT_FOUND"
+    assert caught.value.hint
+    assert len(caught.value.message) < 300
+
+
+def test_a_name_with_a_nul_is_no_model(home: Home):
+    with pytest.raises(UserError) as caught:
+        catalog.resolve_model(home, "/tmp/a\0b")
+    assert caught.value.code == "MODEL_NOT_FOUND"

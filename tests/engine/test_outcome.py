@@ -87,6 +87,13 @@ def test_a_stop_ends_as_what_was_asked_for_however_the_trainer_ended(home, kind,
     assert end.reason.startswith("because") and ("SIGKILL" in end.reason) == (status == -9)
 
 
+@pytest.mark.parametrize(("status", "said"), [(-15, ""), (-9, "ended by SIGKILL"), (4, "")])
+def test_only_a_stop_that_was_forced_says_so(home, status, said):
+    run, row = made(home, "stopping", reason_kind="cancelled", reason="enough")
+    reason = decide(run, row, status).reason
+    assert reason == "enough" if not said else reason.startswith("enough; ") and said in reason
+
+
 def test_a_record_counts_only_for_its_own_attempt(home):
     run, row = made(home)
     assert outcome.recorded(run, 1) is None

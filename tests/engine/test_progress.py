@@ -102,3 +102,12 @@ def test_no_room_for_status_md_is_no_failure(home):
     run.status_md.mkdir()  # a rename onto a folder fails like a full disk does
     write_status(run, row)
     assert run.status_md.is_dir() and list(run.path.glob(".*aside")) == []
+
+
+@pytest.mark.parametrize("line", ['{"step": NaN}', '{"step": 1e999}', '{"step": true}', '{"step"'])
+def test_a_damaged_line_of_metrics_is_no_step(home, line):
+    run, row = made(home)
+    started(run, 10)
+    run.metrics.write_text(f'{{"step": 1, "time": 1}}\n{line}\n')
+    assert read_progress(run, row)["step"] in (None, 1)
+    assert "step" in status_text(run, row)

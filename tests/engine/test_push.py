@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,10 @@ COUNT = """
     def load_environment():
         return Count()
 """
+
+
+SLEEPS = """def score(self, task, completion):
+            __import__("time").sleep(60)"""
 
 
 @pytest.fixture
@@ -287,6 +292,17 @@ def test_tasks_that_hang_are_given_up(home: Home, write, monkeypatch):
     code = DOUBLES.replace("return [Task", "__import__('time').sleep(60)\n            return [Task")
     error = refused("ENV_IMPORT", lambda: push_env(home, write(code)))
     assert "tasks() did not answer within 0.4 s" in error.message
+
+
+def test_a_score_that_hangs_costs_the_audit_its_time_and_no_more(home: Home, write, monkeypatch):
+    monkeypatch.setattr(push, "CALL_SECONDS", 0.3)
+    monkeypatch.setattr(push, "AUDIT_SECONDS", 0.2)
+    code = DOUBLES.replace("def score(self, task, completion):", SLEEPS)
+    began = time.monotonic()
+    result = push_env(home, write(code))
+    assert time.monotonic() - began < 5.0
+    assert result["audit"]["verdict"] == "risk"
+    assert any("not every probe was tried" in warning for warning in result["warnings"])
 
 
 def test_secrets_reach_the_environment_and_are_not_stored(home: Home, write, monkeypatch):

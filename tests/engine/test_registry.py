@@ -58,6 +58,12 @@ def test_a_version_is_found_by_id_name_and_prefix(three: Home, ref: str, found: 
     assert find_env(three, ref).env_id == found
 
 
+@pytest.mark.parametrize("ref", ["word_game", "word-game", "Word_Game", "word_game@cccc1"])
+def test_a_version_is_found_by_the_name_its_folder_had(three: Home, ref: str):
+    stored(three, "word-game", "cccc11112222")
+    assert find_env(three, ref).env_id == "word-game@cccc11112222"
+
+
 @pytest.mark.parametrize("ref", ["sum", "sums@aaaa", "s"])
 def test_what_may_mean_several_is_refused(three: Home, ref: str):
     with pytest.raises(UserError) as caught:

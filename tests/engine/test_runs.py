@@ -128,6 +128,9 @@ def test_a_model_that_is_a_run_is_copied_so_that_tidying_cannot_take_it(busy, be
         ("BUDGET", {"settings": SFT | {"steps": 100_000}, "max_gpu_hours": 0.01}),
         ("RUN_NOT_FOUND", {"env_id": "", "algorithm": "grpo", "settings": {}, "resume": "x-1"}),
         ("BAD_ARGUMENT", {"resume": "x-1"}),
+        ("BAD_ARGUMENT", {"note": "x" * 100_000}),
+        ("BAD_ARGUMENT", {"note": "a\0b"}),
+        ("BAD_ARGUMENT", {"request_id": "x" * 100_000}),
     ],
 )
 def test_what_cannot_run_is_refused_and_nothing_is_queued(bench, env, code, arguments):
@@ -186,6 +189,13 @@ def test_a_queued_run_is_cancelled_at_once_and_again_without_effect(busy, bench,
     assert runs.cancel(bench.home, run_id, "another reason")["state"] == "cancelled"
     found = runs.status(bench.home, run_id)
     assert found["error"]["message"] == "a better idea" and f'"{run_id}"' in found["error"]["hint"]
+
+
+def test_a_cancel_whose_reason_is_a_book_is_refused_and_changes_nothing(busy, bench, env):
+    run_id = submit(bench.home, env)["run_id"]
+    refused("BAD_ARGUMENT", runs.cancel, bench.home, run_id, "x" * 100_000)
+    with Store(bench.home) as store:
+        assert store.get_run(run_id).state == "queued"
 
 
 def test_a_running_run_stops_with_a_checkpoint_and_resumes_where_it_was(bench):

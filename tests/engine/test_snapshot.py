@@ -200,3 +200,15 @@ def test_a_file_or_nothing_is_no_folder(roots: list[Path]):
     error = refusal("ENV_INVALID", lambda: resolve_inside(roots[0] / "file.py", roots))
     assert str(roots[0]) in error.hint
     refusal("ENV_INVALID", lambda: resolve_inside(roots[0] / "none", roots))
+
+
+def test_a_path_longer_than_a_file_system_takes_is_refused(tmp_path: Path):
+    error = refusal("ENV_INVALID", lambda: resolve_inside(str(tmp_path / ("x" * 300)), [tmp_path]))
+    assert error.hint
+
+
+def test_a_relative_path_outside_the_roots_is_told_how_to_name_it(roots: list[Path]):
+    error = refusal("PATH_OUTSIDE_ROOTS", lambda: resolve_inside("no-such-folder", roots))
+    assert "as it stands in one of these folders" in error.hint
+    error = refusal("PATH_OUTSIDE_ROOTS", lambda: resolve_inside("/etc", roots))
+    assert error.hint.startswith("Start the server with --root")

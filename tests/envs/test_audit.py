@@ -253,6 +253,8 @@ def test_a_scorer_that_hangs_is_left_after_three_times_the_budget():
 
     found = audit(Scorer(hanging), NUMBERS, "single", budget_s=5.0, clock=lambda: now[0])
     assert found["rows_scored"] == 1
+    assert now[0] <= 3 * 5.0 + 10.0, "one call after the time was up, not one per probe"
+    assert found["verdict"] == "risk" and "not every probe was tried" in found["problems"][-1]
 
 
 def test_the_order_is_seeded():

@@ -98,6 +98,19 @@ def test_a_task_says_what_is_wrong_with_it():
         Task("x", "p", metadata=["m"])  # type: ignore[arg-type]
 
 
+def test_half_a_surrogate_pair_is_no_text():
+    for make in (
+        lambda: Task("x", "a\ud800"),
+        lambda: Task("x\ud800", "a"),
+        lambda: Task("x", "a", "\udfff"),
+        lambda: Task("x", [{"role": "user", "content": "\ud800"}]),
+        lambda: Message("assistant", "\ud800"),
+    ):
+        with pytest.raises(ValueError, match="half of a surrogate pair"):
+            make()
+    assert Message("user", "\U0001f600").content == "\U0001f600"
+
+
 def test_prompt_and_answer_can_be_read_as_text():
     task = Task(
         7,  # type: ignore[arg-type]

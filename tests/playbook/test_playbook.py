@@ -253,6 +253,12 @@ def test_an_unknown_section_is_refused_with_a_near_one():
     assert 'read_playbook(section="judging")' in caught.value.hint
 
 
+def test_an_unknown_section_near_none_is_sent_to_the_contents():
+    with pytest.raises(UserError) as caught:
+        read("nonsense")
+    assert caught.value.hint == "read_playbook() lists them."
+
+
 def test_sections_refer_to_sections_that_exist():
     for slug in SLUGS:
         named = re.findall(r"[Ss]ections? `(\w+)`(?: and `(\w+)`)?", read(slug))

@@ -53,6 +53,8 @@ def test_truncated_and_error_show_only_those(home, played):
     assert failed["error"] == "ValueError: no number"
     none = read_rollouts(home, played.id, "error", step=3)
     assert none["rollouts"] == [] and none["next_cursor"] == ""
+    assert none["summary"].startswith("0 of 0 rollouts of step 3 with an error in ")
+    assert " cut short in " in cut["summary"]
 
 
 def test_random_is_the_same_order_every_time_and_no_order_of_the_file(home, played):
@@ -142,7 +144,8 @@ def test_tokens_come_with_their_loss_mask_where_they_were_kept(home, make_run, r
     for name in ("ids", "loss_mask", "prompt_ids"):
         bare.pop(name)
     run.rollouts(2, [bare])
-    assert read_rollouts(home, run.id, tokens=True)["rollouts"][0]["tokens"] == {"kept": False}
+    missing = read_rollouts(home, run.id, tokens=True)["rollouts"][0]["tokens"]
+    assert missing["kept"] is False and 'where="group == 0"' in missing["why"]
     run.rollouts(3, [rows.rollout(0, 0, 0.0, ids=[50_000] * 9000, loss_mask=[1] * 9000)])
     result = read_rollouts(home, run.id, tokens=True)
     kept = result["rollouts"][0]["tokens"]

@@ -54,7 +54,8 @@ def test_few_tasks_are_inconclusive_and_the_number_needed_is_said(make_run, rows
     run.evals(30, rows.halved(lambda i: rng.random() < 0.5, 40))
     verdict = run_verdict(run.run)
     assert verdict["verdict"] == "inconclusive"
-    assert any("would show a change of 5 points" in text for text in verdict["warnings"])
+    [needed] = [text for text in verdict["warnings"] if "show a change of 5 points" in text]
+    assert needed.endswith("has 20, half of its eval_rows: the other half chose the checkpoint.")
     assert verdict["smallest_detectable_gap"] > 0.2
 
 

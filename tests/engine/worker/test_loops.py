@@ -63,6 +63,9 @@ def test_a_run_leaves_everything_the_contract_names(
     assert run.resolve_checkpoint("best") == run.checkpoint(result["best_step"])
     assert run.manifest.exists()
     assert (run.checkpoint(4) / "MANIFEST.json").exists()
+    events = [json.loads(line) for line in run.events.read_text().splitlines()]
+    saved = [e["step"] for e in events if e["event"] == "checkpoint"]
+    assert saved == sorted(set(saved)) and saved[-1] == 4
     assert result["verdict"] in ("better", "worse", "no_difference", "inconclusive", "unknown")
 
 
