@@ -40,6 +40,7 @@ _GPUS = (
     ("L4", 1.2e14, 3.0e11),
 )
 _UNKNOWN_GPU = (3.0e13, 3.0e11)
+_PATIENCE_S = 3.0  # how long a call waits for a probe that another call started
 _PROBE_CPU_S = 120  # a probe takes seconds; one that hangs ends by itself
 
 
@@ -153,7 +154,10 @@ def ensure(home: Home, hardware: Hardware, wait_s: float) -> bool:
     """
     if is_measured(home, hardware.device):
         return True
-    if not is_locked(_lock(home)) and not _start_probe(home):
+    if is_locked(_lock(home)):
+        # Somebody has waited for it already: on a busy machine a probe takes minutes.
+        wait_s = min(wait_s, _PATIENCE_S)
+    elif not _start_probe(home):
         return False
     deadline = time.monotonic() + wait_s
     while is_locked(_lock(home)) and time.monotonic() < deadline:

@@ -54,8 +54,8 @@ def save(
     final = run.checkpoint(progress.step)
     if (final / MANIFEST).exists():
         return final
+    sweep(run)
     aside = final.with_name(f".{final.name}.{os.getpid()}")
-    shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     _save_adapter_files(policy, aside, base_ref)
     save_file(_optimizer_tensors(policy, optimizer), aside / OPTIMIZER)
@@ -74,6 +74,12 @@ def save(
     os.replace(aside, final)
     sync_folder(final.parent)
     return final
+
+
+def sweep(run: RunDir) -> None:
+    """Clear away what an attempt that died while saving left behind; nobody else writes here."""
+    for left in run.checkpoints.glob(".step_*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def restore(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> Progress:

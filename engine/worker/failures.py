@@ -8,6 +8,7 @@ import traceback
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from engine.errors import FAILURE_KINDS, UserError
 
@@ -51,13 +52,22 @@ def explain(error: BaseException) -> dict[str, Any]:
         return _record("config", error.message, error.code, error.hint)
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "not enough memory" in str(error):
         return _record("oom", "Memory ran out.", _last_line(error), HINTS["oom"])
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-        where = error.filename or "the home folder"
+    if _is_full_or_read_only(error):
+        where = getattr(error, "filename", None) or "the home folder"
         return _record("infra", f"Could not write {where}.", _last_line(error), HINTS["infra"])
     where = traceback.extract_tb(error.__traceback__)[-1] if error.__traceback__ else None
     place = f" at {where.filename.rsplit('/', 1)[-1]}:{where.lineno}" if where else ""
     evidence = _last_line(error) + place
     return _record("internal", "The trainer stopped on a fault.", evidence, HINTS["internal"])
+
+
+def _is_full_or_read_only(error: BaseException) -> bool:
+    codes = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+    if isinstance(error, OSError):
+        return error.errno in codes
+    # safetensors writes in Rust and only tells the number in words.
+    said = str(error)
+    return isinstance(error, SafetensorError) and any(f"os error {c})" in said for c in codes)
 
 
 def _record(kind: str, message: str, evidence: str, hint: str) -> dict[str, Any]:

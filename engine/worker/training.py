@@ -195,6 +195,7 @@ class Training:
 
     def _resume(self) -> bool:
         """Continue from the last complete checkpoint, if there is one."""
+        checkpoint.sweep(self.job.run)
         folder = self.job.run.latest_checkpoint()
         if folder is None or self.exam is None:
             self.job.rewind(-1)

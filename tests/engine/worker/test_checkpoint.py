@@ -85,6 +85,18 @@ def test_a_folder_without_a_manifest_is_no_checkpoint(
     checkpoint.verify(saved)
 
 
+def test_what_a_kill_while_saving_left_is_cleared_away(
+    pebble: Base, tuned: Callable[[Base], Policy], run: RunDir
+) -> None:
+    torn = run.checkpoints / ".step_000002.12345"
+    torn.mkdir(parents=True)
+    (torn / checkpoint.ADAPTER).write_bytes(b"half")
+    policy = tuned(pebble)
+    optimizer = make_optimizer(policy.parameters(), ADAM)
+    checkpoint.save(run, policy, optimizer, checkpoint.Progress(3, {}), base_ref="pebble")
+    assert [p.name for p in run.checkpoints.iterdir()] == ["step_000003"]
+
+
 def test_one_flipped_bit_is_found(
     pebble: Base, tuned: Callable[[Base], Policy], run: RunDir
 ) -> None:

@@ -4,6 +4,7 @@ import errno
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from engine.errors import FAILURE_KINDS, UserError
 from engine.worker.failures import WorkerFailure, explain
@@ -17,6 +18,8 @@ from engine.worker.failures import WorkerFailure, explain
         (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate"), "oom"),
         (OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl"), "infra"),
         (OSError(errno.EROFS, "Read-only file system", "metrics.jsonl"), "infra"),
+        (SafetensorError("I/O error: No space left on device (os error 28)"), "infra"),
+        (SafetensorError("header too large"), "internal"),
         (UserError("MODEL_NOT_FOUND", "no such model", hint="name another"), "config"),
         (WorkerFailure("reward", "too many errors", evidence="step 3"), "reward"),
         (ZeroDivisionError("division by zero"), "internal"),
