@@ -111,7 +111,7 @@ def dry_run(
         "checks": stairs.checks,
         "probe": stairs.facts.get("probe"),
         "run_id": stairs.facts.get("run_id", ""),
-        "summary": _summary(stairs),
+        "summary": _summary(look, stairs),
         "next": _next(look, stairs),
         "warnings": _warnings(stairs),
     }
@@ -294,6 +294,16 @@ class _Look:
         }
         return arguments | ({"settings": self.settings} if self.settings else {})
 
+    def sft_call(self) -> dict[str, Any]:
+        """Arguments of a submit_train by SFT on the same tasks, {} where they have no answers."""
+        rows = self.facts.get("rows")
+        if rows is None or not rows.answered_rows:
+            return {}
+        kept = {name: self.settings[name] for name in _PROBE_SETTINGS if name in self.settings}
+        call = self.call() | {"algorithm": "sft"}
+        call.pop("settings", None)
+        return call | ({"settings": kept} if kept else {})
+
     def probe(self, samples: int, began: float) -> _Found:
         """Sample the model in a run of its own and judge whether GRPO has something to select."""
         record = self.facts["record"]
@@ -310,6 +320,7 @@ class _Look:
         status = runs.wait(self.home, run_id, "end", left)
         if status["state"] == "done":
             result = self.facts["probe"] = read_json(self.home.run(run_id).result)
+            self.facts["too_hard"] = self.algorithm == "grpo" and _too_hard(result)
             return _judge_probe(result)
         if status["state"] in ("failed", "cancelled"):
             error = status.get("error") or {}
@@ -365,6 +376,11 @@ def _judge_data(
     return _Found("warn", f"{detail}; {said}", " ".join(fix for _, fix in weak if fix))
 
 
+def _too_hard(result: dict[str, Any]) -> bool:
+    """Whether GRPO would have next to nothing to select because hardly any answer is right."""
+    return result["effective"] < 0.2 and result["too_hard"] >= result["too_easy"]
+
+
 def _judge_probe(result: dict[str, Any]) -> _Found:
     """A probe's numbers in words, with the one lever they point at."""
     effective, truncated = result["effective"], result["truncated_share"]
@@ -378,8 +394,9 @@ def _judge_probe(result: dict[str, Any]) -> _Found:
         share = f"{result['error_share']:.0%} of the scores failed"
         return _Found("fail", f"{share}; {detail}", "Mend score() and push again.", "ENV_INVALID")
     if truncated > 0.1:
-        return _Found("warn", detail, "Raise max_tokens, or ask for shorter answers.")
-    if effective < 0.2 and result["too_hard"] >= result["too_easy"]:
+        after = " If the groups stay too hard: train by SFT first." if _too_hard(result) else ""
+        return _Found("warn", detail, f"Raise max_tokens, or ask for shorter answers.{after}")
+    if _too_hard(result):
         return _Found(
             "warn",
             detail,
@@ -435,7 +452,7 @@ def _short_audit(audit: dict[str, Any]) -> dict[str, Any]:
     return short
 
 
-def _summary(stairs: _Stairs) -> str:
+def _summary(look: _Look, stairs: _Stairs) -> str:
     failed = stairs.failed
     if failed:
         first = failed[0]
@@ -444,6 +461,13 @@ def _summary(stairs: _Stairs) -> str:
     warned = [check["name"] for check in stairs.checks if check["status"] == "warn"]
     likely = stairs.facts["estimate"]["hours"]["likely"]
     said = f"Ready to train, about {estimate.words(likely)}"
+    if stairs.facts.get("too_hard"):
+        found = stairs.facts["probe"]
+        first = "train by SFT first" if look.sft_call() else "give partial credit"
+        said = (
+            f"GRPO would learn little: {found['too_hard']:.0%} of {found['tasks']} groups are too "
+            f"hard; {first}, or take easier tasks"
+        )
     return f"{said}; look at {', '.join(warned)}." if warned else f"{said}."
 
 
@@ -452,6 +476,10 @@ def _next(look: _Look, stairs: _Stairs) -> list[dict[str, Any]]:
         return []
     calls = [{"tool": "submit_train", "arguments": look.call()}]
     run_id = stairs.facts.get("run_id")
+    if stairs.facts.get("too_hard"):
+        sft = look.sft_call()
+        calls = [{"tool": "submit_train", "arguments": sft}] if sft else []
+        return [*calls, {"tool": "read_rollouts", "arguments": {"run_id": run_id, "pick": "best"}}]
     if run_id and stairs.status("probe") == "skip":
         calls.insert(0, {"tool": "wait_run", "arguments": {"run_id": run_id}})
     return calls

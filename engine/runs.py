@@ -168,6 +168,8 @@ def _status(
         found["warnings"].append(f"nothing was written for {now['quiet_s']:.0f} s")
     if row.state == "done":
         found |= _result(run)
+        if row.kind == "evaluate":
+            found["next"] = _after_evaluation(run, row)
     if row.state in ("failed", "cancelled", "stopping") and row.reason_kind:
         found["error"] = {
             "kind": row.reason_kind,
@@ -231,6 +233,20 @@ def _result(run: RunDir) -> dict[str, Any]:
     if evidence.get("next"):
         about["next"] = evidence["next"]
     return about
+
+
+def _after_evaluation(run: RunDir, row: RunRow) -> list[dict[str, Any]]:
+    """Compare what was evaluated, and read it; an evaluation left no model to deploy."""
+    try:
+        models = [str(model["ref"]) for model in read_json(run.config)["models"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        models = []
+    look = {"tool": "read_rollouts", "arguments": {"run_id": row.run_id}}
+    if len(models) < 2:
+        return [look]
+    look["arguments"]["pick"] = "changed"
+    both = {"ids": models, "env_id": row.env_id}
+    return [{"tool": "compare_runs", "arguments": both}, look]
 
 
 def _evidence(run: RunDir) -> str:

@@ -331,20 +331,41 @@ def _stop(home: Home, ref: str) -> dict[str, Any]:
             _update(home, row, adapters=left, serve_base=base)
         else:
             deployments.stop(home, row, "stopped on request")
-    if not stopped and not _was_deployed(home, ref):
+    reply = {"model": ref, "state": "stopped", "next": [], "warnings": []}
+    if stopped:
+        return reply | {"summary": f"{ref} is no longer served."}
+    if _was_deployed(home, ref):
+        return reply | {"summary": f"{ref} was stopped already."}
+    if not _is_run(home, ref):
         catalog.resolve_model(home, ref)  # says so when there is no such thing at all
-    return {
-        "model": ref,
-        "state": "stopped",
-        "summary": f"{ref} is no longer served." if stopped else f"{ref} was not being served.",
-        "next": [],
-        "warnings": [],
+    others = _served_of(home, ref)
+    also = f"; {', '.join(others)} is" if others else ""
+    return reply | {
+        "state": "not_served",
+        "summary": f"Nothing was stopped: {ref} was not being served{also}.",
+        "next": [
+            {"tool": "deploy", "arguments": {"run_id": name, "action": "stop"}} for name in others
+        ],
     }
 
 
 def _was_deployed(home: Home, deployment_id: str) -> bool:
     with Store(home) as store:
         return any(row.deployment_id == deployment_id for row in store.list_deployments())
+
+
+def _is_run(home: Home, ref: str) -> bool:
+    """Whether `ref` is a run, be it one that left no model."""
+    with Store(home) as store, contextlib.suppress(UserError):
+        return store.get_run(ref).run_id == ref
+    return False
+
+
+def _served_of(home: Home, ref: str) -> list[str]:
+    """What is served of the run of `ref`, under the other names it has."""
+    run_id = ref.partition("@")[0]
+    names = [name for row in deployments.living(home) for name in deployments.served(home, row)]
+    return [name for name in names if name.partition("@")[0] == run_id]
 
 
 def _ask(home: Home, wanted: Wanted, body: dict[str, Any], deadline: float) -> dict[str, Any]:

@@ -14,10 +14,11 @@ import typer
 from engine.errors import UserError
 from mcp_server import __version__, cli_env, cli_models, cli_runs, verbs
 from mcp_server.log import log_file
-from mcp_server.terminal import FAILED, OK, HomeFolder, Json, at, command, show
+from mcp_server.terminal import FAILED, OK, CommandGroup, HomeFolder, Json, at, command, show
 
 app = typer.Typer(
     name="honesmith",
+    cls=CommandGroup,
     help="The training server a coding agent can drive and a person can trust.",
     no_args_is_help=True,
     add_completion=False,
@@ -177,7 +178,11 @@ def playbook(
 ) -> None:
     """How to train well."""
     text = verbs.read_playbook(section)
-    show({"section": section, "text": text} if as_json else text, as_json)
+    if as_json:
+        return show({"section": section, "text": text}, True)
+    if not section:
+        text = text.replace('read_playbook(section="...")', "honesmith playbook SECTION")
+    return show(text, False)
 
 
 def _log_check(path: Path) -> dict[str, str]:

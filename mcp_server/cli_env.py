@@ -8,9 +8,11 @@ import typer
 
 from engine.errors import UserError
 from mcp_server import starter, verbs
-from mcp_server.terminal import FAILED, OK, HomeFolder, Json, at, command, show
+from mcp_server.terminal import FAILED, OK, CommandGroup, HomeFolder, Json, at, command, show
 
-app = typer.Typer(help="Environments: tasks and how they are scored.", no_args_is_help=True)
+app = typer.Typer(
+    help="Environments: tasks and how they are scored.", no_args_is_help=True, cls=CommandGroup
+)
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with environment.py.")]
 Install = Annotated[bool, typer.Option("--install", help="Build its requirements.txt venv.")]

@@ -81,12 +81,14 @@ def train(
     ] = "",
     model: Annotated[str, typer.Option(help="Default: pebble, or what the file says.")] = "",
     algorithm: Annotated[
-        Literal["", "sft", "grpo"], typer.Option(help="Default: grpo, or what the file says.")
+        Literal["", "sft", "grpo"],
+        typer.Option(metavar="<sft|grpo>", help="Default: grpo, or what the file says."),
     ] = "",
     settings: Sets = None,
     note: Annotated[str, typer.Option(help="Why this run.")] = "",
     expect: Annotated[
-        Literal["", "better", "no_difference"], typer.Option(help="Your prediction.")
+        Literal["", "better", "no_difference"],
+        typer.Option(metavar="<better|no_difference>", help="Your prediction."),
     ] = "",
     parent: Annotated[str, typer.Option(help="Run to compare the settings with.")] = "",
     max_gpu_hours: Annotated[float, typer.Option(min=0, help="Cap on device hours.")] = 2.0,
@@ -154,13 +156,17 @@ def logs(
         reply = verbs.read_logs(where, run_id, view, keys or (), grep, limit, cursor)
         fresh = any(reply.get(name) for name in ("lines", "events", "rows"))
         if fresh or not follow:
-            show(_news(reply) if follow else reply, as_json, "logs")
+            show(_news(reply, as_json) if follow else reply, as_json, "logs")
         # Newer pages end with the run; a cursor to older ones is not followed.
-        cursor = reply.get("next_cursor", "")
+        before, cursor = cursor, reply.get("next_cursor", "")
         if not follow or not cursor or cursor.endswith(":older"):
             return
-        if not fresh:
-            time.sleep(FOLLOW_EVERY_S)
+        if fresh or cursor != before:
+            continue
+        if reply.get("state") in TERMINAL:
+            return
+        # Not a mere sleep: it ends with the run, and closes one whose processes were killed.
+        verbs.wait_run(where, run_id, "end", FOLLOW_EVERY_S)
 
 
 @command
@@ -229,9 +235,12 @@ def report(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> Non
     show(verbs.report(at(home), run_id), as_json)
 
 
-def _news(page: dict[str, Any]) -> dict[str, Any]:
+def _news(page: dict[str, Any], as_json: bool) -> dict[str, Any]:
     """A page without what would be said again with every page that follows."""
-    return {name: value for name, value in page.items() if name not in ("next", "next_cursor")}
+    again = (
+        ("next", "next_cursor") if as_json else ("summary", "next", "next_cursor", "older_cursor")
+    )
+    return {name: value for name, value in page.items() if name not in again}
 
 
 def _plan_of(path: Path) -> dict[str, Any]:

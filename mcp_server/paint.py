@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mcp_server.replies import HEAD, compact
-from mcp_server.terminal import as_command
+from mcp_server.terminal import as_command, as_typed
 
 LONG = 60  # characters from which a text is a block of its own and not a cell
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -84,6 +84,8 @@ def logs(data: Any) -> None:
     for event in data.get("events", []):
         out.print(event_line(event), soft_wrap=True)
     shown = ("columns", "rows", "error", "next_cursor", "older_cursor")
+    if not any(name in page for name in ("summary", "rows", "error")):
+        return  # one of the pages of a run that is followed: its lines are all it says
     reply({name: page[name] for name in (*HEAD, *shown) if name in page})
 
 
@@ -171,7 +173,7 @@ def checks(items: Sequence[Mapping[str, Any]]) -> RenderableType:
         status = str(item["status"])
         said = Text(str(item.get("detail", "")))
         if item.get("fix"):
-            said.append(f"\n-> {item['fix']}", style="dim")
+            said.append(f"\n-> {as_typed(str(item['fix']))}", style="dim")
         mark = Text(MARKS.get(status, "·"), style=STATES.get(status, "dim"))
         table.add_row(mark, Text(str(item["name"])), said)
     return table
@@ -203,7 +205,7 @@ def scalar(name: str, value: Any) -> Text:
     if not is_scalar(value):
         return Text(compact(value))
     style = VERDICTS.get(str(value), "") if name == "verdict" else STATES.get(str(value), "")
-    return Text(str(value), style=style)
+    return Text(as_typed(str(value)) if name == "hint" else str(value), style=style)
 
 
 def is_flat(value: Any) -> TypeGuard[Mapping[str, Any]]:

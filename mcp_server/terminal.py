@@ -5,8 +5,11 @@ people: tables as wide as the terminal, no colours where nobody sees them. Exit 
 work failed, 2 the input was wrong.
 """
 
+import ast
+import difflib
 import functools
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from engine.errors import UserError
 from engine.run_dir import Home
@@ -41,6 +45,28 @@ Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="A setting, e.g. --set steps=60."),
 ]
+
+
+class CommandGroup(TyperGroup):
+    """Commands whose flags are shown without a type, and whose typos meet near names alone."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        for inner in (self, *self.commands.values()):
+            assert isinstance(inner, TyperGroup | TyperCommand)
+            options = [*inner.params, inner.get_help_option(typer.Context(inner))]
+            for option in options:
+                if isinstance(option, TyperOption) and option.is_flag:
+                    option.metavar = ""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0] if args else ""
+        if name and name not in self.commands and not name.startswith("-"):
+            begun = [known for known in self.commands if len(name) > 2 and known.startswith(name)]
+            near = begun or difflib.get_close_matches(name, self.commands, cutoff=0.7)
+            guess = f" Did you mean {' or '.join(repr(known) for known in near)}?" if near else ""
+            ctx.fail(f"No such command {name!r}.{guess}")
+        return super().resolve_command(ctx, args)
 
 
 def command(function: Callable[..., int | None]) -> Callable[..., None]:
@@ -96,7 +122,7 @@ def refuse(error: UserError, as_json: bool) -> None:
         return
     lines = [f"error: {error.message} [{error.code}]"]
     if error.hint:
-        lines.append(f"  try: {error.hint}")
+        lines.append(f"  try: {as_typed(error.hint)}")
     if error.playbook:
         lines.append(f"  read: honesmith playbook {error.playbook}")
     typer.echo(clean("\n".join(lines)), err=True)
@@ -135,6 +161,7 @@ def as_command(call: Mapping[str, Any]) -> str:
     name, first = _COMMANDS.get(tool, (tool.replace("_", "-"), ()))
     if tool == "deploy" and arguments.get("action") in ("stop", "export"):
         name = {"stop": "undeploy", "export": "export"}[arguments.pop("action")]
+        first = (*first, "path")
     words = ["honesmith", *name.split()]
     words += [str(arguments.pop(key)) for key in first if key in arguments]
     for key, value in arguments.items():
@@ -142,11 +169,33 @@ def as_command(call: Mapping[str, Any]) -> str:
             words += [word for k, v in value.items() for word in ("--set", f"{k}={_value(v)}")]
         elif value is True:
             words.append(f"--{key.replace('_', '-')}")
+        elif key == "keys":
+            words += [word for name in value for word in ("--key", str(name))]
         elif isinstance(value, list):
             words += [str(item) for item in value]
         elif value not in ("", None, False) and key != "cursor":
             words += [f"--{key.replace('_', '-')}", str(value)]
     return shlex.join(words)
+
+
+def as_typed(text: str) -> str:
+    """`text` with each tool call in it as the command a person would type."""
+    return _CALL.sub(lambda found: _typed(found[0]), text)
+
+
+def _typed(call: str) -> str:
+    try:
+        parsed = ast.parse(call, mode="eval").body
+        if not isinstance(parsed, ast.Call) or not isinstance(parsed.func, ast.Name) or parsed.args:
+            return call
+        arguments = {
+            keyword.arg: ast.literal_eval(keyword.value)
+            for keyword in parsed.keywords
+            if keyword.arg is not None
+        }
+    except (ValueError, SyntaxError):
+        return call
+    return as_command({"tool": parsed.func.id, "arguments": arguments})
 
 
 _COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -165,6 +214,9 @@ _COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cancel_run": ("cancel", ("run_id",)),
     "read_playbook": ("playbook", ("section",)),
 }
+
+
+_CALL = re.compile(rf"\b(?:{'|'.join(_COMMANDS)})\([^()]*\)")
 
 
 def _value(value: Any) -> str:

@@ -282,10 +282,21 @@ def from_roots(path: str, roots: Sequence[Path]) -> str:
 
 
 def inside_roots(path: str, roots: Sequence[Path]) -> Path:
-    """`path` resolved, links followed. Raises UserError PATH_OUTSIDE_ROOTS outside `roots`."""
-    resolved = Path(path).expanduser().resolve()
-    if any(resolved.is_relative_to(root.resolve()) for root in roots):
-        return resolved
+    """`path` resolved, links followed; a relative one in the root that has it, else in the first.
+
+    Raises UserError PATH_OUTSIDE_ROOTS outside `roots`, BAD_ARGUMENT for what is no path.
+    """
+    if "\0" in path:
+        raise UserError("BAD_ARGUMENT", "path has a NUL in it", hint="Name a folder.", field="path")
+    given = Path(path).expanduser()
+    choices = [given]
+    if not given.is_absolute():
+        placed = [root / given for root in roots]
+        choices = [place for place in (given, *placed) if place.exists()] + placed
+    for choice in choices:
+        resolved = choice.resolve()
+        if any(resolved.is_relative_to(root.resolve()) for root in roots):
+            return resolved
     allowed = ", ".join(str(root) for root in roots) or "none"
     raise UserError(
         "PATH_OUTSIDE_ROOTS",
@@ -297,13 +308,18 @@ def inside_roots(path: str, roots: Sequence[Path]) -> Path:
 
 def _after_wait(run_id: str, until: str, reply: Reply) -> list[Reply]:
     state = reply.get("state")
+    look = suggest("read_rollouts", run_id=run_id)
     if state == "done":
-        return [suggest("read_rollouts", run_id=run_id), suggest("deploy", run_id=f"{run_id}@best")]
+        # An evaluation or a probe left no model to serve.
+        trained = reply.get("kind", "train") == "train"
+        return [look, suggest("deploy", run_id=f"{run_id}@best")] if trained else [look]
     if state == "failed":
         return [suggest("read_logs", run_id=run_id, view="error")]
     if state == "cancelled":
         return [suggest("submit_train", resume=run_id)]
-    again = {"run_id": run_id, "until": until}
+    first_came = until == "first_step" and bool(reply.get("reached"))
+    again = {"run_id": run_id, "until": "end" if first_came else until}
     if reply.get("cursor"):
         again["cursor"] = reply["cursor"]
-    return [suggest("wait_run", **again)]
+    on = suggest("wait_run", **again)
+    return [look, suggest("read_logs", run_id=run_id), on] if first_came else [on]

@@ -285,6 +285,37 @@ def test_a_probe_points_at_one_lever(change: dict[str, float], status: str, word
     assert found.status == status and words in found.fix
 
 
+@pytest.mark.parametrize(("answer", "truncated"), [("46", 0.0), ("46", 0.5), (None, 0.0)])
+def test_tasks_that_are_too_hard_are_not_proposed_for_grpo(
+    home: Home, monkeypatch: pytest.MonkeyPatch, answer: str | None, truncated: float
+):
+    env_id = add(home, answer=answer)
+    hard = LEARNABLE | {"effective": 0.0, "too_easy": 0.0, "too_hard": 1.0}
+    hard["truncated_share"] = truncated
+    monkeypatch.setenv("HONESMITH_TEST_PROBE", json.dumps(hard))
+    report = dry_run.dry_run(home, "sums", settings={"steps": 9, "seed": 3}, samples=4)
+    entry, calls = check(report, "probe"), report["next"]
+    assert entry["status"] == "warn" and "SFT first" in entry["fix"]
+    assert "GRPO would learn little: 100% of 4 groups are too hard" in report["summary"]
+    assert "Ready" not in report["summary"]
+    assert calls[-1]["arguments"] == {"run_id": report["run_id"], "pick": "best"}
+    sft = {"env_id": env_id, "model": "pebble", "algorithm": "sft", "settings": {"seed": 3}}
+    assert [call["arguments"] for call in calls[:-1]] == ([sft] if answer else [])
+    finish(home, report["run_id"])
+
+
+def test_tasks_too_hard_for_grpo_do_not_stand_in_the_way_of_sft(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    add(home)
+    hard = LEARNABLE | {"effective": 0.0, "too_easy": 0.0, "too_hard": 1.0}
+    monkeypatch.setenv("HONESMITH_TEST_PROBE", json.dumps(hard))
+    report = dry_run.dry_run(home, "sums", algorithm="sft", samples=4)
+    assert report["summary"].startswith("Ready to train")
+    assert [call["arguments"]["algorithm"] for call in report["next"]] == ["sft"]
+    finish(home, report["run_id"])
+
+
 def test_a_probe_that_fails_says_why(home: Home, monkeypatch: pytest.MonkeyPatch):
     add(home)
     monkeypatch.setenv("HONESMITH_TEST_PROBE", "null")

@@ -11,9 +11,9 @@ import pytest
 
 from engine import launcher, runs
 from engine.errors import UserError
-from engine.files import append_line
+from engine.files import append_line, write_json
 from engine.run_dir import read_json
-from engine.store import Store
+from engine.store import NewRun, Store
 
 # Each of these takes about a second; the limit is for a machine that is busy with other things.
 pytestmark = pytest.mark.timeout(60)
@@ -362,6 +362,28 @@ def test_an_evaluation_is_a_run_of_its_own_with_copies_of_its_models(busy, bench
     assert Path(adapted["adapter"]).is_relative_to(bench.home.run("sums-eval-1").path)
     assert config["settings"]["temperature"] == 1 and config["settings"]["max_length"] == 1024
     assert (config["split"], config["rows"], config["attempts"]) == ("heldout", 500, 2)
+
+
+@pytest.mark.parametrize("models", [["pebble"], ["pebble", "sums-sft-1@best"]])
+def test_a_finished_evaluation_offers_to_compare_its_models_and_never_to_deploy_it(home, models):
+    def prepare(run_id: str) -> None:
+        home.run(run_id).create()
+        write_json(home.run(run_id).config, {"models": [{"ref": ref} for ref in models]})
+        write_json(home.run(run_id).result, {"summary": "played"})
+
+    with Store(home) as store:
+        new = NewRun("sums-eval", "evaluate", "evaluate", "sums@0123456789ab", ", ".join(models))
+        run_id = store.insert_run(new, prepare).run_id
+        for before, state in (
+            ("queued", "preparing"),
+            ("preparing", "running"),
+            ("running", "done"),
+        ):
+            store.set_state(run_id, state, only_from={before})
+    calls = runs.wait(home, run_id)["next"]
+    assert calls[-1]["tool"] == "read_rollouts" and calls[-1]["arguments"]["run_id"] == run_id
+    both = {"tool": "compare_runs", "arguments": {"ids": models, "env_id": "sums@0123456789ab"}}
+    assert calls[:-1] == ([both] if len(models) > 1 else [])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from engine import deployments, hardware, launcher, runs, serving
 from engine.errors import UserError
 from engine.run_dir import Home, read_json
-from engine.store import Store
+from engine.store import NewRun, Store
 
 # Each of these takes about a second; the limit is for a machine that is busy with other things.
 pytestmark = pytest.mark.timeout(60)
@@ -85,9 +85,32 @@ def test_a_deployment_can_be_stopped_by_its_id(home, server, tuned):
     serving.deploy(home, deployment_id, "stop")
     assert serving.list_deployments(home) == []
     assert serving.deploy(home, deployment_id, "stop")["state"] == "stopped"
+    assert "already" in serving.deploy(home, deployment_id, "stop")["summary"]
     with pytest.raises(UserError) as caught:
         serving.deploy(home, "nobody", "stop")
     assert caught.value.code == "MODEL_NOT_FOUND"
+
+
+def test_a_stop_of_what_was_never_served_says_so_and_is_no_error(home, server, tuned):
+    with Store(home) as store:
+        queued = store.insert_run(NewRun("sums-eval", "evaluate", "evaluate", "sums@0", "pebble"))
+    for ref in (tuned, f"{tuned}@best", queued.run_id, "pebble"):
+        said = serving.deploy(home, ref, "stop")
+        assert (said["state"], said["next"]) == ("not_served", [])
+        assert said["summary"] == f"Nothing was stopped: {ref} was not being served."
+    for ref in (f"{tuned}@step99", "nobody"):
+        with pytest.raises(UserError) as caught:
+            serving.deploy(home, ref, "stop")
+        assert caught.value.code == "MODEL_NOT_FOUND"
+
+
+def test_a_stop_under_another_name_tells_what_of_the_run_is_served(home, server, tuned):
+    serving.deploy(home, f"{tuned}@best")
+    said = serving.deploy(home, tuned, "stop")
+    assert said["state"] == "not_served" and f"{tuned}@best is" in said["summary"]
+    (call,) = said["next"]
+    assert call["arguments"] == {"run_id": f"{tuned}@best", "action": "stop"}
+    assert len(serving.list_deployments(home)) == 1
 
 
 def test_a_process_that_ignores_every_request_to_stop_is_killed(home, server):

@@ -18,7 +18,7 @@ from engine.store import NewRun, Store
 from mcp_server import verbs
 from mcp_server.cli import app
 from mcp_server.log import log_file
-from mcp_server.terminal import as_command, settings_from
+from mcp_server.terminal import as_command, as_typed, settings_from
 
 COMMANDS = {
     "serve", "setup", "demo", "doctor", "init", "status", "runs", "wait", "logs", "cancel", "env",
@@ -220,6 +220,11 @@ def test_settings_are_json_where_they_can_be():
         (verbs.suggest("compare_runs", ids=["a", "b"]), "honesmith compare a b"),
         (verbs.suggest("chat", model="m", message="hi you"), "honesmith chat m 'hi you'"),
         (verbs.suggest("deploy", run_id="r", action="stop"), "honesmith undeploy r"),
+        (
+            verbs.suggest("deploy", run_id="r", action="export", path="out"),
+            "honesmith export r out",
+        ),
+        (verbs.suggest("read_logs", run_id="r", keys=["kl"]), "honesmith logs r --key kl"),
     ],
 )
 def test_a_suggested_call_is_shown_as_a_command_that_exists(call_: dict, shown: str):
@@ -293,12 +298,94 @@ def test_logs_are_followed_until_the_run_ends(home: Home, monkeypatch: pytest.Mo
         return {"summary": "s", "next": [], "warnings": []} | pages[len(asked) - 1]
 
     monkeypatch.setattr(verbs, "read_logs", read)
-    monkeypatch.setattr("mcp_server.cli_runs.FOLLOW_EVERY_S", 0.0)
+    waits = spy(monkeypatch, "wait_run", {"state": "running"})
     done = call("logs", "r-1", "-f")
     assert done.exit_code == 0
-    shown = [line for line in done.stdout.splitlines() if line in ("one", "two", "three")]
-    assert shown == ["one", "two", "three"]
+    assert done.stdout.splitlines() == ["one", "two", "three"]
     assert asked == ["", "console:1:4", "console:1:4", "console:1:8"]
+    assert len(waits) == 1 and waits[0]["run_id"] == "r-1"
+
+
+def test_following_events_ends_with_the_state_although_a_cursor_stays(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    event = {"event": "started", "message": "go", "step": 3}
+    pages = [
+        {"events": [event], "state": "running", "next_cursor": "events:40"},
+        {"events": [], "state": "done", "next_cursor": "events:90"},  # a search that came further
+        {"events": [], "state": "done", "next_cursor": "events:90"},
+    ]
+    asked: list[str] = []
+
+    def read(home, run_id, view, keys, grep, limit, cursor):
+        asked.append(cursor)
+        return {"summary": "s", "next": [], "warnings": []} | pages[len(asked) - 1]
+
+    monkeypatch.setattr(verbs, "read_logs", read)
+    done = call("logs", "r-1", "-f", "--view", "events")
+    assert done.exit_code == 0, done.output
+    assert len(done.stdout.splitlines()) == 1 and "go" in done.stdout
+    assert asked == ["", "events:40", "events:90"]
+
+
+def test_following_a_run_that_ended_prints_its_lines_once(home: Home):
+    with Store(home) as store:
+        row = store.insert_run(NewRun("arith-sft", "train", "sft", "arith@0", "pebble"))
+        run = home.run(row.run_id)
+        run.create()
+        run.log(row.attempt).parent.mkdir(parents=True, exist_ok=True)
+        run.log(row.attempt).write_text("one, two\nthree\n")
+        store.set_state(row.run_id, "cancelled", only_from={"queued"})
+    done = call("logs", row.run_id, "-f")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines() == ["one, two", "three"]
+
+
+def test_console_lines_stand_one_to_a_line(home: Home, monkeypatch: pytest.MonkeyPatch):
+    lines = ["step 1, loss 2.0", "", "step 2, loss 1.0", "wide " * 80]
+    spy(monkeypatch, "read_logs", {"lines": lines, "run_id": "r-1", "state": "done"})
+    for view in ("console", "error"):
+        assert call("logs", "r-1", "--view", view).stdout.splitlines()[:4] == lines
+
+
+def test_a_hint_names_the_command_to_type(home: Home, monkeypatch: pytest.MonkeyPatch):
+    assert "try: honesmith playbook judging" in call("playbook", "juding").stderr
+    assert "try: honesmith playbook lists them." in call("playbook", "xyzzy").stderr
+    hint = 'Try submit_train(resume="r-1"), see f(x), then wait_run(run_id=RUN).'
+    said = "Try honesmith train --resume r-1, see f(x), then wait_run(run_id=RUN)."
+    assert as_typed(hint) == said
+    spy(monkeypatch, "cancel_run", UserError("RUN_STATE", "no", hint='wait_run(run_id="r-1")'))
+    assert "try: honesmith wait r-1" in call("cancel", "r-1").stderr
+    asked = json.loads(call("cancel", "r-1", "--json").stdout)
+    assert asked["hint"] == 'wait_run(run_id="r-1")'
+
+
+def test_the_contents_of_the_playbook_name_the_command(home: Home):
+    shown = call("playbook").stdout
+    assert "`honesmith playbook SECTION`" in shown and "read_playbook" not in shown
+
+
+@pytest.mark.parametrize(
+    ("typed", "near"),
+    [
+        (["bogus"], ""),
+        (["run"], "runs"),
+        (["eval"], "evaluate"),
+        (["dryrun"], "dry-run"),
+        (["env", "pus"], "push"),
+    ],
+)
+def test_only_near_names_are_suggested_for_a_typo(home: Home, typed: list[str], near: str):
+    told = call(*typed)
+    assert told.exit_code == 2
+    assert ("Did you mean" in told.stderr) == bool(near) and near in told.stderr
+
+
+@pytest.mark.parametrize("argv", [["train"], ["logs"], ["serve"], ["env", "push"], ["env"], []])
+def test_help_shows_no_type_for_flags_and_no_empty_choice(argv: list[str]):
+    shown = call(*argv, "--help").stdout
+    assert "--help" in shown
+    assert "<bool>" not in shown and "<|" not in shown
 
 
 def test_following_a_run_that_is_over_shows_its_last_page(

@@ -97,6 +97,9 @@ def test_a_wait_is_never_longer_than_fifty_seconds(home: Home, monkeypatch: pyte
     [
         ({"state": "running", "cursor": "7"}, ["wait_run"]),
         ({"state": "done"}, ["read_rollouts", "deploy"]),
+        ({"state": "done", "kind": "train"}, ["read_rollouts", "deploy"]),
+        ({"state": "done", "kind": "evaluate"}, ["read_rollouts"]),
+        ({"state": "done", "kind": "probe"}, ["read_rollouts"]),
         ({"state": "failed"}, ["read_logs"]),
         ({"state": "cancelled"}, ["submit_train"]),
         ({"state": "done", "next": []}, []),
@@ -112,6 +115,19 @@ def test_a_wait_suggests_what_its_state_asks_for(
         assert after[0]["arguments"]["cursor"] == "7"
 
 
+def test_after_the_first_step_a_wait_suggests_to_look_and_to_wait_for_the_end(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    reply = {"state": "running", "cursor": "7", "reached": True}
+    monkeypatch.setattr("engine.runs.wait", lambda *a, **k: dict(reply))
+    after = verbs.wait_run(home, "r", until="first_step")["next"]
+    assert [call["tool"] for call in after] == ["read_rollouts", "read_logs", "wait_run"]
+    assert after[-1]["arguments"] == {"run_id": "r", "until": "end", "cursor": "7"}
+    reply["reached"] = False
+    (again,) = verbs.wait_run(home, "r", until="first_step")["next"]
+    assert again["arguments"]["until"] == "first_step"
+
+
 def test_an_export_stays_inside_the_roots(home: Home, tmp_path, monkeypatch: pytest.MonkeyPatch):
     written = []
     monkeypatch.setattr("engine.serving.deploy", lambda *a: written.append(a[-1]) or {})
@@ -125,6 +141,27 @@ def test_an_export_stays_inside_the_roots(home: Home, tmp_path, monkeypatch: pyt
             verbs.deploy(home, "r", "export", "adapter", str(outside), [root])
         assert refusal.value.code == "PATH_OUTSIDE_ROOTS"
     assert len(written) == 1
+
+
+def test_a_relative_export_goes_into_the_first_root_wherever_the_server_stands(
+    home: Home, tmp_path, monkeypatch: pytest.MonkeyPatch
+):
+    written = []
+    monkeypatch.setattr("engine.serving.deploy", lambda *a: written.append(a[-1]) or {})
+    first, second, elsewhere = (tmp_path / name for name in ("first", "second", "elsewhere"))
+    for folder in (first, second / "has" / "it", elsewhere / "out"):
+        folder.mkdir(parents=True)
+    monkeypatch.chdir(elsewhere)
+    for path in ("out/x", "out", "has/it"):
+        verbs.deploy(home, "r", "export", "adapter", path, [first, second])
+    assert written == [str(first / "out" / "x"), str(first / "out"), str(second / "has" / "it")]
+    for path, code in (("../out", "PATH_OUTSIDE_ROOTS"), ("a\0b", "BAD_ARGUMENT")):
+        with pytest.raises(UserError) as refusal:
+            verbs.deploy(home, "r", "export", "adapter", path, [first, second])
+        assert refusal.value.code == code
+    monkeypatch.chdir(second)
+    verbs.deploy(home, "r", "export", "adapter", "out/y", [tmp_path])
+    assert written[-1] == str(tmp_path / "out" / "y")
 
 
 def test_a_relative_folder_is_found_in_a_root(tmp_path, monkeypatch: pytest.MonkeyPatch):
