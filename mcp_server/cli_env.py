@@ -78,7 +78,7 @@ def list_(
 
 
 def _folder(folder: Path) -> str:
-    if folder.is_dir():
+    if verbs.exists(folder) and folder.is_dir():
         return str(folder.absolute())
     raise UserError(
         "ENV_INVALID",

@@ -276,9 +276,17 @@ def from_roots(path: str, roots: Sequence[Path]) -> str:
 
     Clients start servers anywhere, and an agent names folders as they lie in its project.
     """
-    if not path or "\0" in path or Path(path).expanduser().is_absolute() or Path(path).exists():
+    if not path or "\0" in path or Path(path).expanduser().is_absolute() or exists(Path(path)):
         return path
-    return next((str(root / path) for root in roots if (root / path).exists()), path)
+    return next((str(root / path) for root in roots if exists(root / path)), path)
+
+
+def exists(path: Path) -> bool:
+    """Whether `path` is there; a name longer than a file system takes is not."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def inside_roots(path: str, roots: Sequence[Path]) -> Path:
@@ -292,7 +300,7 @@ def inside_roots(path: str, roots: Sequence[Path]) -> Path:
     choices = [given]
     if not given.is_absolute():
         placed = [root / given for root in roots]
-        choices = [place for place in (given, *placed) if place.exists()] + placed
+        choices = [place for place in (given, *placed) if exists(place)] + placed
     for choice in choices:
         resolved = choice.resolve()
         if any(resolved.is_relative_to(root.resolve()) for root in roots):
