@@ -13,7 +13,6 @@ import transformers
 
 from engine.hardware import detect
 from engine.registry import EnvRecord, find_env, open_process, read_tasks
-from engine.run_dir import Home
 from engine.worker.failures import WorkerFailure
 from engine.worker.job import Job
 from engine.worker.policy import Base, load_base, pick_device
@@ -62,7 +61,7 @@ def prepare(job: Job, base_path: Path, settings: dict[str, Any]) -> Workbench:
 
 
 def pinned_env(job: Job) -> EnvRecord:
-    return find_env(Home(job.run.home.root), job.config["env_id"])
+    return find_env(job.run.home, job.config["env_id"])
 
 
 def make_sampler(base: Base, renderer: Renderer) -> TorchSampler:
