@@ -44,6 +44,7 @@ def evaluate(job: Job) -> dict[str, Any]:
         with environment(bench, job) as process:
             if process is None:
                 raise WorkerFailure("config", "This environment scores nothing to evaluate.")
+            weights = weight_hashes(job.run.home, bench.base.path)
             stage = bench.stage(process, settings)
             params = sampling(settings, greedy=attempts == 1, seed=settings["seed"])
             all_tasks = heldout.ordered(tasks_of(bench, config["split"]), config["rows"])
@@ -53,7 +54,6 @@ def evaluate(job: Job) -> dict[str, Any]:
             for index, model in enumerate(models):
                 if model["base_path"] != base_path:
                     continue
-                weights = weight_hashes(job.run.home, bench.base.path)
                 with adapter(bench, model["adapter"], weights):
                     groups = _play(job, index, model["ref"], tasks, half, stage, bench, attempts)
                 results[index] = _result(model["ref"], groups, len(all_tasks) - len(tasks))

@@ -26,6 +26,18 @@ def run(tmp_path: Path) -> RunDir:
     return run
 
 
+def save_first(run: RunDir, policy: Policy, base_weights: dict[str, str] | None = None) -> Path:
+    """A checkpoint of step 1 with a fresh optimizer."""
+    return checkpoint.save(
+        run,
+        policy,
+        make_optimizer(policy.parameters(), ADAM),
+        checkpoint.Progress(1, {}),
+        base_ref="pebble",
+        base_weights=base_weights,
+    )
+
+
 def step(policy: Policy, optimizer: torch.optim.Optimizer) -> None:
     (-policy.logprobs(BATCH)[0].mean()).backward()
     apply_step(optimizer, policy.parameters(), 0.01, 1.0)
@@ -100,14 +112,7 @@ def test_what_a_kill_while_saving_left_is_cleared_away(
 def test_one_flipped_bit_is_found(
     pebble: Base, tuned: Callable[[Base], Policy], run: RunDir
 ) -> None:
-    policy = tuned(pebble)
-    folder = checkpoint.save(
-        run,
-        policy,
-        make_optimizer(policy.parameters(), ADAM),
-        checkpoint.Progress(1, {}),
-        base_ref="pebble",
-    )
+    folder = save_first(run, tuned(pebble))
     weights = bytearray((folder / checkpoint.ADAPTER).read_bytes())
     weights[-5] ^= 1
     (folder / checkpoint.ADAPTER).write_bytes(bytes(weights))
@@ -140,15 +145,7 @@ def test_best_points_at_a_step_and_moves(run: RunDir) -> None:
 def test_an_adapter_is_never_put_on_other_weights_than_it_was_trained_on(
     pebble: Base, tuned: Callable[[Base], Policy], run: RunDir
 ) -> None:
-    policy = tuned(pebble)
-    folder = checkpoint.save(
-        run,
-        policy,
-        make_optimizer(policy.parameters(), ADAM),
-        checkpoint.Progress(1, {}),
-        base_ref="pebble",
-        base_weights={"model.safetensors": "aa"},
-    )
+    folder = save_first(run, tuned(pebble), {"model.safetensors": "aa"})
     checkpoint.require_base(folder, {"model.safetensors": "aa"})
     with pytest.raises(WorkerFailure, match="other weights") as caught:
         checkpoint.require_base(folder, {"model.safetensors": "bb"})
