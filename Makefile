@@ -9,7 +9,7 @@ STAMP := $(VENV)/.setup-done
 export GOMP_SPINCOUNT ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fix docs pebble bench faults clients browser vllm mutants scale
+.PHONY: help setup demo test check fix docs pebble bench bench-gpu faults clients browser vllm mutants scale evidence
 
 help:
 	@echo "make setup    create .venv with what the demo and the tests need"
@@ -19,7 +19,7 @@ help:
 	@echo "make fix      mend what lint and format can mend by themselves"
 	@echo "make docs     write the generated reference pages again"
 	@echo "make pebble   build the built-in model again"
-	@echo "opt-in suites: make faults clients browser vllm bench mutants scale"
+	@echo "opt-in suites: make faults clients browser vllm bench bench-gpu mutants scale evidence"
 
 setup: $(STAMP)
 
@@ -46,7 +46,7 @@ fix: setup
 
 test: check
 	$(PY) -m pytest -n 2 --dist loadfile \
-		-m "not faults and not clients and not browser and not vllm and not bench and not scale"
+		-m "not faults and not clients and not browser and not vllm and not bench and not scale and not evidence"
 
 docs: setup
 	$(PY) docs/generate.py
@@ -55,14 +55,27 @@ pebble: setup
 	$(PY) -P -m engine.worker.build_pebble
 
 # pytest leaves with 5 when a marker selects nothing: a suite nobody has written must not look green.
-faults clients browser vllm scale: setup
+faults clients browser scale evidence: setup
 	@$(PY) -m pytest -m $@; status=$$?; \
 	if [ $$status -eq 5 ]; then echo "make $@: there is no such suite yet, nothing was tested." >&2; exit 1; fi; \
 	exit $$status
 
-bench: setup
-	$(PY) benchmarks/cold_start.py
-	@echo "Training is not measured beside other trainers yet."
+# vLLM lives in an environment of its own, built once; HONESMITH_VLLM_PYTHON names another.
+VLLM_HOME ?= .vllm-home
+vllm: setup
+	test -n "$$HONESMITH_VLLM_PYTHON" || $(VENV)/bin/honesmith setup --vllm --home $(VLLM_HOME)
+	HONESMITH_VLLM_PYTHON="$${HONESMITH_VLLM_PYTHON:-$(CURDIR)/$(VLLM_HOME)/vllm-venv/bin/python}" \
+		$(PY) -m pytest -m vllm tests/vllm
 
+# ONLY=sft-tiny, ONLY=grpo, ONLY=cold,parity ...; what is finished is kept, FRESH=1 forgets it.
+ONLY ?=
+FRESH ?=
+bench: setup
+	$(PY) -m benchmarks.all --only "$(ONLY)" $(if $(FRESH),--fresh)
+
+bench-gpu: setup
+	$(PY) -m benchmarks.gpu --only "$(ONLY)" $(GPU_ARGS)
+
+# Plants faults in a copy of the engine, one at a time; each must make its tests fail.
 mutants: setup
-	@echo "make mutants: there is no mutation suite yet, nothing was tested." >&2; exit 1
+	$(PY) tests/mutants/run.py

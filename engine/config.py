@@ -37,8 +37,8 @@ _VALUE_HINTS = {
     "lora_targets": "Name each projection once, or leave it out for all-linear.",
     "lora_rank": "16 is enough for most tasks, 256 for a large SFT set.",
     "max_examples": "Leave it out to use every train row.",
-    "stop_early": "Available: none, heldout.",
-    "sampler": "Available: auto, torch.",
+    "stop_early": "Available: none, heldout, alert.",
+    "sampler": "Available: auto, torch, vllm.",
 }
 
 
@@ -119,6 +119,7 @@ def resolve(
     hardware: Hardware | None,
     inherited: dict[str, Any] | None = None,
     attempts: int = 1,
+    vllm: bool = False,
 ) -> Resolved:
     """All settings of a run, those given and those chosen, each with its source.
 
@@ -126,6 +127,7 @@ def resolve(
         algorithm: "sft", "grpo", or "evaluate" for the sampling settings of an evaluation.
         inherited: {"rank", "alpha", "targets"} of the adapter a run continues from.
         attempts: of an evaluation; one is greedy, more sample at temperature 1.
+        vllm: whether vLLM can be started on this machine.
 
     Raises UserError SETTING_* or BAD_ARGUMENT (the environment cannot serve the algorithm).
     """
@@ -133,13 +135,14 @@ def resolve(
     if algorithm == "evaluate":
         recipe.check_sampling(given, attempts)
     recipe.check_loss(given)
+    recipe.check_sampler(given, vllm)
     if env is not None:
         recipe.check_env(algorithm, env)
         recipe.check_turns(given, env)
     if inherited is not None:
         recipe.check_inherited(given, inherited)
     values, sources, warnings = recipe.fill(
-        algorithm, given, recipe.Facts(model, env, hardware, inherited, attempts)
+        algorithm, given, recipe.Facts(model, env, hardware, inherited, attempts, vllm)
     )
     recipe.check_together(algorithm, values, sources, model, env)
     order = list(SCHEMAS[algorithm].model_fields)

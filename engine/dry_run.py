@@ -22,10 +22,14 @@ from engine import (
     hardware,
     hub,
     launcher,
+    leaks,
+    preview,
     registry,
     runs,
     speed,
+    vllm_env,
 )
+from engine.clean import redactor_for
 from engine.errors import UserError
 from engine.run_dir import Home, read_json
 from engine.store import Store
@@ -87,7 +91,8 @@ def dry_run(
             that only starts when no check fails; its `run_id` is in the answer.
 
     Returns `checks` ({"name", "status" pass|warn|fail|skip, "detail", "fix"}), `settings` with
-    `sources`, `statistics`, `audit`, `estimate`, `probe`, `report_hash`.
+    `sources`, `statistics`, `row` (sft: one row as it is trained), `audit`, `estimate`, `probe`,
+    `report_hash`.
     Raises UserError BAD_ARGUMENT for `samples` outside 0..256.
     """
     began = time.monotonic()
@@ -141,6 +146,7 @@ class _Look:
         step("packages", ("env",), self.packages)
         step("secrets", ("env",), self.secrets)
         step("data", ("resolve",), self.data)
+        step("contamination", ("env", "model"), self.contamination)
         step("reward_audit", ("env",), self.audit)
         step("estimate", ("resolve",), lambda: self.estimate(began))
         step("memory", ("estimate",), self.memory)
@@ -186,6 +192,7 @@ class _Look:
             env=rows,
             hardware=machine,
             inherited=ref.adapter_facts,
+            vllm=vllm_env.find_python(self.home) is not None,
         )
         detail = f"{len(resolved.settings)} settings, {resolved.settings['steps']} steps"
         if resolved.warnings:
@@ -193,7 +200,10 @@ class _Look:
         return _Found("pass", detail)
 
     def interpreter(self) -> _Found:
-        return _Found("pass", f"workers run with {launcher.worker_python(self.home)}")
+        python = launcher.worker_python(self.home)
+        if "resolved" in self.facts:
+            launcher.require_quantizer(self.home, self.facts["resolved"].settings)
+        return _Found("pass", f"workers run with {python}")
 
     def packages(self) -> _Found:
         record = self.facts["record"]
@@ -221,7 +231,23 @@ class _Look:
         resolved, rows = self.facts["resolved"], self.facts["rows"]
         found = env_facts.statistics(rows, self.algorithm, resolved.settings)
         self.facts["statistics"] = found
+        if self.algorithm == "sft":
+            record, folder = self.facts["record"], self.facts["model"].base_path
+            redact = redactor_for(self.home, {"env_dir": str(record.dir)})
+            self.facts["row"] = preview.sft_row(
+                registry.read_tasks(record), record.tools, folder, resolved.settings, redact
+            )
         return _judge_data(self.algorithm, found, rows, resolved.settings)
+
+    def contamination(self) -> _Found:
+        found = leaks.of_training(self.home, self.facts["record"], self.model)
+        headline = found["headline"]
+        if found["verdict"] == "clean":
+            return _Found("pass", headline)
+        fix = "Take these rows out of the training split, or hold other tasks out, and push again."
+        if found["verdict"] == "leak":
+            return _Found("fail", headline, f"{fix} The verdict leaves such tasks out.")
+        return _Found("warn", headline, fix)
 
     def audit(self) -> _Found:
         record = self.facts["record"]
@@ -231,6 +257,9 @@ class _Look:
             return _Found("pass", "the environment scores nothing")
         if not audit:
             return _Found("warn", "no audit is stored", "Push the environment again.")
+        if audit.get("verdict") == "warn":
+            fix = "Nothing stands in the way; a stricter scorer teaches more. See the table."
+            return _Found("warn", headline, fix)
         if audit.get("verdict") != "risk":
             return _Found("pass", headline)
         fix = "Mend the reward and push again"
@@ -390,6 +419,9 @@ def _judge_probe(result: dict[str, Any]) -> _Found:
         f"({result['too_hard']:.0%} too hard, {result['too_easy']:.0%} too easy), {passes}, "
         f"{truncated:.0%} truncated"
     )
+    if shares := result.get("gradient_share"):
+        carried = ", ".join(f"{size}: {share:.0%}" for size, share in shares.items())
+        detail += f"; groups that would teach, by group_size: {carried}"
     if result["error_share"] > 0.2:
         share = f"{result['error_share']:.0%} of the scores failed"
         return _Found("fail", f"{share}; {detail}", "Mend score() and push again.", "ENV_INVALID")
@@ -405,7 +437,8 @@ def _judge_probe(result: dict[str, Any]) -> _Found:
         )
     if effective < 0.2:
         return _Found("warn", detail, "The tasks are solved already: take harder ones.")
-    return _Found("pass", detail)
+    said = "; ".join(item["say"] for item in result.get("advice", []))
+    return _Found("pass", detail, f"{said[:1].upper()}{said[1:]}." if said else "")
 
 
 def _all_but_skipped(stairs: _Stairs) -> list[str]:
@@ -421,6 +454,7 @@ def _report(look: _Look, stairs: _Stairs) -> dict[str, Any]:
         "settings": resolved.settings if resolved else {},
         "sources": resolved.sources if resolved else {},
         "statistics": facts.get("statistics", {}),
+        "row": facts.get("row", {}),
         "audit": _short_audit(audit),
         "estimate": facts.get("estimate", {}),
     }
@@ -442,10 +476,13 @@ def _report(look: _Look, stairs: _Stairs) -> dict[str, Any]:
 
 def _short_audit(audit: dict[str, Any]) -> dict[str, Any]:
     """The table without examples of probes that earn nothing."""
-    kept = ("verdict", "headline", "share", "deterministic", "problems", "gold_failing")
+    kept = (
+        "verdict", "headline", "share", "deterministic", "order_dependent", "separability",
+        "saturation", "score_seconds_p95", "problems", "gold_failing",
+    )  # fmt: skip
     short = {key: audit[key] for key in kept if key in audit}
     if "probes" in audit:
-        names = ("probe", "mean", "success", "verdict", "example")
+        names = ("probe", "mean", "success", "errors", "verdict", "example")
         short["probes"] = [
             {name: line[name] for name in names if name in line} for line in audit["probes"]
         ]

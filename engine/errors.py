@@ -31,6 +31,7 @@ CODES: dict[str, str] = {
     "BUDGET": "The estimate is above the limit given.",
     "DOES_NOT_FIT": "The run would not fit into the memory of this machine.",
     "NO_TORCH": "No interpreter with torch is available to train with.",
+    "NO_VLLM": "vLLM has no environment that works.",
     "RUN_NOT_FOUND": "No run matches.",
     "RUN_STATE": "The run is in a state that does not allow this.",
     "REQUEST_CONFLICT": "The same request_id was used with other arguments.",

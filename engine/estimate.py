@@ -11,7 +11,7 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
-from engine import catalog, env_facts, hub, registry, speed, workload
+from engine import catalog, env_facts, hub, registry, speed, vllm_env, workload
 from engine import config as settings_schema
 from engine import hardware as machine
 from engine.env_facts import EnvFacts
@@ -61,6 +61,7 @@ def estimate_cost(
         env=facts,
         hardware=found,
         inherited=ref.adapter_facts,
+        vllm=vllm_env.find_python(home) is not None,
     )
     speed.ensure(home, found, PROBE_WAIT_S)
     download = hub.missing_bytes(ref.base_path)

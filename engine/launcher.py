@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from engine import outcome
 from engine.errors import UserError
@@ -34,6 +35,16 @@ def is_alive(run: RunDir) -> bool:
     return is_locked(run.lock)
 
 
+def program_of(home: Home, config: Mapping[str, Any]) -> tuple[str, str]:
+    """Interpreter and module of a run's trainer. Regrading loads no model and needs no torch.
+
+    Raises UserError NO_TORCH.
+    """
+    if config.get("algorithm") == "regrade":
+        return sys.executable, "engine.regrade"
+    return worker_python(home), "engine.worker"
+
+
 def worker_python(home: Home) -> str:
     """The interpreter workers run with: this one if it has torch, else the home's own.
 
@@ -49,6 +60,28 @@ def worker_python(home: Home) -> str:
         hint="Run `honesmith setup` once (or install honesmith[train]); then call again.",
         retryable=True,
     )
+
+
+def require_quantizer(home: Home, settings: Mapping[str, Any]) -> None:
+    """4-bit weights need a library where workers run.
+
+    Raises UserError SETTING_INVALID or NO_TORCH.
+    """
+    if settings.get("quantization") != "nf4" or os.environ.get(TEST_WORKER):
+        return
+    python = worker_python(home)
+    if python == sys.executable:
+        found = importlib.util.find_spec("bitsandbytes") is not None
+    else:
+        found = any(Path(python).parent.parent.glob("lib/python*/site-packages/bitsandbytes"))
+    if not found:
+        raise UserError(
+            "SETTING_INVALID",
+            f'quantization = "nf4", but bitsandbytes is not installed for {python}',
+            hint=f"Run `{python} -m pip install 'bitsandbytes>=0.48,<1'` (the extra "
+            "honesmith[nf4]), or leave quantization out.",
+            field="settings.quantization",
+        )
 
 
 def spawn_detached(

@@ -34,11 +34,20 @@ class Metric:
 
 _LIST = (
     Metric(
-        "reward_mean", "Mean reward of the step's completions that were scored.", "reward", (GRPO,)
+        "reward_mean",
+        "Mean reward of the step's completions that were scored, replaced groups included.",
+        "reward",
+        (GRPO,),
     ),
     Metric(
         "reward_std",
         "Standard deviation of the reward over those completions.",
+        "reward",
+        (GRPO,),
+    ),
+    Metric(
+        "shaped_reward_mean",
+        "Mean of what they are compared by: the reward less `thinking_length_penalty`.",
         "reward",
         (GRPO,),
     ),
@@ -67,13 +76,6 @@ _LIST = (
     ),
     Metric(
         "sampler_gap_mean",
-        "Mean distance between the sampler's and the trainer's log-probability of a token.",
-        "nats",
-        (GRPO,),
-    ),
-    Metric("sampler_gap_max", "The largest such distance in the step.", "nats", (GRPO,)),
-    Metric(
-        "sampler_gap_mean",
         "Mean distance between the log-probabilities of sampler and trainer, per trained token.",
         "nats",
         (GRPO,),
@@ -85,8 +87,20 @@ _LIST = (
         (GRPO,),
     ),
     Metric(
+        "sampler_gap_drift",
+        "What `sampler_gap_mean` is in the latest four steps above the first four (medians).",
+        "nats",
+        (GRPO,),
+    ),
+    Metric(
+        "sampler_missing",
+        "Tokens of the step that came without a log-probability; they are taken to agree.",
+        "tokens",
+        (GRPO,),
+    ),
+    Metric(
         "zero_advantage_share",
-        "Share of completions whose advantage is zero, so that they teach nothing.",
+        "Share of the batch's completions whose advantage is zero, so that they teach nothing.",
         "share",
         (GRPO,),
     ),
@@ -109,14 +123,46 @@ _LIST = (
         (GRPO,),
     ),
     Metric(
+        "resampled_groups",
+        "Groups of equal rewards that were replaced by fresh tasks (`resample_uniform`).",
+        "groups",
+        (GRPO,),
+    ),
+    Metric(
         "reward_errors",
         "Share of the step's completions whose scoring raised, hung or crashed (reward 0).",
         "share",
         (GRPO,),
     ),
-    Metric("sample_s", "Time spent sampling completions.", "seconds", (GRPO,)),
-    Metric("reward_s", "Time spent waiting for the environment to score.", "seconds", (GRPO,)),
-    Metric("train_s", "Time spent on loss, gradient and optimizer step.", "seconds", (GRPO,)),
+    Metric(
+        "sample_s",
+        "Time spent sampling the batch; beside training with `async_sampling`.",
+        "seconds",
+        (GRPO,),
+    ),
+    Metric(
+        "reward_s",
+        "Time spent waiting for the environment while nothing was sampled.",
+        "seconds",
+        (GRPO,),
+    ),
+    Metric("train_s", "Time spent on loss, gradient and optimizer step.", "seconds", BOTH),
+    Metric(
+        "microbatches", "Forward passes that one optimizer step was split into.", "passes", BOTH
+    ),
+    Metric(
+        "mfu",
+        "Operations of the model in `train_s`, recomputation left out, over those of one large "
+        "matrix product in that time (`matrix_flops` in the manifest).",
+        "share",
+        BOTH,
+    ),
+    Metric(
+        "peak_memory",
+        "The most memory held so far: of the GPU, on a CPU by the worker's process.",
+        "bytes",
+        BOTH,
+    ),
     Metric("loss", "Mean cross-entropy of the supervised tokens of the step.", "nats", (SFT,)),
     Metric("tokens", "Tokens in the step's rows, prompts included.", "tokens", (SFT,)),
     Metric("supervised_tokens", "Tokens of the step that carry loss.", "tokens", (SFT,)),

@@ -4,8 +4,9 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any
 
-from engine import catalog, deployments, hardware, launcher, registry
+from engine import catalog, deployments, hardware, launcher, ledger, registry
 from engine.errors import UserError
+from engine.evidence import looks
 from engine.progress import read_progress
 from engine.run_dir import Home
 from engine.store import HOLDS_DEVICE, RunRow, Store
@@ -37,6 +38,8 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
         if scope in ("all", "runs"):
             rows = store.list_runs(limit + 1, before_rowid=after or None)
             found["runs"] = [_run(home, row) for row in rows[:limit]]
+            found["tree"] = ledger.tree(home, rows[:limit])
+            found["best"] = ledger.best_runs(home, store.list_runs(ledger.LOOK_BACK, kind="train"))
             if scope == "runs" and len(rows) > limit:
                 found["next_cursor"] = str(rows[limit - 1].rowid)
     for name, read in _LISTS.items():
@@ -121,16 +124,23 @@ def _run(home: Home, row: RunRow) -> dict[str, Any]:
     if row.state in HOLDS_DEVICE:
         now = read_progress(home.run(row.run_id), row)
         found |= {name: now[name] for name in ("step", "total_steps", "eta_s")}
-    for name in ("verdict", "reason_kind", "note", "parent"):
+    for name in ("verdict", "reason_kind", "note"):
         if value := getattr(row, name):
             found[name] = value
+    if row.kind == "train":
+        found |= ledger.entry(home, row)
     if row.attempt > 1:
         found["attempt"] = row.attempt
     return found
 
 
 def _environments(home: Home) -> list[dict[str, Any]]:
-    return registry.list_envs(home)
+    """Versions, each with how often its held-out tasks were used to choose."""
+    used = looks.use_by_env(home)
+    return [
+        env | ({"exam_use": use["looks"]} if (use := used.get(env["env_id"])) else {})
+        for env in registry.list_envs(home)
+    ]
 
 
 def _datasets(home: Home) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from typing import Any
 
 from engine import env_packages, registry, snapshot, split
 from engine.errors import UserError
+from engine.evidence import contamination
 from engine.registry import AUDIT, FACTS, SOURCE, TASKS
 from engine.run_dir import Home, sync_folder, write_json
 from engine.store import Store
@@ -139,6 +140,10 @@ def _make(home: Home, draft: _Draft, install: bool, deadline: float) -> None:
         budget = max(1.0, min(AUDIT_SECONDS, left / OVERRUN))
         findings = audit(env, rows, described["kind"], budget_s=budget)
         isolation = env.isolation
+    train = [row for row in rows if row["split"] == "train"]
+    heldout = [row for row in rows if row["split"] == "heldout"]
+    left = max(0.5, min(contamination.BUDGET_S, deadline - time.monotonic()))
+    shared = contamination.scan(train, heldout, left)
     _write_rows(draft.folder / TASKS, rows)
     write_json(draft.folder / AUDIT, findings)
     facts = {
@@ -152,6 +157,7 @@ def _make(home: Home, draft: _Draft, install: bool, deadline: float) -> None:
         "params": json.loads(json.dumps(draft.settings.params, default=str)),
         "rows": {s: sides.sides.count(s) for s in ("train", "heldout")},
         "split": sides.source,
+        "contamination": shared,
         "files": len(draft.shot.files),
         "size": draft.shot.size,
         "left_out": draft.shot.left_out,
@@ -333,8 +339,11 @@ def _remember(home: Home, name: str, hash12: str) -> registry.EnvRecord:
 def _result(record: registry.EnvRecord, shot: snapshot.Snapshot) -> dict[str, Any]:
     findings = record.audit
     warnings = list(record.facts["warnings"]) + list(findings["problems"])
-    if findings["verdict"] == "risk":
+    if findings["verdict"] != "ok":
         warnings.insert(0, f"reward audit: {findings['headline']}")
+    shared = record.contamination
+    if shared.get("verdict", "clean") != "clean":
+        warnings.insert(0, f"contamination: {shared['headline']}")
     train, heldout = record.rows["train"], record.rows["heldout"]
     return {
         "env_id": record.env_id,

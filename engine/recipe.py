@@ -30,6 +30,7 @@ class Facts:
     hardware: Hardware | None
     inherited: dict[str, Any] | None = None
     attempts: int = 1
+    vllm: bool = False
 
     def rows(self, algorithm: str) -> int | None:
         """Train rows the algorithm can use; None without an environment."""
@@ -117,8 +118,10 @@ def _machine(filling: _Filling, facts: Facts) -> None:
     gpu = facts.hardware.device if facts.hardware else None
     if gpu is not None and gpu.kind != "cuda":
         gpu = None
+    filling.default("quantization", "none")
     if filling.values.get("precision") in (None, "auto"):
-        filling.values["precision"] = "bfloat16" if gpu and gpu.bf16 else "float32"
+        half = filling["quantization"] == "nf4" or (gpu is not None and gpu.bf16)
+        filling.values["precision"] = "bfloat16" if half else "float32"
         filling.sources["precision"] = HARDWARE
     large = gpu is not None and facts.model.weight_bytes > gpu.memory_total / 3
     filling.default("gradient_checkpointing", large, HARDWARE)
@@ -137,6 +140,7 @@ def _sft(filling: _Filling, facts: Facts) -> None:
     rows = filling["max_examples"]
     filling.default("batch_size", 32 if rows is None else min(32, max(1, rows // 8)))
     filling.default("loss_on", "assistant")
+    filling.default("packing", True)
     if filling.values.get("steps") is None:
         filling.default("epochs", 3)
         per_epoch = math.ceil((rows or 1000) / filling["batch_size"])
@@ -165,8 +169,20 @@ def _grpo(filling: _Filling, facts: Facts) -> None:
     filling.default("tis_cap", 2.0)
     filling.default("updates_per_batch", 1)
     filling.default("max_reward_errors", 0.2)
+    filling.default("resample_uniform", 0)
+    filling.default("thinking_length_penalty", 0.0)
+    filling.default("async_sampling", False)
     if filling.values.get("sampler") in (None, "auto"):
-        filling.values["sampler"], filling.sources["sampler"] = "torch", HARDWARE
+        # On a CPU vLLM answers with an adapter several times slower than our own sampler.
+        gpu = facts.hardware is not None and facts.hardware.device.kind == "cuda"
+        fits = filling["quantization"] == "none"  # vLLM would answer with the unrounded weights
+        filling.values["sampler"] = "vllm" if gpu and facts.vllm and fits else "torch"
+        filling.sources["sampler"] = HARDWARE
+    if filling["async_sampling"] and filling["sampler"] == "torch":
+        filling.warnings.append(
+            "async_sampling = true with our own sampler shares one device between sampling and "
+            "training: nothing is gained, and every batch is one update old."
+        )
     if filling["top_p"] < 1:
         filling.warnings.append(
             "top_p below 1 samples from other probabilities than are trained; tis_cap corrects "
@@ -292,6 +308,16 @@ def check_loss(given: dict[str, Any]) -> None:
         )
 
 
+def check_sampler(given: dict[str, Any], vllm: bool) -> None:
+    """vLLM samples only where it is set up."""
+    if given.get("sampler") == "vllm" and not vllm:
+        raise _refuse(
+            "sampler",
+            'sampler = "vllm", but vLLM is not set up on this machine',
+            "Run `honesmith setup --vllm` once, or leave sampler out.",
+        )
+
+
 def check_inherited(given: dict[str, Any], inherited: dict[str, Any]) -> None:
     """A run that continues an adapter keeps its shape."""
     for name, key in _INHERITED.items():
@@ -332,6 +358,27 @@ def check_together(
             "thinking",
             "thinking = true, but the model's chat template has no think block to switch on",
             "Leave thinking out, or use a model with a thinking template.",
+        )
+    if values.get("thinking_length_penalty") and not values["thinking"]:
+        raise UserError(
+            "SETTING_NOT_APPLICABLE",
+            f"thinking_length_penalty = {values['thinking_length_penalty']:g} without thinking: "
+            "there is no think block to measure",
+            hint="Set thinking = true, or leave thinking_length_penalty out.",
+            field="settings.thinking_length_penalty",
+        )
+    if values.get("quantization") == "nf4" and values.get("precision") == "float32":
+        raise _refuse(
+            "precision",
+            'precision = "float32" with quantization = "nf4", which computes in bfloat16',
+            "Leave precision out, or leave quantization out.",
+        )
+    if values.get("quantization") == "nf4" and values.get("sampler") == "vllm":
+        raise _refuse(
+            "sampler",
+            'sampler = "vllm" with quantization = "nf4": vLLM would sample from other weights than '
+            "are trained",
+            "Leave sampler out.",
         )
     name = {"sft": "batch_size", "grpo": "prompts_per_step"}.get(algorithm, "")
     rows = values.get("max_examples")

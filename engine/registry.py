@@ -58,6 +58,11 @@ class EnvRecord:
         return self.dir / SOURCE
 
     @property
+    def contamination(self) -> dict[str, Any]:
+        """What its training rows share with its held-out tasks, found at push; {} if unknown."""
+        return self.facts.get("contamination") or {}
+
+    @property
     def isolation(self) -> str:
         """What held the environment's code at push, in words."""
         return str(self.facts.get("isolation", ""))

@@ -3,6 +3,7 @@
 Everything returned is data of an environment and a model, cleaned and with secrets hidden.
 """
 
+import ast
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -16,13 +17,15 @@ from engine.evidence.results import load_rows
 from engine.evidence.verdict import after_step, load_config
 from engine.run_dir import Home, RunDir
 from engine.store import RunRow, Store
-from engine.transcripts import rollout_item, turns_of, within
+from engine.transcripts import Decode, decoder_of, rollout_item, squeezed, turns_of, within
 from engine.where import Where
 
 PICKS = ("worst", "best", "random", "median", "truncated", "error", "group", "changed")
 MOST = 50
 _CHARS = (40, 8000)
 _TRUNCATED = ("length", "max_turns")
+_ALL_BYTES = 48_000_000  # of rollouts, when a filter looks at every step
+_ALL = "all"  # in a cursor, before the last step that counts
 _NAMES = (
     "step", "task", "group", "member", "reward", "success", "advantage", "length", "stop_reason",
     "error", "turns", "attempt", "half", "model", "metrics",
@@ -33,11 +36,19 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class _Source:
-    """Rows to pick from. `step` is a training step, or the index of a model in an evaluation."""
+    """Rows to pick from. `step` is a training step, or the index of a model in an evaluation; with
+    `every` the rows are of all steps up to it, and `missing` are the older ones not read."""
 
     rows: list[Row]
     what: str
     step: int
+    every: bool = False
+    missing: int = 0
+
+    @property
+    def mark(self) -> str:
+        """The step as a cursor keeps it."""
+        return f"{_ALL}{self.step}" if self.every else str(self.step)
 
 
 @dataclass(frozen=True)
@@ -53,6 +64,7 @@ class _Ask:
     limit: int
     max_chars: int
     skip: int
+    decode: Decode | None = None
 
 
 def read_rollouts(
@@ -75,7 +87,8 @@ def read_rollouts(
 
     Args:
         step: training step, -1 for the latest; in an evaluation the index of the model, -1 for
-            the last. For changed: the evaluated step to hold against step 0.
+            the last. For changed: the evaluated step to hold against step 0. A `where` that names
+            `step` looks at all steps unless one is given here.
         where: an expression over step, task, group, reward, success, advantage, length,
             stop_reason, error, model and named metrics (see engine.where).
         tokens: also the token ids with their loss mask, where they were kept.
@@ -89,17 +102,22 @@ def read_rollouts(
         row = store.get_run(run_id)
     run = home.run(row.run_id)
     config = load_config(run)
-    skip, step = _parse_cursor(cursor, pick, step)
-    ask = _Ask(run, row, redactor_for(home, config), pick, where, tokens, limit, max_chars, skip)
+    skip, step, every = _parse_cursor(cursor, pick, step)
+    decode = decoder_of(config) if tokens else None
+    ask = _Ask(
+        run, row, redactor_for(home, config), pick, where, tokens, limit, max_chars, skip, decode
+    )
     if pick == "changed":
         return _changed(ask, config, step)
-    source = _source(ask, config, step)
+    every = every or (step == -1 and _names_step(where))
+    source = _every_step(ask, step) if every and run.rollout_steps() else None
+    source = source or _source(ask, config, step)
     chosen = _filtered(source.rows, where)
     if pick == "group":
         return _groups(ask, source, chosen)
     ordered = _ordered(chosen, pick, source.step, run.id)
     items = [
-        rollout_item(ask.redact, found, ask.max_chars, tokens=ask.tokens)
+        rollout_item(ask.redact, found, ask.max_chars, tokens=ask.tokens, decode=ask.decode)
         for found in ordered[skip : skip + limit]
     ]
     rewards = [value for found in chosen if (value := number(found.get("reward"))) is not None]
@@ -112,7 +130,8 @@ def read_rollouts(
         "matching": len(ordered),
         "rollouts": items,
     }
-    _fitted(ask, result, "rollouts", len(ordered), source.step)
+    _fitted(ask, result, "rollouts", len(ordered), source.mark)
+    result["warnings"] += _left_out(source)
     result["summary"] = _sentence(ask, source, len(items), len(ordered), rewards)
     return result
 
@@ -134,6 +153,37 @@ def _source(ask: _Ask, config: Mapping[str, Any], step: int) -> _Source:
         )
     chosen = _one_of(steps, step, "held-out answers")
     return _Source(load_rows(ask.run.evals(chosen)), f"held-out answers at step {chosen}", chosen)
+
+
+def _names_step(where: str) -> bool:
+    """Whether an expression looks at the step; one that cannot be read is refused later."""
+    try:
+        tree = ast.parse(where.strip() or "0", mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return any(isinstance(node, ast.Name) and node.id == "step" for node in ast.walk(tree))
+
+
+def _every_step(ask: _Ask, last: int) -> _Source:
+    """The rollouts of all steps up to `last` (-1: the latest), the newest where there are many."""
+    steps = [step for step in ask.run.rollout_steps() if last == -1 or step <= last]
+    rows: list[list[Row]] = []
+    room = _ALL_BYTES
+    for step in reversed(steps):
+        path = ask.run.rollouts(step)
+        room -= path.stat().st_size
+        if room < 0 and rows:
+            break
+        rows.append(load_rows(path))
+    read = [row for found in reversed(rows) for row in found]
+    missing = len(steps) - len(rows)
+    return _Source(read, f"rollouts of {len(rows)} steps", steps[-1], True, missing)
+
+
+def _left_out(source: _Source) -> list[str]:
+    if not source.missing:
+        return []
+    return [f"The oldest {source.missing} steps were not read; name one with step=... to see it."]
 
 
 def _model_answers(ask: _Ask, config: Mapping[str, Any], step: int) -> _Source:
@@ -233,7 +283,8 @@ def _groups(ask: _Ask, source: _Source, matching: Sequence[Row]) -> dict[str, An
         "matching": len(ordered),
         "groups": items,
     }
-    _fitted(ask, result, "groups", len(ordered), source.step)
+    _fitted(ask, result, "groups", len(ordered), source.mark)
+    result["warnings"] += _left_out(source)
     result["summary"] = (
         f"{len(items)} of {len(ordered)} groups among the {source.what} in {ask.row.run_id}, the "
         f"widest spread of rewards first; in {flat} all rewards are equal."
@@ -242,8 +293,9 @@ def _groups(ask: _Ask, source: _Source, matching: Sequence[Row]) -> dict[str, An
 
 
 def _group_key(row: Row) -> str:
-    group = row.get("group")
-    return f"{group:09d}" if isinstance(group, int) else f"task {row.get('task')}"
+    group, step = row.get("group"), row.get("step")
+    at = f"{step:09d} " if isinstance(step, int) else ""
+    return f"{at}{group:09d}" if isinstance(group, int) else f"{at}task {row.get('task')}"
 
 
 def _spread(group: Sequence[Row]) -> float:
@@ -258,14 +310,16 @@ def _group_item(ask: _Ask, group: Sequence[Row]) -> dict[str, Any]:
     rewards = [value for row in group if (value := number(row.get("reward"))) is not None]
     each = max(60, ask.max_chars * 2 // (3 * len(group)))
     members = [
-        rollout_item(ask.redact, row, each, prompt=False, tokens=ask.tokens) for row in group
+        rollout_item(ask.redact, row, each, prompt=False, tokens=ask.tokens, decode=ask.decode)
+        for row in group
     ]
     for member in members:
-        for name in ("task", "group", "half"):
+        for name in ("step", "task", "group", "half"):
             member.pop(name, None)
     first = group[0]
     return {
         "task": clip(ask.redact.text(str(first.get("task"))), 120),
+        "step": first.get("step"),
         "group": first.get("group"),
         "reward_mean": short(math.fsum(rewards) / len(rewards)) if rewards else None,
         "reward_std": short(_spread(group)),
@@ -301,7 +355,7 @@ def _changed(ask: _Ask, config: Mapping[str, Any], step: int) -> dict[str, Any]:
         "matching": len(pairs),
         "changed": items,
     }
-    _fitted(ask, result, "changed", len(pairs), step)
+    _fitted(ask, result, "changed", len(pairs), str(step))
     return result
 
 
@@ -369,7 +423,7 @@ def _pair_item(ask: _Ask, old: Row, new: Row) -> dict[str, Any]:
 # --- pages ------------------------------------------------------------------------------------
 
 
-def _fitted(ask: _Ask, result: dict[str, Any], key: str, total: int, step: int) -> None:
+def _fitted(ask: _Ask, result: dict[str, Any], key: str, total: int, mark: str) -> None:
     """Add warnings, next and the cursor, and make the page fit.
 
     Rollouts are dropped from its end; a single one that does not fit is cut.
@@ -380,40 +434,11 @@ def _fitted(ask: _Ask, result: dict[str, Any], key: str, total: int, step: int) 
     while json_chars(result) > most and len(items) > 1:
         items.pop()
     if json_chars(result) > most:
-        items[0] = _squeezed(items[0], most - 600)
+        items[0] = squeezed(items[0], most - 600)
         result["warnings"] = ["One rollout alone was too long and is cut; see max_chars."]
     reached = ask.skip + len(items)
     if reached < total and items:
-        result["next_cursor"] = f"{ask.pick}:{step}:{reached}"
-
-
-def _squeezed(item: dict[str, Any], chars: int) -> dict[str, Any]:
-    """One rollout or group in at most `chars`: shorter texts, then fewer metrics and members."""
-    for room in (600, 300, 150, 80):
-        if json_chars(item) <= chars:
-            return item
-        item = _shortened(item, room)
-    for holder in (item, *item.get("members", [])):
-        if json_chars(item) > chars:
-            holder.pop("metrics", None)
-    members = item.get("members", [])
-    while json_chars(item) > chars and len(members) > 1:
-        over = json_chars(item) - chars
-        gone = max(1, min(len(members) - 1, over * len(members) // json_chars(members)))
-        del members[len(members) - gone :]
-        item["members_left_out"] = item.get("members_left_out", 0) + gone
-    return item
-
-
-def _shortened(value: Any, room: int) -> Any:
-    if isinstance(value, str):
-        return clip(value, room)
-    if isinstance(value, list):
-        numbers = bool(value) and isinstance(value[0], int)
-        return [_shortened(item, room) for item in (value[:room] if numbers else value)]
-    if isinstance(value, dict):
-        return {name: _shortened(item, room) for name, item in value.items()}
-    return value
+        result["next_cursor"] = f"{ask.pick}:{mark}:{reached}"
 
 
 def _sentence(
@@ -442,11 +467,14 @@ def _check(pick: str, limit: int, max_chars: int) -> None:
         )
 
 
-def _parse_cursor(cursor: str, pick: str, step: int) -> tuple[int, int]:
-    """(rollouts to skip, the step they were read from)."""
+def _parse_cursor(cursor: str, pick: str, step: int) -> tuple[int, int, bool]:
+    """(rollouts to skip, the step they were read from, whether from all steps up to it)."""
     if not cursor:
-        return 0, step
+        return 0, step, False
     parts = cursor.split(":")
+    every = len(parts) == 3 and parts[1].startswith(_ALL)
+    if every:
+        parts[1] = parts[1].removeprefix(_ALL)
     good = len(parts) == 3 and parts[0] == pick
     if not good or not all(n.isascii() and n.isdigit() and len(n) < 10 for n in parts[1:]):
         raise UserError(
@@ -456,7 +484,7 @@ def _parse_cursor(cursor: str, pick: str, step: int) -> tuple[int, int]:
             "leave it out.",
             field="cursor",
         )
-    return int(parts[2]), int(parts[1])
+    return int(parts[2]), int(parts[1]), every
 
 
 def _bad(field: str, message: str, hint: str) -> UserError:

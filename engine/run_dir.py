@@ -51,6 +51,7 @@ __all__ = [
 
 _STEP = re.compile(r"step_?(\d+)")
 _ROLLOUT = re.compile(r"step_(\d+)\.jsonl")
+_CHOICES = {"sandbox": ("auto", "required", "off"), "serve_with": ("auto", "torch", "vllm")}
 CHECKPOINT_MANIFEST = "MANIFEST.json"  # written last: a folder without it is no checkpoint
 
 
@@ -64,6 +65,7 @@ class UserConfig:
     idle_stop_minutes: float = 10.0
     sandbox: str = "auto"
     allow_root: bool = False
+    serve_with: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,10 @@ class Home:
         """What this machine was measured to do; the basis of estimates."""
         return self.cache / "speed.json"
 
+    def overlap(self, train_hash: str, heldout_hash: str) -> Path:
+        """What the training rows of one environment version share with the exam of another."""
+        return self.cache / "overlap" / f"{train_hash}-{heldout_hash}.json"
+
     @property
     def train_venv(self) -> Path:
         """The training environment that `honesmith setup` builds for a light install."""
@@ -154,6 +160,15 @@ class Home:
     @property
     def train_python(self) -> Path:
         return self.train_venv / "bin" / "python"
+
+    @property
+    def vllm_venv(self) -> Path:
+        """vLLM's own environment, which `honesmith setup --vllm` builds."""
+        return self.root / "vllm-venv"
+
+    @property
+    def vllm_python(self) -> Path:
+        return self.vllm_venv / "bin" / "python"
 
     def run(self, run_id: str) -> "RunDir":
         return RunDir(self.runs / run_id)
@@ -218,6 +233,15 @@ class DeployDir:
     @property
     def log(self) -> Path:
         return self.path / "server.log"
+
+    @property
+    def vllm_log(self) -> Path:
+        return self.path / "vllm.log"
+
+    @property
+    def adapters(self) -> Path:
+        """Copies of the adapters a vLLM server reads: a run may tidy its checkpoints away."""
+        return self.path / "adapters"
 
     @property
     def ready(self) -> Path:
@@ -288,6 +312,16 @@ class RunDir:
         return self.path / "failure.json"
 
     @property
+    def chain(self) -> Path:
+        """The seal of a finished run: hashes of everything its verdict rests on."""
+        return self.path / "chain.json"
+
+    @property
+    def contamination(self) -> Path:
+        """Which held-out tasks the training rows of its models hold; written by submit."""
+        return self.path / "contamination.json"
+
+    @property
     def rollouts_dir(self) -> Path:
         return self.path / "rollouts"
 
@@ -308,6 +342,16 @@ class RunDir:
         return self.logs / "supervisor.log"
 
     @property
+    def vllm_log(self) -> Path:
+        """Of the run's own vLLM server, all attempts."""
+        return self.logs / "vllm.log"
+
+    @property
+    def sampled_adapters(self) -> Path:
+        """Where a vLLM server reads the adapter's versions from while the run is going on."""
+        return self.path / "sampled"
+
+    @property
     def best(self) -> Path:
         """A relative symlink to, or a file naming, the best checkpoint's folder."""
         return self.checkpoints / "best"
@@ -326,6 +370,10 @@ class RunDir:
 
     def evals(self, step: int) -> Path:
         return self.evals_dir / f"step_{step:06d}.jsonl"
+
+    def kept(self, when: str) -> Path:
+        """Answers to what the model could do before: `before` training, `after` it."""
+        return self.evals_dir / f"kept_{when}.jsonl"
 
     def model_evals(self, index: int) -> Path:
         return self.evals_dir / f"model_{index}.jsonl"
@@ -419,15 +467,16 @@ def _checked_config(path: Path, values: dict[str, Any]) -> UserConfig:
                 hint=f"Known keys: {', '.join(sorted(known))}.",
                 field=name,
             )
-    for name in known - {"sandbox", "allow_root"}:
+    for name in known - {*_CHOICES, "allow_root"}:
         value = values.get(name, 0.0)
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not math.isfinite(value) or value < 0:
             raise _bad_config(path, name, value, "a number that is 0 or more")
         if name in values:
             values[name] = float(value)
-    if values.get("sandbox", "auto") not in ("auto", "required", "off"):
-        raise _bad_config(path, "sandbox", values["sandbox"], '"auto", "required" or "off"')
+    for name, choices in _CHOICES.items():
+        if values.get(name, "auto") not in choices:
+            raise _bad_config(path, name, values[name], " or ".join(f'"{c}"' for c in choices))
     if not isinstance(values.get("allow_root", False), bool):
         raise _bad_config(path, "allow_root", values["allow_root"], "true or false")
     return UserConfig(**values)

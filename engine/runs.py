@@ -238,15 +238,20 @@ def _result(run: RunDir) -> dict[str, Any]:
 def _after_evaluation(run: RunDir, row: RunRow) -> list[dict[str, Any]]:
     """Compare what was evaluated, and read it; an evaluation left no model to deploy."""
     try:
-        models = [str(model["ref"]) for model in read_json(run.config)["models"]]
+        config = read_json(run.config)
+        models = [str(model["ref"]) for model in config["models"]]
     except (OSError, ValueError, KeyError, TypeError):
-        models = []
-    look = {"tool": "read_rollouts", "arguments": {"run_id": row.run_id}}
-    if len(models) < 2:
-        return [look]
-    look["arguments"]["pick"] = "changed"
-    both = {"ids": models, "env_id": row.env_id}
-    return [{"tool": "compare_runs", "arguments": both}, look]
+        config, models = {}, []
+    calls = [{"tool": "read_rollouts", "arguments": {"run_id": row.run_id}}]
+    if len(models) > 1:
+        calls[0]["arguments"]["pick"] = "changed"
+        both = {"ids": models, "env_id": row.env_id}
+        calls.insert(0, {"tool": "compare_runs", "arguments": both})
+    if config.get("split") == "train" and config.get("attempts", 1) > 1:
+        name = f"{row.env_id.partition('@')[0][:35]}-best"
+        chosen = {"source_ids": [row.run_id], "name": name, "where": "0 < avg < 1"}
+        calls.insert(0, {"tool": "curate", "arguments": chosen})
+    return calls
 
 
 def _evidence(run: RunDir) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from engine import catalog, deployments, hardware, launcher
+from engine import catalog, deployments, hardware, launcher, vllm_env
 from engine.catalog import ModelRef
 from engine.deployments import Unreachable, describe, list_deployments, stop_idle
 from engine.errors import UserError
@@ -32,7 +32,12 @@ START_S = 40.0  # what one call waits for a process to become ready
 CALL_S = 48.0  # what one chat takes at most, starts included
 _POLL_S = 0.05
 # What a serving process holds beside the weights: the libraries, activations, caches.
-_OVERHEAD = {"cpu": 700_000_000, "cuda": 2_500_000_000}
+_OVERHEAD = {
+    ("torch", "cpu"): 700_000_000,
+    ("torch", "cuda"): 2_500_000_000,
+    ("vllm", "cpu"): 4_500_000_000,
+    ("vllm", "cuda"): 8_000_000_000,
+}
 _WEIGHT_BYTES = {"cpu": 4, "cuda": 2}
 
 
@@ -56,7 +61,7 @@ def deploy(
     """Serve a model, stop serving it, or export its files.
 
     Raises UserError MODEL_*, DEVICE_BUSY, DOES_NOT_FIT, DEPLOY_FAILED, DEPLOYMENT_NOT_FOUND,
-    NO_TORCH, BAD_ARGUMENT.
+    NO_TORCH, NO_VLLM, BAD_ARGUMENT.
     """
     if action == "export":
         return export(home, ref, export_format, path)
@@ -170,7 +175,8 @@ def _thinks(folder: DeployDir) -> bool:
 
 
 def _start(home: Home, wanted: Wanted) -> DeploymentRow:
-    device, memory = _room(home, wanted)
+    engines = {d.id: _engine(home, d) for d in hardware.detect(home.root).devices}
+    device, memory = _room(home, wanted, engines)
     adapters = [{"name": wanted.name, "path": wanted.adapter}] if wanted.adapter else []
     with Store(home) as store:
         row = store.add_deployment(
@@ -192,6 +198,9 @@ def _start(home: Home, wanted: Wanted) -> DeploymentRow:
             "port": 0,
             "idle_stop_minutes": home.user_config().idle_stop_minutes,
             "thinking": wanted.thinking,
+            "serve_with": engines[device.id],
+            "memory_share": round(memory / device.memory_total, 3),
+            "lora_rank": (wanted.ref.adapter_facts or {}).get("rank", 0),
         },
     )
     _spawn(home, folder, device)
@@ -222,10 +231,25 @@ def _spawn(home: Home, folder: DeployDir, device: Device) -> None:
         os.close(alive)
 
 
-def _room(home: Home, wanted: Wanted) -> tuple[Device, int]:
+def _engine(home: Home, device: Device) -> str:
+    """What answers on this device: "torch" (our own sampler) or "vllm".
+
+    Left to itself vLLM is for GPUs: on a CPU it takes longer to start and to answer.
+    Raises UserError NO_VLLM when `serve_with` asks for what is not set up.
+    """
+    chosen = home.user_config().serve_with
+    if chosen == "vllm":
+        vllm_env.require_python(home)
+    elif chosen == "auto":
+        here = device.kind == "cuda" and vllm_env.find_python(home) is not None
+        return "vllm" if here else "torch"
+    return chosen
+
+
+def _room(home: Home, wanted: Wanted, engines: dict[str, str]) -> tuple[Device, int]:
     """A device with memory for the model beside what runs, and the bytes it will take."""
     devices = hardware.detect(home.root).devices
-    needs = {device.id: _memory(wanted.ref, device) for device in devices}
+    needs = {device.id: _memory(wanted.ref, device, engines[device.id]) for device in devices}
     best = max(devices, key=lambda device: device.memory_free - needs[device.id])
     need = needs[best.id]
     if need <= best.memory_free:
@@ -245,8 +269,9 @@ def _room(home: Home, wanted: Wanted) -> tuple[Device, int]:
     )
 
 
-def _memory(ref: ModelRef, device: Device) -> int:
-    return int(ref.facts.params * _WEIGHT_BYTES[device.kind] * 1.1) + _OVERHEAD[device.kind]
+def _memory(ref: ModelRef, device: Device, engine: str) -> int:
+    weights = int(ref.facts.params * _WEIGHT_BYTES[device.kind] * 1.1)
+    return weights + _OVERHEAD[engine, device.kind]
 
 
 def _until_free(home: Home) -> str:

@@ -121,8 +121,14 @@ class CommonSettings(Settings):
         "Number format of the frozen weights and the arithmetic; the adapter is always float32.",
         "auto: bfloat16 on a GPU that has it, else float32",
     )
-    stop_early: Literal["none", "heldout"] | None = _setting(
-        "heldout: end the run once three evaluations in a row brought no new best.", "none"
+    quantization: Literal["none", "nf4"] | None = _setting(
+        "nf4: keep the frozen projections in 4 bits: a quarter of their memory, slower, not exact.",
+        "none",
+    )
+    stop_early: Literal["none", "heldout", "alert"] | None = _setting(
+        "heldout: end the run once three evaluations in a row brought no new best; alert: end it, "
+        "with a checkpoint and its verdict, at the first alert.",
+        "none",
     )
 
 
@@ -135,6 +141,9 @@ class SFTSettings(CommonSettings):
     )
     batch_size: int | None = _setting(
         "Rows per optimizer step.", "32, at most an eighth of the rows", ge=1
+    )
+    packing: bool | None = _setting(
+        "Rows of a step share forward passes; false: one row each, the least memory.", "true"
     )
     loss_on: Literal["assistant", "last", "all"] | None = _setting(
         "Tokens that carry loss: every assistant turn, the last one, or all.", "assistant"
@@ -185,14 +194,34 @@ class GRPOSettings(CommonSettings):
     updates_per_batch: int | None = _setting(
         "Optimizer steps on each batch of completions.", "1", ge=1, le=16
     )
+    resample_uniform: int | None = _setting(
+        "Most rounds of a step in which groups of equal rewards are replaced by fresh tasks.",
+        "0",
+        ge=0,
+        le=8,
+    )
+    async_sampling: bool | None = _setting(
+        "Sample the next batch while training on this one, by the policy one update behind.",
+        "false",
+    )
     thinking: bool | None = _setting("Let the model fill its think block.", "false")
+    thinking_length_penalty: float | None = _setting(
+        "Taken off the reward: this, times the share of max_tokens spent in the think block.",
+        "0",
+        ge=0,
+        le=1,
+    )
     max_turns: int | None = _setting(
         "Most assistant turns of an episode (multi-turn environments).", "8", ge=1, le=64
     )
     max_reward_errors: float | None = _setting(
         "The run fails when a larger share of scores raised or hung.", "0.2", ge=0, le=1
     )
-    sampler: Literal["auto", "torch"] | None = _setting("What produces completions.", "auto: torch")
+    sampler: Literal["auto", "torch", "vllm"] | None = _setting(
+        "What produces completions: our own sampler, or vLLM where `honesmith setup --vllm` built "
+        "it.",
+        "auto: vllm on a GPU where it is set up, else torch",
+    )
 
 
 class SamplingSettings(Settings):

@@ -13,7 +13,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine import catalog, config, env_facts, estimate, hardware, hub, launcher, outcome, registry
+from engine import (
+    catalog,
+    config,
+    env_facts,
+    estimate,
+    hardware,
+    hub,
+    launcher,
+    leaks,
+    ledger,
+    outcome,
+    registry,
+    vllm_env,
+)
 from engine.admission import (
     bad_argument,
     check_approval,
@@ -30,6 +43,7 @@ from engine.errors import UserError
 from engine.progress import write_status
 from engine.registry import EnvRecord
 from engine.run_dir import Home, read_json, sync_folder, write_json
+from engine.sources import stored_answers
 from engine.store import NewRun, RunRow, Store
 
 EVALUATION_WALL_HOURS = 6.0  # an evaluation has no cap of its own, but it must end
@@ -51,13 +65,14 @@ def submit(
     request_id: str = "",
     resume: str = "",
     approved: bool = False,
+    profile: bool = False,
 ) -> dict[str, Any]:
     """Queue a training run, or a new attempt of one (`resume`), and start what can start.
 
     Idempotent by `request_id`. `approved`: a person agreed to a spend above
-    `auto_approve_gpu_hours`. Raises UserError: SETTING_*, ENV_*, MODEL_*, BAD_ARGUMENT,
-    REWARD_RISK, BUDGET, NOT_APPROVED, DOES_NOT_FIT, DISK_FULL, NO_TORCH, REQUEST_CONFLICT, and for
-    a resume RUN_NOT_FOUND, RUN_STATE.
+    `auto_approve_gpu_hours`. `profile`: the worker leaves a trace of two steps. Raises UserError:
+    SETTING_*, ENV_*, MODEL_*, BAD_ARGUMENT, REWARD_RISK, BUDGET, NOT_APPROVED, DOES_NOT_FIT,
+    DISK_FULL, NO_TORCH, REQUEST_CONFLICT, and for a resume RUN_NOT_FOUND, RUN_STATE.
     """
     settings = dict(settings or {})
     asked = {
@@ -75,6 +90,8 @@ def submit(
     check_words(note=note, request_id=request_id)
     if expect not in _EXPECTED:
         raise bad_argument("expect", expect, 'Say "better", "no_difference" or nothing.')
+    if resume and profile:
+        raise bad_argument("profile", True, "A resumed run goes on as it was; leave it out.")
     with Store(home) as store:
         known = store.requested_run(request_id, body)
         if known is not None:
@@ -83,8 +100,14 @@ def submit(
         if resume:
             return _resume(home, store, asked, body, max_gpu_hours, request_id)
         new, content, link = _plan_training(home, store, asked, max_gpu_hours, approved)
+        record = registry.find_env(home, content["env_id"])
+        shared = leaks.of_training(home, record, content["model"])
+        if profile:
+            content["profile"] = True
+        content["warnings"] += _shared_warnings(shared)
         row = store.insert_run(
-            _with_request(new, request_id, body), _writer(home, content, [link] if link else [])
+            _with_request(new, request_id, body),
+            _writer(home, content, [link] if link else [], shared),
         )
     return _started(home, row, content.pop("warnings"))
 
@@ -100,14 +123,10 @@ def submit_evaluation(
     settings: dict[str, Any] | None = None,
     regrade: str = "",
 ) -> dict[str, Any]:
-    """Queue an evaluation of up to eight models on the same tasks. Raises UserError."""
+    """Queue an evaluation of up to eight models on the same tasks, or with `regrade` the scoring
+    of that run's stored answers by this environment, without any model. Raises UserError."""
     if regrade:
-        raise UserError(
-            "UNKNOWN_ARGUMENT",
-            "regrade is not available in this version",
-            hint="Leave it out and name the models to evaluate.",
-            field="regrade",
-        )
+        return _submit_regrade(home, env_id, regrade, models, split, rows, attempts, settings)
     _check_evaluation(models, split, rows, attempts)
     launcher.worker_python(home)
     record = _scored_env(home, env_id, "evaluated")
@@ -135,10 +154,70 @@ def submit_evaluation(
     warnings = list(resolved.warnings)
     if rows > have:
         warnings.append(f"the {split} split has {have} rows; all of them are used")
+    shared = leaks.of_models(home, record, models) if split == "heldout" else None
+    warnings += _shared_warnings(shared)
     with Store(home) as store:
-        row = store.insert_run(new, _writer(home, content, links))
+        row = store.insert_run(new, _writer(home, content, links, shared))
     answer = _started(home, row, warnings)
     return answer | {"models": list(models), "rows": min(rows, have), "attempts": attempts}
+
+
+def _submit_regrade(
+    home: Home,
+    env_id: str,
+    regrade: str,
+    models: Sequence[str],
+    split: str,
+    rows: int,
+    attempts: int,
+    settings: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """Queue the scoring of a run's stored answers by another environment version."""
+    given = [("models", models, []), ("attempts", attempts, 1), ("settings", settings, {})]
+    for name, value, default in given:
+        if value and value != default:
+            raise bad_argument(
+                name, value, "regrade scores the answers that are stored; leave it out."
+            )
+    if split not in ("heldout", "train"):
+        raise bad_argument("split", split, 'Use "heldout" or "train".')
+    if rows < 1:
+        raise bad_argument("rows", rows, "Give a number of tasks from 1.")
+    record = _scored_env(home, env_id, "regraded")
+    stored = stored_answers(home, regrade, split)
+    content = {
+        "kind": "evaluate",
+        "algorithm": "regrade",
+        "env_id": record.env_id,
+        "env_dir": str(record.dir),
+        "models": [{"ref": ref, "rows": path} for ref, path in stored.models],
+        "split": split,
+        "rows": rows,
+        "attempts": stored.attempts,
+        "settings": stored.sampling,
+        "sources": {},
+        "regrade": stored.run_id,
+        "regraded_from": stored.env_id,
+        "wall_limit_hours": EVALUATION_WALL_HOURS,
+    }
+    refs = [ref for ref, _ in stored.models]
+    new = NewRun(f"{record.name}-regrade", "evaluate", "regrade", record.env_id, ", ".join(refs))
+    warnings = list(stored.warnings)
+    if stored.tasks > rows:
+        warnings.append(f"{rows} of the {stored.tasks} stored tasks are scored; rows takes more")
+    shared = leaks.of_models(home, record, refs) if split == "heldout" else None
+    warnings += _shared_warnings(shared)
+    with Store(home) as store:
+        row = store.insert_run(new, _writer(home, content, [], shared))
+    answer = _started(home, row, warnings)
+    return answer | {"models": refs, "rows": min(rows, stored.tasks), "regrade": stored.run_id}
+
+
+def _shared_warnings(shared: dict[str, Any] | None) -> list[str]:
+    """What to say about training rows that hold held-out tasks."""
+    if shared is None or shared["verdict"] == "clean":
+        return []
+    return [f"contamination: {shared['headline']}"]
 
 
 def submit_probe(
@@ -155,7 +234,9 @@ def submit_probe(
     _runnable(ref)
     facts = env_facts.env_facts(home, record, ref.base_path)
     machine = hardware.detect(home.root)
-    resolved = config.resolve("grpo", settings or {}, model=ref.facts, env=facts, hardware=machine)
+    # A probe samples for seconds; vLLM would take longer to start.
+    given = {name: value for name, value in (settings or {}).items() if name != "sampler"}
+    resolved = config.resolve("grpo", given, model=ref.facts, env=facts, hardware=machine)
     content = {
         "kind": "probe",
         "algorithm": "probe",
@@ -203,12 +284,14 @@ def _plan_training(
         env=facts,
         hardware=machine,
         inherited=ref.adapter_facts,
+        vllm=vllm_env.find_python(home) is not None,
     )
     download = hub.missing_bytes(ref.base_path)
     figures = estimate.estimate(home, resolved, ref.facts, facts, machine, download=download)
     warnings = list(resolved.warnings)
     check_secrets(record)
     registry.env_python(record)
+    launcher.require_quantizer(home, resolved.settings)
     check_audit(record, resolved.settings, algorithm)
     check_size(figures, machine.disk_free)
     check_hours_left(home, store)
@@ -216,7 +299,7 @@ def _plan_training(
     warnings += estimate.check_budget(home, store, figures, max_gpu_hours, call)
     check_approval(home, figures, approved)
     parent = store.get_run(asked["parent"]).run_id if asked["parent"] else ""
-    content = {
+    content: dict[str, Any] = {
         "kind": "train",
         "algorithm": algorithm,
         "env_id": record.env_id,
@@ -232,8 +315,8 @@ def _plan_training(
         "max_gpu_hours": float(max_gpu_hours),
         "estimate": figures,
         "device": machine.device.id,
-        "warnings": warnings,
     }
+    content["warnings"] = warnings + ledger.cautions(home, store, content)
     new = NewRun(
         name=f"{record.name}-{algorithm}",
         kind="train",
@@ -288,9 +371,15 @@ def _resume(
 
 
 def _writer(
-    home: Home, content: dict[str, Any], adapters: Sequence[tuple[Path, int | None]]
+    home: Home,
+    content: dict[str, Any],
+    adapters: Sequence[tuple[Path, int | None]],
+    shared: dict[str, Any] | None = None,
 ) -> Callable[[str], None]:
-    """What makes a run's folder durable, called with the id just before the row is written."""
+    """What makes a run's folder durable, called with the id just before the row is written.
+
+    `shared`: which held-out tasks the training rows of the run's models hold.
+    """
 
     def write(run_id: str) -> None:
         run = home.run(run_id)
@@ -304,6 +393,8 @@ def _writer(
                 models = [dict(entry) for entry in body["models"]]
                 models[index]["adapter"] = str(_link_folder(source, run.model_adapter(index)))
                 body["models"] = models
+        if shared is not None:
+            write_json(run.contamination, shared)
         write_json(run.config, body)
         sync_folder(home.runs)
 

@@ -119,9 +119,9 @@ def _attempt(watch: Watch) -> outcome.Outcome | None:
 
 def _spawn(watch: Watch) -> None:
     run, row = watch.run, watch.row
-    python = launcher.worker_python(run.home)
+    python, module = launcher.program_of(run.home, watch.config)
     script = os.environ.get(launcher.TEST_WORKER)
-    program = [script] if script else ["-m", "engine.worker"]
+    program = [script] if script else ["-m", module]
     lifeline, keep = os.pipe()  # `keep` closes when this process ends, which ends the trainer
     outcome.note_event(
         run, "attempt_started", f"attempt {row.attempt}", attempt=row.attempt, device=row.device

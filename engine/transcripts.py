@@ -1,13 +1,17 @@
 """Rollouts as a reader can take them in: clean texts within a number of characters."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from engine.clean import Redactor, clip
+from engine import tokens as tokenizers
+from engine.clean import Redactor, clip, json_chars
 from engine.curves import number, short
+from engine.errors import UserError
 from engine.evidence.results import content_of
 
 Turn = dict[str, str]
+Decode = Callable[[list[int]], str]
 _LEAST_PER_TURN = 60
 _MOST_TOKENS = 1500
 _MOST_METRICS = 20
@@ -20,13 +24,15 @@ def rollout_item(
     *,
     prompt: bool = True,
     tokens: bool = False,
+    decode: Decode | None = None,
 ) -> dict[str, Any]:
     """One rollout or evaluation row as a result shows it, its texts within `chars`.
 
-    The prompt gives way to the answer, which keeps at least two thirds of the room.
+    The prompt gives way to the answer, which keeps at least two thirds of the room. With `tokens`
+    also the ids and their loss mask, and as texts where `decode` can read them.
     """
     item: dict[str, Any] = {"task": clip(redact.text(str(row.get("task"))), 120)}
-    for name in ("group", "member", "attempt", "model", "half"):
+    for name in ("step", "group", "member", "attempt", "model", "half"):
         item[name] = redact.value(row.get(name))
     for name in ("reward", "success", "advantage", "loss"):
         item[name] = _plain(row.get(name))
@@ -51,8 +57,47 @@ def rollout_item(
     elif said:
         item["turns"] = within(said, chars)
     if tokens:
-        item["tokens"] = _tokens(row)
+        item["tokens"] = _tokens(redact, row, decode)
     return {name: value for name, value in item.items() if value is not None}
+
+
+def squeezed(item: dict[str, Any], chars: int) -> dict[str, Any]:
+    """One rollout or group in at most `chars`: shorter texts, then fewer metrics and members."""
+    for room in (600, 300, 150, 80):
+        if json_chars(item) <= chars:
+            return item
+        item = _shortened(item, room)
+    for holder in (item, *item.get("members", [])):
+        if json_chars(item) > chars:
+            holder.pop("metrics", None)
+    members = item.get("members", [])
+    while json_chars(item) > chars and len(members) > 1:
+        over = json_chars(item) - chars
+        gone = max(1, min(len(members) - 1, over * len(members) // json_chars(members)))
+        del members[len(members) - gone :]
+        item["members_left_out"] = item.get("members_left_out", 0) + gone
+    return item
+
+
+def _shortened(value: Any, room: int) -> Any:
+    if isinstance(value, str):
+        return clip(value, room)
+    if isinstance(value, list):
+        numbers = bool(value) and isinstance(value[0], int)
+        return [_shortened(item, room) for item in (value[:room] if numbers else value)]
+    if isinstance(value, dict):
+        return {name: _shortened(item, room) for name, item in value.items()}
+    return value
+
+
+def decoder_of(config: Mapping[str, Any]) -> Decode | None:
+    """Ids as text by the base model's own tokenizer; None where its files are gone."""
+    folder = (config.get("base") or {}).get("path")
+    try:
+        backend = tokenizers.load(Path(str(folder))).backend
+    except (UserError, OSError, ValueError):
+        return None
+    return lambda ids: str(backend.decode(ids, skip_special_tokens=False))
 
 
 def turns_of(redact: Redactor, messages: Any) -> list[Turn]:
@@ -98,7 +143,31 @@ def _fair_share(lengths: Sequence[int], total: int) -> int:
     return max(lengths, default=0)
 
 
-def _tokens(row: Mapping[str, Any]) -> dict[str, Any]:
+def pieces(
+    redact: Redactor,
+    ids: Sequence[int],
+    mask: Sequence[int],
+    decode: Decode,
+    *,
+    most: int = 24,
+    chars: int = 300,
+) -> list[dict[str, Any]]:
+    """Stretches of tokens that are trained or not, in order, as {"text", "trained", "tokens"}; at
+    most `most` of them, each text within `chars`."""
+    found: list[dict[str, Any]] = []
+    start = 0
+    for at in range(1, len(ids) + 1):
+        if at == len(ids) or bool(mask[at]) != bool(mask[start]):
+            text = clip(redact.text(decode(list(ids[start:at]))), chars)
+            found.append({"text": text, "trained": bool(mask[start]), "tokens": at - start})
+            start = at
+    if len(found) > most:
+        gone = sum(piece["tokens"] for piece in found[most:])
+        found = [*found[:most], {"text": "…", "trained": False, "tokens": gone}]
+    return found
+
+
+def _tokens(redact: Redactor, row: Mapping[str, Any], decode: Decode | None) -> dict[str, Any]:
     """Ids with their loss mask (1: trained). Training keeps them for the first groups only."""
     ids, mask = row.get("ids"), row.get("loss_mask")
     if not isinstance(ids, list) or not isinstance(mask, list):
@@ -111,6 +180,11 @@ def _tokens(row: Mapping[str, Any]) -> dict[str, Any]:
         "loss_mask": [int(bool(value)) for value in mask[:_MOST_TOKENS]],
     }
     cut = len(prompt) - len(kept["prompt_ids"]) + len(ids) - len(kept["ids"])
+    if decode is not None:
+        whole = [*kept["prompt_ids"], *kept["ids"]]
+        kept["pieces"] = pieces(
+            redact, whole, [0] * len(kept["prompt_ids"]) + kept["loss_mask"], decode
+        )
     return kept | ({"tokens_cut": cut} if cut else {})
 
 

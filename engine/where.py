@@ -62,13 +62,25 @@ class Where:
         names: the values a row offers. Further names (an environment's own metrics) are reached
             bare or as `metrics["name"]`.
         field: the argument the text came in, for the error.
+        shown: the text as it was given, where `expression` is a rewriting of it.
+        example: what the error shows as a right one.
 
     Raises UserError BAD_ARGUMENT on a syntax error, an unknown name or anything not allowed.
     """
 
-    def __init__(self, expression: str, names: Iterable[str], field: str = "where") -> None:
+    def __init__(
+        self,
+        expression: str,
+        names: Iterable[str],
+        field: str = "where",
+        *,
+        shown: str = "",
+        example: str = "reward < 0.5 and length > 20",
+    ) -> None:
         self.expression = expression.strip()
         self.field = field
+        self.shown = shown or self.expression
+        self.example = example
         self._known = {*names}
         self._tree: ast.expr | None = None
         if self.expression:
@@ -140,7 +152,7 @@ class Where:
     def _bad(self, what: str) -> UserError:
         return UserError(
             "BAD_ARGUMENT",
-            f"{self.field} {self.expression[:200]!r} {what}",
-            hint=f"Names: {', '.join(sorted(self._known))}. Example: reward < 0.5 and length > 20.",
+            f"{self.field} {self.shown[:200]!r} {what}",
+            hint=f"Names: {', '.join(sorted(self._known))}. Example: {self.example}.",
             field=self.field,
         )

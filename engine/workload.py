@@ -17,12 +17,15 @@ from engine.model_files import ModelFacts
 from engine.recipe import max_tokens
 
 _WIDTH = {"float32": 4, "bfloat16": 2}
+_NF4_WIDTH = 0.55  # bytes of a weight in 4 bits, with the scales of its block
 HEAD_CHUNK = 4096  # rows of logits the worker makes at once
 CONCURRENT = {"cpu": 256, "cuda": 512}  # completions under way at once
-_MICRO_CEILING = {"cpu": 8192, "cuda": 65536}
+_MICRO_CEILING = {"cpu": 2048, "cuda": 65536}
 _MICRO_SHARE = 0.25  # of the device's memory that one microbatch may fill
 # Share of the completions in groups whose rewards differ: only these go through the update.
 _EFFECTIVE = {"low": 0.4, "likely": 0.75, "high": 1.0}
+# Share of the groups that come out uniform and are played again with resample_uniform.
+_UNIFORM = {"low": 0.0, "likely": 0.25, "high": 0.6}
 BETWEEN_TURNS = 32  # tokens an environment says between two turns, where nothing is known
 
 
@@ -42,6 +45,11 @@ class Lengths:
     def total(self) -> float:
         """Tokens of prompt and everything said by policy and environment."""
         return self.prompt + self.said * self.turns + BETWEEN_TURNS * max(0.0, self.turns - 1)
+
+
+# Kept skills: so many short answers at step 0 and again at the end (engine/worker/kept.py).
+KEPT = 48
+KEPT_ANSWER = Lengths(prompt=24, said=8, longest=24)
 
 
 @dataclass(frozen=True)
@@ -98,6 +106,14 @@ class Plan:
     def width(self) -> int:
         """Bytes of a frozen weight and of an activation."""
         return _WIDTH[self.settings["precision"]]
+
+    @property
+    def weights(self) -> float:
+        """Bytes of the frozen weights; in 4 bits where the layers' projections are quantized."""
+        if self.settings["quantization"] == "none":
+            return self.model.params * self.width
+        linear = self.model.linear_params
+        return linear * _NF4_WIDTH + (self.model.params - linear) * self.width
 
     @property
     def adapter(self) -> int:
@@ -171,16 +187,21 @@ def train_work(plan: Plan, level: str) -> Work:
     else:
         episode = plan.episode(level)
         passes = plan.settings["updates_per_batch"]
-        trained = plan.rows * _EFFECTIVE[level]
+        # Every round leaves a part of what was uniform before it.
+        uniform = (1 - _EFFECTIVE[level]) ** (1 + plan.settings["resample_uniform"])
+        trained = plan.rows * (1 - uniform)
         step = _update(plan, trained, episode.total, episode.said * episode.turns).times(passes)
         if plan.settings["kl_coef"] > 0:
             step += Work(train=_forward(plan, plan.rows, episode.total))
-        step += rollouts(plan, plan.settings["prompts_per_step"], plan.rows, episode)
+        again = range(1, plan.settings["resample_uniform"] + 1)
+        rounds = 1 + sum(_UNIFORM[level] ** number for number in again)
+        prompts = plan.settings["prompts_per_step"] * rounds
+        step += rollouts(plan, prompts, plan.rows * rounds, episode, batches=math.ceil(rounds))
     return step.times(plan.settings["steps"])
 
 
 def evaluation_work(plan: Plan, level: str) -> Work:
-    """Held-out evaluations at step 0, every eval_every steps and at the end."""
+    """Held-out evaluations at step 0, every eval_every steps and at the end, and kept skills."""
     rows = plan.evaluated_rows
     if not rows:
         return Work()
@@ -191,7 +212,7 @@ def evaluation_work(plan: Plan, level: str) -> Work:
         work += Work(train=_forward(plan, rows, row.total) + head)
     if plan.env.scored:
         work += rollouts(plan, rows, rows, plan.episode(level), batches=plan.evaluations + 2)
-    return work
+    return work + rollouts(plan, 2 * KEPT, 2 * KEPT, KEPT_ANSWER, batches=2)
 
 
 def save_work(plan: Plan) -> Work:
@@ -215,21 +236,42 @@ def rollouts(plan: Plan, prompts: float, rows: float, episode: Lengths, batches:
     return Work(
         sample=produced * (per_token + attention) + 2 * model.linear_params * read,
         steps=steps,
-        moved=steps * model.params * plan.width + produced * context * cache,
+        moved=steps * plan.weights + produced * context * cache,
         scored=rows,
     )
 
 
 def _update(plan: Plan, rows: float, tokens: float, supervised: float) -> Work:
     """Forward and backward of `rows` sequences of `tokens`, and one optimizer step."""
-    model = plan.model
-    attention = 6 * model.heads * model.head_dim * tokens * model.layers
-    per_token = 4 * model.linear_params + 6 * plan.adapter + attention
+    work = update_operations(
+        plan.model,
+        plan.adapter,
+        tokens=rows * tokens,
+        pairs=rows * tokens**2 / 2,
+        scored=rows * supervised,
+    )
     if plan.settings["gradient_checkpointing"]:
-        per_token += 2 * model.linear_params + 2 * plan.adapter + attention / 3
-    head = 4 * model.head_params * supervised
+        work += _forward(plan, rows, tokens)
     micro = max(1.0, rows * tokens / microbatch_tokens(plan))
-    return Work(train=rows * (tokens * per_token + head), updates=micro)
+    if not plan.settings.get("packing", True):
+        micro = rows
+    return Work(train=work, updates=micro)
+
+
+def update_operations(
+    model: ModelFacts, adapter: float, *, tokens: float, pairs: float, scored: float
+) -> float:
+    """Operations of a forward and backward pass through frozen layers with an adapter on them.
+
+    Args:
+        adapter: parameters of the adapter.
+        tokens: that run through the layers.
+        pairs: of a token and one it sees, itself included; half the square of a row's length.
+        scored: tokens whose log-probability is taken.
+    """
+    attention = 12 * model.heads * model.head_dim * pairs * model.layers
+    layers = tokens * (4 * model.linear_params + 6 * adapter)
+    return layers + attention + 4 * model.head_params * scored
 
 
 def _forward(plan: Plan, rows: float, tokens: float) -> float:
@@ -262,7 +304,8 @@ def memory(plan: Plan) -> dict[str, int]:
     model, settings = plan.model, plan.settings
     longest = _longest_sequence(plan)
     budget = microbatch_tokens(plan)
-    in_batch = min(plan.rows * longest, max(longest, budget))
+    packed = settings.get("packing", True)
+    in_batch = min(plan.rows * longest, max(longest, budget)) if packed else longest
     lora = settings["lora_rank"] * len(settings["lora_targets"]) * model.layers * 4
     layer_inputs = 4 * model.layers * model.hidden  # kept even where layers are run again
     activations = in_batch * (activation_bytes(plan) + lora + layer_inputs)
@@ -271,8 +314,10 @@ def memory(plan: Plan) -> dict[str, int]:
     logits = in_batch * model.vocab * 8 + head_rows * model.vocab * 4
     cache, sampled = _sampling_bytes(plan, longest)
     training, sampling = activations + logits, cache + sampled
-    fixed = model.params * plan.width
+    fixed = plan.weights
     adapter = plan.adapter * 16  # float32 weights, gradients and two moments
+    if settings.get("async_sampling"):
+        adapter += plan.adapter * 4  # the copy that samples
     items = {
         "weights": fixed,
         "adapter_and_optimizer": adapter,

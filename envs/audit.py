@@ -2,8 +2,9 @@
 
 Rows are scored in a seeded random order until the time is up; the share covered is part of the
 result. A scorer is a risk when a degenerate answer earns at least half of what the reference
-answer earns, when everything earns the same, when many reference answers fail, or when scoring the
-same answer twice gives two rewards.
+answer earns, when everything earns the same, when many reference answers fail, or when the same
+answer earns two rewards: scored twice in a row, or again after others in another order. Near
+misses that are paid and answers that make it raise are weaknesses: said, and no risk.
 """
 
 import math
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from envs.base import Task
-from envs.probes import GOLD, INFORMATIVE, PROBES, message_probes, text_probes
+from envs.probes import GOLD, INFORMATIVE, NEAR, PROBES, message_probes, text_probes
 
 PAID = 0.5  # of what gold earns
 GOLD_FAILURES = 0.1  # share of rows
@@ -22,6 +23,8 @@ UNSTABLE = 0.02  # share of rows scored twice
 LEAST_ROWS = 3  # scored whatever the time says, up to `OVERRUN` times the budget
 OVERRUN = 3.0
 POOL = 200  # other rows that probes are drawn from
+AGAIN = 12  # rows scored once more at the very end, the last first
+RAISING = 0.05  # share of the answers to a probe on which a score may fail before it is a weakness
 SHOWN = 5
 
 
@@ -42,6 +45,7 @@ class _Tally:
     successes: int = 0
     errors: int = 0
     paid: int = 0
+    below: float = 0.0  # rows on which gold earned more; a tie counts half
     example: dict[str, Any] | None = None
     error: str = ""
 
@@ -56,7 +60,9 @@ class _Findings:
     gold_failing: list[str] = field(default_factory=list)
     gold_rows: int = 0
     repeated: int = 0
-    unstable: list[dict[str, Any]] = field(default_factory=list)
+    unstable: list[dict[str, Any]] = field(default_factory=list)  # twice in a row, two rewards
+    revisited: int = 0
+    drifted: list[dict[str, Any]] = field(default_factory=list)  # changed by what came between
     seconds: list[float] = field(default_factory=list)
     rows: int = 0
     cut: bool = False  # the time was up in the middle of a row
@@ -73,8 +79,10 @@ def audit(
 ) -> dict[str, Any]:
     """Scores the probes of as many `rows` (stored task rows) as fit into `budget_s` seconds.
 
-    Returns a JSON object: `verdict` (ok or risk), `headline`, `risks` (names), `probes` (a table),
-    `rows_scored`, `rows`, `share`, `deterministic`, `gold_failing`, `problems`, `seed`, `seconds`.
+    Returns a JSON object: `verdict` (ok, warn or risk), `headline`, `risks` and `weaknesses`
+    (names), `probes` (a table), `separability` (near miss -> share of rows where gold earns more),
+    `saturation`, `rows_scored`, `rows`, `share`, `deterministic`, `order_dependent`,
+    `gold_failing`, `problems`, `seed`, `seconds`.
     """
     if kind == "sft" or not rows:
         return _unscored(len(rows), seed)
@@ -84,6 +92,7 @@ def audit(
     pool = [Task.from_row(rows[index]) for index in order[:POOL]]
     found = _Findings()
     probe = _probe_messages if kind == "multi" else _probe_text
+    firsts: list[_First] = []
 
     def late() -> bool:
         return clock() - began > OVERRUN * budget_s
@@ -91,9 +100,31 @@ def audit(
     for index in order:
         if clock() - began > budget_s and (found.rows >= LEAST_ROWS or late()):
             break
-        probe(scorer, rows[index], pool, rng, found, late)
+        first = probe(scorer, rows[index], pool, rng, found, late)
+        if first is not None and len(firsts) < AGAIN:
+            firsts.append(first)
         found.rows += 1
+    for first in reversed(firsts):
+        if late():
+            break
+        first.revisit(found)
     return _verdict(found, len(rows), seed, clock() - began)
+
+
+@dataclass(frozen=True)
+class _First:
+    """What an answer earned when it was first scored, to be compared with what it earns later."""
+
+    task_id: str
+    reward: float
+    again: Callable[[], dict[str, Any]]
+
+    def revisit(self, found: _Findings) -> None:
+        reward = self.again()["reward"]
+        found.revisited += 1
+        if reward != self.reward:
+            change = {"task": self.task_id, "first": self.reward, "second": reward}
+            found.drifted.append(change)
 
 
 def _probe_text(
@@ -103,12 +134,12 @@ def _probe_text(
     rng: random.Random,
     found: _Findings,
     late: Callable[[], bool],
-) -> None:
+) -> _First | None:
     task = Task.from_row(row)
     gold = task.answer_text if task.answer is not None else None
     others = [other.answer_text for other in pool if other.id != task.id and other.answer]
     probes = text_probes(task.prompt_text, gold, others, rng)
-    _score_all(probes, lambda text: scorer.score(row, text), task.id, found, late)
+    return _score_all(probes, lambda text: scorer.score(row, text), task.id, found, late)
 
 
 def _probe_messages(
@@ -118,11 +149,11 @@ def _probe_messages(
     rng: random.Random,
     found: _Findings,
     late: Callable[[], bool],
-) -> None:
+) -> _First | None:
     task = Task.from_row(row)
     others = [_assistant(other) for other in pool if other.id != task.id and other.answer]
     probes = message_probes(task.prompt_text, _assistant(task), others, rng)
-    _score_all(probes, lambda messages: play(scorer, row, messages), task.id, found, late)
+    return _score_all(probes, lambda said: play(scorer, row, said), task.id, found, late)
 
 
 def _assistant(task: Task) -> list[dict[str, Any]]:
@@ -157,33 +188,47 @@ def _score_all(
     task_id: str,
     found: _Findings,
     late: Callable[[], bool],
-) -> None:
-    """Gold first and, after all others, gold again: a scorer with a memory gives itself away.
+) -> _First | None:
+    """Gold first, twice, and once more after all others: chance and memory give themselves away.
 
+    Every second row is scored the other way round, so that what comes first is not always gold.
     Stops where it is `late`: each answer of a scorer that hangs costs the time of a whole call.
     """
-    gold: float | None = None
-    for name, answer in probes.items():
-        if found.tallies and late():
+    order = list(probes)
+    if found.rows % 2 and len(order) > 1:
+        order.reverse()
+    results: dict[str, dict[str, Any]] = {}
+    repeat = ""
+    for name in order:
+        if (found.tallies or results) and late():
             found.cut = True
-            return
-        result = score(answer)
-        found.seconds.append(result["seconds"])
-        if name == GOLD:
-            gold = result["reward"]
-            found.gold_rows += 1
-            if result["error"] or result["success"] is False:
-                found.gold_failing.append(task_id)
-        _count(found.tallies.setdefault(name, _Tally()), result, gold, answer, task_id)
-    if late():
-        found.cut = True
-        return
-    name = GOLD if GOLD in probes else next(iter(probes))
-    first = found.tallies[name].rewards[-1]
-    again = score(probes[name])
+            break
+        results[name] = score(probes[name])
+        found.seconds.append(results[name]["seconds"])
+        if name in (GOLD, order[0]) and not repeat and (GOLD not in probes or name == GOLD):
+            repeat = name
+            _repeat(found, score(probes[name])["reward"], results[name]["reward"], task_id)
+    gold = results.get(GOLD)
+    if gold is not None:
+        found.gold_rows += 1
+        if gold["error"] or gold["success"] is False:
+            found.gold_failing.append(task_id)
+    for name in probes:  # in their own order, whatever order they were scored in
+        if name in results:
+            earned = None if gold is None else gold["reward"]
+            tally = found.tallies.setdefault(name, _Tally())
+            _count(tally, results[name], earned, probes[name], task_id)
+    if found.cut or not repeat:
+        return None
+    first = _First(task_id, results[repeat]["reward"], lambda: score(probes[repeat]))
+    first.revisit(found)
+    return first
+
+
+def _repeat(found: _Findings, second: float, first: float, task_id: str) -> None:
     found.repeated += 1
-    if again["reward"] != first:
-        found.unstable.append({"task": task_id, "first": first, "second": again["reward"]})
+    if second != first:
+        found.unstable.append({"task": task_id, "first": first, "second": second})
 
 
 def _count(
@@ -197,6 +242,7 @@ def _count(
         tally.error = tally.error or str(result["error"])[:200]
     if gold is not None:
         tally.golds.append(gold)
+        tally.below += 1.0 if gold > reward else 0.5 if gold == reward else 0.0
     pays = result["success"] is True or reward >= PAID
     if gold is not None:
         pays = gold > 0 and reward >= PAID * gold
@@ -210,22 +256,58 @@ def _verdict(found: _Findings, rows: int, seed: int, seconds: float) -> dict[str
     lowest = min(tally.mean for tally in found.tallies.values())
     table = [_line(name, found.tallies[name], lowest) for name in PROBES if name in found.tallies]
     risks = [line["probe"] for line in table if line["verdict"] == "risk"]
-    problems = []
-    flat = _all_alike(found)
-    if flat:
+    if _all_alike(found):
         risks = ["all alike"]
-        problems.append("every answer, right or wrong, earns the same reward")
     if found.gold_rows and len(found.gold_failing) > GOLD_FAILURES * found.gold_rows:
         risks.insert(0, GOLD)
+    if len(found.unstable) > UNSTABLE * found.repeated:
+        risks.append("unstable")
+    elif len(found.drifted) > UNSTABLE * found.revisited:
+        risks.append("order dependent")
+    weaknesses = [line["probe"] for line in table if line["verdict"] == "warn"]
+    if any(line["errors"] > RAISING * line["rows"] for line in table):
+        weaknesses.append("raises")
+    ordered = sorted(found.seconds)
+    return {
+        "verdict": "risk" if risks else "warn" if weaknesses else "ok",
+        "headline": _headline(risks, weaknesses, table, found.rows, rows),
+        "risks": risks,
+        "weaknesses": weaknesses,
+        "probes": table,
+        "separability": {line["probe"]: line["separated"] for line in table if "separated" in line},
+        "saturation": _saturation(found),
+        "rows_scored": found.rows,
+        "rows": rows,
+        "share": round(found.rows / rows, 4),
+        "deterministic": not found.unstable,
+        "order_dependent": bool(found.drifted) and not found.unstable,
+        "unstable": (found.unstable or found.drifted)[:SHOWN],
+        "gold_failing": found.gold_failing[:20],
+        "problems": _problems(found, table),
+        "score_seconds_p95": round(ordered[round(0.95 * (len(ordered) - 1))], 6),
+        "seed": seed,
+        "seconds": round(seconds, 3),
+    }
+
+
+def _problems(found: _Findings, table: list[dict[str, Any]]) -> list[str]:
+    """What a person should read beside the table."""
+    problems = []
+    if _all_alike(found):
+        problems.append("every answer, right or wrong, earns the same reward")
     if found.gold_failing:
         count, shown = len(found.gold_failing), ", ".join(found.gold_failing[:SHOWN])
         problems.append(f"{count} of {found.gold_rows} reference answers fail: {shown}")
     if not found.gold_rows:
         problems.append("no row has a reference answer: nothing shows that a right one is paid")
     if found.unstable:
-        problems.append(f"{len(found.unstable)} of {found.repeated} scores changed when repeated")
-    if len(found.unstable) > UNSTABLE * found.repeated:
-        risks.append("unstable")
+        changed = f"{len(found.unstable)} of {found.repeated}"
+        problems.append(f"{changed} answers scored twice in a row got two rewards")
+    elif found.drifted:
+        changed = f"{len(found.drifted)} of {found.revisited}"
+        problems.append(
+            f"{changed} answers got another reward once others had been scored: it keeps a state"
+        )
     for line in table:
         if line["errors"] and line["probe"] != GOLD:
             count = f"{line['errors']} of {line['rows']}"
@@ -235,22 +317,25 @@ def _verdict(found: _Findings, rows: int, seed: int, seconds: float) -> dict[str
             f"score is so slow that the time was up after {len(found.seconds)} answers: not every "
             "probe was tried"
         )
-    ordered = sorted(found.seconds)
+    return problems
+
+
+def _saturation(found: _Findings) -> dict[str, Any]:
+    """How many rewards there are and who earns the highest: gold should, others should not."""
+    rewards = {name: tally.rewards for name, tally in found.tallies.items()}
+    top = max(reward for each in rewards.values() for reward in each)
+    shares = {
+        "gold_at_top": rewards.get(GOLD, []),
+        "others_at_top": [
+            reward for name, each in rewards.items() if name not in INFORMATIVE for reward in each
+        ],
+    }
     return {
-        "verdict": "risk" if risks else "ok",
-        "headline": _headline(risks, table, found.rows, rows),
-        "risks": risks,
-        "probes": table,
-        "rows_scored": found.rows,
-        "rows": rows,
-        "share": round(found.rows / rows, 4),
-        "deterministic": not found.unstable,
-        "unstable": found.unstable[:SHOWN],
-        "gold_failing": found.gold_failing[:20],
-        "problems": problems,
-        "score_seconds_p95": round(ordered[round(0.95 * (len(ordered) - 1))], 6),
-        "seed": seed,
-        "seconds": round(seconds, 3),
+        "top": round(top, 4),
+        "levels": len({round(reward, 6) for each in rewards.values() for reward in each}),
+    } | {
+        name: round(sum(reward == top for reward in each) / len(each), 4) if each else None
+        for name, each in shares.items()
     }
 
 
@@ -263,13 +348,23 @@ def _line(name: str, tally: _Tally, lowest: float) -> dict[str, Any]:
         "success": round(tally.successes / len(tally.rewards), 4),
         "paid": round(tally.paid / len(tally.rewards), 4),
         "errors": tally.errors,
-        "verdict": "info" if name in INFORMATIVE else "risk" if _pays(tally, lowest) else "ok",
+        "verdict": _judged(name, tally, lowest),
     }
+    if name in NEAR and tally.golds:
+        line["separated"] = round(tally.below / len(tally.golds), 4)
     if tally.errors:
         line["error"] = tally.error
-    if line["verdict"] == "risk" and tally.example:
+    if line["verdict"] in ("risk", "warn") and tally.example:
         line["example"] = tally.example
     return line
+
+
+def _judged(name: str, tally: _Tally, lowest: float) -> str:
+    if name in INFORMATIVE:
+        return "info"
+    if not _pays(tally, lowest):
+        return "ok"
+    return "warn" if name in NEAR else "risk"
 
 
 def _pays(tally: _Tally, lowest: float) -> bool:
@@ -288,14 +383,18 @@ def _all_alike(found: _Findings) -> bool:
     return found.gold_rows > 0 and max(rewards) - min(rewards) < 1e-9
 
 
-def _headline(risks: list[str], table: list[dict[str, Any]], scored: int, rows: int) -> str:
+def _headline(
+    risks: list[str], weaknesses: list[str], table: list[dict[str, Any]], scored: int, rows: int
+) -> str:
     covered = f"{scored} of {rows} rows scored"
     means = {line["probe"]: line["mean"] for line in table}
     gold = f"gold earns {means[GOLD]:.2f}" if GOLD in means else "there is no reference answer"
-    if risks:
-        named = ", ".join(f"{name} {means[name]:.2f}" if name in means else name for name in risks)
-        return f"risk: {gold}, but look at: {named} ({covered})"
-    others = [line for line in table if line["verdict"] == "ok"]
+    if risks or weaknesses:
+        names = risks or weaknesses
+        named = ", ".join(f"{name} {means[name]:.2f}" if name in means else name for name in names)
+        word = "risk" if risks else "warn"
+        return f"{word}: {gold}, but look at: {named} ({covered})"
+    others = [line for line in table if line["verdict"] == "ok" and line["probe"] not in NEAR]
     best = max(others, key=lambda line: line["mean"], default=None)
     beside = f", the best degenerate answer ({best['probe']}) {best['mean']:.2f}" if best else ""
     return f"ok: {gold}{beside} ({covered})"
@@ -306,11 +405,15 @@ def _unscored(rows: int, seed: int) -> dict[str, Any]:
         "verdict": "ok",
         "headline": "no scorer: there is nothing to audit",
         "risks": [],
+        "weaknesses": [],
         "probes": [],
+        "separability": {},
+        "saturation": {},
         "rows_scored": 0,
         "rows": rows,
         "share": 0.0,
         "deterministic": True,
+        "order_dependent": False,
         "unstable": [],
         "gold_failing": [],
         "problems": [],

@@ -29,9 +29,32 @@ PROBES: dict[str, str] = {
     "off by one": "the right answer with one thing changed",
     "other gold": "the right answer of another row",
     "last message only": "the last reference message without those before it",
+    "exception trigger": "an answer made to break a scorer: odd numbers, signs, brackets, calls",
 }
-# A model that corrects itself, or gets there at once, may well be paid.
-INFORMATIVE = frozenset({GOLD, "wrong then gold", "last message only"})
+# A model that corrects itself, or gets there at once, may well be paid; a trigger is there to see
+# whether a score raises, whatever it pays.
+INFORMATIVE = frozenset({GOLD, "wrong then gold", "last message only", "exception trigger"})
+# Nearly right: how far below gold they earn says how well the scorer separates.
+NEAR = frozenset({"truncated gold", "off by one", "other gold"})
+
+TRIGGERS = (
+    "9" * 5000,
+    "1e999",
+    "nan",
+    "-inf",
+    "1/0",
+    "\u0660\u0661\u00b2\u2460",  # digits to str.isdigit, not all of them to int
+    "{" * 2000,
+    '{"answer": null}',
+    "[1, 2",
+    "<answer></answer>",
+    "\\boxed{",
+    "####",
+    "()[]{}*+?\\",
+    "\x00\ufffd\u202e",
+    "\n\n\n",
+    "None",
+)
 
 OPENER = "Sure! Here is the answer to your question:"
 FILLER = (
@@ -109,6 +132,7 @@ def text_probes(
         "prompt echo": prompt,
         "opener only": OPENER,
         "filler": FILLER * 2,
+        "exception trigger": rng.choice(TRIGGERS),
     }
     if gold is None:
         return probes
@@ -237,10 +261,14 @@ def message_probes(
     single = text_probes(prompt, last or None, texts, rng)
     names = ("empty", "junk", "prompt echo", "opener only", "filler", "enumerated")
     probes = {n: [_said(single[n])] for n in names if n in single}
+    trigger = _said(single["exception trigger"])
+    if rng.random() < 0.5:
+        trigger = _said("") | {"tool_calls": [_bad_call(rng)]}
+    probes["exception trigger"] = [trigger]
     if not gold:
         return probes
     played: dict[str, list[dict[str, Any]]] = {GOLD: list(gold)}
-    for name in ("off by one", "negated gold"):
+    for name in ("off by one", "negated gold", "gold then wrong", "wrong then gold", "format only"):
         if name in single:
             played[name] = [*gold[:-1], _said(single[name])]
     if len(gold) > 1:
@@ -254,3 +282,9 @@ def message_probes(
 
 def _said(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
+
+
+def _bad_call(rng: random.Random) -> dict[str, Any]:
+    """A tool call a model might make: no such tool, no arguments, arguments of the wrong kind."""
+    name, arguments = rng.choice((("nothing", "{}"), ("", "{}"), ("lookup", "[1, 2]"), ("x", "{")))
+    return {"id": "call_1", "type": "function", "function": {"name": name, "arguments": arguments}}

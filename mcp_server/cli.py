@@ -77,13 +77,21 @@ def serve(
 @app.command()
 @command
 def setup(
+    vllm: Annotated[
+        bool, typer.Option("--vllm", help="vLLM's own environment instead, for faster sampling.")
+    ] = False,
     again: Annotated[bool, typer.Option("--again", help="Build it anew.")] = False,
     home: HomeFolder = None,
     as_json: Json = False,
 ) -> None:
     """Build the training environment of a light install in the home (CPU or CUDA)."""
-    from engine import setup_env
+    from engine import setup_env, vllm_env
 
+    if vllm:
+        said = vllm_env.setup_vllm(
+            at(home), again=again, say=lambda line: typer.echo(line, err=True)
+        )
+        return show(said, as_json)
     if sys.prefix and _has_torch():
         return show({"summary": f"{sys.executable} has torch; nothing to do."}, as_json)
     reply = setup_env.setup(at(home), again=again, say=lambda line: typer.echo(line, err=True))
@@ -235,8 +243,11 @@ for _name, _function in {
     "rollouts": cli_runs.rollouts,
     "evaluate": cli_runs.evaluate,
     "compare": cli_runs.compare,
+    "curate": cli_runs.curate,
+    "diagnose": cli_runs.diagnose,
     "cancel": cli_runs.cancel,
     "report": cli_runs.report,
+    "verify": cli_runs.verify,
     "deploy": cli_models.deploy,
     "undeploy": cli_models.undeploy,
     "chat": cli_models.chat,

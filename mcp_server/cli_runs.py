@@ -19,6 +19,7 @@ Algorithm = Annotated[Literal["sft", "grpo"], typer.Option("--algorithm")]
 Scope = Literal["all", "hardware", "runs", "envs", "models", "datasets", "deployments"]
 Until = Annotated[Literal["end", "first_step", "next_eval", "alert"], typer.Option()]
 Pick = Literal["worst", "best", "random", "median", "truncated", "error", "group", "changed"]
+Select = Literal["correct", "best", "best_n", "shortest", "all"]
 Limit = Annotated[int, typer.Option("--limit", min=1, help="How many.")]
 FOLLOW_EVERY_S = 1.0
 Wait = Annotated[bool, typer.Option("--wait", help="Stay until it ends.")]
@@ -97,6 +98,9 @@ def train(
     yes: Annotated[
         bool, typer.Option("--yes", help="Agree to a spend above auto_approve_gpu_hours.")
     ] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Leave a trace of two steps in the run's logs.")
+    ] = False,
     wait: Wait = False,
     home: HomeFolder = None,
     as_json: Json = False,
@@ -122,6 +126,7 @@ def train(
         request_id=request_id,
         resume=resume,
         approved=yes,
+        profile=profile,
     )
     return _submitted(where, reply, wait, as_json)
 
@@ -192,18 +197,25 @@ def rollouts(
 @command
 def evaluate(
     env: Env,
-    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Models to score.")],
+    models: Annotated[
+        list[str] | None, typer.Argument(metavar="MODEL...", help="Models to score.")
+    ] = None,
     split: Annotated[Literal["heldout", "train"], typer.Option()] = "heldout",
     rows: Annotated[int, typer.Option(min=1, help="Tasks.")] = 100,
     attempts: Annotated[int, typer.Option(min=1, help="Per task.")] = 1,
     settings: Sets = None,
+    regrade: Annotated[
+        str, typer.Option(metavar="RUN", help="Score this run's stored answers again instead.")
+    ] = "",
     wait: Wait = False,
     home: HomeFolder = None,
     as_json: Json = False,
 ) -> int:
     """Score models on the same tasks."""
     where = at(home)
-    reply = verbs.evaluate(where, env, models, split, rows, attempts, settings_from(settings))
+    reply = verbs.evaluate(
+        where, env, models or [], split, rows, attempts, settings_from(settings), regrade
+    )
     return _submitted(where, reply, wait, as_json)
 
 
@@ -219,6 +231,35 @@ def compare(
 
 
 @command
+def diagnose(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> None:
+    """Why did it not learn? Ranked causes, each with the one lever to pull."""
+    show(verbs.diagnose(at(home), run_id), as_json, "diagnosis")
+
+
+@command
+def curate(
+    sources: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Evaluations or GRPO runs.")
+    ],
+    name: Annotated[str, typer.Option(help="Of the dataset.")],
+    where: Annotated[str, typer.Option(help='Per task, e.g. "0 < avg < 1".')] = "",
+    select: Annotated[Select, typer.Option()] = "correct",
+    max_per_task: Annotated[int, typer.Option(min=1, help="Answers kept.")] = 1,
+    pool_models: Annotated[
+        bool, typer.Option("--pool-models", help="One group per task, whoever answered.")
+    ] = False,
+    save: Annotated[bool, typer.Option("--save", help="Not only a preview.")] = False,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """What models answered well becomes an SFT dataset."""
+    reply = verbs.curate(
+        at(home), sources, name, where, select, max_per_task, pool_models, not save
+    )
+    show(reply, as_json)
+
+
+@command
 def cancel(
     run_id: RunId,
     reason: Annotated[str, typer.Option(help="Kept with the run.")] = "",
@@ -227,6 +268,14 @@ def cancel(
 ) -> None:
     """Stop a run after a checkpoint."""
     show(verbs.cancel_run(at(home), run_id, reason), as_json)
+
+
+@command
+def verify(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> int:
+    """Is what a run says still what it wrote? Names every file changed since."""
+    reply = verbs.verify(at(home), run_id)
+    show(reply, as_json, "custody")
+    return OK if reply["intact"] else FAILED
 
 
 @command

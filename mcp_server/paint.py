@@ -113,10 +113,50 @@ def plan(data: Any) -> None:
     if probes:
         out.print(Text("\nreward audit:", style="dim"))
         out.print(rows_of(probes))
+    if data.get("row"):
+        out.print(Text("\none row as it is trained:", style="dim"))
+        out.print(trained_row(data["row"]))
     if data.get("probe"):
         out.print(field("probe", data["probe"]))
     out.print()
     reply({name: data.get(name, []) for name in HEAD})
+
+
+def diagnosis(data: Any) -> None:
+    """Findings one below the other: the cause, its numbers, the lever, examples."""
+    out = console()
+    for place, finding in enumerate(data.get("findings", []), 1):
+        out.print(Text(f"{place}. {finding['id']}", style="bold yellow"))
+        out.print(Padding(Text(finding["what"]), (0, 0, 0, 3)))
+        shown = {name: finding[name] for name in ("evidence", "lever", "examples", "playbook")}
+        out.print(Padding(block(shown), (0, 0, 1, 3), expand=False))
+    reply({name: data[name] for name in (*HEAD, "looked_at", "not_judged") if name in data})
+
+
+def custody(data: Any) -> None:
+    """A verified run: its links in order, under each the files that are not what they were."""
+    out = console()
+    for link in data.get("links", []):
+        status = "pass" if link["ok"] else "fail"
+        out.print(Text(f"{MARKS[status]} {link['name']}", style=STATES[status]))
+        for item in link["broken"]:
+            out.print(Text(f"    {item['file']} {item['what']}", style="red"))
+    for other in data.get("ancestors", []):
+        status = "pass" if other["intact"] else "warn" if other["intact"] is None else "fail"
+        out.print(Text(f"{MARKS[status]} from {other['run_id']}", style=STATES[status]))
+    out.print()
+    reply({name: data.get(name, []) for name in HEAD})
+
+
+def trained_row(row: Mapping[str, Any]) -> Text:
+    """A row's text, its trained part in bold, what is cut away struck out."""
+    text = Text()
+    for piece in row["pieces"]:
+        text.append(piece["text"], style="bold green" if piece["trained"] else "dim")
+    if row.get("lost"):
+        text.append(row["lost"]["text"], style="red strike")
+    cut = f", cut at {row['cut_at']}" if row.get("lost") else ""
+    return text + Text(f"\n{row['trained']} of {row['tokens']} tokens carry loss{cut}", style="dim")
 
 
 def field(name: str, value: Any) -> RenderableType:

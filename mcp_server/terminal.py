@@ -34,6 +34,7 @@ _WORK_FAILED = {
     "DISK_FULL",
     "HOME_UNUSABLE",
     "NO_TORCH",
+    "NO_VLLM",
 }
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value.")]
@@ -167,6 +168,8 @@ def as_command(call: Mapping[str, Any]) -> str:
     for key, value in arguments.items():
         if key == "settings":
             words += [word for k, v in value.items() for word in ("--set", f"{k}={_value(v)}")]
+        elif key == "preview":  # the command previews unless it is told to save
+            words += [] if value else ["--save"]
         elif value is True:
             words.append(f"--{key.replace('_', '-')}")
         elif key == "keys":
@@ -209,6 +212,7 @@ _COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "read_rollouts": ("rollouts", ("run_id",)),
     "evaluate": ("evaluate", ("env_id",)),
     "compare_runs": ("compare", ()),
+    "diagnose": ("diagnose", ("run_id",)),
     "deploy": ("deploy", ("run_id",)),
     "chat": ("chat", ("model", "message")),
     "cancel_run": ("cancel", ("run_id",)),

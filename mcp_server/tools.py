@@ -50,6 +50,8 @@ Limit = Annotated[int, Field(ge=1, le=200)]
 Scope = Literal["all", "hardware", "runs", "envs", "models", "datasets", "deployments"]
 Pick = Literal["worst", "best", "random", "median", "truncated", "error", "group", "changed"]
 
+Select = Literal["correct", "best", "best_n", "shortest", "all"]
+
 LOOK = ToolAnnotations(
     read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
 )
@@ -225,7 +227,11 @@ class Tools:
         env_id: EnvId,
         models: Annotated[
             list[str],
-            Field(min_length=1, max_length=8, description='e.g. ["pebble", "arith-sft-1@best"]'),
+            Field(
+                default_factory=list,
+                max_length=8,
+                description='e.g. ["pebble", "arith-sft-1@best"]',
+            ),
         ],
         split: Literal["heldout", "train"] = "heldout",
         rows: Annotated[int, Field(ge=1, le=10_000)] = 100,
@@ -233,10 +239,13 @@ class Tools:
             int, Field(ge=1, le=64, description="Per task; 1 is greedy, more sample.")
         ] = 1,
         settings: Sampling,
+        regrade: Annotated[
+            str, Field(description="Instead of models: run whose stored answers to score again.")
+        ] = "",
     ) -> Reply:
         """Score models on the same tasks, as a run of its own: returns its run_id at once; then
         wait_run and compare_runs."""
-        return verbs.evaluate(self.home, env_id, models, split, rows, attempts, settings)
+        return verbs.evaluate(self.home, env_id, models, split, rows, attempts, settings, regrade)
 
     def compare_runs(
         self,
@@ -254,6 +263,33 @@ class Tools:
         """Did it get better? Paired difference with interval, verdict (better, worse,
         no_difference, inconclusive), smallest detectable gap, flips, settings that differ."""
         return verbs.compare_runs(self.home, ids, env_id)
+
+    def diagnose(self, run_id: RunId) -> Reply:
+        """Why a run did not learn, or went wrong: ranked causes with numbers, example rollouts, the
+        one setting or edit to try, and the playbook section. Nothing found is an answer."""
+        return verbs.diagnose(self.home, run_id)
+
+    def curate(
+        self,
+        source_ids: Annotated[list[str], Field(min_length=1, description="Evaluations, GRPO runs")],
+        name: Annotated[str, Field(description='e.g. "arith-best"')],
+        where: Annotated[
+            str,
+            Field(
+                description="Per task: avg, best, worst, solved, n, n_correct, n_error, length, "
+                'pass@k, metrics; e.g. "0 < avg < 1"'
+            ),
+        ] = "",
+        select: Select = "correct",
+        max_per_task: Annotated[int, Field(ge=1, le=64)] = 1,
+        pool_models: bool = False,
+        preview: bool = True,
+    ) -> Reply:
+        """Turn what models answered into an SFT dataset: counts kept and dropped by reason,
+        examples; with preview=false its env_id. Held-out tasks never enter."""
+        return verbs.curate(
+            self.home, source_ids, name, where, select, max_per_task, pool_models, preview
+        )
 
     def deploy(
         self,
@@ -308,6 +344,8 @@ def offered(home: Home, roots: tuple[Path, ...]) -> list[Tool]:
         _tool(tools.read_rollouts, "Rollouts", LOOK, ROLLOUTS_OUT),
         _tool(tools.evaluate, "Evaluate", ACT_ANEW, RUN_OUT),
         _tool(tools.compare_runs, "Compare", LOOK, COMPARE_OUT),
+        _tool(tools.diagnose, "Diagnose a run", LOOK, DIAGNOSE_OUT),
+        _tool(tools.curate, "Curate", ACT, CURATE_OUT),
         _tool(tools.deploy, "Deploy", ACT, DEPLOY_OUT),
         _tool(tools.chat, "Chat", ACT_ANEW, CHAT_OUT),
         _tool(tools.cancel_run, "Cancel a run", ACT, RUN_OUT),
@@ -337,6 +375,8 @@ RUN_OUT = _output(run_id="string", state="string")
 LOGS_OUT = _output(columns="array", rows="array", next_cursor="string")
 ROLLOUTS_OUT = _output(rollouts="array", next_cursor="string")
 COMPARE_OUT = _output(verdict="string")
+DIAGNOSE_OUT = _output(findings="array", state="string")
+CURATE_OUT = _output(kept="integer", dropped="object", env_id="string")
 DEPLOY_OUT = _output(model="string")
 CHAT_OUT = _output(answers="array")
 

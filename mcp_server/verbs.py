@@ -84,6 +84,7 @@ def submit_train(
     request_id: str = "",
     resume: str = "",
     approved: bool = False,
+    profile: bool = False,
 ) -> Reply:
     from engine import runs
 
@@ -100,6 +101,7 @@ def submit_train(
         request_id=request_id,
         resume=resume,
         approved=approved,
+        profile=profile,
     )
     run_id = reply.get("run_id", "")
     reply.setdefault("metrics_uri", f"run://{run_id}/metrics")
@@ -167,7 +169,7 @@ def read_rollouts(
 def evaluate(
     home: Home,
     env_id: str,
-    models: Sequence[str],
+    models: Sequence[str] = (),
     split: str = "heldout",
     rows: int = 100,
     attempts: int = 1,
@@ -196,6 +198,30 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
     from engine.evidence import compare
 
     return filled(compare.compare_runs(home, list(ids), env_id), f"Compared {', '.join(ids)}.")
+
+
+def diagnose(home: Home, run_id: str) -> Reply:
+    from engine.evidence import diagnose as engine_diagnose
+
+    return filled(engine_diagnose.diagnose(home, run_id), f"Diagnosed {run_id}.")
+
+
+def curate(
+    home: Home,
+    source_ids: Sequence[str],
+    name: str,
+    where: str = "",
+    select: str = "correct",
+    max_per_task: int = 1,
+    pool_models: bool = False,
+    preview: bool = True,
+) -> Reply:
+    from engine import curate as engine_curate
+
+    reply = engine_curate.curate(
+        home, list(source_ids), name, where, select, max_per_task, pool_models, preview
+    )
+    return filled(reply, f"Curated {name}.")
 
 
 def deploy(
@@ -254,6 +280,13 @@ def report(home: Home, run_id: str) -> Reply:
         run_id = store.get_run(run_id).run_id
     path = write_report(home, run_id)
     return filled({"run_id": run_id, "report": str(path)}, f"The report of {run_id} is {path}")
+
+
+def verify(home: Home, run_id: str) -> Reply:
+    """Hold a run's files against its seal. Raises UserError RUN_NOT_FOUND."""
+    from engine.evidence import chain
+
+    return filled(chain.verify(home, run_id), f"Verified {run_id}.")
 
 
 def suggest(tool: str, **arguments: Any) -> Reply:
@@ -322,7 +355,8 @@ def _after_wait(run_id: str, until: str, reply: Reply) -> list[Reply]:
         trained = reply.get("kind", "train") == "train"
         return [look, suggest("deploy", run_id=f"{run_id}@best")] if trained else [look]
     if state == "failed":
-        return [suggest("read_logs", run_id=run_id, view="error")]
+        why = suggest("diagnose", run_id=run_id)
+        return [suggest("read_logs", run_id=run_id, view="error"), why]
     if state == "cancelled":
         return [suggest("submit_train", resume=run_id)]
     first_came = until == "first_step" and bool(reply.get("reached"))
@@ -330,4 +364,6 @@ def _after_wait(run_id: str, until: str, reply: Reply) -> list[Reply]:
     if reply.get("cursor"):
         again["cursor"] = reply["cursor"]
     on = suggest("wait_run", **again)
+    if until == "alert" and bool(reply.get("reached")):
+        return [suggest("diagnose", run_id=run_id), on]
     return [look, suggest("read_logs", run_id=run_id), on] if first_came else [on]

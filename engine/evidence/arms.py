@@ -26,7 +26,8 @@ SAMPLING = ("temperature", "top_p", "max_tokens", "stop", "thinking", "max_turns
 class Arm:
     """One model with its rows on one environment.
 
-    `run_id` is the run that trained the model, "" for a base model; `step` its checkpoint.
+    `run_id` is the run that trained the model, "" for a base model; `step` its checkpoint;
+    `members` the seeds of one configuration that it stands for, if several.
     """
 
     label: str
@@ -36,6 +37,7 @@ class Arm:
     sampling: Mapping[str, Any]
     run_id: str = ""
     step: int | None = None
+    members: tuple["Arm", ...] = ()
 
 
 @dataclass(frozen=True)

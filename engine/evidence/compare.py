@@ -1,6 +1,7 @@
 """Two to eight models on the same tasks: which is better, by how much, and because of what."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from engine.clean import RESULT_CHARS, json_chars, redactor_for
@@ -8,13 +9,16 @@ from engine.errors import UserError
 from engine.evidence.arms import MAX_ARMS, Arm, find_arms
 from engine.evidence.levers import attribution, differing_settings
 from engine.evidence.results import level, measure_of
+from engine.evidence.seeds import compare_arms, grouped, seed_of
 from engine.evidence.verdict import (
     Comparison,
-    compare_rows,
     correct_for_many,
     flip_examples,
     load_config,
     sentence,
+    shared_rows,
+    taught_tasks,
+    untaught,
 )
 from engine.run_dir import Home
 from engine.store import Store
@@ -26,17 +30,21 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> dict[str, 
     """Compare each arm with the first, task by task, on one environment version.
 
     `ids` are training runs (their own held-out evaluation, the half no checkpoint was chosen on),
-    evaluation runs (all their models) or model references already evaluated. `verdict` is that of
-    the arm furthest from the first; with more than one comparison Holm's correction applies.
+    evaluation runs (all their models) or model references already evaluated. Runs that differ in
+    the seed alone count as one arm (engine/evidence/seeds.py). `verdict` is that of the arm
+    furthest from the first; with more than one comparison Holm's correction applies.
 
     Raises UserError BAD_ARGUMENT, RUN_NOT_FOUND, NO_EVALUATION or NOT_COMPARABLE (environments
     or sampling settings differ).
     """
     wanted = _checked(ids)
     arms, warnings = find_arms(home, wanted, env_id)
+    arms, shared = _without_taught(home, arms)
+    warnings += shared
+    arms = grouped(home, arms)
     first, others = arms[0], arms[1:]
     measure = measure_of(*(arm.rows for arm in arms))
-    found = [compare_rows(first.rows, arm.rows) for arm in others]
+    found = [compare_arms(home, first, arm) for arm in others]
     adjusted = correct_for_many(found)
     causes = [attribution(home, first, arm) for arm in others]
     main = max(range(len(others)), key=lambda i: found[i].lead)
@@ -78,15 +86,27 @@ def _checked(ids: Sequence[str]) -> list[str]:
     return wanted
 
 
+def _without_taught(home: Home, arms: Sequence[Arm]) -> tuple[list[Arm], list[str]]:
+    """The arms without the tasks that any of their models was taught, and what to say of it."""
+    sources = [home.run(source) for source in dict.fromkeys(arm.source for arm in arms)]
+    notes = list(dict.fromkeys(note for run in sources for note in shared_rows(run)))
+    taught = frozenset().union(*(taught_tasks(run) for run in sources))
+    return [replace(arm, rows=untaught(arm.rows, taught)) for arm in arms], notes
+
+
 def _arm(home: Home, arm: Arm, measure: Any) -> dict[str, Any]:
     body: dict[str, Any] = {"id": arm.label, "evaluated_in": arm.source}
-    if arm.step is not None:
+    if arm.members:
+        body["seeds"] = {member.label: seed_of(home, member) for member in arm.members}
+    elif arm.step is not None:
         body["step"] = arm.step
     if measure is not None:
         body |= level(arm.rows, measure).as_dict()
-    if arm.run_id:
+    runs = {member.run_id for member in arm.members or (arm,)} - {""}
+    if runs:
         with Store(home) as store:
-            body["device_hours"] = round(store.get_run(arm.run_id).spent_hours, 4)
+            spent = sum(store.get_run(run_id).spent_hours for run_id in runs)
+        body["device_hours"] = round(spent, 4)
     return body
 
 
@@ -131,7 +151,9 @@ def _next_calls(first: Arm, other: Arm, found: Comparison) -> list[dict[str, Any
             "tool": "evaluate",
             "arguments": {
                 "env_id": first.env_id,
-                "models": [first.label, other.label],
+                "models": [
+                    member.label for arm in (first, other) for member in arm.members or (arm,)
+                ],
                 "rows": max(400, 2 * found.outcome.n),
             },
         }

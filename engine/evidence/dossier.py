@@ -14,12 +14,14 @@ from engine.clean import Redactor, clean_value, redactor_for
 from engine.curves import Metrics, load_metrics, number
 from engine.errors import UserError
 from engine.evidence.arms import trained_by
+from engine.evidence.chain import read_chain
 from engine.evidence.results import load_rows, measure_of, side, value_of
 from engine.evidence.stats import Interval, wilson
 from engine.evidence.verdict import (
     Comparison,
     Sides,
     compare_rows,
+    contamination_of,
     evaluation_sides,
     flip_examples,
     load_config,
@@ -83,10 +85,12 @@ class Dossier:
     metrics: Metrics
     checked: list[Checked]
     audit: Mapping[str, Any]
+    contamination: Mapping[str, Any]
     failure: Mapping[str, Any]
     cost: Cost
     lineage: list[Station]
     alerts: list[dict[str, Any]]
+    chain: Mapping[str, Any]
     redact: Redactor = field(repr=False)
     written: float = 0.0
 
@@ -141,9 +145,11 @@ def gather(home: Home, run_id: str) -> Dossier:
         metrics=load_metrics(run.metrics),
         checked=_checked(run) if training else [],
         audit=redact.value(_audit(config)),
+        contamination=redact.value(contamination_of(run)),
         failure=redact.value(_json(run.failure)),
         cost=_cost(row, config),
         lineage=lineage(home, row, config),
+        chain=read_chain(run),
         alerts=[redact.value(event) for event in _events(run) if event.get("event") == "alert"],
         redact=redact,
         written=time.time(),

@@ -79,7 +79,7 @@ def attribution(home: Home, one: Arm, other: Arm) -> dict[str, Any]:
     a, b = making_of(home, one), making_of(home, other)
     levers = _lineage_levers(home, one, other, a, b)
     if levers is None:
-        levers = _setting_levers(a, b)
+        levers = moved_levers(a, b)
     seeds = {str(made.settings.get("seed")) for made in (a, b) if made.config}
     if len(levers) == 1:
         return {"to": levers[0], "levers": levers, "refused": False, "reason": ""}
@@ -126,7 +126,13 @@ def _lineage_levers(home: Home, one: Arm, other: Arm, a: Making, b: Making) -> l
     return ["base model"] + [f"training of {made.run_id}" for made in (a, b) if made.config]
 
 
-def _setting_levers(a: Making, b: Making) -> list[str]:
+def _chose(made: Making, name: str) -> bool:
+    """Whether somebody gave this setting, instead of a rule."""
+    return name in made.settings and made.sources.get(name, "user") in _CHOSEN
+
+
+def moved_levers(a: Making, b: Making) -> list[str]:
+    """What was changed from one training to another: choices, then settings; seeds do not count."""
     levers = [name for name, value in a.choices().items() if value != b.choices()[name]]
     names = dict.fromkeys([*a.settings, *b.settings])
     moved = [
@@ -134,8 +140,6 @@ def _setting_levers(a: Making, b: Making) -> list[str]:
         for name in names
         if name not in NEUTRAL and name != "seed" and a.settings.get(name) != b.settings.get(name)
     ]
-    chosen = [
-        name for name in moved if any(made.sources.get(name, "user") in _CHOSEN for made in (a, b))
-    ]
+    chosen = [name for name in moved if any(_chose(made, name) for made in (a, b))]
     # A default that moved because something else did is no lever of its own.
     return levers + chosen if levers or chosen else moved

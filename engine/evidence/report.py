@@ -22,8 +22,15 @@ from engine.evidence.report_text import (
     duration,
     headline,
     markdown_of,
+    sentence_case,
     size_text,
     value_text,
+)
+from engine.evidence.report_trust import (
+    audit_section,
+    chain_section,
+    exam_use_line,
+    kept_section,
 )
 from engine.evidence.results import Measure
 from engine.evidence.verdict import show, show_change
@@ -73,8 +80,8 @@ def html_of(dossier: Dossier) -> str:
         row=row,
         note=clip(str(dossier.config.get("note") or ""), 600),
         head=headline(dossier),
-        summary=_said(dossier),
-        warnings=[str(text) for text in dossier.verdict.get("warnings", [])],
+        summary=_said(dossier).replace(" %", "\u00a0%"),
+        warnings=_warnings(dossier),
         expected=_expectation(dossier),
         failure=_failure(dossier),
         alerts=[one_line(str(alert.get("message", "")), 300) for alert in dossier.alerts[:6]],
@@ -85,7 +92,10 @@ def html_of(dossier: Dossier) -> str:
         main=_main_chart(dossier),
         charts=_small_charts(dossier),
         sides=_side_by_side(dossier),
-        audit=_audit(dossier),
+        kept=kept_section(dossier),
+        exam_use=exam_use_line(dossier),
+        chain=chain_section(dossier),
+        audit=audit_section(dossier),
         cost=_cost(dossier),
         settings=[(name, value_text(value), source) for name, value, source in dossier.settings],
         lineage=dossier.lineage,
@@ -102,12 +112,14 @@ def _said(dossier: Dossier) -> str:
     if dossier.row.state not in TERMINAL:
         return f"No verdict yet: {dossier.verdict.get('reason') or 'the run goes on'}."
     if summary.startswith(f"{word}: "):
-        return _sentence_case(summary.removeprefix(f"{word}: "))
+        return sentence_case(summary.removeprefix(f"{word}: "))
     return summary.replace(f": {word}: ", ": ", 1)
 
 
-def _sentence_case(text: str) -> str:
-    return text[:1].upper() + text[1:]
+def _warnings(dossier: Dossier) -> list[str]:
+    """The warnings that the sentence above them does not say already."""
+    summary = str(dossier.verdict.get("summary", ""))
+    return [str(text) for text in dossier.verdict.get("warnings", []) if str(text) not in summary]
 
 
 def _expectation(dossier: Dossier) -> str:
@@ -360,30 +372,6 @@ def _side_by_side(dossier: Dossier) -> list[dict[str, Any]]:
                 }
             )
     return cards
-
-
-def _audit(dossier: Dossier) -> dict[str, Any]:
-    audit = dossier.audit
-    probes = audit.get("probes") or []
-    if not audit:
-        return {}
-    return {
-        "verdict": str(audit.get("verdict", "")),
-        "headline": _sentence_case(str(audit.get("headline", "")).partition(": ")[2]),
-        "problems": [str(text) for text in (audit.get("problems") or [])[:6]],
-        "accepted": bool((dossier.config.get("settings") or {}).get("accept_reward_risk")),
-        "probes": [
-            {
-                "name": str(line.get("probe", "")),
-                "what": str(line.get("what", "")),
-                "mean": value_text(line.get("mean")),
-                "share": f"{100 * min(max(float(line.get('mean') or 0.0), 0.0), 1.0):.1f}",
-                "paid": f"{100 * float(line.get('paid') or 0.0):.0f} %",
-                "verdict": str(line.get("verdict", "")),
-            }
-            for line in probes
-        ],
-    }
 
 
 def _cost(dossier: Dossier) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from engine.clean import clip, one_line
 from engine.curves import main_columns, short, spark
+from engine.evidence.contamination import KINDS
 from engine.evidence.dossier import Dossier
 from engine.evidence.verdict import show, show_change
 from engine.store import TERMINAL
@@ -41,7 +42,8 @@ def markdown_of(dossier: Dossier) -> str:
     sections = [
         section
         for make in (
-            _title, _verdict, _flips, _models, _curves, _settings, _audit, _cost, _lineage, _hashes,
+            _title, _verdict, _kept, _flips, _models, _curves, _settings, _audit, _contamination,
+            _cost, _lineage, _chain, _hashes,
         )
         if (section := make(dossier))
     ]  # fmt: skip
@@ -51,8 +53,8 @@ def markdown_of(dossier: Dossier) -> str:
 def card_of(dossier: Dossier) -> str:
     """The model card: what it is, how it came to be, how good it is and what is not known."""
     parts: tuple[Callable[[Dossier], str], ...] = (
-        _front_matter, _card_title, _verdict, _models, _card_training, _card_use, _lineage, _hashes,
-        _card_limits, _settings,
+        _front_matter, _card_title, _verdict, _kept, _models, _card_training, _contamination,
+        _card_use, _lineage, _chain, _hashes, _card_limits, _settings,
     )  # fmt: skip
     sections = [section for make in parts if (section := make(dossier))]
     return _joined(sections)
@@ -88,6 +90,11 @@ def value_text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(value_text(item) for item in value) or "none"
     return str(value)
+
+
+def sentence_case(text: str) -> str:
+    """The text with its first letter large."""
+    return text[:1].upper() + text[1:]
 
 
 def _title(dossier: Dossier) -> str:
@@ -214,6 +221,25 @@ def _audit(dossier: Dossier) -> str:
     return "\n".join(lines)
 
 
+def _contamination(dossier: Dossier) -> str:
+    """What the training rows share with the held-out tasks, by environment trained on."""
+    found = dossier.contamination
+    if not found.get("headline"):
+        return ""
+    lines = [f"## Contamination\n\n{_plain(str(found['headline']))}."]
+    for source in list(found.get("sources") or [])[:6]:
+        counts = ", ".join(f"{source.get(kind, 0)} {kind}" for kind in KINDS)
+        trained = f" ({_plain(str(source['run_id']))})" if source.get("run_id") else ""
+        lines.append(
+            f"- {_plain(str(source.get('env_id')))}{trained}: {counts} of "
+            f"{source.get('heldout', 0)} held-out tasks in {source.get('train', 0)} rows"
+        )
+    left_out = len(found.get("leaked") or [])
+    if left_out:
+        lines.append(f"- {left_out} tasks are left out of the verdict")
+    return "\n".join(lines)
+
+
 def _cost(dossier: Dossier) -> str:
     cost, said = dossier.cost, []
     if cost.actual is not None:
@@ -236,6 +262,35 @@ def _lineage(dossier: Dossier) -> str:
     ]
     head = "Lineage" if dossier.row.kind == "train" else "Evaluated"
     return f"## {head}\n\n" + "\n".join(f"{i}. {text}" for i, text in enumerate(stations, 1))
+
+
+def _kept(dossier: Dossier) -> str:
+    """What the model could do before, by battery."""
+    kept = dossier.verdict.get("kept_skills") or {}
+    lines = [
+        f"| {_plain(str(b['battery']))} | {value_text(b['before'])} | {value_text(b['after'])} "
+        f"| {b['n']} | {b['lost']} | {b['verdict']} |"
+        for b in kept.get("batteries", [])
+    ]
+    if not lines:
+        return ""
+    head = "## Kept skills\n\n| asked | before | after | tasks | lost | |"
+    return "\n".join([head, "|---|---|---|---|---|---|", *lines])
+
+
+def _chain(dossier: Dossier) -> str:
+    """The sealed links, each resting on the one before it."""
+    links = dossier.chain.get("links") or []
+    if not links:
+        return ""
+    lines = [
+        f"{at}. {_plain(str(link.get('name')))}: {len(link.get('files') or {})} files, "
+        f"`{str(link.get('hash'))[:16]}`"
+        for at, link in enumerate(links, 1)
+    ]
+    said = f"`honesmith verify {dossier.row.run_id}` reads every file again and names what changed."
+    head = f"Head: `{dossier.chain.get('head')}`."
+    return "## Chain\n\n" + "\n".join(lines) + f"\n\n{head} {said}"
 
 
 def _hashes(dossier: Dossier) -> str:

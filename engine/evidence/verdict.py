@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.clean import Redactor, clip, redactor_for
+from engine.evidence.kept import kept_skills
+from engine.evidence.looks import caution, exam_use
 from engine.evidence.results import (
     HIGHER_IS_BETTER,
     Level,
@@ -162,6 +164,35 @@ def after_step(run_dir: RunDir) -> int | None:
     return candidates[-1] if best is None else best
 
 
+def contamination_of(run_dir: RunDir) -> dict[str, Any]:
+    """Which held-out tasks the training rows of a run's models hold; {} when it was not asked."""
+    try:
+        found = read_json(run_dir.contamination)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def taught_tasks(run_dir: RunDir) -> frozenset[str]:
+    """Held-out tasks that stand in training rows: nobody can be judged by them."""
+    return frozenset(map(str, contamination_of(run_dir).get("leaked") or ()))
+
+
+def shared_rows(run_dir: RunDir) -> list[str]:
+    """The warning about held-out tasks in training rows, nothing where there are none."""
+    found = contamination_of(run_dir)
+    if found.get("verdict", "clean") == "clean":
+        return []
+    left_out = len(taught_tasks(run_dir))
+    after = f"; {left_out} are left out of the verdict" if left_out else ""
+    return [f"Contamination: {found.get('headline', 'training rows hold held-out tasks')}{after}."]
+
+
+def untaught(rows: Sequence[Row], taught: frozenset[str]) -> list[Row]:
+    """The rows whose task was not taught."""
+    return [row for row in rows if str(row.get("task")) not in taught]
+
+
 @dataclass(frozen=True)
 class Sides:
     """The rows a verdict rests on: who stands before, who after, and which half they are."""
@@ -172,18 +203,20 @@ class Sides:
     after_name: str
     half: str = "all"
     step: int | None = None
+    taught: int = 0
 
 
 def training_sides(run_dir: RunDir) -> Sides:
     """Step 0 and the checkpoint that stands for the result, on the half that chose nothing."""
     step = after_step(run_dir)
-    before = load_rows(run_dir.evals(0))
-    after = load_rows(run_dir.evals(step)) if step is not None else []
+    taught = taught_tasks(run_dir)
+    before = untaught(load_rows(run_dir.evals(0)), taught)
+    after = untaught(load_rows(run_dir.evals(step)), taught) if step is not None else []
     half = "all"
     if any(row.get("half") for row in before):
         before, after, half = only_half(before, "report"), only_half(after, "report"), "report"
     name = "no step yet" if step is None else f"step {step}"
-    return Sides(before, after, "step 0", name, half, step)
+    return Sides(before, after, "step 0", name, half, step, len(taught))
 
 
 def evaluation_sides(run_dir: RunDir, config: Mapping[str, Any]) -> Sides | None:
@@ -220,15 +253,21 @@ def _training_verdict(
         "flips": _flips(found, sides.before, sides.after, redact),
     }
     warnings += _cautions(found, config, sides.half)
-    result["warnings"] = warnings
+    use, kept = exam_use(run_dir.home, str(config.get("env_id")), run_dir.id), kept_skills(run_dir)
+    forgot = [kept["summary"]] if kept.get("verdict") == "forgotten" else []
+    often = caution(use, found.outcome.verdict, found.outcome.p)
+    result["warnings"] = shared_rows(run_dir) + forgot + warnings + ([often] if often else [])
     result |= _expectation(config, found.outcome.verdict)
-    result["summary"] = sentence(found, "held-out ")
+    result["summary"] = " ".join([sentence(found, "held-out "), *forgot])
+    result |= {"exam_use": use} | ({"kept_skills": kept} if kept else {})
     result["next"] = _next_calls(run_dir.id, found.outcome.verdict)
     return result
 
 
 def _missing(sides: Sides) -> str:
     """Which evaluation a verdict would need and is not there, "" when nothing is missing."""
+    if not sides.before and sides.taught:
+        return "every reported held-out task stands in the training rows"
     if not sides.before:
         return "there is no evaluation before training (step 0)"
     if sides.step is None:
@@ -249,12 +288,14 @@ def _evaluation_verdict(
     ]
     if len(models) < 2 or measure is None:
         reason = "one model alone has nothing to be better than" if models else "nothing was scored"
+        if not models and taught_tasks(run_dir):
+            reason = "every task that was scored stands in the training rows"
         outcome = PairedVerdict("unknown", reason)
         lone = Comparison(measure, outcome, None, None)
         return lone.as_dict() | {
             "models": table,
             "summary": _table_sentence(table, measure),
-            "warnings": [],
+            "warnings": shared_rows(run_dir),
             "next": [{"tool": "read_rollouts", "arguments": {"run_id": run_dir.id}}],
         }
     first, *others = models
@@ -271,7 +312,7 @@ def _evaluation_verdict(
         ][:8],
         "flips": _flips(found[main], models[first], models[others[main]], redact),
         "summary": f"{others[main]} against {first}: {sentence(found[main])}",
-        "warnings": _cautions(found[main], config),
+        "warnings": shared_rows(run_dir) + _cautions(found[main], config),
         "next": [
             {"tool": "compare_runs", "arguments": {"ids": [run_dir.id]}},
             {"tool": "read_rollouts", "arguments": {"run_id": run_dir.id, "pick": "changed"}},
@@ -280,11 +321,12 @@ def _evaluation_verdict(
 
 
 def evaluated_models(run_dir: RunDir, config: Mapping[str, Any]) -> dict[str, list[Row]]:
-    """Rows by model reference, in the order the models were asked for."""
+    """Rows by model reference, in the order the models were asked for; taught tasks left out."""
     models: dict[str, list[Row]] = {}
+    taught = taught_tasks(run_dir)
     for index, model in enumerate(config.get("models") or []):
         ref = str(model.get("ref", index)) if isinstance(model, Mapping) else str(model)
-        rows = load_rows(run_dir.model_evals(index))
+        rows = untaught(load_rows(run_dir.model_evals(index)), taught)
         if rows:
             models[ref if ref not in models else f"{ref} (#{index + 1})"] = rows
     return models
@@ -424,7 +466,7 @@ def _next_calls(run_id: str, verdict: str) -> list[dict[str, Any]]:
         return [changed, {"tool": "deploy", "arguments": {"run_id": f"{run_id}@best"}}]
     if verdict == "unknown":
         return [{"tool": "read_logs", "arguments": {"run_id": run_id, "view": "events"}}]
-    return [changed, {"tool": "read_logs", "arguments": {"run_id": run_id}}]
+    return [changed, {"tool": "diagnose", "arguments": {"run_id": run_id}}]
 
 
 def _level_at(found: Level | None, step: int | None) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 Exit status: 0 done (result.json), 3 failed (failure.json), 4 stopped on request with a checkpoint.
 """
 
-import os
 import sys
 import time
 import traceback
@@ -11,10 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Before torch is imported: libgomp's default spinning is 5-9 times slower on shared cores.
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+from engine.worker.runtime import prepare
 
+prepare()
+
+from engine.evidence.chain import seal
 from engine.run_dir import RunDir
 from engine.store import Store
 from engine.worker.evaluate import evaluate, probe
@@ -52,6 +52,7 @@ def main(folder: Path) -> int:
         job.event("failed", failure["message"], kind=failure["kind"])
         return FAILED
     job.finish(result)
+    seal(job.run)
     return DONE
 
 

@@ -12,10 +12,15 @@ import torch
 
 @dataclass(frozen=True)
 class Row:
-    """One sequence: all its ids, and which of them are trained (never the first)."""
+    """One sequence: all its ids, and which of them are trained (never the first).
+
+    `shared` of its first ids are the prompt it has in common with the other rows of its group;
+    0 where it stands alone.
+    """
 
     ids: Sequence[int]
     loss_mask: Sequence[int]
+    shared: int = 0
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ import argparse
 import hashlib
 import json
 import math
-import os
 import random
 import sys
 import time
@@ -20,10 +19,13 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+from engine.worker.runtime import prepare
+
+prepare()
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -326,7 +328,7 @@ def main() -> None:
         {
             "name": "pebble",
             "architecture": "Qwen3ForCausalLM",
-            "parameters": sum(p.numel() for p in base.model.parameters()),
+            "parameters": sum(t.numel() for t in load(weights).values()),
             "vocab": len(base.tokenizer),
             "seed": args.seed,
             "steps": args.steps,

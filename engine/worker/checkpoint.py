@@ -19,10 +19,10 @@ from safetensors.torch import load_file, save_file
 
 from engine.files import read_json, sync_folder, write_json
 from engine.run_dir import RunDir
+from engine.worker.adapter import read_adapter, save_adapter
 from engine.worker.failures import WorkerFailure
-from engine.worker.policy import Policy, read_adapter
+from engine.worker.policy import Policy
 
-ADAPTER = "adapter_model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "trainer_state.json"
 MANIFEST = "MANIFEST.json"
@@ -57,7 +57,7 @@ def save(
     sweep(run)
     aside = final.with_name(f".{final.name}.{os.getpid()}")
     aside.mkdir(parents=True)
-    _save_adapter_files(policy, aside, base_ref)
+    save_adapter(policy.adapter, aside, base_ref)
     save_file(_optimizer_tensors(policy, optimizer), aside / OPTIMIZER)
     (aside / STATE).write_text(json.dumps({"step": progress.step, **progress.extra}))
     for file in sorted(aside.iterdir()):
@@ -89,7 +89,7 @@ def restore(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> P
         WorkerFailure: kind infra, when a file differs from the manifest.
     """
     verify(folder)
-    policy.load_adapter_state(read_adapter(folder))
+    policy.adapter.load(read_adapter(folder))
     _load_optimizer(policy, optimizer, load_file(folder / OPTIMIZER))
     state = json.loads((folder / STATE).read_text())
     return Progress(state.pop("step"), state)
@@ -157,15 +157,6 @@ def prune(run: RunDir, keep: int, pinned: set[int]) -> None:
 def digest(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _save_adapter_files(policy: Policy, folder: Path, base_ref: str) -> None:
-    config = policy.model.peft_config["default"]
-    config.base_model_name_or_path = base_ref
-    config.inference_mode = True
-    config.save_pretrained(str(folder))
-    config.inference_mode = False
-    save_file(policy.adapter_state(), folder / ADAPTER, metadata={"format": "pt"})
 
 
 def _optimizer_tensors(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

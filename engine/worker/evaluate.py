@@ -4,23 +4,22 @@ Every model plays the same tasks under the same sampling; models that share a ba
 and told apart by their adapters. One attempt is greedy; several sample at temperature 1.
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from peft import LoraConfig, PeftModel
-
+from engine.evidence.learnability import Sample, learnability
 from engine.evidence.verdict import run_verdict
 from engine.files import Appender
 from engine.worker import heldout
+from engine.worker.adapter import LoraSpec, read_adapter
 from engine.worker.checkpoint import require_base
 from engine.worker.failures import WorkerFailure
 from engine.worker.job import Job, require
 from engine.worker.manifest import weight_hashes
-from engine.worker.policy import TRAINED, read_adapter, set_adapter_state
 from engine.worker.rollouts import Stage, fits
-from engine.worker.trajectory import Group, Trajectory
+from engine.worker.trajectory import Group
 from engine.worker.workbench import Workbench, environment, prepare, sampling, tasks_of
 
 # Tasks played between two looks at the stop flag: a cancelled evaluation ends within seconds.
@@ -73,8 +72,7 @@ def evaluate(job: Job) -> dict[str, Any]:
 def probe(job: Job) -> dict[str, Any]:
     """Sample a few training tasks `group_size` times: is there anything for GRPO to select?
 
-    Returns shares of groups with differing rewards, too easy and too hard; pass@k for k up to the
-    group size; the share of completions cut at max_tokens.
+    Returns what engine/evidence/learnability.py makes of the samples.
     """
     config, settings = job.config, job.settings
     model = config["models"][0]
@@ -95,73 +93,46 @@ def probe(job: Job) -> dict[str, Any]:
     job.run.model_evals(0).parent.mkdir(parents=True, exist_ok=True)
     with Appender(job.run.model_evals(0)) as file:
         heldout.write_rows(file, groups, {}, model["ref"])
-    result = learnability(groups, group_size)
+    result = learnability(samples_of(groups), group_size, settings["max_tokens"])
     job.metrics(1, {k: v for k, v in result.items() if isinstance(v, float)})
     return result | {"verdict": "unknown", "ref": model["ref"]}
 
 
-def learnability(groups: Sequence[Group], group_size: int) -> dict[str, Any]:
-    """What groups of sampled completions say about training on such tasks."""
-    members = [t for g in groups for t in g.members]
-    uniform = [g for g in groups if g.uniform]
-    easy = sum(bool(g.scored) and all(succeeded(t) for t in g.scored) for g in uniform)
-    solved = [(len(g.scored), sum(succeeded(t) for t in g.scored)) for g in groups]
-    ks = [k for k in (1, 2, 4, 8, 16) if k <= group_size]
-    summary = heldout.summarise(members)
-    return {
-        "tasks": len(groups),
-        "samples_per_task": group_size,
-        "effective": 1 - len(uniform) / len(groups),
-        "too_easy": easy / len(groups),
-        "too_hard": (len(uniform) - easy) / len(groups),
-        "pass_at_k": {str(k): pass_at_k(solved, k) for k in ks},
-        "solved_counts": [c for _, c in solved],
-        "reward_mean": summary.reward,
-        "truncated_share": summary.truncated,
-        "error_share": summary.errors / max(1, len(members)),
-        "summary": f"{1 - len(uniform) / len(groups):.0%} of {len(groups)} tasks have rewards "
-        f"that differ within {group_size} samples",
-    }
+def samples_of(groups: Sequence[Group]) -> list[list[Sample]]:
+    """Groups as the probe judges them."""
+    return [
+        [
+            Sample(
+                reward=t.reward,
+                success=t.success,
+                error=t.error is not None,
+                tokens=t.trained_tokens,
+                cut=t.stop_reason in ("length", "max_turns"),
+                said=t.completion,
+            )
+            for t in group.members
+        ]
+        for group in groups
+    ]
 
 
-def pass_at_k(solved: Sequence[tuple[int, int]], k: int) -> float:
-    """Mean over tasks of 1 - C(n - c, k) / C(n, k), unbiased for drawing k of n samples of which
-    c are right (arXiv 2107.03374, equation 1). Tasks with fewer than k samples are left out."""
-    usable = [(n, c) for n, c in solved if n >= k]
-    if not usable:
-        return 0.0
-    return sum(1 - math.comb(n - c, k) / math.comb(n, k) for n, c in usable) / len(usable)
-
-
-def succeeded(trajectory: Trajectory) -> bool:
-    """Success where the environment says so, else a positive reward."""
-    if trajectory.success is not None:
-        return trajectory.success
-    return trajectory.reward > 0
-
-
-class adapter:
-    """Inside, the bench's base carries an adapter (or none); afterwards it is bare again."""
-
-    def __init__(self, bench: Workbench, folder: str | None, base_weights: dict[str, str]) -> None:
-        self.bench = bench
-        self.folder = Path(folder) if folder else None
-        self.base_weights = base_weights
-        self.wrapped: PeftModel | None = None
-
-    def __enter__(self) -> None:
-        if self.folder is None:
-            return
-        require_base(self.folder, self.base_weights)
-        state = read_adapter(self.folder)
-        config = LoraConfig.from_pretrained(str(self.folder))
-        self.wrapped = PeftModel(self.bench.base.model, config, adapter_name=TRAINED)
-        set_adapter_state(self.wrapped, state, TRAINED)
-        self.wrapped.eval()
-
-    def __exit__(self, *_: object) -> None:
-        if self.wrapped is not None:
-            self.wrapped.unload()
+@contextmanager
+def adapter(bench: Workbench, folder: str | None, base_weights: dict[str, str]) -> Iterator[None]:
+    """Inside, the sampler carries the adapter in `folder` (or none); afterwards it is dropped."""
+    if folder is None:
+        bench.sampler.load(None)
+        yield
+        return
+    network = bench.base.network
+    require_base(Path(folder), base_weights)
+    made = network.new_adapter(LoraSpec.from_folder(Path(folder)), seed=0)
+    try:
+        made.load(read_adapter(Path(folder)))
+        bench.sampler.load(made)
+        yield
+    finally:
+        bench.sampler.load(None)
+        network.drop_adapter(made)
 
 
 def _play(

@@ -1,7 +1,8 @@
 """The exam of a training run: held-out tasks at step 0, every `eval_every` steps and at the end.
 
 Keeps the best checkpoint by the `select` half and, once the run is over, plays the `report` half
-with it. Where the environment does not score, the held-out loss decides.
+with it. At both ends the model is also asked what it could do before (kept.py). Where the
+environment does not score, the held-out loss decides.
 """
 
 import math
@@ -13,11 +14,12 @@ import torch
 
 from engine.files import Appender
 from engine.worker import heldout
-from engine.worker.batch import Row, collate, microbatches
+from engine.worker.batch import Row
 from engine.worker.job import Job, keep_lines
-from engine.worker.policy import Base, token_logprobs
+from engine.worker.kept import Kept
+from engine.worker.policy import Policy
 from engine.worker.rollouts import Stage
-from engine.worker.sampler import SamplingParams, TorchSampler
+from engine.worker.sampler import Sampler, SamplingParams
 
 PATIENCE = 3
 
@@ -55,17 +57,17 @@ class Exam:
     def __init__(
         self,
         job: Job,
-        base: Base,
+        policy: Policy,
         *,
         tasks: Sequence[dict[str, Any]],
         stage: Stage | None,
-        sampler: TorchSampler,
+        sampler: Sampler,
         params: SamplingParams,
         loss_rows: Sequence[LossRow] = (),
         budget: int = 4096,
     ) -> None:
         self.job = job
-        self.base = base
+        self.policy = policy
         self.tasks = list(tasks)
         self.stage = stage
         self.sampler = sampler
@@ -73,6 +75,7 @@ class Exam:
         self.loss_rows = list(loss_rows)
         self.budget = budget
         self.half = heldout.halves(tasks)
+        self.kept = Kept(job, policy.base, sampler)
         self.best = Best()
         self._last = 0
 
@@ -93,12 +96,16 @@ class Exam:
                     curves = values
         if heldout.SELECT in halves and curves:
             self._note(step, curves)
+        if step == 0:
+            self.sampler.load(self.policy.adapter)
+            self.kept.sit("before")
         return curves
 
     def _examine(self, half: str, file: Appender) -> dict[str, float]:
         tasks = [t for t in self.tasks if self.half[t["id"]] == half]
         curves: dict[str, float] = {}
         if self.stage is not None and tasks:
+            self.sampler.load(self.policy.adapter)
             groups = heldout.evaluate(tasks, self.stage, self.sampler, self.params)
             heldout.write_rows(file, groups, self.half, self.job.run.id)
             members = [t for g in groups for t in g.members]
@@ -111,22 +118,19 @@ class Exam:
     @torch.no_grad()
     def _loss(self, rows: list[LossRow], half: str, file: Appender) -> dict[str, float]:
         """Mean cross-entropy over all supervised tokens of the rows."""
-        model = self.base.model
-        was_training = model.training
-        model.eval()
+        network = self.policy.base.network
         total, tokens = 0.0, 0
-        for members in microbatches([len(r.row.ids) for r in rows], self.budget):
-            batch = collate([rows[i].row for i in members], self.base.pad_id)
-            logprobs, _ = token_logprobs(self.base, batch.to(model.device))
-            sums = torch.zeros(len(members)).index_add(0, batch.row, -logprobs.float().cpu())
-            counts = torch.bincount(batch.row, minlength=len(members))
+        for members in network.split([r.row for r in rows], self.budget):
+            batch = network.collate([rows[i].row for i in members])
+            logprobs, _ = network.logprobs(batch, self.policy.adapter)
+            sums = torch.zeros(len(members)).index_add(0, batch.row.cpu(), -logprobs.cpu())
+            counts = torch.bincount(batch.row.cpu(), minlength=len(members))
             for at, index in enumerate(members):
                 total += float(sums[at])
                 tokens += int(counts[at])
                 if self.stage is None:  # where tasks are played, their rows are the played ones
                     loss = float(sums[at]) / max(1, int(counts[at]))
                     file.append(self._loss_row(rows[index].task_id, half, loss, int(counts[at])))
-        model.train(was_training)
         return {"heldout_loss": total / max(1, tokens)}
 
     def _loss_row(self, task_id: str, half: str, loss: float, tokens: int) -> dict[str, Any]:
@@ -168,4 +172,6 @@ class Exam:
         """Play the report half with the best checkpoint; returns its step."""
         load_best(self.best.step)
         self.at(self.best.step, heldout.REPORT)
+        self.sampler.load(self.policy.adapter)
+        self.kept.sit("after")
         return self.best.step

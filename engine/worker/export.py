@@ -13,14 +13,17 @@ import shutil
 import sys
 from pathlib import Path
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+from engine.worker.runtime import prepare
+
+prepare()
 
 import torch
-from peft import LoraConfig, PeftModel
 
 from engine.files import read_json
+from engine.worker.adapter import LoraSpec, read_adapter
 from engine.worker.failures import WorkerFailure
-from engine.worker.policy import TRAINED, load_base, pick_device, read_adapter, set_adapter_state
+from engine.worker.hub_network import HubNetwork
+from engine.worker.policy import known_ids, load_transformers, pick_device, stop_ids_of
 from engine.worker.renderer import Renderer
 
 ALLOWED_GAP = 1e-3
@@ -34,17 +37,16 @@ def merge(base_path: Path, adapter: Path, out: Path) -> float:
         WorkerFailure: when the adapter does not fit, or merging changed what the model says.
     """
     kept_type = read_json(base_path / "config.json").get("dtype", "float32")
-    base = load_base(base_path, pick_device("cpu"), "float32")
-    config = LoraConfig.from_pretrained(str(adapter))
-    tuned = PeftModel(base.model, config, adapter_name=TRAINED)
-    set_adapter_state(tuned, read_adapter(adapter), TRAINED)
-    tuned.eval()
-    ids = Renderer(base.tokenizer, base.stop_ids).prompt([{"role": "user", "content": "Add 2, 3."}])
-    batch = torch.tensor([ids])
+    model, tokenizer = load_transformers(base_path, pick_device("cpu"), "float32")
+    network = HubNetwork(model, known_ids(model, tokenizer), "exported by transformers")
+    tuned = network.new_adapter(LoraSpec.from_folder(adapter), seed=0)
+    tuned.load(read_adapter(adapter))
+    renderer = Renderer(tokenizer, stop_ids_of(model, tokenizer))
+    ids = renderer.prompt([{"role": "user", "content": "Add 2, 3."}])
+    wanted = network.logits(ids, tuned)
     with torch.no_grad():
-        wanted = base.model(input_ids=batch).logits
-        merged = tuned.merge_and_unload(safe_merge=True)
-        gap = float((merged(input_ids=batch).logits - wanted).abs().max())
+        merged = network.peft.merge_and_unload(safe_merge=True)
+        gap = float((merged(input_ids=torch.tensor([ids])).logits[0] - wanted).abs().max())
     if gap > ALLOWED_GAP:
         raise WorkerFailure(
             "infra", "The merged model does not say what base and adapter say.", evidence=f"{gap}"
@@ -52,7 +54,7 @@ def merge(base_path: Path, adapter: Path, out: Path) -> float:
     aside = out.with_name(f".{out.name}.{os.getpid()}")
     shutil.rmtree(aside, ignore_errors=True)
     merged.to(getattr(torch, kept_type)).save_pretrained(aside)
-    base.tokenizer.save_pretrained(aside)
+    tokenizer.save_pretrained(aside)
     os.replace(aside, out)
     return gap
 

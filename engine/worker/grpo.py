@@ -6,16 +6,21 @@ completion's advantage is its reward against its own group's, and the clipped lo
 no KL term unless `kl_coef` > 0; the mean is over tokens (`dapo`), not over trajectories; the upper
 clip is wider than the lower; a truncated weight corrects for sampler and trainer disagreeing.
 Groups whose members earned the same teach nothing and are not run through the model, and a
-completion whose scoring failed is never trained on.
+completion whose scoring failed is never trained on. A completion cut by `max_tokens` is trained
+with the reward it earned; nothing is masked.
+
+With `async_sampling` the sampler is one update behind. The ratio that is clipped stays that of the
+policy to itself at the batch's first pass (`old`), and `correction` = min(old / sampled, tis_cap)
+carries the weight of what the sampler was behind: the decoupled objective of arXiv 2110.00641, the
+same that mends rounding when nothing is behind.
 """
 
 import math
-import random
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -23,12 +28,14 @@ import torch
 from engine.files import Appender
 from engine.metrics import curve_name
 from engine.worker import heldout, losses
-from engine.worker.advantages import assign
-from engine.worker.batch import Batch, Row, collate, microbatches
+from engine.worker.batch import Row
 from engine.worker.failures import WorkerFailure
 from engine.worker.job import Job, require
-from engine.worker.rollouts import Times, collect, fits
+from engine.worker.network import Micro
+from engine.worker.playing import Feed, Played, Player
+from engine.worker.rollouts import fits
 from engine.worker.sft import sample_rows
+from engine.worker.sync_check import SyncCheck
 from engine.worker.training import Training
 from engine.worker.trajectory import Group, Trajectory
 from engine.worker.workbench import environment, microbatch_tokens, prepare, sampling, tasks_of
@@ -44,6 +51,7 @@ def train(job: Job) -> dict[str, Any]:
     bench = prepare(job, job.base_path, settings)
     budget = microbatch_tokens(bench.base, checkpointing=settings["gradient_checkpointing"])
     with (
+        closing(bench.sampler),
         environment(bench, job) as process,
         Training(job, bench, settings["steps"]) as training,
     ):
@@ -61,44 +69,46 @@ def train(job: Job) -> dict[str, Any]:
             budget=budget,
         )
         guard = Guard(settings, training.extra)
+        player = Player(tasks, stage, bench.sampler, settings)
+        feed = Feed(player, training.policy, training.total)
+        sync = _sync_check(training)
         for step in training.steps():
-            chosen = [tasks[i] for i in tasks_of_step(step, len(tasks), settings)]
-            seeded = sampling(settings, greedy=False, seed=settings["seed"] * 1_000_003 + step)
-            groups, times = collect(chosen, settings["group_size"], stage, bench.sampler, seeded)
-            assign(groups, settings["advantage"])
-            guard.look(step, groups)
             began = time.monotonic()
-            learned = learn(training, groups, step, budget)
-            times_train = time.monotonic() - began
-            write_rollouts(job, step, groups)
-            training.log(step, learned | describe(groups, times, times_train))
+            played = feed.batch(step)
+            guard.look(step, played)
+            with feed.ahead(step + 1):
+                update_began = time.monotonic()
+                learned = learn(training, played.groups, step, budget)
+                if "sampler_gap_mean" in learned:
+                    gap = learned["sampler_gap_mean"], learned["sampler_gap_max"]
+                    learned |= sync.look(step, *gap)
+                train_s = time.monotonic() - update_began
+            write_rollouts(job, step, played)
+            seconds = time.monotonic() - began
+            training.log(step, learned | describe(played, seconds) | {"train_s": train_s})
         guard.close(training)
         return training.finish()
 
 
-def tasks_of_step(step: int, count: int, settings: dict[str, Any]) -> list[int]:
-    """Which tasks step `step` (from 1) plays: the seeded order of one epoch after another."""
-    wanted = settings["prompts_per_step"]
-    first = (step - 1) * wanted
-    picked = []
-    for at in range(first, first + wanted):
-        epoch, index = divmod(at, count)
-        picked.append(_order(count, f"{settings['seed']}-{epoch}")[index])
-    return picked
-
-
-@lru_cache(maxsize=4)
-def _order(count: int, seed: str) -> tuple[int, ...]:
-    order = list(range(count))
-    random.Random(seed).shuffle(order)
-    return tuple(order)
+def _sync_check(training: Training) -> SyncCheck:
+    settings, network = training.settings, training.bench.base.network
+    rounded = network.dtype != torch.float32 or settings["quantization"] != "none"
+    return SyncCheck(
+        "bfloat16" if rounded else "float32",
+        training.job.event,
+        training.extra.setdefault("sync", {}),
+        exact=settings["top_p"] == 1
+        and not settings["async_sampling"]
+        and not settings["lora_dropout"],
+    )
 
 
 @dataclass
 class _Micro:
     """One microbatch of the update; `old` is kept from the first pass over it."""
 
-    batch: Batch
+    rows: list[Row]
+    batch: Micro
     advantage: torch.Tensor  # [tokens]
     sampled: torch.Tensor  # [tokens]
     lengths: torch.Tensor  # [rows]
@@ -117,7 +127,7 @@ def learn(training: Training, groups: Sequence[Group], step: int, budget: int) -
     # With a KL term even an advantage of zero pulls towards the reference.
     used = scored if settings["kl_coef"] > 0 else [t for t in scored if t.trains]
     if not used:
-        return {"grad_norm": 0.0, "lr": 0.0, "kl": None, "clip_share": 0.0}
+        return {"grad_norm": 0.0, "lr": 0.0, "kl": None, "clip_share": 0.0, "microbatches": 0}
     normaliser = losses.Normaliser(
         trajectories=len(scored),
         tokens=sum(t.trained_tokens for t in scored),
@@ -129,19 +139,24 @@ def learn(training: Training, groups: Sequence[Group], step: int, budget: int) -
     for number in range(settings["updates_per_batch"]):
         for micro in micros:
             totals.add(_backward(training, micro, normaliser, first=number == 0))
+            training.meter.ran(micro.rows)
         training.require_finite(totals.loss, "loss")
         grad_norm, lr = training.update(step)
-    measured = totals.metrics() | {"grad_norm": grad_norm, "lr": lr}
+    measured = totals.metrics() | {"grad_norm": grad_norm, "lr": lr, "microbatches": len(micros)}
     # Without a KL term no reference is run: not measured is not zero.
     return measured if settings["kl_coef"] > 0 else measured | {"kl": None}
 
 
 def _split(training: Training, used: Sequence[Trajectory], budget: int) -> list[_Micro]:
     device = training.policy.device
-    rows = [Row(t.prompt_ids + t.ids, [0] * len(t.prompt_ids) + t.loss_mask) for t in used]
+    rows = [
+        Row(t.prompt_ids + t.ids, [0] * len(t.prompt_ids) + t.loss_mask, len(t.prompt_ids))
+        for t in used
+    ]
     micros = []
-    for members in microbatches([len(r.ids) for r in rows], budget):
-        batch = collate([rows[i] for i in members], training.bench.base.pad_id).to(device)
+    for members in training.policy.split(rows, budget):
+        chosen = [rows[i] for i in members]
+        batch = training.policy.collate(chosen).to(device)
         lengths = torch.tensor([float(used[i].trained_tokens) for i in members], device=device)
         advantage = torch.tensor([used[i].advantage for i in members], device=device)
         sampled = torch.tensor(
@@ -155,12 +170,11 @@ def _split(training: Training, used: Sequence[Trajectory], budget: int) -> list[
             ],
             device=device,
         )
-        micro = _Micro(batch, advantage[batch.row], sampled, lengths)
+        micro = _Micro(chosen, batch, advantage[batch.row], sampled, lengths)
         if training.settings["kl_coef"] > 0:
-            with training.policy.as_reference():
-                micro.reference, _ = training.policy.logprobs(
-                    batch, training.settings["temperature"]
-                )
+            micro.reference = training.policy.reference_logprobs(
+                batch, training.settings["temperature"]
+            )
         micros.append(micro)
     return micros
 
@@ -171,9 +185,16 @@ def _backward(
     """One microbatch forward and backward. On the first pass the policy is still the one that
     sampled, so its own values are the `old` ones and no second forward is needed."""
     settings = training.settings
-    policy, entropy = training.policy.logprobs(micro.batch, settings["temperature"])
+    policy, entropy = training.policy.logprobs(
+        micro.batch, settings["temperature"], entropies=first
+    )
+    missing = 0
     if micro.old is None:
         micro.old = policy.detach()
+        # A sampler that gave no number for a token is taken to agree, and counted.
+        unknown = micro.sampled.isnan()
+        missing = int(unknown.sum())
+        micro.sampled = torch.where(unknown, micro.old, micro.sampled)
     tokens = losses.Tokens(
         policy=policy,
         old=micro.old,
@@ -199,9 +220,10 @@ def _backward(
         tokens=policy.numel(),
         entropy=float(entropy.sum()),
         kl=float(kl),
-        clipped=float(losses.clip_share(tokens, clip)),
+        clipped=float(losses.clip_share(settings["loss"], tokens, clip)),
         gap_sum=float(gap.sum()) if first else 0.0,
         gap_max=float(gap.max()) if first else 0.0,
+        missing=missing,
         first=first,
     )
 
@@ -217,6 +239,7 @@ class _Part:
     clipped: float
     gap_sum: float
     gap_max: float
+    missing: int
     first: bool
 
 
@@ -241,33 +264,44 @@ class _Totals:
             "clip_share": sum(p.clipped for p in self.parts) / tokens,
             "sampler_gap_mean": sum(p.gap_sum for p in first) / sampled,
             "sampler_gap_max": max(p.gap_max for p in first),
+            "sampler_missing": sum(p.missing for p in first),
         }
 
 
-def describe(groups: Sequence[Group], times: Times, train_s: float) -> dict[str, Any]:
-    """Metrics of what was sampled; see engine/metrics.py for what each means."""
-    members = [t for g in groups for t in g.members]
+def describe(played: Played, seconds: float) -> dict[str, Any]:
+    """Metrics of what was played; see engine/metrics.py for what each means.
+
+    What completions are like is told of all that were sampled, dropped groups included; how much
+    there is to learn, of the groups that are trained on.
+
+    Args:
+        seconds: the step took.
+    """
+    groups = played.groups
+    members = [t for g in groups + played.dropped for t in g.members]
+    batch = [t for g in groups for t in g.members]
     scored = [t for t in members if t.error is None]
     lengths = sorted(t.trained_tokens for t in members)
     uniform = [g for g in groups if g.uniform]
     easy = sum(bool(g.scored) and all(_solved(t, g) for t in g.scored) for g in uniform)
-    seconds = times.sample_s + times.reward_s + train_s
     rewards = [t.reward for t in scored] or [0.0]
+    shaped = [t.shaped_reward for t in scored] or [0.0]
     values: dict[str, Any] = {
         "reward_mean": statistics.fmean(rewards),
         "reward_std": statistics.pstdev(rewards),
+        "shaped_reward_mean": statistics.fmean(shaped),
         "length_mean": statistics.fmean(lengths),
         "length_p95": lengths[math.ceil(0.95 * len(lengths)) - 1],
         "truncated_share": sum(t.stop_reason in ("length", "max_turns") for t in members)
         / len(members),
-        "zero_advantage_share": sum(t.advantage == 0.0 for t in members) / len(members),
+        "zero_advantage_share": sum(t.advantage == 0.0 for t in batch) / len(batch),
         "groups_effective": 1 - len(uniform) / len(groups),
         "groups_too_easy": easy / len(groups),
         "groups_too_hard": (len(uniform) - easy) / len(groups),
+        "resampled_groups": len(played.dropped),
         "reward_errors": (len(members) - len(scored)) / len(members),
-        "sample_s": times.sample_s,
-        "reward_s": times.reward_s,
-        "train_s": train_s,
+        "sample_s": played.times.sample_s,
+        "reward_s": played.times.reward_s,
         "tokens_per_s": sum(lengths) / max(1e-9, seconds),
     }
     for name in sorted({name for t in scored for name in t.metrics}):
@@ -280,13 +314,16 @@ def _solved(trajectory: Trajectory, group: Group) -> bool:
     return trajectory.success if trajectory.success is not None else trajectory.reward > 0
 
 
-def write_rollouts(job: Job, step: int, groups: Sequence[Group]) -> None:
-    """Every trajectory of the step, one line each; ids and masks for the first few groups."""
+def write_rollouts(job: Job, step: int, played: Played) -> None:
+    """Every trajectory of the step, one line each; ids and masks for the first few groups.
+
+    Groups that were replaced stand at the end, marked `dropped`.
+    """
     path = job.run.rollouts(step)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     with Appender(path) as file:
-        for number, group in enumerate(groups):
+        for number, group in enumerate(played.groups + played.dropped):
             for member, t in enumerate(group.members):
                 line = {
                     "step": step,
@@ -304,7 +341,12 @@ def write_rollouts(job: Job, step: int, groups: Sequence[Group]) -> None:
                     "stop_reason": t.stop_reason,
                     "tokens": t.trained_tokens,
                     "turns": t.turns,
+                    "policy_step": t.policy_step,
                 }
+                if t.penalty:
+                    line["shaped_reward"] = t.shaped_reward
+                if number >= len(played.groups):
+                    line["dropped"] = True
                 if number < GROUPS_WITH_IDS:
                     line |= {
                         "prompt_ids": t.prompt_ids,
@@ -327,9 +369,9 @@ class Guard:
         extra.setdefault("played", 0)
         extra.setdefault("errors", 0)
 
-    def look(self, step: int, groups: Sequence[Group]) -> None:
+    def look(self, step: int, played: Played) -> None:
         """Raises WorkerFailure: kind reward or no_signal."""
-        members = [t for g in groups for t in g.members]
+        members = [t for g in played.groups + played.dropped for t in g.members]
         failed = [t for t in members if t.error is not None]
         self.extra["played"] += len(members)
         self.extra["errors"] += len(failed)
@@ -356,5 +398,5 @@ class Guard:
 
     def close(self, training: Training) -> None:
         """A run in which no step had a gradient is not blamed for unchanged weights."""
-        if self.extra["silent_steps"] >= training.total:
+        if self.extra["silent_steps"] >= training.done:
             self.extra["no_gradient"] = True

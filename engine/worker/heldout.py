@@ -7,14 +7,14 @@ was chosen on other tasks.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from engine.files import Appender
 from engine.metrics import curve_name
 from engine.worker.rollouts import Stage, collect
-from engine.worker.sampler import SamplingParams, TorchSampler
+from engine.worker.sampler import Sampler, SamplingParams
 from engine.worker.trajectory import Group, Trajectory
 
 SELECT, REPORT = "select", "report"
@@ -55,7 +55,7 @@ class Summary:
 def evaluate(
     tasks: Sequence[dict[str, Any]],
     stage: Stage,
-    sampler: TorchSampler,
+    sampler: Sampler,
     params: SamplingParams,
     attempts: int = 1,
 ) -> list[Group]:
@@ -86,22 +86,26 @@ def summarise(trajectories: Iterable[Trajectory]) -> Summary:
 
 def write_rows(file: Appender, groups: Sequence[Group], half: dict[str, str], model: str) -> None:
     """One line per trajectory in an evaluation file."""
+    for row in rows_of(groups, half, model):
+        file.append(row)
+
+
+def rows_of(groups: Sequence[Group], half: dict[str, str], model: str) -> Iterator[dict[str, Any]]:
+    """What an evaluation keeps of each trajectory."""
     for group in groups:
         for attempt, t in enumerate(group.members):
-            file.append(
-                {
-                    "model": model,
-                    "task": t.task_id,
-                    "half": half.get(t.task_id, REPORT),
-                    "attempt": attempt,
-                    "prompt": t.prompt,
-                    "messages": t.messages,
-                    "completion": t.completion,
-                    "reward": t.reward,
-                    "success": t.success,
-                    "metrics": t.metrics,
-                    "error": t.error,
-                    "stop_reason": t.stop_reason,
-                    "tokens": t.trained_tokens,
-                }
-            )
+            yield {
+                "model": model,
+                "task": t.task_id,
+                "half": half.get(t.task_id, REPORT),
+                "attempt": attempt,
+                "prompt": t.prompt,
+                "messages": t.messages,
+                "completion": t.completion,
+                "reward": t.reward,
+                "success": t.success,
+                "metrics": t.metrics,
+                "error": t.error,
+                "stop_reason": t.stop_reason,
+                "tokens": t.trained_tokens,
+            }

@@ -120,9 +120,16 @@ def kl_k3(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     return torch.exp(d) - d - 1
 
 
-def clip_share(t: Tokens, clip: Clip) -> torch.Tensor:
-    """How many tokens' gradients the clipping stops, as a count (0-d)."""
-    ratio = torch.exp(t.policy.detach() - t.old)
+def clip_share(kind: str, t: Tokens, clip: Clip) -> torch.Tensor:
+    """How many tokens the clipping of loss `kind` acts on, as a count (0-d): tokens without a
+    gradient for the surrogate losses (gspo: all of a trajectory), bounded weights for cispo."""
+    distance = t.policy.detach() - t.old
+    if kind == "gspo":
+        sums = torch.zeros_like(t.lengths).index_add(0, t.row, distance)
+        distance = (sums / t.lengths)[t.row]
+    ratio = torch.exp(distance)
+    if kind == "cispo":
+        return (ratio > 1 + clip.high).sum()
     too_high = (ratio > 1 + clip.high) & (t.advantage > 0)
     too_low = (ratio < 1 - clip.low) & (t.advantage < 0)
     return (too_high | too_low).sum()

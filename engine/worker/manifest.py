@@ -26,13 +26,18 @@ PACKAGES = ("honesmith", "torch", "transformers", "peft", "tokenizers", "safeten
 
 
 def write_manifest(
-    job: Job, bench: Workbench, isolation: str, eval_sampling: dict[str, Any]
+    job: Job,
+    bench: Workbench,
+    isolation: str,
+    eval_sampling: dict[str, Any],
+    matrix_flops: float,
 ) -> None:
     """Write manifest.json unless an earlier attempt already did.
 
     Args:
         isolation: how the environment's process is confined; "" where none runs.
         eval_sampling: how the run's own exams are sampled.
+        matrix_flops: operations per second of a large matrix product here.
     """
     if job.run.manifest.exists():
         return
@@ -67,7 +72,10 @@ def write_manifest(
                 "cores": hardware.cores,
                 "ram": hardware.ram_total,
             },
-            "precision": str(next(bench.base.model.parameters()).dtype).removeprefix("torch."),
+            "matrix_flops": matrix_flops,
+            "quantization": job.settings.get("quantization", "none"),
+            "precision": str(bench.base.network.dtype).removeprefix("torch."),
+            "forward": {"kind": bench.base.network.forward, "why": bench.base.network.why},
             "isolation": isolation,
             "eval_sampling": eval_sampling,
         },

@@ -1,4 +1,7 @@
-"""Serving without vLLM: an OpenAI-compatible chat server on loopback.
+"""A deployment's process: an OpenAI-compatible chat server on loopback.
+
+What samples is our own sampler or a vLLM server behind it (`serve_with` in config.json); the routes
+here are all there is to reach, each but /health with the deployment's key.
 
 `python -P -m engine.worker.openai_server DEPLOY_FOLDER`. One process per base model, many
 adapters addressed by model name; ends by itself when nobody has asked for a while.
@@ -16,8 +19,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+from engine.worker.runtime import prepare
+
+prepare()
 
 import uvicorn
 from starlette.applications import Starlette
@@ -26,12 +30,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from engine import vllm_env
+from engine.errors import UserError
 from engine.files import read_json, write_json
 from engine.run_dir import DeployDir
 from engine.worker.chat_request import ChatRequest, Refused, parse_chat
 from engine.worker.failures import WorkerFailure
 from engine.worker.manifest import weight_hashes
-from engine.worker.served import Served
+from engine.worker.own_models import OwnModels
+from engine.worker.served import Models, Served
+from engine.worker.vllm_models import VllmModels, serving_plan
 from engine.worker.workbench import quiet_libraries
 
 MAX_BODY = 4 * 1024 * 1024
@@ -165,6 +173,8 @@ class Server:
         self.announce()
         while not serving.done():
             await asyncio.wait({serving}, timeout=1.0)
+            if not self.served.models.is_alive:  # the next call starts another deployment
+                server.should_exit = True
             idle = time.monotonic() - self.last_used
             if self.idle_s > 0 and self.busy == 0 and idle > self.idle_s:
                 server.should_exit = True
@@ -202,25 +212,47 @@ def main(path: Path) -> int:
         except BlockingIOError:
             return 0  # somebody serves this deployment already
         config = read_json(folder.config)
+        models: Models | None = None
         try:
-            served = Served(
-                Path(config["base_path"]),
-                config["base_name"],
-                os.environ.get("HONESMITH_DEVICE", "cpu"),
-                thinking=bool(config.get("thinking", False)),
-                base_weights=weight_hashes(folder.home, Path(config["base_path"])),
-            )
+            models = load_models(folder, config)
+            served = Served(models)
             for adapter in config["adapters"]:
                 served.add(adapter["name"], Path(adapter["path"]))
             server = Server(folder, served, float(config.get("idle_stop_minutes", 10)))
             asyncio.run(server.run(int(config.get("port", 0))))
-        except (Refused, WorkerFailure, OSError, RuntimeError) as error:
+        except (Refused, UserError, WorkerFailure, OSError, RuntimeError) as error:
             traceback.print_exc()
             write_json(folder.failed, {"message": str(error)})
             return 3
         finally:
             folder.ready.unlink(missing_ok=True)
+            if models is not None:
+                models.close()
     return 0
+
+
+def load_models(folder: DeployDir, config: dict[str, Any]) -> Models:
+    """The base, on what the deployment's config.json says. Raises WorkerFailure or UserError."""
+    base, device = Path(config["base_path"]), os.environ.get("HONESMITH_DEVICE", "cpu")
+    thinking = bool(config.get("thinking", False))
+    weights = weight_hashes(folder.home, base)
+    if config.get("serve_with") != "vllm":
+        return OwnModels(base, config["base_name"], device, thinking=thinking, base_weights=weights)
+    plan = serving_plan(
+        vllm_env.require_python(folder.home),
+        base,
+        device,
+        rank=int(config.get("lora_rank") or 0),
+        share=float(config.get("memory_share") or 0.5),
+    )
+    return VllmModels(
+        plan,
+        config["base_name"],
+        folder=folder.adapters,
+        log=folder.vllm_log,
+        thinking=thinking,
+        base_weights=weights,
+    )
 
 
 if __name__ == "__main__":

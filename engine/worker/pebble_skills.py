@@ -396,12 +396,17 @@ def corpus(rng: random.Random, size: int, excluded: Collection[str]) -> list[Sam
 
 
 def is_right(sample: Sample, reply: str) -> bool:
+    """Whether a reply says the sample's answer."""
+    return says(sample.answer, reply)
+
+
+def says(answer: str, reply: str) -> bool:
     """Whether a reply says the answer in any style: stripped of the style, nothing else is left."""
     text = reply.split("</think>")[-1].strip()
     for style in ("The answer is {}.", "Answer: {}", "{}.", "{}"):
         before, after = style.split("{}")
         if text.startswith(before) and text.endswith(after):
             core = text[len(before) : len(text) - len(after)] if after else text[len(before) :]
-            if core == sample.answer:
+            if core == answer:
                 return True
     return False

@@ -1,44 +1,37 @@
 """The policy: a frozen base model with a LoRA adapter, and the numbers training needs from it.
 
 Base weights are float32 on CPU and bfloat16 on a GPU unless `precision` says otherwise; adapters,
-logits and losses are float32 always. The reference policy is the base with its adapter switched
-off, or a frozen copy of the adapter the run started from.
+logits and losses are float32 always. The reference policy is the base without an adapter, or with
+a frozen copy of the adapter the run started from.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dict
-from peft.utils import get_peft_model_state_dict
-from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    BitsAndBytesConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from engine import hub
-from engine.worker.batch import Batch
+from engine.worker.adapter import Adapter, LoraSpec, read_adapter
+from engine.worker.batch import Row
+from engine.worker.decoder import TOLERANCE, Decoder, unsupported
 from engine.worker.failures import WorkerFailure
-
-TRAINED = "default"
-REFERENCE = "reference"
-# Rows of logits made at once: bounds the largest tensor there is, [chunk, vocabulary] float32.
-HEAD_CHUNK = 4096
-# Models that change the hidden state on its way to the logits cannot use the short way round.
-SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier")
+from engine.worker.network import DecoderNetwork, Micro, Network
 
 
 @dataclass(frozen=True)
 class Base:
     """A loaded base model without adapters, its tokenizer, and the ids that end a turn."""
 
-    model: PreTrainedModel
+    network: Network
     tokenizer: PreTrainedTokenizerBase
     stop_ids: list[int]
     path: Path
@@ -51,7 +44,7 @@ class Base:
     @property
     def vocab(self) -> int:
         """Ids that have a token; a padded vocabulary goes beyond them."""
-        return min(len(self.tokenizer), int(self.model.config.get_text_config().vocab_size))
+        return self.network.vocab
 
 
 def pick_device(name: str) -> torch.device:
@@ -66,12 +59,39 @@ def pick_dtype(precision: str, device: torch.device) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
 
 
-def load_base(path: Path, device: torch.device, precision: str) -> Base:
+def load_base(path: Path, device: torch.device, precision: str, quantization: str = "none") -> Base:
     """Load safetensors weights and tokenizer from a folder. Never runs code from the folder.
+
+    Args:
+        quantization: `nf4` rounds the weights of the layers' projections to 4 bits while loading.
 
     Raises:
         WorkerFailure: kind config, when the folder holds no model that can be loaded.
     """
+    model, tokenizer = load_transformers(path, device, precision, quantization)
+    stop_ids = stop_ids_of(model, tokenizer)
+    vocab = known_ids(model, tokenizer)
+    why = "4-bit weights" if quantization != "none" else unsupported(model.config)
+    if not why:
+        probe = probe_ids(vocab)
+        with torch.no_grad():
+            wanted = model(torch.tensor([probe], device=device)).logits[0].float()
+        decoder = Decoder(model)
+        difference = _difference(decoder, probe, wanted)
+        if difference <= TOLERANCE[decoder.dtype]:
+            return Base(DecoderNetwork(decoder, vocab), tokenizer, stop_ids, path)
+        why = f"logits differ from transformers' by {difference:.1e}"
+        model, _ = load_transformers(path, device, precision)
+    # Late: PEFT costs every process a second and over 100 MB, and our own forward needs none of it.
+    from engine.worker.hub_network import HubNetwork  # noqa: PLC0415
+
+    return Base(HubNetwork(model, vocab, why), tokenizer, stop_ids, path)
+
+
+def load_transformers(
+    path: Path, device: torch.device, precision: str, quantization: str = "none"
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model and tokenizer as transformers has them; raises as `load_base`."""
     hub.ensure_weights(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
@@ -80,8 +100,9 @@ def load_base(path: Path, device: torch.device, precision: str) -> Base:
             dtype=pick_dtype(precision, device),
             use_safetensors=True,
             trust_remote_code=False,
+            **_four_bits(device, quantization),
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, ImportError) as error:
         raise WorkerFailure(
             "config",
             f"The model in {path} could not be loaded.",
@@ -89,20 +110,59 @@ def load_base(path: Path, device: torch.device, precision: str) -> Base:
             hint="Check that the folder holds config.json, safetensors weights and a tokenizer.",
         ) from error
     model.requires_grad_(False)
-    torch.nn.Module.to(model, device)  # transformers' own `to` is typed for no caller
-    return Base(model, tokenizer, _stop_ids(model, tokenizer), path)
+    model.eval()
+    if quantization == "none":
+        torch.nn.Module.to(model, device)  # transformers' own `to` is typed for no caller
+    for module in model.modules():
+        # On a CPU with AVX512-BF16 the first pass in eval mode would repack the weights for
+        # inference for good, and every gradient after it would be lost in silence.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            vars(module)["support_avx512bf16_for_cpu"] = False
+    return model, tokenizer
 
 
-def _stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The tokenizer's end token first, then every other one the model's configuration names."""
+def _four_bits(device: torch.device, quantization: str) -> dict[str, Any]:
+    """What transformers is told for 4-bit NormalFloat weights with doubly quantized scales (QLoRA,
+    arXiv 2305.14314), computed with in bfloat16."""
+    if quantization == "none":
+        return {}
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=quantization,
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+    return {"quantization_config": config, "device_map": {"": str(device)}}
+
+
+def probe_ids(vocab: int) -> list[int]:
+    """A short sequence that visits the vocabulary, to compare two forwards on."""
+    return [(7 + 7919 * i) % vocab for i in range(24)]
+
+
+def _difference(decoder: Decoder, probe: Sequence[int], wanted: torch.Tensor) -> float:
+    ours = decoder.logits(torch.tensor(probe, device=decoder.device), decoder.weights(None))
+    return float((ours - wanted).norm() / wanted.norm())
+
+
+def known_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Ids that have a token; a padded vocabulary goes beyond them."""
+    return min(len(tokenizer), int(model.config.get_text_config().vocab_size))
+
+
+def stop_ids_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The tokenizer's end token first, then every other one the model's configuration names.
+
+    Raises:
+        WorkerFailure: kind config, when there is none.
+    """
     found: list[int] = []
     generation = getattr(model, "generation_config", None)
     for source in (tokenizer, model.config, generation):
-        for name in ("eos_token_id",):
-            value = getattr(source, name, None)
-            for token in value if isinstance(value, list) else [value]:
-                if isinstance(token, int) and token not in found:
-                    found.append(token)
+        value = getattr(source, "eos_token_id", None)
+        for token in value if isinstance(value, list) else [value]:
+            if isinstance(token, int) and token not in found:
+                found.append(token)
     if not found:
         raise WorkerFailure("config", "The model names no token that ends a turn (eos_token_id).")
     return found
@@ -112,7 +172,7 @@ class Policy:
     """A base model with one trained adapter.
 
     Args:
-        base: consumed; its linear layers are wrapped in place.
+        base: shared; its weights are never changed.
         settings: the resolved settings (lora_rank, lora_alpha, lora_dropout, lora_targets,
             gradient_checkpointing, seed).
         start_adapter: a PEFT folder whose adapter the run continues a copy of.
@@ -122,161 +182,56 @@ class Policy:
         self, base: Base, settings: dict[str, Any], start_adapter: Path | None = None
     ) -> None:
         self.base = base
-        torch.manual_seed(settings["seed"])  # the adapter's A matrices
-        config = LoraConfig(
-            r=settings["lora_rank"],
-            lora_alpha=settings["lora_alpha"],
-            lora_dropout=settings["lora_dropout"],
-            target_modules=_targets(settings["lora_targets"]),
-            task_type="CAUSAL_LM",
-        )
-        model = get_peft_model(base.model, config, adapter_name=TRAINED)
-        if not isinstance(model, PeftModel):
-            raise TypeError(f"expected a PeftModel, got {type(model).__name__}")
-        self.model = model
-        self.has_reference_copy = start_adapter is not None
+        self.checkpointing: bool = settings["gradient_checkpointing"]
+        spec = LoraSpec.from_settings(settings)
+        self.adapter = base.network.new_adapter(spec, settings["seed"])
+        self.reference: Adapter | None = None
         if start_adapter is not None:
             state = read_adapter(start_adapter)
-            self.load_adapter_state(state)
-            self.model.add_adapter(REFERENCE, config)
-            set_adapter_state(self.model, state, REFERENCE)
-            self.model.set_adapter(TRAINED)
-        for name, parameter in self.model.named_parameters():
-            parameter.requires_grad_(f".{TRAINED}." in name)
-        if settings["gradient_checkpointing"]:
-            base.model.activation_checkpointing_enable({"use_reentrant": False})
-            base.model.enable_input_require_grads()
+            self.adapter.load(state)
+            self.reference = base.network.new_adapter(spec, settings["seed"])
+            self.reference.load(state)
 
     @property
     def device(self) -> torch.device:
-        return self.base.model.device
+        return self.base.network.device
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """The trained tensors, in a fixed order; all float32."""
-        return [p for p in self.model.parameters() if p.requires_grad]
+        return self.adapter.parameters()
 
-    def adapter_state(self) -> dict[str, torch.Tensor]:
-        """The trained adapter under PEFT's names, detached copies on CPU."""
-        state = _state(self.model, TRAINED)
-        return {k: v.detach().to("cpu", torch.float32).clone() for k, v in state.items()}
+    def collate(self, rows: Sequence[Row]) -> Micro:
+        return self.base.network.collate(rows)
 
-    def load_adapter_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Put adapter weights in place.
+    def split(self, rows: Sequence[Row], budget: int) -> list[list[int]]:
+        """Indices of `rows` in microbatches of at most `budget` tokens."""
+        return self.base.network.split(rows, budget)
 
-        Raises:
-            WorkerFailure: kind config, when a tensor is missing, left over or of another shape.
-        """
-        set_adapter_state(self.model, state, TRAINED)
-
-    @contextmanager
-    def as_reference(self) -> Iterator[None]:
-        """Inside, the model is the reference policy; nothing is recorded for gradients."""
-        with torch.no_grad():
-            if self.has_reference_copy:
-                self.model.set_adapter(REFERENCE)
-                try:
-                    yield
-                finally:
-                    self.model.set_adapter(TRAINED)
-                    for name, parameter in self.model.named_parameters():
-                        parameter.requires_grad_(f".{TRAINED}." in name)
-            else:
-                with self.model.disable_adapter():
-                    yield
-
-    def logprobs(self, batch: Batch, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities and entropies of a batch's trained tokens.
+    def logprobs(
+        self, batch: Micro, temperature: float = 1.0, *, entropies: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities and entropies of a batch's trained tokens, for training.
 
         Args:
             temperature: what the tokens were sampled at; 0 (greedy) counts as 1.
 
         Returns:
-            ([tokens], [tokens]) float32; gradients flow through the first only. The head runs on
-            the trained rows alone, a chunk at a time.
+            ([tokens], [tokens]) float32; gradients flow through the first only.
         """
-        batch = batch.to(self.device)
-        inverse = 1.0 / temperature if temperature else 1.0
-        return token_logprobs(self.base, batch, inverse)
-
-
-def token_logprobs(
-    base: Base, batch: Batch, inverse_temperature: float = 1.0
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `Policy.logprobs`; works on a base with or without adapters in it."""
-    model = base.model
-    if any(getattr(model.config, name, None) for name in SCALED_LOGITS):
-        logits = model(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1)[batch.source]
-        return _score(logits[:, : base.vocab], batch.labels, inverse_temperature)
-    hidden = model.get_decoder()(input_ids=batch.ids, use_cache=False).last_hidden_state
-    rows = hidden.flatten(0, 1)[batch.source]  # [tokens, hidden]
-    head = model.get_output_embeddings()
-    if head is None:
-        raise WorkerFailure("config", "The model has no output head.")
-    parts = [
-        _score(head(chunk)[:, : base.vocab], labels, inverse_temperature)
-        for chunk, labels in zip(
-            rows.split(HEAD_CHUNK), batch.labels.split(HEAD_CHUNK), strict=True
+        return self.base.network.logprobs(
+            batch,
+            self.adapter,
+            inverse_temperature=1.0 / temperature if temperature else 1.0,
+            entropies=entropies,
+            checkpointing=self.checkpointing,
+            training=True,
         )
-    ]
-    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
-
-def _score(
-    logits: torch.Tensor, labels: torch.Tensor, inverse_temperature: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    logits = logits.float()
-    if inverse_temperature != 1.0:
-        logits = logits * inverse_temperature
-    logprobs = logits.log_softmax(-1)
-    with torch.no_grad():
-        entropy = -(logprobs.exp() * logprobs).sum(-1)
-    return logprobs.gather(1, labels[:, None])[:, 0], entropy
-
-
-def read_adapter(folder: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a PEFT folder; safetensors only.
-
-    Raises:
-        WorkerFailure: kind config, when there are none or they hold NaN or infinity.
-    """
-    file = folder / "adapter_model.safetensors"
-    try:
-        state = load_file(file)
-    except (OSError, ValueError) as error:
-        raise WorkerFailure(
-            "config", f"The adapter in {folder.name} cannot be read.", evidence=str(error)
-        ) from error
-    for name, tensor in state.items():
-        if not torch.isfinite(tensor).all():
-            raise WorkerFailure("config", f"The adapter holds NaN or infinity in {name}.")
-    return state
-
-
-def set_adapter_state(model: PeftModel, state: dict[str, torch.Tensor], adapter: str) -> None:
-    """Put `state` into the adapter called `adapter`.
-
-    Raises:
-        WorkerFailure: kind config, when a tensor is missing, left over or of another shape.
-    """
-    wanted = _state(model, adapter)
-    missing, extra = sorted(wanted.keys() - state.keys()), sorted(state.keys() - wanted.keys())
-    wrong = [k for k in wanted.keys() & state.keys() if wanted[k].shape != state[k].shape]
-    if missing or extra or wrong:
-        # Loading what fits and ignoring the rest would train or serve the base in silence.
-        raise WorkerFailure(
-            "config",
-            "The adapter does not belong to this model and these LoRA settings.",
-            evidence=f"{len(missing)} missing, {len(extra)} left over, {len(wrong)} of other shape:"
-            f" {(missing + extra + wrong)[0]}",
-            hint="Start from the base the adapter was trained on, with its rank and targets.",
-        )
-    set_peft_model_state_dict(model, state, adapter_name=adapter)
-
-
-def _state(model: PeftModel, adapter: str) -> dict[str, torch.Tensor]:
-    # Embeddings are never trained here; left to itself PEFT looks the base up on the network.
-    return get_peft_model_state_dict(model, adapter_name=adapter, save_embedding_layers=False)
-
-
-def _targets(targets: str | Sequence[str]) -> str | list[str]:
-    return targets if isinstance(targets, str) else list(targets)
+    @torch.no_grad()
+    def reference_logprobs(self, batch: Micro, temperature: float = 1.0) -> torch.Tensor:
+        """[tokens] float32 under the policy the run started from."""
+        return self.base.network.logprobs(
+            batch,
+            self.reference,
+            inverse_temperature=1.0 / temperature if temperature else 1.0,
+        )[0]

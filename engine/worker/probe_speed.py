@@ -13,26 +13,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 BEGAN = time.monotonic()
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+from engine.worker.runtime import prepare
+
+prepare()
 
 import torch
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from engine.files import write_json
-from engine.worker.batch import Row, collate
-from engine.worker.policy import Base, Policy, pick_device, pick_dtype
-from engine.worker.sampler import SamplingParams, TorchSampler
+from engine.worker.adapter import LoraSpec
+from engine.worker.batch import Row
+from engine.worker.decoder import Decoder
+from engine.worker.network import DecoderNetwork, SamplerNeeds
+from engine.worker.policy import pick_device, pick_dtype
+from engine.worker.sampler import SamplingParams
 from engine.worker.workbench import set_threads
 
-SETTINGS = {
-    "seed": 0,
-    "lora_rank": 16,
-    "lora_alpha": 32,
-    "lora_dropout": 0.0,
-    "lora_targets": "all-linear",
-    "gradient_checkpointing": False,
-}
+LORA = LoraSpec(16, 32, 0.0, ("all-linear",))
 VOCAB = 1024
 
 
@@ -57,29 +55,20 @@ def parameters(model: torch.nn.Module) -> int:
     return sum(p.numel() for name, p in model.named_parameters() if "embed" not in name)
 
 
-def sized_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer with as many words as the model; only its size is asked for."""
-    words = {f"w{i}": i for i in range(VOCAB)}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0")), pad_token="w0"
-    )
-
-
 def measure(device: torch.device) -> dict[str, float]:
     """Rates of this machine; see the module."""
     model = small_model(device)
     weights = parameters(model)
-    base = Base(model, sized_tokenizer(), [VOCAB - 1], Path())
-    policy = Policy(base, SETTINGS)
+    network = DecoderNetwork(Decoder(model), VOCAB - 1)
+    adapter = network.new_adapter(LORA, seed=0)
     rows = [Row(list(range(1, 129)), [0] + [1] * 127) for _ in range(16)]
-    batch = collate(rows, 0)
+    batch = network.collate(rows)
 
     def train() -> None:
-        policy.logprobs(batch)[0].sum().backward()
+        network.logprobs(batch, adapter, training=True)[0].sum().backward()
 
-    sampler = TorchSampler(
-        base.model, pad_id=0, stop_ids=[VOCAB - 1], decode=lambda _: "", vocab=VOCAB - 1
-    )
+    sampler = network.sampler(SamplerNeeds(0, [VOCAB - 1], lambda _: "", 256))
+    sampler.load(adapter)
     prompts = [list(range(1, 65)) for _ in range(32)]
 
     def sample(steps: int) -> None:

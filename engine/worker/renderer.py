@@ -140,6 +140,12 @@ class Renderer:
             ids.pop()
         return str(self.tokenizer.decode(ids, skip_special_tokens=False))
 
+    @property
+    def opens_thought(self) -> bool:
+        """Whether the prompt itself opens the think block, so that completions start inside it."""
+        asked = self.text([{"role": "user", "content": "?"}], (), prompt=True)
+        return asked.rstrip().endswith("<think>")
+
     def assistant_message(self, text: str, *, tools: bool) -> Message:
         """The text as a message: thought apart from content, tool calls parsed when there are
         tools. A call that is no JSON stays in the content, for the environment to see."""

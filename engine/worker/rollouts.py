@@ -1,17 +1,20 @@
 """Tasks + environment + sampler -> groups of scored trajectories.
 
-Single-turn tasks are sampled at once and scored. Multi-turn ones go in step: every rollout still
-open takes one turn, then the environment answers each of them. A fault of the environment costs
-the one rollout it happened in.
+Single-turn tasks are sampled at once. Multi-turn ones go in step: every rollout still open takes
+one turn. Either way the environment works beside the sampler: what has ended is scored, and what
+was said is answered, in a thread of its own while others are still being sampled. It meets
+completions in the order in which they end, so a score must not depend on what was scored before
+it; `push_env` audits that. A fault of the environment costs the one rollout it happened in.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.worker.renderer import Renderer
-from engine.worker.sampler import SamplingParams, TorchSampler
+from engine.worker.sampler import Sampler, SamplingParams
 from engine.worker.trajectory import Completion, Group, Trajectory
 from envs.process import EnvProcess, Episode, EpisodeFailed
 
@@ -38,17 +41,20 @@ class Stage:
 
 @dataclass
 class Times:
-    """Seconds spent, for the metrics of the step."""
+    """Seconds spent, for the metrics of the step; `reward_s` is what sampling did not hide."""
 
     sample_s: float = 0.0
     reward_s: float = 0.0
+
+    def __add__(self, other: "Times") -> "Times":
+        return Times(self.sample_s + other.sample_s, self.reward_s + other.reward_s)
 
 
 def collect(
     tasks: Sequence[dict[str, Any]],
     n: int,
     stage: Stage,
-    sampler: TorchSampler,
+    sampler: Sampler,
     params: SamplingParams,
 ) -> tuple[list[Group], Times]:
     """Play every task `n` times. Groups come in the order of `tasks`."""
@@ -77,65 +83,107 @@ def _play_once(
     groups: list[Group],
     n: int,
     stage: Stage,
-    sampler: TorchSampler,
+    sampler: Sampler,
     params: SamplingParams,
     times: Times,
 ) -> None:
-    began = time.monotonic()
-    prompts = [group.members[0].prompt_ids for group in groups]
-    for group, completions in zip(groups, sampler.generate(prompts, n, params), strict=True):
-        for trajectory, completion in zip(group.members, completions, strict=True):
+    with _Beside() as environment:
+
+        def ended(prompt: int, member: int, completion: Completion) -> None:
+            trajectory = groups[prompt].members[member]
             _take_turn(trajectory, completion, stage, params)
-    times.sample_s += time.monotonic() - began
-    began = time.monotonic()
-    pairs = [
-        (task, trajectory.completion)
-        for task, group in zip(tasks, groups, strict=True)
-        for trajectory in group.members
-    ]
-    members = [trajectory for group in groups for trajectory in group.members]
-    for trajectory, score in zip(members, stage.process.score_many(pairs), strict=True):
-        _take_score(trajectory, score)
-    times.reward_s += time.monotonic() - began
+            environment.do(_score_once, stage.process, tasks[prompt], trajectory)
+
+        began = time.monotonic()
+        sampler.generate([g.members[0].prompt_ids for g in groups], n, params, ended)
+        times.sample_s += time.monotonic() - began
+        times.reward_s += environment.wait()
+
+
+def _score_once(process: EnvProcess, task: dict[str, Any], trajectory: Trajectory) -> None:
+    _take_score(trajectory, process.score(task, trajectory.completion))
+
+
+@dataclass
+class _Rollout:
+    """One episode under way; `replies` is what the environment said last, None at the end."""
+
+    trajectory: Trajectory
+    episode: Episode
+    replies: list[dict[str, Any]] | None = None
 
 
 def _play_turns(
     tasks: Sequence[dict[str, Any]],
     groups: list[Group],
     stage: Stage,
-    sampler: TorchSampler,
+    sampler: Sampler,
     params: SamplingParams,
     times: Times,
 ) -> None:
-    played: list[tuple[Trajectory, Episode]] = []
+    going: list[_Rollout] = []
     began = time.monotonic()
     for task, group in zip(tasks, groups, strict=True):
         for trajectory in group.members:
             try:
-                played.append((trajectory, stage.process.start(task)))
+                going.append(_Rollout(trajectory, stage.process.start(task)))
             except EpisodeFailed as error:
                 _fail(trajectory, str(error))
     times.reward_s += time.monotonic() - began
-    going = played
     turn = 0
-    while going:
-        began = time.monotonic()
-        prompts = [trajectory.prompt_ids + trajectory.ids for trajectory, _ in going]
-        seeded = replace(params, seed=params.seed * 64 + turn)
-        completions = sampler.generate(prompts, 1, seeded)
-        for (trajectory, _), (completion,) in zip(going, completions, strict=True):
-            _take_turn(trajectory, completion, stage, params)
-        times.sample_s += time.monotonic() - began
-        began = time.monotonic()
-        going = [(t, e) for t, e in going if _answered(t, e, stage, params)]
-        times.reward_s += time.monotonic() - began
-        turn += 1
+    with _Beside() as environment:
+        while going:
+            _take_turns(going, turn, stage, sampler, params, environment, times)
+            going = [r for r in going if _goes_on(r, stage, params, environment)]
+            turn += 1
+        times.reward_s += environment.wait()
+
+
+def _take_turns(
+    going: Sequence[_Rollout],
+    turn: int,
+    stage: Stage,
+    sampler: Sampler,
+    params: SamplingParams,
+    environment: "_Beside",
+    times: Times,
+) -> None:
+    """One assistant turn of every rollout, each answered as soon as it stands."""
+
+    def ended(prompt: int, _member: int, completion: Completion) -> None:
+        _take_turn(going[prompt].trajectory, completion, stage, params)
+        environment.do(_answer, going[prompt], stage)
+
     began = time.monotonic()
-    for trajectory, episode in played:
-        if trajectory.error is None:
-            _take_score(trajectory, episode.score())
-        episode.close()
-    times.reward_s += time.monotonic() - began
+    prompts = [r.trajectory.prompt_ids + r.trajectory.ids for r in going]
+    sampler.generate(prompts, 1, replace(params, seed=params.seed * 64 + turn), ended)
+    times.sample_s += time.monotonic() - began
+    times.reward_s += environment.wait()
+
+
+class _Beside:
+    """A thread that does what it is given, in that order, while its owner goes on."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "environment")
+        self._given: list[Future[None]] = []
+
+    def __enter__(self) -> "_Beside":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def do(self, work: Callable[..., None], *arguments: Any) -> None:
+        self._given.append(self._thread.submit(work, *arguments))
+
+    def wait(self) -> float:
+        """Until everything given is done; returns the seconds waited, raises what it raised."""
+        began = time.monotonic()
+        given, self._given = self._given, []
+        for future in given:
+            future.result()
+        return time.monotonic() - began
 
 
 def _take_turn(
@@ -152,29 +200,44 @@ def _take_turn(
     trajectory.stop_reason = "stop" if completion.finished else "length"
 
 
-def _answered(
-    trajectory: Trajectory, episode: Episode, stage: Stage, params: SamplingParams
-) -> bool:
-    """Let the environment answer; True when the rollout goes on with another turn."""
+def _answer(rollout: _Rollout, stage: Stage) -> None:
+    """Let the environment answer; a rollout that is over by that is scored at once."""
+    trajectory = rollout.trajectory
+    rollout.replies = None
     try:
-        replies = episode.step(trajectory.messages[-1])
+        replies = rollout.episode.step(trajectory.messages[-1])
     except EpisodeFailed as error:
         _fail(trajectory, str(error))
-        return False
-    if replies is None or trajectory.stop_reason == "length":
-        return False
-    if trajectory.turns >= stage.max_turns:
+        replies = None
+    if replies is not None and trajectory.stop_reason != "length":
+        if trajectory.turns < stage.max_turns:
+            rollout.replies = replies
+            return
         trajectory.stop_reason = "max_turns"
+    _finish(rollout)
+
+
+def _goes_on(rollout: _Rollout, stage: Stage, params: SamplingParams, environment: _Beside) -> bool:
+    """Append what the environment said; False when the rollout ends here."""
+    trajectory, replies = rollout.trajectory, rollout.replies
+    if replies is None:
         return False
     before = [*trajectory.prompt, *trajectory.messages]
     added = stage.renderer.between_turns(before, replies, stage.tools)
     size = len(trajectory.prompt_ids) + len(trajectory.ids) + len(added)
     if size + params.max_tokens > stage.max_length:
         trajectory.stop_reason = "length"
+        environment.do(_finish, rollout)
         return False
     trajectory.add_environment(added)
     trajectory.messages += replies
     return True
+
+
+def _finish(rollout: _Rollout) -> None:
+    if rollout.trajectory.error is None:
+        _take_score(rollout.trajectory, rollout.episode.score())
+    rollout.episode.close()
 
 
 def _take_score(trajectory: Trajectory, score: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from engine.worker.adapter import Adapter
 from engine.worker.failures import WorkerFailure
 
 
@@ -46,7 +47,7 @@ def make_optimizer(
 
 def apply_step(
     optimizer: torch.optim.Optimizer,
-    parameters: Sequence[torch.nn.Parameter],
+    adapter: Adapter,
     learning_rate: float,
     max_grad_norm: float,
 ) -> float:
@@ -57,7 +58,7 @@ def apply_step(
         WorkerFailure: kind nonfinite, before anything is changed.
     """
     limit = max_grad_norm if max_grad_norm > 0 else math.inf
-    norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
+    norm = float(torch.nn.utils.clip_grad_norm_(adapter.parameters(), limit))
     if not math.isfinite(norm):
         raise WorkerFailure(
             "nonfinite", "The gradient became NaN or infinite.", evidence=f"gradient norm {norm}"
@@ -65,5 +66,7 @@ def apply_step(
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
     optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    # The fused kernel writes past autograd's version counters; merged weights are told by them.
+    torch.autograd.graph.increment_version(adapter.parameters())
+    adapter.clear_gradients()
     return norm

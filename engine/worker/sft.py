@@ -2,17 +2,19 @@
 
 Minimises, over batches of conversations, the mean over all supervised tokens of the batch of
 -log p(token | everything before it). Supervised are the assistant's turns (`loss_on`), their end
-token included. Every row is seen once per epoch, the last batch of an epoch may be smaller.
-Left out: packing (rows of like length are padded together instead).
+token included. Every row is seen once per epoch; the last batch of an epoch may be smaller and is
+divided by its own tokens. With `packing` the rows of a step share forward passes, without it each
+has one of its own; the gradient is the same.
 """
 
 import math
 import random
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from engine.worker import heldout
-from engine.worker.batch import Row, collate, microbatches
+from engine.worker.batch import Row
 from engine.worker.exam import LossRow
 from engine.worker.job import Job, require
 from engine.worker.losses import cross_entropy
@@ -55,15 +57,17 @@ def train(job: Job) -> dict[str, Any]:
             batch = [rows[i] for i in rows_of_step(step, len(rows), settings)]
             supervised = sum(sum(row.loss_mask) for row in batch)
             loss = 0.0
-            for members in microbatches([len(r.ids) for r in batch], budget):
-                micro = collate([batch[i] for i in members], bench.base.pad_id)
-                logprobs, _ = training.policy.logprobs(micro)
+            micros = split(training, batch, budget)
+            for micro in micros:
+                logprobs, _ = training.policy.logprobs(training.policy.collate(micro))
                 part = cross_entropy(logprobs, supervised).sum()
                 part.backward()
                 loss += part.item()
+                training.meter.ran(micro)
             training.require_finite(loss, "loss")
             grad_norm, lr = training.update(step)
             tokens = sum(len(row.ids) for row in batch)
+            train_s = time.monotonic() - began
             training.log(
                 step,
                 {
@@ -72,10 +76,19 @@ def train(job: Job) -> dict[str, Any]:
                     "supervised_tokens": supervised,
                     "grad_norm": grad_norm,
                     "lr": lr,
-                    "tokens_per_s": tokens / (time.monotonic() - began),
+                    "microbatches": len(micros),
+                    "train_s": train_s,
+                    "tokens_per_s": tokens / train_s,
                 },
             )
         return training.finish()
+
+
+def split(training: Training, batch: Sequence[Row], budget: int) -> list[list[Row]]:
+    """The rows that go through the model together."""
+    if not training.settings["packing"]:
+        return [[row] for row in batch]
+    return [[batch[i] for i in members] for members in training.policy.split(batch, budget)]
 
 
 def rows_of_step(step: int, count: int, settings: dict[str, Any]) -> list[int]:

@@ -14,13 +14,17 @@ from typing import Any
 
 import torch
 
+from engine.evidence.alerts import Watch, alert_fields
 from engine.evidence.verdict import run_verdict
 from engine.worker import checkpoint, heldout
+from engine.worker.adapter import read_adapter
 from engine.worker.exam import Best, Exam, LossRow
 from engine.worker.failures import WorkerFailure
 from engine.worker.job import Job, Stopped
 from engine.worker.manifest import weight_hashes, write_manifest
-from engine.worker.policy import Policy, read_adapter
+from engine.worker.meter import Meter, totals
+from engine.worker.policy import Policy
+from engine.worker.profiling import Profiler
 from engine.worker.rollouts import Stage
 from engine.worker.schedule import apply_step, make_optimizer, rate
 from engine.worker.workbench import Workbench, sampling
@@ -47,14 +51,17 @@ class Training:
         self.policy = Policy(bench.base, job.settings, Path(start) if start else None)
         self.parameters = self.policy.parameters()
         self.optimizer = make_optimizer(self.parameters, job.settings)
+        self.meter = Meter(self.policy)
+        self.profiler = Profiler(job.run.logs, wanted=bool(job.config.get("profile")))
         self.done = 0
         self.extra: dict[str, Any] = {}
         self.exam: Exam | None = None
+        self.watch = Watch(job.run, job.config["algorithm"], job.settings)
+        self.alarmed = False  # an alert asked for the end
         self._before = self._fingerprint()
         self._saved = -1
 
     def __enter__(self) -> "Training":
-        self.policy.model.train()
         return self
 
     def __exit__(
@@ -78,7 +85,7 @@ class Training:
         """Prepare the exams; then either resume or sit the first one, at step 0."""
         self.exam = Exam(
             self.job,
-            self.bench.base,
+            self.policy,
             tasks=tasks,
             stage=stage,
             sampler=self.bench.sampler,
@@ -87,52 +94,73 @@ class Training:
             budget=budget,
         )
         isolation = stage.process.isolation if stage else ""
-        write_manifest(self.job, self.bench, isolation, asdict(self.exam.params))
+        sampling_used = asdict(self.exam.params)
+        write_manifest(self.job, self.bench, isolation, sampling_used, self.meter.matrix_flops)
         self.job.event(
             "started",
             f"{self.total} steps, {len(tasks)} held-out tasks",
             total_steps=self.total,
             heldout_tasks=len(tasks),
         )
-        if self._resume():
-            return
-        if tasks:
+        self.watch.exam_tasks = sum(half == heldout.SELECT for half in self.exam.half.values())
+        resumed = self._resume()
+        if tasks and not resumed:
             self.job.metrics(0, self.exam.at(0, heldout.SELECT, heldout.REPORT))
+        self.watch.catch_up(self.done)
+        self.alarmed = self.settings["stop_early"] == "alert" and bool(self.watch.active)
 
     def steps(self) -> Iterator[int]:
         """Step numbers still to do. Raises Stopped between steps when the run must stop."""
-        while self.done < self.total:
+        while self.done < self.total and not self.alarmed:
             self.job.check_stop()
             step = self.done + 1
             # Every draw of a step (dropout, mostly) follows from its number: see checkpoint.py.
             torch.manual_seed(self.settings["seed"] * 1_000_003 + step)
-            self.policy.model.train()
-            yield step
+            with self.profiler.step(step):
+                yield step
             if self.exam is not None and self.exam.exhausted(self.settings):
                 self.job.event("stopped_early", f"no better exam since step {self.exam.best.step}")
                 return
+        if self.alarmed:
+            said = ", ".join(sorted(self.watch.active))
+            self.job.event("stopped_early", f"alert: {said}", step=self.done)
 
     def update(self, step: int) -> tuple[float, float]:
         """One optimizer step; returns (gradient norm before clipping, learning rate)."""
         lr = rate(step, self.total, self.settings)
-        norm = apply_step(self.optimizer, self.parameters, lr, self.settings["max_grad_norm"])
+        norm = apply_step(self.optimizer, self.policy.adapter, lr, self.settings["max_grad_norm"])
         return norm, lr
 
     def log(self, step: int, values: dict[str, Any]) -> None:
-        """The end of a step: sit the exam when it is due, write the metrics, keep a checkpoint."""
+        """The end of a step: sit the exam when it is due, look for alerts, write the metrics,
+        keep a checkpoint. With `stop_early` alert an alert makes the step the last one."""
         self.done = step
+        values = values | self.meter.step(values["train_s"])
         last = step == self.total
-        due = self.exam is not None and bool(self.exam.tasks)
-        examined = due and (last or step % self.settings["eval_every"] == 0)
-        if examined and self.exam is not None:
-            self.policy.model.eval()
-            values = values | self.exam.at(step, heldout.SELECT)
-            if self.exam.improved_now:
-                self.save()
-                checkpoint.mark_best(self.job.run, step)
+        due = last or step % self.settings["eval_every"] == 0
+        if due:
+            values = values | self._sit(step)
+        raised, cleared = self.watch.look(step, values)
+        if raised and not last and self.settings["stop_early"] == "alert":
+            self.alarmed = last = True
+            values = values if due else values | self._sit(step)
         self.job.metrics(step, values)
+        for finding in raised:
+            self.job.event("alert", finding.what, step=step, **alert_fields(finding))
+        for name in cleared:
+            self.job.event("alert_cleared", f"{name} is over", step=step, id=name)
         if last or step % self.settings["save_every"] == 0:
             self.save()
+
+    def _sit(self, step: int) -> dict[str, float]:
+        """The exam, where there are held-out tasks; the best checkpoint is kept at once."""
+        if self.exam is None or not self.exam.tasks:
+            return {}
+        curves = self.exam.at(step, heldout.SELECT)
+        if self.exam.improved_now:
+            self.save()
+            checkpoint.mark_best(self.job.run, step)
+        return curves
 
     def save(self) -> None:
         """A checkpoint of the step just done, then the old ones tidied away."""
@@ -187,11 +215,12 @@ class Training:
         verdict = run_verdict(self.job.run)
         result |= {"verdict": verdict["verdict"], "evidence": verdict}
         result["summary"] = verdict.get("summary", "")
+        result["measured"] = totals(self.job.run) | {"matrix_flops": self.meter.matrix_flops}
         self.job.event("finished", f"done after {self.done} steps: {verdict['verdict']}")
         return result
 
     def _load_step(self, step: int) -> None:
-        self.policy.load_adapter_state(read_adapter(self.job.run.checkpoint(step)))
+        self.policy.adapter.load(read_adapter(self.job.run.checkpoint(step)))
 
     def _resume(self) -> bool:
         """Continue from the last complete checkpoint, if there is one."""

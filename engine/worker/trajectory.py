@@ -30,7 +30,11 @@ class Completion:
 
 @dataclass
 class Trajectory:
-    """One rollout of one task; `reward` and what follows are filled in by scoring."""
+    """One rollout of one task; `reward` and what follows are filled in by scoring.
+
+    `reward` is the environment's own. `penalty` is what the trainer takes off it before it compares
+    the group, `policy_step` how many steps the policy had done that sampled it.
+    """
 
     task_id: str
     prompt: list[dict[str, Any]]
@@ -46,7 +50,13 @@ class Trajectory:
     success: bool | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     error: str | None = None
+    penalty: float = 0.0
     advantage: float = 0.0
+    policy_step: int = 0
+
+    @property
+    def shaped_reward(self) -> float:
+        return self.reward - self.penalty
 
     @property
     def trained_tokens(self) -> int:
@@ -83,7 +93,8 @@ class Group:
 
     @property
     def rewards(self) -> list[float]:
-        return [t.reward for t in self.scored]
+        """What the scored members are compared by."""
+        return [t.shaped_reward for t in self.scored]
 
     @property
     def uniform(self) -> bool:

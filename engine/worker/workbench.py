@@ -13,12 +13,14 @@ import transformers
 
 from engine.hardware import detect
 from engine.registry import EnvRecord, find_env, open_process, read_tasks
+from engine.worker import samplers
 from engine.worker.failures import WorkerFailure
 from engine.worker.job import Job
+from engine.worker.network import SamplerNeeds
 from engine.worker.policy import Base, load_base, pick_device
 from engine.worker.renderer import Renderer
 from engine.worker.rollouts import Stage
-from engine.worker.sampler import SamplingParams, TorchSampler
+from engine.worker.sampler import Sampler, SamplingParams
 from envs.problem import EnvProblem
 from envs.process import EnvProcess
 
@@ -32,7 +34,7 @@ class Workbench:
 
     base: Base
     renderer: Renderer
-    sampler: TorchSampler
+    sampler: Sampler
     env: EnvRecord
 
     def stage(self, process: EnvProcess, settings: dict[str, Any]) -> Stage:
@@ -55,36 +57,34 @@ def prepare(job: Job, base_path: Path, settings: dict[str, Any]) -> Workbench:
     """
     set_threads()
     device = pick_device(job.device)
-    base = load_base(base_path, device, settings.get("precision", "auto"))
+    precision, four_bits = settings.get("precision", "auto"), settings.get("quantization", "none")
+    base = load_base(base_path, device, precision, four_bits)
     renderer = Renderer(base.tokenizer, base.stop_ids, thinking=settings.get("thinking", False))
-    return Workbench(base, renderer, make_sampler(base, renderer), pinned_env(job))
+    sampler = samplers.make_sampler(job, base, settings, sampler_needs(base, renderer))
+    return Workbench(base, renderer, sampler, pinned_env(job))
 
 
 def pinned_env(job: Job) -> EnvRecord:
     return find_env(job.run.home, job.config["env_id"])
 
 
-def make_sampler(base: Base, renderer: Renderer) -> TorchSampler:
-    return TorchSampler(
-        base.model,
-        pad_id=base.pad_id,
-        stop_ids=base.stop_ids,
-        decode=renderer.completion_text,
-        vocab=base.vocab,
-        max_rows=sampler_rows(base),
-    )
+def make_sampler(base: Base, renderer: Renderer) -> Sampler:
+    """Our own sampler."""
+    return base.network.sampler(sampler_needs(base, renderer))
+
+
+def sampler_needs(base: Base, renderer: Renderer) -> SamplerNeeds:
+    return SamplerNeeds(base.pad_id, base.stop_ids, renderer.completion_text, sampler_rows(base))
 
 
 def sampler_rows(base: Base) -> int:
     """Completions under way at once: as many as help, while their caches, at the length a model
     of this context commonly reaches, stay within a quarter of the memory."""
-    config = base.model.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    width = 2 * config.num_hidden_layers * heads * head_dim * base.model.dtype.itemsize
-    cache = width * min(int(getattr(config, "max_position_embeddings", 4096)), 4096)
-    most = GPU_ROWS if base.model.device.type == "cuda" else CPU_ROWS
-    return int(max(8, min(most, 0.25 * memory(base.model.device) / cache)))
+    shape, device = base.network.shape, base.network.device
+    width = 2 * shape.layers * shape.kv * shape.head_dim * base.network.dtype.itemsize
+    cache = width * min(shape.context, 4096)
+    most = GPU_ROWS if device.type == "cuda" else CPU_ROWS
+    return int(max(8, min(most, 0.25 * memory(device) / cache)))
 
 
 @contextmanager
@@ -143,12 +143,12 @@ def microbatch_tokens(base: Base, *, checkpointing: bool) -> int:
     From the machine's whole memory, not what is free, so that a resumed run splits its batches
     the same way and adds its gradients up in the same order.
     """
-    config = base.model.config.get_text_config()
-    layer = 18 * config.hidden_size + 5 * getattr(config, "intermediate_size", config.hidden_size)
-    layers = 2 if checkpointing else config.num_hidden_layers
-    per_token = 4 * (layers * layer + 4 * config.hidden_size) + 12 * base.vocab
-    ceiling = 65536 if base.model.device.type == "cuda" else 8192
-    return int(max(512, min(ceiling, 0.25 * memory(base.model.device) / per_token)))
+    shape, device = base.network.shape, base.network.device
+    layer = 18 * shape.hidden + 5 * shape.intermediate
+    layers = 2 if checkpointing else shape.layers
+    per_token = 4 * (layers * layer + 4 * shape.hidden) + 12 * base.vocab
+    ceiling = 65536 if device.type == "cuda" else 2048
+    return int(max(512, min(ceiling, 0.25 * memory(device) / per_token)))
 
 
 def memory(device: torch.device) -> int:

@@ -48,6 +48,8 @@ async def test_the_whole_loop_in_the_new_era(home: Home, project: Path) -> None:
         assert (await a.wait(grpo["run_id"]))["state"] == "done"
         rollouts = await a.call("read_rollouts", run_id=grpo["run_id"], pick="group")
         assert rollouts["summary"]
+        diagnosis = await a.call("diagnose", run_id=grpo["run_id"])
+        assert diagnosis["looked_at"]["steps"] == 4 and diagnosis["looked_at"]["rollouts"] == 96
         logs = await a.call("read_logs", run_id=grpo["run_id"], keys=["reward_mean"])
         assert "reward_mean" in logs["columns"]
 

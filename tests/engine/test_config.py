@@ -1,6 +1,7 @@
 """Settings: what is refused and how, what is chosen and why, and that nothing is ignored."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,15 +102,25 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("grpo", {"kl_penalty_coef": 0.1}, "SETTING_UNKNOWN", "kl_coef"),
     ("grpo", {"stop_sequences": ["x"]}, "SETTING_UNKNOWN", "stop"),
     ("sft", {"save_at_steps": [1, 2]}, "SETTING_UNKNOWN", "save_every"),
-    ("grpo", {"thinking_length_penalty_coef": 0.5}, "SETTING_UNKNOWN", "Not available"),
+    ("grpo", {"thinking_length_penalty_coef": 0.5}, "SETTING_UNKNOWN", "thinking_length_penalty"),
     ("sft", {"anything": 1}, "SETTING_UNKNOWN", "Settings of sft"),
     # not built yet
-    ("sft", {"packing": True}, "SETTING_UNKNOWN", "Not available"),
-    ("sft", {"quantization": "nf4"}, "SETTING_UNKNOWN", "Not available"),
-    ("grpo", {"resample_uniform": True}, "SETTING_UNKNOWN", "Not available"),
-    ("grpo", {"thinking_length_penalty": 0.1}, "SETTING_UNKNOWN", "Not available"),
-    ("sft", {"stop_early": "alert"}, "SETTING_INVALID", "heldout"),
-    ("grpo", {"sampler": "vllm"}, "SETTING_INVALID", "torch"),
+    ("grpo", {"packing": True}, "SETTING_NOT_APPLICABLE", "forward passes"),
+    ("sft", {"packing": 1}, "SETTING_INVALID", "train://settings"),
+    ("sft", {"quantization": "int8"}, "SETTING_INVALID", "train://settings"),
+    ("sft", {"quantization": "nf4", "precision": "float32"}, "SETTING_INVALID", "precision"),
+    ("sft", {"load_in_4bit": True}, "SETTING_UNKNOWN", 'quantization = "nf4"'),
+    ("grpo", {"resample_uniform": True}, "SETTING_INVALID", "not numbers"),
+    ("grpo", {"resample_uniform": 9}, "SETTING_INVALID", "train://settings"),
+    ("sft", {"resample_uniform": 2}, "SETTING_NOT_APPLICABLE", "groups"),
+    ("sft", {"async_sampling": True}, "SETTING_NOT_APPLICABLE", "sample"),
+    ("grpo", {"dynamic_sampling": 2}, "SETTING_UNKNOWN", "resample_uniform"),
+    ("grpo", {"thinking_length_penalty": 0.1}, "SETTING_NOT_APPLICABLE", "thinking = true"),
+    ("grpo", {"thinking_length_penalty": 1.5}, "SETTING_INVALID", "train://settings"),
+    ("sft", {"thinking_length_penalty": 0.1}, "SETTING_NOT_APPLICABLE", "reward"),
+    ("sft", {"stop_early": "loss"}, "SETTING_INVALID", "heldout"),
+    ("grpo", {"sampler": "vllm"}, "SETTING_INVALID", "honesmith setup --vllm"),
+    ("grpo", {"sampler": "sglang"}, "SETTING_INVALID", "torch, vllm"),
     # shapes and kinds
     ("sft", {"epochs": 2.5}, "SETTING_INVALID", "range"),
     ("sft", {"epochs": 2.0}, "SETTING_INVALID", "Write 2"),
@@ -243,6 +254,24 @@ def test_the_recipe_of_grpo():
 
 
 @pytest.mark.parametrize(
+    ("asked", "hardware", "vllm", "sampler"),
+    [
+        ("auto", CPU, True, "torch"),
+        ("auto", GPU, True, "vllm"),
+        ("auto", GPU, False, "torch"),
+        (None, GPU, True, "vllm"),
+        ("torch", GPU, True, "torch"),
+        ("vllm", CPU, True, "vllm"),
+    ],
+)
+def test_vllm_samples_where_it_is_asked_for_or_a_gpu_has_it(asked, hardware, vllm, sampler):
+    given = {} if asked is None else {"sampler": asked}
+    found = resolve("grpo", given, hardware=hardware, vllm=vllm)
+    assert found.settings["sampler"] == sampler
+    assert found.sources["sampler"] == ("hardware" if asked in (None, "auto") else "user")
+
+
+@pytest.mark.parametrize(
     ("loss", "expected"),
     [
         ("dr_grpo", ("group_center", 0.2, 0.28)),
@@ -318,6 +347,28 @@ def test_the_machine_decides_precision():
     auto = resolve("sft", {"precision": "auto"}, hardware=GPU)
     assert (auto.settings["precision"], auto.sources["precision"]) == ("bfloat16", "hardware")
     assert resolve("sft", {"precision": "float32"}, hardware=GPU).settings["precision"] == "float32"
+
+
+def test_four_bits_are_computed_with_in_bfloat16_and_sampled_by_our_own_sampler():
+    found = resolve("grpo", {"quantization": "nf4"})
+    assert (found.settings["precision"], found.settings["sampler"]) == ("bfloat16", "torch")
+    on_gpu = resolve("grpo", {"quantization": "nf4"}, hardware=GPU, vllm=True)
+    assert on_gpu.settings["sampler"] == "torch"
+    error = refusal("grpo", {"quantization": "nf4", "sampler": "vllm"}, hardware=GPU, vllm=True)
+    assert error.field == "settings.sampler"
+
+
+def test_a_thinking_penalty_needs_thinking():
+    thinker = replace(MODEL, thinking=True)
+    given = {"thinking": True, "thinking_length_penalty": 0.1}
+    assert resolve("grpo", given, model=thinker).settings["thinking_length_penalty"] == 0.1
+
+
+def test_sampling_ahead_on_the_device_that_trains_is_told_to_gain_nothing():
+    said = resolve("grpo", {"async_sampling": True}).warnings
+    assert len(said) == 1 and "nothing is gained" in said[0]
+    elsewhere = {"async_sampling": True, "sampler": "vllm"}
+    assert not resolve("grpo", elsewhere, hardware=GPU, vllm=True).warnings
 
 
 def test_a_model_that_fills_the_gpu_recomputes_activations():

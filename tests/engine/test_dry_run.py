@@ -23,6 +23,7 @@ ORDER = [
     "packages",
     "secrets",
     "data",
+    "contamination",
     "reward_audit",
     "estimate",
     "memory",
@@ -205,6 +206,15 @@ def test_a_risky_reward_fails_grpo_unless_accepted(home: Home):
     assert check(sft, "reward_audit")["status"] == "warn" and sft["next"]
 
 
+def test_a_reward_that_pays_near_misses_is_a_warning_and_no_refusal(home: Home):
+    headline = "warn: gold earns 1.00, but look at: off by one 0.70"
+    add(home, audit={"verdict": "warn", "headline": headline, "separability": {"off by one": 0.6}})
+    report = dry_run.dry_run(home, "sums")
+    entry = check(report, "reward_audit")
+    assert (entry["status"], entry["detail"]) == ("warn", headline)
+    assert report["next"] and report["audit"]["separability"] == {"off by one": 0.6}
+
+
 def test_an_environment_without_audit_is_a_warning(home: Home):
     add(home, audit={})
     assert check(dry_run.dry_run(home, "sums"), "reward_audit")["status"] == "warn"
@@ -216,6 +226,16 @@ def test_the_audit_table_is_in_the_report(home: Home):
     add(home, audit=audit)
     table = dry_run.dry_run(home, "sums")["audit"]["probes"]
     assert table == [{"probe": "empty", "mean": 0.0, "success": 0.0, "verdict": "ok"}]
+
+
+def test_an_sft_plan_shows_one_row_as_it_is_trained(home: Home):
+    env_id = add(home, train=8, heldout=2)
+    row = dry_run.dry_run(home, env_id, algorithm="sft")["row"]
+    assert row["task"] == "train-0"
+    assert [piece["trained"] for piece in row["pieces"]] == [False, True]
+    assert "train: 0 + 12?" in row["pieces"][0]["text"] and row["pieces"][1]["text"][:2] == "46"
+    assert row["trained"] == row["pieces"][1]["tokens"] == 3  # two digits and the end of the turn
+    assert dry_run.dry_run(home, env_id, algorithm="grpo")["row"] == {}
 
 
 def test_weak_data_is_a_warning_that_names_the_weakness(home: Home):

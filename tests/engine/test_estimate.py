@@ -327,12 +327,31 @@ def test_a_run_above_what_the_home_has_left_is_refused(home: Home):
     assert caught.value.code == "BUDGET" and "max_gpu_hours_total" in caught.value.hint
 
 
+def test_four_bits_are_counted_for_the_projections_alone(home: Home):
+    items = figures(home, given={"quantization": "nf4"}, model=LARGE, hardware=GPU)["peak_memory"]
+    linear = LARGE.linear_params
+    assert items["weights"] == int(0.55 * linear + 2 * (LARGE.params - linear))
+    assert items["weights"] < figures(home, model=LARGE, hardware=GPU)["peak_memory"]["weights"] / 2
+
+
+def test_rows_that_go_one_by_one_take_less_memory_and_more_time(home: Home):
+    packed, single = (figures(home, given={"packing": value}) for value in (True, False))
+    assert single["peak_memory"]["total"] < packed["peak_memory"]["total"]
+    assert single["hours"]["likely"] > packed["hours"]["likely"]
+
+
+def test_playing_uniform_groups_again_costs_time_at_worst_and_likely(home: Home):
+    plain, again = (figures(home, "grpo", {"resample_uniform": n}) for n in (0, 3))
+    assert again["hours"]["likely"] > plain["hours"]["likely"]
+    assert again["hours"]["high"] > plain["hours"]["high"]
+
+
 def test_a_batch_is_split_as_the_worker_splits_it():
     resolved = resolve("sft", {})
     plan = workload.Plan("sft", resolved.settings, SMALL, ENV, CPU.device)
     layer = 18 * SMALL.hidden + 5 * SMALL.intermediate
     per_token = 4 * (SMALL.layers * layer + 4 * SMALL.hidden) + 12 * SMALL.vocab
-    assert workload.microbatch_tokens(plan) == min(8192, 0.25 * 16 * GB / per_token)
+    assert workload.microbatch_tokens(plan) == min(2048, 0.25 * 16 * GB / per_token)
 
 
 @pytest.mark.parametrize(

@@ -102,8 +102,9 @@ def test_config_toml_is_optional_and_typed(home):
     assert home.user_config() == UserConfig()
     home.config_file.write_text(
         'gpu_hour_price = 2\nmax_gpu_hours_total = 40.5\nsandbox = "required"\nallow_root = true\n'
+        'serve_with = "vllm"\n'
     )
-    assert home.user_config() == UserConfig(2.0, 40.5, None, 10.0, "required", True)
+    assert home.user_config() == UserConfig(2.0, 40.5, None, 10.0, "required", True, "vllm")
 
 
 @pytest.mark.parametrize(
@@ -116,6 +117,7 @@ def test_config_toml_is_optional_and_typed(home):
         ('max_gpu_hours_total = "4"', "SETTING_INVALID", "max_gpu_hours_total"),
         ('sandbox = "maybe"', "SETTING_INVALID", "sandbox"),
         ("allow_root = 1", "SETTING_INVALID", "allow_root"),
+        ('serve_with = "tgi"', "SETTING_INVALID", "serve_with"),
         ("= 4", "SETTING_INVALID", ""),
         ("x = " + "[" * 5000, "SETTING_INVALID", ""),
     ],

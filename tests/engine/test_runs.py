@@ -73,6 +73,14 @@ def test_the_config_on_disk_is_whole_and_resolved(busy, bench, env):
     assert config["estimate"] == said["estimate"]
 
 
+def test_a_profile_is_asked_for_beside_the_settings(busy, bench, env):
+    plain, traced = submit(bench.home, env), submit(bench.home, env, profile=True)
+    configs = [read_json(bench.home.run(said["run_id"]).config) for said in (plain, traced)]
+    assert configs[1]["profile"] is True and "profile" not in configs[0]
+    assert configs[0]["settings"] == configs[1]["settings"]
+    refused("BAD_ARGUMENT", runs.submit, bench.home, resume=traced["run_id"], profile=True)
+
+
 def test_a_busy_device_queues_and_says_the_position(busy, bench, env):
     assert [submit(bench.home, env)["queue_position"] for _ in range(2)] == [1, 2]
     found = runs.status(bench.home, "sums-sft-2")
@@ -397,7 +405,8 @@ def test_a_finished_evaluation_offers_to_compare_its_models_and_never_to_deploy_
         ("BAD_ARGUMENT", {"models": ["pebble"], "attempts": 65}),
         ("MODEL_NOT_FOUND", {"models": ["nobody"]}),
         ("SETTING_UNKNOWN", {"models": ["pebble"], "settings": {"steps": 3}}),
-        ("UNKNOWN_ARGUMENT", {"models": ["pebble"], "regrade": "x-1"}),
+        ("BAD_ARGUMENT", {"models": ["pebble"], "regrade": "x-1"}),
+        ("RUN_NOT_FOUND", {"regrade": "x-1"}),
     ],
 )
 def test_an_evaluation_that_cannot_run_is_refused(bench, env, code, arguments):

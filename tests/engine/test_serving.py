@@ -2,13 +2,14 @@
 
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 
 import psutil
 import pytest
 
-from engine import deployments, hardware, launcher, runs, serving
+from engine import deployments, hardware, launcher, runs, serving, vllm_env
 from engine.errors import UserError
 from engine.run_dir import Home, read_json
 from engine.store import NewRun, Store
@@ -234,6 +235,33 @@ def test_a_deployment_needs_an_interpreter_with_torch(home, monkeypatch):
     with pytest.raises(UserError) as caught:
         serving.deploy(home, "pebble", "restart")
     assert caught.value.code == "BAD_ARGUMENT"
+
+
+def test_vllm_answers_where_it_is_asked_for_or_a_gpu_has_it(home, monkeypatch):
+    gb = 10**9
+    cpu = hardware.Device("cpu", "CPU", "cpu", 64 * gb, 60 * gb)
+    gpu = hardware.Device("cuda:0", "GPU", "cuda", 80 * gb, 79 * gb, "GPU-1", True)
+    monkeypatch.delenv(vllm_env.OVERRIDE, raising=False)
+    assert [serving._engine(home, device) for device in (cpu, gpu)] == ["torch", "torch"]
+    home.config_file.write_text('serve_with = "vllm"')
+    with pytest.raises(UserError) as caught:
+        serving._engine(home, gpu)
+    assert caught.value.code == "NO_VLLM" and "setup --vllm" in caught.value.hint
+    monkeypatch.setenv(vllm_env.OVERRIDE, sys.executable)
+    assert serving._engine(home, cpu) == "vllm"
+    home.config_file.write_text('serve_with = "auto"')
+    assert [serving._engine(home, device) for device in (cpu, gpu)] == ["torch", "vllm"]
+    home.config_file.write_text('serve_with = "torch"')
+    assert serving._engine(home, gpu) == "torch"
+
+
+def test_the_process_is_told_what_to_answer_with(home, server, tuned, monkeypatch):
+    monkeypatch.setenv(vllm_env.OVERRIDE, sys.executable)
+    home.config_file.write_text('serve_with = "vllm"')
+    found = serving.deploy(home, f"{tuned}@best")
+    told = read_json(home.deployment(found["deployment_id"]).config)
+    assert (told["serve_with"], told["lora_rank"]) == ("vllm", 1)
+    assert 0 < told["memory_share"] < 1 and found["memory_gb"] > 4
 
 
 @pytest.mark.worker

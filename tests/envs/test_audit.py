@@ -162,7 +162,20 @@ BAD: dict[str, tuple[Callable[[Task, str], float], list, set[str]]] = {
         NUMBERS,
         {"gold", "empty", "junk"},
     ),
+    "enumeration": (
+        lambda task, text: float(task.answer_text in re.split(r"[ ,;]+", text)),
+        NUMBERS,
+        {"enumerated", "negated gold"},
+    ),
+    "raising": (lambda task, text: 1 / 0, NUMBERS, {"gold", "all alike", "raises"}),
+    "raising on what is no number": (
+        lambda task, text: float(int(text) == int(task.answer_text)),
+        NUMBERS,
+        {"raises"},
+    ),
 }
+# Paid for what is nearly right, or failing on what is not: worth saying, no reason to refuse.
+WEAK = {"any known answer", "raising on what is no number"}
 
 
 def safe_json(text: str) -> Any:
@@ -176,9 +189,10 @@ def safe_json(text: str) -> Any:
 def test_a_planted_fault_is_flagged_and_named(name: str):
     reward, rows, named = BAD[name]
     found = verdict(reward, rows)
-    assert found["verdict"] == "risk"
-    assert named <= set(found["risks"]), found["risks"]
-    assert found["headline"].startswith("risk:")
+    assert found["verdict"] == ("warn" if name in WEAK else "risk")
+    assert named <= {*found["risks"], *found["weaknesses"]}, found["headline"]
+    assert found["headline"].startswith(f"{found['verdict']}:")
+    assert not {"truncated gold", "off by one", "other gold"} & set(found["risks"])
 
 
 def test_a_reward_with_chance_in_it_is_flagged():
@@ -188,6 +202,7 @@ def test_a_reward_with_chance_in_it_is_flagged():
     )
     assert "unstable" in found["risks"] and not found["deterministic"]
     assert found["unstable"][0]["first"] != found["unstable"][0]["second"]
+    assert not found["order_dependent"]
 
 
 def test_a_reward_that_remembers_what_it_has_seen_is_flagged():
@@ -198,7 +213,58 @@ def test_a_reward_that_remembers_what_it_has_seen_is_flagged():
         seen.add((task.id, text))
         return float(new and text == task.answer_text)
 
-    assert verdict(novelty)["risks"] == ["unstable"]
+    assert "unstable" in verdict(novelty)["risks"]
+
+
+def test_a_reward_that_depends_on_what_came_before_is_flagged():
+    """The same twice in a row, another once different answers were scored in between."""
+    last: list[str] = [""]
+
+    def praise_for_change(task: Task, text: str) -> float:
+        if text != last[-1]:
+            last.append(text)
+        return exact(text, task.answer_text) * (1.0 if len(last) < 40 else 0.5)
+
+    found = verdict(praise_for_change)
+    assert "order dependent" in found["risks"] and found["order_dependent"]
+    assert found["deterministic"]
+    assert any("it keeps a state" in text for text in found["problems"])
+
+
+def test_a_reward_that_believes_the_first_answer_of_a_task_is_flagged():
+    firsts: dict[str, str] = {}
+
+    def first_wins(task: Task, text: str) -> float:
+        return float(firsts.setdefault(task.id, text) == text)
+
+    found = verdict(first_wins)
+    assert "gold" in found["risks"], "every second row is scored with gold last"
+    assert len(found["gold_failing"]) == 20
+
+
+def test_near_misses_say_how_well_a_reward_separates():
+    found = verdict(lambda task, text: exact(text, task.answer_text))
+    assert found["separability"] == {"truncated gold": 1.0, "off by one": 1.0, "other gold": 1.0}
+
+    def lax(task: Task, text: str) -> float:
+        """Even right answers are told from their neighbours, odd ones are not."""
+        right, said = int(task.answer_text), last_number(text)
+        if said is None or abs(said - right) > 1:
+            return 0.0
+        return 1.0 if said == right or right % 4 == 0 else 0.25
+
+    found = verdict(lax)
+    assert found["separability"]["off by one"] == 0.75  # half of the rows tie, a tie is a half
+    table = {line["probe"]: line for line in found["probes"]}
+    assert (table["off by one"]["mean"], table["off by one"]["verdict"]) == (0.625, "warn")
+
+
+def test_saturation_says_who_earns_the_top_reward():
+    found = verdict(GOOD["tiers"][0])["saturation"]
+    assert (found["top"], found["levels"], found["gold_at_top"]) == (1.0, 3, 1.0)
+    assert found["others_at_top"] == 0.0
+    flat = verdict(lambda task, text: 1.0)["saturation"]
+    assert (flat["levels"], flat["others_at_top"]) == (1, 1.0)
 
 
 def test_reference_answers_that_fail_are_listed():
@@ -219,9 +285,9 @@ def test_the_table_says_what_each_probe_earned():
     assert table["empty"]["mean"] == 0.0 and "example" not in table["empty"]
 
 
-def test_a_score_that_fails_on_a_probe_is_a_problem_but_no_risk():
+def test_a_score_that_fails_on_a_probe_is_a_weakness_but_no_risk():
     found = verdict(lambda task, text: float(int(text) == int(task.answer_text)))
-    assert found["verdict"] == "ok"
+    assert (found["verdict"], found["weaknesses"]) == ("warn", ["raises"])
     assert any("score fails on empty (40 of 40): ValueError" in text for text in found["problems"])
 
 
@@ -240,8 +306,8 @@ def test_time_limits_the_rows_and_the_share_is_stated():
         return exact(text, task.answer_text)
 
     found = audit(Scorer(slow), NUMBERS, "single", budget_s=5.0, clock=lambda: now[0])
-    assert found["rows_scored"] == 4 and found["share"] == 0.1
-    assert "4 of 40 rows scored" in found["headline"]
+    assert found["rows_scored"] == 3 and found["share"] == 0.075
+    assert "3 of 40 rows scored" in found["headline"]
 
 
 def test_a_scorer_that_hangs_is_left_after_three_times_the_budget():

@@ -88,7 +88,8 @@ def test_what_is_changed_differs(text: str):
 
 def test_without_a_reference_answer_only_the_blind_ones_are_left():
     made = text_probes("prompt", None, ["a"], random.Random(0))
-    assert set(made) == {"empty", "junk", "prompt echo", "opener only", "filler"}
+    blind = {"empty", "junk", "prompt echo", "opener only", "filler", "exception trigger"}
+    assert set(made) == blind
 
 
 def test_rollouts_are_attacked_with_messages():

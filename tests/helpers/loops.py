@@ -38,7 +38,7 @@ def load_environment():
 '''
 
 PEBBLE = Path(__file__).resolve().parents[2] / "engine" / "pebble"
-FIXED = {"time", "tokens_per_s", "sample_s", "reward_s", "train_s"}
+FIXED = {"time", "tokens_per_s", "sample_s", "reward_s", "train_s", "mfu", "peak_memory"}
 
 
 def push(home: Home, folder: Path, source: str = ENVIRONMENT, name: str = "sums") -> str:
@@ -123,7 +123,9 @@ def trace(run: RunDir) -> dict[str, Any]:
         "config": (run.latest_checkpoint() or run.path / "x")
         .joinpath("adapter_config.json")
         .read_text(),
-        "manifest": {k: manifest[k] for k in ("precision", "reward_risk_accepted", "seed")},
+        "manifest": {
+            k: manifest[k] for k in ("precision", "reward_risk_accepted", "seed", "forward")
+        },
     }
 
 

@@ -22,8 +22,8 @@ from mcp_server.terminal import as_command, as_typed, settings_from
 
 COMMANDS = {
     "serve", "setup", "demo", "doctor", "init", "status", "runs", "wait", "logs", "cancel", "env",
-    "dry-run", "estimate", "train", "rollouts", "evaluate", "compare", "deploy", "undeploy",
-    "chat", "export", "playbook", "report",
+    "dry-run", "estimate", "train", "rollouts", "evaluate", "compare", "diagnose", "curate",
+    "deploy", "undeploy", "chat", "export", "playbook", "report", "verify",
 }  # fmt: skip
 
 
@@ -107,6 +107,7 @@ def test_every_command_but_serve_prints_json_when_asked():
             {"env_id": "arith", "models": ["pebble", "r-1@best"], "rows": 40},
         ),
         (["compare", "a", "b", "--env", "e"], "compare_runs", {"ids": ["a", "b"], "env_id": "e"}),
+        (["diagnose", "r-1"], "diagnose", {"run_id": "r-1"}),
         (["cancel", "r-1", "--reason", "why"], "cancel_run", {"run_id": "r-1", "reason": "why"}),
         (["deploy", "r-1@best"], "deploy", {"run_id": "r-1@best"}),
         (["undeploy", "r-1"], "deploy", {"run_id": "r-1", "action": "stop"}),
@@ -218,6 +219,7 @@ def test_settings_are_json_where_they_can_be():
         ),
         (verbs.suggest("submit_train", resume="r-1"), "honesmith train --resume r-1"),
         (verbs.suggest("compare_runs", ids=["a", "b"]), "honesmith compare a b"),
+        (verbs.suggest("diagnose", run_id="r-1"), "honesmith diagnose r-1"),
         (verbs.suggest("chat", model="m", message="hi you"), "honesmith chat m 'hi you'"),
         (verbs.suggest("deploy", run_id="r", action="stop"), "honesmith undeploy r"),
         (

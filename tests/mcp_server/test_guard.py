@@ -64,10 +64,14 @@ async def test_a_setting_given_flat_is_sent_into_settings(home: Home, mode: str)
         ("submit_train", {"settings": [1]}, "settings", "object"),
         ("submit_train", {"max_gpu_hours": 0}, "max_gpu_hours", "number"),
         ("submit_train", {"max_gpu_hours": "much"}, "max_gpu_hours", "number"),
-        ("evaluate", {"env_id": "a", "models": []}, "models", "list"),
+        ("evaluate", {"env_id": "a", "models": ["m"] * 9}, "models", "list"),
+        ("evaluate", {"env_id": "a", "models": []}, "models", "1 to 8"),
         ("evaluate", {"env_id": "a", "models": [1]}, "models.0", ""),
         ("deploy", {"run_id": "r", "format": "gguf"}, "format", "adapter, merged"),
-        ("evaluate", {"env_id": "a", "models": ["m"], "regrade": "r"}, "regrade", "Available"),
+        ("evaluate", {"env_id": "a", "models": ["m"], "regrade": "r"}, "models", "stored"),
+        ("evaluate", {"env_id": "a", "regrad": "r"}, "regrad", "Did you mean regrade"),
+        ("curate", {"source_ids": ["r"]}, "name", "arith-best"),
+        ("curate", {"source_ids": ["r"], "name": "x", "select": "newest"}, "select", "best_n"),
     ],
 )
 async def test_a_wrong_value_is_refused_in_our_own_words(
@@ -195,6 +199,7 @@ async def test_a_read_only_server_offers_what_changes_nothing(home: Home):
         "read_logs",
         "read_rollouts",
         "compare_runs",
+        "diagnose",
         "read_playbook",
     }
 

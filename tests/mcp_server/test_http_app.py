@@ -213,7 +213,7 @@ async def test_clients_of_both_eras_are_served_over_http(home: Home):
                 httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}) as http,
                 Client(streamable_http_client(url, http_client=http), mode=mode) as client,
             ):
-                assert len((await client.list_tools()).tools) == 14
+                assert len((await client.list_tools()).tools) == 16
                 assert not (await client.call_tool("read_playbook", {})).is_error
         async with httpx2.AsyncClient() as http:
             health = url.replace("/mcp", "/health")

@@ -23,6 +23,8 @@ NAMES = [
     "read_rollouts",
     "evaluate",
     "compare_runs",
+    "diagnose",
+    "curate",
     "deploy",
     "chat",
     "cancel_run",

@@ -100,7 +100,7 @@ def test_a_wait_is_never_longer_than_fifty_seconds(home: Home, monkeypatch: pyte
         ({"state": "done", "kind": "train"}, ["read_rollouts", "deploy"]),
         ({"state": "done", "kind": "evaluate"}, ["read_rollouts"]),
         ({"state": "done", "kind": "probe"}, ["read_rollouts"]),
-        ({"state": "failed"}, ["read_logs"]),
+        ({"state": "failed"}, ["read_logs", "diagnose"]),
         ({"state": "cancelled"}, ["submit_train"]),
         ({"state": "done", "next": []}, []),
     ],
@@ -175,3 +175,16 @@ def test_a_relative_folder_is_found_in_a_root(tmp_path, monkeypatch: pytest.Monk
     assert verbs.from_roots("/abs", [project]) == "/abs"
     assert verbs.from_roots("", [project]) == ""
     assert verbs.from_roots("a\0b", [project]) == "a\0b"
+
+
+def test_an_alert_suggests_to_diagnose_and_then_to_wait_on(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    reply = {"state": "running", "reached": True, "cursor": "9", "alerts": [{"id": "truncation"}]}
+    monkeypatch.setattr("engine.runs.wait", lambda *_, **__: dict(reply))
+    look, on = verbs.wait_run(home, "r-1", "alert")["next"]
+    assert look == {"tool": "diagnose", "arguments": {"run_id": "r-1"}}
+    assert on["arguments"] == {"run_id": "r-1", "until": "alert", "cursor": "9"}
+    reply["reached"] = False
+    (on,) = verbs.wait_run(home, "r-1", "alert")["next"]
+    assert on["tool"] == "wait_run"

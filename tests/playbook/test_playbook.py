@@ -12,9 +12,10 @@ import pytest
 
 import envs
 import envs.rewards
-from engine import config
+from engine import config, selection
 from engine.errors import CODES, FAILURE_KINDS, UserError
-from engine.evidence import stats
+from engine.evidence import contamination, stats
+from engine.evidence.detectors import IDS
 from engine.metrics import METRICS
 from engine.rows import STATES
 from engine.run_dir import Home
@@ -90,8 +91,8 @@ def environment_words() -> set[str]:
 WRITTEN = {
     *("summary", "next", "warnings", "retryable", "None"),
     *("environment.py", "environment.toml", "requirements.txt", "datasets/"),
-    *("honesmith setup", "honesmith doctor", "honesmith report"),
-    *("arith@3f2a9c01d4e5", "@best", "run://{run_id}/report"),
+    *("honesmith setup", "honesmith setup --vllm", "honesmith doctor", "honesmith report"),
+    *("arith@3f2a9c01d4e5", "arith-grpo-7@step20", "@best", "run://{run_id}/report"),
     # named metrics and names inside the example environments
     *("parsed", "solved", "clumsy"),
 }
@@ -99,8 +100,8 @@ WRITTEN = {
 
 @cache
 def known_words() -> set[str]:
-    words = {*tools(), *arguments(), *METRICS, *CODES, *FAILURE_KINDS, *STATES, *SLUGS}
-    words |= set(get_args(stats.Word))
+    words = {*tools(), *arguments(), *METRICS, *CODES, *FAILURE_KINDS, *STATES, *SLUGS, *IDS}
+    words |= {*get_args(stats.Word), *contamination.KINDS, *selection.NAMES, "pass@4"}
     for schemas in arguments().values():
         for schema in schemas:
             words |= {value for value in choices(schema) or [] if isinstance(value, str)}
@@ -273,6 +274,13 @@ def test_every_tool_is_used_somewhere_in_the_playbook():
 def test_every_failure_kind_and_state_has_a_row_in_crashes():
     rows = set(re.findall(r"^\| `(\w+)` \|", read("crashes"), re.MULTILINE))
     assert {*FAILURE_KINDS, *STATES} <= rows
+
+
+def test_every_finding_of_diagnose_has_a_row_by_its_name():
+    rows = re.findall(r"^\| ([^|]+) \|", read("failures"), re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert set(IDS) - {"infra"} <= named
+    assert "by one name, `infra`" in read("crashes")
 
 
 @pytest.mark.timeout(20)

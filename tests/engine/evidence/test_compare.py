@@ -6,8 +6,10 @@ import random
 import pytest
 
 from engine.errors import UserError
-from engine.evidence.arms import sampling_of
+from engine.evidence import stats
+from engine.evidence.arms import Arm, sampling_of
 from engine.evidence.compare import compare_runs
+from engine.evidence.seeds import compare_arms
 
 GREEDY = {"max_tokens": 64, "temperature": 1.0, "top_p": 1.0, "stop": [], "thinking": False}
 
@@ -115,6 +117,72 @@ def test_two_seeds_of_one_setting_differ_by_noise_alone(home, trained):
     two = trained(0.5, seed=3, settings={"seed": 2})
     cause = compare_runs(home, [one.id, two.id])["comparisons"][0]["attribution"]
     assert cause["levers"] == [] and cause["reason"].startswith("only the seed differs")
+
+
+def seeds_of(trained, shares, start, **settings):
+    """Runs of one configuration, one per share, each with a seed of its own."""
+    return [
+        trained(share, seed=start + at, settings={"seed": start + at} | settings)
+        for at, share in enumerate(shares)
+    ]
+
+
+def test_seeds_of_two_configurations_are_compared_as_groups(home, trained):
+    slow = seeds_of(trained, (0.42, 0.46, 0.44), 10, learning_rate=1e-4)
+    fast = seeds_of(trained, (0.74, 0.70, 0.72), 20, learning_rate=1e-3)
+    found = compare_runs(home, [run.id for run in (*slow, *fast)])
+    assert len(found["arms"]) == 2 and found["verdict"] == "better"
+    assert list(found["arms"][0]["seeds"].values()) == [10, 11, 12]
+    assert found["arms"][1]["device_hours"] == 0.075
+    (comparison,) = found["comparisons"]
+    assert comparison["method"] == "t over 200 tasks and 3 + 3 seeds"
+    assert comparison["attribution"]["to"] == "learning_rate"
+    assert comparison["difference"] == pytest.approx(0.28, abs=0.03)
+    assert "2 more seeds" in found["reference"]
+    assert comparison["gained"] > comparison["lost"]
+
+
+def test_seeds_that_come_out_far_apart_forbid_a_verdict_that_one_seed_would_give(home, trained):
+    """Each fast seed but one beats its slow neighbour; as a group nothing is clear."""
+    slow = seeds_of(trained, (0.30, 0.60), 10, learning_rate=1e-4)
+    fast = seeds_of(trained, (0.40, 0.80), 20, learning_rate=1e-3)
+    alone = compare_runs(home, [slow[1].id, fast[1].id])
+    assert alone["verdict"] == "better"
+    found = compare_runs(home, [run.id for run in (*slow, *fast)])
+    assert found["verdict"] == "inconclusive"
+    low, high = found["comparisons"][0]["interval"]
+    assert low < 0 < high
+
+
+def test_a_base_against_several_seeds_counts_their_spread(home, trained):
+    runs = seeds_of(trained, (0.66, 0.70, 0.68), 30)
+    found = compare_runs(home, ["pebble", *(run.id for run in runs)])
+    assert found["reference"] == "pebble" and len(found["arms"]) == 2
+    assert found["verdict"] == "better"
+    assert found["comparisons"][0]["method"].endswith("1 + 3 seeds")
+
+
+def test_equal_configurations_with_noisy_seeds_are_told_apart_in_five_percent(home, monkeypatch):
+    """Simulated: a configuration's seeds scatter by five points around the same level."""
+    monkeypatch.setitem(stats.paired_bootstrap.__kwdefaults__, "resamples", 20)  # not used here
+    rng = random.Random(4)
+    alarms = 0
+    for _ in range(240):
+        hard = [rng.random() for _ in range(60)]
+        arms = []
+        for group in ("a", "b"):
+            runs = []
+            for seed in range(3):
+                level = 0.5 + rng.gauss(0, 0.05)
+                rows = [
+                    {"task": f"t{i}", "success": h + rng.gauss(0, 0.2) < level, "error": None}
+                    for i, h in enumerate(hard)
+                ]
+                runs.append(Arm(f"{group}{seed}", "x", "env", rows, {}))
+            together = [row for run in runs for row in run.rows]
+            arms.append(Arm(group, "x", "env", together, {}, members=tuple(runs)))
+        alarms += compare_arms(home, *arms).outcome.verdict in ("better", "worse")
+    assert 0.008 <= alarms / 240 <= 0.08
 
 
 def test_a_base_model_is_found_at_step_0_of_the_run_that_started_from_it(home, trained):

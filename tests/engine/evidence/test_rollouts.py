@@ -2,9 +2,11 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
+from engine import catalog, tokens
 from engine.errors import UserError
 from engine.reading import PICKS, read_rollouts
 
@@ -40,7 +42,7 @@ def test_worst_best_and_median_are_by_reward_at_the_latest_step(home, played):
 def test_an_item_holds_what_a_reader_needs(home, played):
     (item,) = read_rollouts(home, played.id, "best", limit=1)["rollouts"]
     assert item == {
-        "task": "t3", "group": 3, "member": 3, "reward": 0.15, "success": False,
+        "task": "t3", "step": 7, "group": 3, "member": 3, "reward": 0.15, "success": False,
         "advantage": -0.35, "stop_reason": "stop", "length": 7, "metrics": {"format": 0.7},
         "prompt": [{"role": "user", "content": "What is 3 + 3?"}], "completion": "It is 6.",
     }  # fmt: skip
@@ -312,3 +314,67 @@ def test_instructions_inside_a_rollout_stay_inside_their_field(home, make_run, r
     assert result["rollouts"][0]["completion"] == text[:-2]
     outside = {name: value for name, value in result.items() if name != "rollouts"}
     assert "IGNORE" not in json.dumps(outside)
+
+
+def test_a_filter_that_names_the_step_looks_at_every_step(home, make_run, rows):
+    run = make_run()
+    for step in (2, 5, 9):
+        run.rollouts(step, [rows.rollout(0, m, (step + m) / 100) for m in range(4)])
+    found = read_rollouts(home, run.id, "best", where="step < 9 and member < 2", limit=10)
+    assert [(item["step"], item["member"]) for item in found["rollouts"]] == [
+        (5, 1), (5, 0), (2, 1), (2, 0)]  # fmt: skip
+    assert "rollouts of 3 steps" in found["summary"]
+    assert rewards(read_rollouts(home, run.id, where="member == 0")) == [0.09]  # the latest alone
+    one = read_rollouts(home, run.id, "worst", step=5, where="step > 0", limit=10)
+    assert {item["step"] for item in one["rollouts"]} == {5}
+    groups = read_rollouts(home, run.id, "group", where="step != 5")["groups"]
+    assert sorted(group["step"] for group in groups) == [2, 9]
+    assert all(len(group["members"]) == 4 for group in groups)
+
+
+def test_pages_over_all_steps_stay_on_the_steps_they_began_with(home, make_run, rows):
+    run = make_run()
+    for step in (1, 2):
+        run.rollouts(step, [rows.rollout(0, m, (4 * step + m) / 100) for m in range(4)])
+    seen, cursor = [], ""
+    while True:
+        page = read_rollouts(home, run.id, "worst", where="step > 0", limit=3, cursor=cursor)
+        seen += rewards(page)
+        cursor = page["next_cursor"]
+        if not cursor:
+            break
+        run.rollouts(len(seen), [rows.rollout(0, 0, 0.0)])
+    assert seen == [value / 100 for value in range(4, 12)]
+
+
+def test_an_enormous_run_is_searched_from_its_end(home, make_run, rows, monkeypatch):
+    run = make_run()
+    for step in (1, 2, 3):
+        run.rollouts(step, [rows.rollout(0, 0, step / 10)])
+    monkeypatch.setattr("engine.rollouts._ALL_BYTES", 2 * run.run.rollouts(3).stat().st_size)
+    found = read_rollouts(home, run.id, where="step > 0", limit=9)
+    assert rewards(found) == [0.2, 0.3]
+    assert found["warnings"] == [
+        "The oldest 1 steps were not read; name one with step=... to see it."
+    ]
+
+
+def test_tokens_are_shown_as_texts_too_where_the_tokenizer_is_there(home, make_run, rows):
+    pebble = Path(catalog.__file__).parent / "pebble"
+    backend = tokens.load(pebble).backend
+    prompt, first, between, last = (
+        backend.encode(text, add_special_tokens=False).ids
+        for text in ("Guess.", "12", "higher", "14")
+    )
+    row = rows.rollout(0, 0, 1.0) | {
+        "prompt_ids": prompt,
+        "ids": [*first, *between, *last],
+        "loss_mask": [1] * len(first) + [0] * len(between) + [1] * len(last),
+    }
+    run = make_run(base={"ref": "pebble", "path": str(pebble)})
+    run.rollouts(1, [row])
+    (item,) = read_rollouts(home, run.id, tokens=True)["rollouts"]
+    assert [(p["text"], p["trained"]) for p in item["tokens"]["pieces"]] == [
+        ("Guess.", False), ("12", True), ("higher", False), ("14", True)]  # fmt: skip
+    assert sum(p["tokens"] for p in item["tokens"]["pieces"]) == len(prompt) + len(row["ids"])
+    assert "tokens" not in read_rollouts(home, run.id)["rollouts"][0]

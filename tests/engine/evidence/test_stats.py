@@ -238,6 +238,24 @@ def test_equal_models_are_told_apart_in_five_percent_of_comparisons():
     assert 0.035 <= alarms / 2000 <= 0.065
 
 
+@pytest.mark.parametrize("discordant", [0.2, 0.3, 0.4])
+def test_the_verdict_finds_a_gain_from_50_to_60_percent_on_400_tasks(discordant):
+    """Simulated through the whole verdict: 10 points, so half of the rest moved back and forth."""
+    rng = random.Random(13)
+    gained, lost = (discordant + 0.10) / 2, (discordant - 0.10) / 2
+    known = {}
+    found = 0
+    for _ in range(1000):
+        draws = [rng.random() for _ in range(400)]
+        counts = sum(x < gained for x in draws), sum(x > 1 - lost for x in draws)
+        if counts not in known:
+            b, c = counts
+            pairs = [(0, 1)] * b + [(1, 0)] * c + [(1, 1)] * (400 - b - c)
+            known[counts] = paired_verdict(*_sides(pairs)).verdict
+        found += known[counts] == "better"
+    assert found / 1000 >= 0.80
+
+
 def test_equal_rewards_are_told_apart_in_about_five_percent_of_comparisons(monkeypatch):
     monkeypatch.setitem(stats.paired_bootstrap.__kwdefaults__, "resamples", 200)
     rng = random.Random(12)

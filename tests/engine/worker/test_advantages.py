@@ -54,6 +54,6 @@ def test_equal_rewards_give_exactly_zero(value: float, size: int, kind: str) -> 
 
 
 def test_a_failed_member_neither_learns_nor_is_compared_with() -> None:
-    g = group(1, 0, 0.5, errors=(2,))
+    g = group(1, 0, 0.9, errors=(2,))
     assign([g], "group_center")
     assert [m.advantage for m in g.members] == [0.5, -0.5, 0.0]

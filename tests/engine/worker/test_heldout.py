@@ -1,13 +1,10 @@
 """Which held-out tasks are met, in which half, and what a summary counts."""
 
-import math
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.worker import heldout
-from engine.worker.evaluate import learnability, pass_at_k
+from engine.worker.evaluate import samples_of
 from engine.worker.trajectory import Group, Trajectory
 
 ids = st.lists(st.text(min_size=1, max_size=8), unique=True, min_size=1, max_size=60)
@@ -54,24 +51,9 @@ def test_without_success_there_is_no_success_curve() -> None:
     assert "heldout_success" not in heldout.summarise([play(0.5)]).curves()
 
 
-@given(st.integers(1, 12), st.data())
-def test_pass_at_k_is_the_share_of_draws_with_a_right_one(n: int, data: st.DataObject) -> None:
-    from itertools import combinations
-
-    c = data.draw(st.integers(0, n))
-    k = data.draw(st.integers(1, n))
-    right = [i < c for i in range(n)]
-    draws = list(combinations(right, k))
-    assert math.isclose(pass_at_k([(n, c)], k), sum(map(any, draws)) / len(draws))
-
-
-def test_learnability_tells_effective_easy_and_hard_groups_apart() -> None:
-    groups = [
-        Group("a", [play(1, True), play(0, False)]),
-        Group("b", [play(1, True), play(1, True)]),
-        Group("c", [play(0, False), play(0, False)]),
-        Group("d", [play(0, False), play(0, False)]),
-    ]
-    found = learnability(groups, 2)
-    assert (found["effective"], found["too_easy"], found["too_hard"]) == (0.25, 0.25, 0.5)
-    assert found["pass_at_k"] == {"1": pytest.approx(3 / 8), "2": pytest.approx(0.5)}
+def test_trajectories_are_judged_by_reward_success_error_and_length() -> None:
+    cut = Trajectory("t", [], [1], loss_mask=[1, 1, 0], stop_reason="length", completion="hm")
+    (found,) = samples_of([Group("a", [play(1, True), play(0, None, "boom"), cut])])
+    assert [s.solved for s in found] == [True, False, False]
+    assert [s.error for s in found] == [False, True, False]
+    assert (found[2].tokens, found[2].cut, found[2].said) == (2, True, "hm")

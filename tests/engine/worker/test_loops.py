@@ -211,6 +211,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "precision": "bfloat16",
         "steps": 3,
         "batch_size": 5,
+        "packing": False,
         "loss_on": "all",
     },
     "grpo": {
@@ -243,13 +244,17 @@ CHANGES: dict[str, dict[str, Any]] = {
         "clip_high": 0.001,
         "kl_coef": 0.5,
         "updates_per_batch": 1,
+        "resample_uniform": 2,
+        "async_sampling": True,
         "thinking": True,
     },
 }
 # Shown elsewhere, for a reason each.
 ELSEWHERE = {
     "gradient_checkpointing": "test_policy: changes memory, must change no number",
-    "stop_early": "test_a_run_without_progress_stops_early_when_asked",
+    "quantization": "test_quantization: a run on four bits",
+    "thinking_length_penalty": "test_loop_settings: the thinking penalty is compared by and shown",
+    "stop_early": "test_a_run_without_progress_stops_early_when_asked; test_alerts",
     "keep_checkpoints": "test_old_checkpoints_are_tidied_away",
     "epochs": "test_epochs_decide_the_number_of_steps",
     "tis_cap": "test_the_importance_cap_reaches_the_loss",

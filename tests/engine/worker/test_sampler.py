@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.worker.batch import Row, collate
+from engine.worker.batch import Row
 from engine.worker.policy import Base, Policy, load_base
 from engine.worker.renderer import Renderer
-from engine.worker.sampler import SamplingParams, TorchSampler
+from engine.worker.sampler import Sampler, SamplingParams, nucleus
 from engine.worker.workbench import make_sampler
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
@@ -21,7 +21,7 @@ def prompts(renderer: Renderer, texts: list[str]) -> list[list[int]]:
     return [renderer.prompt([{"role": "user", "content": t}]) for t in texts]
 
 
-def ready(base: Base) -> tuple[Renderer, TorchSampler]:
+def ready(base: Base) -> tuple[Renderer, Sampler]:
     renderer = Renderer(base.tokenizer, base.stop_ids)
     return renderer, make_sampler(base, renderer)
 
@@ -32,6 +32,7 @@ def test_sampled_logprobs_are_the_policys_at_the_same_temperature(
 ) -> None:
     policy = tuned(pebble)
     renderer, sampler = ready(pebble)
+    sampler.load(policy.adapter)
     asked = prompts(renderer, ASK)
     groups = sampler.generate(asked, 6, SamplingParams(20, temperature, seed=4))
     rows = [
@@ -40,7 +41,7 @@ def test_sampled_logprobs_are_the_policys_at_the_same_temperature(
         for c in group
     ]
     with torch.no_grad():
-        ours, _ = policy.logprobs(collate(rows, pebble.pad_id), temperature)
+        ours, _ = policy.logprobs(pebble.network.collate(rows), temperature)
     sampled = torch.tensor([x for g in groups for c in g for x in c.logprobs])
     assert len(sampled) > 50
     assert (ours - sampled).abs().max() < 5e-5
@@ -78,16 +79,6 @@ def test_a_seed_repeats_and_another_seed_differs(pebble: Base) -> None:
     assert run(7) != run(8)
 
 
-def test_the_rows_at_once_do_not_change_greedy_answers(pebble: Base) -> None:
-    renderer, sampler = ready(pebble)
-    asked = prompts(renderer, ASK)
-    wanted = [[c.ids for c in g] for g in sampler.generate(asked, 1, SamplingParams(12, 0.0))]
-    sampler.max_rows = 1
-    assert [
-        [c.ids for c in g] for g in sampler.generate(asked, 1, SamplingParams(12, 0.0))
-    ] == wanted
-
-
 def test_a_stop_string_ends_a_completion_even_when_tokens_split_it(pebble: Base) -> None:
     renderer, sampler = ready(pebble)
     ((free,),) = sampler.generate(prompts(renderer, ["Repeat planet."]), 1, SamplingParams(24, 0.0))
@@ -103,18 +94,26 @@ def test_a_stop_string_ends_a_completion_even_when_tokens_split_it(pebble: Base)
 def test_ids_without_a_token_are_never_sampled(random_model: Path) -> None:
     base = load_base(random_model, torch.device("cpu"), "float32")
     renderer, sampler = ready(base)
-    assert base.vocab < base.model.config.vocab_size
+    assert base.vocab < base.network.shape.vocab
     groups = sampler.generate(prompts(renderer, ASK), 16, SamplingParams(20, 2.0, seed=2))
     assert max(i for g in groups for c in g for i in c.ids) < base.vocab
 
 
 def test_a_nucleus_keeps_only_the_likeliest_and_renormalises() -> None:
-    from engine.worker.sampler import _keep_nucleus
+    logprobs = torch.tensor([[0.15, 0.5, 0.05, 0.3]]).log()
+    kept, index = nucleus(logprobs, 0.7)
+    assert index[0].tolist() == [1, 3, 0, 2]
+    assert kept.exp()[0].tolist() == pytest.approx([0.625, 0.375, 0.0, 0.0])
+    assert nucleus(logprobs, 0.45)[0].exp()[0].tolist() == pytest.approx([1, 0, 0, 0])
 
-    logprobs = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
-    kept = _keep_nucleus(logprobs, 0.7).exp()[0]
-    assert kept.tolist() == pytest.approx([0.625, 0.375, 0.0, 0.0])
-    assert _keep_nucleus(logprobs, 0.45).exp()[0].tolist() == pytest.approx([1, 0, 0, 0])
+
+def test_a_nucleus_wider_than_the_likeliest_looked_at_is_found() -> None:
+    flat = torch.full((1, 1000), 1 / 1000).log()
+    peaked = flat.clone()
+    peaked[0, 3] = 2.0
+    kept, index = nucleus(torch.cat([flat, peaked.log_softmax(-1)]), 0.8005)
+    assert kept.isfinite().sum(-1).tolist() == [801, 1]
+    assert int(index[1, 0]) == 3
 
 
 def test_streamed_ids_are_the_generated_ones(pebble: Base) -> None:

@@ -33,17 +33,31 @@ def optimiser(parameter: torch.nn.Parameter, decay: float = 0.0) -> torch.optim.
     return make_optimizer([parameter], {"learning_rate": 0.1, "weight_decay": decay})
 
 
+class Weights:
+    """What `apply_step` needs of an adapter."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        self._parameters = parameters
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        return self._parameters
+
+    def clear_gradients(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+
 def test_clipping_scales_the_step_and_reports_the_norm_before() -> None:
     parameter = torch.nn.Parameter(torch.zeros(2))
     parameter.grad = torch.tensor([3.0, 4.0])
-    assert apply_step(optimiser(parameter), [parameter], 0.1, 1.0) == pytest.approx(5.0)
+    assert apply_step(optimiser(parameter), Weights([parameter]), 0.1, 1.0) == pytest.approx(5.0)
     assert parameter.grad is None
 
 
 def test_weight_decay_pulls_towards_zero_without_any_gradient() -> None:
     parameter = torch.nn.Parameter(torch.ones(2))
     parameter.grad = torch.zeros(2)
-    apply_step(optimiser(parameter, decay=0.5), [parameter], 0.1, 0.0)
+    apply_step(optimiser(parameter, decay=0.5), Weights([parameter]), 0.1, 0.0)
     assert parameter.tolist() == pytest.approx([0.95, 0.95])
 
 
@@ -52,6 +66,6 @@ def test_a_gradient_that_is_not_finite_stops_the_run_and_changes_nothing(bad: fl
     parameter = torch.nn.Parameter(torch.ones(2))
     parameter.grad = torch.tensor([bad, 1.0])
     with pytest.raises(WorkerFailure) as caught:
-        apply_step(optimiser(parameter), [parameter], 0.1, 1.0)
+        apply_step(optimiser(parameter), Weights([parameter]), 0.1, 1.0)
     assert caught.value.kind == "nonfinite"
     assert parameter.tolist() == [1.0, 1.0]

@@ -17,6 +17,7 @@ from engine.files import read_json, write_json
 from engine.run_dir import DeployDir, Home
 from engine.worker import checkpoint
 from engine.worker.chat_request import Refused, held_back, parse_chat
+from engine.worker.own_models import OwnModels
 from engine.worker.policy import Base, Policy
 from engine.worker.renderer import Renderer
 from engine.worker.sampler import SamplingParams
@@ -48,11 +49,12 @@ def test_base_and_adapters_answer_as_they_do_offline(
     renderer = Renderer(pebble.tokenizer, pebble.stop_ids)
     ids = renderer.prompt(ASK)
     sampler = make_sampler(pebble, renderer)
+    sampler.load(policy.adapter)
     ((tuned_offline,),) = sampler.generate([ids], 1, SamplingParams(512, 0.0))
-    policy.model.unload()
+    sampler.load(None)
     ((base_offline,),) = sampler.generate([ids], 1, SamplingParams(512, 0.0))
 
-    served = Served(PEBBLE, "pebble", "cpu", thinking=False)
+    served = Served(OwnModels(PEBBLE, "pebble", "cpu", thinking=False))
     served.add("one-sft-1", adapter)
     assert served.names() == ["pebble", "one-sft-1"]
 
@@ -67,7 +69,7 @@ def test_base_and_adapters_answer_as_they_do_offline(
 def test_an_adapter_that_changes_nothing_is_refused(pebble: Base, home: Home) -> None:
     untrained = Policy(pebble, SETTINGS)
     adapter = save_adapter(untrained, home, "idle-sft-1")
-    served = Served(PEBBLE, "pebble", "cpu", thinking=False)
+    served = Served(OwnModels(PEBBLE, "pebble", "cpu", thinking=False))
     with pytest.raises(Refused, match="same logits") as caught:
         served.add("idle-sft-1", adapter)
     assert caught.value.status == 409
@@ -86,7 +88,7 @@ SETTINGS = {
 
 
 def test_streamed_pieces_add_up_to_the_whole_answer() -> None:
-    served = Served(PEBBLE, "pebble", "cpu", thinking=False)
+    served = Served(OwnModels(PEBBLE, "pebble", "cpu", thinking=False))
     whole = served.complete(chat())["choices"][0]
     pieces = list(served.pieces(chat(stream=True, stream_options={"include_usage": True})))
     text = "".join(c["delta"].get("content", "") for piece in pieces for c in piece["choices"])
@@ -96,7 +98,7 @@ def test_streamed_pieces_add_up_to_the_whole_answer() -> None:
 
 
 def test_a_stop_string_is_never_sent_not_even_its_beginning() -> None:
-    served = Served(PEBBLE, "pebble", "cpu", thinking=False)
+    served = Served(OwnModels(PEBBLE, "pebble", "cpu", thinking=False))
     text = served.complete(chat(messages=[{"role": "user", "content": "Repeat planet."}]))
     said = text["choices"][0]["message"]["content"]
     stop = said[2:4]
@@ -136,7 +138,7 @@ def test_what_would_be_ignored_or_cannot_work_is_refused_by_name(
 
 
 def test_a_prompt_longer_than_the_model_reads_is_refused() -> None:
-    served = Served(PEBBLE, "pebble", "cpu", thinking=False)
+    served = Served(OwnModels(PEBBLE, "pebble", "cpu", thinking=False))
     with pytest.raises(Refused, match="reads 1024"):
         served.complete(chat(messages=[{"role": "user", "content": "a" * 3000}]))
 

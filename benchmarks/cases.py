@@ -1,0 +1,255 @@
+"""What `make bench` measures: shapes, cases and the ratios that are asked for. No torch.
+
+A case trains one model on one set of rows, ours and the peer's variants in turns. All of it is made
+here from seeds; nothing is downloaded.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+RANK, ALPHA = 16, 32
+TWO_THREADS = 0.65  # of a ratio is asked for at two threads
+MATMUL_SHARE = 0.85  # of the fp32 matrix rate stands in for a ratio that arithmetic forbids
+MEMORY_SHARE = 0.5  # of the padded peer's peak memory
+LOSS_TOLERANCE = 0.01
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Qwen3-style decoder: per-head norms of queries and keys, tied head, no biases."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+    vocab: int
+    context: int = 4096
+
+
+SHAPES: dict[str, Shape] = {
+    "tiny": Shape(128, 4, 4, 2, 32, 384, 2048),
+    "small": Shape(512, 8, 8, 4, 64, 1536, 2048),
+    "wide": Shape(128, 4, 4, 2, 32, 384, 32_768),  # tiny with a real model's vocabulary
+    # Qwen3's own sizes, for GPU machines.
+    "0.6b": Shape(1024, 28, 16, 8, 128, 3072, 151_936),
+    "1.7b": Shape(2048, 28, 16, 8, 128, 6144, 151_936),
+    "4b": Shape(2560, 36, 32, 8, 128, 9728, 151_936),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison.
+
+    Attributes:
+        steps: optimizer steps of one run; the first and the last are not measured.
+        rows: train rows there are; sorting by length and packing choose among all of them.
+        variants: settings of the peer, and how many rounds each takes part in (0: all of them).
+        targets: what our throughput must be in multiples of a variant's; "best" is the variant
+            with the highest throughput.
+        prompts: SFT, conversations per step; GRPO, tasks per step.
+        words: median words of a prompt (GRPO).
+    """
+
+    name: str
+    algorithm: str
+    shape: str
+    steps: int
+    variants: Mapping[str, int]
+    targets: Mapping[str, float]
+    rows: int
+    prompts: int = 8
+    group: int = 8
+    new_tokens: int = 48
+    words: int = 40
+    learning_rate: float = 2e-4
+    max_length: int = 512
+    seed: int = 0
+
+    @property
+    def padded(self) -> str:
+        """The peer's default, which memory is held against."""
+        return next(iter(self.variants))
+
+
+@dataclass(frozen=True)
+class Job:
+    """A case on a number of threads."""
+
+    case: Case
+    threads: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.case.name}@{self.threads}"
+
+    def target(self, variant: str) -> float:
+        """The ratio asked for; 0 where none is."""
+        asked = self.case.targets.get(variant, 0.0)
+        return round(asked * TWO_THREADS, 3) if self.threads == 2 else asked
+
+
+# `padded` is what TRL does when nothing is chosen; `by_length` and `packed` are its other ways.
+SFT = {"padded": 0, "packed": 0, "by_length": 0}
+CASES: dict[str, Case] = {
+    case.name: case
+    for case in (
+        Case("sft-tiny", "sft", "tiny", 32, SFT, {"padded": 4.0, "best": 2.2}, rows=256),
+        Case(
+            "sft-small",
+            "sft",
+            "small",
+            6,
+            {"padded": 0, "packed": 0, "by_length": 2},
+            {"padded": 2.5, "best": 1.8},
+            rows=128,
+        ),
+        Case(
+            "sft-vocab",
+            "sft",
+            "wide",
+            6,
+            {"padded": 0, "by_length": 2},
+            {"padded": 10.0},
+            rows=128,
+        ),
+        Case(
+            "grpo-tiny",
+            "grpo",
+            "tiny",
+            7,
+            {"dynamic": 0, "static": 2},
+            {"dynamic": 4.5},
+            rows=28,
+            prompts=4,
+            words=48,
+            learning_rate=1e-4,
+            max_length=1024,
+        ),
+        Case(
+            "grpo-long",
+            "grpo",
+            "tiny",
+            5,
+            {"dynamic": 0},
+            {"dynamic": 7.0},
+            rows=20,
+            prompts=4,
+            words=205,
+            learning_rate=1e-4,
+            max_length=1024,
+        ),
+        Case(
+            "grpo-small",
+            "grpo",
+            "small",
+            4,
+            {"dynamic": 0},
+            {"dynamic": 3.0},
+            rows=16,
+            prompts=4,
+            words=48,
+            learning_rate=1e-4,
+            max_length=1024,
+        ),
+    )
+}
+
+# On a GPU: about 16 k tokens a step in packs of 2,048; GRPO samples 64 completions at a time.
+GPU_CASES: dict[str, Case] = {
+    case.name: case
+    for shape in ("0.6b", "1.7b", "4b")
+    for case in (
+        Case(
+            f"sft-{shape}",
+            "sft",
+            shape,
+            8,
+            {"padded": 0, "packed": 0, "by_length": 0},
+            {"best": 2.0},
+            rows=192,
+            prompts=24,
+            words=180,
+            max_length=2048,
+            learning_rate=1e-4,
+        ),
+        Case(
+            f"grpo-{shape}",
+            "grpo",
+            shape,
+            4,
+            {"dynamic": 0, "static": 2},
+            {"dynamic": 2.5},
+            rows=32,
+            prompts=8,
+            words=205,
+            new_tokens=256,
+            max_length=2048,
+            learning_rate=1e-5,
+        ),
+    )
+}
+
+
+def jobs(
+    only: str = "", threads: tuple[int, ...] = (1, 2), among: Mapping[str, Case] = CASES
+) -> list[Job]:
+    """The jobs a name selects: "" all, "sft", "sft-tiny", "sft-tiny@2"; several with commas.
+
+    Raises ValueError for a name that selects nothing.
+    """
+    every = [Job(case, count) for count in threads for case in among.values()]
+    if not only:
+        return every
+    found: list[Job] = []
+    for word in only.split(","):
+        hits = [job for job in every if selects(word.strip(), job)]
+        if not hits:
+            known = ", ".join(among)
+            raise ValueError(f"{word!r} names no case; there are {known}, each also with @THREADS")
+        found += [job for job in hits if job not in found]
+    return found
+
+
+def selects(word: str, job: Job) -> bool:
+    return word in (job.name, job.case.name, job.case.algorithm, job.case.shape)
+
+
+def settings(case: Case) -> dict[str, Any]:
+    """The settings of our run. Held-out exams come before the first and after the last step,
+    neither of which is measured; so does the only checkpoint."""
+    common = {
+        "learning_rate": case.learning_rate,
+        "warmup_ratio": 0.0,
+        "lora_rank": RANK,
+        "lora_alpha": ALPHA,
+        "steps": case.steps,
+        "max_length": case.max_length,
+        "seed": case.seed,
+        "eval_every": case.steps,
+        "save_every": case.steps,
+        "eval_rows": 2,
+    }
+    if case.algorithm == "sft":
+        return common | {"lr_schedule": "linear", "batch_size": case.prompts}
+    return common | {
+        "lr_schedule": "constant",
+        "prompts_per_step": case.prompts,
+        "group_size": case.group,
+        "max_tokens": case.new_tokens,
+        "loss": "dapo",
+        "accept_reward_risk": True,
+    }
+
+
+def fingerprint(job: Job, versions: Mapping[str, str]) -> str:
+    """Results are pooled only while this stays the same: the case, its shape, the software."""
+    facts = asdict(job.case) | {"shape": asdict(SHAPES[job.case.shape]), "threads": job.threads}
+    del facts["targets"]  # what is asked for changes nothing that was measured
+    text = json.dumps([facts, dict(versions)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

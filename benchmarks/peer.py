@@ -1,0 +1,119 @@
+"""The process that runs TRL: its virtual environment, and a line of JSON each way. No torch."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, TextIO
+
+ROOT = Path(__file__).resolve().parent.parent
+BENCH = ROOT / ".bench"
+TRL = "1.16.0"
+TORCH = "torch>=2.11,<2.14"  # as pyproject.toml: an open bound pulls a CUDA build of gigabytes
+SHARED = ("torch", "transformers", "peft", "tokenizers", "safetensors", "numpy")
+# For parity.py, which loads our worker there.
+ENGINE = ("httpx", "psutil", "pydantic", "platformdirs")
+
+
+class PeerFailed(Exception):
+    """The peer could not do what was asked; the text is its traceback."""
+
+
+def requirements() -> list[str]:
+    """What the peer's environment holds; what both sides use, in the versions we have."""
+    pinned = []
+    for name in SHARED + ENGINE:
+        try:
+            pinned.append(f"{name}=={version(name).partition('+')[0]}")
+        except PackageNotFoundError:
+            pinned.append(TORCH if name == "torch" else name)
+    return [f"trl=={TRL}", "accelerate", "datasets", *pinned]
+
+
+def ensure_venv(folder: Path = BENCH / "venv", wheels: Path | None = None) -> Path:
+    """The interpreter of the peer's environment, built when missing or for other versions.
+
+    Args:
+        wheels: install from the wheels in this folder alone.
+    """
+    python, stamp = folder / "bin" / "python", folder / "requirements.json"
+    wanted = requirements()
+    if stamp.is_file() and json.loads(stamp.read_text()) == wanted and python.is_file():
+        return python
+    print(f"building {folder} with {' '.join(wanted)}", file=sys.stderr, flush=True)
+    stamp.unlink(missing_ok=True)
+    if not python.is_file():
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    source = ["--no-index", "--find-links", str(wheels)] if wheels else []
+    pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
+    subprocess.run([*pip, *source, *wanted], check=True)
+    stamp.write_text(json.dumps(wanted))
+    return python
+
+
+class Peer:
+    """A running `trl_side`; `ask` blocks until it has answered."""
+
+    def __init__(self, process: "subprocess.Popen[str]", log: Path) -> None:
+        self._process = process
+        self._log = log
+        self.versions: dict[str, str] = self._answer()
+
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Raises PeerFailed with the traceback."""
+        assert self._process.stdin is not None
+        with tempfile.TemporaryDirectory(prefix="peer-") as scratch:
+            self._process.stdin.write(json.dumps({"scratch": scratch, **request}) + "\n")
+            self._process.stdin.flush()
+            answer = self._answer()
+        if "error" in answer:
+            raise PeerFailed(answer["error"])
+        return answer
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise PeerFailed(f"the peer ended: {self._log.read_text('utf-8', 'replace')[-2000:]}")
+        return json.loads(line)
+
+
+@contextmanager
+def running(python: Path, log: Path, path: str = "") -> Iterator[Peer]:
+    """A peer until the block ends.
+
+    Args:
+        path: more folders for its PYTHONPATH.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), path]))}
+    with open(log, "ab") as output:
+        process = subprocess.Popen(
+            [str(python), "-m", "benchmarks.trl_side"],
+            cwd=ROOT,
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            text=True,
+        )
+    try:
+        yield Peer(process, log)
+    finally:
+        for stream in (process.stdin, process.stdout):
+            _close(stream)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _close(stream: TextIO | Any) -> None:
+    if stream is not None:
+        stream.close()

@@ -1,0 +1,81 @@
+"""Every detector by name, and what they find in a run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.evidence import detect_answers, detect_groups, detect_learning, detect_rewards
+from engine.evidence.findings import Finding, ranked
+from engine.evidence.views import Facts, View
+
+_TRAINERS = ("sft", "grpo")
+_ALL = ("sft", "grpo", "evaluate")
+_VIEW = frozenset(View.__dataclass_fields__)
+
+
+@dataclass(frozen=True)
+class Detector:
+    """One way a run goes wrong.
+
+    Attributes:
+        id: of the finding it returns.
+        find: None when there is nothing to say.
+        algorithms: what it can judge.
+        reads: names of metrics or of view numbers of which it needs at least one; () where it
+            reads how a run ended.
+        live: whether it speaks while a run is going on.
+    """
+
+    id: str
+    find: Callable[[Facts], Finding | None]
+    algorithms: tuple[str, ...] = ("grpo",)
+    reads: tuple[str, ...] = ()
+    live: bool = True
+
+    def could_judge(self, facts: Facts) -> bool:
+        """Whether the run left what this detector reads."""
+        return not self.reads or any(
+            facts.curve(name) or (name in _VIEW and facts.of_views(name)) for name in self.reads
+        )
+
+
+DETECTORS = (
+    Detector("uniform_groups", detect_groups.uniform_groups, reads=("groups_effective",)),
+    Detector("too_hard", detect_groups.too_hard, reads=("groups_effective",)),
+    Detector("too_easy", detect_groups.too_easy, reads=("groups_effective",)),
+    Detector("truncation", detect_answers.truncation, _ALL, ("truncated_share", "cut", "loss")),
+    Detector("overthinking", detect_answers.overthinking, ("grpo", "evaluate"), ("think",)),
+    Detector("repetition", detect_answers.repetition, ("grpo", "evaluate"), ("repeated",)),
+    Detector("unparsed", detect_answers.unparsed, _ALL, ("form", "wrapped_reward")),
+    Detector("entropy_collapse", detect_groups.entropy_collapse, reads=("entropy",)),
+    Detector("judge_pleasing", detect_rewards.judge_pleasing, ("grpo", "evaluate"), ("judge_gap",)),
+    Detector("reward_hacking", detect_rewards.reward_hacking, reads=("reward_mean",)),
+    Detector("overfitting", detect_learning.overfitting, ("sft",), ("heldout_loss",)),
+    Detector("no_update", detect_learning.no_update, _TRAINERS, ("lr",)),
+    Detector("unstable", detect_learning.unstable, _TRAINERS, ("grad_norm",)),
+    Detector("reward_errors", detect_rewards.reward_errors, _ALL, ("reward_errors", "errors")),
+    Detector("slow_reward", detect_rewards.slow_reward, reads=("reward_s",)),
+    Detector("underpowered", detect_learning.underpowered, _ALL, live=False),
+    Detector("infra", detect_learning.infra, _ALL, live=False),
+)
+
+IDS = tuple(detector.id for detector in DETECTORS)
+
+
+def find_all(facts: Facts, *, live: bool = False) -> list[Finding]:
+    """Every finding, causes before effects; with `live` only of detectors for running runs."""
+    found = [
+        finding
+        for detector in DETECTORS
+        if facts.algorithm in detector.algorithms and (detector.live or not live)
+        if (finding := detector.find(facts)) is not None
+    ]
+    return ranked(found)
+
+
+def not_judged(facts: Facts) -> list[str]:
+    """Ids of the detectors for this kind of run that had nothing to read."""
+    return [
+        detector.id
+        for detector in DETECTORS
+        if facts.algorithm in detector.algorithms and not detector.could_judge(facts)
+    ]

@@ -1,0 +1,93 @@
+"""How often the held-out tasks of an environment version have been used to choose.
+
+Every look is a chance to be lucky. A training run looks with each checkpoint it examines (on the
+half that chooses) and is then judged once on the other half; an evaluation looks once per model.
+Whoever keeps the best of many runs has chosen on the very tasks that are reported.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from engine.evidence.stats import ALPHA
+from engine.files import read_json
+from engine.rows import RunRow
+from engine.run_dir import Home
+from engine.store import Store
+
+MANY = 5  # runs judged on the same tasks, from which a verdict says so
+_MOST = 2000  # runs looked through
+
+
+def exam_use(home: Home, env_id: str, run_id: str = "") -> dict[str, Any]:
+    """How often the held-out tasks of `env_id` were used, up to and with `run_id`, else by all.
+
+    Returns `judged` (training runs judged on the half that is reported), `checkpoints` (compared
+    on the other half), `evaluations` (models evaluated on them) and `looks`, their sum.
+    """
+    return _count(home, env_id, _runs_on(home, env_id, run_id))
+
+
+def _count(home: Home, env_id: str, rows: Iterable[RunRow]) -> dict[str, Any]:
+    judged = checkpoints = evaluations = 0
+    for row in rows:
+        if row.kind == "train":
+            looked = sum(step > 0 for step in home.run(row.run_id).eval_steps())
+            checkpoints += looked
+            judged += looked > 0
+        elif row.kind == "evaluate":
+            evaluations += _models_on_heldout(home, row)
+    looks = judged + checkpoints + evaluations
+    return {
+        "env_id": env_id,
+        "judged": judged,
+        "checkpoints": checkpoints,
+        "evaluations": evaluations,
+        "looks": looks,
+    }
+
+
+def use_by_env(home: Home) -> dict[str, dict[str, Any]]:
+    """`exam_use` of every environment version that was looked at, in one pass."""
+    by_env: dict[str, list[RunRow]] = {}
+    with Store(home) as store:
+        for row in store.list_runs(_MOST):
+            by_env.setdefault(row.env_id, []).append(row)
+    return {env_id: _count(home, env_id, rows) for env_id, rows in by_env.items() if env_id}
+
+
+def caution(use: Mapping[str, Any], verdict: str, p: float | None) -> str:
+    """What the number of looks means for a verdict, "" while they are few."""
+    judged = int(use.get("judged") or 0)
+    if judged < MANY:
+        return ""
+    text = f"{judged} runs have been judged on these held-out tasks"
+    lucky = 1.0 - (1.0 - ALPHA / 2.0) ** judged
+    if verdict == "better" and p is not None:
+        if min(1.0, p * judged) < ALPHA:
+            return ""  # it survives even if the best of them all had been picked
+        return (
+            f"{text}: that one of so many looks better by luck has a chance of {lucky:.0%}, and "
+            "this gain does not survive a correction for them. Evaluate the run on new tasks."
+        )
+    return f"{text}; the best of them looks better than it is."
+
+
+def _runs_on(home: Home, env_id: str, run_id: str) -> Iterable[RunRow]:
+    """Runs on a version, oldest first, none younger than `run_id`."""
+    with Store(home) as store:
+        rows = [row for row in store.list_runs(_MOST) if row.env_id == env_id][::-1]
+    ids = [row.run_id for row in rows]
+    return rows[: ids.index(run_id) + 1] if run_id in ids else rows
+
+
+def _models_on_heldout(home: Home, row: RunRow) -> int:
+    """Models an evaluation has played on the held-out split; regrading is no new look."""
+    run = home.run(row.run_id)
+    try:
+        config = read_json(run.config)
+    except (OSError, ValueError):
+        return 0
+    if config.get("split", "heldout") != "heldout" or config.get("regrade"):
+        return 0
+    models = config.get("models") or []
+    return sum(run.model_evals(index).exists() for index in range(len(models)))

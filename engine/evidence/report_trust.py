@@ -1,0 +1,127 @@
+"""What the HTML report says about trust: kept skills, how often the exam was used, reward, seal."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine.evidence.dossier import Dossier
+from engine.evidence.report_text import sentence_case, value_text
+
+
+def kept_section(dossier: Dossier) -> dict[str, Any]:
+    """Skills of before, by battery: one line each where a battery names its skills."""
+    kept = dossier.verdict.get("kept_skills") or {}
+    batteries = []
+    for battery in kept.get("batteries", []):
+        skills = battery["skills"] or [battery | {"skill": "all tasks"}]
+        share = battery["metric"] == "success"
+        batteries.append(
+            {
+                "name": str(battery["battery"]),
+                "verdict": battery["verdict"],
+                "said": f"{_level(battery['before'], share)} before, "
+                f"{_level(battery['after'], share)} after; {battery['lost']} of {battery['n']} "
+                f"tasks lost, {battery['gained']} gained",
+                "skills": [
+                    {
+                        "name": str(skill["skill"]),
+                        "before": _level(skill["before"], share),
+                        "after": _level(skill["after"], share),
+                        "was": _percent(skill["before"]),
+                        "now": _percent(skill["after"]),
+                        "lost": (skill["after"] or 0.0) < (skill["before"] or 0.0),
+                    }
+                    for skill in skills
+                ],
+            }
+        )
+    return {"verdict": kept.get("verdict", ""), "batteries": batteries} if batteries else {}
+
+
+def _level(value: float | None, share: bool) -> str:
+    if value is None:
+        return "?"
+    return f"{100 * value:.0f} %" if share else f"{value:.3g}"
+
+
+def _percent(value: float | None) -> str:
+    return f"{100 * min(max(value or 0.0, 0.0), 1.0):.1f}"
+
+
+def exam_use_line(dossier: Dossier) -> str:
+    """How often these held-out tasks were used to choose, "" where they were not."""
+    use = dossier.verdict.get("exam_use") or {}
+    if not use.get("looks"):
+        return ""
+    evaluated = f", {use['evaluations']} models evaluated" if use["evaluations"] else ""
+    runs = "1 run" if use["judged"] == 1 else f"{use['judged']} runs"
+    return (
+        f"These held-out tasks have been used to choose {use['looks']} times up to this run: "
+        f"{runs} judged, {use['checkpoints']} checkpoints compared{evaluated}."
+    )
+
+
+def chain_section(dossier: Dossier) -> list[dict[str, str]]:
+    """The sealed links in order."""
+    return [
+        {
+            "name": str(link.get("name")),
+            "files": _files(len(link.get("files") or {})),
+            "hash": str(link.get("hash"))[:12],
+        }
+        for link in dossier.chain.get("links") or []
+    ]
+
+
+def _files(count: int) -> str:
+    return "nothing to seal" if not count else "1 file" if count == 1 else f"{count} files"
+
+
+def audit_section(dossier: Dossier) -> dict[str, Any]:
+    """The reward audit: its word, its table, what the table does not say."""
+    audit = dossier.audit
+    probes = audit.get("probes") or []
+    if not audit:
+        return {}
+    return {
+        "verdict": str(audit.get("verdict", "")),
+        "headline": sentence_case(str(audit.get("headline", "")).partition(": ")[2]),
+        "problems": [str(text) for text in (audit.get("problems") or [])[:6]],
+        "facts": _audit_facts(audit),
+        "accepted": bool((dossier.config.get("settings") or {}).get("accept_reward_risk")),
+        "probes": [
+            {
+                "name": str(line.get("probe", "")),
+                "what": str(line.get("what", "")),
+                "mean": value_text(line.get("mean")),
+                "share": f"{100 * min(max(float(line.get('mean') or 0.0), 0.0), 1.0):.1f}",
+                "paid": f"{100 * float(line.get('paid') or 0.0):.0f} %",
+                "below": f"{100 * line['separated']:.0f} %" if "separated" in line else "",
+                "verdict": str(line.get("verdict", "")),
+            }
+            for line in probes
+        ],
+    }
+
+
+def _audit_facts(audit: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What the table does not say."""
+    facts = []
+    if "share" in audit:
+        rows = f"{audit.get('rows_scored', '?')} of {audit.get('rows', '?')} rows"
+        facts.append(("scored", f"{rows}, {100 * float(audit['share']):.0f} %"))
+    if "order_dependent" in audit:
+        said = "the same reward when scored again, at once and after other answers"
+        if audit["order_dependent"]:
+            said = "another reward once other answers had been scored"
+        elif not audit.get("deterministic", True):
+            said = "two rewards for one answer scored twice"
+        facts.append(("repeated", said))
+    full = audit.get("saturation") or {}
+    if full.get("gold_at_top") is not None and full.get("others_at_top") is not None:
+        top = f"{100 * full['gold_at_top']:.0f} % of the reference answers"
+        rest = f"{100 * full['others_at_top']:.1f} % of the others"
+        levels = "1 level" if full["levels"] == 1 else f"{full['levels']} levels"
+        facts.append(("at the top reward", f"{top}, {rest}; {levels} in all"))
+    if audit.get("score_seconds_p95"):
+        facts.append(("time of a score", f"{1000 * audit['score_seconds_p95']:.2g} ms (95 %)"))
+    return facts

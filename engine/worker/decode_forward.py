@@ -1,0 +1,175 @@
+"""The decoder's layers without gradients: prompts read at once, then one token per row and step."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.nn import functional as F
+
+from engine.hardware import detect
+from engine.worker.attention import Attention
+from engine.worker.cache import Prompts
+from engine.worker.decoder import AdaptedLinear, Decoder, Layer, Shape, Weights
+from engine.worker.packing import Layout
+from engine.worker.products import Fixed
+
+# Tokens of prompts that go through the model at once.
+PREFILL_TOKENS = 8192
+
+# (layer, rotated queries, keys and values [N, heads + 2 kv, dim]) to [N, heads * dim].
+Attend = Callable[[int, torch.Tensor], torch.Tensor]
+
+
+class Forward:
+    """A decoder with the weights it had when this was made; see the module.
+
+    Args:
+        weights: base alone or with an adapter, merged or not.
+        vocab: ids at or above it get no logits.
+        length: positions that will be asked for, dead rows included.
+    """
+
+    def __init__(self, decoder: Decoder, weights: Weights, vocab: int, length: int) -> None:
+        self.decoder = decoder
+        self.length = length
+        self.shape = decoder.shape
+        pack = 4 * decoder.weight_bytes < detect().ram_total  # where memory is plentiful
+        self.head = Fixed(decoder.head[:vocab], pack=pack)
+        self.layers = [
+            (layer, [_Product(adapted, pack=pack) for adapted in weights.of(number)])
+            for number, layer in enumerate(decoder.layers)
+        ]
+        cos, sin = decoder.rope(length)
+        self.rope = (torch.cat([cos, cos], -1), sin)  # cos for both halves at once
+        self.norms = [_per_head(layer, self.shape) for layer in decoder.layers]
+        self.fused_norm = decoder.device.type == "cuda"
+        self.eps = torch.full((1,), decoder.eps, device=decoder.device)
+
+    def read(self, prompts: Sequence[Sequence[int]]) -> tuple[Prompts, torch.Tensor]:
+        """Keys and values of prompts, and the logits after each, [prompts, vocab] float32."""
+        shape, device = self.shape, self.decoder.device
+        lengths = [len(p) for p in prompts]
+        size = (shape.layers, len(prompts), shape.kv, max(lengths), shape.head_dim)
+        keys = torch.zeros(size, dtype=self.decoder.dtype, device=device)
+        values = torch.zeros_like(keys)
+        logits = torch.empty((len(prompts), self.head.weight.shape[0]), device=device)
+        for chunk in _chunks(lengths):
+            ends = [lengths[i] for i in chunk]
+            # Attention keeps its plan for training, which cannot use what inference mode made.
+            with torch.inference_mode(False):
+                layout = Layout(tuple(ends), (), ())
+                attention = Attention(layout, shape.heads, shape.kv, device, keys.dtype)
+            place = torch.tensor([i for i in chunk for _ in prompts[i]], device=device)
+            positions = torch.cat([torch.arange(n) for n in ends]).to(device)
+            ids = torch.tensor([t for i in chunk for t in prompts[i]], device=device)
+
+            def attend(
+                layer: int,
+                heads: torch.Tensor,
+                at: tuple[torch.Tensor, torch.Tensor] = (place, positions),
+                within: Attention = attention,
+            ) -> torch.Tensor:
+                _, k, v = heads.split([shape.heads, shape.kv, shape.kv], 1)
+                keys[layer][at[0], :, at[1]] = k
+                values[layer][at[0], :, at[1]] = v
+                return within(heads.flatten(1))
+
+            last = torch.tensor(ends).cumsum(0).to(device) - 1
+            logits[chunk] = self.logits(self._hidden(ids, positions, attend, last))
+        return Prompts(keys, values, lengths), logits
+
+    def step(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+        """Logits after one more token per row, [rows, vocab] float32."""
+        return self.logits(self._hidden(ids, positions, attend, None))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.head(hidden).float()
+
+    def _hidden(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        attend: Attend,
+        last: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Hidden states after the last norm; of the rows `last` alone where given."""
+        shape = self.shape
+        turned = shape.heads + shape.kv
+        cos, sin = (table.index_select(0, positions) for table in self.rope)
+        x = self.decoder.embedding.index_select(0, ids)
+        for number, (layer, (qkv, o, gate_up, down)) in enumerate(self.layers):
+            heads = qkv(self._norm(x, layer.norm_in)).view(len(x), -1, shape.head_dim)
+            both, weight = heads[:, :turned], self.norms[number]
+            both = both.clone() if weight is None else self._norm(both, weight)
+            _rotate(both, cos, sin, heads[:, :turned])
+            seen = attend(number, heads)
+            if last is not None and number == len(self.layers) - 1:
+                seen, x = seen.index_select(0, last), x.index_select(0, last)
+            x = x + o(seen)
+            gate, up = gate_up(self._norm(x, layer.norm_mid)).chunk(2, -1)
+            x += down(F.silu(gate).mul_(up))
+        return self._norm(x, self.decoder.norm)
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """weight * RMSNorm(x) over the last dimension, statistics in float32."""
+        if self.fused_norm and weight.dim() == 1:
+            return F.rms_norm(x, (x.shape[-1],), weight, self.decoder.eps)
+        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        inverse = torch.addcmul(self.eps, size, size, value=1 / x.shape[-1]).rsqrt_()
+        normed = x * inverse
+        return (normed if x.dtype == torch.float32 else normed.to(x.dtype)).mul_(weight)
+
+
+def _chunks(lengths: Sequence[int]) -> list[list[int]]:
+    """Prompts from the shortest up, in chunks of at most PREFILL_TOKENS."""
+    found: list[list[int]] = []
+    room = 0
+    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if not found or lengths[i] > room:
+            found.append([])
+            room = PREFILL_TOKENS
+        found[-1].append(i)
+        room -= lengths[i]
+    return found
+
+
+def _per_head(layer: Layer, shape: Shape) -> torch.Tensor | None:
+    """[heads + kv, dim]: the norm weight of every query and key head."""
+    if layer.q_norm is None or layer.k_norm is None:
+        return None
+    return torch.cat([layer.q_norm.expand(shape.heads, -1), layer.k_norm.expand(shape.kv, -1)])
+
+
+class _Product:
+    """One linear layer with its adapter, merged or as a second, low-rank product."""
+
+    def __init__(self, adapted: AdaptedLinear, *, pack: bool) -> None:
+        self.product = Fixed(adapted.weight, pack=pack)
+        self.bias = adapted.linear.bias
+        self.low = self.high = None
+        self.scale = adapted.scale
+        factors = adapted.factors
+        if factors is not None and adapted.merged is None:
+            weight, rank = adapted.weight, factors.b.shape[1]
+            self.low = factors.a.detach().to(weight.dtype).t()
+            # Every adapted part of the outputs in one product: zero where factors do not meet.
+            high = weight.new_zeros(len(factors.parts) * rank, weight.shape[0])
+            spans = zip(factors.spans, factors.parts, strict=True)
+            for number, ((start, stop), part) in enumerate(spans):
+                factor = factors.b.detach()[part.b]
+                high[number * rank : (number + 1) * rank, start:stop] = factor.t()
+            self.high = high
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.product(x, self.bias)
+        if self.low is not None and self.high is not None:
+            y.addmm_(x @ self.low, self.high, alpha=self.scale)
+        return y
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor) -> None:
+    """The pairs (i, i + dim/2) of every head turned by their position, into another tensor. cos:
+    [N, 1, dim]; sin: [N, 1, dim / 2]."""
+    first, second = x.chunk(2, -1)
+    low, high = torch.mul(x, cos, out=out).chunk(2, -1)
+    low.addcmul_(second, sin, value=-1)
+    high.addcmul_(first, sin)

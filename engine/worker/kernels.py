@@ -1,0 +1,361 @@
+"""The autograd nodes of our own forward: each does in one step what would be several, and its
+backward is written out. Base weights are frozen, so no node makes a gradient for them.
+
+Shapes: N packed tokens, `in`/`out` features of a linear layer, r the adapter's rank. Every node
+works in the dtype of its input; adapters are float32 always.
+"""
+
+# once_differentiable hides the parameters of a backward from the type checker.
+# pyright: reportIncompatibleMethodOverride=false
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from engine.worker.products import linear
+
+
+class LoraLinear(torch.autograd.Function):
+    """y = x W^T + b + scale * (x A_i^T) B_i^T for each adapted part i of the outputs.
+
+    Args of `apply`:
+        x: [N, in].
+        dropped: x after adapter dropout, or x itself.
+        a: [parts * r, in] float32; b: [adapted outputs, r] float32. The parts stand one after
+            the other in both.
+        weight: [out, in]; with the adapter already merged into it when `merged`.
+        bias: [out] or None.
+        spans: (start, stop) of each adapted part within the outputs.
+        scale: lora_alpha / r.
+
+    Low-rank adaptation, arXiv 2106.09685. Merged or not, the gradients are those of the factors.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        dropped: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        spans: Sequence[tuple[int, int]],
+        scale: float,
+        merged: bool,
+    ) -> torch.Tensor:
+        y = linear(x, weight, bias)
+        ctx.spans, ctx.scale, ctx.merged = spans, scale, merged
+        ctx.separate = dropped is not x
+        if not merged:
+            low = linear(dropped, a.to(x.dtype))
+            rank = b.shape[1]
+            for i, ((start, stop), rows) in enumerate(_parts(spans)):
+                factor = b[rows].to(x.dtype)
+                y[:, start:stop].addmm_(low[:, i * rank : (i + 1) * rank], factor.t(), alpha=scale)
+        ctx.save_for_backward(x if not ctx.separate else dropped, a, b, weight)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        x, a, b, weight = ctx.saved_tensors
+        rank, scale = b.shape[1], ctx.scale
+        wants_x = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        dx = linear(dy, weight.t()) if wants_x else None
+        a_cast = a.to(x.dtype)
+        low = linear(x, a_cast)
+        dlow = torch.empty_like(low)
+        db = torch.empty_like(b)
+        for i, ((start, stop), rows) in enumerate(_parts(ctx.spans)):
+            at = slice(i * rank, (i + 1) * rank)
+            grad = dy[:, start:stop]
+            dlow[:, at] = linear(grad, b[rows].to(x.dtype).t())
+            # The faster way round for few columns.
+            db[rows] = linear(low[:, at].t(), grad.t()).t()
+        db.mul_(scale)
+        dlow.mul_(scale)
+        da = linear(dlow.t(), x.t()).to(a.dtype)
+        if not wants_x:
+            return None, None, da, db, None, None, None, None, None
+        if ctx.separate:
+            return dx, dlow @ a_cast, da, db, None, None, None, None, None
+        if not ctx.merged and dx is not None:
+            dx.addmm_(dlow, a_cast)
+        return dx, None, da, db, None, None, None, None, None
+
+
+def _parts(spans: Sequence[tuple[int, int]]) -> list[tuple[tuple[int, int], slice]]:
+    """Each span of the outputs with its rows of the B factor."""
+    found, at = [], 0
+    for start, stop in spans:
+        found.append(((start, stop), slice(at, at + stop - start)))
+        at += stop - start
+    return found
+
+
+class FrozenLinear(torch.autograd.Function):
+    """y = x W^T + b with nothing to train: only the input's gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        ctx.save_for_backward(weight)
+        return linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        (weight,) = ctx.saved_tensors
+        return linear(dy, weight.t()), None, None
+
+
+class AddNorm(torch.autograd.Function):
+    """(x + delta, w * RMSNorm(x + delta)), root mean square over the last dimension
+    (arXiv 1910.07467). Both gradients of the sum are joined here, so nothing else adds them.
+
+    x, delta: [N, hidden]; w: [hidden]. Statistics in float32.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        total = x + delta
+        normed, inverse = _normalise(total, eps)
+        ctx.save_for_backward(normed, inverse, weight)
+        return total, normed * weight
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dtotal: torch.Tensor, dy: torch.Tensor) -> tuple[Any, ...]:
+        normed, inverse, weight = ctx.saved_tensors
+        dx = _norm_gradient(normed, inverse, weight, dy).add_(dtotal)
+        return dx, dx, None, None
+
+
+class Norm(torch.autograd.Function):
+    """w * RMSNorm(x); see AddNorm."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        normed, inverse = _normalise(x, eps)
+        ctx.save_for_backward(normed, inverse, weight)
+        return normed * weight
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        normed, inverse, weight = ctx.saved_tensors
+        return _norm_gradient(normed, inverse, weight, dy), None, None
+
+
+def _normalise(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """x / rms(x) in x's dtype, and 1 / rms in float32 ([..., 1])."""
+    size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+    inverse = size.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
+    if x.dtype == torch.float32:
+        return x * inverse, inverse
+    return (x.float() * inverse).to(x.dtype), inverse
+
+
+def _norm_gradient(
+    normed: torch.Tensor, inverse: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor
+) -> torch.Tensor:
+    """d/dx of w * x / rms(x): (g - n * mean(g n)) / rms with g = w dy, n the normalised x."""
+    grad = dy * weight
+    along = torch.linalg.vecdot(grad, normed).unsqueeze(-1).mul_(-1 / normed.shape[-1])
+    grad = grad.addcmul_(normed, along)
+    return grad.mul_(inverse.to(grad.dtype))
+
+
+class HeadsRope(torch.autograd.Function):
+    """Queries and keys normalised per head (where the model does) and rotated, in place in `qkv`;
+    values are left as they are. Rotary positions in the rotate-half form (arXiv 2104.09864).
+
+    qkv: [N, (heads + 2 kv) * dim], overwritten; q_weight, k_weight: [dim] or None;
+    cos, sin: [N, 1, dim / 2].
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        qkv: torch.Tensor,
+        q_weight: torch.Tensor | None,
+        k_weight: torch.Tensor | None,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        heads: int,
+        kv: int,
+        eps: float,
+    ) -> torch.Tensor:
+        count = qkv.shape[0]
+        dim = qkv.shape[1] // (heads + 2 * kv)
+        both = qkv.view(count, heads + 2 * kv, dim)[:, : heads + kv]
+        ctx.mark_dirty(qkv)
+        ctx.heads, ctx.kv = heads, kv
+        if q_weight is None or k_weight is None:
+            _rotate(both.clone(), cos, sin, both)
+            ctx.normed = False
+            ctx.save_for_backward(cos, sin)
+            return qkv
+        normed, inverse = _normalise(both, eps)
+        weight = _per_head(q_weight, k_weight, heads, kv)
+        _rotate(normed * weight, cos, sin, both)
+        ctx.normed = True
+        ctx.save_for_backward(cos, sin, normed, inverse, weight)
+        return qkv
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d: torch.Tensor) -> tuple[Any, ...]:
+        cos, sin, *rest = ctx.saved_tensors
+        heads, kv = ctx.heads, ctx.kv
+        d, count = d.contiguous(), d.shape[0]
+        out = torch.empty_like(d)
+        width = d.shape[1] // (heads + 2 * kv)
+        shaped = d.view(count, heads + 2 * kv, width)
+        target = out.view(count, heads + 2 * kv, width)
+        target[:, heads + kv :] = shaped[:, heads + kv :]
+        if ctx.normed:
+            normed, inverse, weight = rest
+            back = torch.empty_like(normed)
+            _rotate(shaped[:, : heads + kv], cos, -sin, back)
+            target[:, : heads + kv] = _norm_gradient(normed, inverse, weight, back)
+        else:
+            _rotate(shaped[:, : heads + kv], cos, -sin, target[:, : heads + kv])
+        return out, None, None, None, None, None, None, None
+
+
+def _per_head(q: torch.Tensor, k: torch.Tensor, heads: int, kv: int) -> torch.Tensor:
+    """[heads + kv, dim]: each head's norm weight."""
+    return torch.cat([q.expand(heads, -1), k.expand(kv, -1)])
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor) -> None:
+    """Rotate the pairs (i, i + dim/2) of every head; `out` must not be `x`."""
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
+    low, high = out[..., :half], out[..., half:]
+    torch.mul(first, cos, out=low)
+    low.addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=high)
+    high.addcmul_(first, sin)
+
+
+class SwiGLU(torch.autograd.Function):
+    """silu(gate) * up on [N, 2 * width] with the gate in the first half (arXiv 2002.05202)."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, -1)
+        ctx.save_for_backward(gate_up)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
+        (gate_up,) = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, -1)
+        width = gate.shape[1]
+        out = torch.empty_like(gate_up)
+        torch.mul(F.silu(gate), dy, out=out[:, width:])
+        torch.ops.aten.silu_backward.grad_input(dy * up, gate, grad_input=out[:, :width])
+        return out
+
+
+class PickRows(torch.autograd.Function):
+    """Rows of x, each at most once; what was not picked gets a zero gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(rows)
+        ctx.size = x.shape
+        return x.index_select(0, rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        (rows,) = ctx.saved_tensors
+        return dy.new_zeros(ctx.size).index_copy_(0, rows, dy), None
+
+
+class Spread(torch.autograd.Function):
+    """Packed rows to their places in a padded array of `size` rows; the padding is zero."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, places: torch.Tensor, size: int) -> torch.Tensor:
+        ctx.save_for_backward(places)
+        return x.new_zeros((size, *x.shape[1:])).index_copy_(0, places, x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        (places,) = ctx.saved_tensors
+        return dy.index_select(0, places), None, None
+
+
+class TokenLogprobs(torch.autograd.Function):
+    """Log-probabilities of given tokens, the largest tensor never more than a chunk of logits.
+
+    A token's log-probability depends on its own hidden row alone, so its whole gradient,
+    (W_label - softmax(z) W) / temperature, is made in the forward pass and merely scaled later:
+    any loss over the values can follow, and no logits are kept.
+
+    Args of `apply`:
+        hidden: [T, hidden]; head: [vocab, hidden], frozen; labels: [T] int64.
+        inverse_temperature: multiplies the logits.
+        rows: tokens per chunk.
+        entropies: whether to measure them too.
+
+    Returns:
+        ([T], [T]) float32: log-probabilities, and entropies in nats without gradient (zeros
+        when not asked for).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        head: torch.Tensor,
+        labels: torch.Tensor,
+        inverse_temperature: float,
+        rows: int,
+        entropies: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        count = hidden.shape[0]
+        values = torch.empty(count, dtype=torch.float32, device=hidden.device)
+        spread = torch.zeros_like(values)
+        wants_gradient = ctx.needs_input_grad[0]
+        direction = torch.empty_like(hidden) if wants_gradient else None
+        for start in range(0, count, rows):
+            at = slice(start, start + rows)
+            logits = linear(hidden[at], head).float()
+            if inverse_temperature != 1.0:
+                logits.mul_(inverse_temperature)
+            logprobs = logits.log_softmax(-1)
+            values[at] = logprobs.gather(1, labels[at, None])[:, 0]
+            if not (entropies or direction is not None):
+                continue
+            probabilities = torch.exp(logprobs, out=logits)
+            if entropies:
+                spread[at] = torch.linalg.vecdot(probabilities, logprobs).neg_()
+            if direction is not None:
+                expected = linear(probabilities.to(head.dtype), head.t())
+                torch.sub(head[labels[at]], expected, out=direction[at])
+        if direction is not None:
+            if inverse_temperature != 1.0:
+                direction.mul_(inverse_temperature)
+            ctx.save_for_backward(direction)
+        ctx.mark_non_differentiable(spread)
+        return values, spread
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dvalues: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:
+        (direction,) = ctx.saved_tensors
+        return direction * dvalues[:, None].to(direction.dtype), None, None, None, None, None

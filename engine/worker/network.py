@@ -1,0 +1,179 @@
+"""A frozen base model as training sees it: rows in, log-probabilities out, with any adapter on it.
+
+`DecoderNetwork` is our own forward (decoder.py) for the architectures it knows; every other model
+runs as `HubNetwork` (hub_network.py), transformers with PEFT's modules, slower and with the same
+numbers. Which of the two a model got, and why, stands in the run's manifest.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from engine.worker.adapter import Adapter, FlatAdapter, LoraSpec
+from engine.worker.batch import Batch, Row
+from engine.worker.decode import DecoderSampler
+from engine.worker.decoder import Decoder, Shape
+from engine.worker.packing import Packed, pack, token_count
+from engine.worker.products import grain
+from engine.worker.sampler import Sampler
+
+Micro = Packed | Batch
+
+
+@dataclass(frozen=True)
+class SamplerNeeds:
+    """What a sampler has to know beside the weights."""
+
+    pad_id: int
+    stop_ids: Sequence[int]
+    decode: Callable[[list[int]], str]
+    max_rows: int
+
+
+class Network(Protocol):
+    """See the module. `forward` names the implementation, `why` says what ruled out our own."""
+
+    forward: str
+    why: str
+    vocab: int
+    shape: Shape
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def new_adapter(self, spec: LoraSpec, seed: int) -> Adapter:
+        """A fresh adapter: A as PEFT draws it for the seed, B zero."""
+        ...
+
+    def drop_adapter(self, adapter: Adapter) -> None:
+        """Give back what an adapter holds here."""
+        ...
+
+    def collate(self, rows: Sequence[Row]) -> Micro: ...
+
+    def split(self, rows: Sequence[Row], budget: int) -> list[list[int]]:
+        """Indices of `rows` in microbatches of at most `budget` tokens as this network counts
+        them; a row above it goes alone. Every index once."""
+        ...
+
+    def logprobs(
+        self,
+        batch: Micro,
+        adapter: Adapter | None,
+        *,
+        inverse_temperature: float = 1.0,
+        entropies: bool = False,
+        checkpointing: bool = False,
+        training: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """([T], [T]) float32: log-probabilities of the trained tokens, with gradient to the
+        adapter, and entropies (zeros unless asked for). `training` switches dropout on."""
+        ...
+
+    def logits(self, ids: Sequence[int], adapter: Adapter | None) -> torch.Tensor:
+        """[length, vocab] float32, without gradient."""
+        ...
+
+    def sampler(self, needs: SamplerNeeds) -> Sampler: ...
+
+
+class DecoderNetwork:
+    """Our own forward. Args: `vocab`, ids that have a token."""
+
+    forward = "own"
+    why = ""
+
+    def __init__(self, decoder: Decoder, vocab: int) -> None:
+        self.decoder = decoder
+        self.vocab = vocab
+        self.shape = decoder.shape
+
+    @property
+    def device(self) -> torch.device:
+        return self.decoder.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.decoder.dtype
+
+    def new_adapter(self, spec: LoraSpec, seed: int) -> FlatAdapter:
+        return self.decoder.new_adapter(spec, seed)
+
+    def drop_adapter(self, adapter: Adapter) -> None:
+        _flat(adapter).applied = None
+
+    def collate(self, rows: Sequence[Row]) -> Packed:
+        return pack(rows, grain(token_count(rows)) if self.device.type == "cpu" else 1)
+
+    def split(self, rows: Sequence[Row], budget: int) -> list[list[int]]:
+        """Groups with a shared prompt stay together as far as they fit."""
+        order = sorted(range(len(rows)), key=lambda i: _place(rows[i], i))
+        found: list[list[int]] = []
+        tokens = 0
+        prompt: list[int] = []
+        for index in order:
+            row = rows[index]
+            own = len(row.ids) - 1 - row.shared
+            joins = bool(row.shared) and list(row.ids[: row.shared]) == prompt
+            added = own if joins else own + row.shared
+            if found and tokens + added <= budget:
+                found[-1].append(index)
+                tokens += added
+            else:
+                found.append([index])
+                tokens = own + row.shared
+            prompt = list(row.ids[: row.shared])
+        return found
+
+    def logprobs(
+        self,
+        batch: Micro,
+        adapter: Adapter | None,
+        *,
+        inverse_temperature: float = 1.0,
+        entropies: bool = False,
+        checkpointing: bool = False,
+        training: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert isinstance(batch, Packed)
+        flat = _flat(adapter) if adapter is not None else None
+        return self.decoder.logprobs(
+            batch.to(self.device),
+            self.decoder.weights(flat),
+            vocab=self.vocab,
+            inverse_temperature=inverse_temperature,
+            entropies=entropies,
+            checkpointing=checkpointing,
+            dropout=adapter.spec.dropout if adapter is not None and training else 0.0,
+        )
+
+    def logits(self, ids: Sequence[int], adapter: Adapter | None) -> torch.Tensor:
+        flat = _flat(adapter) if adapter is not None else None
+        tensor = torch.tensor(ids, device=self.device)
+        return self.decoder.logits(tensor, self.decoder.weights(flat))
+
+    def sampler(self, needs: SamplerNeeds) -> Sampler:
+        return DecoderSampler(
+            self.decoder,
+            stop_ids=needs.stop_ids,
+            decode=needs.decode,
+            vocab=self.vocab,
+            max_rows=needs.max_rows,
+        )
+
+
+def _flat(adapter: Adapter) -> FlatAdapter:
+    if not isinstance(adapter, FlatAdapter):
+        raise TypeError(f"this adapter belongs to another forward: {type(adapter).__name__}")
+    return adapter
+
+
+def _place(row: Row, index: int) -> tuple[int, tuple[int, ...], int]:
+    """Rows of one prompt next to each other, long ones first."""
+    prompt = tuple(row.ids[: row.shared])
+    return -(row.shared or len(row.ids)), prompt, index

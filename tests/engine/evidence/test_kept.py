@@ -1,0 +1,96 @@
+"""Kept skills, from rows alone."""
+
+import json
+
+import pytest
+
+from engine.evidence.kept import kept_skills
+from engine.evidence.report import model_card, report_markdown, write_report
+from engine.evidence.verdict import run_verdict
+
+SKILLS = ("reverse", "copy", "count", "upper")
+
+
+@pytest.fixture
+def asked(make_run, rows):
+    """asked(before, after) -> a run whose tasks `skill-i` were solved where the functions say."""
+
+    def make(before, after, battery="pebble skills", n=12, error_from=None):
+        run = make_run("sft")
+        for step in (0, 9):
+            run.evals(step, rows.halved(lambda i, s=step: s == 9 or i % 9 == 0, 100))
+        run.checkpoint(9, best=True)
+        for when, solved in (("before", before), ("after", after)):
+            lines = []
+            for skill in SKILLS:
+                for i in range(n):
+                    error = "boom" if error_from is not None and when == "after" and (
+                        i >= error_from) else None  # fmt: skip
+                    lines.append(
+                        rows.eval(
+                            f"{skill}-{i}", solved(skill, i), error=error, battery=battery,
+                            family=skill,
+                        )
+                    )  # fmt: skip
+            path = run.run.kept(when)
+            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return run
+
+    return make
+
+
+def test_a_run_that_lost_old_skills_is_said_to_have_forgotten_them(home, asked):
+    run = asked(lambda skill, i: True, lambda skill, i: skill != "reverse" or i < 2)
+    found = kept_skills(run.run)
+    (battery,) = found["batteries"]
+    assert found["verdict"] == battery["verdict"] == "forgotten"
+    assert (battery["before"], battery["after"]) == (1.0, pytest.approx(38 / 48, abs=1e-4))
+    assert (battery["n"], battery["lost"], battery["gained"]) == (48, 10, 0)
+    assert battery["skills"][0] == {"skill": "reverse", "before": 1.0, "after": 0.1667}
+    assert "most of all reverse 1.00 to 0.17." in found["summary"]
+    verdict = run_verdict(run.run)
+    assert verdict["verdict"] == "better", "the word is about the task that was trained"
+    assert verdict["kept_skills"]["verdict"] == "forgotten"
+    assert found["summary"] in verdict["summary"] and found["summary"] in verdict["warnings"]
+    run.finish(verdict="better")
+    for text in (write_report(home, run.id).read_text(), report_markdown(home, run.id)):
+        assert "reverse" in text and "forgotten" in text.lower()
+    assert "forgotten" in model_card(home, run.id).lower()
+
+
+def test_a_run_that_lost_nothing_says_what_would_have_shown(asked):
+    run = asked(lambda skill, i: i != 0, lambda skill, i: i != 1)
+    found = kept_skills(run.run)
+    assert found["verdict"] == "kept" and "no loss found" in found["summary"]
+    assert "92 % to 92 % on 48 tasks" in found["summary"]
+    verdict = run_verdict(run.run)
+    assert not any("Forgotten" in text for text in verdict["warnings"])
+    assert found["summary"] not in verdict["summary"], "good news stays where one looks for it"
+
+
+def test_a_battery_whose_scoring_failed_is_unknown_and_hides_nothing(asked):
+    run = asked(lambda skill, i: True, lambda skill, i: False, error_from=6)
+    found = kept_skills(run.run)
+    assert found["verdict"] == "unknown" and "scoring failed on 24 of 48" in found["summary"]
+
+
+def test_a_run_that_is_not_over_has_no_second_half(asked):
+    run = asked(lambda skill, i: True, lambda skill, i: True)
+    run.run.kept("after").unlink()
+    assert kept_skills(run.run)["verdict"] == "unknown"
+    run.run.kept("before").unlink()
+    assert kept_skills(run.run) == {} and "kept_skills" not in run_verdict(run.run)
+
+
+def test_each_battery_is_judged_apart(asked, rows):
+    run = asked(lambda skill, i: True, lambda skill, i: True)
+    for when, right in (("before", True), ("after", False)):
+        with run.run.kept(when).open("a") as file:
+            for i in range(20):
+                line = rows.eval(f"t{i}", right, battery="keep@1", family="")
+                file.write(json.dumps(line) + "\n")
+    found = kept_skills(run.run)
+    words = {battery["battery"]: battery["verdict"] for battery in found["batteries"]}
+    assert words == {"pebble skills": "kept", "keep@1": "forgotten"}
+    assert found["verdict"] == "forgotten"
+    assert found["batteries"][1]["skills"] == []

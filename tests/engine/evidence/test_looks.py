@@ -1,0 +1,79 @@
+"""How often held-out tasks were used to choose."""
+
+import random
+
+from engine.evidence.looks import caution, exam_use, use_by_env
+from engine.evidence.verdict import run_verdict
+from engine.overview import overview
+from engine.store import Store
+
+OTHER = "arith@ffffffffffff"
+
+
+def examined(make_run, rows, steps=(10, 20), gain=0.0, seed=0, **more):
+    rng = random.Random(seed)
+    run = make_run(**more)
+    for step in (0, *steps):
+        level = 0.5 + gain * (step > 0)
+        run.evals(step, rows.halved(lambda _, v=level: rng.random() < v, 200))
+    return run.checkpoint(steps[-1], best=True).finish()
+
+
+def test_every_checkpoint_compared_and_every_model_evaluated_is_a_look(home, make_run, rows):
+    first = examined(make_run, rows)
+    models = [{"ref": "pebble"}, {"ref": first.id}]
+    evaluation = make_run("evaluate", kind="evaluate", models=models, split="heldout")
+    for index in (0, 1):
+        evaluation.model_evals(index, [rows.eval("t0", True)])
+    evaluation.finish()
+    on_train = make_run("evaluate", kind="evaluate", models=models[:1], split="train")
+    on_train.model_evals(0, [rows.eval("t9", True)]).finish()
+    examined(make_run, rows, steps=(10, 20, 30))
+    examined(make_run, rows, env_id=OTHER)
+    use = exam_use(home, first.config["env_id"])
+    assert (use["judged"], use["checkpoints"], use["evaluations"]) == (2, 5, 2)
+    assert use["looks"] == 9 and exam_use(home, OTHER)["looks"] == 3
+    assert {env: used["looks"] for env, used in use_by_env(home).items()} == {
+        first.config["env_id"]: 9,
+        OTHER: 3,
+    }
+
+
+def test_a_verdict_counts_the_looks_up_to_its_own_run(home, make_run, rows):
+    early = examined(make_run, rows)
+    examined(make_run, rows, seed=1)
+    assert run_verdict(early.run)["exam_use"]["judged"] == 1
+    late = examined(make_run, rows, seed=2)
+    assert run_verdict(late.run)["exam_use"] | {"env_id": ""} == {
+        "env_id": "",
+        "judged": 3,
+        "checkpoints": 6,
+        "evaluations": 0,
+        "looks": 9,
+    }
+
+
+def test_the_lucky_one_of_many_runs_is_doubted_and_a_clear_gain_is_not(make_run, rows):
+    for seed in range(7):
+        examined(make_run, rows, seed=seed)
+    clear = examined(make_run, rows, gain=0.4, seed=50)
+    verdict = run_verdict(clear.run)
+    assert verdict["verdict"] == "better" and not any("judged" in t for t in verdict["warnings"])
+    lucky = {"judged": 8}
+    said = caution(lucky, "better", 0.03)
+    assert "8 runs have been judged on these held-out tasks" in said
+    assert "has a chance of 18%" in said and "new tasks" in said  # 1 - 0.975 ** 8
+    assert caution({"judged": 4}, "better", 0.03) == ""
+    assert caution(lucky, "better", 0.001) == ""
+    assert "best of them" in caution(lucky, "inconclusive", 0.4)
+
+
+def test_the_overview_says_it_beside_the_environment(home, make_run, rows):
+    run = examined(make_run, rows)
+    name, _, hash12 = run.config["env_id"].partition("@")
+    with Store(home) as store:
+        store.add_env(name, hash12, kind="single", info={"rows": {"train": 1, "heldout": 1}})
+        store.add_env(name, "eeeeeeeeeeee", kind="single", info={})
+    envs = {env["env_id"]: env for env in overview(home, "envs")["envs"]}
+    assert envs[run.config["env_id"]]["exam_use"] == 3
+    assert "exam_use" not in envs[f"{name}@eeeeeeeeeeee"]

@@ -1,0 +1,169 @@
+"""Real runs of the built-in model, healthy and spoilt: what `diagnose` says first (make evidence).
+
+Each run goes through submit, supervisor and trainer, as an agent's would, and takes 10 to 60 s of
+two idle cores.
+"""
+
+import json
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import registry, runs
+from engine.evidence.diagnose import diagnose
+from engine.run_dir import Home, read_lines
+from engine.worker import pebble_skills as skills
+
+pytestmark = [pytest.mark.evidence, pytest.mark.timeout(600)]
+
+SOURCE = """
+import json, re
+from pathlib import Path
+from envs import Score, SingleTurnEnv, Task
+
+STYLE = re.compile(r"(?:The answer is |Answer: )?(.*?)\\.?")
+
+class Skill(SingleTurnEnv):
+    def tasks(self):
+        file = Path(__file__).parent / "datasets" / "rows.jsonl"
+        return [Task(**json.loads(line)) for line in file.read_text().splitlines()]
+
+    def score(self, task, completion):
+        said = STYLE.fullmatch(completion.strip())
+        right = said is not None and said.group(1) == task.metadata["gold"]
+        return {score}
+
+def load_environment():
+    return Skill()
+"""
+STRICT = "Score(float(right), success=right)"
+# Pays for length, whatever an answer says.
+LONG_WINDED = "Score(min(1.0, len(completion) / 40), success=right)"
+
+
+def environment(
+    folder: Path, skill: Any, *, score: str = STRICT, train: int = 1200, heldout: int = 400,
+    noise: float = 0.0, answer: str = "{}",
+) -> Path:  # fmt: skip
+    """An environment over one of pebble's skills; `noise` of the reference answers are wrong."""
+    rng = random.Random(7)
+    rows: dict[str, dict[str, Any]] = {}
+    while len(rows) < train + heldout:
+        sample = skill(rng)
+        prompt = sample.messages[0]["content"]
+        rows.setdefault(prompt, {"gold": sample.answer})
+    golds = [row["gold"] for row in rows.values()]
+    (folder / "datasets").mkdir(parents=True)
+    with (folder / "datasets" / "rows.jsonl").open("w") as file:
+        for number, (prompt, row) in enumerate(rows.items()):
+            side = "heldout" if number < heldout else "train"
+            said = rng.choice(golds) if side == "train" and rng.random() < noise else row["gold"]
+            line = {"id": f"t{number}", "prompt": prompt, "answer": answer.format(said),
+                    "split": side, "metadata": {"gold": row["gold"]}}  # fmt: skip
+            file.write(json.dumps(line) + "\n")
+    (folder / "environment.py").write_text(SOURCE.replace("{score}", score))
+    return folder
+
+
+def hard_subtraction(rng: random.Random) -> skills.Sample:
+    a, b = rng.randint(1000, 9999), rng.randint(10, 99)
+    return skills.turn("hard", f"Take {b} times 7 from {a}.", str(a - 7 * b), str(a - 7 * b))
+
+
+def train(home: Home, folder: Path, algorithm: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Run it to its end; returns the diagnosis, with alerts and seconds beside it."""
+    began = time.monotonic()
+    env_id = registry.push_env(home, str(folder), roots=[folder.parent])["env_id"]
+    given = runs.submit(home, env_id=env_id, algorithm=algorithm, settings=settings)
+    run_id = given["run_id"]
+    status: dict[str, Any] = {"state": "queued"}
+    while status["state"] not in ("done", "failed", "cancelled"):
+        status = runs.wait(home, run_id, "end", 50.0)
+    found = diagnose(home, run_id)
+    events, _ = read_lines(home.run(run_id).events, 0)
+    found["alerts"] = [(e["step"], e["id"]) for e in events if e.get("event") == "alert"]
+    ids = [finding["id"] for finding in found["findings"]]
+    print(
+        f"\n{folder.name} {algorithm}: {status['state']} {status.get('verdict', '')}, "
+        f"findings {ids}, alerts {found['alerts']}, {time.monotonic() - began:.0f} s\n"
+        f"  {found['summary']}"
+    )
+    return found
+
+
+GRPO: dict[str, Any] = {
+    "steps": 20, "prompts_per_step": 8, "group_size": 8, "eval_every": 10, "eval_rows": 240,
+    "learning_rate": 1e-3, "max_tokens": 24,
+}  # fmt: skip
+HEALTHY: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "sums": (skills.add_two, "grpo", GRPO),
+    "sums-slow": (skills.add_two, "grpo", GRPO | {"learning_rate": 5e-4, "steps": 30, "seed": 1}),
+    "sums-kl": (skills.add_two, "grpo", GRPO | {"kl_coef": 0.01, "temperature": 0.8, "seed": 2}),
+    "sums-large-groups": (
+        skills.add_two, "grpo",
+        GRPO | {"group_size": 16, "loss": "dr_grpo", "seed": 3},
+    ),
+    # Two thirds are solved from the start: to be seen, the gain needs more tasks and more steps.
+    "numbers": (
+        skills.sort_numbers, "grpo",
+        GRPO | {"loss": "cispo", "updates_per_batch": 2, "steps": 30, "eval_rows": 400},
+    ),
+    "fields": (
+        skills.json_field, "grpo",
+        GRPO | {"advantage": "rloo", "steps": 30, "eval_rows": 400, "seed": 4},
+    ),
+    "sums-long": (skills.add_two, "grpo", GRPO | {"steps": 45, "eval_every": 15, "seed": 5}),
+    "sft-numbers": (skills.sort_numbers, "sft", {"epochs": 2}),
+    "sft-subtract": (skills.subtract, "sft", {"steps": 60, "lr_schedule": "constant"}),
+    "sft-fields": (skills.json_field, "sft", {"epochs": 1, "batch_size": 16, "seed": 6}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_run_is_left_in_peace(home: Home, tmp_path: Path, name: str):
+    skill, algorithm, settings = HEALTHY[name]
+    found = train(home, environment(tmp_path / name, skill), algorithm, settings)
+    assert [finding["id"] for finding in found["findings"]] == []
+    assert found["alerts"] == []
+
+
+def first(found: dict[str, Any]) -> str:
+    return found["findings"][0]["id"] if found["findings"] else "nothing"
+
+
+def test_a_reward_that_pays_for_length_is_found_out(home: Home, tmp_path: Path):
+    folder = environment(tmp_path / "length", skills.add_two, score=LONG_WINDED)
+    found = train(home, folder, "grpo", GRPO | {
+        "steps": 30, "max_tokens": 48, "accept_reward_risk": True})  # fmt: skip
+    assert first(found) == "reward_hacking"
+    assert any(name == "reward_hacking" for _, name in found["alerts"])
+
+
+def test_a_temperature_near_zero_is_found_out(home: Home, tmp_path: Path):
+    folder = environment(tmp_path / "cold", skills.add_two)
+    found = train(home, folder, "grpo", GRPO | {"temperature": 0.01})
+    assert first(found) == "uniform_groups"
+    assert found["findings"][0]["lever"]["setting"] == "temperature"
+    assert found["alerts"][0][1] == "uniform_groups"
+
+
+def test_tasks_that_are_too_hard_are_found_out(home: Home, tmp_path: Path):
+    folder = environment(tmp_path / "hard", hard_subtraction)
+    found = train(home, folder, "grpo", GRPO)
+    assert first(found) == "too_hard"
+
+
+def test_overfitting_rows_are_found_out(home: Home, tmp_path: Path):
+    folder = environment(tmp_path / "noise", skills.add_two, train=48, noise=0.5)
+    found = train(home, folder, "sft", {
+        "steps": 120, "batch_size": 8, "eval_every": 15, "learning_rate": 5e-3})  # fmt: skip
+    assert first(found) == "overfitting"
+
+
+def test_answers_cut_short_are_found_out(home: Home, tmp_path: Path):
+    folder = environment(tmp_path / "cut", skills.add_two)
+    found = train(home, folder, "grpo", GRPO | {"max_tokens": 3})
+    assert first(found) == "truncation"
