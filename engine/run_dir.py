@@ -148,6 +148,11 @@ class Home:
         """What this machine was measured to do; the basis of estimates."""
         return self.cache / "speed.json"
 
+    @property
+    def comparisons(self) -> Path:
+        """Which models our own forward was found to agree with transformers on."""
+        return self.cache / "comparisons.json"
+
     def overlap(self, train_hash: str, heldout_hash: str) -> Path:
         """What the training rows of one environment version share with the exam of another."""
         return self.cache / "overlap" / f"{train_hash}-{heldout_hash}.json"

@@ -8,14 +8,13 @@ the head on the rows that carry loss alone, one autograd node for a frozen layer
 and in float32 the adapter merged into the weights once per step.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
 
 from engine.hardware import detect
 from engine.worker.adapter import Factors, FlatAdapter, LoraSpec, Slot
@@ -32,6 +31,9 @@ from engine.worker.kernels import (
 )
 from engine.worker.packing import Layout, Packed
 from engine.worker.products import grain
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 KNOWN = ("llama", "mistral", "qwen2", "qwen3")
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
@@ -119,30 +121,65 @@ def unsupported(config: Any) -> str:
     return ""
 
 
+@dataclass(frozen=True)
+class Rope:
+    """Rotary positions: the angle per position of each pair, and what scales cos and sin."""
+
+    inverse_frequencies: tuple[float, ...]
+    scale: float
+
+
+# The weight of a name as transformers spells it, or None where the model has none.
+Take = Callable[[str], torch.Tensor | None]
+
+
 class Decoder:
     """Frozen weights and the forward pass over them; see the module.
 
     Args:
-        model: consumed: its projections are emptied as they are fused, so that memory never
-            holds both. Must be one that `unsupported` knows nothing against.
+        config: of a model that `unsupported` knows nothing against.
+        take: gives each weight once, in the dtype and on the device to work in.
+        rope: as transformers makes it for the configuration.
+
+    Raises:
+        KeyError: for a weight that is missing.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        config: Any = model.config
-        inner: Any = model.get_decoder()
+    def __init__(self, config: Any, take: "Take", rope: Rope) -> None:
         self.shape = Shape.of(config)
         self.eps = float(config.rms_norm_eps)
-        head = model.get_output_embeddings()
-        assert isinstance(head, nn.Linear)
-        self.embedding: torch.Tensor = inner.embed_tokens.weight.detach()
-        self.head = head.weight.detach()
-        self.norm: torch.Tensor = inner.norm.weight.detach()
-        rotary = inner.rotary_emb
-        self._inverse_frequencies = rotary.inv_freq.detach().float()
-        self._rope_scale = float(rotary.attention_scaling)
+        self.embedding = _required(take, "model.embed_tokens.weight")
+        tied = getattr(config, "tie_word_embeddings", False)
+        head = None if tied else take("lm_head.weight")
+        self.head = self.embedding if head is None else head
+        self.norm = _required(take, "model.norm.weight")
+        self.rotary = rope
+        self._inverse_frequencies = torch.tensor(rope.inverse_frequencies, device=self.head.device)
         self._rope: tuple[torch.Tensor, torch.Tensor] | None = None
-        self.layers = [_layer(number, layer) for number, layer in enumerate(inner.layers)]
+        self.layers = [_layer(number, take) for number in range(self.shape.layers)]
         self._plain = Weights(self)
+
+    @classmethod
+    def of(cls, model: "PreTrainedModel") -> "Decoder":
+        """Taken over from a transformers model, which is consumed: what is fused is emptied there,
+        so that memory never holds both."""
+        inner: Any = model.get_decoder()
+        rotary = inner.rotary_emb
+        rope = Rope(
+            tuple(rotary.inv_freq.detach().float().tolist()), float(rotary.attention_scaling)
+        )
+        parameters = dict(model.named_parameters())
+
+        def take(name: str) -> torch.Tensor | None:
+            parameter = parameters.get(name)
+            if parameter is None:
+                return None
+            weight = parameter.detach()
+            if name.endswith("_proj.weight"):
+                parameter.data = weight.new_empty(0)
+            return weight
+
+        return cls(model.config, take, rope)
 
     @property
     def device(self) -> torch.device:
@@ -184,7 +221,7 @@ class Decoder:
             size = max(length, min(self.shape.context, 4096))
             steps = torch.arange(size, device=self.device).float()
             angles = torch.outer(steps, self._inverse_frequencies)[:, None]
-            scale = self._rope_scale
+            scale = self.rotary.scale
             self._rope = (
                 (angles.cos() * scale).to(self.dtype),
                 (angles.sin() * scale).to(self.dtype),
@@ -416,42 +453,44 @@ class Weights:
         return self
 
 
-def _layer(number: int, layer: Any) -> Layer:
-    attention, mlp = layer.self_attn, layer.mlp
+def _layer(number: int, take: "Take") -> Layer:
     name = f"model.layers.{number}"
 
-    def fuse(parent: str, module: Any, *projections: str) -> Linear:
-        parts = [(f"{name}.{parent}.{p}", getattr(module, p)) for p in projections]
+    def fuse(*projections: str) -> Linear:
         spans, at = [], 0
-        for full, linear in parts:
-            spans.append((full, at, at + linear.weight.shape[0]))
-            at += linear.weight.shape[0]
-        slot = Slot(tuple(spans), parts[0][1].weight.shape[1])
-        weights = [linear.weight.detach() for _, linear in parts]
-        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+        weights, biases = [], []
+        for projection in projections:
+            full = f"{name}.{projection}"
+            weight = _required(take, f"{full}.weight")
+            weights.append(weight)
+            biases.append(take(f"{full}.bias"))
+            spans.append((full, at, at + weight.shape[0]))
+            at += weight.shape[0]
         bias = None
-        if any(linear.bias is not None for _, linear in parts):
+        if any(b is not None for b in biases):
             bias = torch.cat(
                 [
-                    linear.bias.detach()
-                    if linear.bias is not None
-                    else linear.weight.new_zeros(linear.weight.shape[0])
-                    for _, linear in parts
+                    w.new_zeros(w.shape[0]) if b is None else b
+                    for w, b in zip(weights, biases, strict=True)
                 ]
             )
-        for _, linear in parts:
-            linear.weight = nn.Parameter(linear.weight.new_empty(0), requires_grad=False)
-        return Linear(weight, bias, slot)
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+        return Linear(weight, bias, Slot(tuple(spans), weight.shape[1]))
 
-    norms = [getattr(attention, n, None) for n in ("q_norm", "k_norm")]
-    q_norm, k_norm = (n.weight.detach() if n is not None else None for n in norms)
     return Layer(
-        qkv=fuse("self_attn", attention, "q_proj", "k_proj", "v_proj"),
-        o=fuse("self_attn", attention, "o_proj"),
-        gate_up=fuse("mlp", mlp, "gate_proj", "up_proj"),
-        down=fuse("mlp", mlp, "down_proj"),
-        norm_in=layer.input_layernorm.weight.detach(),
-        norm_mid=layer.post_attention_layernorm.weight.detach(),
-        q_norm=q_norm,
-        k_norm=k_norm,
+        qkv=fuse("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        o=fuse("self_attn.o_proj"),
+        gate_up=fuse("mlp.gate_proj", "mlp.up_proj"),
+        down=fuse("mlp.down_proj"),
+        norm_in=_required(take, f"{name}.input_layernorm.weight"),
+        norm_mid=_required(take, f"{name}.post_attention_layernorm.weight"),
+        q_norm=take(f"{name}.self_attn.q_norm.weight"),
+        k_norm=take(f"{name}.self_attn.k_norm.weight"),
     )
+
+
+def _required(take: "Take", name: str) -> torch.Tensor:
+    weight = take(name)
+    if weight is None:
+        raise KeyError(name)
+    return weight

@@ -38,10 +38,10 @@ def merge(base_path: Path, adapter: Path, out: Path) -> float:
     """
     kept_type = read_json(base_path / "config.json").get("dtype", "float32")
     model, tokenizer = load_transformers(base_path, pick_device("cpu"), "float32")
-    network = HubNetwork(model, known_ids(model, tokenizer), "exported by transformers")
+    network = HubNetwork(model, known_ids(model.config, tokenizer), "exported by transformers")
     tuned = network.new_adapter(LoraSpec.from_folder(adapter), seed=0)
     tuned.load(read_adapter(adapter))
-    renderer = Renderer(tokenizer, stop_ids_of(model, tokenizer))
+    renderer = Renderer(tokenizer, stop_ids_of(model.config, tokenizer, base_path))
     ids = renderer.prompt([{"role": "user", "content": "Add 2, 3."}])
     wanted = network.logits(ids, tuned)
     with torch.no_grad():

@@ -237,7 +237,14 @@ def load_models(folder: DeployDir, config: dict[str, Any]) -> Models:
     thinking = bool(config.get("thinking", False))
     weights = weight_hashes(folder.home, base)
     if config.get("serve_with") != "vllm":
-        return OwnModels(base, config["base_name"], device, thinking=thinking, base_weights=weights)
+        return OwnModels(
+            base,
+            config["base_name"],
+            device,
+            thinking=thinking,
+            base_weights=weights,
+            compared=folder.home.comparisons,
+        )
     plan = serving_plan(
         vllm_env.require_python(folder.home),
         base,

@@ -29,6 +29,7 @@ class OwnModels:
         base_name: the model name the base answers to.
         thinking: whether prompts open a think block.
         base_weights: SHA-256 of the base's weight files; adapters made for others are refused.
+        compared: see `load_base`.
     """
 
     def __init__(
@@ -39,10 +40,11 @@ class OwnModels:
         *,
         thinking: bool,
         base_weights: dict[str, str] | None = None,
+        compared: Path | None = None,
     ) -> None:
         set_threads()
         self.base_weights = base_weights or {}
-        self.base = load_base(base_path, pick_device(device), "auto")
+        self.base = load_base(base_path, pick_device(device), "auto", compared=compared)
         self.base_name = base_name
         self.renderer = Renderer(self.base.tokenizer, self.base.stop_ids, thinking=thinking)
         self.sampler = make_sampler(self.base, self.renderer)

@@ -5,26 +5,26 @@ logits and losses are float32 always. The reference policy is the base without a
 a frozen copy of the adapter the run started from.
 """
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    BitsAndBytesConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from engine import hub
+from engine.files import read_json
+from engine.worker import comparisons, weights
 from engine.worker.adapter import Adapter, LoraSpec, read_adapter
 from engine.worker.batch import Row
 from engine.worker.decoder import TOLERANCE, Decoder, unsupported
 from engine.worker.failures import WorkerFailure
 from engine.worker.network import DecoderNetwork, Micro, Network
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -59,39 +59,79 @@ def pick_dtype(precision: str, device: torch.device) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
 
 
-def load_base(path: Path, device: torch.device, precision: str, quantization: str = "none") -> Base:
+def load_base(
+    path: Path,
+    device: torch.device,
+    precision: str,
+    quantization: str = "none",
+    *,
+    compared: Path | None = None,
+) -> Base:
     """Load safetensors weights and tokenizer from a folder. Never runs code from the folder.
+
+    Our own forward is used where its logits are transformers' own. The comparison needs both; with
+    `compared` it is made once for the same files and libraries, and from then on the weights are
+    read without transformers' model classes, which cost a process over 100 MB and a second.
 
     Args:
         quantization: `nf4` rounds the weights of the layers' projections to 4 bits while loading.
+        compared: a file that keeps what comparisons came to.
 
     Raises:
         WorkerFailure: kind config, when the folder holds no model that can be loaded.
     """
-    model, tokenizer = load_transformers(path, device, precision, quantization)
-    stop_ids = stop_ids_of(model, tokenizer)
-    vocab = known_ids(model, tokenizer)
-    why = "4-bit weights" if quantization != "none" else unsupported(model.config)
+    hub.ensure_weights(path)
+    tokenizer, config = _load_config(path)
+    vocab, stop_ids = known_ids(config, tokenizer), stop_ids_of(config, tokenizer, path)
+    why = "4-bit weights" if quantization != "none" else unsupported(config)
     if not why:
+        dtype = pick_dtype(precision, device)
+        known = comparisons.recall(compared, path, dtype)
+        if known is not None:
+            with contextlib.suppress(KeyError):  # names that transformers would translate
+                decoder = weights.read(path, config, known, dtype, device)
+                return Base(DecoderNetwork(decoder, vocab), tokenizer, stop_ids, path)
+        model, _ = load_transformers(path, device, precision)
         probe = probe_ids(vocab)
         with torch.no_grad():
             wanted = model(torch.tensor([probe], device=device)).logits[0].float()
-        decoder = Decoder(model)
+        decoder = Decoder.of(model)
         difference = _difference(decoder, probe, wanted)
         if difference <= TOLERANCE[decoder.dtype]:
+            comparisons.remember(compared, path, dtype, decoder.rotary, difference)
             return Base(DecoderNetwork(decoder, vocab), tokenizer, stop_ids, path)
         why = f"logits differ from transformers' by {difference:.1e}"
-        model, _ = load_transformers(path, device, precision)
+    model, _ = load_transformers(path, device, precision, quantization)
     # Late: PEFT costs every process a second and over 100 MB, and our own forward needs none of it.
     from engine.worker.hub_network import HubNetwork  # noqa: PLC0415
 
     return Base(HubNetwork(model, vocab, why), tokenizer, stop_ids, path)
 
 
+def _load_config(path: Path) -> tuple[PreTrainedTokenizerBase, Any]:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        return tokenizer, AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise _not_loaded(path, error) from error
+
+
+def _not_loaded(path: Path, error: Exception) -> WorkerFailure:
+    return WorkerFailure(
+        "config",
+        f"The model in {path} could not be loaded.",
+        evidence=f"{type(error).__name__}: {str(error).splitlines()[0]}",
+        hint="Check that the folder holds config.json, safetensors weights and a tokenizer.",
+    )
+
+
 def load_transformers(
     path: Path, device: torch.device, precision: str, quantization: str = "none"
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
     """The model and tokenizer as transformers has them; raises as `load_base`."""
+    # Late: see load_base.
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415
+
     hub.ensure_weights(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
@@ -103,12 +143,7 @@ def load_transformers(
             **_four_bits(device, quantization),
         )
     except (OSError, ValueError, KeyError, ImportError) as error:
-        raise WorkerFailure(
-            "config",
-            f"The model in {path} could not be loaded.",
-            evidence=f"{type(error).__name__}: {str(error).splitlines()[0]}",
-            hint="Check that the folder holds config.json, safetensors weights and a tokenizer.",
-        ) from error
+        raise _not_loaded(path, error) from error
     model.requires_grad_(False)
     model.eval()
     if quantization == "none":
@@ -126,6 +161,8 @@ def _four_bits(device: torch.device, quantization: str) -> dict[str, Any]:
     arXiv 2305.14314), computed with in bfloat16."""
     if quantization == "none":
         return {}
+    from transformers import BitsAndBytesConfig  # noqa: PLC0415 - rarely used, dear to import
+
     config = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type=quantization,
@@ -145,21 +182,24 @@ def _difference(decoder: Decoder, probe: Sequence[int], wanted: torch.Tensor) ->
     return float((ours - wanted).norm() / wanted.norm())
 
 
-def known_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+def known_ids(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
     """Ids that have a token; a padded vocabulary goes beyond them."""
-    return min(len(tokenizer), int(model.config.get_text_config().vocab_size))
+    return min(len(tokenizer), int(config.get_text_config().vocab_size))
 
 
-def stop_ids_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The tokenizer's end token first, then every other one the model's configuration names.
+def stop_ids_of(config: Any, tokenizer: PreTrainedTokenizerBase, path: Path) -> list[int]:
+    """The tokenizer's end token first, then every other one the model's folder names.
 
     Raises:
         WorkerFailure: kind config, when there is none.
     """
+    try:
+        generation = read_json(path / "generation_config.json")
+    except (OSError, ValueError):
+        generation = {}
     found: list[int] = []
-    generation = getattr(model, "generation_config", None)
-    for source in (tokenizer, model.config, generation):
-        value = getattr(source, "eos_token_id", None)
+    named = (tokenizer.eos_token_id, config.eos_token_id, generation.get("eos_token_id"))
+    for value in named:
         for token in value if isinstance(value, list) else [value]:
             if isinstance(token, int) and token not in found:
                 found.append(token)

@@ -59,7 +59,7 @@ def measure(device: torch.device) -> dict[str, float]:
     """Rates of this machine; see the module."""
     model = small_model(device)
     weights = parameters(model)
-    network = DecoderNetwork(Decoder(model), VOCAB - 1)
+    network = DecoderNetwork(Decoder.of(model), VOCAB - 1)
     adapter = network.new_adapter(LORA, seed=0)
     rows = [Row(list(range(1, 129)), [0] + [1] * 127) for _ in range(16)]
     batch = network.collate(rows)

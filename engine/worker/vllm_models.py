@@ -66,7 +66,7 @@ class VllmModels:
         self.folder = folder
         facts = _without_weights(plan.model)
         tokenizer = AutoTokenizer.from_pretrained(plan.model, trust_remote_code=False)
-        stop_ids = stop_ids_of(facts, tokenizer)
+        stop_ids = stop_ids_of(facts.config, tokenizer, Path(plan.model))
         self.renderer = Renderer(tokenizer, stop_ids, thinking=thinking)
         self.limit = plan.max_length
         self.adapters: dict[str, str] = {}
@@ -78,7 +78,7 @@ class VllmModels:
             self.process,
             folder=folder,
             stop_ids=stop_ids,
-            vocab=known_ids(facts, tokenizer),
+            vocab=known_ids(facts.config, tokenizer),
             model_vocab=int(facts.config.get_text_config().vocab_size),
         )
         try:

@@ -58,7 +58,7 @@ def prepare(job: Job, base_path: Path, settings: dict[str, Any]) -> Workbench:
     set_threads()
     device = pick_device(job.device)
     precision, four_bits = settings.get("precision", "auto"), settings.get("quantization", "none")
-    base = load_base(base_path, device, precision, four_bits)
+    base = load_base(base_path, device, precision, four_bits, compared=job.run.home.comparisons)
     renderer = Renderer(base.tokenizer, base.stop_ids, thinking=settings.get("thinking", False))
     sampler = samplers.make_sampler(job, base, settings, sampler_needs(base, renderer))
     return Workbench(base, renderer, sampler, pinned_env(job))

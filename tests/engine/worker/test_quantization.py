@@ -81,8 +81,8 @@ def _with_weights(state: dict[str, torch.Tensor]) -> Base:
         module = model.get_submodule(name)
         assert isinstance(module, torch.nn.Linear)
         module.weight.data.copy_(weight)
-    network = HubNetwork(model, known_ids(model, tokenizer), "a test")
-    return Base(network, tokenizer, stop_ids_of(model, tokenizer), PEBBLE)
+    network = HubNetwork(model, known_ids(model.config, tokenizer), "a test")
+    return Base(network, tokenizer, stop_ids_of(model.config, tokenizer, PEBBLE), PEBBLE)
 
 
 @pytest.mark.parametrize("algorithm", ["sft", "grpo"])
