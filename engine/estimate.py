@@ -1,8 +1,8 @@
 """What a run will take: hours, money, memory and disk as low, likely and high.
 
 Operations and bytes (engine/workload.py) over the speed of this machine (engine/speed.py), then
-corrected by finished runs: with three or more of the same algorithm the band is the 90 %
-prediction interval of their ratio of actual to predicted time, before that a fixed factor.
+corrected by finished runs: with three or more of the same algorithm the band is a 90 % prediction
+interval of their ratio of actual to predicted time, before that a fixed factor.
 """
 
 import json
@@ -28,8 +28,8 @@ CALIBRATE_FROM = 3  # finished runs
 # Without finished runs: how far off a rate from the table, or a measured one, may be.
 _SPREAD = {"model": (0.35, 2.5), "measured": (0.65, 1.6)}
 _CALIBRATION_FLOOR = 0.08  # of the logarithm: no two runs are closer than this
-# 95 % quantiles of Student's t by degrees of freedom; the normal one beyond.
-_T95 = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.90, 1.86, 1.83, 1.81)
+# How far apart runs usually are (logarithm), and how many runs that knowledge is worth.
+_USUAL_SPREAD, _USUAL_RUNS = 0.25, 6
 _FITS, _TIGHT = 0.92, 0.8  # shares of a device's memory
 _FETCHED = 2e7  # bytes of a download per second
 DISK_RESERVE = 500_000_000
@@ -215,10 +215,12 @@ def _band(
     ratios = _ratios(home, algorithm)
     if len(ratios) >= CALIBRATE_FROM:
         logs = [math.log(ratio) for ratio in ratios]
-        middle, spread = statistics.median(logs), statistics.stdev(logs)
-        spread = max(spread, _CALIBRATION_FLOOR) * math.sqrt(1 + 1 / len(logs))
-        degrees = len(logs) - 1
-        reach = spread * (_T95[degrees - 1] if degrees <= len(_T95) else 1.645 + 1.65 / degrees)
+        middle = statistics.median(logs)
+        # A few runs say little of how far apart runs are: what is usual counts as some more.
+        known = (len(logs) - 1) * statistics.variance(logs)
+        degrees = len(logs) - 1 + _USUAL_RUNS
+        spread = math.sqrt((known + _USUAL_RUNS * _USUAL_SPREAD**2) / degrees)
+        reach = 1.645 * max(spread, _CALIBRATION_FLOOR) * math.sqrt(1 + 1 / len(logs))
         factors = (middle - reach, middle, middle + reach)
         hours = {
             level: raw["likely"] * math.exp(by) for level, by in zip(LEVELS, factors, strict=True)
