@@ -19,7 +19,9 @@ import torch
 
 from engine.worker.batch import Row
 
-# Sequences may share a padded attention bucket while the shortest is at least this much of it.
+# Pairs of tokens an attention bucket may compute for nothing: what one more call costs.
+WASTE = 4096
+# Branches may share a bucket while the shortest of their trunks is at least this much of it.
 SLACK = 1.25
 SLACK_TOKENS = 8
 
@@ -261,7 +263,12 @@ def _buckets(lengths: Sequence[int], offset: int) -> list[Bucket]:
     found, first = [], 0
     while first < len(lengths):
         last = first
-        while last < len(lengths) and lengths[last] <= SLACK * lengths[first] + SLACK_TOKENS:
+        squares = 0  # of the bucket's own lengths: padding it to n costs count * n^2 of them
+        while last < len(lengths):
+            padded = (last + 1 - first) * lengths[last] ** 2
+            squares += lengths[last] ** 2
+            if padded - squares > WASTE:
+                break
             last += 1
         bucket = _bucket(lengths[first:last], offset)
         found.append(bucket)
