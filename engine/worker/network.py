@@ -15,7 +15,7 @@ from engine.worker.adapter import Adapter, FlatAdapter, LoraSpec
 from engine.worker.batch import Batch, Row
 from engine.worker.decode import DecoderSampler
 from engine.worker.decoder import Decoder, Shape
-from engine.worker.packing import Packed, pack, token_count
+from engine.worker.packing import Packed, pack
 from engine.worker.products import grain
 from engine.worker.sampler import Sampler
 
@@ -108,7 +108,7 @@ class DecoderNetwork:
         _flat(adapter).applied = None
 
     def collate(self, rows: Sequence[Row]) -> Packed:
-        return pack(rows, grain(token_count(rows)) if self.device.type == "cpu" else 1)
+        return pack(rows, grain) if self.device.type == "cpu" else pack(rows)
 
     def split(self, rows: Sequence[Row], budget: int) -> list[list[int]]:
         """Groups with a shared prompt stay together as far as they fit."""

@@ -12,7 +12,7 @@ Linear layers run over the packed tokens; only attention needs to know who sees 
 as a `Layout`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -120,18 +120,19 @@ class Packed:
         return replace(self, **moved)
 
 
-def pack(rows: Sequence[Row], grain: int = 1) -> Packed:
+def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> Packed:
     """See the module.
 
     Args:
-        grain: the number of tokens is made a multiple of it by a sequence that nobody sees, so
+        grain: what a number of tokens is made a multiple of, by a sequence that nobody sees, so
             that products come in few sizes (products.py).
 
     Raises:
         ValueError: when a row's first token is marked as trained: nothing predicts it.
     """
     trunks = _trunks(rows)
-    missing = -token_count(rows) % grain
+    size = _tokens(trunks, rows)
+    missing = -size % grain(size)
     if missing:
         trunks.append(_Trunk([0] * missing, []))
     order = sorted(range(len(trunks)), key=lambda i: len(trunks[i].ids))
@@ -182,7 +183,11 @@ def pack(rows: Sequence[Row], grain: int = 1) -> Packed:
 
 def token_count(rows: Sequence[Row]) -> int:
     """Tokens `pack` would run through the model."""
-    return sum(len(t.ids) for t in _trunks(rows)) + sum(
+    return _tokens(_trunks(rows), rows)
+
+
+def _tokens(trunks: Sequence["_Trunk"], rows: Sequence[Row]) -> int:
+    return sum(len(t.ids) for t in trunks) + sum(
         len(r.ids) - 1 - r.shared for r in rows if r.shared
     )
 
