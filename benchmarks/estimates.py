@@ -93,6 +93,7 @@ def predicted(home: Home, run: dict[str, Any]) -> dict[str, Any]:
     return {
         "seconds": {level: figures["hours"][level] * 3600 for level in LEVELS},
         "memory": figures["peak_memory"]["total"],
+        "phases": figures["seconds"],
         "basis": figures["basis"],
     }
 
@@ -112,13 +113,14 @@ def done(home: Home, run: dict[str, Any]) -> dict[str, Any]:
         if status["state"] not in ("queued", "preparing", "running", "stopping"):
             break
     folder = home.run(run_id)
-    lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    measured = json.loads(folder.result.read_text())["measured"] if folder.result.exists() else {}
     return {
         "run_id": run_id,
         "state": status["state"],
         "error": (status.get("error") or {}).get("message"),
         "seconds": 3600 * status["spent_hours"],
-        "memory": max((line.get("peak_memory") or 0) for line in lines) if lines else 0,
+        "memory": measured.get("peak_memory", 0),
+        "phases": measured.get("seconds", {}),
     }
 
 

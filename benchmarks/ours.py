@@ -5,8 +5,8 @@ worker, all on the cores asked for (their number is what the worker takes for it
 time is the difference between the times of two lines in metrics.jsonl, so everything the loop does
 between steps counts: rollouts, the environment's process, logs. Start-up, the first step, the last
 one and the held-out exams (before step 1 and after the last) are left out. Processor seconds and
-peak memory (VmHWM) are of the worker and its children together, seen from outside ten times a
-second.
+peak memory (VmHWM of all that live at once) are of the worker and its children together, seen from
+outside ten times a second.
 """
 
 import json
@@ -39,17 +39,20 @@ class Watched:
     samples: list[tuple[float, float]] = field(default_factory=list)  # (unix time, CPU seconds)
     peaks: dict[int, int] = field(default_factory=dict)  # process id to its VmHWM in bytes
     spent: dict[int, float] = field(default_factory=dict)  # process id to its CPU seconds
+    peak: int = 0  # the most that the processes alive at one look had held, each at its own peak
 
     def look(self, pid: int) -> None:
         """Take one sample of a process and everything below it."""
-        for each in family(pid):
+        living = family(pid)
+        for each in living:
             self.spent[each] = max(self.spent.get(each, 0.0), cpu_seconds(each))
             self.peaks[each] = max(self.peaks.get(each, 0), peak_bytes(each))
+        self.peak = max(self.peak, sum(self.peaks[each] for each in living))
         self.samples.append((time.time(), sum(self.spent.values())))
 
     @property
     def peak_mb(self) -> float:
-        return sum(self.peaks.values()) / 2**20
+        return self.peak / 2**20
 
     def cpu_at(self, when: float) -> float:
         """CPU seconds spent until `when`, between samples in proportion."""

@@ -1,14 +1,19 @@
 """What a run will take: hours, money, memory and disk as low, likely and high.
 
 Operations and bytes (engine/workload.py) over the speed of this machine (engine/speed.py), then
-corrected by finished runs: with three or more of the same algorithm the band is a 90 % prediction
-interval of their ratio of actual to predicted time, before that a fixed factor.
+corrected by finished runs (engine/experience.py): with three or more of the same algorithm every
+phase is corrected and the band is a 90 % prediction interval of their ratio of actual to corrected
+time, before that a fixed factor.
 """
 
+import contextlib
+import importlib.util
 import json
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from engine import catalog, env_facts, hub, registry, speed, vllm_env, workload
@@ -16,15 +21,15 @@ from engine import config as settings_schema
 from engine import hardware as machine
 from engine.env_facts import EnvFacts
 from engine.errors import UserError
+from engine.experience import CALIBRATE_FROM, experience
 from engine.hardware import Hardware
 from engine.model_files import ModelFacts
-from engine.run_dir import Home, read_json
+from engine.run_dir import Home
 from engine.store import Store
-from engine.workload import Plan
+from engine.workload import Battery, Lengths, Plan
 
 LEVELS = ("low", "likely", "high")
 PROBE_WAIT_S = 20.0
-CALIBRATE_FROM = 3  # finished runs
 # Without finished runs: how far off a rate from the table, or a measured one, may be.
 _SPREAD = {"model": (0.35, 2.5), "measured": (0.65, 1.6)}
 _CALIBRATION_FLOOR = 0.08  # of the logarithm: no two runs are closer than this
@@ -65,7 +70,9 @@ def estimate_cost(
     )
     speed.ensure(home, found, PROBE_WAIT_S)
     download = hub.missing_bytes(ref.base_path)
-    figures = estimate(home, resolved, ref.facts, facts, found, download=download)
+    figures = estimate(
+        home, resolved, ref.facts, facts, found, download=download, base_path=ref.base_path
+    )
     arguments: dict[str, Any] = {"env_id": record.env_id, "model": ref.ref, "algorithm": algorithm}
     if settings:
         arguments["settings"] = settings
@@ -85,25 +92,44 @@ def estimate(
     hardware: Hardware,
     *,
     download: int = 0,
+    base_path: Path | None = None,
 ) -> dict[str, Any]:
     """Hours, GPU-hours, money, memory, disk and what to lower, for resolved settings.
 
     Args:
         download: bytes of weights still to be fetched.
+        base_path: folder of the base model, by which earlier runs of it are known.
 
     Returns a JSON object. Times are hours, sizes bytes; `seconds` itemises the likely time.
     """
-    plan = Plan(resolved.algorithm, resolved.settings, model, env, hardware.device)
+    known = experience(home)
+    base = str(base_path or "")
+    plan = Plan(
+        resolved.algorithm,
+        resolved.settings,
+        model,
+        env,
+        hardware.device,
+        seen=known.seen(base),
+        batteries=batteries(home, base_path),
+    )
     rate = speed.load(home, plan.device, hardware.cores, resolved.settings["precision"])
     if env.score_s:  # as the audit measured it; the rest is the way to the env process and back
         rate = replace(rate, score_s=env.score_s + 1e-4)
     phases = {level: _phases(plan, rate, level) for level in LEVELS}
     for phase in phases.values():
         phase["startup"] += download / _FETCHED
-    raw = {level: sum(phases[level].values()) / 3600 for level in LEVELS}
-    hours, basis, runs = _band(home, resolved.algorithm, raw, rate.measured)
+    raw = dict(phases["likely"])
+    factors = known.factors(resolved.algorithm)
+    for phase in phases.values():
+        for name in phase:
+            phase[name] *= factors.get(name, 1.0)
+    totals = {level: sum(phases[level].values()) / 3600 for level in LEVELS}
+    hours, basis, runs = _band(known.misses(resolved.algorithm), totals, rate.measured)
     price = home.user_config().gpu_hour_price
     memory = workload.memory(plan)
+    raw_memory = memory["total"]
+    memory = _corrected(memory, known.memory_factor(resolved.algorithm))
     available = plan.device.memory_total
     need = workload.disk(plan) + download
     fit = _fit(memory["total"], available)
@@ -126,8 +152,30 @@ def estimate(
         "lower_this": _lower(plan, rate, memory["total"] if fit != "fits" else None),
         "basis": basis,
         "calibrated_on_runs": runs,
-        "uncalibrated_hours": round(raw["likely"], 6),
+        "uncalibrated": {
+            "seconds": {name: round(value, 3) for name, value in raw.items()},
+            "memory": raw_memory,
+        },
     }
+
+
+def batteries(home: Home, base_path: Path | None) -> tuple[Battery, ...]:
+    """What a run on this base model is asked about kept skills, as the worker chooses it."""
+    found = []
+    if base_path is None or base_path == catalog.BUILTIN["pebble"]:
+        found.append(workload.PEBBLE_SKILLS)
+    elif importlib.util.find_spec("reasoning_gym") is not None:
+        found.append(workload.GYM)
+    if base_path is not None and home.db.is_file():
+        with contextlib.suppress(UserError):
+            record = registry.find_env(home, workload.KEEP)
+            if record.name == workload.KEEP and record.scored:
+                lengths = env_facts.env_facts(home, record, base_path).lengths
+                prompt = statistics.fmean([row.prompt for row in lengths]) if lengths else 32.0
+                said = 1.5 * statistics.fmean([r.total - r.prompt for r in lengths] or [16.0])
+                answer = Lengths(prompt, max(8.0, said), max(16.0, 2 * said))
+                found.append(Battery(min(workload.KEEP_TASKS, max(1, len(lengths))), answer))
+    return tuple(found)
 
 
 def summary(figures: dict[str, Any]) -> str:
@@ -209,13 +257,11 @@ def _phases(plan: Plan, rate: speed.Speed, level: str) -> dict[str, float]:
 
 
 def _band(
-    home: Home, algorithm: str, raw: dict[str, float], measured: bool
+    logs: Sequence[float], raw: dict[str, float], measured: bool
 ) -> tuple[dict[str, float], str, int]:
-    """(hours by level, basis, finished runs used)."""
-    ratios = _ratios(home, algorithm)
-    if len(ratios) >= CALIBRATE_FROM:
-        logs = [math.log(ratio) for ratio in ratios]
-        middle = statistics.median(logs)
+    """(hours by level, basis, finished runs used). `logs`: by how much those missed."""
+    if len(logs) >= CALIBRATE_FROM:
+        middle = statistics.median(logs) * len(logs) / (len(logs) + 1)
         # A few runs say little of how far apart runs are: what is usual counts as some more.
         known = (len(logs) - 1) * statistics.variance(logs)
         degrees = len(logs) - 1 + _USUAL_RUNS
@@ -225,35 +271,18 @@ def _band(
         hours = {
             level: raw["likely"] * math.exp(by) for level, by in zip(LEVELS, factors, strict=True)
         }
-        return hours, "measured", len(ratios)
+        return hours, "measured", len(logs)
     basis = "measured" if measured else "model"
     below, above = _SPREAD[basis]
     hours = {"low": raw["low"] * below, "likely": raw["likely"], "high": raw["high"] * above}
-    return hours, basis, len(ratios)
+    return hours, basis, len(logs)
 
 
-def _ratios(home: Home, algorithm: str) -> list[float]:
-    """Actual over predicted time of finished runs, by what was predicted before correction."""
-    if not home.db.is_file():
-        return []
-    with Store(home) as store:
-        rows = store.calibration(algorithm, limit=20)
-    found = []
-    for row in rows:
-        predicted = _uncalibrated(home, row["features"].get("run_id", "")) or row["predicted"]
-        if predicted > 0 and row["actual"] > 0:
-            found.append(row["actual"] / predicted)
-    return found
-
-
-def _uncalibrated(home: Home, run_id: str) -> float:
-    """What the run's own estimate said before correction: correcting a corrected figure again
-    would forget the correction."""
-    try:
-        figures = read_json(home.run(run_id).config)["estimate"]
-        return float(figures["uncalibrated_hours"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0.0
+def _corrected(memory: dict[str, int], factor: float) -> dict[str, int]:
+    """Memory with what finished runs held more or less put to the overhead."""
+    total = int(memory["total"] * factor)
+    overhead = max(0, memory["overhead"] + total - memory["total"])
+    return memory | {"overhead": overhead, "total": total}
 
 
 def _fit(total: int, available: int) -> str:
@@ -267,9 +296,7 @@ def _lower(plan: Plan, rate: speed.Speed, over: int | None) -> str:
     best, saved = "", 0.0
     base = over if over is not None else sum(_phases(plan, rate, "likely").values())
     for name, value in _candidates(plan):
-        smaller = Plan(
-            plan.algorithm, plan.settings | {name: value}, plan.model, plan.env, plan.device
-        )
+        smaller = replace(plan, settings=plan.settings | {name: value})
         after = (
             workload.memory(smaller)["total"]
             if over is not None

@@ -131,10 +131,11 @@ def _measured(probe: dict[str, float]) -> dict[str, float]:
     found = {}
     if "train_flops" in probe:
         found["train_flops"] = probe["train_flops"]
-    if "prefill_flops" in probe:
-        found["sample_flops"] = probe["prefill_flops"]
-    if {"decode_step_s", "decode_layers"} <= probe.keys():
-        found["layer_s"] = probe["decode_step_s"] / probe["decode_layers"]
+    if "sample_flops" in probe:
+        found["sample_flops"] = probe["sample_flops"]
+    if {"decode_step_s", "update_s", "layers"} <= probe.keys():
+        found["layer_s"] = probe["decode_step_s"] / probe["layers"]
+        found["update_s"] = probe["update_s"] / probe["layers"]
     if "startup_s" in probe:  # of an import; a run also loads a model and starts an environment
         found["start_s"] = 2 * probe["startup_s"] + 3.0
     return found

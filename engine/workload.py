@@ -12,16 +12,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.env_facts import EnvFacts
+from engine.experience import Seen
 from engine.hardware import Device
 from engine.model_files import ModelFacts
 from engine.recipe import max_tokens
 
 _WIDTH = {"float32": 4, "bfloat16": 2}
 _NF4_WIDTH = 0.55  # bytes of a weight in 4 bits, with the scales of its block
-HEAD_CHUNK = 4096  # rows of logits the worker makes at once
+# Logits of one chunk of the head: what stays in a CPU's cache; a GPU wants larger products.
+HEAD_BYTES = {"cpu": 2**21, "cuda": 2**28}
+ATTENTION_KEPT = 640  # rows up to this length keep their attention on a CPU
 CONCURRENT = {"cpu": 256, "cuda": 512}  # completions under way at once
-_MICRO_CEILING = {"cpu": 2048, "cuda": 65536}
-_MICRO_SHARE = 0.25  # of the device's memory that one microbatch may fill
+MICRO_CEILING = {"cpu": 1536, "cuda": 65536}  # tokens that go through the model at once
+MICRO_SHARE = 0.25  # of the device's memory that one microbatch may fill
 # Share of the completions in groups whose rewards differ: only these go through the update.
 _EFFECTIVE = {"low": 0.4, "likely": 0.75, "high": 1.0}
 # Share of the groups that come out uniform and are played again with resample_uniform.
@@ -47,9 +50,19 @@ class Lengths:
         return self.prompt + self.said * self.turns + BETWEEN_TURNS * max(0.0, self.turns - 1)
 
 
-# Kept skills: so many short answers at step 0 and again at the end (engine/worker/kept.py).
-KEPT = 48
-KEPT_ANSWER = Lengths(prompt=24, said=8, longest=24)
+@dataclass(frozen=True)
+class Battery:
+    """Questions about kept skills, asked at step 0 and again at the end (engine/worker/kept.py)."""
+
+    tasks: int
+    answer: Lengths
+
+
+# pebble's own skills, and the families of reasoning-gym that every other base is asked.
+PEBBLE_SKILLS = Battery(48, Lengths(prompt=24, said=8, longest=24))
+GYM = Battery(40, Lengths(prompt=40, said=24, longest=32))
+UNSEEN = Seen()
+KEEP, KEEP_TASKS = "keep", 40  # a person's environment of this name, and its tasks at most
 
 
 @dataclass(frozen=True)
@@ -94,13 +107,20 @@ class Work:
 
 @dataclass(frozen=True)
 class Plan:
-    """One run as the estimate sees it: resolved settings, model, rows and device."""
+    """One run as the estimate sees it: resolved settings, model, rows and device.
+
+    Attributes:
+        seen: what finished runs of the same base model showed of it.
+        batteries: of kept skills.
+    """
 
     algorithm: str
     settings: dict[str, Any]
     model: ModelFacts
     env: EnvFacts
     device: Device
+    seen: Seen = UNSEEN
+    batteries: tuple[Battery, ...] = (PEBBLE_SKILLS,)
 
     @property
     def width(self) -> int:
@@ -166,6 +186,8 @@ class Plan:
         turns = self._turns(level)
         usual = _mean(list(answers)) / max(1.0, self._turns("low")) if answers else limit / 2
         said = {"low": usual, "likely": 1.5 * usual, "high": float(limit)}[level]
+        if self.seen.said is not None and level == "likely":
+            said = self.seen.said * limit / turns
         longest = {"low": 1.5 * usual, "likely": float(limit), "high": float(limit)}[level]
         prompt = _mean([row.prompt for row in self.env.lengths]) or self.settings["max_length"] / 4
         return Lengths(prompt, min(said, limit), min(longest, limit), turns)
@@ -183,14 +205,21 @@ def train_work(plan: Plan, level: str) -> Work:
     """All optimizer steps of the run, rollouts of GRPO included."""
     if plan.algorithm == "sft":
         row = plan.sft_row()
-        step = _update(plan, plan.rows, row.total, row.said)
+        step = _update(plan, plan.rows, plan.rows * row.total, row.total, row.said)
     else:
         episode = plan.episode(level)
         passes = plan.settings["updates_per_batch"]
         # Every round leaves a part of what was uniform before it.
-        uniform = (1 - _EFFECTIVE[level]) ** (1 + plan.settings["resample_uniform"])
+        effective = _EFFECTIVE[level]
+        if plan.seen.effective is not None and level == "likely":
+            effective = plan.seen.effective
+        uniform = (1 - effective) ** (1 + plan.settings["resample_uniform"])
         trained = plan.rows * (1 - uniform)
-        step = _update(plan, trained, episode.total, episode.said * episode.turns).times(passes)
+        # The prompt of a group goes through the model once.
+        shared = trained * (1 - 1 / plan.settings["group_size"]) * episode.prompt
+        tokens = trained * episode.total - shared
+        said = episode.said * episode.turns
+        step = _update(plan, trained, tokens, episode.total, said).times(passes)
         if plan.settings["kl_coef"] > 0:
             step += Work(train=_forward(plan, plan.rows, episode.total))
         again = range(1, plan.settings["resample_uniform"] + 1)
@@ -211,8 +240,12 @@ def evaluation_work(plan: Plan, level: str) -> Work:
         head = 2 * plan.model.head_params * row.said * rows
         work += Work(train=_forward(plan, rows, row.total) + head)
     if plan.env.scored:
-        work += rollouts(plan, rows, rows, plan.episode(level), batches=plan.evaluations + 2)
-    return work + rollouts(plan, 2 * KEPT, 2 * KEPT, KEPT_ANSWER, batches=2)
+        # Both halves at step 0, one of them each time after.
+        work += rollouts(plan, rows, rows, plan.episode(level), batches=plan.evaluations + 3)
+    for battery in plan.batteries:
+        asked = 2 * battery.tasks
+        work += rollouts(plan, asked, asked, battery.answer, batches=2)
+    return work
 
 
 def save_work(plan: Plan) -> Work:
@@ -241,18 +274,19 @@ def rollouts(plan: Plan, prompts: float, rows: float, episode: Lengths, batches:
     )
 
 
-def _update(plan: Plan, rows: float, tokens: float, supervised: float) -> Work:
-    """Forward and backward of `rows` sequences of `tokens`, and one optimizer step."""
+def _update(plan: Plan, rows: float, tokens: float, length: float, supervised: float) -> Work:
+    """Forward and backward of `rows` sequences of a `length`, `tokens` in all, with `supervised`
+    of each, and one optimizer step."""
     work = update_operations(
         plan.model,
         plan.adapter,
-        tokens=rows * tokens,
-        pairs=rows * tokens**2 / 2,
+        tokens=tokens,
+        pairs=rows * length**2 / 2,
         scored=rows * supervised,
     )
     if plan.settings["gradient_checkpointing"]:
-        work += _forward(plan, rows, tokens)
-    micro = max(1.0, rows * tokens / microbatch_tokens(plan))
+        work += _forward(plan, tokens / max(1.0, length), length)
+    micro = max(1.0, tokens / microbatch_tokens(plan))
     if not plan.settings.get("packing", True):
         micro = rows
     return Work(train=work, updates=micro)
@@ -280,19 +314,39 @@ def _forward(plan: Plan, rows: float, tokens: float) -> float:
     return rows * tokens * (2 * model.linear_params + 2 * plan.adapter + attention)
 
 
-def activation_bytes(plan: Plan) -> int:
-    """Bytes the backward pass keeps of one token, as the worker reckons it for its batches."""
+def _layer_floats(plan: Plan, length: float) -> float:
+    """Numbers one layer of our own forward keeps of a token for the backward pass
+    (engine/worker/kernels.py): norms, queries, keys and values, what goes into each projection,
+    and on a CPU the attention of short rows."""
     model = plan.model
-    layer = 18 * model.hidden + 5 * model.intermediate
-    layers = 2 if plan.settings["gradient_checkpointing"] else model.layers
-    return 4 * (layers * layer + 4 * model.hidden)
+    queries = model.heads * model.head_dim
+    keys = model.kv_heads * model.head_dim
+    kept = 4 * model.hidden + 2 * (queries + keys) + queries + keys + 2 * model.intermediate
+    if plan.device.kind == "cpu":
+        kept += model.heads * min(length, ATTENTION_KEPT) / 2
+    return kept
+
+
+def _activations(plan: Plan, tokens: float, length: float) -> float:
+    """Bytes held at most for a microbatch of so many tokens in rows of a length."""
+    model = plan.model
+    layer = _layer_floats(plan, length)
+    through = 6 * (model.hidden + model.intermediate)  # one layer's own gradients
+    if plan.settings["gradient_checkpointing"]:
+        kept = model.layers * 2 * model.hidden + layer
+    else:
+        kept = model.layers * layer
+    return plan.width * tokens * (kept + through) + 8 * tokens * model.hidden
 
 
 def microbatch_tokens(plan: Plan) -> float:
     """Padded tokens that go through the model at once, as the worker decides it."""
-    per_token = activation_bytes(plan) + 12 * plan.model.vocab
-    room = _MICRO_SHARE * plan.device.memory_total / per_token
-    return max(512.0, min(_MICRO_CEILING[plan.device.kind], room))
+    model = plan.model
+    layers = 2 if plan.settings["gradient_checkpointing"] else model.layers
+    layer = 18 * model.hidden + 5 * model.intermediate
+    per_token = 4 * (layers * layer + 4 * model.hidden) + 12 * model.vocab
+    room = MICRO_SHARE * plan.device.memory_total / per_token
+    return max(512.0, min(MICRO_CEILING[plan.device.kind], room))
 
 
 def memory(plan: Plan) -> dict[str, int]:
@@ -301,20 +355,20 @@ def memory(plan: Plan) -> dict[str, int]:
     Training and sampling alternate, so only the larger of the two counts in the total. Never
     less for a longer row, a larger batch, rank or group.
     """
-    model, settings = plan.model, plan.settings
+    settings = plan.settings
     longest = _longest_sequence(plan)
     budget = microbatch_tokens(plan)
+    batch = _batch_tokens(plan)
     packed = settings.get("packing", True)
-    in_batch = min(plan.rows * longest, max(longest, budget)) if packed else longest
-    lora = settings["lora_rank"] * len(settings["lora_targets"]) * model.layers * 4
-    layer_inputs = 4 * model.layers * model.hidden  # kept even where layers are run again
-    activations = in_batch * (activation_bytes(plan) + lora + layer_inputs)
-    head_rows = min(in_batch, HEAD_CHUNK)
-    # The logits, their log-softmax and its gradient, float32; saved for every chunk of the batch.
-    logits = in_batch * model.vocab * 8 + head_rows * model.vocab * 4
+    in_batch = min(batch, max(longest, budget)) if packed else longest
+    activations = _activations(plan, in_batch, _usual_length(plan))
+    # A chunk of logits, its log-softmax and its gradient, float32; never less than 128 rows.
+    chunk = max(128 * 4 * plan.model.vocab, HEAD_BYTES[plan.device.kind])
+    logits = 3 * min(chunk, in_batch * 4 * plan.model.vocab)
     cache, sampled = _sampling_bytes(plan, longest)
-    training, sampling = activations + logits, cache + sampled
-    fixed = plan.weights
+    laid_out = _copies(plan)
+    training, sampling = activations + logits, cache + sampled + laid_out
+    fixed = plan.weights + laid_out  # with the adapter merged into a copy of them
     adapter = plan.adapter * 16  # float32 weights, gradients and two moments
     if settings.get("async_sampling"):
         adapter += plan.adapter * 4  # the copy that samples
@@ -330,12 +384,35 @@ def memory(plan: Plan) -> dict[str, int]:
     return {name: int(value) for name, value in items.items()} | {"total": int(total)}
 
 
+def _copies(plan: Plan) -> float:
+    """Bytes of a second copy of the layers' weights: on a CPU with memory to spare training keeps
+    one with the adapter merged in, and sampling lays another out for its products."""
+    if plan.device.kind != "cpu" or 4 * plan.weights >= plan.device.memory_total:
+        return 0.0
+    return plan.model.linear_params * plan.width
+
+
+def _batch_tokens(plan: Plan) -> float:
+    """Tokens that one optimizer step runs at most, on average: a group's prompt counts once."""
+    if plan.algorithm == "sft":
+        return plan.rows * max(plan.sft_row().total, 1.0)
+    episode = plan.episode("high")
+    prompts = plan.settings["prompts_per_step"]
+    return prompts * episode.prompt + plan.rows * (episode.total - episode.prompt)
+
+
+def _usual_length(plan: Plan) -> float:
+    return plan.sft_row().total if plan.algorithm == "sft" else plan.episode("high").total
+
+
 def _sampling_bytes(plan: Plan, longest: float) -> tuple[float, float]:
     """(key-value cache, logits) of the completions under way at once."""
     model = plan.model
-    if plan.algorithm == "sft" and not (plan.env.scored and plan.settings["eval_rows"]):
-        return 0.0, 0.0
     at_once = plan.settings["eval_rows"]
+    if not at_once:
+        return 0.0, 0.0
+    if plan.algorithm == "sft" and not plan.env.scored:
+        at_once = max((battery.tasks for battery in plan.batteries), default=0)
     if plan.algorithm == "grpo":
         at_once = max(at_once, plan.rows)
     at_once = min(at_once, CONCURRENT[plan.device.kind])
@@ -359,7 +436,9 @@ def _overhead(plan: Plan, rest: float) -> float:
     """The interpreter with torch on a CPU; context, kernels and fragmentation on a GPU."""
     if plan.device.kind == "cuda":
         return 1.3e9 + 0.06 * rest
-    return 4.5e8 + 0.1 * rest
+    # And the code oneDNN compiles for every size of product it meets. The first run of a model in
+    # a home also loads it through transformers, to compare.
+    return 3.6e8 + 0.08 * rest + (0 if plan.seen.runs else 1.3e8)
 
 
 def disk(plan: Plan) -> int:

@@ -14,6 +14,7 @@ from engine.worker.runtime import prepare
 
 prepare()
 
+from engine import crash
 from engine.evidence.chain import seal
 from engine.run_dir import RunDir
 from engine.store import Store
@@ -40,6 +41,7 @@ def main(folder: Path) -> int:
     job = Job(folder)
     job.listen()
     mark_running(job.run)
+    crash.point("train.running")
     try:
         result = LOOPS[job.config["algorithm"]](job)
     except Stopped:
@@ -51,8 +53,11 @@ def main(folder: Path) -> int:
         job.fail(failure)
         job.event("failed", failure["message"], kind=failure["kind"])
         return FAILED
+    crash.point("finish.examined")
     job.finish(result)
+    crash.point("finish.result")
     seal(job.run)
+    crash.point("finish.sealed")
     return DONE
 
 

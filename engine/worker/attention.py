@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from engine.worker import causal
 from engine.worker.kernels import Spread
 from engine.worker.packing import (
     BranchBucket,
@@ -93,6 +94,9 @@ class Attention:
 
     def _within(self, qkv: torch.Tensor, bucket: Bucket) -> torch.Tensor:
         padded = _padded(qkv[bucket.start : bucket.stop], bucket)  # [rows, length, heads, dim]
+        if causal.applies(padded, bucket.length):
+            flat = causal.CausalAttention.apply(padded, self.kv)
+            return flat if bucket.places is None else flat.index_select(0, bucket.places)
         q, k, v = padded.transpose(1, 2).split([self.heads, self.kv, self.kv], dim=1)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
         return _packed(out, bucket)

@@ -12,6 +12,10 @@ from typing import Any
 from engine.worker.sampler import SamplingParams
 
 MAX_TOKENS = 4096
+MAX_ANSWERS = 16
+MAX_MESSAGES = 1_000
+MAX_TOOLS = 128
+MAX_PROMPT_CHARS = 1_000_000  # counted before anything is turned into tokens
 
 
 class Refused(Exception):
@@ -66,6 +70,10 @@ def parse_chat(body: Any) -> ChatRequest:
             raise Refused(400, "Each message needs a role: system, user, assistant or tool.")
         if not isinstance(message.get("content") or "", str):
             raise Refused(400, "content must be text.")
+    tools = body.get("tools") or []
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise Refused(400, "tools must be a list of objects.")
+    _check_size(messages, tools)
     stop = body.get("stop") or []
     stop = [stop] if isinstance(stop, str) else stop
     if not isinstance(stop, list) or not all(isinstance(s, str) and s for s in stop):
@@ -80,18 +88,29 @@ def parse_chat(body: Any) -> ChatRequest:
         seed=int(number(seed, "seed", 0, 2**53)) if seed is not None else fresh_seed(),
     )
     stream = bool(body.get("stream"))
-    n = int(number(body.get("n", 1), "n", 1, 16))
+    n = int(number(body.get("n", 1), "n", 1, MAX_ANSWERS))
+    options = body.get("stream_options") or {}
+    if not isinstance(options, dict):
+        raise Refused(400, "stream_options must be an object.")
     if stream and n > 1:
         raise Refused(400, "n must be 1 when streaming.")
     return ChatRequest(
         model=str(body.get("model", "")),
         messages=[m | {"content": m.get("content") or ""} for m in messages],
-        tools=body.get("tools") or [],
+        tools=tools,
         params=params,
         n=n,
         stream=stream,
-        include_usage=bool((body.get("stream_options") or {}).get("include_usage")),
+        include_usage=bool(options.get("include_usage")),
     )
+
+
+def _check_size(messages: list[dict[str, Any]], tools: list[Any]) -> None:
+    """Refuse a prompt that would cost seconds before it is found to be too long."""
+    if len(messages) > MAX_MESSAGES or len(tools) > MAX_TOOLS:
+        raise Refused(413, f"At most {MAX_MESSAGES} messages and {MAX_TOOLS} tools.")
+    if len(json.dumps([messages, tools], ensure_ascii=False)) > MAX_PROMPT_CHARS:
+        raise Refused(413, f"The prompt has more than {MAX_PROMPT_CHARS} characters.")
 
 
 def number(value: Any, name: str, low: float, high: float) -> float:

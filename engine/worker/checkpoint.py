@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from engine import crash
 from engine.files import read_json, sync_folder, write_json
 from engine.run_dir import RunDir
 from engine.worker.adapter import read_adapter, save_adapter
-from engine.worker.failures import WorkerFailure
+from engine.worker.failures import WorkerFailure, is_full_or_read_only, not_written
+from engine.worker.optimizer import AdamW
 from engine.worker.policy import Policy
 
 OPTIMIZER = "optimizer.safetensors"
@@ -39,7 +42,7 @@ class Progress:
 def save(
     run: RunDir,
     policy: Policy,
-    optimizer: torch.optim.Optimizer,
+    optimizer: AdamW,
     progress: Progress,
     *,
     base_ref: str,
@@ -50,39 +53,69 @@ def save(
     Args:
         base_ref, base_weights: the base's name and the SHA-256 of its weight files, so that the
             adapter is never put on another model of the same shape.
+
+    Raises:
+        WorkerFailure: kind infra, when the disk has no room; nothing of it stays then.
     """
     final = run.checkpoint(progress.step)
     if (final / MANIFEST).exists():
         return final
     sweep(run)
     aside = final.with_name(f".{final.name}.{os.getpid()}")
-    aside.mkdir(parents=True)
+    try:
+        aside.mkdir(parents=True)
+        _write(aside, run, policy, optimizer, progress, base_ref, base_weights or {})
+        shutil.rmtree(final, ignore_errors=True)  # an incomplete one of an earlier attempt
+        os.replace(aside, final)
+        crash.point("checkpoint.renamed")
+        sync_folder(final.parent)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        if is_full_or_read_only(error):
+            raise not_written(final, error) from error
+        raise
+    return final
+
+
+def _write(
+    aside: Path,
+    run: RunDir,
+    policy: Policy,
+    optimizer: AdamW,
+    progress: Progress,
+    base_ref: str,
+    base_weights: dict[str, str],
+) -> None:
+    """Every file of a checkpoint, the manifest last, each one synced."""
     save_adapter(policy.adapter, aside, base_ref)
     save_file(_optimizer_tensors(policy, optimizer), aside / OPTIMIZER)
     (aside / STATE).write_text(json.dumps({"step": progress.step, **progress.extra}))
     for file in sorted(aside.iterdir()):
         _sync(file)
+    crash.point("checkpoint.aside")
     manifest = {
         "run": run.id,
         "step": progress.step,
         "base": base_ref,
-        "base_weights": base_weights or {},
+        "base_weights": base_weights,
         "files": {f.name: {"bytes": f.stat().st_size, "sha256": digest(f)} for f in _files(aside)},
     }
     write_json(aside / MANIFEST, manifest)
-    shutil.rmtree(final, ignore_errors=True)  # an incomplete one of an earlier attempt
-    os.replace(aside, final)
-    sync_folder(final.parent)
-    return final
+    crash.point("checkpoint.manifest")
 
 
 def sweep(run: RunDir) -> None:
-    """Clear away what an attempt that died while saving left behind; nobody else writes here."""
-    for left in run.checkpoints.glob(".step_*"):
-        shutil.rmtree(left, ignore_errors=True)
+    """Clear away what an attempt that died while saving or tidying left behind; nobody else
+    writes here."""
+    unfinished = [p for p in run.checkpoints.glob("step_*") if not (p / MANIFEST).exists()]
+    for left in [*run.checkpoints.glob(".step_*"), *run.checkpoints.glob(".best.*"), *unfinished]:
+        if left.is_symlink():
+            left.unlink()
+        else:
+            shutil.rmtree(left, ignore_errors=True)
 
 
-def restore(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> Progress:
+def restore(folder: Path, policy: Policy, optimizer: AdamW) -> Progress:
     """Put a checkpoint's weights and optimizer state in place.
 
     Raises:
@@ -101,16 +134,39 @@ def verify(folder: Path) -> None:
     Raises:
         WorkerFailure: kind infra, naming the first file that is missing or differs.
     """
-    manifest = read_json(folder / MANIFEST)
-    for name, facts in manifest["files"].items():
-        file = folder / name
-        if not file.exists() or digest(file) != facts["sha256"]:
-            raise WorkerFailure(
-                "infra",
-                f"The checkpoint {folder.name} is damaged.",
-                evidence=f"{name} does not match its manifest",
-                hint="Delete this checkpoint folder and resume: the one before it is used.",
-            )
+    damage = _damage(folder)
+    if damage:
+        raise WorkerFailure(
+            "infra",
+            f"The checkpoint {folder.name} is damaged.",
+            evidence=damage,
+            hint="Resume: the checkpoint before it is used.",
+        )
+
+
+def set_aside(folder: Path) -> Path:
+    """Rename a damaged checkpoint so that it is none any more; returns where it is now."""
+    kept = folder.with_name(f"damaged_{folder.name}")
+    shutil.rmtree(kept, ignore_errors=True)  # of an earlier time
+    os.replace(folder, kept)
+    sync_folder(folder.parent)
+    return kept
+
+
+def _damage(folder: Path) -> str:
+    """What is wrong with the first file that is not as the manifest says, "" where all are."""
+    try:
+        files = {
+            name: facts["sha256"] for name, facts in read_json(folder / MANIFEST)["files"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return f"{MANIFEST} cannot be read"
+    for name, wanted in files.items():
+        if not (folder / name).is_file():
+            return f"{name} is missing"
+        if digest(folder / name) != wanted:
+            return f"{name} does not match its manifest"
+    return ""
 
 
 def require_base(folder: Path, base_weights: dict[str, str]) -> None:
@@ -139,18 +195,18 @@ def mark_best(run: RunDir, step: int) -> None:
     aside = run.best.with_name(f".best.{os.getpid()}")
     aside.unlink(missing_ok=True)
     aside.symlink_to(run.checkpoint(step).name)
+    crash.point("checkpoint.best")
     os.replace(aside, run.best)
 
 
 def prune(run: RunDir, keep: int, pinned: set[int]) -> None:
     """Delete all but the last `keep` checkpoints and the pinned steps."""
-    steps = sorted(
-        int(p.name.removeprefix("step_"))
-        for p in run.checkpoints.glob("step_*")
-        if (p / MANIFEST).exists()
-    )
+    steps = run.checkpoint_steps()
     for step in steps[: max(0, len(steps) - keep)]:
         if step not in pinned:
+            # First what makes it one: a checkpoint that is half deleted must not look whole.
+            (run.checkpoint(step) / MANIFEST).unlink()
+            crash.point("checkpoint.pruning")
             shutil.rmtree(run.checkpoint(step), ignore_errors=True)
 
 
@@ -159,7 +215,7 @@ def digest(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _optimizer_tensors(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+def _optimizer_tensors(policy: Policy, optimizer: AdamW) -> dict[str, torch.Tensor]:
     tensors = {}
     for index, parameter in enumerate(policy.parameters()):
         for name, value in optimizer.state.get(parameter, {}).items():
@@ -167,17 +223,14 @@ def _optimizer_tensors(policy: Policy, optimizer: torch.optim.Optimizer) -> dict
     return tensors
 
 
-def _load_optimizer(
-    policy: Policy, optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]
-) -> None:
+def _load_optimizer(policy: Policy, optimizer: AdamW, tensors: dict[str, torch.Tensor]) -> None:
     for index, parameter in enumerate(policy.parameters()):
         prefix = f"{index}."
         state = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
         if not state:
             continue
         optimizer.state[parameter] = {
-            name: value if name == "step" else value.to(parameter.device)
-            for name, value in state.items()
+            name: value.to(parameter.device) for name, value in state.items()
         }
 
 

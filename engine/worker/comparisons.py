@@ -17,7 +17,15 @@ import torch
 from engine.files import read_json, write_json
 from engine.worker.decoder import Rope
 
-SOURCES = ("attention.py", "decoder.py", "kernels.py", "packing.py", "products.py", "weights.py")
+SOURCES = (
+    "attention.py",
+    "causal.py",
+    "decoder.py",
+    "kernels.py",
+    "packing.py",
+    "products.py",
+    "weights.py",
+)
 
 
 def recall(file: Path | None, model: Path, dtype: torch.dtype) -> Rope | None:

@@ -80,6 +80,10 @@ class DecoderSampler:
     def load(self, adapter: FlatAdapter | None) -> None:
         self._adapter = adapter
 
+    def rest(self) -> None:
+        """Drop the weights laid out for decoding; a step of training makes them stale anyway."""
+        self._forward = None
+
     def close(self) -> None:
         """Nothing to give back."""
 
@@ -213,7 +217,7 @@ class _Batch:
         if cache.widen():
             self._prepare(cache)
         cache.open_column()
-        token, logprob = self._run()
+        token, logprob = self._compute() if self._graph is None else self._graph()
         self._token.copy_(token)
         cache.advance()
         self._take(self.rows, token, logprob)
@@ -225,9 +229,9 @@ class _Batch:
             columns = torch.arange(cache.window, device=self.device)
             # The token fed at a row's first column is its token 0, so the one drawn there is 1.
             self._chance = uniforms(self._keys[:, None], columns - cache.first[:, None] + 1)
-        self._run = self._compute
-        if self.graphs:
-            self._run = _Graph(self._compute)
+        # Not a bound method beside it: this object would hold itself, and the weights, until the
+        # next collection of cycles.
+        self._graph = _Graph(self._compute) if self.graphs else None
 
     def _compute(self) -> tuple[torch.Tensor, torch.Tensor]:
         cache = self.cache

@@ -13,7 +13,7 @@ from engine.worker.packing import Layout
 from engine.worker.products import Fixed
 
 # Tokens of prompts that go through the model at once.
-PREFILL_TOKENS = 8192
+PREFILL_TOKENS = {"cpu": 1024, "cuda": 8192}
 
 # (layer, rotated queries, keys and values [N, heads + 2 kv, dim]) to [N, heads * dim].
 Attend = Callable[[int, torch.Tensor], torch.Tensor]
@@ -52,7 +52,7 @@ class Forward:
         keys = torch.zeros(size, dtype=self.decoder.dtype, device=device)
         values = torch.zeros_like(keys)
         logits = torch.empty((len(prompts), self.head.weight.shape[0]), device=device)
-        for chunk in _chunks(lengths):
+        for chunk in _chunks(lengths, PREFILL_TOKENS[device.type]):
             ends = [lengths[i] for i in chunk]
             # Attention keeps its plan for training, which cannot use what inference mode made.
             with torch.inference_mode(False):
@@ -119,14 +119,14 @@ class Forward:
         return (normed if x.dtype == torch.float32 else normed.to(x.dtype)).mul_(weight)
 
 
-def _chunks(lengths: Sequence[int]) -> list[list[int]]:
-    """Prompts from the shortest up, in chunks of at most PREFILL_TOKENS."""
+def _chunks(lengths: Sequence[int], most: int) -> list[list[int]]:
+    """Prompts from the shortest up, in chunks of at most `most` tokens."""
     found: list[list[int]] = []
     room = 0
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
         if not found or lengths[i] > room:
             found.append([])
-            room = PREFILL_TOKENS
+            room = most
         found[-1].append(i)
         room -= lengths[i]
     return found

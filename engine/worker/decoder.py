@@ -22,6 +22,7 @@ from engine.worker.attention import Attention
 from engine.worker.kernels import (
     AddNorm,
     FrozenLinear,
+    GatedLoraLinear,
     HeadsRope,
     LoraLinear,
     Norm,
@@ -31,6 +32,7 @@ from engine.worker.kernels import (
 )
 from engine.worker.packing import Layout, Packed
 from engine.worker.products import grain
+from engine.workload import HEAD_BYTES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,8 +41,6 @@ KNOWN = ("llama", "mistral", "qwen2", "qwen3")
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 # Largest relative difference from transformers' logits; bfloat16 rounds each layer's output.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 1e-2}
-# Logits of one chunk of the head: what stays in a CPU's cache; a GPU wants larger products.
-HEAD_BYTES = {"cpu": 2**21, "cuda": 2**28}
 
 
 @dataclass(frozen=True)
@@ -358,7 +358,7 @@ class _LayerStep:
         if self.rows is not None:
             seen, x = PickRows.apply(seen, self.rows), PickRows.apply(x, self.rows)
         x, y = AddNorm.apply(x, o(seen, self.dropout), layer.norm_mid, eps)
-        return x, down(SwiGLU.apply(gate_up(y, self.dropout)), self.dropout)
+        return x, down.gated(gate_up(y, self.dropout), self.dropout)
 
 
 class AdaptedLinear:
@@ -393,6 +393,22 @@ class AdaptedLinear:
             factors.spans,
             self.scale,
             merged is not None,
+        )
+
+    def gated(self, gate_up: torch.Tensor, dropout: float) -> torch.Tensor:
+        """This layer of silu(gate) * up."""
+        factors = self.factors
+        if factors is None or dropout:
+            return self(SwiGLU.apply(gate_up), dropout)
+        return GatedLoraLinear.apply(
+            gate_up,
+            factors.a,
+            factors.b,
+            self.weight,
+            self.linear.bias,
+            factors.spans,
+            self.scale,
+            self.merged is not None,
         )
 
     @torch.no_grad()

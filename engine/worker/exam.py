@@ -77,6 +77,7 @@ class Exam:
         self.half = heldout.halves(tasks)
         self.kept = Kept(job, policy.base, sampler)
         self.best = Best()
+        self._said = self._episodes = 0  # tokens, in so many episodes
         self._last = 0
 
     def at(self, step: int, *halves: str) -> dict[str, float]:
@@ -99,6 +100,7 @@ class Exam:
         if step == 0:
             self.sampler.load(self.policy.adapter)
             self.kept.sit("before")
+        self.sampler.rest()
         return curves
 
     def _examine(self, half: str, file: Appender) -> dict[str, float]:
@@ -109,6 +111,8 @@ class Exam:
             groups = heldout.evaluate(tasks, self.stage, self.sampler, self.params)
             heldout.write_rows(file, groups, self.half, self.job.run.id)
             members = [t for g in groups for t in g.members]
+            self._episodes += len(members)
+            self._said += sum(t.trained_tokens for t in members)
             curves |= heldout.summarise(members).curves()
         rows = [r for r in self.loss_rows if self.half[r.task_id] == half]
         if rows:
@@ -158,6 +162,13 @@ class Exam:
             self.best = Best(step, score, loss)
         self.best.since = since
         self._last = step
+
+    @property
+    def said_share(self) -> float | None:
+        """Mean tokens of an episode in multiples of max_tokens; None before any was played."""
+        if not self._episodes:
+            return None
+        return self._said / self._episodes / self.params.max_tokens
 
     @property
     def improved_now(self) -> bool:

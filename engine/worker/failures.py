@@ -3,8 +3,11 @@
 `WorkerFailure` is raised where the reason is known; `explain` names the rest.
 """
 
+import contextlib
 import errno
+import os
 import traceback
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,24 +47,46 @@ class WorkerFailure(Exception):
         self.hint = hint or HINTS.get(kind, "")
 
 
+# How a CPU allocation that failed reads on Linux, and on systems with another allocator.
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc")
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, of a GPU or of the machine; torch tells the latter only in words."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(said in str(error) for said in _NO_MEMORY)
+
+
 def explain(error: BaseException) -> dict[str, Any]:
     """The failure record of an exception: kind, message, evidence, hint."""
     if isinstance(error, WorkerFailure):
         return _record(error.kind, error.message, error.evidence, error.hint)
     if isinstance(error, UserError):
         return _record("config", error.message, error.code, error.hint)
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "not enough memory" in str(error):
+    if out_of_memory(error):
         return _record("oom", "Memory ran out.", _last_line(error), HINTS["oom"])
-    if _is_full_or_read_only(error):
-        where = getattr(error, "filename", None) or "the home folder"
-        return _record("infra", f"Could not write {where}.", _last_line(error), HINTS["infra"])
+    if is_full_or_read_only(error):
+        failure = not_written(getattr(error, "filename", None), error)
+        return _record("infra", failure.message, failure.evidence, HINTS["infra"])
     where = traceback.extract_tb(error.__traceback__)[-1] if error.__traceback__ else None
     place = f" at {where.filename.rsplit('/', 1)[-1]}:{where.lineno}" if where else ""
     evidence = _last_line(error) + place
     return _record("internal", "The trainer stopped on a fault.", evidence, HINTS["internal"])
 
 
-def _is_full_or_read_only(error: BaseException) -> bool:
+def not_written(path: str | os.PathLike[str] | None, error: BaseException) -> WorkerFailure:
+    """What a disk that is full or only for reading makes of writing `path`."""
+    left = ""
+    with contextlib.suppress(OSError, ValueError):
+        disk = os.statvfs(Path(path or ".").parent)
+        left = f": {disk.f_bavail * disk.f_frsize} bytes and {disk.f_favail} inodes are left there"
+    where = path or "the home folder"
+    return WorkerFailure("infra", f"Could not write {where}{left}.", evidence=_last_line(error))
+
+
+def is_full_or_read_only(error: BaseException) -> bool:
+    """Whether a disk refused to be written."""
     codes = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
     if isinstance(error, OSError):
         return error.errno in codes

@@ -105,8 +105,13 @@ def _sync_check(training: Training) -> SyncCheck:
 
 @dataclass
 class _Micro:
-    """One microbatch of the update; `old` is kept from the first pass over it."""
+    """One microbatch of the update; `old` is kept from the first pass over it.
 
+    `members` are the trajectories it holds, `budget` the tokens it was split by.
+    """
+
+    members: list[int]
+    budget: int
     rows: list[Row]
     batch: Micro
     advantage: torch.Tensor  # [tokens]
@@ -133,13 +138,24 @@ def learn(training: Training, groups: Sequence[Group], step: int, budget: int) -
         tokens=sum(t.trained_tokens for t in scored),
         max_tokens=settings["max_tokens"],
     )
-    micros = _split(training, used, budget)
+    micros: list[_Micro] = []
     totals = _Totals()
     lr = grad_norm = 0.0
     for number in range(settings["updates_per_batch"]):
-        for micro in micros:
-            totals.add(_backward(training, micro, normaliser, first=number == 0))
-            training.meter.ran(micro.rows)
+
+        def attempt(tokens: int, first: bool = number == 0) -> list[_Part]:
+            nonlocal micros
+            # Memory that ran out makes the split finer; what the first pass saw is kept.
+            if first or micros[0].budget != tokens:
+                micros = _split(training, used, tokens, [] if first else micros)
+            parts = []
+            for micro in micros:
+                parts.append(_backward(training, micro, normaliser, first=first))
+                training.meter.ran(micro.rows)
+            return parts
+
+        for part in training.within_memory(step, budget, attempt):
+            totals.add(part)
         training.require_finite(totals.loss, "loss")
         grad_norm, lr = training.update(step)
     measured = totals.metrics() | {"grad_norm": grad_norm, "lr": lr, "microbatches": len(micros)}
@@ -147,7 +163,12 @@ def learn(training: Training, groups: Sequence[Group], step: int, budget: int) -
     return measured if settings["kl_coef"] > 0 else measured | {"kl": None}
 
 
-def _split(training: Training, used: Sequence[Trajectory], budget: int) -> list[_Micro]:
+def _split(
+    training: Training, used: Sequence[Trajectory], budget: int, before: Sequence[_Micro] = ()
+) -> list[_Micro]:
+    """Microbatches of at most `budget` tokens. `before` is an earlier split of the same
+    trajectories that was passed over once: its numbers are taken on."""
+    seen = {index: (m, m.batch.row == at) for m in before for at, index in enumerate(m.members)}
     device = training.policy.device
     rows = [
         Row(t.prompt_ids + t.ids, [0] * len(t.prompt_ids) + t.loss_mask, len(t.prompt_ids))
@@ -170,7 +191,11 @@ def _split(training: Training, used: Sequence[Trajectory], budget: int) -> list[
             ],
             device=device,
         )
-        micro = _Micro(chosen, batch, advantage[batch.row], sampled, lengths)
+        micro = _Micro(members, budget, chosen, batch, advantage[batch.row], sampled, lengths)
+        if seen:
+            earlier = [seen[index] for index in members]
+            micro.sampled = torch.cat([m.sampled[own] for m, own in earlier])
+            micro.old = torch.cat([m.old[own] for m, own in earlier if m.old is not None])
         if training.settings["kl_coef"] > 0:
             micro.reference = training.policy.reference_logprobs(
                 batch, training.settings["temperature"]

@@ -62,6 +62,9 @@ class HubSampler:
     def load(self, adapter: Any) -> None:
         self._adapter = adapter
 
+    def rest(self) -> None:
+        """It holds nothing between calls."""
+
     def close(self) -> None:
         """Nothing to give back."""
 

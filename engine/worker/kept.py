@@ -16,19 +16,20 @@ from typing import Any, Literal
 
 from engine.errors import UserError
 from engine.files import Appender
-from engine.registry import EnvRecord, find_env, open_process, read_tasks
+from engine.registry import EnvRecord, find_env, open_process, read_tasks, sandbox_of
+from engine.run_dir import Home
 from engine.worker import heldout, pebble_skills
 from engine.worker.job import Job
 from engine.worker.policy import Base
 from engine.worker.renderer import Renderer
 from engine.worker.rollouts import Stage, fits
+from engine.worker.runtime import release_memory
 from engine.worker.sampler import Sampler, SamplingParams
+from engine.workload import KEEP, KEEP_TASKS
 from envs.problem import EnvProblem
 from envs.process import EnvProcess
 
 When = Literal["before", "after"]
-KEEP = "keep"  # the name of the environment a person pushes for this
-TASKS = 40  # of an environment
 SKILLS = ("copy", "reverse", "upper", "count", "compare", "add_one", "sort_letters", "json_answer")
 EACH = 6  # tasks per skill of pebble
 SKILL_TOKENS = 24
@@ -61,6 +62,7 @@ class Kept:
 
     def sit(self, when: When) -> None:
         """Ask every battery; rows of an attempt that was cut short are replaced."""
+        release_memory()
         path = self.job.run.kept(when)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
@@ -91,11 +93,11 @@ class Kept:
         if battery.folder is None and battery.record is None:
             yield from self._skill_rows(battery)
             return
-        with _process(battery) as process:
+        with _process(self.job.run.home, battery) as process:
             described = process.describe()
             known = battery.tasks or process.tasks()
             renderer = Renderer(self.base.tokenizer, self.base.stop_ids)
-            tasks = heldout.ordered(known, TASKS)
+            tasks = heldout.ordered(known, KEEP_TASKS)
             stage = Stage(
                 process=process,
                 renderer=renderer,
@@ -156,13 +158,13 @@ def pebble_tasks() -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _process(battery: Battery) -> Iterator[EnvProcess]:
+def _process(home: Home, battery: Battery) -> Iterator[EnvProcess]:
     if battery.record is not None:
         with open_process(battery.record) as process:
             yield process
         return
     assert battery.folder is not None
-    with EnvProcess(battery.folder) as process:
+    with EnvProcess(battery.folder, sandbox=sandbox_of(home)) as process:
         yield process
 
 

@@ -47,45 +47,101 @@ class LoraLinear(torch.autograd.Function):
         scale: float,
         merged: bool,
     ) -> torch.Tensor:
-        y = linear(x, weight, bias)
         ctx.spans, ctx.scale, ctx.merged = spans, scale, merged
         ctx.separate = dropped is not x
-        if not merged:
-            low = linear(dropped, a.to(x.dtype))
-            rank = b.shape[1]
-            for i, ((start, stop), rows) in enumerate(_parts(spans)):
-                factor = b[rows].to(x.dtype)
-                y[:, start:stop].addmm_(low[:, i * rank : (i + 1) * rank], factor.t(), alpha=scale)
         ctx.save_for_backward(x if not ctx.separate else dropped, a, b, weight)
-        return y
+        return _adapted(x, dropped, a, b, weight, bias, ctx)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
         x, a, b, weight = ctx.saved_tensors
-        rank, scale = b.shape[1], ctx.scale
         wants_x = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        dx = linear(dy, weight.t()) if wants_x else None
-        a_cast = a.to(x.dtype)
-        low = linear(x, a_cast)
-        dlow = torch.empty_like(low)
-        db = torch.empty_like(b)
+        da, db, dlow = _factor_gradients(x, a, b, dy, ctx)
+        dx = ddropped = None
+        if wants_x:
+            dx = linear(dy, weight.t())
+            if ctx.separate:
+                ddropped = dlow @ a.to(x.dtype)
+            elif not ctx.merged:
+                dx.addmm_(dlow, a.to(x.dtype))
+        return dx, ddropped, da, db, None, None, None, None, None
+
+
+class GatedLoraLinear(torch.autograd.Function):
+    """LoraLinear of silu(gate) * up, which is made again in the backward pass instead of kept: a
+    layer's widest input but one. gate_up: [N, 2 * in], gate first; the rest as in LoraLinear.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        gate_up: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        spans: Sequence[tuple[int, int]],
+        scale: float,
+        merged: bool,
+    ) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, -1)
+        x = F.silu(gate).mul_(up)
+        ctx.spans, ctx.scale, ctx.merged = spans, scale, merged
+        ctx.save_for_backward(gate_up, a, b, weight)
+        return _adapted(x, x, a, b, weight, bias, ctx)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        gate_up, a, b, weight = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, -1)
+        opened = F.silu(gate)
+        da, db, dlow = _factor_gradients(opened * up, a, b, dy, ctx)
+        dx = linear(dy, weight.t())
+        if not ctx.merged:
+            dx.addmm_(dlow, a.to(dx.dtype))
+        return _gate_gradient(gate_up, opened, dx), da, db, None, None, None, None, None
+
+
+def _adapted(
+    x: torch.Tensor,
+    dropped: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    ctx: Any,
+) -> torch.Tensor:
+    """The outputs of LoraLinear."""
+    y = linear(x, weight, bias)
+    if not ctx.merged:
+        low = linear(dropped, a.to(x.dtype))
+        rank = b.shape[1]
         for i, ((start, stop), rows) in enumerate(_parts(ctx.spans)):
-            at = slice(i * rank, (i + 1) * rank)
-            grad = dy[:, start:stop]
-            dlow[:, at] = linear(grad, b[rows].to(x.dtype).t())
-            # The faster way round for few columns.
-            db[rows] = linear(low[:, at].t(), grad.t()).t()
-        db.mul_(scale)
-        dlow.mul_(scale)
-        da = linear(dlow.t(), x.t()).to(a.dtype)
-        if not wants_x:
-            return None, None, da, db, None, None, None, None, None
-        if ctx.separate:
-            return dx, dlow @ a_cast, da, db, None, None, None, None, None
-        if not ctx.merged and dx is not None:
-            dx.addmm_(dlow, a_cast)
-        return dx, None, da, db, None, None, None, None, None
+            factor = b[rows].to(x.dtype)
+            part = low[:, i * rank : (i + 1) * rank]
+            y[:, start:stop].addmm_(part, factor.t(), alpha=ctx.scale)
+    return y
+
+
+def _factor_gradients(
+    x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dy: torch.Tensor, ctx: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of a, of b, and of the low-rank activations [N, parts * r] of LoraLinear."""
+    rank, scale = b.shape[1], ctx.scale
+    low = linear(x, a.to(x.dtype))
+    dlow = torch.empty_like(low)
+    db = torch.empty_like(b)
+    for i, ((start, stop), rows) in enumerate(_parts(ctx.spans)):
+        at = slice(i * rank, (i + 1) * rank)
+        grad = dy[:, start:stop]
+        dlow[:, at] = linear(grad, b[rows].to(x.dtype).t())
+        # The faster way round for few columns.
+        db[rows] = linear(low[:, at].t(), grad.t()).t()
+    db.mul_(scale)
+    dlow.mul_(scale)
+    return linear(dlow.t(), x.t()).to(a.dtype), db, dlow
 
 
 def _parts(spans: Sequence[tuple[int, int]]) -> list[tuple[tuple[int, int], slice]]:
@@ -260,12 +316,17 @@ class SwiGLU(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
         (gate_up,) = ctx.saved_tensors
-        gate, up = gate_up.chunk(2, -1)
-        width = gate.shape[1]
-        out = torch.empty_like(gate_up)
-        torch.mul(F.silu(gate), dy, out=out[:, width:])
-        torch.ops.aten.silu_backward.grad_input(dy * up, gate, grad_input=out[:, :width])
-        return out
+        return _gate_gradient(gate_up, F.silu(gate_up.chunk(2, -1)[0]), dy)
+
+
+def _gate_gradient(gate_up: torch.Tensor, opened: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    """d/d(gate, up) of silu(gate) * up; `opened` is silu(gate)."""
+    gate, up = gate_up.chunk(2, -1)
+    width = gate.shape[1]
+    out = torch.empty_like(gate_up)
+    torch.mul(opened, dy, out=out[:, width:])
+    torch.ops.aten.silu_backward.grad_input(dy * up, gate, grad_input=out[:, :width])
+    return out
 
 
 class PickRows(torch.autograd.Function):

@@ -20,11 +20,12 @@ from engine import workload
 from engine.files import read_lines
 from engine.model_files import read_facts
 from engine.run_dir import RunDir
+from engine.worker import products
 from engine.worker.batch import Row
 from engine.worker.policy import Policy
 
 PROBE_S = 0.05
-SIZE = {"cpu": 1024, "cuda": 8192}  # rows and columns of the matrices multiplied
+SIZE = {"cpu": 512, "cuda": 8192}  # rows and columns of the matrices multiplied
 
 
 class Meter:
@@ -82,7 +83,7 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
     while spent < PROBE_S or rounds < 3:
         _wait(device)
         began = time.perf_counter()
-        torch.mm(left, right)
+        products.linear(left, right)
         _wait(device)
         took = time.perf_counter() - began
         spent, rounds = spent + took, rounds + 1
@@ -124,9 +125,13 @@ def totals(run: RunDir) -> dict[str, Any]:
     if not lines:
         return {}
     trained = sum(line["train_s"] for line in lines)
-    return {
+    found: dict[str, Any] = {
         "seconds": seconds,
         "tokens_per_s": statistics.median(line["tokens_per_s"] for line in lines),
         "mfu": sum(line["mfu"] * line["train_s"] for line in lines) / max(trained, 1e-9),
         "peak_memory": max(line["peak_memory"] for line in lines),
     }
+    effective = [line["groups_effective"] for line in lines if "groups_effective" in line]
+    if effective:
+        found["effective_share"] = round(statistics.fmean(effective), 4)
+    return found

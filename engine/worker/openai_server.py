@@ -1,7 +1,9 @@
 """A deployment's process: an OpenAI-compatible chat server on loopback.
 
 What samples is our own sampler or a vLLM server behind it (`serve_with` in config.json); the routes
-here are all there is to reach, each but /health with the deployment's key.
+here are all there is to reach, each but /health with the deployment's key. What one client may take
+is bounded: the size of a request and the time it comes in, answers at once, and how long an answer
+waits to be read.
 
 `python -P -m engine.worker.openai_server DEPLOY_FOLDER`. One process per base model, many
 adapters addressed by model name; ends by itself when nobody has asked for a while.
@@ -15,7 +17,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +31,13 @@ from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
 
 from engine import vllm_env
 from engine.errors import UserError
 from engine.files import read_json, write_json
 from engine.run_dir import DeployDir
+from engine.slow_clients import ImpatientProtocol
 from engine.worker.chat_request import ChatRequest, Refused, parse_chat
 from engine.worker.failures import WorkerFailure
 from engine.worker.manifest import weight_hashes
@@ -43,6 +47,32 @@ from engine.worker.vllm_models import VllmModels, serving_plan
 from engine.worker.workbench import quiet_libraries
 
 MAX_BODY = 4 * 1024 * 1024
+MAX_HEADERS = 64 * 1024
+MAX_RANK = 512  # as of training
+MAX_BUSY = 32  # answers in progress
+MAX_CONNECTIONS = 128
+BODY_S = 20.0  # for the whole body of a request
+STALL_S = 60.0  # for a client to read the next piece of a stream
+_LOCAL = ("127.0.0.1", "localhost")
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class ImpatientStream(StreamingResponse):
+    """A stream that ends when its client no longer reads: it would hold the model for ever."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def patient(message: Message) -> None:
+            async with asyncio.timeout(STALL_S):
+                await send(message)
+
+        try:
+            await super().__call__(scope, receive, patient)
+        finally:
+            pieces = self.body_iterator
+            if isinstance(pieces, AsyncGenerator):  # now, and not when somebody collects it
+                await pieces.aclose()
 
 
 class Server:
@@ -60,7 +90,7 @@ class Server:
     def app(self) -> Starlette:
         return Starlette(
             routes=[
-                Route("/health", self.health),
+                Route("/health", self.local(self.health)),
                 Route("/v1/models", self.guarded(self.models)),
                 Route("/v1/chat/completions", self.guarded(self.chat), methods=["POST"]),
                 Route("/admin/adapters", self.guarded(self.adapters), methods=["POST"]),
@@ -68,26 +98,35 @@ class Server:
             ]
         )
 
-    def guarded(
-        self, handler: Callable[[Request], Awaitable[Response]]
-    ) -> Callable[[Request], Awaitable[Response]]:
-        """Key, loopback Host, body size and error shape, for every route but /health."""
+    def local(self, handler: Handler) -> Handler:
+        """Loopback Host and Origin, for every route: a page in a browser is somebody else."""
+
+        async def wrapped(request: Request) -> Response:
+            host = request.headers.get("host", "").rsplit(":", 1)[0]
+            if host not in _LOCAL:
+                return problem(421, "This server answers on loopback only.")
+            origin = request.headers.get("origin")
+            if origin is not None and not _own_origin(origin):
+                return problem(403, "This Origin may not call.")
+            return await handler(request)
+
+        return wrapped
+
+    def guarded(self, handler: Handler) -> Handler:
+        """Key and error shape, for every route but /health."""
 
         async def wrapped(request: Request) -> Response:
             offered = request.headers.get("authorization", "").encode("utf-8", "replace")
             kind, _, token = offered.partition(b" ")
             if kind.lower() != b"bearer" or not hmac.compare_digest(token.strip(), self.key):
                 return problem(401, "A bearer token is needed.")
-            host = request.headers.get("host", "").rsplit(":", 1)[0]
-            if host not in ("127.0.0.1", "localhost"):
-                return problem(421, "This server answers on loopback only.")
             self.last_used = time.monotonic()
             try:
                 return await handler(request)
             except Refused as refusal:
                 return problem(refusal.status, refusal.message)
 
-        return wrapped
+        return self.local(wrapped)
 
     async def health(self, _: Request) -> Response:
         return JSONResponse({"status": "ok", "active": self.busy})
@@ -104,10 +143,12 @@ class Server:
         if asked.model not in self.served.names():
             names = ", ".join(self.served.names())
             raise Refused(404, f"No model {asked.model!r} here; there are {names}.")
+        if self.busy >= MAX_BUSY:
+            raise Refused(429, f"{self.busy} answers are in progress; ask again later.")
         if not asked.stream:
             return JSONResponse(await self.working(run_in_threadpool(self.served.complete, asked)))
         self.served.prompt_ids(asked)  # refusals come before the stream begins
-        return StreamingResponse(self.events(asked), media_type="text/event-stream")
+        return ImpatientStream(self.events(asked), media_type="text/event-stream")
 
     async def working(self, answer: Awaitable[dict[str, Any]]) -> dict[str, Any]:
         self.busy += 1
@@ -131,7 +172,15 @@ class Server:
         body = await body_of(request)
         if not isinstance(body, dict) or not body.get("name") or not body.get("path"):
             raise Refused(400, "name and path are needed.")
-        await run_in_threadpool(self.served.add, str(body["name"]), Path(body["path"]))
+        folder = Path(str(body["path"]))
+        check_rank(folder)
+        try:
+            await run_in_threadpool(self.served.add, str(body["name"]), folder)
+        except Refused:
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            raise Refused(400, f"{folder.name} holds no adapter that can be read.") from error
         self.announce()
         return JSONResponse({"models": self.served.names()})
 
@@ -161,7 +210,14 @@ class Server:
     async def run(self, port: int) -> None:
         """Serve until stopped or idle for too long."""
         config = uvicorn.Config(
-            self.app(), host="127.0.0.1", port=port, log_level="warning", access_log=False
+            self.app(),
+            host="127.0.0.1",
+            port=port,
+            log_level="warning",
+            access_log=False,
+            http=ImpatientProtocol,
+            limit_concurrency=MAX_CONNECTIONS,
+            h11_max_incomplete_event_size=MAX_HEADERS,
         )
         server = self.uvicorn = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve())
@@ -182,18 +238,37 @@ class Server:
 
 
 async def body_of(request: Request) -> Any:
-    """The JSON body. Raises Refused when it is too large or no JSON."""
+    """The JSON body. Raises Refused when it is too large, too slow or no JSON."""
     size = 0
     parts = []
-    async for part in request.stream():
-        size += len(part)
-        if size > MAX_BODY:
-            raise Refused(413, f"The body is larger than {MAX_BODY} bytes.")
-        parts.append(part)
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for part in request.stream():
+                size += len(part)
+                if size > MAX_BODY:
+                    raise Refused(413, f"The body is larger than {MAX_BODY} bytes.")
+                parts.append(part)
+    except TimeoutError:
+        raise Refused(408, f"The body did not arrive within {BODY_S:g} s.") from None
     try:
         return json.loads(b"".join(parts))
     except (ValueError, RecursionError) as error:
         raise Refused(400, "The body is no JSON.") from error
+
+
+def _own_origin(origin: str) -> bool:
+    scheme, _, host = origin.partition("://")
+    return scheme in ("http", "https") and host.rsplit(":", 1)[0] in _LOCAL
+
+
+def check_rank(folder: Path) -> None:
+    """Refuse an adapter whose own word on its size would fill the memory before it is compared."""
+    try:
+        rank = read_json(folder / "adapter_config.json")["r"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Refused(400, f"{folder.name} holds no adapter that can be read.") from error
+    if not isinstance(rank, int) or not 1 <= rank <= MAX_RANK:
+        raise Refused(400, f"{folder.name} has rank {rank!r:.20}; at most {MAX_RANK} is served.")
 
 
 def problem(status: int, message: str) -> JSONResponse:

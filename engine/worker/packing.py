@@ -20,7 +20,7 @@ import torch
 from engine.worker.batch import Row
 
 # Pairs of tokens an attention bucket may compute for nothing: what one more call costs.
-WASTE = 4096
+WASTE = 12000
 # Branches may share a bucket while the shortest of their trunks is at least this much of it.
 SLACK = 1.25
 SLACK_TOKENS = 8

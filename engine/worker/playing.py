@@ -153,8 +153,11 @@ class Feed:
         ready, self._next = self._next, None
         if ready is not None and ready[0] == step:
             return ready[1]
-        self.player.sampler.load(self.policy.adapter)
-        return self.player.play(step, step - 1)
+        sampler = self.player.sampler
+        sampler.load(self.policy.adapter)
+        played = self.player.play(step, step - 1)
+        sampler.rest()  # the update comes next
+        return played
 
     @contextmanager
     def ahead(self, step: int) -> Iterator[None]:

@@ -1,9 +1,9 @@
 """How fast this machine is: `python -P -m engine.worker.probe_speed OUT.json`.
 
 Times the work a run is made of, on a small random model of the kind that is trained here, and
-writes rates the estimator can scale: achieved FLOP/s forward + backward through an adapter,
-achieved FLOP/s of prefill, seconds per decoding step and its part per layer, start-up seconds.
-About ten seconds on two cores.
+writes rates the estimator can scale. Training and decoding are timed at two sizes each, so that
+what an operation costs is told from what a pass costs whatever its size. About ten seconds on two
+cores.
 """
 
 import os
@@ -32,6 +32,8 @@ from engine.worker.workbench import set_threads
 
 LORA = LoraSpec(16, 32, 0.0, ("all-linear",))
 VOCAB = 1024
+TRAINED = {"cpu": 12, "cuda": 64}  # rows of the larger batch; the smaller one has a single row
+DECODED = {"cpu": (96, 8), "cuda": (256, 8)}  # completions at once
 
 
 def small_model(device: torch.device) -> Qwen3ForCausalLM:
@@ -61,31 +63,51 @@ def measure(device: torch.device) -> dict[str, float]:
     weights = parameters(model)
     network = DecoderNetwork(Decoder.of(model), VOCAB - 1)
     adapter = network.new_adapter(LORA, seed=0)
-    rows = [Row(list(range(1, 129)), [0] + [1] * 127) for _ in range(16)]
-    batch = network.collate(rows)
+    batches = [
+        network.collate([Row(list(range(1, 129)), [0] + [1] * 127)] * count)
+        for count in (TRAINED[device.type], 1)
+    ]
 
-    def train() -> None:
-        network.logprobs(batch, adapter, training=True)[0].sum().backward()
+    def train(size: int) -> None:
+        network.logprobs(batches[size], adapter, training=True)[0].sum().backward()
 
     sampler = network.sampler(SamplerNeeds(0, [VOCAB - 1], lambda _: "", 256))
     sampler.load(adapter)
-    prompts = [list(range(1, 65)) for _ in range(32)]
+    prompt = list(range(1, 65))
 
-    def sample(steps: int) -> None:
-        sampler.generate(prompts, 1, SamplingParams(steps, 1.0))
+    def sample(rows: int, steps: int) -> None:
+        sampler.generate([prompt], rows, SamplingParams(steps, 1.0))
 
-    train_s = best_of(train, device)
-    prefill_s = best_of(lambda: sample(1), device)
-    decode_s = (best_of(lambda: sample(17), device) - prefill_s) / 16
-    tokens = batch.ids.numel()
+    def step_of(rows: int) -> float:
+        first = best_of(lambda: sample(rows, 1), device)
+        return (best_of(lambda: sample(rows, 17), device) - first) / 16
+
+    train_s, small_s = (best_of(lambda size=size: train(size), device) for size in (0, 1))
+    many, few = DECODED[device.type]
+    many_s, few_s = step_of(many), step_of(few)
+    tokens, small = (int(batch.ids.numel()) for batch in batches)
+    train_flops, pass_s = slope(4 * weights, (small, small_s), (tokens, train_s))
+    sample_flops, step_s = slope(2 * weights, (few, few_s), (many, many_s))
     return {
-        "train_flops": 4 * weights * tokens / train_s,
-        "prefill_flops": 2 * weights * 32 * 64 / prefill_s,
-        "decode_step_s": decode_s,
-        "decode_layers": 4,
-        "decode_rows": 32,
-        "decode_flops": 2 * weights * 32 / decode_s,
+        "train_flops": train_flops,
+        "update_s": pass_s,
+        "sample_flops": sample_flops,
+        "decode_step_s": step_s,
+        "layers": 4,
     }
+
+
+def slope(
+    operations: float, small: tuple[float, float], large: tuple[float, float]
+) -> tuple[float, float]:
+    """(operations per second, seconds whatever the size) of the line through two measurements
+    (units, seconds), a unit taking so many operations. A large one that is hardly dearer counts as
+    if all of its time went into operations."""
+    (few, few_s), (many, many_s) = small, large
+    per_unit = (many_s - few_s) / (many - few)
+    if per_unit <= 0:
+        return operations * many / many_s, 0.1 * few_s
+    return operations / per_unit, max(0.1 * few_s, few_s - per_unit * few)
 
 
 def best_of(work: Callable[[], None], device: torch.device, times: int = 2) -> float:

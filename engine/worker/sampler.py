@@ -60,6 +60,10 @@ class Sampler(Protocol):
         """Ids of one completion as they are sampled, the end token included."""
         ...
 
+    def rest(self) -> None:
+        """Hand back what memory it can until it is asked again."""
+        ...
+
     def close(self) -> None: ...
 
 

@@ -8,6 +8,7 @@ import torch
 
 from engine.worker.adapter import Adapter
 from engine.worker.failures import WorkerFailure
+from engine.worker.optimizer import AdamW
 
 
 def rate(step: int, total: int, settings: dict[str, Any]) -> float:
@@ -32,21 +33,13 @@ def rate(step: int, total: int, settings: dict[str, Any]) -> float:
             raise ValueError(f"unknown lr_schedule {other!r}")
 
 
-def make_optimizer(
-    parameters: Sequence[torch.nn.Parameter], settings: dict[str, Any]
-) -> torch.optim.AdamW:
-    """AdamW (arXiv 1711.05101) over the adapter, one fused kernel for all tensors."""
-    return torch.optim.AdamW(
-        parameters,
-        lr=settings["learning_rate"],
-        betas=(0.9, 0.999),
-        weight_decay=settings["weight_decay"],
-        fused=True,
-    )
+def make_optimizer(parameters: Sequence[torch.nn.Parameter], settings: dict[str, Any]) -> AdamW:
+    """AdamW as the settings want it."""
+    return AdamW(parameters, settings["learning_rate"], settings["weight_decay"])
 
 
 def apply_step(
-    optimizer: torch.optim.Optimizer,
+    optimizer: AdamW,
     adapter: Adapter,
     learning_rate: float,
     max_grad_norm: float,
@@ -63,10 +56,7 @@ def apply_step(
         raise WorkerFailure(
             "nonfinite", "The gradient became NaN or infinite.", evidence=f"gradient norm {norm}"
         )
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate
+    optimizer.learning_rate = learning_rate
     optimizer.step()
-    # The fused kernel writes past autograd's version counters; merged weights are told by them.
-    torch.autograd.graph.increment_version(adapter.parameters())
     adapter.clear_gradients()
     return norm

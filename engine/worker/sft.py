@@ -56,14 +56,13 @@ def train(job: Job) -> dict[str, Any]:
             began = time.monotonic()
             batch = [rows[i] for i in rows_of_step(step, len(rows), settings)]
             supervised = sum(sum(row.loss_mask) for row in batch)
-            loss = 0.0
-            micros = split(training, batch, budget)
-            for micro in micros:
-                logprobs, _ = training.policy.logprobs(training.policy.collate(micro))
-                part = cross_entropy(logprobs, supervised).sum()
-                part.backward()
-                loss += part.item()
-                training.meter.ran(micro)
+
+            def attempt(
+                tokens: int, batch: Sequence[Row] = batch, supervised: int = supervised
+            ) -> tuple[float, int]:
+                return backward(training, batch, supervised, tokens)
+
+            loss, passes = training.within_memory(step, budget, attempt)
             training.require_finite(loss, "loss")
             grad_norm, lr = training.update(step)
             tokens = sum(len(row.ids) for row in batch)
@@ -76,12 +75,28 @@ def train(job: Job) -> dict[str, Any]:
                     "supervised_tokens": supervised,
                     "grad_norm": grad_norm,
                     "lr": lr,
-                    "microbatches": len(micros),
+                    "microbatches": passes,
                     "train_s": train_s,
                     "tokens_per_s": tokens / train_s,
                 },
             )
         return training.finish()
+
+
+def backward(
+    training: Training, batch: Sequence[Row], supervised: int, tokens: int
+) -> tuple[float, int]:
+    """Gradients of the batch's mean loss over its `supervised` tokens, gathered over microbatches
+    of at most `tokens`; returns (loss, microbatches)."""
+    loss = 0.0
+    micros = split(training, batch, tokens)
+    for micro in micros:
+        logprobs, _ = training.policy.logprobs(training.policy.collate(micro))
+        part = cross_entropy(logprobs, supervised).sum()
+        part.backward()
+        loss += part.item()
+        training.meter.ran(micro)
+    return loss, len(micros)
 
 
 def split(training: Training, batch: Sequence[Row], budget: int) -> list[list[Row]]:

@@ -6,28 +6,33 @@ and `log` once; everything that happens between steps happens in `log` and `step
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from engine import crash
 from engine.evidence.alerts import Watch, alert_fields
 from engine.evidence.verdict import run_verdict
-from engine.worker import checkpoint, heldout
+from engine.worker import checkpoint, heldout, memory
 from engine.worker.adapter import read_adapter
 from engine.worker.exam import Best, Exam, LossRow
 from engine.worker.failures import WorkerFailure
 from engine.worker.job import Job, Stopped
 from engine.worker.manifest import weight_hashes, write_manifest
-from engine.worker.meter import Meter, totals
+from engine.worker.meter import Meter, peak_memory, totals
 from engine.worker.policy import Policy
 from engine.worker.profiling import Profiler
 from engine.worker.rollouts import Stage
 from engine.worker.schedule import apply_step, make_optimizer, rate
 from engine.worker.workbench import Workbench, sampling
+
+Found = TypeVar("Found")
 
 
 class Training:
@@ -58,6 +63,7 @@ class Training:
         self.exam: Exam | None = None
         self.watch = Watch(job.run, job.config["algorithm"], job.settings)
         self.alarmed = False  # an alert asked for the end
+        self.spent = {"exam_s": 0.0, "save_s": 0.0}  # seconds between the steps
         self._before = self._fingerprint()
         self._saved = -1
 
@@ -105,7 +111,9 @@ class Training:
         self.watch.exam_tasks = sum(half == heldout.SELECT for half in self.exam.half.values())
         resumed = self._resume()
         if tasks and not resumed:
-            self.job.metrics(0, self.exam.at(0, heldout.SELECT, heldout.REPORT))
+            with self._timed("exam_s"):
+                curves = self.exam.at(0, heldout.SELECT, heldout.REPORT)
+            self.job.metrics(0, curves)
         self.watch.catch_up(self.done)
         self.alarmed = self.settings["stop_early"] == "alert" and bool(self.watch.active)
 
@@ -125,10 +133,38 @@ class Training:
             said = ", ".join(sorted(self.watch.active))
             self.job.event("stopped_early", f"alert: {said}", step=self.done)
 
+    def within_memory(self, step: int, budget: int, attempt: Callable[[int], Found]) -> Found:
+        """What `attempt(tokens)` returns: a pass over the batch in microbatches of at most
+        `tokens`, at first `budget`, halved for the rest of the run whenever memory runs out.
+
+        Raises WorkerFailure (oom) when halving does not help.
+        """
+
+        def tell(tokens: int, said: str) -> None:
+            self.job.event(
+                "memory",
+                f"memory ran out in step {step}: from here on at most {tokens} tokens go through "
+                "the model at once; the updates stay the same",
+                step=step,
+                microbatch_tokens=tokens,
+                evidence=said,
+            )
+            if self.exam is not None:
+                self.exam.budget = min(self.exam.budget, tokens)
+
+        return memory.until_it_fits(
+            attempt,
+            budget=budget,
+            extra=self.extra,
+            clear=self.policy.adapter.clear_gradients,
+            tell=tell,
+        )
+
     def update(self, step: int) -> tuple[float, float]:
         """One optimizer step; returns (gradient norm before clipping, learning rate)."""
         lr = rate(step, self.total, self.settings)
         norm = apply_step(self.optimizer, self.policy.adapter, lr, self.settings["max_grad_norm"])
+        crash.point("step.updated")
         return norm, lr
 
     def log(self, step: int, values: dict[str, Any]) -> None:
@@ -145,22 +181,24 @@ class Training:
             self.alarmed = last = True
             values = values if due else values | self._sit(step)
         self.job.metrics(step, values)
+        crash.point("step.logged")
         for finding in raised:
             self.job.event("alert", finding.what, step=step, **alert_fields(finding))
         for name in cleared:
             self.job.event("alert_cleared", f"{name} is over", step=step, id=name)
+        # Last of all: what a checkpoint stands for is written, or a resumed run would lack it.
+        if self.exam is not None and self.exam.best.step == step:
+            self.save()
+            checkpoint.mark_best(self.job.run, step)
         if last or step % self.settings["save_every"] == 0:
             self.save()
 
     def _sit(self, step: int) -> dict[str, float]:
-        """The exam, where there are held-out tasks; the best checkpoint is kept at once."""
+        """The exam, where there are held-out tasks."""
         if self.exam is None or not self.exam.tasks:
             return {}
-        curves = self.exam.at(step, heldout.SELECT)
-        if self.exam.improved_now:
-            self.save()
-            checkpoint.mark_best(self.job.run, step)
-        return curves
+        with self._timed("exam_s"):
+            return self.exam.at(step, heldout.SELECT)
 
     def save(self) -> None:
         """A checkpoint of the step just done, then the old ones tidied away."""
@@ -170,14 +208,15 @@ class Training:
             # JSON has no infinity: what is not there reads as the default.
             extra["best"] = {k: v for k, v in asdict(best).items() if math.isfinite(v)}
         progress = checkpoint.Progress(self.done, extra)
-        folder = checkpoint.save(
-            self.job.run,
-            self.policy,
-            self.optimizer,
-            progress,
-            base_ref=self.job.config["base"]["ref"],
-            base_weights=self.base_weights,
-        )
+        with self._timed("save_s"):
+            folder = checkpoint.save(
+                self.job.run,
+                self.policy,
+                self.optimizer,
+                progress,
+                base_ref=self.job.config["base"]["ref"],
+                base_weights=self.base_weights,
+            )
         checkpoint.prune(self.job.run, self.settings["keep_checkpoints"], {best.step, self.done})
         if self._saved != self.done:  # a step may be saved for two reasons at once
             self.job.event("checkpoint", f"saved {folder.name}", step=self.done)
@@ -207,7 +246,8 @@ class Training:
             )
         result: dict[str, Any] = {"steps": self.done, "verdict": "unknown", "summary": ""}
         if self.exam is not None and self.exam.tasks and self.exam.best.step > 0:
-            best = self.exam.report(self._load_step)
+            with self._timed("exam_s"):
+                best = self.exam.report(self._load_step)
             result |= {"best_step": best, "best_score": self.exam.best.score}
         else:
             checkpoint.mark_best(self.job.run, self.done)
@@ -215,29 +255,71 @@ class Training:
         verdict = run_verdict(self.job.run)
         result |= {"verdict": verdict["verdict"], "evidence": verdict}
         result["summary"] = verdict.get("summary", "")
-        result["measured"] = totals(self.job.run) | {"matrix_flops": self.meter.matrix_flops}
+        result["measured"] = self._measured()
         self.job.event("finished", f"done after {self.done} steps: {verdict['verdict']}")
         return result
+
+    def _measured(self) -> dict[str, Any]:
+        """What the run took, for people and for later estimates."""
+        found: dict[str, Any] = totals(self.job.run) | {"matrix_flops": self.meter.matrix_flops}
+        spent = {name: round(value, 3) for name, value in self.spent.items()}
+        found["seconds"] = found.get("seconds", {}) | spent
+        # Of the last exam too, which no line of the metrics knows of.
+        found["peak_memory"] = peak_memory(self.meter.device)
+        if self.exam is not None and self.exam.said_share is not None:
+            found["said_share"] = round(self.exam.said_share, 4)
+        return found
+
+    @contextmanager
+    def _timed(self, what: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.spent[what] += time.monotonic() - began
 
     def _load_step(self, step: int) -> None:
         self.policy.adapter.load(read_adapter(self.job.run.checkpoint(step)))
 
     def _resume(self) -> bool:
-        """Continue from the last complete checkpoint, if there is one."""
+        """Continue from the last complete checkpoint, if there is one.
+
+        Raises WorkerFailure (config) when it was trained on another base.
+        """
         checkpoint.sweep(self.job.run)
-        folder = self.job.run.latest_checkpoint()
+        folder = self._soundest()
         if folder is None or self.exam is None:
             self.job.rewind(-1)
             return False
+        checkpoint.require_base(folder, self.base_weights)
         progress = checkpoint.restore(folder, self.policy, self.optimizer)
         self.done = progress.step
         best = progress.extra.pop("best", None)
         if best:
             self.exam.best = Best(**best)
         self.extra = progress.extra
+        self.exam.budget = memory.tokens_at_once(self.exam.budget, self.extra)
         self.job.rewind(self.done)
+        crash.point("train.rewound")
         self.job.event("resumed", f"from {folder.name}", step=self.done)
         return True
+
+    def _soundest(self) -> Path | None:
+        """The newest checkpoint whose files are what its manifest says. A damaged one is set
+        aside, so that its step can be saved again, and an event says which and why."""
+        while (folder := self.job.run.latest_checkpoint()) is not None:
+            try:
+                checkpoint.verify(folder)
+                return folder
+            except WorkerFailure as failure:
+                kept = checkpoint.set_aside(folder)
+                self.job.event(
+                    "checkpoint_damaged",
+                    f"{failure.message} {failure.evidence}; it is kept as {kept.name} and the "
+                    "one before it is used",
+                    checkpoint=folder.name,
+                )
+        return None
 
     def _fingerprint(self) -> bytes:
         """A digest of the adapter's weights: what "did it change" is asked of."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import transformers
 
+from engine import workload
 from engine.hardware import detect
 from engine.registry import EnvRecord, find_env, open_process, read_tasks
 from engine.worker import samplers
@@ -147,8 +148,8 @@ def microbatch_tokens(base: Base, *, checkpointing: bool) -> int:
     layer = 18 * shape.hidden + 5 * shape.intermediate
     layers = 2 if checkpointing else shape.layers
     per_token = 4 * (layers * layer + 4 * shape.hidden) + 12 * base.vocab
-    ceiling = 65536 if device.type == "cuda" else 2048
-    return int(max(512, min(ceiling, 0.25 * memory(device) / per_token)))
+    room = workload.MICRO_SHARE * memory(device) / per_token
+    return int(max(512, min(workload.MICRO_CEILING[device.type], room)))
 
 
 def memory(device: torch.device) -> int:

@@ -325,8 +325,8 @@ LEARNING = [
     ),
     Fault(
         "weights do not decay",
-        "schedule.py",
-        'weight_decay=settings["weight_decay"],',
+        "optimizer.py",
+        "weight_decay=self.weight_decay,",
         "weight_decay=0.0,",
         (STEPS + "[constant]",),
     ),

@@ -7,7 +7,7 @@ there. The package is named in requirements.txt: push with install=true where it
 from collections.abc import Callable
 from typing import Any
 
-import reasoning_gym
+import families
 
 from envs import Score, SingleTurnEnv, Task
 
@@ -24,7 +24,7 @@ class ReasoningGym(SingleTurnEnv):
     def tasks(self) -> list[Task]:
         tasks = []
         for family, settings in self.families.items():
-            made = reasoning_gym.create_dataset(
+            made = families.load(family).create_dataset(
                 family, size=self.rows_per_family, seed=self.seed, **settings
             )
             for index, entry in enumerate(made):
@@ -41,7 +41,7 @@ class ReasoningGym(SingleTurnEnv):
     def score(self, task: Task, completion: str) -> Score:
         family = task.metadata["family"]
         if family not in self.graders:
-            self.graders[family] = reasoning_gym.get_score_answer_fn(family)
+            self.graders[family] = families.load(family).get_score_answer_fn(family)
         grade = float(self.graders[family](completion.strip(), task.metadata["entry"]))
         # The package pays up to a half for an answer that names the right one and a wrong one;
         # halved once more, hedging is not worth it.

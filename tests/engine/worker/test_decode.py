@@ -1,6 +1,8 @@
 """The fast sampler against transformers' own generation, against float64, and against itself in
 other company."""
 
+import gc
+import weakref
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -317,3 +319,18 @@ def test_the_fallback_draws_the_same_completions() -> None:
     assert sorted(told) == [(p, m) for p in range(4) for m in range(3)]
     assert list(hub.stream(PROMPTS[0], params)) == theirs[0][0].ids
     assert ids_of(fast(Decoder.of(model)).generate(PROMPTS, 3, params)) == ids_of(theirs)
+
+
+def test_weights_laid_out_for_decoding_are_freed_at_once_when_the_sampler_rests() -> None:
+    sampler = fast(Decoder.of(tiny("qwen3")))
+    gc.disable()  # a cycle would keep them until the next collection
+    try:
+        first = sampler.generate(PROMPTS, 2, SamplingParams(max_tokens=4, temperature=1.0))
+        laid_out = weakref.ref(sampler._forward)
+        assert laid_out() is not None
+        sampler.rest()
+        assert laid_out() is None
+    finally:
+        gc.enable()
+    again = sampler.generate(PROMPTS, 2, SamplingParams(max_tokens=4, temperature=1.0))
+    assert ids_of(again) == ids_of(first)

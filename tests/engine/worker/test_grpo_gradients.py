@@ -54,7 +54,7 @@ class Bare(Training):
     def __init__(self, policy: Policy, settings: dict[str, Any]) -> None:
         self.policy, self.settings = policy, settings
         self.optimizer = make_optimizer(policy.parameters(), settings)
-        self.done, self.total = 0, 10
+        self.done, self.total, self.extra, self.exam = 0, 10, {}, None
         self.meter: Any = SimpleNamespace(ran=lambda rows: None)  # counts operations
         self.states: list[Tensors] = []
         self.found: list[Tensors] = []

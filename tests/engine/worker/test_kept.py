@@ -1,19 +1,22 @@
 """Kept skills: what pebble could do before is asked again after, and forgetting is seen."""
 
+import importlib.util
 import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-from loops import go, make_run, push
+from loops import go, make_run, push, save_random_model
 
 from engine.evidence.kept import kept_skills
 from engine.evidence.results import load_rows
 from engine.run_dir import Home
 from engine.worker import pebble_skills as skills
-from engine.worker.kept import EACH, SKILLS, TASKS, pebble_tasks
+from engine.worker.kept import EACH, SKILLS, pebble_tasks
+from engine.workload import KEEP_TASKS
 
+GYM = "reasoning_gym"
 ENDS = """
 import json
 from pathlib import Path
@@ -104,7 +107,7 @@ def test_an_environment_named_keep_is_asked_too(home: Home, env_id: str, tmp_pat
         asked = [row["battery"] for row in load_rows(run.kept(when))]
         assert asked.count("pebble skills") == len(SKILLS) * EACH
         heldout = asked.count(keep)
-        assert 0 < heldout <= TASKS
+        assert 0 < heldout <= KEEP_TASKS
     found = {b["battery"]: b for b in kept_skills(run)["batteries"]}
     assert found[keep]["n"] == heldout and found[keep]["metric"] == "reward"
     assert {skill["skill"] for skill in found[keep]["skills"]} == {"small", "large"}
@@ -124,6 +127,47 @@ def test_a_battery_that_fails_costs_the_run_nothing(
     skipped = [row for row in load_rows(run.events) if row["event"] == "kept_skipped"]
     assert skipped and keep in skipped[0]["message"]
     assert {b["battery"] for b in kept_skills(run)["batteries"]} == {"pebble skills"}
+
+
+@pytest.mark.worker
+@pytest.mark.timeout(60)
+def test_a_model_of_another_base_is_asked_families_of_reasoning_gym(
+    home: Home, env_id: str, tmp_path: Path
+) -> None:
+    pytest.importorskip(GYM)
+    other = save_random_model(tmp_path / "other")
+    settings = {"steps": 2, "eval_rows": 8, "eval_every": 2}
+    run = make_run(home, env_id, "sft", settings, model=str(other))
+    result = go(run)
+    before, after = load_rows(run.kept("before")), load_rows(run.kept("after"))
+    assert {row["battery"] for row in before} == {"reasoning-gym"}
+    assert [row["task"] for row in before] == [row["task"] for row in after]
+    assert 0 < len(before) <= KEEP_TASKS and len({row["task"] for row in before}) == len(before)
+    families = {row["family"] for row in before}
+    assert len(families) > 1 and all(row["task"].startswith(row["family"]) for row in before)
+    # Scored by the package itself: each row has its grade, and a model of chance solves none.
+    assert all(row["error"] is None and row["success"] is False for row in before)
+    (battery,) = result["evidence"]["kept_skills"]["batteries"]
+    assert battery["verdict"] == "kept" and battery["n"] == len(before)
+    assert {skill["skill"] for skill in battery["skills"]} == families
+    assert "nothing to lose" in kept_skills(run)["summary"]
+
+
+@pytest.mark.worker
+@pytest.mark.timeout(60)
+def test_without_reasoning_gym_another_base_is_asked_nothing_and_trains(
+    home: Home, env_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == GYM else found(name, *more)
+    )
+    other = save_random_model(tmp_path / "other")
+    settings = {"steps": 2, "eval_rows": 8, "eval_every": 2}
+    run = make_run(home, env_id, "sft", settings, model=str(other))
+    result = go(run)
+    assert result["verdict"] != "unknown" and "kept_skills" not in result["evidence"]
+    assert load_rows(run.kept("before")) == []
 
 
 def test_every_run_is_asked_the_same_tasks() -> None:

@@ -8,6 +8,7 @@ import torch
 from engine.worker.kernels import (
     AddNorm,
     FrozenLinear,
+    GatedLoraLinear,
     HeadsRope,
     LoraLinear,
     Norm,
@@ -93,6 +94,24 @@ def test_a_frozen_layer_with_its_adapter_has_the_gradients_of_the_factors(
         return [y if bias is None else y + bias.double()]
 
     compare(ours, formula, [x, a, b])
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_gated_layer_has_the_gradients_of_gate_layer_and_factors(merged: bool) -> None:
+    weight, bias, spans, scale = torch.randn(5, 7), torch.randn(5), ((1, 5),), 0.5
+
+    def whole(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return weight.double() + scale * torch.nn.functional.pad(b @ a, (0, 0, 1, 0))
+
+    def ours(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
+        used = whole(a.detach().double(), b.detach().double()).float() if merged else weight
+        return [GatedLoraLinear.apply(x, a, b, used, bias, spans, scale, merged)]
+
+    def formula(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
+        gate, up = x.chunk(2, -1)
+        return [(gate / (1 + torch.exp(-gate)) * up) @ whole(a, b).T + bias.double()]
+
+    compare(ours, formula, [torch.randn(9, 14), torch.randn(3, 7), torch.randn(4, 3)])
 
 
 def test_dropout_reaches_the_adapter_and_never_the_frozen_layer() -> None:

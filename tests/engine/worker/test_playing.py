@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from loops import PEBBLE
 from transformers import AutoTokenizer
 
-from engine.worker.playing import Played, Player, fresh_tasks, tasks_of_step
+from engine.worker.playing import Feed, Played, Player, fresh_tasks, tasks_of_step
 from engine.worker.renderer import Renderer
 from engine.worker.rollouts import Stage
 from engine.worker.sampler import Done, SamplingParams
@@ -30,6 +31,7 @@ SETTINGS: dict[str, Any] = {
     "advantage": "group_center",
     "resample_uniform": 0,
     "thinking_length_penalty": 0.0,
+    "async_sampling": False,
 }
 
 # Groups of even tasks earn alike, those of odd ones differ by the length of the answer.
@@ -55,8 +57,13 @@ class Members:
     def __init__(self, renderer: Renderer) -> None:
         self.renderer = renderer
         self.seeds: list[int] = []
+        self.asked: list[str] = []
 
-    def load(self, adapter: Any) -> None: ...
+    def load(self, adapter: Any) -> None:
+        self.asked.append("load")
+
+    def rest(self) -> None:
+        self.asked.append("rest")
 
     def close(self) -> None: ...
 
@@ -67,6 +74,7 @@ class Members:
         self, prompts: Sequence[list[int]], n: int, params: SamplingParams, done: Done | None = None
     ) -> list[list[Completion]]:
         self.seeds.append(params.seed)
+        self.asked.append("generate")
         out = []
         for index in range(len(prompts)):
             texts = ["x" * (member + 1) for member in range(n)]
@@ -169,3 +177,15 @@ def test_fresh_tasks_are_unused_distinct_and_the_same_every_time(
     assert found == fresh_tasks(step, number, count, wanted, used, SETTINGS)
     assert len(found) == len(set(found)) == min(wanted, count - len(used))
     assert not set(found) & used and all(0 <= task < count for task in found)
+
+
+def test_the_sampler_rests_while_the_policy_is_updated(
+    process: EnvProcess, renderer: Renderer
+) -> None:
+    played = player(process, renderer, rounds=0)
+    sampler = played.sampler
+    assert isinstance(sampler, Members)
+    policy = SimpleNamespace(adapter=object())
+    feed = Feed(played, policy, last=2)  # pyright: ignore[reportArgumentType]
+    feed.batch(1)
+    assert sampler.asked == ["load", "generate", "rest"]

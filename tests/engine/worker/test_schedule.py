@@ -1,11 +1,14 @@
 """Learning rates step by step."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
 
 from engine.worker.failures import WorkerFailure
+from engine.worker.optimizer import AdamW
 from engine.worker.schedule import apply_step, make_optimizer, rate
 
 
@@ -29,7 +32,7 @@ def test_warmup_rises_linearly_over_its_share_of_the_steps() -> None:
     assert [rate(s, 10, plan("constant", 0.4)) for s in (1, 2, 4, 5)] == [0.25, 0.5, 1.0, 1.0]
 
 
-def optimiser(parameter: torch.nn.Parameter, decay: float = 0.0) -> torch.optim.AdamW:
+def optimiser(parameter: torch.nn.Parameter, decay: float = 0.0) -> AdamW:
     return make_optimizer([parameter], {"learning_rate": 0.1, "weight_decay": decay})
 
 
@@ -59,6 +62,34 @@ def test_weight_decay_pulls_towards_zero_without_any_gradient() -> None:
     parameter.grad = torch.zeros(2)
     apply_step(optimiser(parameter, decay=0.5), Weights([parameter]), 0.1, 0.0)
     assert parameter.tolist() == pytest.approx([0.95, 0.95])
+
+
+def test_many_steps_are_those_of_torchs_own_adamw() -> None:
+    chance = torch.Generator().manual_seed(3)
+    start = [torch.randn(5, 3, generator=chance), torch.randn(4, generator=chance)]
+    ours = [torch.nn.Parameter(t.clone()) for t in start]
+    theirs = [torch.nn.Parameter(t.clone()) for t in start]
+    optimizer = AdamW(ours, 0.01, 0.1)
+    reference = torch.optim.AdamW(theirs, lr=0.01, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1)
+    for step in range(20):
+        for mine, other in zip(ours, theirs, strict=True):
+            other.grad = torch.randn(other.shape, generator=chance)
+            mine.grad = None if step == 7 else other.grad.clone()
+            other.grad = None if step == 7 else other.grad
+        optimizer.step()
+        reference.step()
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-7)
+
+
+def test_training_does_not_bring_the_compiler_into_the_process() -> None:
+    script = (
+        "import sys, torch; from engine.worker.optimizer import AdamW\n"
+        "p = torch.nn.Parameter(torch.ones(2)); p.grad = torch.ones(2)\n"
+        "AdamW([p], 0.1, 0.0).step(); assert 'torch._dynamo' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

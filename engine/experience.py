@@ -1,0 +1,177 @@
+"""What the finished runs of a home teach the next estimate: phase by phase, and model by model.
+
+A run's config.json holds what was predicted of it before any correction, its result.json what it
+measured. Phases are corrected each by themselves, because they scale with different things: the
+start of a run hardly at all, evaluations with the rows, training with the steps. Start,
+evaluations and checkpoints are the same work under every algorithm, so all runs teach them.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.files import read_json
+from engine.run_dir import Home
+from engine.store import Store
+
+RUNS = 20  # of each algorithm, the newest
+CALIBRATE_FROM = 3  # finished runs
+ALGORITHMS = ("sft", "grpo")
+# Phases of an estimate and the names their measured seconds have; the rest of a run is its start.
+MEASURED = {
+    "training": "train_s",
+    "rollouts": "sample_s",
+    "rewards": "reward_s",
+    "evaluation": "exam_s",
+    "checkpoints": "save_s",
+}
+SHARED = ("startup", "evaluation", "checkpoints")
+# How much the prediction itself counts beside the runs, in runs.
+DOUBT = 0.25
+LEAST_START_S = 0.5
+
+
+@dataclass(frozen=True)
+class Past:
+    """One finished run.
+
+    Attributes:
+        seconds, predicted: by phase, as it was and as it was predicted before correction.
+        total: seconds of the whole run.
+        base: path of its base model.
+        said, effective: see `Seen`; None where the run measured none.
+        memory, predicted_memory: peak bytes.
+    """
+
+    algorithm: str
+    seconds: Mapping[str, float]
+    predicted: Mapping[str, float]
+    total: float
+    base: str
+    said: float | None
+    effective: float | None
+    memory: float
+    predicted_memory: float
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What runs of one base model showed of it.
+
+    Attributes:
+        runs: how many there were.
+        said: mean tokens of an episode in multiples of max_tokens; None where nobody measured it.
+        effective: mean share of the groups whose rewards differ.
+    """
+
+    runs: int = 0
+    said: float | None = None
+    effective: float | None = None
+
+
+@dataclass(frozen=True)
+class Experience:
+    """The finished runs of a home."""
+
+    past: Sequence[Past] = field(default_factory=tuple)
+
+    def of(self, algorithm: str) -> list[Past]:
+        return [run for run in self.past if run.algorithm == algorithm]
+
+    def seen(self, base: str) -> Seen:
+        """What is known of a base model, by the path of its folder."""
+        runs = [run for run in self.past if run.base == base]
+        return Seen(
+            len(runs),
+            _mean([run.said for run in runs if run.said is not None]),
+            _mean([run.effective for run in runs if run.effective is not None]),
+        )
+
+    def factors(self, algorithm: str) -> dict[str, float]:
+        """What each predicted phase is to be multiplied with; 1 where too little is known."""
+        found = {}
+        for phase in ("startup", *MEASURED):
+            runs = self.past if phase in SHARED else self.of(algorithm)
+            pairs = [(run.seconds[phase], run.predicted[phase]) for run in runs
+                     if phase in run.seconds and phase in run.predicted]  # fmt: skip
+            found[phase] = _factor(pairs)
+        return found
+
+    def memory_factor(self, algorithm: str) -> float:
+        """What predicted peak memory is to be multiplied with."""
+        runs = self.of(algorithm)
+        return _factor([(r.memory, r.predicted_memory) for r in runs if r.memory > 0])
+
+    def misses(self, algorithm: str) -> list[float]:
+        """Logarithms of actual over corrected time, run by run."""
+        factors = self.factors(algorithm)
+        found = []
+        for run in self.of(algorithm):
+            corrected = sum(
+                value * factors.get(phase, 1.0) for phase, value in run.predicted.items()
+            )
+            if corrected > 0 and run.total > 0:
+                found.append(math.log(run.total / corrected))
+        return found
+
+
+def experience(home: Home) -> Experience:
+    """Read it from the home; runs whose files do not tell are left out."""
+    if not home.db.is_file():
+        return Experience()
+    found = []
+    for algorithm in ALGORITHMS:
+        with Store(home) as store:
+            rows = store.calibration(algorithm, limit=RUNS)
+        for row in rows:
+            past = _past(home, algorithm, row["features"].get("run_id", ""), 3600 * row["actual"])
+            if past is not None:
+                found.append(past)
+    return Experience(tuple(found))
+
+
+def _past(home: Home, algorithm: str, run_id: str, total: float) -> Past | None:
+    try:
+        run = home.run(run_id)
+        config, result = read_json(run.config), read_json(run.result)
+        said = config["estimate"]["uncalibrated"]
+        predicted = {str(k): float(v) for k, v in said["seconds"].items()}
+        measured = result["measured"]
+        seconds = {
+            phase: float(measured["seconds"][name])
+            for phase, name in MEASURED.items()
+            if name in measured["seconds"]
+        }
+        seconds["startup"] = max(LEAST_START_S, total - sum(seconds.values()))
+        return Past(
+            algorithm,
+            seconds,
+            predicted,
+            total,
+            str(config["base"]["path"]),
+            _number(measured.get("said_share")),
+            _number(measured.get("effective_share")),
+            float(measured["peak_memory"]),
+            float(said["memory"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _factor(pairs: Sequence[tuple[float, float]]) -> float:
+    """Sum of the actual over sum of the predicted: long phases count for more than short ones."""
+    actual, predicted = sum(a for a, _ in pairs), sum(p for _, p in pairs)
+    if len(pairs) < CALIBRATE_FROM or actual <= 0 or predicted <= 0:
+        return 1.0
+    doubt = DOUBT * predicted / len(pairs)
+    return (actual + doubt) / (predicted + doubt)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
