@@ -1,7 +1,8 @@
 """Code that a model wrote is run against tests in a process of its own, under limits.
 
 The code never learns what is expected: it runs, what it returned or printed is read outside, and
-compared there. Code that ends the process, prints a verdict or patches `==` gains nothing.
+compared there. Code that ends the process, prints a verdict or patches `==` gains nothing. Around
+it is a second box: it reads its own folder and the interpreter's, and starts no process.
 """
 
 import contextlib
@@ -17,15 +18,31 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from envs import sandbox
+
 FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 OUTPUT_BYTES = 1 << 20
+KEEPER_SECONDS = 0.5  # what the keeper waits longer than we do
 
-# Limits itself, then runs the code; `calls` are evaluated and what they give is written as JSON.
+# Two processes: the first keeps time and ends the second, which shuts itself into a box of its own
+# and runs the code; `calls` are evaluated there and what they give is written as JSON.
 RUNNER = r"""
-import json, os, resource, sys
+import importlib.util, json, os, resource, signal, sys
 job = json.load(open(sys.argv[1]))
 for name, value in job["limits"].items():
     resource.setrlimit(getattr(resource, name), (value, value))
+spec = importlib.util.spec_from_file_location(
+    "envs", job["envs"] + "/__init__.py", submodule_search_locations=[job["envs"]])
+sys.modules["envs"] = importlib.util.module_from_spec(spec)
+from envs import inner_box
+keeper = os.getpid()
+if pid := os.fork():
+    signal.setitimer(signal.ITIMER_REAL, job["seconds"])
+    os._exit(1 if os.waitpid(pid, 0)[1] else 0)
+inner_box.close(job["readable"], job["writable"], keeper)
+for name in [name for name in sys.modules if name.split(".")[0] == "envs"]:
+    del sys.modules[name]
+del inner_box
 results = os.fdopen(os.dup(1), "w")
 if job["calls"] is not None:
     null = os.open(os.devnull, os.O_WRONLY)
@@ -91,8 +108,18 @@ def _run(text: str, calls: list[str] | None, stdin: str, timeout_s: float, memor
         "RLIMIT_CORE": 0,
     }
     with tempfile.TemporaryDirectory() as folder:
+        readable, writable = sandbox.inside(folder)
         job = Path(folder, "job.json")
-        job.write_text(json.dumps({"code": text, "calls": calls, "limits": limits}))
+        order = {
+            "code": text,
+            "calls": calls,
+            "limits": limits,
+            "seconds": timeout_s + KEEPER_SECONDS,
+            "readable": readable,
+            "writable": writable,
+            "envs": str(Path(__file__).resolve().parent),
+        }
+        job.write_text(json.dumps(order))
         Path(folder, "stdin").write_text(stdin)
         # Files, not pipes: their size is limited, so a flood cannot fill our memory.
         with open(Path(folder, "stdin"), "rb") as given, open(Path(folder, "out"), "wb+") as out:

@@ -4,37 +4,29 @@ Everything here acts on the calling process and is used between fork and the imp
 """
 
 import contextlib
-import ctypes
 import os
 import pwd
 import random
 import resource
-import sys
 from pathlib import Path
 
+from envs import kernel
 from envs.settings import Limits
 
-PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, PR_SET_CHILD_SUBREAPER = 1, 38, 36
-CLONE_NEWNET, CLONE_NEWNS = 0x40000000, 0x00020000
-MS_NOSUID, MS_BIND, MS_REC, MS_PRIVATE, MNT_DETACH = 2, 4096, 16384, 1 << 18, 2
-LINUX = sys.platform.startswith("linux")
 UIDS = range(60100, 64900)  # free on every common distribution, and mapped in most containers
 TRIES = 20
+OURS = 2  # the warden and the first process of its namespaces, which are this user's too
 SHARED_UID_HEADROOM = 256  # other programs of this user come and go while the env process lives
-
-
-def prctl(option: int, value: int) -> bool:
-    """Whether the kernel accepted it; False where there is no prctl."""
-    if not LINUX:
-        return False
-    return ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) == 0
 
 
 def cut_network() -> bool:
     """Moves this process into an empty network namespace; only root can."""
-    if not LINUX or os.geteuid() != 0:
+    if os.geteuid() != 0:
         return False
-    return ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) == 0
+    with contextlib.suppress(OSError):
+        kernel.unshare(kernel.CLONE_NEWNET)
+        return True
+    return False
 
 
 def spare_uid(needed: list[str], box: Path) -> int | None:
@@ -44,7 +36,7 @@ def spare_uid(needed: list[str], box: Path) -> int | None:
     are shown to it in a mount namespace of its own, in which nothing else of the private one is.
     `box` is the private folder it will own; it has to be within its reach.
     """
-    if os.geteuid() != 0 or not LINUX:
+    if os.geteuid() != 0 or not kernel.LINUX or not _may_change_uid():
         return None
     folders = {Path(path).resolve() for path in needed}
     folders = {path for path in folders if path.is_dir()}
@@ -58,8 +50,12 @@ def spare_uid(needed: list[str], box: Path) -> int | None:
     return None
 
 
-def apply(limits: Limits, uid: int | None) -> list[str]:
-    """Sets limits and drops to `uid`. Returns what holds from now on, in words."""
+def apply(limits: Limits, uid: int | None, apart: bool = False) -> list[str]:
+    """Sets limits and drops to `uid`. Returns what holds from now on, in words.
+
+    Args:
+        apart: the kernel counts this user's processes here apart from those elsewhere.
+    """
     held = []
     memory = limits.memory_mb << 20
     if _set(resource.RLIMIT_AS, memory):
@@ -74,12 +70,15 @@ def apply(limits: Limits, uid: int | None) -> list[str]:
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
         held += [f"processes {limits.processes}", "own uid"]
+    elif os.geteuid() != 0 and apart:
+        if _set(resource.RLIMIT_NPROC, limits.processes + OURS):
+            held.append(f"processes {limits.processes}")
     elif os.geteuid() != 0:
         # The kernel counts every process of the user, not only ours.
         room = _tasks_of_user() + max(limits.processes, SHARED_UID_HEADROOM)
         if _set(resource.RLIMIT_NPROC, room):
             held.append(f"processes {room} with the user's own")
-    if prctl(PR_SET_NO_NEW_PRIVS, 1):
+    if kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1):
         held.append("no new privileges")
     return held
 
@@ -96,23 +95,24 @@ def _set(which: int, value: int) -> bool:
 
 def _show(folders: set[Path], box: Path) -> bool:
     """Covers every private ancestor by an empty folder that holds only `folders` and `box`."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(CLONE_NEWNS) != 0:
+    try:
+        kernel.unshare(kernel.CLONE_NEWNS)
+    except OSError:
         return False
     hidden = sorted(path for path in {*folders, box} if not _reachable(path))
     hidden = [path for path in hidden if not any(up in hidden for up in path.parents)]
     held = {path: os.open(path, os.O_PATH | os.O_DIRECTORY) for path in hidden}
     covered: list[Path] = []
     try:
-        _mount(libc, "none", Path("/"), None, MS_REC | MS_PRIVATE, None)
+        kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
         covers = {p for path in hidden for p in path.parents if not p.stat().st_mode & 0o001}
         for cover in sorted(covers):
             if not any(done in cover.parents for done in covered):
-                _mount(libc, "tmpfs", cover, "tmpfs", MS_NOSUID, "mode=755,size=1m")
+                kernel.mount("tmpfs", str(cover), "tmpfs", kernel.MS_NOSUID, "mode=755,size=1m")
                 covered.append(cover)
         for path, fd in held.items():
             path.mkdir(parents=True, exist_ok=True)
-            _mount(libc, f"/proc/self/fd/{fd}", path, None, MS_BIND | MS_REC, None)
+            kernel.mount(f"/proc/self/fd/{fd}", str(path), None, kernel.MS_BIND | kernel.MS_REC)
         if _reachable(box) and all(map(_open_to_all, folders)):
             covered.clear()  # they stay
             return True
@@ -123,15 +123,7 @@ def _show(folders: set[Path], box: Path) -> bool:
         for fd in held.values():
             os.close(fd)
         for cover in reversed(covered):  # what failed half way leaves no trace
-            libc.umount2(os.fsencode(cover), MNT_DETACH)
-
-
-def _mount(
-    libc: ctypes.CDLL, source: str, target: Path, kind: str | None, flags: int, data: str | None
-) -> None:
-    texts = [None if text is None else os.fsencode(text) for text in (source, target, kind, data)]
-    if libc.mount(texts[0], texts[1], texts[2], flags, texts[3]) != 0:
-        raise OSError(ctypes.get_errno(), f"mount {target}")
+            kernel.libc().umount2(os.fsencode(cover), kernel.MNT_DETACH)
 
 
 def _open_to_all(folder: Path) -> bool:
@@ -142,6 +134,15 @@ def _open_to_all(folder: Path) -> bool:
 def _reachable(path: Path) -> bool:
     """Whether any user may pass through all folders above it."""
     return all(parent.stat().st_mode & 0o001 for parent in path.parents)
+
+
+def _may_change_uid() -> bool:
+    """A container may have taken these powers from root: to give files away, to change the gid and
+    the uid (the first bits of the capabilities)."""
+    with contextlib.suppress(OSError), open("/proc/self/status", encoding="utf-8") as status:
+        held = next(int(line.split()[1], 16) for line in status if line.startswith("CapEff"))
+        return all(held >> bit & 1 for bit in (0, 6, 7))
+    return False
 
 
 def _has_account(uid: int) -> bool:
@@ -162,7 +163,7 @@ def _uids_in_use() -> set[int]:
 
 
 def _tasks_of_user() -> int:
-    if not LINUX:
+    if not kernel.LINUX:
         return 0
     count, uid = 0, os.getuid()
     for entry in os.scandir("/proc"):

@@ -20,6 +20,7 @@ from typing import Any
 
 from envs.problem import EnvProblem
 from envs.redact import Redactor
+from envs.sandbox import Sandbox
 from envs.settings import Limits
 
 REPLY_BYTES = 1 << 20  # of one score or one env message
@@ -51,6 +52,7 @@ class Pipe:
         limits: Limits,
         secrets: Mapping[str, str],
         log: Path | None,
+        sandbox: Sandbox,
     ) -> None:
         _sweep(tempfile.gettempdir())
         self.box = tempfile.mkdtemp(prefix=BOX)
@@ -70,6 +72,8 @@ class Pipe:
             "log": str(log.absolute()) if log else "",
             "log_cap": LOG_BYTES,
             "box": self.box,
+            "sandbox": asdict(sandbox),
+            "spaces": "",
         }
         try:
             self.warden = subprocess.Popen(
@@ -95,19 +99,20 @@ class Pipe:
         os.set_blocking(self.requests, False)
         os.set_blocking(self.replies, False)
 
-    def greet(self, seconds: float) -> tuple[str, dict[str, Any]]:
-        """Isolation and description once the environment is loaded. Raises EnvProblem, Fault."""
+    def greet(self, seconds: float) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What holds user code (`level`, `isolation` in words, `gaps`), and the environment's
+        description once it is loaded. Raises EnvProblem, Fault."""
         deadline = time.monotonic() + seconds
-        isolation = ""
+        held: dict[str, Any] = {}
         while True:
             message = self._read(deadline, ROW_BYTES, "importing the environment", seconds)
-            if isinstance(message.get("hello"), dict) and self.child is None:
-                isolation = str(message["hello"].get("isolation"))
-                self.child = message["hello"].get("pid")
+            if isinstance(message.get("hello"), dict) and not held:
+                held = message["hello"]
+                self.child = held.get("pid")
             elif isinstance(message.get("problem"), dict):
                 raise EnvProblem.from_dict(message["problem"])
             elif isinstance(message.get("ready"), dict):
-                return isolation, message["ready"]
+                return held, message["ready"]
             else:
                 raise Fault("the env process spoke out of turn")
 

@@ -7,8 +7,8 @@ class EnvProblem(Exception):
     """An environment breaks its contract.
 
     Args:
-        code: ENV_INVALID, ENV_IMPORT, ENV_PARAM, ENV_DEPS, ENV_SECRETS, ENV_LIMITS or
-            DATASET_INVALID.
+        code: ENV_INVALID, ENV_IMPORT, ENV_PARAM, ENV_DEPS, ENV_SECRETS, ENV_SANDBOX,
+            ENV_LIMITS or DATASET_INVALID.
         message: what happened, with the offending value.
         hint: the next edit to make.
         file: the file at fault, relative to the environment's folder; "" where there is none.

@@ -6,8 +6,10 @@ replayed from the messages they had seen.
 """
 
 import contextlib
+import functools
 import itertools
 import math
+import re
 import sys
 import threading
 import time
@@ -18,9 +20,11 @@ from typing import Any
 from envs.base import Message, Task
 from envs.pipe import Fault, Pipe
 from envs.problem import EnvProblem
+from envs.sandbox import Held, Sandbox
 from envs.settings import Limits, read_settings
 
 MAX_METRICS = 64
+METRIC_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/@-]{0,63}")  # no room for a sentence
 LOAD_ATTEMPTS = 3
 
 
@@ -37,6 +41,7 @@ class EnvProcess:
         limits: what it may use; those of its environment.toml by default.
         secrets: names and values that only this process gets to see.
         log: where its output goes, up to 1 MiB; nowhere by default.
+        sandbox: what has to hold its code; whatever works here by default.
 
     The process starts with the first call. Calls are serialised: one instance serves one caller at
     a time, several instances run in parallel.
@@ -50,6 +55,7 @@ class EnvProcess:
         limits: Limits | None = None,
         secrets: Mapping[str, str] | None = None,
         log: Path | None = None,
+        sandbox: Sandbox | None = None,
     ) -> None:
         self.source = Path(source).absolute()
         self.python = str(python or sys.executable)
@@ -60,7 +66,8 @@ class EnvProcess:
         self._lock = threading.RLock()
         self._pipe: Pipe | None = None
         self._facts: dict[str, Any] = {}
-        self._isolation = ""
+        self.sandbox = sandbox or Sandbox()
+        self._held: dict[str, Any] = {}
         self._problem: EnvProblem | None = None
         self._failed_loads = 0
         self._episodes = itertools.count(1)
@@ -80,13 +87,27 @@ class EnvProcess:
 
     @property
     def isolation(self) -> str:
-        """What holds the user's code, in words; starts the process. Raises EnvProblem."""
+        """What holds the user's code, its level first, in words; starts the process.
+        Raises EnvProblem."""
+        return f"{self.level}: {self._held.get('isolation')}"
+
+    @property
+    def level(self) -> str:
+        """`full`, `no-namespaces` or `limits`, as a self-test in the process found it; starts the
+        process. Raises EnvProblem."""
         self.describe()
-        return self._isolation
+        return str(self._held.get("level"))
+
+    @property
+    def gaps(self) -> list[str]:
+        """What this machine cannot keep user code from, in words; starts the process.
+        Raises EnvProblem."""
+        self.describe()
+        return [str(gap) for gap in self._held.get("gaps") or []]
 
     @property
     def pid(self) -> int | None:
-        """The process that runs user code, None while there is none."""
+        """The process that runs user code; None while there is none, and under bubblewrap."""
         return self._pipe.child if self._pipe else None
 
     def describe(self) -> dict[str, Any]:
@@ -166,9 +187,10 @@ class EnvProcess:
             raise Fault(str(self._problem), problem=self._problem)
         try:
             limits = self.limits
-            self._pipe = Pipe(self.source, self.python, limits, self.secrets, self.log)
-            hello, self._facts = self._pipe.greet(limits.start_seconds)
-            self._isolation = hello
+            self._pipe = Pipe(
+                self.source, self.python, limits, self.secrets, self.log, self.sandbox
+            )
+            self._held, self._facts = self._pipe.greet(limits.start_seconds)
             self.generation += 1
             self._failed_loads = 0
         except EnvProblem as problem:
@@ -267,13 +289,16 @@ class Episode:
             raise EpisodeFailed(self._failed) from error
 
 
-def isolation_here() -> str:
-    """What would hold user code on this machine, in words, found by running some of ours.
+@functools.cache
+def isolation_here(sandbox: Sandbox | None = None) -> Held:
+    """What would hold user code on this machine, found by running some of ours, once.
 
-    Raises EnvProblem when no env process can be started.
+    Raises EnvProblem when no env process can be started, ENV_SANDBOX when it may not.
     """
-    with EnvProcess(Path(__file__).resolve().parent / "templates" / "single_turn") as process:
-        return process.isolation
+    folder = Path(__file__).resolve().parent / "templates" / "single_turn"
+    with EnvProcess(folder, sandbox=sandbox) as process:
+        holds = process.isolation.removeprefix(f"{process.level}: ").split(", ")
+        return Held(process.level, tuple(holds), tuple(process.gaps))
 
 
 def failed_score(error: str) -> dict[str, Any]:
@@ -296,6 +321,10 @@ def _checked(value: Any) -> dict[str, Any]:
         raise Fault(f"success is {str(success)[:80]}, not true or false", alive=True)
     if not isinstance(metrics, dict) or len(metrics) > MAX_METRICS:
         raise Fault(f"metrics are at most {MAX_METRICS} named numbers", alive=True)
+    for name in metrics:
+        if not METRIC_NAME.fullmatch(name):
+            said = f"{name[:80]!r} is no name of a metric (64 of letters, digits and _.:/@-)"
+            raise Fault(said, alive=True)
     numbers = {name: _finite(value) for name, value in metrics.items()}
     for name, value in numbers.items():
         if value is None:

@@ -12,13 +12,15 @@ import fcntl
 import importlib.util
 import json
 import os
+import resource
 import select
 import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 
 def _register() -> None:
@@ -36,13 +38,15 @@ def _register() -> None:
 if __name__ == "__main__":
     _register()
 
-from envs import child, confine  # noqa: E402 - the package has to be registered first
+from envs import child, confine, kernel, namespaces, sandbox  # noqa: E402 - registered before
 from envs.redact import Redactor  # noqa: E402
+from envs.sandbox import Sandbox  # noqa: E402
 from envs.settings import Limits  # noqa: E402
 
 LOG_LINE = 8192  # a longer line is cut, so that nothing unbounded is held in memory
 TAIL = 1500
 KILL_SECONDS = 5.0
+FILES = 4  # as many of the largest size fit into the folder of user code
 
 
 class Log:
@@ -94,9 +98,11 @@ def main() -> None:
     config = json.loads(sys.argv[1])
     requests, replies = config["requests"], config["replies"]
     limits = Limits(**config["limits"])
+    wanted = Sandbox(**config["sandbox"])
+    spaces = config["spaces"] or _spaces(wanted, limits, config)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    confine.prctl(confine.PR_SET_CHILD_SUBREAPER, 1)
+    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     os.umask(0o022)  # another uid has to read the copy
     box = Path(config["box"])
     # Never closed: it says that the folder is in use as long as anything of this lives.
@@ -105,30 +111,66 @@ def main() -> None:
         # A copy: user code can neither change the stored version nor needs to reach into the home.
         _copy(config["source"], box / "source")
         (box / "work").mkdir()
+        (box / sandbox.CANARY).touch()  # what user code must not be able to read
         values = {name: os.environ.get(name, "") for name in config["secrets"]}
         log = Log(config["log"], config["log_cap"], Redactor(values))
         here = str(Path(__file__).resolve().parent)
-        uid = confine.spare_uid([*filter(None, sys.path), sys.prefix, sys.base_prefix, here], box)
+        uid = confine.spare_uid([*sandbox.interpreter_folders(), here], box)
         if uid is not None:
             for path in (box, box / "work"):
                 os.chown(path, uid, uid)
-        offline = not limits.network and confine.cut_network()
+        offline = not limits.network and (spaces != "" or confine.cut_network())
         output, output_end = os.pipe()
+        ended, ended_end = os.pipe()
         warden = os.getpid()
+        outside = _open_proc()
+
+        def work() -> None:
+            parent = 1 if spaces == "own" else warden
+            pid = None if spaces == "bubblewrap" else _pid_in(outside)
+            _run_child(config, limits, wanted, uid, spaces, offline, output_end, parent, pid)
+
         pid = os.fork()
         if pid == 0:
-            _run_child(config, limits, uid, offline, box, output_end, warden)
-        os.close(output_end)
-        os.close(requests)
-        ended = _watch(pid, output, log)
+            _begin(work, box, uid, limits, ended_end if spaces == "own" else -1)
+        for fd in (output_end, ended_end, requests):
+            os.close(fd)
+        how = _watch(pid, output, log, ended)
         _kill_descendants(pid)
         _drain(output, log)
-        said = {"exit": {**ended, "tail": log.close()}}
+        said = {"exit": {**how, "tail": log.close()}}
         with contextlib.suppress(OSError):  # the client may be gone
             os.write(replies, b"\n" + json.dumps(said).encode() + b"\n")
     finally:
         _kill_descendants(0)
         shutil.rmtree(box, ignore_errors=True)
+
+
+def _spaces(wanted: Sandbox, limits: Limits, config: dict[str, Any]) -> str:
+    """Enters namespaces, or starts this program again where only bubblewrap may have them."""
+    if wanted.mode == "off":
+        return ""
+    if namespaces.enter(limits.network):
+        return "own"
+    if os.geteuid() != 0 and (around := namespaces.bwrap(limits.network)):
+        again = json.dumps(config | {"spaces": "bubblewrap"})
+        for name in ("requests", "replies"):
+            os.set_inheritable(config[name], True)
+        os.execv(around[0], [*around, *sys.orig_argv[:-1], again])
+    return ""
+
+
+def _begin(
+    work: Callable[[], None], box: Path, uid: int | None, limits: Limits, status: int
+) -> NoReturn:
+    """Never returns, whatever happens: this is the forked process."""
+    try:
+        if status >= 0:
+            owner = os.geteuid() if uid is None else uid
+            namespaces.first_process(str(box), owner, FILES * limits.file_mb, status, work)
+        work()
+    finally:
+        os._exit(1)
 
 
 def _copy(source: str, target: Path) -> None:
@@ -146,13 +188,16 @@ def _copy(source: str, target: Path) -> None:
 def _run_child(
     config: dict[str, Any],
     limits: Limits,
+    wanted: Sandbox,
     uid: int | None,
+    spaces: str,
     offline: bool,
-    box: Path,
     output: int,
-    warden: int,
+    parent: int,
+    pid: int | None,
 ) -> None:
-    """Never returns: limits itself, loads the environment, serves it, leaves."""
+    """Never returns: confines itself, loads the environment, serves it, leaves."""
+    box, requests, replies = Path(config["box"]), config["requests"], config["replies"]
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setpgid(0, 0)
@@ -162,22 +207,55 @@ def _run_child(
         null = os.open(os.devnull, os.O_RDONLY)
         for fd, source in ((0, null), (1, output), (2, output)):
             os.dup2(source, fd)
-        held = ["own process", "clean environment", *confine.apply(limits, uid)]
+        _close_all_but(requests, replies)
+        held = sandbox.close(limits, wanted, box, uid, spaces, offline)
         # Set after the change of uid, which clears it: this process dies with its warden.
-        confine.prctl(confine.PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != warden:
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
             return
-        held.append("no network" if offline else "network open")
-        hello = {"hello": {"isolation": ", ".join(held), "pid": os.getpid()}}
-        os.write(config["replies"], json.dumps(hello).encode() + b"\n")
-        child.serve(config["requests"], config["replies"], box / "source")
+        said = {
+            "level": held.level,
+            "isolation": ", ".join(held.holds),
+            "gaps": held.gaps,
+            "pid": pid,
+        }
+        hello: dict[str, Any] = {"hello": said}
+        os.write(replies, json.dumps(hello).encode() + b"\n")
+        if refused := sandbox.refusal(held, wanted):
+            os.write(replies, json.dumps({"problem": refused.to_dict()}).encode() + b"\n")
+            return
+        child.serve(requests, replies, box / "source")
     finally:
         sys.stdout.flush()
         os._exit(0)
 
 
-def _watch(pid: int, output: int, log: Log) -> dict[str, int]:
-    """Waits for the child's end or the client's, whichever comes first."""
+def _open_proc() -> int:
+    """/proc as it is now, -1 where there is none."""
+    with contextlib.suppress(OSError):
+        return os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+    return -1
+
+
+def _pid_in(proc: int) -> int | None:
+    """The number of this process where that /proc was mounted: to itself it has another."""
+    with contextlib.suppress(OSError):
+        return int(os.readlink("self", dir_fd=proc))
+    return os.getpid()
+
+
+def _close_all_but(*kept: int) -> None:
+    """The log, the folder's lock and whatever else was inherited are none of user code's."""
+    first = 3
+    for fd in sorted(kept):
+        os.closerange(first, fd)
+        first = fd + 1
+    os.closerange(first, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def _watch(pid: int, output: int, log: Log, ended: int) -> dict[str, int]:
+    """Waits for the child's end or the client's, whichever comes first. What is said on `ended`
+    is how it ended where `pid` is only the first process of its namespaces."""
     os.set_blocking(output, False)
     wake, wake_end = os.pipe()
     os.set_blocking(wake_end, False)
@@ -189,6 +267,7 @@ def _watch(pid: int, output: int, log: Log) -> dict[str, int]:
     while True:
         status = _reap(pid)
         if status is not None:
+            status = int(os.read(ended, 16) or status)
             code = os.waitstatus_to_exitcode(status)
             return {"code": max(code, 0), "signal": max(-code, 0)}
         for fd, _ in poller.poll():
@@ -246,7 +325,7 @@ def _kill_descendants(pid: int) -> None:
 
 def _descendants() -> list[int]:
     """Every process below this one; where /proc is missing the process group has to do."""
-    if not confine.LINUX:
+    if not kernel.LINUX:
         return []
     children: dict[int, list[int]] = {}
     for entry in os.scandir("/proc"):

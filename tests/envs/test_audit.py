@@ -381,6 +381,45 @@ def test_rollouts_are_audited_through_the_process(write_env, start, reward: str,
     assert table["last message only"]["verdict"] == "info"
 
 
+SUMS = """
+import random, re
+
+class Env(SingleTurnEnv):
+    seen = set()
+
+    def tasks(self):
+        return [Task(f"n{i}", f"What is {i} plus {i}?", str(2 * i)) for i in range(10, 50)]
+
+    def score(self, task, completion):
+        new = (task.id, completion) not in self.seen
+        self.seen.add((task.id, completion))
+        numbers = re.findall(r"[0-9]+", completion)
+        right = completion.strip() == task.answer
+        return Score(float(REWARD))
+"""
+PLANTED = {
+    "sound": ("right", set()),
+    "constant": ("1.0", {"all alike"}),
+    "length": ("min(1.0, len(completion) / 100)", {"filler"}),
+    "substring": ("task.answer in completion", {"enumerated", "negated gold"}),
+    "enumeration": ("task.answer in numbers", {"enumerated", "negated gold"}),
+    "last number": ("numbers[-1:] == [task.answer]", {"negated gold"}),
+    "nondeterministic": ("right and random.random() < 0.7", {"unstable"}),
+    "stateful": ("right and new", {"unstable"}),
+    "raising": ("int(completion) == int(task.answer)", {"raises"}),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_fault_planted_in_a_real_environment_is_flagged(write_env, start, name: str):
+    reward, named = PLANTED[name]
+    process = start(write_env(SUMS.replace("REWARD", reward)))
+    found = audit(process, process.tasks(), "single", budget_s=30)
+    assert named <= {*found["risks"], *found["weaknesses"]}, found["headline"]
+    assert found["verdict"] == {"sound": "ok", "raising": "warn"}.get(name, "risk")
+    assert found["rows_scored"] == 40
+
+
 def test_a_rollout_that_cannot_start_is_a_failed_score(write_env, start):
     body = GUESS.replace("REWARD", "Score(1.0)").replace(
         'return {"n"', 'raise ValueError("no")\n        return {"n"'

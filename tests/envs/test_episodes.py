@@ -17,8 +17,8 @@ class Env(MultiTurnEnv):
         said = completion.content
         if said.startswith("!"):
             exec(said[1:])
-        if said == "pid":
-            return [Message("user", str(os.getpid()))]
+        if said == "chance":
+            return [Message("user", os.urandom(8).hex())]
         state["said"].append(said)
         if completion.tool_calls:
             call = completion.tool_calls[0]
@@ -98,7 +98,7 @@ def test_an_exception_fails_the_episode_but_keeps_the_process(counter):
 
 def test_an_environment_that_does_not_repeat_itself_fails_what_it_lost(counter):
     bad, good = counter.start(TASK), counter.start(TASK)
-    good.step(say("pid"))
+    good.step(say("chance"))
     with pytest.raises(EpisodeFailed):
         bad.step(say("!os._exit(1)"))
     with pytest.raises(EpisodeFailed, match="did not repeat itself"):

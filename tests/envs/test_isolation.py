@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from envs.pipe import _sweep
 from envs.process import EnvProcess, isolation_here
+from envs.sandbox import FULL, LIMITS, NO_NAMESPACES, Sandbox
 from envs.settings import Limits
 
 TASK = {"id": "a", "prompt": [{"role": "user", "content": "q"}], "answer": None}
@@ -102,12 +104,17 @@ def test_only_the_package_envs_is_lent_to_another_interpreter(ask):
 
 def test_the_level_of_isolation_is_said(obedient: Path, start):
     process: EnvProcess = start(obedient, Limits(memory_mb=777))
-    assert process.isolation.startswith("own process, clean environment, memory 777 MB")
+    said = f"{process.level}: own process, clean environment, memory 777 MB"
+    assert process.isolation.startswith(said)
+    assert process.level in (FULL, NO_NAMESPACES, LIMITS)
     assert ("own uid" in process.isolation) == (os.geteuid() == 0)
 
 
 def test_the_level_of_this_machine_can_be_asked_without_an_environment(obedient: Path, start):
-    assert isolation_here() == start(obedient).isolation
+    process: EnvProcess = start(obedient)
+    held = isolation_here()
+    assert held.level == process.level and list(held.gaps) == process.gaps
+    assert process.isolation == f"{held.level}: {', '.join(held.holds)}"
 
 
 @as_root
@@ -122,7 +129,36 @@ def test_root_drops_to_a_uid_that_nobody_has(ask, tmp_path: Path):
     secret.write_text("x")
     secret.chmod(0o600)
     assert "PermissionError" in ask(f"open({str(secret)!r}).read()")
-    assert "PermissionError" in ask(f"os.kill({os.getpid()}, 0)", "import os")
+    assert "Error" in ask(f"os.kill({os.getpid()}, 0)", "import os")
+
+
+@linux
+def test_no_descriptor_of_ours_is_inherited(ask, tmp_path: Path):
+    is_open = (
+        "import os\ndef is_open(fd):\n  try: os.fstat(fd)\n  except OSError: return False\n"
+        "  return True"
+    )
+    # The three standard ones, requests, replies; not the log, and not the lock of the folder.
+    assert int(ask("sum(map(is_open, range(256)))", is_open, log=tmp_path / "env.log")) <= 5
+
+
+@linux
+def test_it_reaches_its_own_folders_alone(ask):
+    if isolation_here().level == LIMITS:
+        pytest.skip("this kernel has no Landlock or no seccomp")
+    with tempfile.TemporaryDirectory() as folder:
+        public = Path(folder, "public")
+        public.write_text("for everybody")
+        for path in (Path(folder), public):
+            path.chmod(0o777)
+        assert "PermissionError" in ask(f"open({str(public)!r}).read()")
+        assert "Error" in ask(f"open({str(public)!r}, 'w')")
+        assert "Error" in ask(f"os.listdir({folder!r})", "import os")
+        assert public.read_text() == "for everybody"
+    assert ask("open('mine', 'w').write('x')") == "1"
+    assert "PermissionError" in ask(
+        "socket.socketpair()[0].close() or socket.socket()", "import socket"
+    )
 
 
 @as_root
@@ -133,7 +169,7 @@ def test_what_lies_beside_a_private_interpreter_is_hidden(ask):
     if not private:
         pytest.skip("the interpreter lies where everybody can read")
     top = private[-1]
-    shown = ask(f"sorted(os.listdir({str(top)!r}))", "import os")
+    shown = ask(f"sorted(os.listdir({str(top)!r}))", "import os", sandbox=Sandbox("off"))
     assert shown == repr([base.relative_to(top).parts[0]])
 
 
@@ -216,7 +252,7 @@ def test_user_code_dies_with_its_warden(obedient: Path, start):
     process = start(obedient)
     process.describe()
     pid = process.pid
-    os.kill(psutil.Process(pid).ppid(), signal.SIGKILL)
+    os.kill(process._pipe.warden.pid, signal.SIGKILL)
     assert eventually(lambda: not running(pid))
     assert "lost" in process.score(TASK, "a")["error"]
     assert process.score(TASK, "a")["error"] is None
@@ -300,4 +336,5 @@ def test_an_ordinary_user_gets_the_floor(obedient: Path):
     isolation, *rewards = done.stdout.splitlines()
     assert rewards == ["1.0", "0.0", "0.0", "0.0", "1.0"]
     assert "own uid" not in isolation and "memory 2048 MB" in isolation
-    assert "with the user's own" in isolation
+    level = isolation.partition(":")[0]
+    assert ("with the user's own" in isolation) == (level != FULL)

@@ -1,0 +1,496 @@
+"""User code that attacks the machine: every attack is stopped and named, or named as a gap.
+
+The program of attacks (tests/faults/attacks) runs in real env processes, as root and as an ordinary
+user, at every level of isolation: what a kernel or a container does not have is refused to the
+client by a filter of its own or by capabilities taken away.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from engine import doctor, dry_run, push
+from engine.errors import UserError
+from engine.run_dir import Home
+from envs.process import EnvProcess
+from envs.settings import Limits
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(sys.platform != "linux", reason="the layers above the floor are Linux's"),
+]
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent / "attacks"
+UID = 12345
+SECRET = "canary-of-the-server-6b1f"
+MARK = "27.182818"
+LIMITS = {"memory_mb": 512, "processes": 40, "file_mb": 64, "call_seconds": 8.0}
+TASK = {"id": "a", "prompt": [{"role": "user", "content": "attack"}], "answer": None}
+STAYS = "-setuid,-setgid,-sys_admin,-net_admin"
+WHO = {
+    # Through env: the exec of setpriv itself still has root's reach.
+    "user": ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "env"],
+    "root": [],
+    "root without powers": ["setpriv", f"--bounding-set={STAYS}"],
+}
+# Who, which level is expected, and what the kernel refuses to the client.
+PLACES = [
+    ("user", "full", ()),
+    ("user", "full", ("unshare",)),  # by bubblewrap, where it is installed
+    ("user", "no-namespaces", ("namespaces",)),
+    ("user", "limits", ("namespaces", "landlock")),
+    ("user", "limits", ("namespaces", "seccomp")),
+    ("root", "full", ()),
+    ("root", "no-namespaces", ("namespaces",)),
+    ("root", "limits", ("namespaces", "landlock", "seccomp")),
+    ("root without powers", "no-namespaces", ()),
+]
+
+
+def inner(body: str) -> dict[str, str]:
+    """Code a model might write: `body` is what it tries."""
+    lines = "\n".join(f"        {line}" for line in body.splitlines())
+    return {
+        "code": "import os, socket, signal, ctypes\ndef attempt():\n    try:\n"
+        f"{lines}\n        return 'worked'\n    except OSError:\n        return 'stopped'\n"
+    }
+
+
+def attacks(victim: dict[str, Any], folder: Path) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Every attack by row and name."""
+    mine = str(folder / "own")
+    return {
+        "a2 forks": ("forks", {"many": 400}),
+        "a2 memory": ("memory", {"mb": 1536}),
+        "a2 one large file": ("one_large_file", {"mb": 300}),
+        "a2 many files": ("many_files", {"mb": 512}),
+        "a3 ssh key": ("read", {"path": f"{mine}/.ssh/id"}),
+        "a3 hub token": ("read", {"path": f"{mine}/.cache/huggingface/token"}),
+        "a3 server token": ("read", {"path": f"{mine}/kept/token"}),
+        "a3 other run": ("read", {"path": f"{mine}/kept/runs/other/rollouts.jsonl"}),
+        "a3 list the home": ("list_folder", {"path": f"{mine}/kept"}),
+        "a3 through a link": ("read_through_a_link", {"path": f"{mine}/.ssh/id"}),
+        "a3 hard link": ("link_and_read", {"path": f"{mine}/.ssh/id"}),
+        "a3 own variables": ("find_a_variable", {"name": "SERVER_SECRET"}),
+        "a3 server variables": ("read", {"path": f"/proc/{victim['pid']}/environ"}),
+        "a3 client variables": ("read", {"path": f"/proc/{os.getpid()}/environ"}),
+        "a3 write a cache": ("write", {"path": f"{mine}/.cache/planted"}),
+        "a3 write a package": ("write", {"path": f"{mine}/site-packages/planted.py"}),
+        "a3 write our package": ("write", {"path": f"{folder}/envs/planted.py"}),
+        "a3 write through a link": ("write_through_a_link", {"path": f"{mine}/planted"}),
+        "a3 cut a file": ("truncate", {"path": f"{mine}/kept/runs/other/rollouts.jsonl"}),
+        "a3 remove a file": ("remove", {"path": f"{mine}/kept/runs/other/events.jsonl"}),
+        "a3 open to all": ("open_to_all", {"path": f"{mine}/.ssh/id"}),
+        "a3 memory of the server": ("read_memory", {"pid": victim["pid"]}),
+        "a4 tcp": ("tcp", {"port": victim["tcp"]}),
+        "a4 udp": ("udp", {"port": victim["udp"]}),
+        "a4 dns": ("dns", {}),
+        "a4 metadata service": ("metadata_service", {}),
+        "a4 path socket": ("path_socket", {"path": victim["path"]}),
+        "a4 abstract socket": ("abstract_socket", {"name": victim["abstract"]}),
+        "a4 listen": ("listen", {}),
+        "a4 netlink": ("netlink", {}),
+        "a4 user namespace": ("user_namespace", {}),
+        "a4 io_uring": ("io_uring", {}),
+        "a4 mount": ("mount_over", {"path": mine}),
+        "a5 signal the server": ("send_signal", {"pid": victim["pid"]}),
+        "a5 signal the client": ("send_signal", {"pid": "client"}),
+        "a5 kill its group": ("kill_the_group", {"pid": victim["pid"]}),
+        "a5 trace the server": ("trace", {"pid": victim["pid"]}),
+        "a6 model reads the server": ("model_writes", inner(f"open('{mine}/.ssh/id').read()")),
+        "a6 model reads the scorer": (
+            "model_writes",
+            inner("open(f'/proc/{os.getppid()}/environ').read()"),
+        ),
+        "a6 model reads the data": ("model_writes", inner("os.listdir('../../source')")),
+        "a6 model signals the scorer": ("model_writes", inner("os.kill(os.getppid(), 9)")),
+        "a6 model forks": ("model_writes", inner("os.fork() or os._exit(0)")),
+        "a6 model starts a program": (
+            "model_writes",
+            inner("os.execv('/bin/true', ['true'])"),
+        ),
+        "a6 model connects": ("model_writes", inner("socket.socket().close()")),
+        "a6 model spins": ("model_hangs", {"code": "while True: pass"}),
+        "a6 model sleeps": (
+            "model_hangs",
+            {"code": "import signal, time\nsignal.alarm(0)\ntime.sleep(60)"},
+        ),
+        "f11 daemon": ("leave_a_daemon", {"mark": MARK}),
+    }
+
+
+# Attacks that some levels cannot stop, and the words by which doctor names that gap.
+FILES, CALLS = "files of this user", "no system call is refused"
+NAMED = {
+    **dict.fromkeys(
+        ("a3 ssh key", "a3 hub token", "a3 server token", "a3 other run", "a3 list the home",
+         "a3 through a link", "a3 hard link", "a3 write a cache", "a3 write a package",
+         "a3 write our package", "a3 write through a link", "a3 cut a file", "a3 remove a file",
+         "a3 server variables", "a3 client variables", "a3 memory of the server",
+         "a6 model reads the server", "a6 model reads the scorer", "a6 model reads the data"),
+        ("files ",),
+    ),
+    **dict.fromkeys(
+        ("a4 tcp", "a4 udp", "a4 dns", "a4 metadata service", "a4 path socket",
+         "a4 abstract socket", "a4 listen", "a4 netlink", "a4 user namespace", "a4 io_uring",
+         "a4 mount", "a5 signal the server", "a5 signal the client", "a5 kill its group",
+         "a5 trace the server", "a6 model signals the scorer", "a6 model forks",
+         "a6 model starts a program", "a6 model connects"),
+        (CALLS,),
+    ),
+    "a3 open to all": ("modes and times", FILES),
+    "a2 many files": ("how much its files take together",),
+    "a2 forks": ("its processes are not counted", "count"),
+}  # fmt: skip
+WORKS = {"f11 daemon"}  # it may start; what matters is that it ends
+NAMES = list(attacks({"pid": 0, "tcp": 0, "udp": 0, "path": "", "abstract": ""}, Path("/")))
+
+
+def interpreter() -> str:
+    """One that any user may run."""
+    for found in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
+        tried = subprocess.run(
+            [*WHO["user"], found, "-I", "-c", "import sys; assert sys.version_info >= (3, 11)"],
+            capture_output=True,
+            check=False,
+        )
+        if tried.returncode == 0:
+            return found
+    pytest.skip("no interpreter of 3.11 or newer lies where an ordinary user may run it")
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Path]:
+    """A folder any user can reach, with our package and the attacks in it."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("changing the uid and powers of a client needs root and setpriv")
+    folder = Path(tempfile.mkdtemp(prefix="attacked-"))
+    try:
+        folder.chmod(0o755)
+        shutil.copytree(ROOT / "envs", folder / "envs", ignore=shutil.ignore_patterns("__py*"))
+        shutil.copytree(HERE, folder / "tests" / "faults" / "attacks")
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def furnish(folder: Path, uid: int) -> None:
+    """What the attacks are after, owned by `uid` and readable by nobody else."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for name in (
+        ".ssh/id",
+        ".cache/huggingface/token",
+        "kept/token",
+        "kept/runs/other/rollouts.jsonl",
+        "kept/runs/other/events.jsonl",
+        "site-packages/package.py",
+    ):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(SECRET)
+        path.chmod(0o600)
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, uid, uid)
+    (folder / "kept").chmod(0o700)
+
+
+def client(
+    stage: Path, python: str, who: str, refused: tuple[str, ...], **order: Any
+) -> dict[str, Any]:
+    given = {
+        "env": str(program(stage, "client").parent),
+        "attacks": [],
+        "limits": LIMITS,
+        "sandbox": {},
+        "refused": refused,
+    }
+    done = subprocess.run(
+        [*WHO[who], python, "-I", "-B", str(program(stage, "client")), json.dumps(given | order)],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        env={"PATH": os.defpath, "HOME": str(stage / "own"), "SERVER_SECRET": SECRET},
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module", params=PLACES, ids=lambda p: "-".join((p[0], p[1], *p[2])))
+def place(request: pytest.FixtureRequest, stage: Path) -> tuple[str, str, dict[str, Any]]:
+    """All attacks, run once: who ran them, the level expected, what came of them by name."""
+    who, level, refused = request.param
+    if "unshare" in refused and shutil.which("bwrap") is None:
+        pytest.skip("bubblewrap is not installed")
+    python = interpreter()
+    uid = UID if who == "user" else 0
+    own = stage / "own"
+    furnish(own, uid)
+    victim = subprocess.Popen(
+        [*WHO["user" if uid else "root"], python, "-I", str(program(stage, "victim")), str(own)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={"VICTIM": SECRET},
+        start_new_session=True,
+        text=True,
+    )
+    try:
+        assert victim.stdout is not None
+        listed = attacks(json.loads(victim.stdout.readline()), stage)
+        # Nothing else is between root and its files here: it is the worst place there is.
+        sandbox = {"hidden": [str(own / "kept")], "allow_root": True}
+        said = client(stage, python, who, refused, attacks=list(listed.values()), sandbox=sandbox)
+        assert said["problem"] is None, said["problem"]
+        assert victim.poll() is None, "an attack ended the victim"
+    finally:
+        victim.kill()
+        victim.communicate()
+    said["by_name"] = dict(zip(listed, said["scores"], strict=True))
+    return who, level, said
+
+
+def program(stage: Path, name: str) -> Path:
+    return stage / "tests" / "faults" / "attacks" / f"{name}.py"
+
+
+def sleepers() -> list[int]:
+    return [
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if (process.info["cmdline"] or [])[-1:] == [MARK]
+    ]
+
+
+def eventually(check: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not check():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def gone_within(seconds: float) -> bool:
+    return eventually(lambda: not sleepers(), seconds)
+
+
+def test_a3_the_level_is_the_one_this_place_allows(place: tuple[str, str, dict[str, Any]]) -> None:
+    who, level, said = place
+    if level == "full" and said["level"] != "full":
+        pytest.skip(f"this kernel gives {who} no namespaces: {said['gaps']}")
+    assert said["level"] == level
+    assert (said["gaps"] == []) == (level == "full" and "bubblewrap" not in said["holds"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a2_to_a6_and_f11_every_attack_is_stopped_by_name_or_the_gap_is_named(
+    place: tuple[str, str, dict[str, Any]], name: str
+) -> None:
+    score = place[2]["by_name"][name]
+    if score["error"] is not None:
+        assert score["reward"] == 0.0
+        assert "Error" in score["error"] or "killed by signal" in score["error"]
+        return
+    if name not in WORKS:
+        gaps = "; ".join(place[2]["gaps"])
+        assert any(words in gaps for words in NAMED.get(name, ())), f"not named in: {gaps}"
+
+
+def test_f11_no_daemon_of_an_attack_is_left(place: tuple[str, str, dict[str, Any]]) -> None:
+    assert place[2]["by_name"]["f11 daemon"]["error"] is None or place[0] == "root without powers"
+    assert gone_within(1.0)
+
+
+def test_a3_nothing_secret_comes_back_in_an_answer(place: tuple[str, str, dict[str, Any]]) -> None:
+    assert SECRET not in json.dumps(place[2])
+
+
+REFUSALS = [
+    ("user", ("namespaces", "landlock"), {"mode": "required"}),
+    ("user", ("namespaces", "seccomp"), {"mode": "required"}),
+    ("root", ("namespaces", "landlock", "seccomp"), {"mode": "required"}),
+    ("root without powers", ("landlock",), {"mode": "auto"}),
+    ("root without powers", (), {"mode": "off"}),
+]
+
+
+@pytest.mark.parametrize("case", REFUSALS, ids=lambda c: "-".join((c[0], c[2]["mode"], *c[1])))
+def test_a3_user_code_is_refused_by_name_where_the_sandbox_is_too_weak(
+    stage: Path, case: tuple[str, tuple[str, ...], dict[str, Any]]
+) -> None:
+    who, refused, sandbox = case
+    said = client(stage, interpreter(), who, refused, sandbox=sandbox)
+    assert said["problem"]["code"] == "ENV_SANDBOX"
+    named = "required" if sandbox["mode"] == "required" else "allow_root = true"
+    assert named in said["problem"]["message"] + said["problem"]["hint"]
+
+
+def test_a3_a_weak_sandbox_is_enough_where_the_owner_says_so(stage: Path) -> None:
+    python = interpreter()
+    weak = client(stage, python, "root without powers", ("landlock",), sandbox={"allow_root": True})
+    assert weak["problem"] is None and weak["level"] == "limits"
+    required = client(stage, python, "user", ("namespaces",), sandbox={"mode": "required"})
+    assert required["problem"] is None and required["level"] == "no-namespaces"
+
+
+def write_env(folder: Path, body: str) -> Path:
+    folder.mkdir()
+    (folder / "environment.py").write_text(body)
+    return folder
+
+
+HEAD = "from envs import Score, SingleTurnEnv, Task\n"
+CLASS = """
+class Env(SingleTurnEnv):
+    def tasks(self):
+        return [Task("a", "say a", "a")]
+    def score(self, task, completion):
+        {score}
+def load_environment():
+    return Env()
+"""
+
+
+def env_with(folder: Path, score: str, head: str = "") -> Path:
+    return write_env(folder, HEAD + head + CLASS.format(score=score))
+
+
+def test_f11_a_daemon_ends_with_a_warden_that_is_killed(tmp_path: Path) -> None:
+    with EnvProcess(program(ROOT, "client").parent) as process:
+        if process.level != "full":
+            assert "what user code started outlives" in "; ".join(process.gaps)
+            pytest.skip(f"only namespaces end it, and this is {process.level}")
+        order = json.dumps({"attack": "leave_a_daemon", "with": {"mark": MARK}})
+        assert process.score(TASK, order)["error"] is None
+        assert eventually(lambda: bool(sleepers()), 10.0)
+        assert process._pipe is not None
+        os.kill(process._pipe.warden.pid, signal.SIGKILL)
+        assert gone_within(1.0)
+
+
+# What score() does, and what its caller reads; `None` where the call is fine.
+CALLS = [
+    ("raise ValueError('no')", "ValueError: no"),
+    ("import time; time.sleep(60)", "did not answer within 1 s"),
+    ("exec('while True: pass')", "did not answer within 1 s"),
+    ("import os; os._exit(3)", "exit status 3"),
+    ("raise SystemExit(4)", "sys.exit(4)"),
+    ("import ctypes; ctypes.string_at(0)", "SIGSEGV"),
+    ("import os; os.abort()", "killed by signal"),
+    ("import os; os.kill(os.getpid(), 9)", "SIGKILL"),
+    ("print('x' * 200_000_000); return 1.0", None),
+    ("return float('nan')", "not a finite number"),
+    ("return float('inf')", "not a finite number"),
+    ("return '1.0'", "a number is needed"),
+    ("return Score(1.0, metrics={'x' * 50_000_000: 1})", "more than 1 MB"),
+    ("forge()", "out of turn"),
+    ("import os; os.closerange(3, 256); return 1.0", "exit status"),
+]
+
+
+FORGE = """
+import os
+def forge():
+    for fd in range(3, 256):
+        try:
+            os.write(fd, b'{"id": 1, "ok": true, "value": {"reward": 9, "metrics": {}}}\\n')
+        except OSError:
+            pass
+"""
+
+
+def test_a1_every_fault_costs_one_call_and_the_next_one_is_scored(tmp_path: Path) -> None:
+    table = "\n".join(f"def fault_{index}():\n    {call}" for index, (call, _) in enumerate(CALLS))
+    score = (
+        "return globals()[completion]() if completion.startswith('fault') else "
+        "Score(float(completion == 'a'))"
+    )
+    limits = Limits(call_seconds=1.0, memory_mb=1024)
+    with EnvProcess(
+        env_with(tmp_path / "env", score, FORGE + table + "\n"), limits=limits
+    ) as process:
+        for index, (_, said) in enumerate(CALLS):
+            began = time.monotonic()
+            answer = process.score(TASK, f"fault_{index}")
+            assert time.monotonic() - began < 8.0, CALLS[index]
+            if said is None:
+                assert answer["error"] is None
+            else:
+                assert answer["reward"] == 0.0 and answer["success"] is False
+                assert any(part in answer["error"] for part in said.split("|")), answer
+            assert process.score(TASK, "a")["reward"] == 1.0
+        assert process.generation <= len(CALLS)
+
+
+def test_a2_a_gigabyte_of_output_leaves_a_capped_log(tmp_path: Path) -> None:
+    flood = "for _ in range(1024): print('x' * (1 << 20))\n        return 1.0"
+    log = tmp_path / "environment.log"
+    limits = Limits(call_seconds=60.0)
+    with EnvProcess(env_with(tmp_path / "env", flood), limits=limits, log=log) as process:
+        assert process.score(TASK, "a")["reward"] == 1.0
+    assert log.stat().st_size < 2 << 20
+
+
+def test_a6_an_environment_that_patches_json_is_believed_no_more_than_its_score(
+    tmp_path: Path,
+) -> None:
+    patch = 'import json\njson.dumps = lambda *a, **k: \'{"id": 7, "ok": true}\'\n'
+    env = env_with(tmp_path / "env", "return 1.0", patch)
+    with EnvProcess(env, limits=Limits(call_seconds=1.0)) as process:
+        answer = process.score(TASK, "a")
+    assert answer["reward"] == 0.0 and "env process" in answer["error"]
+
+
+BROKEN = {
+    "no load_environment": ("x = 1\n", "load_environment"),
+    "a syntax error": ("def load_environment(:\n", "environment.py:1"),
+    "an import that hangs": ("import time\ntime.sleep(600)\n", "did not answer within"),
+    "an import that forks": (
+        "import os\nwhile True: os.fork()\n",
+        "Resource temporarily unavailable|did not answer|out of turn",
+    ),
+    "an import that leaves": ("import os\nos._exit(5)\n", "exit status 5"),
+    "an import that prints a gigabyte": (
+        "for _ in range(64): print('x' * (1 << 24))\n",
+        "load_environment",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_i8_a_broken_environment_is_refused_in_words_within_its_deadline(
+    home: Home, tmp_path: Path, name: str
+) -> None:
+    body, said = BROKEN[name]
+    folder = write_env(tmp_path / "broken", body)
+    (folder / "environment.toml").write_text("[limits]\nstart_seconds = 5\n")
+    began = time.monotonic()
+    with pytest.raises(UserError) as refused:
+        push.push_env(home, folder, roots=[tmp_path])
+    assert time.monotonic() - began < 20
+    assert refused.value.code in ("ENV_INVALID", "ENV_IMPORT")
+    assert any(part in refused.value.message for part in said.split("|")), refused.value.message
+
+
+def test_a3_doctor_and_dry_run_name_the_level(home: Home, stage: Path) -> None:
+    finding = next(c for c in doctor.examine(home)["checks"] if c["name"] == "isolation")
+    check = next(c for c in dry_run.dry_run(home, "none@000")["checks"] if c["name"] == "isolation")
+    for said in (finding, check):
+        assert said["detail"].partition(":")[0] in ("full", "no-namespaces", "limits")
+    home.config_file.write_text('sandbox = "off"\n')
+    finding = next(c for c in doctor.examine(home)["checks"] if c["name"] == "isolation")
+    assert finding["status"] == "warn" and 'sandbox = "off"' in finding["detail"]
