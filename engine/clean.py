@@ -25,7 +25,7 @@ RESULT_CHARS = 9_300
 
 _ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor moves
-    r"|[\]PX^_][^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"  # OSC, DCS, SOS, PM, APC: titles, links
+    r"|[\]PX^_][^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"  # OSC, DCS, SOS, PM, APC: titles, links
     r"|[ -/]*[0-~])"  # the short ones
     r"|\x9b[0-?]*[ -/]*[@-~]"  # CSI as one C1 byte
 )
@@ -49,7 +49,8 @@ _SHORTEST_SECRET = 5  # hiding shorter values would hide ordinary words
 def clean_text(text: str) -> str:
     """`text` without terminal escapes, control, bidirectional and zero-width characters.
 
-    Tabs and newlines stay; other line ends become newlines; lone surrogates become U+FFFD.
+    Tabs and newlines stay; other line ends become newlines; lone surrogates become U+FFFD. An
+    escape sequence that nothing ends takes its line at most: it must not hide what follows.
     """
     text = _LINE_ENDS.sub("\n", text)
     text = _INVISIBLE.sub("", _ESCAPES.sub("", text))

@@ -462,8 +462,8 @@ def _failed(folder: DeployDir, message: str) -> UserError:
     last = " | ".join(line.strip() for line in tail)[:400]
     return UserError(
         "DEPLOY_FAILED",
-        f"the deployment {folder.id} failed: {message}",
-        hint=f"Last lines of {folder.log}: {last}" if last else f"Nothing is in {folder.log}.",
+        f"the deployment {folder.id} failed: {message}" + (f" (its log ends: {last})" * bool(last)),
+        hint=f"Read {folder.log}." if last else f"Nothing is in {folder.log}.",
     )
 
 

@@ -23,7 +23,7 @@ from mcp_server.log import log, log_to
 from mcp_server.prompts import add_prompts
 from mcp_server.resources import add_resources
 from mcp_server.tasks import WaitTasks
-from mcp_server.tools import offered
+from mcp_server.tools import NEEDS, offered
 
 INSTRUCTIONS = """\
 Honesmith trains LoRA adapters (SFT, GRPO) on this machine and judges them. Runs go on when you or \
@@ -66,6 +66,8 @@ def build_server(
     bus = CountingBus()
     keep = CacheHint(ttl_ms=300_000, scope="public")
     server = GuardedServer(
+        home=home,
+        needs=NEEDS,
         tools=[tool for tool in tools if tool not in hidden],
         hidden=frozenset(tool.name for tool in hidden),
         name="honesmith",

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from engine.errors import UserError
-from mcp_server import __version__, cli_env, cli_models, cli_runs, verbs
+from mcp_server import __version__, cli_data, cli_env, cli_keys, cli_models, cli_runs, verbs
 from mcp_server.log import log_file
 from mcp_server.terminal import FAILED, OK, CommandGroup, HomeFolder, Json, at, command, show
 
@@ -69,9 +69,10 @@ def serve(
         return
     from mcp_server.bearer import load_token
     from mcp_server.http_app import allowed_hosts, serve_http
+    from mcp_server.keys import Keys
 
     hosts = allowed_hosts(host, allow_host or ())
-    serve_http(server, load_token(where), host=host, port=port, hosts=hosts)
+    serve_http(server, Keys(where, load_token(where)), host=host, port=port, hosts=hosts)
 
 
 @app.command()
@@ -180,6 +181,24 @@ def init(
 
 @app.command()
 @command
+def ui(
+    show_it: Annotated[bool, typer.Option("--open", help="In the browser.")] = False,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Write a page of all runs, environments and reports, and say where it is."""
+    from mcp_server import page
+
+    reply = page.write_page(at(home))
+    if show_it:
+        import webbrowser
+
+        webbrowser.open(Path(reply["page"]).as_uri())
+    show(reply, as_json)
+
+
+@app.command()
+@command
 def playbook(
     section: Annotated[str, typer.Argument(help="A section; default: the contents.")] = "",
     as_json: Json = False,
@@ -232,6 +251,8 @@ def _has_torch() -> bool:
 
 
 app.add_typer(cli_env.app, name="env")
+app.add_typer(cli_data.app, name="data")
+app.add_typer(cli_keys.app, name="key")
 for _name, _function in {
     "status": cli_runs.status,
     "runs": cli_runs.runs,

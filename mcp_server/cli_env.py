@@ -15,6 +15,7 @@ app = typer.Typer(
 )
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with environment.py.")]
+Version = Annotated[str, typer.Argument(metavar="ENV", help="NAME@HASH, or a name: its newest.")]
 Install = Annotated[bool, typer.Option("--install", help="Build its requirements.txt venv.")]
 
 
@@ -75,6 +76,51 @@ def list_(
 ) -> None:
     """Pushed environments, newest first."""
     show(verbs.get_status(at(home), "envs", limit), as_json)
+
+
+@app.command("build")
+@command
+def build(folder: Folder, home: HomeFolder = None, as_json: Json = False) -> None:
+    """Install the packages its requirements.txt names, once, ahead of a push."""
+    show(verbs.build_env(at(home), _folder(folder)), as_json)
+
+
+@app.command("diff")
+@command
+def diff(
+    before: Version,
+    after: Version,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """What two versions differ in: files and lines."""
+    show(verbs.diff_envs(at(home), before, after), as_json)
+
+
+@app.command("pull")
+@command
+def pull(
+    env_id: Version,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder.")],
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Copy the files of a version out of the home."""
+    show(verbs.pull_env(at(home), env_id, folder), as_json)
+
+
+@app.command("delete")
+@command
+def delete(
+    env_id: Version,
+    force: Annotated[
+        bool, typer.Option("--force", help="Although runs that ended have used it.")
+    ] = False,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Throw a version away; never one that an open run uses."""
+    show(verbs.delete_env(at(home), env_id, force), as_json)
 
 
 def _folder(folder: Path) -> str:

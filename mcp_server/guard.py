@@ -1,6 +1,7 @@
-"""The one place a tool call passes on its way in and out.
+"""The one place a call passes on its way in and out.
 
-In: unknown tools and arguments are refused with the nearest name, wrong values in our own words.
+In: a key without the scope is refused, unknown tools and arguments with the nearest name, wrong
+values in our own words; what changes something is written into the audit log.
 Out: an envelope, clean text, at most 10,000 characters; a `UserError` becomes an error result whose
 text is one line of JSON; anything else becomes INTERNAL, with its traceback in the home's log only.
 
@@ -8,45 +9,96 @@ It sits at the handler, not in the SDK's middleware, so that both protocol eras 
 (`resultType`, server info) like any other.
 """
 
+import contextlib
 import difflib
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from typing import Any
 
+import anyio.to_thread
 from mcp.server import MCPServer
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.tools import Tool
+from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
-from mcp.types import CallToolResult, TextContent
+from mcp.types import INVALID_REQUEST, CallToolResult, InputRequiredResult, TextContent
 from pydantic import ValidationError
 
 from engine.clean import clean_text
 from engine.errors import UserError
+from engine.run_dir import Home
+from mcp_server.audit import Audit, Call
+from mcp_server.keys import LOCAL, STDIO, Key, Scope, locked
 from mcp_server.log import log
 from mcp_server.replies import RESULT_CHARS, cap, compact, envelope, error_line
+from mcp_server.stdio import answered
+
+# Where the gate leaves the key that an HTTP request came with.
+KEY = "honesmith.key"
+
+# What tells nothing of the home; everything else but tools/call needs the scope read.
+_FREE = frozenset(
+    "initialize ping server/discover tools/list prompts/list prompts/get resources/list "
+    "resources/templates/list tools/call logging/setLevel".split()
+)
 
 
 class GuardedServer(MCPServer[Any]):
-    """An `MCPServer` whose tool calls go through the guard.
+    """An `MCPServer` whose calls go through the guard.
 
     Args:
+        home: whose audit log is written.
         tools: what a client may call.
+        needs: the scope each tool needs.
         hidden: names of tools that this server knows and, being read-only, does not offer.
         **options: as for `MCPServer`.
     """
 
-    def __init__(self, *, tools: list[Tool], hidden: frozenset[str], **options: Any) -> None:
-        super().__init__(tools=tools, **options)
+    def __init__(
+        self,
+        *,
+        home: Home,
+        tools: list[Tool],
+        needs: Mapping[str, Scope],
+        hidden: frozenset[str],
+        **options: Any,
+    ) -> None:
+        super().__init__(tools=tools, middleware=[self._scoped], **options)
+        self._home = home
+        self._audit = Audit(home)
+        self._needs = needs
         self._offered = {tool.name: tool for tool in tools}
         self._hidden = hidden
 
+    async def run_stdio_async(self) -> None:
+        async with (
+            stdio_server() as (reader, writer),
+            answered(reader, writer) as messages,
+        ):
+            inner = self._lowlevel_server
+            await inner.run(messages, writer, inner.create_initialization_options())
+
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
-    ) -> CallToolResult:
+    ) -> CallToolResult | InputRequiredResult:
+        context = context or Context(mcp_server=self)
+        caller = caller_of(context)
         try:
-            tool = self.checked(name, arguments)
-            context = context or Context(mcp_server=self)
-            return self.answer(await tool.run(present(arguments), context))
+            if not self._changes(name):
+                tool = self.checked(name, arguments, caller)
+                return self.answer(await tool.run(present(arguments), context), caller)
+            call = Call(caller.name, _transport(caller), name, arguments)
+            with self._audit.recording(call) as record:
+                tool = self.checked(name, arguments, caller)
+                async with self._within_quota(caller, name, present(arguments)):
+                    data = await tool.run(present(arguments), context)
+                if isinstance(data, InputRequiredResult):  # nothing is done before the answer
+                    record.result = "asked"
+                    return data
+                record.ok(data)
+            return self.answer(data, caller)
         except MCPError:
             raise
         except UserError as error:
@@ -55,22 +107,63 @@ class GuardedServer(MCPServer[Any]):
             cause = error.__cause__ if isinstance(error, ToolError) else error
             return refusal(cause if isinstance(cause, UserError) else internal(name, cause))
 
-    def answer(self, data: Any) -> CallToolResult:
+    def answer(self, data: Any, caller: Key = LOCAL) -> CallToolResult:
         """The success result: structured content and the same as compact JSON; prose as it is."""
         if isinstance(data, str):
             return CallToolResult(content=[TextContent(text=clean_text(data)[:RESULT_CHARS])])
         body = cap(envelope(data, "Done."))
-        # A read-only server must not suggest what it does not offer.
-        body["next"] = [call for call in body["next"] if call.get("tool") in self._offered]
+        # Nobody is sent to what this server does not offer, or this key may not call.
+        body["next"] = [call for call in body["next"] if self._may(caller, call.get("tool"))]
         return CallToolResult(content=[TextContent(text=compact(body))], structured_content=body)
 
-    def checked(self, name: str, arguments: Mapping[str, Any]) -> Tool:
+    def checked(self, name: str, arguments: Mapping[str, Any], caller: Key) -> Tool:
         """The tool that this call is for. Raises UserError when the call cannot be made."""
         tool = self._offered.get(name)
         if tool is None:
             raise self._no_such_tool(name)
+        caller.require(self._needs[name], name)
         check_arguments(tool, arguments)
         return tool
+
+    async def _scoped(
+        self, ctx: ServerRequestContext[Any, Any], call_next: CallNext
+    ) -> HandlerResult:
+        """Whatever is no tool call and tells of the home needs the scope read."""
+        if ctx.method not in _FREE and not ctx.method.startswith("notifications/"):
+            try:
+                caller_of(ctx).require("read", ctx.method)
+            except UserError as error:
+                raise MCPError(code=INVALID_REQUEST, message=error_line(error)) from None
+        return await call_next(ctx)
+
+    @contextlib.asynccontextmanager
+    async def _within_quota(
+        self, caller: Key, tool: str, arguments: Mapping[str, Any]
+    ) -> AsyncIterator[None]:
+        """Of two calls that would each just fit, the second must see the first: one at a time."""
+        # The database is not needed before a key has a quota.
+        from mcp_server import quotas  # noqa: PLC0415
+
+        if not caller.is_limited or not quotas.starts_a_run(tool, arguments):
+            yield
+            return
+        run_sync = anyio.to_thread.run_sync
+        lock = locked(self._home)
+        await run_sync(lock.__enter__)
+        try:
+            await run_sync(partial(quotas.check_quota, self._home, caller, tool, arguments))
+            yield
+        finally:
+            lock.__exit__(None, None, None)
+
+    def _changes(self, name: str) -> bool:
+        if name in self._hidden:
+            return True
+        tool = self._offered.get(name)
+        return tool is not None and not (tool.annotations and tool.annotations.read_only_hint)
+
+    def _may(self, caller: Key, tool: Any) -> bool:
+        return tool in self._offered and self._needs[tool] in caller.scopes
 
     def _no_such_tool(self, name: str) -> UserError:
         if name in self._hidden:
@@ -85,6 +178,34 @@ class GuardedServer(MCPServer[Any]):
             hint=_did_you_mean(name, list(self._offered)),
             field="name",
         )
+
+
+_WORDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false"}
+
+
+def _is_a(kind: str, value: Any) -> bool:
+    """pydantic would take true for 1, "5" for 5 and 1 for true."""
+    if kind == "boolean" or isinstance(value, bool):
+        return kind == "boolean" and isinstance(value, bool)
+    return isinstance(value, int | float)
+
+
+def caller_of(context: Any) -> Key:
+    """Whose call this is: the gate's word over HTTP; stdio may do everything.
+
+    Raises KeyError for an HTTP request that passed no gate: such a call must fail.
+    """
+    if isinstance(context, Context):
+        try:
+            context = context.request_context
+        except ValueError:
+            return LOCAL  # called by the program itself
+    request = context.request
+    return LOCAL if request is None else request.scope[KEY]
+
+
+def _transport(caller: Key) -> str:
+    return STDIO if caller is LOCAL else "http"
 
 
 def present(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,11 +229,11 @@ def check_arguments(tool: Tool, arguments: Mapping[str, Any]) -> None:
             )
     arguments = present(arguments)
     for name, value in arguments.items():
-        # pydantic would take true for 1.
-        if isinstance(value, bool) and known[name].get("type") in ("integer", "number"):
+        kind = str(known[name].get("type"))
+        if kind in _WORDS and not _is_a(kind, value):
             raise UserError(
                 "BAD_ARGUMENT",
-                f"{name}={str(value).lower()} is not a number",
+                f"{name}={compact_value(value)} is not {_WORDS[kind]}",
                 hint=_expected(known[name]),
                 field=name,
             )

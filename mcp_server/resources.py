@@ -23,6 +23,7 @@ from engine.files import read_json
 from engine.run_dir import Home
 from engine.store import Store
 from mcp_server import verbs
+from mcp_server.log import log
 from mcp_server.replies import RESULT_CHARS, cap, clean, compact, error_line
 
 MARKDOWN = "text/markdown"
@@ -209,6 +210,14 @@ def _said(read: Callable[[], str]) -> str:
         raise kind(error_line(error)) from error
     except FileNotFoundError as error:
         raise ResourceNotFoundError("The run has not written that yet.") from error
+    except (OSError, ValueError) as error:
+        log.exception("a resource cannot be read")
+        damaged = UserError(
+            "HOME_UNUSABLE",
+            f"that file of the home cannot be read ({type(error).__name__})",
+            hint="`honesmith doctor` looks at the home; `honesmith verify` at a run's files.",
+        )
+        raise ResourceError(error_line(damaged)) from error
     text = clean_text(text)
     if len(text) > RESULT_CHARS:
         text = text[: RESULT_CHARS - 60] + "\n\n(cut to 10,000 characters)\n"

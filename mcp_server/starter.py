@@ -32,8 +32,8 @@ def templates() -> list[str]:
 def new_env(folder: Path, template: str = DEFAULT_TEMPLATE) -> list[str]:
     """Copy a template to `folder`; returns the files written.
 
-    Raises UserError BAD_ARGUMENT on an unknown template, a folder that holds something, or a name
-    that could not be pushed.
+    Raises UserError BAD_ARGUMENT on an unknown template, a folder that holds something or to which
+    a relative path leads out of the present one, or a name that could not be pushed.
     """
     if template not in templates():
         raise UserError(
@@ -47,6 +47,13 @@ def new_env(folder: Path, template: str = DEFAULT_TEMPLATE) -> list[str]:
             "BAD_ARGUMENT",
             f"{folder.absolute().name!r} cannot be the name of an environment",
             hint="Use small letters, digits, dots, dashes and underscores.",
+            field="folder",
+        )
+    if not folder.is_absolute() and not folder.resolve().is_relative_to(Path.cwd().resolve()):
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"{folder} lies outside the folder you are in",
+            hint="Go there first, or name it in full.",
             field="folder",
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

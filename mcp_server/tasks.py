@@ -23,7 +23,7 @@ from engine.errors import UserError
 from engine.rows import TERMINAL
 from engine.run_dir import Home
 from mcp_server import verbs
-from mcp_server.guard import GuardedServer, internal, present, refusal
+from mcp_server.guard import GuardedServer, caller_of, internal, present, refusal
 from mcp_server.verbs import Reply
 
 TASKS = "io.modelcontextprotocol/tasks"
@@ -88,7 +88,7 @@ class WaitTasks(Extension):
             return await call_next(ctx)
         arguments = present(params.arguments or {})
         try:
-            self._server.checked("wait_run", params.arguments or {})
+            self._server.checked("wait_run", params.arguments or {}, caller_of(ctx))
             wait, status = await anyio.to_thread.run_sync(partial(self._begin, arguments))
         except UserError:
             return await call_next(ctx)  # the tool says it in the tool's words
@@ -126,7 +126,7 @@ class WaitTasks(Extension):
         if not _reached(status, wait.until):
             return _shown(wait, "working", status)
         assert self._server is not None
-        result = _wire(self._server.answer(status))
+        result = _wire(self._server.answer(status, caller_of(ctx)))
         return _shown(wait, "completed", status) | {"result": result}
 
     async def _cancel(

@@ -6,6 +6,7 @@ work failed, 2 the input was wrong.
 """
 
 import ast
+import contextlib
 import difflib
 import functools
 import json
@@ -80,7 +81,8 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
             status = function(**arguments)
         except UserError as error:
             refuse(error, as_json)
-            status = FAILED if error.code in _WORK_FAILED else WRONG
+            failed = error.code in _WORK_FAILED and error.field != "home"
+            status = FAILED if failed else WRONG
         except KeyboardInterrupt:
             sys.stderr.write("\nstopped; runs go on\n")
             status = 130
@@ -97,12 +99,13 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
 
 def _internal(name: str, error: Exception, home: Path | None) -> UserError:
     """A person gets a sentence, the log the traceback."""
-    where = Home.locate(home)
-    log_to(where)
-    log.error("%s failed", name, exc_info=error)
-    return UserError(
-        "INTERNAL", f"{type(error).__name__}: {error}", hint=f"Details: {log_file(where)}"
-    )
+    hint = ""
+    with contextlib.suppress(UserError):  # a home that cannot be written has no log either
+        where = Home.locate(home)
+        log_to(where)
+        log.error("%s failed", name, exc_info=error)
+        hint = f"Details: {log_file(where)}"
+    return UserError("INTERNAL", f"{type(error).__name__}: {error}", hint=hint)
 
 
 def show(reply: Any, as_json: bool, paint: str = "reply") -> None:
@@ -130,8 +133,12 @@ def refuse(error: UserError, as_json: bool) -> None:
 
 
 def at(home: Path | None) -> Home:
-    """The home of a command."""
-    return Home.locate(home)
+    """The home of a command. Raises UserError HOME_UNUSABLE with field "home": wrong input."""
+    try:
+        return Home.locate(home)
+    except UserError as error:
+        error.field = "home"
+        raise
 
 
 def settings_from(pairs: Sequence[str] | None) -> dict[str, Any]:

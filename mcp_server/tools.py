@@ -22,6 +22,8 @@ from pydantic import Field
 
 from engine.run_dir import Home
 from mcp_server import verbs
+from mcp_server.agreement import with_agreement
+from mcp_server.keys import Scope as Need
 from mcp_server.verbs import Reply
 
 EnvId = Annotated[
@@ -125,9 +127,10 @@ class Tools:
         whether it fits and which setting to lower."""
         return verbs.estimate_cost(self.home, env_id, model, algorithm, settings)
 
-    def submit_train(
+    async def submit_train(
         self,
         *,
+        ctx: Context,
         env_id: EnvId = "",
         model: Model = "pebble",
         algorithm: Algorithm = "grpo",
@@ -150,10 +153,11 @@ class Tools:
                 "it only max_gpu_hours and request_id."
             ),
         ] = "",
-    ) -> Reply:
+    ) -> Any:
         """Queue a training run (sft imitates reference answers, grpo maximises reward); return at
         once: run_id, state, queue position, estimate. Runs go on without this server."""
-        return verbs.submit_train(
+        submit = partial(
+            verbs.submit_train,
             self.home,
             env_id,
             model,
@@ -166,6 +170,7 @@ class Tools:
             request_id,
             resume,
         )
+        return await with_agreement(submit, ctx)
 
     async def wait_run(
         self,
@@ -328,6 +333,28 @@ class Tools:
     ) -> str:
         """How to train well: design rewards, choose settings, read curves, mend failures."""
         return verbs.read_playbook(section)
+
+
+# The scope a key needs for each tool. Looking is reading; whatever takes a device to train or to
+# judge, or stores something, is training; whatever serves a model is deploying.
+NEEDS: dict[str, Need] = {
+    "get_status": "read",
+    "push_env": "train",
+    "dry_run": "train",
+    "estimate_cost": "read",
+    "submit_train": "train",
+    "wait_run": "read",
+    "read_logs": "read",
+    "read_rollouts": "read",
+    "evaluate": "train",
+    "compare_runs": "read",
+    "diagnose": "read",
+    "curate": "train",
+    "deploy": "deploy",
+    "chat": "deploy",
+    "cancel_run": "train",
+    "read_playbook": "read",
+}
 
 
 def offered(home: Home, roots: tuple[Path, ...]) -> list[Tool]:

@@ -289,6 +289,41 @@ def verify(home: Home, run_id: str) -> Reply:
     return filled(chain.verify(home, run_id), f"Verified {run_id}.")
 
 
+def inspect_data(path: Path) -> Reply:
+    """What is in a data file. Raises UserError DATASET_INVALID."""
+    from engine import datasets
+
+    return filled(datasets.inspect(path), f"Looked into {path}.")
+
+
+def build_env(home: Home, folder: str) -> Reply:
+    """Install what an environment's requirements.txt names. Raises UserError ENV_DEPS."""
+    from engine import versions
+
+    return filled(versions.build(home, Path(folder)), f"Built {folder}.")
+
+
+def diff_envs(home: Home, before: str, after: str) -> Reply:
+    """What two versions differ in. Raises UserError ENV_NOT_FOUND."""
+    from engine import versions
+
+    return filled(versions.diff(home, before, after), f"Compared {before} and {after}.")
+
+
+def pull_env(home: Home, env_id: str, folder: Path) -> Reply:
+    """Copy a version's files out. Raises UserError ENV_NOT_FOUND or BAD_ARGUMENT."""
+    from engine import versions
+
+    return filled(versions.pull(home, env_id, folder), f"Pulled {env_id}.")
+
+
+def delete_env(home: Home, env_id: str, force: bool = False) -> Reply:
+    """Throw a version away. Raises UserError ENV_NOT_FOUND or RUN_STATE."""
+    from engine import versions
+
+    return filled(versions.delete(home, env_id, force), f"Deleted {env_id}.")
+
+
 def suggest(tool: str, **arguments: Any) -> Reply:
     """One suggested call."""
     return {"tool": tool, "arguments": arguments}

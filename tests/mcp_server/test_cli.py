@@ -23,7 +23,7 @@ from mcp_server.terminal import as_command, as_typed, settings_from
 COMMANDS = {
     "serve", "setup", "demo", "doctor", "init", "status", "runs", "wait", "logs", "cancel", "env",
     "dry-run", "estimate", "train", "rollouts", "evaluate", "compare", "diagnose", "curate",
-    "deploy", "undeploy", "chat", "export", "playbook", "report", "verify",
+    "deploy", "undeploy", "chat", "export", "playbook", "report", "verify", "data", "key", "ui",
 }  # fmt: skip
 
 
@@ -48,7 +48,14 @@ def spy(monkeypatch: pytest.MonkeyPatch, verb: str, reply: Any = None) -> list[d
 
 def test_every_promised_command_is_there():
     assert set(get_command(app).commands) == COMMANDS
-    assert set(get_command(app).commands["env"].commands) == {"new", "check", "push", "list"}
+    groups = {
+        name: set(get_command(app).commands[name].commands) for name in ("env", "data", "key")
+    }
+    assert groups == {
+        "env": {"new", "check", "push", "list", "build", "diff", "pull", "delete"},
+        "data": {"inspect"},
+        "key": {"add", "list", "remove"},
+    }
 
 
 def test_every_command_but_serve_prints_json_when_asked():
@@ -407,46 +414,6 @@ def test_a_dry_run_with_a_failing_check_leaves_with_one(
     done = call("dry-run", "arith")
     assert done.exit_code == 1
     assert "no rows" in done.stdout and "add rows" in done.stdout
-
-
-def test_a_push_with_problems_leaves_with_one(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    seen = spy(monkeypatch, "push_env", {"env_id": "a@1", "problems": [{"file": "e.py"}]})
-    assert call("env", "push", str(tmp_path)).exit_code == 1
-    assert "roots" not in seen[0], "a person may push from anywhere"
-    assert call("env", "push", str(tmp_path / "none")).exit_code == 2
-
-
-@pytest.mark.timeout(60)
-def test_an_environment_is_started_checked_and_pushed(home: Home, tmp_path: Path):
-    folder = tmp_path / "my_task"
-    started = call("env", "new", str(folder), "--json")
-    assert started.exit_code == 0, started.output
-    assert "environment.py" in json.loads(started.stdout)["files"]
-    checked = call("env", "check", str(folder), "--json")
-    assert checked.exit_code == 0, checked.output
-    assert json.loads(call("env", "list", "--json").stdout)["envs"] == []
-    pushed = call("env", "push", str(folder), "--json")
-    assert pushed.exit_code == 0, pushed.output
-    (env,) = json.loads(call("env", "list", "--json").stdout)["envs"]
-    assert env["env_id"] == json.loads(pushed.stdout)["env_id"]
-
-
-def test_no_template_overwrites_anything(tmp_path: Path):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "environment.py").write_text("x = 1")
-    done = call("env", "new", str(tmp_path / "mine"))
-    assert done.exit_code == 2
-    assert (tmp_path / "mine" / "environment.py").read_text() == "x = 1"
-    assert call("env", "new", str(tmp_path / "Bad Name")).exit_code == 2
-    assert call("env", "new", str(tmp_path / "fine"), "--template", "nope").exit_code == 2
-
-
-def test_every_template_is_listed(tmp_path: Path):
-    listed = json.loads(call("env", "new", str(tmp_path), "--template", "list", "--json").stdout)
-    assert len(listed["templates"]) == 4
-    assert "single_turn" in listed["templates"]
 
 
 def test_init_starts_a_project_and_a_second_one_changes_nothing(home: Home, tmp_path: Path):

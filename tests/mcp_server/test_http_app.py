@@ -1,15 +1,13 @@
 """The HTTP server: who gets past the gate, on every route, and where it refuses to listen."""
 
-import asyncio
-import re
+import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx2
 import pytest
+from http_server import listening
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
@@ -17,7 +15,8 @@ from engine.errors import UserError
 from engine.run_dir import Home
 from mcp_server.app import build_server
 from mcp_server.bearer import load_token
-from mcp_server.http_app import LOOPBACK, allowed_hosts, http_app
+from mcp_server.http_app import LOOPBACK, _listener, allowed_hosts, http_app
+from mcp_server.keys import Keys
 
 TOKEN = "t0ken-of-this-test-" + "x" * 24
 GOOD = {"host": b"127.0.0.1:8321", "authorization": f"Bearer {TOKEN}".encode()}
@@ -52,7 +51,7 @@ async def status_of(app, path: str, headers: list[tuple[bytes, bytes]], query: b
 
 
 def gate(home: Home, hosts=LOOPBACK):
-    return http_app(build_server(home, []), TOKEN, hosts)
+    return http_app(build_server(home, []), Keys(home, TOKEN), hosts)
 
 
 def headers(**changes: bytes | None) -> list[tuple[bytes, bytes]]:
@@ -184,25 +183,6 @@ def run(argv: list[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-@asynccontextmanager
-async def listening(home: Home, *options: str) -> AsyncIterator[str]:
-    """A server in a process of its own; yields its address."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "mcp_server.cli", "serve", "--http", "--port", "0"),
-        *("--home", str(home.root), *options),
-        stderr=asyncio.subprocess.PIPE,
-    )
-    assert process.stderr
-    try:
-        line = (await asyncio.wait_for(process.stderr.readline(), 30)).decode()
-        found = re.search(r"http://\S+/mcp", line)
-        assert found, line
-        yield found.group()
-    finally:
-        process.terminate()
-        await process.wait()
-
-
 @pytest.mark.timeout(60)
 async def test_clients_of_both_eras_are_served_over_http(home: Home):
     async with listening(home) as url:
@@ -225,8 +205,6 @@ async def test_clients_of_both_eras_are_served_over_http(home: Home):
 
 @pytest.mark.timeout(60)
 def test_an_address_in_use_is_said_and_nothing_more(home: Home):
-    import socket
-
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -234,6 +212,15 @@ def test_an_address_in_use_is_said_and_nothing_more(home: Home):
         done = run(["serve", "--http", "--port", port, "--home", str(home.root)])
     assert done.returncode == 2
     assert "cannot listen" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_small_answer_is_sent_at_once():
+    """asyncio turns Nagle's algorithm off for sockets whose protocol is named: 40 ms a call."""
+    listener = _listener("127.0.0.1", 0)
+    try:
+        assert listener.proto == socket.IPPROTO_TCP
+    finally:
+        listener.close()
 
 
 def test_the_token_is_made_once_and_kept_private(home: Home):

@@ -127,6 +127,15 @@ async def test_a_config_not_written_yet_is_not_found(home: Home):
     assert "not written" in await refusal(home, f"run://{run_id}/config")
 
 
+@pytest.mark.parametrize("damage", [b"{", b"", b"\xff", b"[" * 100_000, b'{"a": ' + b"9" * 5_000])
+async def test_a_config_that_is_damaged_is_told_in_our_own_words(home: Home, damage: bytes):
+    run_id = a_run(home)
+    home.run(run_id).config.write_bytes(damage)
+    said = await refusal(home, f"run://{run_id}/config")
+    assert "HOME_UNUSABLE" in said and "honesmith doctor" in said
+    assert "Traceback" not in said and str(home.root) not in said
+
+
 async def test_hardware_and_settings_describe_this_installation(home: Home):
     machine = json.loads(await read(home, "train://hardware"))
     assert machine["hardware"]["devices"]

@@ -1,11 +1,13 @@
 """The server as agents start it: a process, stdio, both protocol eras, the real engine."""
 
+import asyncio
 import json
 import os
 import sys
 from pathlib import Path
 
 import pytest
+from http_server import initialize
 from mcp import Client, StdioServerParameters
 
 import envs
@@ -50,6 +52,52 @@ async def test_an_agent_gets_from_status_to_an_estimate(home: Home, mode: str):
         assert after["tool"] == "submit_train" and after["arguments"]["settings"] == {"steps": 5}
         source = await client.read_resource(f"env://{pushed['env_id']}/source")
         assert "load_environment" in source.contents[0].text
+
+
+LINES = [
+    (b'{"jsonrpc":"2.0","id":"a","method":"tools/call","params":{"name":"read_playbook",'
+     b'"arguments":{"section":"\\ud800"}}}', "a", "SECTION_NOT_FOUND"),
+    (b'{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"\\udfff"}}', 7, "no tool"),
+    (b'{"jsonrpc":"2.0","id":8,"method":"tools/call","params":{"name":"get_status",'
+     b'"arguments":{"\\ud800":1}}}', 8, "UNKNOWN_ARGUMENT"),
+    (b"{nope", None, "not JSON"),
+    (b"\x00\xff\xfe", None, "not JSON"),
+    (b"[" * 100_000, None, "not JSON"),
+    (b'{"id": 9, "method": 3}', 9, "not a JSON-RPC message"),
+    (b'{"jsonrpc":"2.0","id":"\\ud800","method":3}', "\ufffd", "not a JSON-RPC message"),
+    (b"[1, 2]", None, "not a JSON-RPC message"),
+    (b'{"jsonrpc":"2.0","id":' + b"9" * 5_000 + b',"method":"ping"}', None, "not JSON"),
+]  # fmt: skip
+
+
+@pytest.mark.timeout(60)
+async def test_every_line_is_answered_also_one_that_is_no_message(home: Home):
+    server = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "mcp_server.cli", "serve", "--home", str(home.root)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=1 << 20,
+    )
+    assert server.stdin and server.stdout
+
+    async def ask(line: bytes) -> dict:
+        server.stdin.write(line + b"\n")
+        return json.loads(await asyncio.wait_for(server.stdout.readline(), 20))
+
+    try:
+        assert (await ask(json.dumps(initialize()).encode()))["id"] == 1
+        server.stdin.write(b'{"jsonrpc":"2.0","method":"notifications/initialized"}\n\n  \n')
+        for line, expected, said in LINES:
+            answer = await ask(line)
+            assert answer["id"] == expected, line[:80]
+            assert said in json.dumps(answer), line[:80]
+        assert "result" in await ask(b'{"jsonrpc":"2.0","id":2,"method":"ping"}')
+        server.stdin.close()
+        assert await asyncio.wait_for(server.wait(), 20) == 0
+    finally:
+        if server.returncode is None:
+            server.kill()
+            await server.wait()
 
 
 @pytest.mark.timeout(60)

@@ -1,5 +1,6 @@
 """The tools as a client sees them: names, schemas, hints, size."""
 
+import hashlib
 import inspect
 import json
 from pathlib import Path
@@ -44,6 +45,26 @@ def surface(home: Home) -> dict[str, dict]:
         }
         for tool in offered(home, ())
     }
+
+
+# Of everything a client is told about the tools. It changes with them and with nothing else: no
+# environment, run or file may say a word here. Print the new one with pytest -vv and read the diff.
+SURFACE = "5382a33cbe456226a0212cd57e1934180ab27380c55283600f7ef00c7f9c64af"
+
+
+def test_what_agents_are_told_of_the_tools_is_pinned(home: Home):
+    told = [
+        {
+            "name": tool.name,
+            "title": tool.title,
+            "description": tool.description,
+            "inputSchema": tool.parameters,
+            "outputSchema": tool.fn_metadata.output_schema,
+            "hints": tool.annotations.model_dump() if tool.annotations else None,
+        }
+        for tool in offered(home, ())
+    ]
+    assert hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest() == SURFACE
 
 
 def keys_of(value) -> set[str]:

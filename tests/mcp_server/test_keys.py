@@ -1,0 +1,225 @@
+"""Keys of the HTTP server: made once, kept as digests, limited in rate, runs and hours."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from engine.errors import UserError
+from engine.run_dir import Home
+from engine.store import NewRun, Store
+from mcp_server.audit import Audit, Call
+from mcp_server.cli import app
+from mcp_server.keys import OWNER, SCOPES, Key, Keys, add_key, list_keys, remove_key
+from mcp_server.quotas import check_quota, starts_a_run
+from mcp_server.rate import Rates
+from mcp_server.sessions import Sessions
+
+OWNERS = "the-token-of-the-first-start-0123456789"
+
+
+def call(home: Home, *argv: str) -> dict:
+    done = CliRunner().invoke(app, ["key", *argv, "--home", str(home.root), "--json"])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_a_key_is_found_by_its_token_and_by_nothing_else(home: Home):
+    key, token = add_key(home, "ci", ["train", "read"])
+    keys = Keys(home, OWNERS)
+    assert keys.find(token.encode()) == key
+    assert key.scopes == ("read", "train")
+    for wrong in (
+        b"",
+        token[:-1].encode(),
+        token.encode() + b"x",
+        b"\xff\xfe",
+        key.digest.encode(),
+    ):
+        assert keys.find(wrong) is None
+
+
+def test_the_token_of_the_first_start_may_do_everything(home: Home):
+    owner = Keys(home, OWNERS).find(OWNERS.encode())
+    assert owner is not None and owner.name == OWNER and owner.scopes == SCOPES
+    assert not owner.is_limited
+
+
+def test_only_digests_are_kept_and_for_the_owner_alone(home: Home):
+    made = call(home, "add", "agent", "--scope", "read,train", "--max-runs", "2")
+    token = made["token"]
+    assert home.keys.stat().st_mode & 0o777 == 0o600
+    kept = [path.read_bytes() for path in home.root.rglob("*") if path.is_file()]
+    assert not any(token.encode() in data for data in kept)
+    (listed,) = call(home, "list")["keys"]
+    assert listed == {
+        "name": "agent",
+        "scopes": ["read", "train"],
+        "calls_per_minute": 600,
+        "max_runs": 2,
+    }
+
+
+def test_a_key_that_is_removed_or_expired_is_refused_at_its_next_call(home: Home):
+    now = [1000.0]
+    keys = Keys(home, OWNERS, clock=lambda: now[0])
+    assert keys.find(b"anything") is None
+    _, token = add_key(home, "old", ["read"])
+    assert keys.find(token.encode()) is not None
+    call(home, "remove", "old")
+    assert keys.find(token.encode()) is None
+    key, brief = add_key(home, "brief", ["read"], days=1)
+    now[0] = key.created + 86_399
+    assert keys.find(brief.encode()) is not None
+    now[0] += 1
+    assert keys.find(brief.encode()) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["", "Owner", "owner", "stdio", "a b", "-rf", "x" * 41, "a\n", "ä"]
+)
+def test_a_name_that_is_none_is_refused(home: Home, name: str):
+    with pytest.raises(UserError) as refusal:
+        add_key(home, name, ["read"])
+    assert refusal.value.code == "BAD_ARGUMENT" and refusal.value.field == "name"
+
+
+def test_a_scope_nobody_knows_and_a_name_twice_are_refused(home: Home):
+    with pytest.raises(UserError, match="scope='admin'"):
+        add_key(home, "a", ["read", "admin"])
+    add_key(home, "a", ["read"])
+    with pytest.raises(UserError, match="name='a'"):
+        add_key(home, "a", ["read"])
+    with pytest.raises(UserError, match="name='b'"):
+        remove_key(home, "b")
+    assert [key.name for key in list_keys(home)] == ["a"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"keys": 3}', '{"keys": [{"name": "x"}]}'])
+def test_a_damaged_file_lets_nobody_in_but_the_owner(home: Home, text: str):
+    _, token = add_key(home, "a", ["read"])
+    home.keys.write_text(text)
+    keys = Keys(home, OWNERS)
+    assert keys.find(token.encode()) is None
+    assert keys.find(OWNERS.encode()) is not None
+    with pytest.raises(UserError) as refusal:
+        list_keys(home)
+    assert refusal.value.code == "HOME_UNUSABLE"
+
+
+def test_a_key_may_call_so_often_and_no_more():
+    now = [0.0]
+    rates = Rates(clock=lambda: now[0])
+    key = Key("a", calls_per_minute=60)
+    assert [rates.wait_s(key) for _ in range(10)] == [0.0] * 10
+    assert rates.wait_s(key) == pytest.approx(1.0)
+    assert rates.wait_s(Key("b", calls_per_minute=60)) == 0.0, "another key is not held up"
+    now[0] = 0.5
+    assert rates.wait_s(key) == pytest.approx(0.5)
+    now[0] = 1.0
+    assert rates.wait_s(key) == 0.0
+    assert rates.wait_s(Key("free", calls_per_minute=0)) == 0.0
+
+
+def test_a_key_may_have_so_many_sessions_and_idle_ones_do_not_count():
+    now = [0.0]
+    sessions = Sessions(idle_s=600, most=1, clock=lambda: now[0])
+    key, other = Key("a"), Key("b")
+    fresh = {"headers": [], "method": "POST"}
+    named = {"headers": [(b"mcp-session-id", b"s1")], "method": "DELETE"}
+
+    async def send(message):
+        pass
+
+    async def answered(scope: dict, status: int, header: bytes = b"") -> None:
+        headers = [(b"mcp-session-id", header)] if header else []
+        started = {"type": "http.response.start", "status": status, "headers": headers}
+        await sessions.watched(scope, key, send)(started)
+
+    import asyncio
+
+    assert sessions.may_open(fresh, key)
+    asyncio.run(answered(fresh, 200, b"s1"))
+    assert not sessions.may_open(fresh, key)
+    assert sessions.may_open(named, key) and sessions.may_open(fresh, other)
+    asyncio.run(answered(named, 200))
+    assert sessions.may_open(fresh, key)
+    asyncio.run(answered(fresh, 200, b"s2"))
+    now[0] = 601
+    assert sessions.may_open(fresh, key)
+
+
+def started(home: Home, who: str, at: float, hours: float = 1.0) -> str:
+    """A run that `who` submitted at that time."""
+    with Store(home) as store:
+        row = store.insert_run(
+            NewRun("arith-grpo", "train", "grpo", "arith@0", "pebble", max_gpu_hours=hours)
+        )
+    call_ = Call(who, "http", "submit_train", {})
+    with Audit(home, clock=lambda: at).recording(call_) as record:
+        record.ok({"run_id": row.run_id})
+    return row.run_id
+
+
+def end(home: Home, run_id: str, spent: float) -> None:
+    with Store(home) as store:
+        store.lease_next(["cpu"])
+        store.set_state(run_id, "running", only_from={"preparing"})
+        store.set_state(run_id, "done", only_from={"running"}, spent_hours=spent)
+
+
+def refused(home: Home, key: Key, now: float, **arguments) -> str:
+    try:
+        check_quota(home, key, "submit_train", arguments, clock=lambda: now)
+    except UserError as error:
+        assert error.code == "QUOTA" and error.retryable and error.hint
+        return error.message
+    return ""
+
+
+def test_a_key_may_have_so_many_runs_open(home: Home):
+    key = Key("agent", max_runs=2)
+    first = started(home, "agent", 10)
+    started(home, "somebody", 11)
+    assert not refused(home, key, 20)
+    started(home, "agent", 12)
+    assert "may have 2" in refused(home, key, 20)
+    end(home, first, 0.1)
+    assert not refused(home, key, 20)
+
+
+def test_the_hours_of_a_day_come_back_after_a_day(home: Home):
+    key = Key("agent", gpu_hours_per_day=3)
+    run = started(home, "agent", 1_000, hours=2)
+    assert "promised 2" in refused(home, key, 1_000, max_gpu_hours=1.5)
+    assert not refused(home, key, 1_000, max_gpu_hours=1)
+    assert "asks for 2" in refused(home, key, 1_000), "a submit that names no hours asks for two"
+    end(home, run, 0.5)
+    assert not refused(home, key, 1_000, max_gpu_hours=2.5), "an ended run counts what it took"
+    later = 1_000 + 86_401
+    assert "promised 0" in refused(home, key, later, max_gpu_hours=4)
+    assert not refused(home, key, later, max_gpu_hours=3)
+
+
+def test_only_what_takes_a_device_is_counted():
+    assert starts_a_run("submit_train", {}) and starts_a_run("evaluate", {})
+    assert starts_a_run("dry_run", {"samples": 8}) and not starts_a_run("dry_run", {})
+    assert not starts_a_run("push_env", {})
+
+
+def test_runs_of_a_key_are_read_over_a_torn_or_strange_line(home: Home):
+    run = started(home, "agent", 5)
+    with home.audit.open("ab") as file:
+        file.write(
+            b'{"who":"agent","run_id":\n[]\n{"who":"agent","run_id":"x"}\n{"who":"agent","run_id":'
+        )
+    assert Audit(home).runs_of("agent") == [run]
+    assert Audit(home).runs_of("agen") == []
+
+
+def test_a_folder_of_keys_is_told(home: Home, tmp_path: Path):
+    home.keys.mkdir()
+    with pytest.raises(UserError) as refusal:
+        list_keys(home)
+    assert refusal.value.code == "HOME_UNUSABLE"
