@@ -47,6 +47,7 @@ class _Choice:
     dropped: dict[str, int] = field(default_factory=dict)
     first: dict[str, Attempt] = field(default_factory=dict)  # an example for each reason
     overlaps: dict[str, int] = field(default_factory=dict)  # contaminated ones by kind
+    unindexed: int = 0  # held-out tasks that no answer was compared with by word sequences
 
     def drop(self, reason: str, attempts: Sequence[Attempt]) -> None:
         if attempts:
@@ -137,6 +138,7 @@ def _choose(
     choice = _Choice()
     sides = {(env, row["id"]): row["split"] for env, found in rows.items() for row in found}
     exam = HeldOut(row for found in rows.values() for row in found if row["split"] == "heldout")
+    choice.unindexed = exam.unindexed
     seen: set[str] = set()
     for (env_hash, task, _), group in groups.items():
         side = sides.get((env_hash, task))
@@ -238,6 +240,11 @@ def _warnings(choice: _Choice, select: str, sources: Sequence[Source]) -> list[s
         notes.append(
             f"{choice.dropped['heldout']} attempts are at held-out tasks, which never become "
             "training rows."
+        )
+    if choice.unindexed:
+        notes.append(
+            f"{choice.unindexed} held-out tasks are past the size of the index: answers were "
+            "compared with them as a whole, not by shared word sequences."
         )
     if len({source.record.hash for source in sources}) > 1:
         names = sorted({source.record.env_id for source in sources})

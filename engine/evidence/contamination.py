@@ -79,6 +79,7 @@ class _Unit:
     tokens: list[str]
     answer: list[str]
     own: int = 0  # sequences that no other unit has
+    skipped: bool = False  # it has sequences, and none of them is indexed
 
 
 class HeldOut:
@@ -104,6 +105,11 @@ class HeldOut:
         for owner in self._grams.values():
             if owner != _COMMON:
                 self.units[owner].own += 1
+
+    @property
+    def unindexed(self) -> int:
+        """Tasks past the size of the index: compared exactly and normalised, not by sequences."""
+        return len({task for unit in self.units if unit.skipped for task in unit.ids})
 
     def matches(self, row: Mapping[str, Any]) -> list[Match]:
         """What of the held-out split stands in a training row, each task by its strongest kind."""
@@ -158,6 +164,7 @@ class HeldOut:
         self._same.setdefault(key, index)
         self._exact[(part, text)] = index
         if len(self._grams) > MOST_GRAMS:
+            self.units[index].skipped = len(tokens) >= GRAM
             return
         for gram in _grams(tokens):
             if self._grams.setdefault(gram, index) != index:
@@ -201,8 +208,9 @@ def scan(
     Where `budget_s` seconds do not suffice, seeded random parts of both are compared, at least
     one row of each. Returns counts of held-out tasks by kind; `leaked`, the tasks that the
     training rows teach (asked there word for word); `compared`, the shares of the training rows
-    and held-out tasks looked at; examples; a headline; and the `verdict`: clean, overlap, or leak
-    where more than 1 % of the tasks are taught.
+    and held-out tasks looked at; `unindexed`, the tasks among them that were not compared by word
+    sequences because the index was full; examples; a headline; and the `verdict`: clean, overlap,
+    or leak where more than 1 % of the tasks are taught.
     """
     began = time.monotonic()
     found: dict[str, Match] = {}
@@ -231,11 +239,14 @@ def scan(
         **counts,
         "leaked": leaked,
         "compared": list(shares),
+        "unindexed": index.unindexed,
         "examples": [
             {"kind": m.kind, "part": m.part, "heldout": m.heldout, "train": m.train}
             for m in order[:SHOWN]
         ],
-        "headline": headline(len(heldout), len(train), counts, order, shares),
+        "headline": headline(
+            len(heldout), len(train), counts, order, shares, unindexed=index.unindexed
+        ),
     }
 
 
@@ -245,11 +256,19 @@ def headline(
     counts: Mapping[str, int],
     order: Sequence[Match],
     shares: tuple[float, float] = (1.0, 1.0),
+    *,
+    unindexed: int = 0,
 ) -> str:
-    """What was found in one sentence, the first pair named."""
-    part = ""
+    """What was found in one sentence, the first pair named, and what was not looked at."""
+    limits = []
     if min(shares) < 1:
-        part = f" ({shares[0]:.0%} of the rows and {shares[1]:.0%} of the tasks were compared)"
+        limits.append(f"{shares[0]:.0%} of the rows and {shares[1]:.0%} of the tasks were compared")
+    if unindexed:
+        limits.append(
+            f"{unindexed} tasks are past the {MOST_GRAMS:,} word sequences that are indexed and "
+            "were compared as a whole only"
+        )
+    part = f" ({'; '.join(limits)})" if limits else ""
     total = sum(counts.values())
     if not total:
         return f"none of {heldout} held-out tasks overlaps with the {train} training rows{part}"

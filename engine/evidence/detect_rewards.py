@@ -73,13 +73,20 @@ def reward_hacking(f: Facts) -> Finding | None:
     solved = f.of_views("solved")
     follows = _follows(f, solved, paid)
     signals = _signals(f, success_known=follows is not None)
+    wrong = _wrong_paid(f, paid) if follows is not None else None
+    if wrong is not None:
+        signals["wrong_paid"] = wrong
     if follows is False:
         signals["success_flat"] = mean(solved[-at.WINDOW :])
+    elif wrong is not None:
+        signals.pop("form_only", None)  # a form that is learnt together with the answers
     elif "longer" not in signals or signals.get("alike", 0.0) < at.ALIKE_THOUGH_SOLVED:
         # Success that rises with the reward may come from the same hole; then only answers that
         # grow longer and say the same everywhere tell.
         return None
-    if len(signals) < at.HACKING_SIGNALS:
+    # What is paid for and what does not follow are one signal: the answers must show another.
+    told_by_answers = signals.keys() - {"success_flat", "wrong_paid"}
+    if 1 + len(told_by_answers) < at.HACKING_SIGNALS:
         return None
     evidence = {
         "reward_start": paid.first,
@@ -91,6 +98,7 @@ def reward_hacking(f: Facts) -> Finding | None:
     }
     told = {
         "success_flat": "success did not follow",
+        "wrong_paid": "most of that was paid to wrong answers too",
         "longer": "answers grew longer",
         "shorter": "answers grew shorter",
         "alike": "different tasks get the same answer",
@@ -104,7 +112,7 @@ def reward_hacking(f: Facts) -> Finding | None:
     lever = Lever(
         edit="score(): stop paying what the best answers share; push, train from the start"
     )
-    where = "success == False" if follows is False else ""
+    where = "success == False" if follows is False or wrong is not None else ""
     return Finding("reward_hacking", what, evidence, lever, "rewards", "best", where)
 
 
@@ -117,6 +125,24 @@ def _follows(f: Facts, solved: list[float], paid: Trend) -> bool | None:
         return True
     top = max(1.0, *(abs(value) for value in f.series("reward_mean")))
     return found.change >= max(at.SUCCESS_FOLLOWS, at.FOLLOWS_PART * paid.change / top)
+
+
+def _wrong_paid(f: Facts, paid: Trend) -> float | None:
+    """What wrong answers earn by now, where most of the reward's rise is not for becoming right.
+
+    A rise is (the rise of success) x (what a right answer earned more) and, whatever is left, a
+    rise of the pay of right and of wrong answers alike: that part is unearned. None elsewhere.
+    """
+    wrong, right = trend(f.of_views("wrong_reward")), trend(f.of_views("right_reward"))
+    if wrong is None or right is None or not wrong.rose or right.last <= 0:
+        return None
+    solved = trend(f.of_views("solved"))
+    if solved is None:
+        return None
+    unearned = solved.last * right.change + (1 - solved.last) * wrong.change
+    if wrong.last < at.WRONG_PAYS * right.last or unearned < at.UNEARNED * paid.change:
+        return None
+    return wrong.last
 
 
 def _signals(f: Facts, *, success_known: bool) -> dict[str, float]:

@@ -95,6 +95,8 @@ def _sentence(battery: Mapping[str, Any]) -> str:
         return f"Forgotten ({name}): {levels}" + (f"; most of all {named}." if named else ".")
     if battery["verdict"] == "improved":
         return f"Kept skills ({name}): better, {levels}."
+    if battery["before"] == 0.0 and not battery["gained"]:
+        return f"Kept skills ({name}): nothing to lose, 0 before on {battery['n']} tasks."
     gap = 100 * (battery["smallest_detectable_gap"] or 0.0)
     unit = f"{gap:.0f} points" if battery["metric"] == "success" else f"{gap / 100:.2g}"
     return f"Kept skills ({name}): no loss found, {levels} (a loss of {unit} would have shown)."

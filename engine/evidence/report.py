@@ -29,6 +29,7 @@ from engine.evidence.report_text import (
 from engine.evidence.report_trust import (
     audit_section,
     chain_section,
+    contamination_section,
     exam_use_line,
     kept_section,
 )
@@ -96,6 +97,7 @@ def html_of(dossier: Dossier) -> str:
         exam_use=exam_use_line(dossier),
         chain=chain_section(dossier),
         audit=audit_section(dossier),
+        shared=contamination_section(dossier),
         cost=_cost(dossier),
         settings=[(name, value_text(value), source) for name, value, source in dossier.settings],
         lineage=dossier.lineage,

@@ -1,10 +1,13 @@
-"""What the HTML report says about trust: kept skills, how often the exam was used, reward, seal."""
+"""What the HTML report says about trust: kept skills, shared rows, looks, reward, seal."""
 
 from collections.abc import Mapping
 from typing import Any
 
+from engine.evidence.contamination import KINDS
 from engine.evidence.dossier import Dossier
 from engine.evidence.report_text import sentence_case, value_text
+
+_SOURCES, _PAIRS = 6, 5  # lines of the table of shared rows, and pairs named below it
 
 
 def kept_section(dossier: Dossier) -> dict[str, Any]:
@@ -58,6 +61,40 @@ def exam_use_line(dossier: Dossier) -> str:
         f"These held-out tasks have been used to choose {use['looks']} times up to this run: "
         f"{runs} judged, {use['checkpoints']} checkpoints compared{evaluated}."
     )
+
+
+def contamination_section(dossier: Dossier) -> dict[str, Any]:
+    """What training rows share with the held-out tasks: one line for each version trained on."""
+    found = dossier.contamination
+    if not found.get("headline"):
+        return {}
+    sources = [source for source in found.get("sources") or [] if isinstance(source, Mapping)]
+    left_out = len(found.get("leaked") or [])
+    return {
+        "verdict": str(found.get("verdict", "")),
+        "headline": sentence_case(str(found["headline"])),
+        "left_out": f"{left_out} {'task is' if left_out == 1 else 'tasks are'} left out of the "
+        "verdict: the rows teach them." if left_out else "",
+        "lines": [
+            {
+                "env": str(source.get("env_id", "")),
+                "by": str(source.get("run_id") or "this run"),
+                "rows": value_text(source.get("train")),
+                "tasks": value_text(source.get("heldout")),
+                "counts": [value_text(source.get(kind, 0)) for kind in KINDS],
+            }
+            for source in sources[:_SOURCES]
+        ],
+        "pairs": [
+            {
+                "heldout": str(pair.get("heldout", "")),
+                "train": str(pair.get("train", "")),
+                "how": f"{pair.get('kind', '')}, {pair.get('part', '')}",
+            }
+            for source in sources
+            for pair in (source.get("examples") or [])
+        ][:_PAIRS],
+    }  # fmt: skip
 
 
 def chain_section(dossier: Dossier) -> list[dict[str, str]]:

@@ -34,6 +34,7 @@ class View:
 
     Attributes:
         solved: share with success; None where the environment never says.
+        wrong_reward, right_reward: pay of the answers without and with success.
         cut, out_of_turns: share that ended by `max_tokens`, and by `max_turns` among them.
         distinct: different texts of a group as a part of its size, mean over groups.
         repeated: mean share of repeated four-grams.
@@ -48,6 +49,8 @@ class View:
     n: int
     solved: float | None = None
     reward: float | None = None
+    wrong_reward: float | None = None
+    right_reward: float | None = None
     length: float = 0.0
     errors: float = 0.0
     cut: float = 0.0
@@ -217,6 +220,8 @@ def view_of(step: int, rows: Sequence[Row], settings: Mapping[str, Any]) -> View
         n=len(rows),
         solved=mean_or_none([float(flag) for flag in flags]),
         reward=_pay(scored),
+        wrong_reward=_pay([row for row in scored if row.get("success") is False]),
+        right_reward=_pay([row for row in scored if row.get("success") is True]),
         length=mean([number(row.get("tokens")) or 0.0 for row in rows]),
         errors=1 - len(scored) / len(rows),
         cut=len(cut) / len(rows),

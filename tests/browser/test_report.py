@@ -98,6 +98,18 @@ def full_run(learned_run, home, rows):
         "score_seconds_p95": 0.0012,
     }
     write_json(home.env("arith", "0123456789ab") / "audit.json", audit)
+    pair = {"kind": "exact", "part": "prompt", "heldout": "sum-12-34-a-long-name-of-a-task",
+            "train": "row-1187-also-with-a-long-name"}  # fmt: skip
+    source = {"env_id": "arith@0123456789ab", "verdict": "leak", "train": 2400, "heldout": 240,
+              "exact": 3, "normalised": 1, "ngram": 0, "examples": [pair]}  # fmt: skip
+    shared = {
+        "verdict": "leak",
+        "headline": "4 of 240 held-out tasks overlap with training rows (3 exact, 1 normalised), "
+        "such as 'sum-12-34-a-long-name-of-a-task' with 'row-1187-also-with-a-long-name'",
+        "leaked": ["sum-12-34", "sum-1-2", "sum-3-4", "sum-5-6"],
+        "sources": [source, source | {"run_id": "arith-sft-1", "exact": 0, "examples": []}],
+    }
+    write_json(learned_run.run.contamination, shared)
     seal(learned_run.run)
     return learned_run
 

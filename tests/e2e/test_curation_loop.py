@@ -90,3 +90,38 @@ async def test_stored_answers_are_scored_again_by_another_reward(home: Home, pro
         assert look["matching"] == sum(row["reward"] == 1.0 for row in rows)
         refused = await a.refused("evaluate", env_id=second, regrade=played, models=["pebble"])
         assert refused["field"] == "models"
+
+
+async def test_two_environments_with_equal_task_ids_and_their_exams_stay_apart(
+    home: Home, project: Path
+) -> None:
+    other = project / "more"
+    other.mkdir()
+    more = ENVIRONMENT.replace("What is {a} + {b}?", "What is {a} + {b} + 1?")
+    (other / "environment.py").write_text(more.replace('f"{a + b}"', 'f"{a + b + 1}"'))
+    async with agent(home, project) as a:
+        envs = [
+            (await a.call("push_env", path=str(f)))["env_id"] for f in (project / "sums", other)
+        ]
+        played = [
+            await finished(a, "evaluate", env_id=env, models=["pebble"], split="train", rows=60)
+            for env in envs
+        ]
+        exam = await finished(a, "evaluate", env_id=envs[0], models=["pebble"], rows=20)
+        refused = await a.refused("curate", source_ids=[exam], name="stolen", preview=False)
+        assert "heldout" in refused["message"] and 'split="train"' in refused["hint"]
+        asked = {"source_ids": [*played, exam], "name": "both", "select": "all", "preview": False}
+        saved = await a.call("curate", **asked)
+        rows = read_tasks(find_env(home, saved["env_id"]), "train")
+        heldout = {env: {row["id"] for row in read_tasks(find_env(home, env), "heldout")}
+                   for env in envs}  # fmt: skip
+        assert saved["dropped"]["heldout"] == len(heldout[envs[0]]) > 0
+        origins = [(row["metadata"]["origin"]["env_id"], row["metadata"]["origin"]["task"])
+                   for row in rows]  # fmt: skip
+        assert not [task for env, task in origins if task in heldout[env]]
+        shared = {task for env, task in origins if env == envs[0]} & {
+            task for env, task in origins if env == envs[1]}  # fmt: skip
+        assert len(shared) > 20 and len(set(origins)) == len(rows) == len({r["id"] for r in rows})
+        asks_more = {row["id"]: row["prompt"][0]["content"].count("+") == 2 for row in rows}
+        for row in rows:
+            assert asks_more[row["id"]] == (row["metadata"]["origin"]["env_id"] == envs[1])

@@ -9,6 +9,7 @@ from answered import SUMS, answer, evaluation, push, training
 
 from engine.curate import curate
 from engine.errors import UserError
+from engine.evidence import contamination
 from engine.registry import find_env, read_tasks
 from engine.run_dir import Home
 
@@ -232,3 +233,15 @@ def test_an_answer_fits_what_an_agent_can_afford(home: Home, env: str):
     run = evaluation(home, env, {f"model-{n}" * 8: long for n in range(8)}, attempts=1)
     result = curate(home, [run.id], "sums-best", select="all")
     assert len(json.dumps(result)) < 10_000 and result["kept"] == 49
+
+
+def test_exam_tasks_past_the_size_of_the_index_are_said(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    long = SUMS.replace("What is {a} + {b}?", "Work it out with care, please: what is {a} + {b}?")
+    env = push(home, tmp_path / "long", long, "long")
+    run = evaluation(home, env, {"pebble": [answer("1+1", "2", 1.0)]}, attempts=1)
+    assert not any("size of the index" in note for note in curate(home, [run.id], "x")["warnings"])
+    monkeypatch.setattr(contamination, "MOST_GRAMS", 0)
+    notes = curate(home, [run.id], "x")["warnings"]
+    assert any("8 held-out tasks are past the size of the index" in note for note in notes), notes

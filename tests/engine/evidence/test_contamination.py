@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.evidence import contamination
 from engine.evidence.contamination import HeldOut, scan, tokens_of
 
 STORY = (
@@ -160,6 +161,22 @@ def test_a_time_limit_is_kept_and_said():
     result = scan(rows, [row(f"h{n}", f"{n} other {words}") for n in range(20)], budget_s=0.2)
     assert time.monotonic() - began < 5
     assert 0 < result["compared"][0] < 1 and "% of the rows" in result["headline"]
+
+
+def test_tasks_past_the_size_of_the_index_are_counted_and_said(monkeypatch: pytest.MonkeyPatch):
+    # Each task has 13 sequences of eight words: the third finds the index full.
+    body = "a b c d e f g h i j k l m n o p q r s"
+    heldout = [row(f"h{n}", " ".join(f"{word}{n}" for word in body.split())) for n in range(5)]
+    parts = [row(f"t{n}", f"Then: {heldout[n]['prompt'][0]['content'][3:]}") for n in range(5)]
+    whole = scan(parts, heldout)
+    assert (whole["unindexed"], whole["ngram"]) == (0, 5) and "indexed" not in whole["headline"]
+    monkeypatch.setattr(contamination, "MOST_GRAMS", 20)
+    part = scan([*parts, row("copy", heldout[2]["prompt"][0]["content"])], heldout)
+    assert part["unindexed"] == 3 and part["ngram"] == 2
+    assert part["exact"] == 1, "what is a copy as a whole is found past the index too"
+    assert "3 tasks are past the 20 word sequences that are indexed" in part["headline"]
+    short = [row(f"s{n}", f"What is {n} + 1?") for n in range(50)]
+    assert scan(parts, short)["unindexed"] == 0, "tasks too short to have a sequence miss nothing"
 
 
 @given(st.text(max_size=80), st.text(max_size=80))

@@ -12,7 +12,7 @@ from engine.evidence import texts, thresholds
 from engine.evidence.alerts import Watch
 from engine.evidence.detectors import DETECTORS, IDS, find_all, not_judged
 from engine.evidence.findings import ORDER, Finding, Lever, ranked
-from engine.evidence.views import Facts, is_pleased_and_wrong, stuck_at, trend, view_of
+from engine.evidence.views import Facts, View, is_pleased_and_wrong, stuck_at, trend, view_of
 from engine.run_dir import RunDir
 from engine.settings import SCHEMAS
 from playbook import sections
@@ -88,6 +88,52 @@ def test_an_alert_comes_while_there_is_time_to_stop(trouble: str, by: int, tmp_p
 def test_no_run_cries_at_every_step(trouble: str, tmp_path: Path):
     raised = [found for _, found in replay(TROUBLES[trouble](2002), tmp_path)]
     assert all(raised.count(found) <= 2 for found in raised), raised
+
+
+def paid_run(right: float, wrong: tuple[float, float], longer: float) -> Facts:
+    """30 steps in which success rises from 0.3 to 0.6 and answers grow `longer`; a right answer
+    earns `right` more than a wrong one, which earns `wrong` at the start and at the end."""
+    lines, views = [], []
+    for step in range(1, 31):
+        way = step / 30
+        solved = 0.3 + 0.3 * way + 0.01 * (-1) ** step
+        pays = wrong[0] + (wrong[1] - wrong[0]) * way
+        views.append(View(
+            step, 64, solved=solved, wrong_reward=pays, right_reward=pays + right,
+            length=10 * (1 + (longer - 1) * way),
+        ))  # fmt: skip
+        lines.append({"step": step, "reward_mean": pays + right * solved})
+    return Facts("grpo", {}, lines, views)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "longer", "found"),
+    [
+        (0.2, (0.1, 0.8), 2.0, ["reward_hacking"]),  # the exploit is most of what is paid
+        (0.2, (0.1, 0.8), 1.0, []),  # and nothing in the answers shows that it is one
+        (1.0, (0.0, 0.0), 2.0, []),  # longer answers, all of them paid for being right
+        (0.6, (0.0, 0.25), 2.0, []),  # paid part of the way, and never half of the whole
+        (0.9, (0.8, 0.95), 2.0, []),  # wrong answers were paid well from the start
+    ],
+)
+def test_a_reward_that_rises_mostly_for_wrong_answers_is_told_from_one_that_is_earned(
+    right: float, wrong: tuple[float, float], longer: float, found: list[str]
+):
+    said = find_all(paid_run(right, wrong, longer))
+    assert [finding.id for finding in said] == found
+    if said:
+        assert said[0].evidence["signals"] == ["longer", "wrong_paid"]
+        assert said[0].where == "success == False"
+
+
+@pytest.mark.timeout(20)
+def test_pay_for_part_of_the_way_is_no_exploit():
+    """Healthy worlds whose wrong answers are paid more and grow longer while they get better."""
+    seeds = [seed for seed in range(2000, 2200) if seed % 7 == 6 and seed % 3 != 2][:15]
+    alarms = {
+        seed: ids for seed in seeds if (ids := [f.id for f in find_all(healthy(seed).facts())])
+    }
+    assert len(alarms) <= FALSE_ALARMS * len(seeds), alarms
 
 
 # --- what a finding says ----------------------------------------------------------------------

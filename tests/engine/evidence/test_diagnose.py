@@ -69,6 +69,7 @@ def test_examples_show_what_the_finding_says(home: Home, make_run: Make):
     assert first["lever"]["to"] == 2 * simulated.settings["max_tokens"]
 
 
+@pytest.mark.timeout(20)
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_every_call_it_suggests_is_one_that_works(home: Home, make_run: Make, trouble: str):
     simulated = TROUBLES[trouble](5)

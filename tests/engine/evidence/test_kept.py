@@ -68,6 +68,13 @@ def test_a_run_that_lost_nothing_says_what_would_have_shown(asked):
     assert found["summary"] not in verdict["summary"], "good news stays where one looks for it"
 
 
+def test_a_battery_the_model_never_could_solve_shows_no_loss_and_says_why(asked):
+    run = asked(lambda skill, i: False, lambda skill, i: False)
+    found = kept_skills(run.run)
+    assert found["verdict"] == "kept"
+    assert found["summary"] == "Kept skills (pebble skills): nothing to lose, 0 before on 48 tasks."
+
+
 def test_a_battery_whose_scoring_failed_is_unknown_and_hides_nothing(asked):
     run = asked(lambda skill, i: True, lambda skill, i: False, error_from=6)
     found = kept_skills(run.run)

@@ -139,6 +139,37 @@ def test_a_fence_is_longer_than_any_in_the_text(home, make_run, rows):
     assert "`````\nprompt:" in text
 
 
+def test_held_out_tasks_in_the_training_rows_are_named_in_the_page(home, learned_run):
+    page, _ = page_of(home, learned_run)
+    assert "in the training rows?" not in page.text, "a run that did not ask says nothing"
+    pair = {"kind": "exact", "part": "prompt", "heldout": f"t7{EVIL}", "train": "row-12"}
+    source = {
+        "env_id": "arith@0123456789ab", "verdict": "leak", "train": 240, "heldout": 120,
+        "exact": 3, "normalised": 1, "ngram": 2, "examples": [pair],
+    }  # fmt: skip
+    shared = {
+        "verdict": "leak", "headline": "6 of 120 held-out tasks overlap with training rows",
+        "leaked": ["t1", "t2", "t7", "t9"], "sources": [source],
+    }  # fmt: skip
+    write_json(learned_run.run.contamination, shared, fsync=False)
+    page, html = page_of(home, learned_run)
+    assert "Were the held-out tasks in the training rows?" in page.text
+    assert "leak 6 of 120 held-out tasks overlap with training rows." in page.text
+    assert "4 tasks are left out of the verdict" in page.text
+    assert "arith@0123456789ab this run 240 120 3 1 2" in page.text
+    assert "in row row-12 (exact, prompt)" in page.text and "<script" not in html
+
+
+def test_a_clean_run_says_that_its_rows_were_looked_at(home, learned_run):
+    source = {"env_id": "arith@0123456789ab", "run_id": "arith-sft-1", "train": 1, "heldout": 1}
+    said = "none of 1 held-out tasks overlaps with the 1 training rows"
+    shared = {"verdict": "clean", "headline": said, "leaked": [], "sources": [source]}
+    write_json(learned_run.run.contamination, shared, fsync=False)
+    text = page_of(home, learned_run)[0].text
+    assert "clean None of 1 held-out tasks overlaps" in text and "left out" not in text
+    assert "arith-sft-1 1 1 0 0 0" in text
+
+
 @pytest.mark.parametrize("state", ["preparing", "running", "failed", "cancelled"])
 def test_a_run_in_any_state_has_a_report(home, make_run, state):
     estimate = {"gpu_hours": {"low": 1, "likely": 2, "high": 4}}

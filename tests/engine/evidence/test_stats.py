@@ -223,6 +223,7 @@ def _sides(pairs, errors=(0, 0)):
     return Side(before, n + errors[0], errors[0]), Side(after, n + errors[1], errors[1])
 
 
+@pytest.mark.timeout(20)
 def test_equal_models_are_told_apart_in_five_percent_of_comparisons():
     rng = random.Random(11)
     known = {}  # a verdict on yes/no answers depends on the counts alone
@@ -238,6 +239,7 @@ def test_equal_models_are_told_apart_in_five_percent_of_comparisons():
     assert 0.035 <= alarms / 2000 <= 0.065
 
 
+@pytest.mark.timeout(20)
 @pytest.mark.parametrize("discordant", [0.2, 0.3, 0.4])
 def test_the_verdict_finds_a_gain_from_50_to_60_percent_on_400_tasks(discordant):
     """Simulated through the whole verdict: 10 points, so half of the rest moved back and forth."""
@@ -256,6 +258,7 @@ def test_the_verdict_finds_a_gain_from_50_to_60_percent_on_400_tasks(discordant)
     assert found / 1000 >= 0.80
 
 
+@pytest.mark.timeout(20)
 def test_equal_rewards_are_told_apart_in_about_five_percent_of_comparisons(monkeypatch):
     monkeypatch.setitem(stats.paired_bootstrap.__kwdefaults__, "resamples", 200)
     rng = random.Random(12)
