@@ -54,8 +54,17 @@ docs: setup
 pebble: setup
 	$(PY) -P -m engine.worker.build_pebble
 
+# The long fault suite: real kills, attacks, full disks.
+faults: setup
+	$(PY) -m pytest -n 2 --dist loadfile -m faults tests/faults
+
+# Real clients, each in a folder of its own under .clients (1.1 GB), which is kept.
+clients: setup
+	$(PY) tests/clients/install.py
+	$(PY) -m pytest tests/clients
+
 # pytest leaves with 5 when a marker selects nothing: a suite nobody has written must not look green.
-faults clients browser scale evidence: setup
+browser scale evidence: setup
 	@$(PY) -m pytest -m $@; status=$$?; \
 	if [ $$status -eq 5 ]; then echo "make $@: there is no such suite yet, nothing was tested." >&2; exit 1; fi; \
 	exit $$status

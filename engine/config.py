@@ -235,11 +235,11 @@ def load_toml(path: Path) -> TrainFile:
     Raises UserError SETTING_UNKNOWN or SETTING_INVALID naming file and line.
     """
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
         content = tomllib.loads(text)
     except FileNotFoundError as error:
         raise UserError("BAD_ARGUMENT", f"{path} does not exist", hint="Check the path.") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # no TOML, no text, too many digits
         raise UserError(
             "SETTING_INVALID", f"{path}: {error}", hint="Correct the file: it must be valid TOML."
         ) from error

@@ -4,15 +4,27 @@
 is a new step at the end of the list.
 """
 
+import contextlib
+import errno
+import fcntl
+import functools
+import json
+import os
 import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from engine import salvage
 from engine.errors import UserError
+from engine.files import is_locked, share_lock, sync_folder, take_lock
 from engine.run_dir import Home
 
 _BUSY_S = 30.0
+_NO_WRITING = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
+_ROOM = 65_536  # bytes that SQLite needs beside the database to open it
+_MEND_S = 5.0  # how long to wait until nobody has a damaged database open
 
 _M001 = (
     """
@@ -113,9 +125,127 @@ def m001_first_tables(db: sqlite3.Connection) -> None:
 MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [m001_first_tables]
 
 
-def open_database(home: Home) -> sqlite3.Connection:
+class Damaged(Exception):
+    """The database file is not one, or not whole; the message says what SQLite said."""
+
+
+def open_database(home: Home) -> tuple[sqlite3.Connection, int]:
+    """A connection to the home's database, its schema up to date, and a descriptor to close after
+    it: the lock that says it is open.
+
+    A damaged one is kept aside and its rows are made again from the folders of the home.
+    Raises UserError HOME_UNUSABLE or DISK_FULL.
+    """
+    try:
+        lock = share_lock(home.db_lock, wait_s=_BUSY_S)
+    except OSError as error:
+        lock = -1  # a disk that takes no new file, or is for reading alone
+        if error.errno not in _NO_WRITING:
+            raise unusable(home.db, error) from error
+    if lock is None:
+        raise unusable(home.db, TimeoutError("it is being mended by another process"))
+    try:
+        return _open(home) if lock >= 0 else _open_to_read(home), lock
+    except Damaged as damage:
+        if lock < 0:
+            raise damaged(home, str(damage)) from damage
+        os.close(lock)
+        return mend(home, str(damage))
+    except BaseException as error:
+        sqlites = isinstance(error, UserError) and isinstance(error.__cause__, sqlite3.Error)
+        if not (sqlites and _at_rest(home)):
+            if lock >= 0:
+                os.close(lock)
+            raise
+        return _open_to_read(home), lock
+
+
+def _at_rest(home: Home) -> bool:
+    """Whether all that was committed is in the database itself, so that it can be read alone."""
+    log = Path(f"{home.db}-wal")
+    return home.db.exists() and not (log.exists() and log.stat().st_size)
+
+
+def _open_to_read(home: Home) -> sqlite3.Connection:
+    """The database of a home that cannot be written just now: whoever only looks is answered.
+
+    Raises UserError HOME_UNUSABLE or DISK_FULL.
+    """
+    try:
+        if not _at_rest(home):
+            raise sqlite3.OperationalError("its write-ahead log cannot be read without writing")
+        said = "?mode=ro&immutable=1"
+        db = sqlite3.connect(f"{home.db.as_uri()}{said}", uri=True, isolation_level=None)
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if version != len(MIGRATIONS):
+            db.close()
+            raise sqlite3.OperationalError(f"its schema is {version}, not {len(MIGRATIONS)}")
+    except sqlite3.OperationalError as error:
+        raise unusable(home.db, error) from error
+    except sqlite3.DatabaseError as error:
+        raise Damaged(str(error)) from error
+    return db
+
+
+def mend(home: Home, what: str) -> tuple[sqlite3.Connection, int]:
+    """Keep the damaged database aside and open a new one with the rows that folders still tell.
+
+    Nobody else may have it open, as the supervisor of every living run does: SQLite deletes its
+    log by name when it closes, whatever file has that name by then.
+    Raises UserError HOME_UNUSABLE.
+    """
+    lock = take_lock(home.db_lock, wait_s=_MEND_S)
+    if lock is None:
+        raise damaged(home, what, in_use=True)
+    try:
+        db = _intact_by_now(home) or _begin_anew(home)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        return db, lock
+    except Damaged as damage:
+        os.close(lock)
+        raise damaged(home, str(damage)) from damage
+    except OSError as error:
+        os.close(lock)
+        raise damaged(home, f"{what}; it cannot be moved aside: {error}") from error
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+def _intact_by_now(home: Home) -> sqlite3.Connection | None:
+    """The database where another process has mended it meanwhile."""
+    try:
+        db = _open(home)
+    except Damaged:
+        return None
+    if not intact(db):
+        return db
+    db.close()
+    return None
+
+
+def _begin_anew(home: Home) -> sqlite3.Connection:
+    kept = home.db_aside(time.strftime("%Y%m%dT%H%M%S", time.gmtime()))
+    # The log first: without its database it is nothing, beside a new one it would be poison.
+    for suffix in ("-wal", "-shm", ""):
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(f"{home.db}{suffix}", f"{kept}{suffix}")
+    sync_folder(home.root)
+    return _open(home)
+
+
+def intact(db: sqlite3.Connection) -> str:
+    """ "" when every page can be read and fits the others, else the first things that are wrong."""
+    try:
+        said = [line for (line,) in db.execute("PRAGMA quick_check")]
+    except sqlite3.DatabaseError as error:
+        said = [str(error)]
+    return "" if said == ["ok"] else "; ".join(said[:3])
+
+
+def _open(home: Home) -> sqlite3.Connection:
     if _emptied(home):
-        raise damaged(home.db, "the file is empty although this home holds runs")
+        raise Damaged("the file is empty although this home holds runs")
     try:
         db = sqlite3.connect(home.db, timeout=_BUSY_S, isolation_level=None)
     except sqlite3.Error as error:
@@ -129,7 +259,7 @@ def open_database(home: Home) -> sqlite3.Connection:
         raise unusable(home.db, error) from error
     except sqlite3.DatabaseError as error:
         db.close()
-        raise damaged(home.db, str(error)) from error
+        raise Damaged(str(error)) from error
     except UserError:
         db.close()
         raise
@@ -165,11 +295,32 @@ def _prepare(home: Home, db: sqlite3.Connection) -> None:
         version = db.execute("PRAGMA user_version").fetchone()[0]
         for migrate in MIGRATIONS[version:]:
             migrate(db)
+        if version == 0:
+            _refill(home, db)
         db.execute(f"PRAGMA user_version = {max(version, len(MIGRATIONS))}")
         db.execute("COMMIT")
     except BaseException:
         db.execute("ROLLBACK")
         raise
+
+
+def _refill(home: Home, db: sqlite3.Connection) -> None:
+    """The rows of a home whose folders are older than its database; a new home has none."""
+    for row in salvage.env_rows(home):
+        values = row | {"info": json.dumps(row["info"])}
+        _insert(db, "envs", values)
+    for row in salvage.run_rows(home):
+        _insert(db, "runs", row)
+        at = row.get("ended") or row.get("started") or row["created"]
+        went = {"run_id": row["run_id"], "at": at, "came_from": "", "went_to": row["state"]}
+        _insert(db, "history", went)
+
+
+def _insert(db: sqlite3.Connection, table: str, values: dict[str, Any]) -> None:
+    marks = ", ".join("?" * len(values))
+    db.execute(
+        f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})", tuple(values.values())
+    )
 
 
 def _use_wal(db: sqlite3.Connection) -> None:
@@ -185,25 +336,76 @@ def _use_wal(db: sqlite3.Connection) -> None:
             time.sleep(0.005)
 
 
-def unusable(path: Path, error: sqlite3.Error) -> UserError:
-    if "full" in str(error):
-        return UserError(
-            "DISK_FULL",
-            f"the disk under {path} has no room (bytes or inodes): {error}",
-            hint="Free some space, then call again; nothing was stored.",
-            retryable=True,
-        )
+Asked = ParamSpec("Asked")
+Given = TypeVar("Given")
+
+
+def tells_of_the_disk(
+    function: Callable[Concatenate[Home, Asked], Given],
+) -> Callable[Concatenate[Home, Asked], Given]:
+    """`function(home, ...)` that refuses a disk which cannot be written as UserError DISK_FULL or
+    HOME_UNUSABLE, whatever file it came upon first."""
+
+    @functools.wraps(function)
+    def told(home: Home, *args: Asked.args, **kwargs: Asked.kwargs) -> Given:
+        try:
+            return function(home, *args, **kwargs)
+        except OSError as error:
+            if error.errno not in _NO_WRITING:
+                raise
+            raise unusable(home.db, error) from error
+
+    return told
+
+
+def no_room(path: Path, error: Exception) -> UserError | None:
+    """The refusal a full disk is, with what is left on it; None when that is not what is wrong.
+
+    SQLite says "disk I/O error" or "unable to open" where it finds no room for its own files.
+    """
+    try:
+        disk = os.statvfs(path.parent)
+    except OSError:
+        return None
+    left, files = disk.f_bavail * disk.f_frsize, disk.f_favail
+    said_so = getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT) or "full" in str(error)
+    if not (said_so or left < _ROOM or (disk.f_files and files < 4)):
+        return None
+    return UserError(
+        "DISK_FULL",
+        f"the disk under {path} has no room: {left} bytes and {files} inodes are left ({error})",
+        hint="Free some space (or inodes), then call again; nothing was stored.",
+        retryable=True,
+    )
+
+
+def unusable(path: Path, error: Exception) -> UserError:
+    full = no_room(path, error)
+    if full is not None:
+        return full
     return UserError(
         "HOME_UNUSABLE",
         f"the database {path} cannot be used: {error}",
         hint="Check that the home is writable by this user and not on a network file system.",
-        retryable="locked" in str(error),
+        retryable="locked" in str(error) or isinstance(error, TimeoutError),
     )
 
 
-def damaged(path: Path, what: str) -> UserError:
+def damaged(home: Home, what: str, in_use: bool = False) -> UserError:
+    """The refusal a damaged database is; `in_use`: others have it open and forbid to mend it."""
+    if not in_use:
+        return UserError(
+            "HOME_UNUSABLE",
+            f"the database {home.db} is damaged: {what}",
+            hint=f"Move {home.db} (with its -wal and -shm files) away and restart: the run list "
+            "is made again from the run folders.",
+        )
+    living = [path.name for path in home.runs.iterdir() if is_locked(home.run(path.name).lock)]
+    said = ", ".join(living[:5]) + " still run(s)" if living else "others have it open"
     return UserError(
         "HOME_UNUSABLE",
-        f"the database {path} is damaged: {what}",
-        hint=f"Move {path} (with its -wal and -shm files) away and restart; run folders stay.",
+        f"the database {home.db} is damaged: {what}; it is not touched while {said}",
+        hint="Call again when that has ended: the run list is then made again from the run "
+        "folders, and the damaged file is kept.",
+        retryable=True,
     )

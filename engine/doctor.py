@@ -1,6 +1,6 @@
 """What is wrong with this machine, each finding with its remedy.
 
-Checks only look: nothing is repaired, started or installed.
+Checks only look: nothing is repaired, installed or left running.
 """
 
 import importlib.metadata
@@ -13,11 +13,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from engine import hardware, launcher
+from engine import hardware, launcher, registry
 from engine.errors import UserError
 from engine.rows import OPEN
 from engine.run_dir import Home
 from engine.store import Store
+from envs.problem import EnvProblem
+from envs.process import isolation_here
+from envs.sandbox import LIMITS
 
 Status = Literal["pass", "warn", "fail"]
 GB = 1_000_000_000
@@ -109,12 +112,39 @@ def database(home: Home) -> Iterator[Finding]:
     with Store(home) as store:
         store.check()
         count = len(store.list_runs(1000))
-    yield Finding("database", "pass", f"intact, {count} runs, SQLite {sqlite3.sqlite_version}")
+    said = f"intact, {count} runs, SQLite {sqlite3.sqlite_version}"
+    kept = [path.name for path in home.dbs_aside()]
+    if kept:
+        yield Finding(
+            "database",
+            "warn",
+            f"{said}; found damaged before and made again from the run folders ({', '.join(kept)})",
+            "Look for what harms files on this disk; then delete what was kept.",
+        )
+    else:
+        yield Finding("database", "pass", said)
 
 
 def configuration(home: Home) -> Iterator[Finding]:
     home.user_config()
     yield Finding("config.toml", "pass", "valid" if home.config_file.exists() else "not written")
+
+
+def isolation(home: Home) -> Iterator[Finding]:
+    """What holds user code here, found by running some; what this platform cannot prevent."""
+    try:
+        held = isolation_here(registry.sandbox_of(home))
+    except EnvProblem as problem:
+        yield Finding("isolation", "fail", problem.message, problem.hint)
+        return
+    detail = f"{held.level}: {', '.join(held.holds)}"
+    if held.gaps:
+        detail += f"; not prevented: {'; '.join(held.gaps)}"
+    fix = (
+        "Landlock, seccomp and user namespaces (Linux 6.12 or newer) hold more; "
+        'sandbox = "required" in config.toml refuses to run below no-namespaces.'
+    )
+    yield Finding("isolation", "warn" if held.level == LIMITS else "pass", detail, fix)
 
 
 def devices(home: Home) -> Iterator[Finding]:
@@ -195,6 +225,7 @@ CHECKS: tuple[Check, ...] = (
     storage,
     database,
     configuration,
+    isolation,
     devices,
     training,
     tools,

@@ -33,6 +33,9 @@ from engine.clean import redactor_for
 from engine.errors import UserError
 from engine.run_dir import Home, read_json
 from engine.store import Store
+from envs.problem import EnvProblem
+from envs.process import isolation_here
+from envs.sandbox import LIMITS
 
 CAP_HOURS = 2.0  # max_gpu_hours of a submit that names none
 CALL_S = 46.0  # the whole call, the wait for a probe included
@@ -145,6 +148,7 @@ class _Look:
         step("interpreter", (), self.interpreter)
         step("packages", ("env",), self.packages)
         step("secrets", ("env",), self.secrets)
+        step("isolation", (), self.isolation)
         step("data", ("resolve",), self.data)
         step("contamination", ("env", "model"), self.contamination)
         step("reward_audit", ("env",), self.audit)
@@ -227,6 +231,16 @@ class _Look:
         named = ", ".join(record.secrets)
         return _Found("pass", f"{named} set" if named else "the environment names none")
 
+    def isolation(self) -> _Found:
+        try:
+            held = isolation_here(registry.sandbox_of(self.home))
+        except EnvProblem as problem:
+            return _Found("fail", problem.message, problem.hint, problem.code)
+        if held.level != LIMITS:
+            return _Found("pass", f"{held.level}: {', '.join(held.holds)}")
+        fix = "Push only environments you would run yourself; honesmith doctor says more."
+        return _Found("warn", f"{held.level}: {'; '.join(held.gaps)}", fix)
+
     def data(self) -> _Found:
         resolved, rows = self.facts["resolved"], self.facts["rows"]
         found = env_facts.statistics(rows, self.algorithm, resolved.settings)
@@ -279,6 +293,7 @@ class _Look:
             self.facts["rows"],
             machine,
             download=hub.missing_bytes(ref.base_path),
+            base_path=ref.base_path,
         )
         return _Found("pass", f"{estimate.summary(figures)} Basis: {figures['basis']}.")
 

@@ -224,6 +224,21 @@ def take_lock(path: Path, wait_s: float = 0.0) -> int | None:
             time.sleep(0.002)
 
 
+def share_lock(path: Path, wait_s: float) -> int | None:
+    """A shared flock on `path` as an open descriptor, None when one holds `take_lock(path)`."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return fd
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                os.close(fd)
+                return None
+            time.sleep(0.002)
+
+
 def is_locked(path: Path) -> bool:
     """Whether somebody holds `take_lock(path)`; a missing file is not locked."""
     try:

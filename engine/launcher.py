@@ -8,6 +8,7 @@ the supervisor inherits that lock, so it is never free between the decision and 
 The supervisor imports this module, so it stays free of everything heavy.
 """
 
+import errno
 import importlib.util
 import json
 import os
@@ -19,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine import outcome
+from engine import crash, outcome
 from engine.errors import UserError
 from engine.progress import write_status
 from engine.run_dir import Home, RunDir, is_locked, read_json, take_lock
@@ -124,8 +125,10 @@ def start_queued(home: Home) -> list[str]:
                 row = store.lease_next(devices, lambda row, locks=locks: _claim(home, row, locks))
                 if row is None:
                     return started
+                crash.point("lease.leased")
                 if _start(home, store, row, locks[row.run_id]):
                     started.append(row.run_id)
+                crash.point("lease.started")
             finally:
                 for lock in locks.values():
                     os.close(lock)
@@ -161,12 +164,26 @@ def reap(home: Home) -> list[str]:
                     _settle(store, run, row)
                     changed.append(row.run_id)
                     write_status(run, store.get_run(row.run_id))
+            except (OSError, UserError) as error:
+                if not _full(error):  # whoever looks is answered; the next one settles it
+                    raise
             finally:
                 os.close(lock)
         waiting = bool(store.queue())
     if waiting:
-        start_queued(home)
+        try:
+            start_queued(home)
+        except (OSError, UserError) as error:
+            if not _full(error):
+                raise
     return changed
+
+
+def _full(error: OSError | UserError) -> bool:
+    """Whether the home could not be written: full, or for reading alone."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EDQUOT)
+    return error.code == "DISK_FULL"
 
 
 def _lock_of_dead(run: RunDir) -> int | None:
@@ -175,6 +192,10 @@ def _lock_of_dead(run: RunDir) -> int | None:
     except FileNotFoundError:  # the run's folder was deleted by hand: make room for its lock
         run.create()
         return take_lock(run.lock)
+    except OSError as error:
+        if _full(error):  # nothing can be taken up now
+            return None
+        raise
 
 
 def _claim(home: Home, row: RunRow, locks: dict[str, int]) -> bool:
@@ -187,6 +208,7 @@ def _claim(home: Home, row: RunRow, locks: dict[str, int]) -> bool:
         return False
     os.truncate(lock, 0)  # what is in it is the time an earlier attempt took
     locks[row.run_id] = lock
+    crash.point("lease.claimed")
     return True
 
 

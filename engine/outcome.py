@@ -4,6 +4,7 @@ The supervisor decides and writes `exit.json`; should it die before the row is s
 process that touches the home reads the record and finishes the work.
 """
 
+import os
 import signal as signals
 import time
 from dataclasses import asdict, dataclass
@@ -18,6 +19,7 @@ EXIT_DONE = 0
 EXIT_FAILED = 3
 EXIT_STOPPED = 4
 MAX_CONTINUATIONS = 3
+_NO_ROOM = 16_384  # bytes: less than a failure record, its event and a traceback need
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,10 @@ def _verdict(
         return _killed(run, -status if status < 0 else int(signals.SIGTERM), memory_ran_out)
     failure = _failure(run) if status == EXIT_FAILED else None
     if failure is None:
+        left = _room(run)
+        if left < _NO_ROOM:  # it had no room to say so itself
+            reason = f"the disk under {run.path} has no room: {left} bytes are left"
+            return "failed", "infra", reason, f"Free some space. {resume_hint(run)}", "unknown"
         tail = read_tail(run.log(row.attempt), 2000).strip().splitlines()
         said = f": {tail[-1][:300]}" if tail else ""
         reason = f"the trainer ended with exit status {status}{said}"
@@ -190,6 +196,15 @@ def _killed(run: RunDir, number: int, memory_ran_out: bool) -> tuple[str, str, s
         reason += "; the kernel ended processes for lack of memory at that time"
         hint = f"Lower max_length, batch_size or group_size in a new run, or free memory. {hint}"
     return "failed", "killed", reason, hint, "unknown"
+
+
+def _room(run: RunDir) -> int:
+    """Bytes that are left on the disk of the run."""
+    try:
+        disk = os.statvfs(run.path)
+    except OSError:
+        return _NO_ROOM
+    return disk.f_bavail * disk.f_frsize if disk.f_favail or not disk.f_files else 0
 
 
 def _failure(run: RunDir) -> dict[str, Any] | None:

@@ -48,7 +48,19 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
             found[name] = items[after : after + limit] if scope == name else items[:limit]
             if scope == name and after + limit < len(items):
                 found["next_cursor"] = str(after + limit)
-    return found | {"summary": _summary(scope, found), "next": _next(scope, found), "warnings": []}
+    return found | {
+        "summary": _summary(scope, found),
+        "next": _next(scope, found),
+        "warnings": _warnings(home),
+    }
+
+
+def _warnings(home: Home) -> list[str]:
+    return [
+        f"the database was found damaged; it is kept as {path.name}, and the run list was made "
+        "again from the run folders (request ids and the course of estimates are lost)"
+        for path in home.dbs_aside()[-1:]
+    ]
 
 
 def _parse_cursor(cursor: str) -> int:

@@ -6,6 +6,7 @@ scorer, write it all aside and rename. Nothing of a push that fails stays behind
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import re
@@ -34,6 +35,7 @@ START_SECONDS = 15.0  # of them for an import, and for tasks()
 INSTALL_SECONDS = 40.0
 AUDIT_SECONDS = 5.0
 CALL_SECONDS = 10.0  # for one answer of the environment, while it is pushed
+_STAGING = ".push-"
 GIVE_UP_REPLAYS = 20  # failures after which the remaining reference answers are not replayed
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 
@@ -123,8 +125,16 @@ def _make(home: Home, draft: _Draft, install: bool, deadline: float) -> None:
     if unset:
         draft.warnings.append(f"secrets not set for this server: {', '.join(unset)}")
 
+    around = registry.sandbox_of(home)
+
     def process() -> EnvProcess:
-        return EnvProcess(draft.source, python=draft.python or None, limits=patient, secrets=values)
+        return EnvProcess(
+            draft.source,
+            python=draft.python or None,
+            limits=patient,
+            secrets=values,
+            sandbox=around,
+        )
 
     with process() as env:
         described = env.describe()
@@ -286,17 +296,48 @@ def _replay(env: EnvProcess, row: dict[str, Any]) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _staging(home: Home, name: str) -> Iterator[Path]:
-    """A folder beside the versions, gone afterwards unless it was renamed to one."""
+    """A folder beside the versions, gone afterwards unless it was renamed to one.
+
+    Its lock lives as long as the push; what a killed one left is cleared away by the next push.
+    """
+    for left in home.envs.glob(f"*/{_STAGING}*"):
+        _sweep(left)
     parent = home.env(name, "x").parent
-    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder = parent / f".push-{secrets.token_hex(6)}"
-    folder.mkdir(mode=0o700)
+    folder = parent / f"{_STAGING}{secrets.token_hex(6)}"
+    lock = None
+    while lock is None:  # another push may take a folder without a lock yet for a dead one's
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = _lock_folder(folder)
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
         with contextlib.suppress(OSError):  # a name that got no version leaves no folder
             parent.rmdir()
+
+
+def _sweep(left: Path) -> None:
+    lock = _lock_folder(left)
+    if lock is not None:
+        shutil.rmtree(left, ignore_errors=True)
+        os.close(lock)
+        with contextlib.suppress(OSError):
+            left.parent.rmdir()
+
+
+def _lock_folder(folder: Path) -> int | None:
+    """A lock on the folder that is at this path now, None when somebody has it or it is gone."""
+    try:
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(lock), os.stat(folder)):
+            return lock
+    os.close(lock)
+    return None
 
 
 def _publish(folder: Path, final: Path) -> None:

@@ -18,6 +18,7 @@ from engine.rows import EnvRow
 from engine.run_dir import Home, read_json
 from engine.store import Store
 from envs.process import EnvProcess
+from envs.sandbox import Sandbox
 from envs.settings import Limits
 
 SOURCE, TASKS, FACTS, AUDIT = "source", "tasks.jsonl", "env.json", "audit.json"
@@ -128,7 +129,8 @@ def list_envs(home: Home, limit: int = 1000, offset: int = 0) -> list[dict[str, 
 def open_process(record: EnvRecord, log: Path | None = None) -> EnvProcess:
     """The env process of a version; it starts with the first call.
 
-    Raises UserError ENV_SECRETS when this process was started without a secret it names.
+    Its home's config.toml says how it is confined. Raises UserError ENV_SECRETS when this process
+    was started without a secret it names.
     """
     return EnvProcess(
         record.source,
@@ -136,7 +138,14 @@ def open_process(record: EnvRecord, log: Path | None = None) -> EnvProcess:
         limits=record.limits,
         secrets=secrets_of(record.secrets),
         log=log,
+        sandbox=sandbox_of(Home(record.dir.parents[2])),
     )
+
+
+def sandbox_of(home: Home) -> Sandbox:
+    """What the owner of `home` wants around user code. Raises UserError as its config.toml does."""
+    config = home.user_config()
+    return Sandbox(config.sandbox, config.allow_root, (str(home.root),))
 
 
 def env_python(record: EnvRecord) -> str:

@@ -102,12 +102,41 @@ class Home:
         return self.root / "honesmith.db"
 
     @property
+    def db_lock(self) -> Path:
+        """Shared by whoever has the database open; whoever mends a damaged one holds it alone."""
+        return self.root / "db.lock"
+
+    def db_aside(self, stamp: str) -> Path:
+        """Where a damaged database is kept."""
+        return self.root / f"{self.db.name}.damaged-{stamp}"
+
+    def dbs_aside(self) -> list[Path]:
+        """Damaged databases that were kept, oldest first, without the logs beside them."""
+        found = self.root.glob(f"{self.db.name}.damaged-*")
+        return sorted(path for path in found if not path.name.endswith(("-wal", "-shm")))
+
+    @property
     def config_file(self) -> Path:
         return self.root / "config.toml"
 
     @property
     def token(self) -> Path:
         return self.root / "token"
+
+    @property
+    def keys(self) -> Path:
+        """Digests of further bearer tokens, with what each may do."""
+        return self.root / "keys.json"
+
+    @property
+    def keys_lock(self) -> Path:
+        """Held while the keys are changed, and while one of them spends what it may spend."""
+        return self.cache / "keys.lock"
+
+    @property
+    def audit(self) -> Path:
+        """Who called what that changes something: one line a call, only ever added to."""
+        return self.root / "audit.jsonl"
 
     @property
     def checkpoint_lock(self) -> Path:
@@ -153,6 +182,11 @@ class Home:
         """Which models our own forward was found to agree with transformers on."""
         return self.cache / "comparisons.json"
 
+    @property
+    def page(self) -> Path:
+        """All runs and reports at a glance, as `honesmith ui` wrote it last."""
+        return self.cache / "ui" / "index.html"
+
     def overlap(self, train_hash: str, heldout_hash: str) -> Path:
         """What the training rows of one environment version share with the exam of another."""
         return self.cache / "overlap" / f"{train_hash}-{heldout_hash}.json"
@@ -191,7 +225,7 @@ class Home:
                 values = tomllib.load(file)
         except FileNotFoundError:
             return UserConfig()
-        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        except (OSError, ValueError, RecursionError) as error:  # no TOML, no text, too many digits
             raise UserError(
                 "SETTING_INVALID",
                 f"{self.config_file} cannot be read: {error}",

@@ -224,7 +224,10 @@ def _result(run: RunDir) -> dict[str, Any]:
         result = read_json(run.result)
     except (OSError, ValueError):
         return {}
-    evidence = result.get("evidence") or {}
+    if not isinstance(result, dict):
+        return {}
+    evidence = result.get("evidence")
+    evidence = evidence if isinstance(evidence, dict) else {}
     found = {name: evidence[name] for name in _EVIDENCE if evidence.get(name) is not None}
     kept = {key: value for key, value in result.items() if key not in ("evidence", "verdict")}
     about: dict[str, Any] = {"result": kept | ({"evidence": found} if found else {})}

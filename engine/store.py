@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from engine.database import damaged, open_database, unusable
+from engine import crash
+from engine.database import damaged, intact, mend, open_database, unusable
 from engine.errors import UserError
 from engine.files import take_lock
 from engine.rows import (
@@ -62,10 +63,13 @@ class Store:
 
     def __init__(self, home: Home) -> None:
         self.home = home
-        self._db = open_database(home)
+        self._db, self._lock = open_database(home)
 
     def close(self) -> None:
         self._db.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def __enter__(self) -> "Store":
         return self
@@ -95,7 +99,7 @@ class Store:
                 "number": number,
                 "state": "queued",
                 "created": now,
-                "queued": now,
+                "queued": self._last_place(now),
                 "attempt": 1,
                 **{key: getattr(new, key) for key in _COPIED},
             }
@@ -105,6 +109,7 @@ class Store:
             )
             self._answer(new.request_id, new.body, run_id)
             self._log_state(run_id, "", "queued")
+            crash.point("submit.inserted")
             return self._run(run_id)
 
     def requested_run(self, request_id: str, body: Mapping[str, Any]) -> RunRow | None:
@@ -234,7 +239,7 @@ class Store:
                 )
             values = {
                 "attempt": row.attempt + 1,
-                "queued": time.time(),
+                "queued": self._last_place(time.time()),
                 "ended": None,
                 "continuations": 0,
                 "max_gpu_hours": max_gpu_hours,
@@ -401,16 +406,15 @@ class Store:
             os.close(lock)
 
     def check(self) -> None:
-        """Read every page. Raises UserError HOME_UNUSABLE when the database is damaged.
+        """Read every page; a damaged database is kept aside and made again from the folders.
 
-        A scribbled page is found by nothing less, so a server does this when it starts.
+        A scribbled page is found by nothing less, so a server does this when it starts. Raises
+        UserError HOME_UNUSABLE where it cannot be mended now.
         """
-        try:
-            said = [line for (line,) in self._db.execute("PRAGMA quick_check")]
-        except sqlite3.DatabaseError as error:
-            said = [str(error)]
-        if said != ["ok"]:
-            raise damaged(self.home.db, "; ".join(said[:3]))
+        wrong = intact(self._db)
+        if wrong:
+            self.close()
+            self._db, self._lock = mend(self.home, wrong)
 
     @contextlib.contextmanager
     def _write(self) -> Iterator[None]:
@@ -426,7 +430,7 @@ class Store:
         except sqlite3.OperationalError as error:
             raise unusable(self.home.db, error) from error
         except sqlite3.DatabaseError as error:
-            raise damaged(self.home.db, str(error)) from error
+            raise damaged(self.home, str(error)) from error
         self._checkpoint_if_long()
 
     def _read(self, query: str, values: Sequence[Any]) -> list[Any]:
@@ -435,7 +439,7 @@ class Store:
         except sqlite3.OperationalError as error:
             raise unusable(self.home.db, error) from error
         except sqlite3.DatabaseError as error:
-            raise damaged(self.home.db, str(error)) from error
+            raise damaged(self.home, str(error)) from error
 
     def _checkpoint_if_long(self) -> None:
         with contextlib.suppress(OSError, sqlite3.Error):
@@ -475,6 +479,11 @@ class Store:
         while self.home.run(f"{name}-{number}").path.exists():
             number += 1
         return f"{name}-{number}", number
+
+    def _last_place(self, now: float) -> float:
+        """When a run is said to have queued: after all others, even if the clock was set back."""
+        last = self._db.execute("SELECT coalesce(max(queued), 0) FROM runs").fetchone()[0]
+        return max(now, last + 1e-6)
 
     def _change(self, run_id: str, old: str, new: str, values: Mapping[str, Any]) -> None:
         changes = {"state": new, **values}

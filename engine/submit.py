@@ -16,6 +16,7 @@ from typing import Any
 from engine import (
     catalog,
     config,
+    crash,
     env_facts,
     estimate,
     hardware,
@@ -39,6 +40,7 @@ from engine.admission import (
     no_secrets,
 )
 from engine.catalog import ModelRef
+from engine.database import tells_of_the_disk
 from engine.errors import UserError
 from engine.progress import write_status
 from engine.registry import EnvRecord
@@ -51,6 +53,7 @@ MAX_MODELS = 8
 _EXPECTED = ("", "better", "no_difference")
 
 
+@tells_of_the_disk
 def submit(
     home: Home,
     *,
@@ -109,9 +112,11 @@ def submit(
             _with_request(new, request_id, body),
             _writer(home, content, [link] if link else [], shared),
         )
+    crash.point("submit.committed")
     return _started(home, row, content.pop("warnings"))
 
 
+@tells_of_the_disk
 def submit_evaluation(
     home: Home,
     *,
@@ -220,6 +225,7 @@ def _shared_warnings(shared: dict[str, Any] | None) -> list[str]:
     return [f"contamination: {shared['headline']}"]
 
 
+@tells_of_the_disk
 def submit_probe(
     home: Home, *, env_id: str, model: str, settings: dict[str, Any] | None, samples: int
 ) -> dict[str, Any]:
@@ -287,7 +293,9 @@ def _plan_training(
         vllm=vllm_env.find_python(home) is not None,
     )
     download = hub.missing_bytes(ref.base_path)
-    figures = estimate.estimate(home, resolved, ref.facts, facts, machine, download=download)
+    figures = estimate.estimate(
+        home, resolved, ref.facts, facts, machine, download=download, base_path=ref.base_path
+    )
     warnings = list(resolved.warnings)
     check_secrets(record)
     registry.env_python(record)
@@ -384,6 +392,7 @@ def _writer(
     def write(run_id: str) -> None:
         run = home.run(run_id)
         run.create()
+        crash.point("submit.folder")
         body = {"run_id": run_id, **content}
         body.pop("warnings", None)
         for source, index in adapters:
@@ -397,6 +406,7 @@ def _writer(
             write_json(run.contamination, shared)
         write_json(run.config, body)
         sync_folder(home.runs)
+        crash.point("submit.config")
 
     try:
         json.dumps(content, allow_nan=False)

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine import launcher, outcome
+from engine import crash, launcher, outcome
 from engine.deployments import stop_idle
 from engine.errors import UserError
 from engine.progress import write_status
 from engine.run_dir import RunDir, read_json, take_lock, write_json
-from engine.store import RunRow, Store
+from engine.store import HOLDS_DEVICE, RunRow, Store
 
 POLL_S = 0.5  # how soon a cancel is seen
 GRACE_S = 20.0  # what a trainer may take to write a checkpoint after SIGTERM
@@ -70,9 +70,12 @@ def supervise(path: Path) -> int:
         end = _attempt(watch)
         if end is None:
             return 0
+        crash.point("supervise.exited")
         with contextlib.suppress(OSError):  # without room for the record the row still has it
             outcome.record(run, end)
+        crash.point("supervise.recorded")
         outcome.apply(store, run, store.get_run(run.id), end)
+        crash.point("supervise.applied")
         _after(watch, end)
     launcher.start_queued(run.home)
     return 0
@@ -89,11 +92,10 @@ def _attempt(watch: Watch) -> outcome.Outcome | None:
             stale.unlink(missing_ok=True)
         _count(watch)
         stop_idle(run.home)
-        limits = _limits(watch)
         kills = _memory_kills()
-        if not _spent(watch, limits) and watch.row.state == "preparing":
+        if not _spent(watch) and watch.row.state == "preparing":
             _spawn(watch)
-            _follow(watch, wakeup, limits)
+            _follow(watch, wakeup)
     except (OSError, ValueError, UserError) as error:
         _end_descendants(watch)
         return outcome.abandon(
@@ -119,6 +121,7 @@ def _attempt(watch: Watch) -> outcome.Outcome | None:
 
 def _spawn(watch: Watch) -> None:
     run, row = watch.run, watch.row
+    crash.point("supervise.began")
     python, module = launcher.program_of(run.home, watch.config)
     script = os.environ.get(launcher.TEST_WORKER)
     program = [script] if script else ["-m", module]
@@ -141,6 +144,7 @@ def _spawn(watch: Watch) -> None:
     os.close(lifeline)
     watch.child, watch.lifeline = process.pid, keep
     process.returncode = 0  # `_collect` waits for it, together with whatever it left behind
+    crash.point("supervise.spawned")
     write_json(
         run.started_record,
         {
@@ -155,7 +159,7 @@ def _spawn(watch: Watch) -> None:
     write_status(run, watch.store.get_run(run.id))
 
 
-def _follow(watch: Watch, wakeup: int, limits: list[tuple[float, str, str]]) -> None:
+def _follow(watch: Watch, wakeup: int) -> None:
     """Until the trainer has ended: obey the row, enforce the limits, keep the count."""
     next_status = time.monotonic() + _STATUS_S
     while watch.status is None:
@@ -166,7 +170,7 @@ def _follow(watch: Watch, wakeup: int, limits: list[tuple[float, str, str]]) -> 
         _count(watch)
         with contextlib.suppress(UserError):  # a full disk now is no reason to stop training
             watch.row = watch.store.get_run(watch.run.id)
-            _spent(watch, limits)
+            _spent(watch)
         if watch.row.state == "stopping" or watch.leaving:
             _stop(watch)
         if time.monotonic() > next_status:
@@ -193,18 +197,27 @@ def _limits(watch: Watch) -> list[tuple[float, str, str]]:
         found.append((left * 3600, "budget", said))
     total = home.user_config().max_gpu_hours_total
     if total is not None:
-        left = total - watch.store.spent_hours()
-        found.append(
-            (left * 3600, "budget", f"max_gpu_hours_total={total:g} of this home is spent")
-        )
+        left = (total - watch.store.spent_hours()) * 3600 - _others(watch)
+        found.append((left, "budget", f"max_gpu_hours_total={total:g} of this home is spent"))
     wall = watch.config.get("wall_limit_hours")
     if isinstance(wall, int | float) and wall > 0:
         found.append((wall * 3600, "timeout", f"the run took longer than {wall:g} hours"))
     return sorted(found)
 
 
-def _spent(watch: Watch, limits: list[tuple[float, str, str]]) -> bool:
+def _others(watch: Watch) -> float:
+    """Seconds that attempts on other devices have taken up to now; their rows get them at the end.
+
+    What they count in their lock files is at most a poll old.
+    """
+    rows = watch.store.list_runs(limit=1000, states=HOLDS_DEVICE)
+    folders = [watch.run.home.run(row.run_id) for row in rows if row.run_id != watch.run.id]
+    return sum(launcher.elapsed_of_dead(run) for run in folders)
+
+
+def _spent(watch: Watch) -> bool:
     """Ask the run to stop when its first limit is reached; True when it was."""
+    limits = _limits(watch)
     if not limits or watch.elapsed < limits[0][0]:
         return False
     _, kind, said = limits[0]

@@ -55,13 +55,22 @@ def test_the_mount_nearest_to_the_home_counts(home: Home, tmp_path: Path):
     assert examined(home, tmp_path, mounts)["filesystem"]["detail"] == "xfs"
 
 
-def test_a_damaged_database_fails_with_its_remedy(home: Home, tmp_path: Path):
+def test_a_damaged_database_is_mended_and_said_so(home: Home, tmp_path: Path):
     with Store(home) as store:
         store.insert_run(NewRun("a", "train", "sft", "a@1", "pebble"))
     home.db.write_bytes(b"not a database" * 500)
     found = examined(home, tmp_path)
-    assert found["database"]["status"] == "fail"
-    assert found["database"]["fix"]
+    assert found["database"]["status"] == "warn" and found["database"]["fix"]
+    assert home.dbs_aside()[0].name in found["database"]["detail"]
+
+
+def test_a_damaged_database_in_use_fails_with_its_remedy(home: Home, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("engine.database._MEND_S", 0.05)
+    with Store(home) as store:
+        store.checkpoint()
+        home.db.write_bytes(b"not a database" * 500)
+        found = examined(home, tmp_path)
+    assert found["database"]["status"] == "fail" and found["database"]["fix"]
 
 
 def test_a_configuration_that_cannot_be_read_fails(home: Home, tmp_path: Path):

@@ -12,6 +12,8 @@ from engine.errors import UserError
 from engine.hardware import Device, Hardware
 from engine.run_dir import Home, append_line, write_json
 from engine.store import Store
+from envs.problem import EnvProblem
+from envs.sandbox import Sandbox
 
 GB = 1 << 30
 ORDER = [
@@ -22,6 +24,7 @@ ORDER = [
     "interpreter",
     "packages",
     "secrets",
+    "isolation",
     "data",
     "contamination",
     "reward_audit",
@@ -43,13 +46,30 @@ LEARNABLE = {
 @pytest.fixture(autouse=True)
 def machine(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that was measured, so that no probe of its speed is started."""
-    write_json(home.speed, {"device": "cpu", "train_flops": 5e10, "prefill_flops": 5e10})
+    write_json(home.speed, {"device": "cpu", "train_flops": 5e10, "sample_flops": 5e10})
     roomy = Hardware((Device("cpu", "CPU", "cpu", 16 * GB, 8 * GB),), 2, 16 * GB, 8 * GB, 99 * GB)
     monkeypatch.setattr(hardware, "detect", lambda *_: roomy)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     worker = Path(__file__).with_name("fake_probe.py")
     monkeypatch.setenv("HONESMITH_TEST_WORKER", str(worker))
     monkeypatch.setenv("HONESMITH_TEST_PROBE", json.dumps(LEARNABLE))
+
+
+def test_a_sandbox_too_weak_for_its_owner_fails_by_name(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(sandbox: Sandbox) -> None:
+        assert sandbox == Sandbox("required", hidden=(str(home.root),))
+        raise EnvProblem("ENV_SANDBOX", "held by limits alone", hint="another kernel")
+
+    home.config_file.write_text('sandbox = "required"\n')
+    monkeypatch.setattr(dry_run, "isolation_here", refuse)
+    found = check(dry_run.dry_run(home, add(home)), "isolation")
+    assert (found["status"], found["code"], found["fix"]) == (
+        "fail",
+        "ENV_SANDBOX",
+        "another kernel",
+    )
 
 
 def add(

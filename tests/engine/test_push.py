@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import subprocess
+import sys
 import textwrap
 import time
 from pathlib import Path
@@ -361,3 +363,24 @@ def test_two_pushes_of_the_same_content_at_once_agree(home: Home, write):
         results: list[dict[str, Any]] = list(pool.map(lambda _: push_env(home, folder), range(3)))
     assert len({result["env_id"] for result in results}) == 1
     assert len(versions(home)) == 1
+
+
+def test_what_a_killed_push_left_is_cleared_away_by_the_next_one(home: Home, write, tmp_path: Path):
+    slow = write(DOUBLES.replace("return [Task(f", "__import__('time').sleep(20); return [Task(f"))
+    code = (
+        "import sys; from engine.push import push_env; from engine.run_dir import Home\n"
+        "push_env(Home.locate(), sys.argv[1], name='doubles')"
+    )
+    pushing = subprocess.Popen([sys.executable, "-P", "-c", code, str(slow)])
+    deadline = time.monotonic() + 20
+    while not list(home.envs.glob("doubles/.push-*/source/environment.py")):
+        assert time.monotonic() < deadline and pushing.poll() is None
+        time.sleep(0.01)
+    living = list(home.envs.glob("doubles/.push-*"))
+    push_env(home, write(DOUBLES, "other"), name="other", roots=None)
+    assert list(home.envs.glob("doubles/.push-*")) == living  # whose push goes on
+    pushing.kill()
+    pushing.wait()
+    push_env(home, write(DOUBLES, "other"), name="other", roots=None)
+    assert list(home.envs.glob("*/.push-*")) == []
+    assert not (home.envs / "doubles").exists()

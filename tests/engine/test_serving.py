@@ -132,7 +132,7 @@ def test_a_start_that_fails_says_why_with_the_log(home, server, behave, said):
     with pytest.raises(UserError) as caught:
         serving.deploy(home, "pebble")
     assert caught.value.code == "DEPLOY_FAILED" and said in caught.value.message
-    assert "server starts" in caught.value.hint
+    assert "server starts" in caught.value.message
     with Store(home) as store:
         assert store.list_deployments()[0].state == "failed"
     server("")

@@ -11,7 +11,8 @@ import pytest
 
 from engine import database
 from engine.errors import UserError
-from engine.run_dir import Home
+from engine.files import share_lock
+from engine.run_dir import Home, take_lock
 from engine.store import STATES, TRANSITIONS, NewRun, Store
 
 
@@ -390,9 +391,19 @@ def damage(home: Home, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["header", "half", "scribble", "empty"])
-def test_a_damaged_database_is_found_and_said_so(home, how):
+def test_a_damaged_database_is_found_said_so_and_not_written_while_a_run_lives(
+    home, how, monkeypatch
+):
+    monkeypatch.setattr(database, "_MEND_S", 0.05)
     damage(home, how)
+    before = home.db.read_bytes()
+    lock, living = take_lock(home.run("arith-grpo-1").lock), share_lock(home.db_lock, 1)
     with pytest.raises(UserError) as caught, Store(home) as store:
         store.check()
-    assert caught.value.code == "HOME_UNUSABLE"
+    assert lock is not None and living is not None
+    os.close(lock)
+    os.close(living)
+    assert caught.value.code == "HOME_UNUSABLE" and caught.value.retryable
     assert "damaged" in caught.value.message and str(home.db) in caught.value.message
+    assert "arith-grpo-1" in caught.value.message
+    assert home.db.read_bytes() == before and home.dbs_aside() == []

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from engine import launcher
-from engine.run_dir import read_json, read_lines
+from engine.run_dir import read_json, read_lines, take_lock
 from engine.store import Store
 
 # Each of these takes about a second; the limit is for a machine that is busy with other things.
@@ -171,6 +171,24 @@ def test_the_home_has_a_cap_over_all_runs(bench):
     run = bench.start(steps=5, hold_at=4)
     row = bench.until_state(run, "failed")
     assert row.reason_kind == "budget" and "max_gpu_hours_total" in row.reason
+
+
+def test_devices_that_run_at_once_share_the_cap_over_all_runs(bench, monkeypatch):
+    """A second supervisor is played by this process: it holds a lease and counts in its lock."""
+    bench.home.config_file.write_text("max_gpu_hours_total = 1.0\n")
+    other = bench.queue("other-grpo")
+    with Store(bench.home) as store:
+        lock = store.lease_next(["cuda:0"], lambda row: True) and take_lock(other.lock)
+    assert lock is not None
+    os.pwrite(lock, b'{"attempt": 1, "elapsed_s": 1800.0}\n', 0)
+    run = bench.start(steps=5, hold_at=4)
+    bench.until_step(run, 3)
+    os.pwrite(lock, b'{"attempt": 1, "elapsed_s": 3599.9}\n', 0)  # alone, it could go on
+    row = bench.until_state(run, "failed")
+    os.close(lock)
+    assert row.reason_kind == "budget" and "max_gpu_hours_total" in row.reason
+    assert run.latest_checkpoint() == run.checkpoint(3)
+    assert row.spent_hours < 0.1
 
 
 def test_what_a_trainer_leaves_behind_is_ended(bench):

@@ -1,0 +1,157 @@
+"""The rows of a home read back from its folders, for a database that is lost or damaged.
+
+A run's folder says nearly all its row did: what was asked (config.json), how it ended (exit.json)
+or what its row last was (STATUS.md). What only the database knew is gone: request ids, a new cap
+given with a resume, and what estimates had come to.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from engine.files import read_json, read_lines, read_tail
+from engine.rows import STATES, TERMINAL
+from engine.run_dir import Home, RunDir
+
+_ID = re.compile(r"(.+)-(\d+)")
+_LOG = re.compile(r"attempt_(\d+)\.log")
+_ENDS = ("trainer_exited", "interrupted", "supervisor_left")
+
+
+def run_rows(home: Home) -> list[dict[str, Any]]:
+    """A row for every run that was ever answered with, oldest first: column name to value.
+
+    A folder without STATUS.md is what a submit left that died before it told anyone.
+    """
+    found = []
+    for path in sorted(home.runs.iterdir()) if home.runs.is_dir() else ():
+        match, run = _ID.fullmatch(path.name), home.run(path.name)
+        config = _object(run.config)
+        if match and config.get("algorithm") and run.status_md.is_file():
+            found.append({"name": match[1], "number": int(match[2])} | _row(run, config))
+    return sorted(found, key=lambda row: (row["created"], row["number"]))
+
+
+def env_rows(home: Home) -> list[dict[str, Any]]:
+    """A row for every stored environment version, the oldest push first."""
+    found = []
+    for path in sorted(home.envs.glob("*/*/env.json")):
+        facts, audit = _object(path), _object(path.with_name("audit.json"))
+        name, hash12 = path.parent.parent.name, path.parent.name
+        if "kind" not in facts or path.parent.name.startswith("."):
+            continue
+        info = {
+            "rows": facts.get("rows") or {},
+            "scored": bool(facts.get("scored")),
+            "tools": len(facts.get("tools") or []),
+            "audit": audit.get("verdict", ""),
+            "headline": audit.get("headline", ""),
+        }
+        row = {"env_id": f"{name}@{hash12}", "name": name, "hash": hash12, "kind": facts["kind"]}
+        pushed = path.stat().st_mtime
+        found.append(row | {"created": pushed, "pushed": pushed, "info": info})
+    return sorted(found, key=lambda row: row["pushed"])
+
+
+def _row(run: RunDir, config: dict[str, Any]) -> dict[str, Any]:
+    created = run.config.stat().st_mtime
+    started, status = _object(run.started_record), _status(run)
+    attempt = max([1, _number(started.get("attempt")), status["attempt"], *_attempts(run)])
+    row: dict[str, Any] = {
+        "run_id": run.id,
+        "kind": str(config.get("kind") or "train"),
+        "algorithm": str(config["algorithm"]),
+        "created": created,
+        "queued": created,
+        "attempt": attempt,
+        "env_id": str(config.get("env_id") or ""),
+        "model": _model(config),
+        "note": str(config.get("note") or ""),
+        "expect": str(config.get("expect") or ""),
+        "parent": str(config.get("parent") or ""),
+        "max_gpu_hours": float(config.get("max_gpu_hours") or 0),
+        "estimated_hours": _estimated(config),
+        "spent_hours": max(status["spent_hours"], _spent_hours(run)),
+        "state": "queued",
+    }
+    if started:
+        row |= {"started": float(started.get("time") or created), "state": "interrupted"}
+    end = _object(run.exit_record)
+    if end.get("state") in TERMINAL and end.get("attempt") == attempt:
+        row |= {key: str(end.get(key) or "") for key in ("state", "reason_kind", "reason", "hint")}
+        row |= {
+            "verdict": str(end.get("verdict") or ""),
+            "ended": float(end.get("time") or created),
+        }
+    elif status["state"] in TERMINAL or status["state"] == "queued":
+        row |= {key: status[key] for key in ("state", "reason_kind", "reason", "hint", "verdict")}
+        if status["state"] in TERMINAL:
+            row["ended"] = run.status_md.stat().st_mtime
+    return row
+
+
+def _status(run: RunDir) -> dict[str, Any]:
+    """What STATUS.md says the row was when it was last written."""
+    text = read_tail(run.status_md, 100_000)
+    first = re.match(r"# .*: (\w+)\n", text)
+    reason = re.search(r"^- reason \((\w*)\): (.*)$", text, re.MULTILINE)
+
+    def said(pattern: str) -> str:
+        found = re.search(pattern, text, re.MULTILINE)
+        return found[1] if found else ""
+
+    return {
+        "state": first[1] if first and first[1] in STATES else "",
+        "attempt": int(said(r"^- attempt (\d+),") or 1),
+        "spent_hours": float(said(r"^- device hours spent: (\d+\.?\d*)$") or 0),
+        "verdict": said(r"^- verdict: (\w+)$"),
+        "hint": said(r"^- next: (.*)$"),
+        "reason_kind": reason[1] if reason else "",
+        "reason": reason[2] if reason else "",
+    }
+
+
+def _attempts(run: RunDir) -> list[int]:
+    return [int(m[1]) for path in run.logs.glob("attempt_*") if (m := _LOG.fullmatch(path.name))]
+
+
+def _spent_hours(run: RunDir) -> float:
+    """Device hours of all attempts, from the times of their first and last events."""
+    total, since, last = 0.0, None, 0.0
+    for event in read_lines(run.events, 0, 100_000_000)[0]:
+        if not isinstance(event.get("time"), int | float):
+            continue
+        now, name = float(event["time"]), event.get("event")
+        if name == "attempt_started":
+            total += max(0.0, last - since) if since is not None else 0.0
+            since = now
+        elif name in _ENDS and since is not None:
+            total, since = total + max(0.0, now - since), None
+        last = now
+    return (total + (max(0.0, last - since) if since is not None else 0.0)) / 3600
+
+
+def _model(config: dict[str, Any]) -> str:
+    if config.get("model"):
+        return str(config["model"])
+    models = config.get("models") or []
+    return ", ".join(str(entry.get("ref", "")) for entry in models if isinstance(entry, dict))
+
+
+def _estimated(config: dict[str, Any]) -> float:
+    try:
+        return float(config["estimate"]["gpu_hours"]["likely"])
+    except (KeyError, TypeError, ValueError):
+        return 0.0
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        found = read_json(path)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
