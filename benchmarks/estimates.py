@@ -163,15 +163,18 @@ def main() -> int:
     }
     chance = random.Random(asked.seed)
     first = [draw(chance, a, models) for a in ("sft", "grpo") for _ in range(CALIBRATION)]
-    judged = [draw(chance, ("sft", "grpo")[i % 2], models) for i in range(asked.runs)]
+    # Some end without a result, for want of a signal; others stand by.
+    judged = [draw(chance, ("sft", "grpo")[i % 2], models) for i in range(2 * asked.runs)]
     for run in first + judged:
         run["env_id"] = envs[run["env"]]
     for run in first:
         print("calibration", json.dumps(done(home, run)), flush=True)
     for run in judged:
         run["predicted"] = predicted(home, run)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for run in judged:
+        if len(rows) == asked.runs:
+            break
         run["actual"] = done(home, run)
         ok = run["actual"]["state"] == "done"
         rows += [run] if ok else []

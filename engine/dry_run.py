@@ -471,7 +471,7 @@ def _report(look: _Look, stairs: _Stairs) -> dict[str, Any]:
         "statistics": facts.get("statistics", {}),
         "row": facts.get("row", {}),
         "audit": _short_audit(audit),
-        "estimate": facts.get("estimate", {}),
+        "estimate": estimate.shown(facts.get("estimate", {})),
     }
     record, model = facts.get("record"), facts.get("model")
     stable = {

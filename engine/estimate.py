@@ -12,11 +12,11 @@ import json
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
-from engine import catalog, env_facts, hub, registry, speed, vllm_env, workload
+from engine import catalog, env_facts, hub, registry, speed, tokens, vllm_env, workload
 from engine import config as settings_schema
 from engine import hardware as machine
 from engine.env_facts import EnvFacts
@@ -77,7 +77,7 @@ def estimate_cost(
     if settings:
         arguments["settings"] = settings
     follow = [{"tool": "submit_train", "arguments": arguments}] if figures["fits"] else []
-    return figures | {
+    return shown(figures) | {
         "summary": summary(figures),
         "next": follow,
         "warnings": resolved.warnings + _warnings(figures),
@@ -102,24 +102,23 @@ def estimate(
 
     Returns a JSON object. Times are hours, sizes bytes; `seconds` itemises the likely time.
     """
-    known = experience(home)
-    base = str(base_path or "")
+    device, precision = hardware.device, resolved.settings["precision"]
+    rate = speed.load(home, device, hardware.cores, precision)
+    known = experience(home, rate)
     plan = Plan(
         resolved.algorithm,
         resolved.settings,
         model,
         env,
-        hardware.device,
-        seen=known.seen(base),
+        device,
+        seen=known.seen(str(base_path or "")),
         batteries=batteries(home, base_path),
     )
-    rate = speed.load(home, plan.device, hardware.cores, resolved.settings["precision"])
     if env.score_s:  # as the audit measured it; the rest is the way to the env process and back
         rate = replace(rate, score_s=env.score_s + 1e-4)
     phases = {level: _phases(plan, rate, level) for level in LEVELS}
     for phase in phases.values():
         phase["startup"] += download / _FETCHED
-    raw = dict(phases["likely"])
     factors = known.factors(resolved.algorithm)
     for phase in phases.values():
         for name in phase:
@@ -153,7 +152,11 @@ def estimate(
         "basis": basis,
         "calibrated_on_runs": runs,
         "uncalibrated": {
-            "seconds": {name: round(value, 3) for name, value in raw.items()},
+            "works": {n: astuple(w) for n, w in workload.works(plan, "likely").items()},
+            "score_s": rate.score_s,
+            "layers": model.layers,
+            "weight_bytes": model.weight_bytes,
+            "first": not plan.seen.runs,
             "memory": raw_memory,
         },
     }
@@ -165,7 +168,8 @@ def batteries(home: Home, base_path: Path | None) -> tuple[Battery, ...]:
     if base_path is None or base_path == catalog.BUILTIN["pebble"]:
         found.append(workload.PEBBLE_SKILLS)
     elif importlib.util.find_spec("reasoning_gym") is not None:
-        found.append(workload.GYM)
+        with contextlib.suppress(UserError):
+            found.append(_gym(tokens.load(base_path)))
     if base_path is not None and home.db.is_file():
         with contextlib.suppress(UserError):
             record = registry.find_env(home, workload.KEEP)
@@ -178,6 +182,14 @@ def batteries(home: Home, base_path: Path | None) -> tuple[Battery, ...]:
     return tuple(found)
 
 
+def _gym(tokenizer: tokens.ChatTokenizer) -> Battery:
+    """The questions of reasoning-gym in a model's tokens; answers as long as the worker allows."""
+    question = [{"role": "user", "content": workload.GYM_QUESTION}]
+    prompt = len(tokenizer.prompt(question))
+    longest = 2 * (tokenizer.count(workload.GYM_ANSWER)) + 16
+    return Battery(workload.GYM_TASKS, Lengths(prompt, min(12, longest), longest))
+
+
 def summary(figures: dict[str, Any]) -> str:
     """One sentence: time, memory, money where it has a price."""
     hours, memory = figures["hours"], figures["peak_memory"]["total"]
@@ -186,6 +198,11 @@ def summary(figures: dict[str, Any]) -> str:
     if figures["gpu_hour_price"]:
         said += f", {figures['money']['likely']:.2f} at {figures['gpu_hour_price']:g} an hour"
     return said + (". It does not fit." if not figures["fits"] else ".")
+
+
+def shown(figures: dict[str, Any]) -> dict[str, Any]:
+    """The figures without what only later estimates read."""
+    return {name: value for name, value in figures.items() if name != "uncalibrated"}
 
 
 def check_budget(
@@ -241,19 +258,10 @@ def size(count: float) -> str:
 
 
 def _phases(plan: Plan, rate: speed.Speed, level: str) -> dict[str, float]:
-    """Seconds of each phase of the run."""
-    layers = plan.model.layers
-    steps = rate.seconds(workload.train_work(plan, level), layers)
-    evaluation = rate.seconds(workload.evaluation_work(plan, level), layers)
-    saving = rate.seconds(workload.save_work(plan), layers)
-    return {
-        "startup": rate.start_s + plan.model.weight_bytes / rate.load_bytes,
-        "training": steps["training"],
-        "rollouts": steps["rollouts"],
-        "rewards": steps["rewards"],
-        "evaluation": sum(evaluation.values()),
-        "checkpoints": saving["checkpoints"],
-    }
+    """Seconds of each phase of the run, uncorrected."""
+    works = workload.works(plan, level)
+    model, first = plan.model, not plan.seen.runs
+    return rate.phases(works, model.layers, model.weight_bytes, first=first)
 
 
 def _band(

@@ -1,6 +1,6 @@
 """What the finished runs of a home teach the next estimate: phase by phase, and model by model.
 
-A run's config.json holds what was predicted of it before any correction, its result.json what it
+A run's config.json holds what it was to compute, its result.json what it
 measured. Phases are corrected each by themselves, because they scale with different things: the
 start of a run hardly at all, evaluations with the rows, training with the steps. Start,
 evaluations and checkpoints are the same work under every algorithm, so all runs teach them.
@@ -9,12 +9,14 @@ evaluations and checkpoints are the same work under every algorithm, so all runs
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.files import read_json
 from engine.run_dir import Home
+from engine.speed import Speed
 from engine.store import Store
+from engine.workload import Seen, Work
 
 RUNS = 20  # of each algorithm, the newest
 CALIBRATE_FROM = 3  # finished runs
@@ -30,6 +32,7 @@ MEASURED = {
 SHARED = ("startup", "evaluation", "checkpoints")
 # How much the prediction itself counts beside the runs, in runs.
 DOUBT = 0.25
+MEMORY_DOUBT = 3.0  # memory follows from sizes, not from a machine's mood
 LEAST_START_S = 0.5
 
 
@@ -38,10 +41,10 @@ class Past:
     """One finished run.
 
     Attributes:
-        seconds, predicted: by phase, as it was and as it was predicted before correction.
+        seconds, predicted: by phase, as it was and as it would be predicted now, uncorrected.
         total: seconds of the whole run.
         base: path of its base model.
-        said, effective: see `Seen`; None where the run measured none.
+        said, turns, effective: see `Seen`; None where the run measured none.
         memory, predicted_memory: peak bytes.
     """
 
@@ -51,24 +54,10 @@ class Past:
     total: float
     base: str
     said: float | None
+    turns: float | None
     effective: float | None
     memory: float
     predicted_memory: float
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What runs of one base model showed of it.
-
-    Attributes:
-        runs: how many there were.
-        said: mean tokens of an episode in multiples of max_tokens; None where nobody measured it.
-        effective: mean share of the groups whose rewards differ.
-    """
-
-    runs: int = 0
-    said: float | None = None
-    effective: float | None = None
 
 
 @dataclass(frozen=True)
@@ -86,6 +75,7 @@ class Experience:
         return Seen(
             len(runs),
             _mean([run.said for run in runs if run.said is not None]),
+            _mean([run.turns for run in runs if run.turns is not None]),
             _mean([run.effective for run in runs if run.effective is not None]),
         )
 
@@ -102,7 +92,8 @@ class Experience:
     def memory_factor(self, algorithm: str) -> float:
         """What predicted peak memory is to be multiplied with."""
         runs = self.of(algorithm)
-        return _factor([(r.memory, r.predicted_memory) for r in runs if r.memory > 0])
+        pairs = [(r.memory, r.predicted_memory) for r in runs if r.memory > 0]
+        return _factor(pairs, MEMORY_DOUBT)
 
     def misses(self, algorithm: str) -> list[float]:
         """Logarithms of actual over corrected time, run by run."""
@@ -117,8 +108,13 @@ class Experience:
         return found
 
 
-def experience(home: Home) -> Experience:
-    """Read it from the home; runs whose files do not tell are left out."""
+def experience(home: Home, rate: Speed) -> Experience:
+    """Read it from the home; runs whose files do not tell are left out.
+
+    Args:
+        rate: of the machine as it is known now: what a run computed was kept with it, so a
+            prediction made before the machine was measured corrects nothing wrongly.
+    """
     if not home.db.is_file():
         return Experience()
     found = []
@@ -126,18 +122,22 @@ def experience(home: Home) -> Experience:
         with Store(home) as store:
             rows = store.calibration(algorithm, limit=RUNS)
         for row in rows:
-            past = _past(home, algorithm, row["features"].get("run_id", ""), 3600 * row["actual"])
+            past = _past(home, rate, algorithm, row)
             if past is not None:
                 found.append(past)
     return Experience(tuple(found))
 
 
-def _past(home: Home, algorithm: str, run_id: str, total: float) -> Past | None:
+def _past(home: Home, rate: Speed, algorithm: str, row: Mapping[str, Any]) -> Past | None:
     try:
-        run = home.run(run_id)
+        run, total = home.run(row["features"]["run_id"]), 3600 * row["actual"]
         config, result = read_json(run.config), read_json(run.result)
         said = config["estimate"]["uncalibrated"]
-        predicted = {str(k): float(v) for k, v in said["seconds"].items()}
+        works = {name: Work(*values) for name, values in said["works"].items()}
+        rate = replace(rate, score_s=float(said["score_s"]))
+        predicted = rate.phases(
+            works, int(said["layers"]), int(said["weight_bytes"]), first=bool(said["first"])
+        )
         measured = result["measured"]
         seconds = {
             phase: float(measured["seconds"][name])
@@ -152,6 +152,7 @@ def _past(home: Home, algorithm: str, run_id: str, total: float) -> Past | None:
             total,
             str(config["base"]["path"]),
             _number(measured.get("said_share")),
+            _number(measured.get("turns_mean")),
             _number(measured.get("effective_share")),
             float(measured["peak_memory"]),
             float(said["memory"]),
@@ -164,13 +165,13 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def _factor(pairs: Sequence[tuple[float, float]]) -> float:
+def _factor(pairs: Sequence[tuple[float, float]], doubt: float = DOUBT) -> float:
     """Sum of the actual over sum of the predicted: long phases count for more than short ones."""
     actual, predicted = sum(a for a, _ in pairs), sum(p for _, p in pairs)
     if len(pairs) < CALIBRATE_FROM or actual <= 0 or predicted <= 0:
         return 1.0
-    doubt = DOUBT * predicted / len(pairs)
-    return (actual + doubt) / (predicted + doubt)
+    held = doubt * predicted / len(pairs)
+    return (actual + held) / (predicted + held)
 
 
 def _mean(values: Sequence[float]) -> float | None:

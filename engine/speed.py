@@ -12,6 +12,7 @@ import math
 import os
 import resource
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ _GPUS = (
 )
 _UNKNOWN_GPU = (3.0e13, 3.0e11)
 _PATIENCE_S = 3.0  # how long a call waits for a probe that another call started
+_COMPARED = 0.6  # of a start: loading a model through transformers as well
 _PROBE_CPU_S = 120  # a probe takes seconds; one that hangs ends by itself
 
 
@@ -79,6 +81,25 @@ class Speed:
             "rollouts": rollouts + work.steps * layers * self.layer_s,
             "rewards": work.scored * self.score_s,
             "checkpoints": work.saves * self.save_s,
+        }
+
+    def phases(
+        self, works: Mapping[str, Work], layers: int, weight_bytes: int, *, first: bool
+    ) -> dict[str, float]:
+        """Seconds of each phase of a run that does `works` (workload.works).
+
+        Args:
+            first: whether the home has no run of the model yet, and compares its forward pass.
+        """
+        steps = self.seconds(works["training"], layers)
+        compared = _COMPARED * self.start_s if first else 0.0
+        return {
+            "startup": self.start_s + compared + weight_bytes / self.load_bytes,
+            "training": steps["training"],
+            "rollouts": steps["rollouts"],
+            "rewards": steps["rewards"],
+            "evaluation": sum(self.seconds(works["evaluation"], layers).values()),
+            "checkpoints": self.seconds(works["saving"], layers)["checkpoints"],
         }
 
 
@@ -136,8 +157,8 @@ def _measured(probe: dict[str, float]) -> dict[str, float]:
     if {"decode_step_s", "update_s", "layers"} <= probe.keys():
         found["layer_s"] = probe["decode_step_s"] / probe["layers"]
         found["update_s"] = probe["update_s"] / probe["layers"]
-    if "startup_s" in probe:  # of an import; a run also loads a model and starts an environment
-        found["start_s"] = 2 * probe["startup_s"] + 3.0
+    if "startup_s" in probe:  # a run imports less, loads a model and starts an environment
+        found["start_s"] = probe["startup_s"]
     return found
 
 

@@ -451,7 +451,7 @@ def _answer(home: Home, row: RunRow, warnings: list[str]) -> dict[str, Any]:
         "run_id": row.run_id,
         "state": row.state,
         "queue_position": position,
-        "estimate": content.get("estimate") or {},
+        "estimate": estimate.shown(content.get("estimate") or {}),
         "settings_changed_from_parent": _changes(home, content),
         "metrics_uri": f"run://{row.run_id}/metrics",
         "summary": f"{row.run_id} is {where}.",

@@ -8,11 +8,10 @@ every engine's estimate rests on; what a machine makes of them is engine/speed.p
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from engine.env_facts import EnvFacts
-from engine.experience import Seen
 from engine.hardware import Device
 from engine.model_files import ModelFacts
 from engine.recipe import max_tokens
@@ -51,6 +50,26 @@ class Lengths:
 
 
 @dataclass(frozen=True)
+class Seen:
+    """What runs of one base model showed of it.
+
+    Attributes:
+        runs: how many there were.
+        said: mean tokens of an episode in multiples of max_tokens; None where nobody measured it.
+        turns: mean turns of an episode.
+        effective: mean share of the groups whose rewards differ.
+    """
+
+    runs: int = 0
+    said: float | None = None
+    turns: float | None = None
+    effective: float | None = None
+
+
+UNSEEN = Seen()
+
+
+@dataclass(frozen=True)
 class Battery:
     """Questions about kept skills, asked at step 0 and again at the end (engine/worker/kept.py)."""
 
@@ -60,8 +79,12 @@ class Battery:
 
 # pebble's own skills, and the families of reasoning-gym that every other base is asked.
 PEBBLE_SKILLS = Battery(48, Lengths(prompt=24, said=8, longest=24))
-GYM = Battery(40, Lengths(prompt=40, said=24, longest=32))
-UNSEEN = Seen()
+GYM_TASKS = 40
+GYM_QUESTION = (
+    "Find the Greatest Common Divisor (GCD) of these numbers: 49, 8. Give only the GCD as your "
+    "final answer. Reply with the answer alone."
+)
+GYM_ANSWER = "kelt"
 KEEP, KEEP_TASKS = "keep", 40  # a person's environment of this name, and its tasks at most
 
 
@@ -94,15 +117,7 @@ class Work:
         return Work(*(a + b for a, b in zip(self._values(), other._values(), strict=True)))
 
     def _values(self) -> tuple[float, ...]:
-        return (
-            self.train,
-            self.sample,
-            self.steps,
-            self.moved,
-            self.updates,
-            self.scored,
-            self.saves,
-        )
+        return astuple(self)
 
 
 @dataclass(frozen=True)
@@ -184,6 +199,8 @@ class Plan:
         limit = self.max_tokens
         answers = self.env.answers
         turns = self._turns(level)
+        if level == "likely" and self.seen.turns is not None:
+            turns = max(1.0, min(turns, self.seen.turns))
         usual = _mean(list(answers)) / max(1.0, self._turns("low")) if answers else limit / 2
         said = {"low": usual, "likely": 1.5 * usual, "high": float(limit)}[level]
         if self.seen.said is not None and level == "likely":
@@ -199,6 +216,15 @@ class Plan:
         known = _mean([row.answer_turns for row in self.env.lengths if row.answer_turns])
         likely = min(most, known) if known else most / 2
         return {"low": likely, "likely": min(most, 1.5 * likely), "high": float(most)}[level]
+
+
+def works(plan: Plan, level: str) -> dict[str, Work]:
+    """What the run computes by phase of its course: training, evaluation, saving."""
+    return {
+        "training": train_work(plan, level),
+        "evaluation": evaluation_work(plan, level),
+        "saving": save_work(plan),
+    }
 
 
 def train_work(plan: Plan, level: str) -> Work:
@@ -243,8 +269,10 @@ def evaluation_work(plan: Plan, level: str) -> Work:
         # Both halves at step 0, one of them each time after.
         work += rollouts(plan, rows, rows, plan.episode(level), batches=plan.evaluations + 3)
     for battery in plan.batteries:
-        asked = 2 * battery.tasks
-        work += rollouts(plan, asked, asked, battery.answer, batches=2)
+        asked, answer = 2 * battery.tasks, battery.answer
+        if plan.seen.said is not None and level == "likely":
+            answer = replace(answer, said=min(1.0, plan.seen.said) * answer.longest)
+        work += rollouts(plan, asked, asked, answer, batches=2)
     return work
 
 
@@ -367,8 +395,10 @@ def memory(plan: Plan) -> dict[str, int]:
     logits = 3 * min(chunk, in_batch * 4 * plan.model.vocab)
     cache, sampled = _sampling_bytes(plan, longest)
     laid_out = _copies(plan)
-    training, sampling = activations + logits, cache + sampled + laid_out
-    fixed = plan.weights + laid_out  # with the adapter merged into a copy of them
+    training, sampling = activations + logits, cache + sampled
+    # With the adapter merged into a copy of them, and the copy laid out for sampling, whose place
+    # the C library keeps while training.
+    fixed = plan.weights + 2 * laid_out
     adapter = plan.adapter * 16  # float32 weights, gradients and two moments
     if settings.get("async_sampling"):
         adapter += plan.adapter * 4  # the copy that samples
@@ -396,13 +426,18 @@ def _batch_tokens(plan: Plan) -> float:
     """Tokens that one optimizer step runs at most, on average: a group's prompt counts once."""
     if plan.algorithm == "sft":
         return plan.rows * max(plan.sft_row().total, 1.0)
-    episode = plan.episode("high")
+    episode = plan.episode(_level(plan))
     prompts = plan.settings["prompts_per_step"]
     return prompts * episode.prompt + plan.rows * (episode.total - episode.prompt)
 
 
 def _usual_length(plan: Plan) -> float:
-    return plan.sft_row().total if plan.algorithm == "sft" else plan.episode("high").total
+    return plan.sft_row().total if plan.algorithm == "sft" else plan.episode(_level(plan)).total
+
+
+def _level(plan: Plan) -> str:
+    """Memory is counted for the worst, unless it is known how much the model says."""
+    return "high" if plan.seen.said is None else "likely"
 
 
 def _sampling_bytes(plan: Plan, longest: float) -> tuple[float, float]:
@@ -423,11 +458,13 @@ def _sampling_bytes(plan: Plan, longest: float) -> tuple[float, float]:
 
 
 def _longest_sequence(plan: Plan) -> float:
-    """Tokens of the longest sequence that can occur."""
+    """Tokens of the longest sequence that can occur, in as many turns as earlier runs needed."""
     limit = plan.settings["max_length"]
     if plan.algorithm == "sft":
         return min(limit, plan.env.longest_total or limit)
     turns = plan._turns("high")
+    if plan.seen.turns is not None:
+        turns = min(turns, math.ceil(1.5 * plan.seen.turns))
     said = turns * plan.max_tokens + BETWEEN_TURNS * (turns - 1)
     return min(limit, (plan.env.longest_prompt or limit) + said)
 
@@ -438,7 +475,7 @@ def _overhead(plan: Plan, rest: float) -> float:
         return 1.3e9 + 0.06 * rest
     # And the code oneDNN compiles for every size of product it meets. The first run of a model in
     # a home also loads it through transformers, to compare.
-    return 3.6e8 + 0.08 * rest + (0 if plan.seen.runs else 1.3e8)
+    return 3.6e8 + 0.08 * rest + (0 if plan.seen.runs else 1.3e8 + plan.weights)
 
 
 def disk(plan: Plan) -> int:

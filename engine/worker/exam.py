@@ -77,7 +77,7 @@ class Exam:
         self.half = heldout.halves(tasks)
         self.kept = Kept(job, policy.base, sampler)
         self.best = Best()
-        self._said = self._episodes = 0  # tokens, in so many episodes
+        self._said = self._turns = self._episodes = 0  # tokens and turns, in so many episodes
         self._last = 0
 
     def at(self, step: int, *halves: str) -> dict[str, float]:
@@ -113,6 +113,7 @@ class Exam:
             members = [t for g in groups for t in g.members]
             self._episodes += len(members)
             self._said += sum(t.trained_tokens for t in members)
+            self._turns += sum(t.turns for t in members)
             curves |= heldout.summarise(members).curves()
         rows = [r for r in self.loss_rows if self.half[r.task_id] == half]
         if rows:
@@ -163,12 +164,16 @@ class Exam:
         self.best.since = since
         self._last = step
 
-    @property
-    def said_share(self) -> float | None:
-        """Mean tokens of an episode in multiples of max_tokens; None before any was played."""
+    def habits(self) -> dict[str, float]:
+        """`said_share`, mean tokens of an episode in multiples of max_tokens, and `turns_mean`;
+        {} before any was played."""
         if not self._episodes:
-            return None
-        return self._said / self._episodes / self.params.max_tokens
+            return {}
+        share = self._said / self._episodes / self.params.max_tokens
+        return {
+            "said_share": round(share, 4),
+            "turns_mean": round(self._turns / self._episodes, 3),
+        }
 
     @property
     def improved_now(self) -> bool:

@@ -266,9 +266,7 @@ class Training:
         found["seconds"] = found.get("seconds", {}) | spent
         # Of the last exam too, which no line of the metrics knows of.
         found["peak_memory"] = peak_memory(self.meter.device)
-        if self.exam is not None and self.exam.said_share is not None:
-            found["said_share"] = round(self.exam.said_share, 4)
-        return found
+        return found | (self.exam.habits() if self.exam is not None else {})
 
     @contextmanager
     def _timed(self, what: str) -> Iterator[None]:

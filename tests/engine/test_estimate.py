@@ -3,7 +3,8 @@
 import importlib.util
 import math
 import random
-from dataclasses import replace
+import shutil
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +269,26 @@ def test_known_gpus_are_faster_than_unknown_ones_and_cpus():
     assert rate("NVIDIA H200") > rate("NVIDIA L4") > rate("Some Card") > rate("CPU", "cpu")
 
 
+# What a finished run computed, as its config.json keeps it.
+WORKS = {
+    "training": workload.Work(train=3e12, updates=40),
+    "evaluation": workload.Work(sample=1e12, steps=400, moved=1e9, scored=100),
+    "saving": workload.Work(saves=4),
+}
+WORKED = {
+    "works": {name: astuple(work) for name, work in WORKS.items()},
+    "score_s": 5e-4,
+    "layers": 4,
+    "weight_bytes": 6_515_968,
+    "first": False,
+}
+
+
+def predicted() -> dict[str, float]:
+    """Seconds of it by phase, on a CPU that nobody has measured."""
+    return speed.table(CPU.device, CPU.cores, "float32").phases(WORKS, 4, 6_515_968, first=False)
+
+
 def finished(
     home: Home,
     ratios: list[float],
@@ -284,15 +305,20 @@ def finished(
                 NewRun(f"old{number}", "train", algorithm, "e@1", "pebble"), lambda run_id: None
             )
             home.run(row.run_id).create()
-            raw = {"startup": 10.0, "training": 290.0, "evaluation": 50.0, "checkpoints": 10.0}
-            said = {"uncalibrated": {"seconds": raw, "memory": 1_000_000_000}}
+            said = {"uncalibrated": WORKED | {"memory": 1_000_000_000}}
             config_of = {"estimate": said, "base": {"path": base}}
             write_json(home.run(row.run_id).config, config_of)
-            took = {"train_s": 290 * ratio, "exam_s": 50 * ratio, "save_s": 10 * ratio}
+            phases = predicted()
+            took = {
+                "train_s": phases["training"] * ratio,
+                "exam_s": phases["evaluation"] * ratio,
+                "save_s": phases["checkpoints"] * ratio,
+            }
+            hours = sum(phases.values()) * ratio / 3600
             measured = {"seconds": took, "peak_memory": int(1e9 * memory)} | (shares or {})
             write_json(home.run(row.run_id).result, {"measured": measured})
             # What was predicted then was corrected already, and must not be corrected twice.
-            store.record_estimate(algorithm, {"run_id": row.run_id}, 0.1 * ratio, 0.1 * ratio)
+            store.record_estimate(algorithm, {"run_id": row.run_id}, hours, hours)
 
 
 def test_three_finished_runs_correct_the_estimate(home: Home):
@@ -330,10 +356,16 @@ def test_only_the_phase_that_was_wrong_is_corrected(home: Home):
     before = figures(home)["seconds"]
     finished(home, [1.0, 1.0, 1.0])
     for run in [home.run(path.name) for path in sorted(home.runs.iterdir())]:
-        took = {"train_s": 3 * 290, "exam_s": 50, "save_s": 10}
+        phases = predicted()
+        took = {
+            "train_s": 3 * phases["training"],
+            "exam_s": phases["evaluation"],
+            "save_s": phases["checkpoints"],
+        }
         write_json(run.result, {"measured": {"seconds": took, "peak_memory": 1e9}})
     with Store(home) as store:  # the time of the whole run is the supervisor's
-        store._db.execute("UPDATE estimates SET actual = ?", ((10 + 3 * 290 + 60) / 3600,))
+        whole = sum(predicted().values()) + 2 * predicted()["training"]
+        store._db.execute("UPDATE estimates SET actual = ?", (whole / 3600,))
     after = figures(home)["seconds"]
     assert after["training"] == pytest.approx(before["training"] * (3 + 1 / 12) / (13 / 12), 0.01)
     for phase in ("startup", "evaluation", "checkpoints"):
@@ -353,10 +385,12 @@ def test_a_model_that_never_stops_is_known_by_its_earlier_runs(home: Home):
     def taken() -> dict[str, float]:
         resolved = resolve("grpo", {})
         found = estimate.estimate(home, resolved, SMALL, ENV, CPU, base_path=Path("/models/talks"))
-        return found["uncalibrated"]["seconds"]
+        works = {n: workload.Work(*v) for n, v in found["uncalibrated"]["works"].items()}
+        table = speed.table(CPU.device, CPU.cores, "float32")
+        return table.phases(works, 6, 6_515_968, first=False)
 
     before = taken()
-    shares = {"said_share": 1.0, "effective_share": 0.0}
+    shares = {"said_share": 1.0, "turns_mean": 1.0, "effective_share": 0.0}
     finished(home, [1.0], "grpo", base="/models/talks", shares=shares)
     after = taken()
     assert after["rollouts"] > before["rollouts"]
@@ -367,15 +401,20 @@ def test_memory_is_corrected_by_what_runs_held(home: Home):
     before = figures(home)["peak_memory"]
     finished(home, [1.0] * 3, memory=1.5)
     after = figures(home)["peak_memory"]
-    assert after["total"] == pytest.approx(before["total"] * (1.5 + 1 / 12) / (13 / 12), rel=0.01)
+    assert after["total"] == pytest.approx(before["total"] * 1.25, rel=0.01)
     assert after["total"] <= sum(after.values()) - after["total"]
 
 
-def test_skills_are_asked_as_the_worker_asks_them(home: Home):
+def test_skills_are_asked_as_the_worker_asks_them(home: Home, tmp_path: Path):
     assert estimate.batteries(home, None) == (workload.PEBBLE_SKILLS,)
     assert estimate.batteries(home, catalog.BUILTIN["pebble"]) == (workload.PEBBLE_SKILLS,)
-    other = estimate.batteries(home, Path("/models/a"))
-    assert (workload.GYM in other) == bool(importlib.util.find_spec("reasoning_gym"))
+    copy = shutil.copytree(catalog.BUILTIN["pebble"], tmp_path / "copy")
+    asked = estimate.batteries(home, copy)
+    if importlib.util.find_spec("reasoning_gym"):
+        assert [battery.tasks for battery in asked] == [workload.GYM_TASKS]
+        assert asked[0].answer.prompt > 60  # pebble's tokens are short
+    else:
+        assert asked == ()
 
 
 def test_a_run_above_its_cap_is_refused_with_the_call_that_passes(home: Home):
