@@ -17,7 +17,7 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -334,6 +334,9 @@ class Caught:
     def require_finite(self, value: float, what: str) -> None:
         """`learn` tells the sum of the losses of all updates so far."""
         self._sum = value
+
+    def within_memory(self, step: int, budget: int, attempt: Callable[[int], Any]) -> Any:
+        return attempt(budget)
 
     def update(self, step: int) -> tuple[float, float]:
         before = sum(loss for loss, _ in self.updates)
