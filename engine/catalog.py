@@ -6,6 +6,7 @@ refused with the reason before anything is queued.
 """
 
 import difflib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +16,14 @@ from engine import hub, model_files
 from engine.errors import UserError
 from engine.model_files import ModelFacts
 from engine.run_dir import Home, RunDir, read_json
+from engine.store import TERMINAL, Store
 
 __all__ = ["BUILTIN", "ModelFacts", "ModelRef", "resolve_model", "usable_models"]
 
 BUILTIN: dict[str, Path] = {"pebble": Path(__file__).resolve().parent / "pebble"}
 
+# Runs that ended without a checkpoint, by home and what the store says of them.
+_without: set[tuple[object, ...]] = set()
 _RUN = re.compile(r"(?P<run>[A-Za-z0-9][\w.-]*)(?:@(?P<which>best|step\d+))?")
 
 
@@ -231,13 +235,31 @@ def _not_found(message: str, hint: str) -> UserError:
 
 
 def _trained(home: Home) -> list[RunDir]:
-    """Runs with a complete checkpoint, newest folder first."""
+    """Runs with a complete checkpoint, newest folder first.
+
+    Runs that ended without one are remembered by this process: nothing is added to them later.
+    """
     try:
-        folders = [path for path in home.runs.iterdir() if path.is_dir()]
+        with os.scandir(home.runs) as entries:
+            folders = [(e.stat().st_mtime, e.name) for e in entries if e.is_dir()]
     except FileNotFoundError:
         return []
-    folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-    return [run for path in folders if (run := RunDir(path)).checkpoint_steps()]
+    marks = {}
+    if home.db.is_file():
+        with Store(home) as store:
+            marks = {mark[0]: mark for mark in store.run_marks("train")}
+    found = []
+    for _, name in sorted(folders, reverse=True):
+        mark = marks.get(name)
+        key = (str(home.root), mark)
+        if mark is not None and key in _without:
+            continue
+        run = RunDir(home.runs / name)
+        if run.checkpoint_steps():
+            found.append(run)
+        elif mark is not None and mark[1] in TERMINAL:
+            _without.add(key)
+    return found
 
 
 def _listed(ref: str, kind: str, path: Path) -> list[dict[str, Any]]:

@@ -152,6 +152,24 @@ class Store:
         tail = f"WHERE {' AND '.join(where)} ORDER BY rowid DESC LIMIT ?"
         return self._rows(tail, (*values, limit))
 
+    def run_marks(self, kind: str) -> list[tuple[str, str, int, float | None]]:
+        """(run_id, state, attempt, ended) of every run of a kind, newest first: enough to tell
+        whether a run is what it was at the last look, and cheap for thousands."""
+        return self._read(
+            "SELECT run_id, state, attempt, ended FROM runs WHERE kind = ? ORDER BY rowid DESC",
+            (kind,),
+        )
+
+    def env_marks(self) -> dict[str, tuple[Any, ...]]:
+        """For every environment version with runs, what changes whenever one of them does: how
+        many there are and have not ended, the youngest, the sum of attempts, the last end."""
+        found = self._read(
+            f"SELECT env_id, count(*), sum(state NOT IN ({_marks(TERMINAL)})), "
+            "max(rowid), sum(attempt), max(ended) FROM runs GROUP BY env_id",
+            TERMINAL,
+        )
+        return {env_id: tuple(marks) for env_id, *marks in found}
+
     def queue(self) -> list[RunRow]:
         """The queued runs in the order they will start."""
         return self._rows("WHERE state = 'queued' ORDER BY queued, rowid", ())

@@ -16,6 +16,8 @@ from engine.store import Store
 
 MANY = 5  # runs judged on the same tasks, from which a verdict says so
 _MOST = 2000  # runs looked through
+# By home and version: what its runs were when they were counted, and the count.
+_kept: dict[tuple[str, str], tuple[tuple[Any, ...] | None, dict[str, Any]]] = {}
 
 
 def exam_use(home: Home, env_id: str, run_id: str = "") -> dict[str, Any]:
@@ -47,12 +49,23 @@ def _count(home: Home, env_id: str, rows: Iterable[RunRow]) -> dict[str, Any]:
 
 
 def use_by_env(home: Home) -> dict[str, dict[str, Any]]:
-    """`exam_use` of every environment version that was looked at, in one pass."""
-    by_env: dict[str, list[RunRow]] = {}
+    """`exam_use` of every environment version that was looked at.
+
+    Counting opens a folder for every run, so a version's count is kept by this process until one
+    of its runs changes; while one is under way it is counted each time.
+    """
+    found = {}
     with Store(home) as store:
-        for row in store.list_runs(_MOST):
-            by_env.setdefault(row.env_id, []).append(row)
-    return {env_id: _count(home, env_id, rows) for env_id, rows in by_env.items() if env_id}
+        marks = store.env_marks()
+    for env_id, mark in marks.items():
+        if not env_id:
+            continue
+        key = (str(home.root), env_id)
+        under_way = mark[1]
+        if under_way or _kept.get(key, (None,))[0] != mark:
+            _kept[key] = mark, _count(home, env_id, _runs_on(home, env_id, ""))
+        found[env_id] = _kept[key][1]
+    return found
 
 
 def caution(use: Mapping[str, Any], verdict: str, p: float | None) -> str:

@@ -185,6 +185,4 @@ def test_the_status_of_a_thousand_runs_is_there_at_once(home: Home, tmp_path: Pa
     few = least(lambda: verbs.get_status(home))
     many = least(lambda: verbs.get_status(full))
     say(runs_10_s=few, runs_1000_s=many, ratio=many / few)
-    # It still grows with the number of runs: how often held-out tasks were used, and which runs
-    # left a model, are counted anew by every call.
-    assert many < 0.25
+    assert many <= 3 * few

@@ -39,6 +39,20 @@ def test_every_checkpoint_compared_and_every_model_evaluated_is_a_look(home, mak
     }
 
 
+def test_a_count_that_is_kept_follows_every_run_that_comes_or_ends(home, make_run, rows):
+    first = examined(make_run, rows)
+    env_id = first.config["env_id"]
+    assert use_by_env(home)[env_id]["looks"] == 3
+    assert use_by_env(home)[env_id]["looks"] == 3
+    examined(make_run, rows, steps=(10, 20, 30))
+    assert use_by_env(home)[env_id]["looks"] == 7
+    evaluation = make_run("evaluate", kind="evaluate", models=[{"ref": "pebble"}], split="heldout")
+    evaluation.model_evals(0, [rows.eval("t0", True)])
+    assert use_by_env(home)[env_id]["looks"] == 8
+    evaluation.finish()
+    assert use_by_env(home)[env_id]["looks"] == exam_use(home, env_id)["looks"] == 8
+
+
 def test_a_verdict_counts_the_looks_up_to_its_own_run(home, make_run, rows):
     early = examined(make_run, rows)
     examined(make_run, rows, seed=1)
