@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from engine.worker import causal
+from engine.worker.attention import Attention
+from engine.worker.packing import Layout
 
 
 def formula(qkv: torch.Tensor, kv: int) -> torch.Tensor:
@@ -50,3 +52,16 @@ def test_only_short_float32_sequences_on_a_cpu_go_this_way() -> None:
     assert not causal.applies(torch.zeros(1), causal.LONGEST + 1)
     assert not causal.applies(torch.zeros(1, dtype=torch.bfloat16), 8)
     assert not causal.applies(torch.zeros(1, device="meta"), 8)
+
+
+def test_longer_sequences_take_torchs_kernel_and_see_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    heads, kv, dim = 4, 2, 8
+    layout = Layout((5, 9, 70, 70), (), ())
+    attention = Attention(layout, heads, kv, torch.device("cpu"), torch.float32)
+    qkv = torch.randn(sum(layout.trunks), (heads + 2 * kv) * dim)
+    by_blocks = attention(qkv)
+    monkeypatch.setattr(causal, "LONGEST", 0)
+    torch.testing.assert_close(attention(qkv), by_blocks, rtol=1e-5, atol=1e-6)
