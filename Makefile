@@ -58,7 +58,7 @@ pebble: setup
 faults: setup
 	$(PY) -m pytest -n 2 --dist loadfile -m faults tests/faults
 
-# Real clients, each in a folder of its own under .clients (1.1 GB), which is kept.
+# Real clients, each in a folder of its own under .clients (1.2 GB), which is kept.
 clients: setup
 	$(PY) tests/clients/install.py
 	$(PY) -m pytest tests/clients

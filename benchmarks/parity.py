@@ -335,7 +335,9 @@ class Caught:
         """`learn` tells the sum of the losses of all updates so far."""
         self._sum = value
 
-    def within_memory(self, step: int, budget: int, attempt: Callable[[int], Any]) -> Any:
+    def within_memory(
+        self, step: int, budget: int, attempt: Callable[[int], Any], finest: object
+    ) -> Any:
         return attempt(budget)
 
     def update(self, step: int) -> tuple[float, float]:

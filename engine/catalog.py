@@ -5,6 +5,7 @@ safetensors headers only, so it is quick and needs no torch; whatever cannot be 
 refused with the reason before anything is queued.
 """
 
+import contextlib
 import difflib
 import os
 import re
@@ -239,11 +240,12 @@ def _trained(home: Home) -> list[RunDir]:
 
     Runs that ended without one are remembered by this process: nothing is added to them later.
     """
-    try:
-        with os.scandir(home.runs) as entries:
-            folders = [(e.stat().st_mtime, e.name) for e in entries if e.is_dir()]
-    except FileNotFoundError:
-        return []
+    folders = []
+    with contextlib.suppress(FileNotFoundError), os.scandir(home.runs) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                if entry.is_dir():
+                    folders.append((entry.stat().st_mtime, entry.name))
     marks = {}
     if home.db.is_file():
         with Store(home) as store:

@@ -368,7 +368,9 @@ def no_room(path: Path, error: Exception) -> UserError | None:
     except OSError:
         return None
     left, files = disk.f_bavail * disk.f_frsize, disk.f_favail
-    said_so = getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT) or "full" in str(error)
+    said_so = getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
+    # Only SQLite's own words: an OSError's hold a path, which may be called anything.
+    said_so = said_so or (isinstance(error, sqlite3.Error) and "full" in str(error))
     if not (said_so or left < _ROOM or (disk.f_files and files < 4)):
         return None
     return UserError(
@@ -397,10 +399,11 @@ def damaged(home: Home, what: str, in_use: bool = False) -> UserError:
         return UserError(
             "HOME_UNUSABLE",
             f"the database {home.db} is damaged: {what}",
-            hint=f"Move {home.db} (with its -wal and -shm files) away and restart: the run list "
-            "is made again from the run folders.",
+            hint="Restart the server when the runs under way have ended: it keeps the damaged file "
+            "and makes the run list again from the run folders.",
         )
-    living = [path.name for path in home.runs.iterdir() if is_locked(home.run(path.name).lock)]
+    folders = list(home.runs.iterdir()) if home.runs.is_dir() else []
+    living = [path.name for path in folders if is_locked(home.run(path.name).lock)]
     said = ", ".join(living[:5]) + " still run(s)" if living else "others have it open"
     return UserError(
         "HOME_UNUSABLE",

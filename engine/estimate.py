@@ -1,9 +1,9 @@
 """What a run will take: hours, money, memory and disk as low, likely and high.
 
 Operations and bytes (engine/workload.py) over the speed of this machine (engine/speed.py), then
-corrected by finished runs (engine/experience.py): with three or more of the same algorithm every
-phase is corrected and the band is a 90 % prediction interval of their ratio of actual to corrected
-time, before that a fixed factor.
+corrected by finished runs (engine/experience.py), phase by phase: with three or more of the same
+algorithm the band is a 90 % prediction interval of their ratio of actual to corrected time, before
+that a fixed factor.
 """
 
 import contextlib
@@ -104,7 +104,7 @@ def estimate(
     """
     device, precision = hardware.device, resolved.settings["precision"]
     rate = speed.load(home, device, hardware.cores, precision)
-    known = experience(home, rate)
+    known = experience(home, rate, device.kind)
     plan = Plan(
         resolved.algorithm,
         resolved.settings,

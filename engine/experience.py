@@ -108,10 +108,11 @@ class Experience:
         return found
 
 
-def experience(home: Home, rate: Speed) -> Experience:
+def experience(home: Home, rate: Speed, kind: str) -> Experience:
     """Read it from the home; runs whose files do not tell are left out.
 
     Args:
+        kind: of the device the estimate is for, cpu or cuda; runs of the other kind teach nothing.
         rate: of the machine as it is known now: what a run computed was kept with it, so a
             prediction made before the machine was measured corrects nothing wrongly.
     """
@@ -122,7 +123,8 @@ def experience(home: Home, rate: Speed) -> Experience:
         with Store(home) as store:
             rows = store.calibration(algorithm, limit=RUNS)
         for row in rows:
-            past = _past(home, rate, algorithm, row)
+            on_cpu = str(row["features"].get("device") or "cpu").startswith("cpu")
+            past = _past(home, rate, algorithm, row) if on_cpu == (kind == "cpu") else None
             if past is not None:
                 found.append(past)
     return Experience(tuple(found))

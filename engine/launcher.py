@@ -183,7 +183,8 @@ def _full(error: OSError | UserError) -> bool:
     """Whether the home could not be written: full, or for reading alone."""
     if isinstance(error, OSError):
         return error.errno in (errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EDQUOT)
-    return error.code == "DISK_FULL"
+    read_only = "readonly" in str(error.__cause__)  # as SQLite says it
+    return error.code == "DISK_FULL" or read_only
 
 
 def _lock_of_dead(run: RunDir) -> int | None:

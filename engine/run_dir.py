@@ -130,8 +130,12 @@ class Home:
 
     @property
     def keys_lock(self) -> Path:
-        """Held while the keys are changed, and while one of them spends what it may spend."""
+        """Held while the keys are changed."""
         return self.cache / "keys.lock"
+
+    def quota_lock(self, key: str) -> Path:
+        """Held while that key spends what it may spend."""
+        return self.cache / f"quota-{key}.lock"
 
     @property
     def audit(self) -> Path:

@@ -83,6 +83,9 @@ def _row(run: RunDir, config: dict[str, Any]) -> dict[str, Any]:
             "verdict": str(end.get("verdict") or ""),
             "ended": float(end.get("time") or created),
         }
+    elif status["state"] == "stopping" and status["attempt"] == attempt:
+        # Why it was to stop decides what becomes of it: a cancelled run is not continued.
+        row |= {key: status[key] for key in ("state", "reason_kind", "reason")}
     elif status["state"] in TERMINAL or status["state"] == "queued":
         row |= {key: status[key] for key in ("state", "reason_kind", "reason", "hint", "verdict")}
         if status["state"] in TERMINAL:

@@ -144,7 +144,9 @@ def load(home: Home, device: Device, cores: int, precision: str) -> Speed:
     if not isinstance(kept, dict) or kept.get("device") != device.kind:
         return guess
     known = _measured({name: value for name, value in kept.items() if _is_rate(value)})
-    return replace(guess, **known, measured=True) if "train_flops" in known else guess
+    # A probe of an earlier version lacks some of these: the machine is measured again.
+    whole = {"train_flops", "sample_flops", "layer_s", "update_s"} <= known.keys()
+    return replace(guess, **known, measured=True) if whole else guess
 
 
 def _measured(probe: dict[str, float]) -> dict[str, float]:

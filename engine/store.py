@@ -431,6 +431,8 @@ class Store:
         """
         wrong = intact(self._db)
         if wrong:
+            if self._lock < 0:  # a home for reading alone
+                raise damaged(self.home, wrong)
             self.close()
             self._db, self._lock = mend(self.home, wrong)
 

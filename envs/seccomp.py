@@ -6,6 +6,7 @@ machine (32 bit on 64) ends the process.
 """
 
 import ctypes
+import os
 import struct
 
 from envs import kernel
@@ -13,19 +14,25 @@ from envs import kernel
 _PR_SET_SECCOMP, _FILTER = 22, 2
 _EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
-_LOAD, _JEQ, _JGE, _JSET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NUMBER, _ARCH, _ARGUMENT = 0, 4, 16  # offsets in seccomp_data; the low half of argument 0
+_LOAD, _AND, _JEQ, _JGE, _JSET, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
+_NUMBER, _ARCH = 0, 4  # offsets in seccomp_data
+_WHOLE = 0xFFFFFFFF
+_Lines = list[tuple[int, int, int, int]]
 _X32 = 0x40000000  # a second set of numbers on x86_64
 _NEW_NAMESPACES = 0x7E020080
 _THREAD = 0x00010000
 _INTERNET = (2, 10)  # IPv4, IPv6
+_UNIX, _STREAM, _TYPE = 1, 1, 0xF  # a socket's family, its type, and where its type stands
+_CUT, _ACCESS, _READ, _NEITHER = 0o1000, 3, 0, 3  # O_TRUNC, O_ACCMODE and two ways to open
+_OWNERS = (8, 10, 15)  # of fcntl: who gets a file's signals and which, F_SETOWN and the like
+_OWNERS_BY_IOCTL = (0x8901, 0x8902)  # FIOSETOWN, SIOCSPGRP
 
 # The same on every machine.
 _COMMON = {
     "pidfd_open": 434, "pidfd_getfd": 438, "pidfd_send_signal": 424, "io_uring_setup": 425,
     "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428, "move_mount": 429,
     "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "clone3": 435,
-    "mount_setattr": 442,
+    "mount_setattr": 442, "openat2": 437,
 }  # fmt: skip
 _ARCHES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _NUMBERS = {
@@ -42,7 +49,12 @@ _NUMBERS = {
         "semget": 64, "msgget": 68, "mq_open": 240, "iopl": 172, "ioperm": 173,
         "modify_ldt": 154, "uselib": 134, "ustat": 136, "truncate": 76, "clone": 56,
         "fork": 57, "vfork": 58, "execve": 59, "execveat": 322, "kill": 62, "tkill": 200,
-        "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297,
+        "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297, "tgkill": 234, "socketpair": 53,
+        "prlimit64": 302, "setpriority": 141, "sched_setparam": 142, "sched_setscheduler": 144,
+        "sched_setaffinity": 203, "sched_setattr": 314, "ioprio_set": 251, "migrate_pages": 256,
+        "move_pages": 279, "fcntl": 72, "ioctl": 16, "open": 2, "openat": 257, "creat": 85,
+        "shmctl": 31, "semop": 65, "semctl": 66, "semtimedop": 220, "msgsnd": 69, "msgrcv": 70,
+        "msgctl": 71, "mq_unlink": 241,
     },
     "aarch64": _COMMON | {
         "socket": 198, "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271,
@@ -56,13 +68,31 @@ _NUMBERS = {
         "syslog": 116, "vhangup": 58, "fanotify_init": 262, "shmget": 194, "shmat": 196,
         "semget": 190, "msgget": 186, "mq_open": 180, "truncate": 45, "clone": 220,
         "execve": 221, "execveat": 281, "kill": 129, "tkill": 130, "rt_sigqueueinfo": 138,
-        "rt_tgsigqueueinfo": 240,
+        "rt_tgsigqueueinfo": 240, "tgkill": 131, "socketpair": 199, "prlimit64": 261,
+        "setpriority": 140, "sched_setparam": 118, "sched_setscheduler": 119,
+        "sched_setaffinity": 122, "sched_setattr": 274, "ioprio_set": 30, "migrate_pages": 238,
+        "move_pages": 239, "fcntl": 25, "ioctl": 29, "openat": 56, "shmctl": 195, "semop": 193,
+        "semctl": 191, "semtimedop": 192, "msgsnd": 189, "msgrcv": 188, "msgctl": 187,
+        "mq_unlink": 181,
     },
 }  # fmt: skip
-_JUDGED = ("socket", "clone", "clone3")  # by their arguments
+# What changes another process, by what its arguments must be to mean the caller: position, value.
+_OWN = {
+    **dict.fromkeys(
+        ("prlimit64", "sched_setparam", "sched_setscheduler", "sched_setaffinity",
+         "sched_setattr", "migrate_pages", "move_pages"),
+        ((0, 0),),
+    ),
+    "setpriority": ((0, 0), (1, 0)),  # of a process; 0 means all of them where it is of a user
+    "ioprio_set": ((0, 1), (1, 0)),
+}  # fmt: skip
+_CUTS = {"open": 1, "openat": 2}  # and the position of their flags
+_JUDGED = (
+    "socket", "socketpair", "clone", "clone3", "tgkill", "fcntl", "ioctl", "openat2", *_CUTS, *_OWN
+)  # fmt: skip
 _SIGNALS = ("kill", "tkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal")
 _PROCESSES = ("fork", "vfork", "execve", "execveat")
-_OTHERWISE_HELD = {*_JUDGED, *_SIGNALS, *_PROCESSES, "pidfd_open", "truncate"}
+_OTHERWISE_HELD = {*_JUDGED, *_SIGNALS, *_PROCESSES, "pidfd_open", "truncate", "creat"}
 
 
 def install(
@@ -71,24 +101,29 @@ def install(
     """Refuses, from now on and in every child.
 
     Args:
-        network: internet sockets are left; otherwise no socket can be made at all (pairs can).
-        signals: whether signals may be sent; False where nothing else keeps them from others.
+        network: internet sockets are left; otherwise no socket can be made at all (pairs of
+            streams can).
+        signals: whether signals may be sent; False where nothing else keeps them from others,
+            and then only this process may send any, and to itself.
         processes: whether processes and other programs may be started; threads always may.
-        truncate: whether files may be cut by name; False where Landlock does not know of it.
+        truncate: whether files may be cut without opening them to write; False where Landlock
+            does not know of it.
 
     Raises OSError where the kernel or the machine has none; it needs `no_new_privs`.
     """
     if not kernel.LINUX or kernel.MACHINE not in _ARCHES:
         raise OSError(_ENOSYS, f"no table of system calls for {kernel.MACHINE}")
-    code = program(kernel.MACHINE, network, signals, processes, truncate)
+    code = program(kernel.MACHINE, network, signals, processes, truncate, os.getpid())
     held = ctypes.create_string_buffer(code, len(code))
     head = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(held))
     if not kernel.prctl(_PR_SET_SECCOMP, _FILTER, ctypes.c_char_p(head)):
         raise OSError(ctypes.get_errno(), "the kernel takes no seccomp filter")
 
 
-def program(machine: str, network: bool, signals: bool, processes: bool, truncate: bool) -> bytes:
-    """The filter for `machine` (x86_64, aarch64) as the kernel reads it."""
+def program(
+    machine: str, network: bool, signals: bool, processes: bool, truncate: bool, own: int
+) -> bytes:
+    """The filter for `machine` (x86_64, aarch64) as the kernel reads it, for the process `own`."""
     numbers = _NUMBERS[machine]
     refused = {number for name, number in numbers.items() if name not in _OTHERWISE_HELD}
     refused |= {numbers[name] for name in _SIGNALS if not signals}
@@ -96,7 +131,7 @@ def program(machine: str, network: bool, signals: bool, processes: bool, truncat
     if not signals:
         refused.add(numbers["pidfd_open"])
     if not truncate:
-        refused.add(numbers["truncate"])
+        refused |= {numbers[name] for name in ("truncate", "creat") if name in numbers}
     lines = [
         (_LOAD, 0, 0, _ARCH),
         (_JEQ, 1, 0, _ARCHES[machine]),
@@ -110,30 +145,80 @@ def program(machine: str, network: bool, signals: bool, processes: bool, truncat
     # Its flags lie in memory, where no filter can look; libraries fall back to clone.
     lines += [(_JEQ, 0, 1, numbers["clone3"]), (_RETURN, 0, 0, _ERRNO | _ENOSYS)]
     lines += _socket(numbers["socket"], network) + _clone(numbers["clone"], processes)
+    # A pair of datagram sockets sends to any other by its path.
+    lines += _only(numbers["socketpair"], (0, _WHOLE, _UNIX), (1, _TYPE, _STREAM))
+    for name, wanted in _OWN.items():
+        lines += _only(numbers[name], *((at, _WHOLE, value) for at, value in wanted))
+    if not signals:
+        lines += _only(numbers["tgkill"], (0, _WHOLE, own))
+        lines += _never(numbers["fcntl"], _OWNERS) + _never(numbers["ioctl"], _OWNERS_BY_IOCTL)
+    if not truncate:
+        for name, position in _CUTS.items():
+            lines += _cut(numbers[name], position) if name in numbers else []
+        lines += [(_JEQ, 0, 1, numbers["openat2"]), (_RETURN, 0, 0, _ERRNO | _ENOSYS)]
     lines.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(struct.pack("=HBBI", *line) for line in lines)
 
 
-def _socket(number: int, network: bool) -> list[tuple[int, int, int, int]]:
-    if not network:
-        return [(_JEQ, 0, 1, number), (_RETURN, 0, 0, _ERRNO | _EPERM)]
-    return [
-        (_JEQ, 0, 5, number),
-        (_LOAD, 0, 0, _ARGUMENT),
-        (_JEQ, 2, 0, _INTERNET[0]),
-        (_JEQ, 1, 0, _INTERNET[1]),
-        (_RETURN, 0, 0, _ERRNO | _EAFNOSUPPORT),
+def _argument(position: int) -> tuple[int, int, int, int]:
+    """Loads the low half of one; all that are looked at are of 32 bits."""
+    return (_LOAD, 0, 0, 16 + 8 * position)
+
+
+def _judged(number: int, body: _Lines) -> _Lines:
+    """What `body` says to this call; it has to end in a verdict."""
+    return [(_JEQ, 0, len(body), number), *body]
+
+
+def _only(number: int, *wanted: tuple[int, int, int]) -> _Lines:
+    """Refused unless each argument, by position, mask and value, is as wanted."""
+    body: _Lines = []
+    for position, mask, value in wanted:
+        body += [_argument(position), (_AND, 0, 0, mask), (_JEQ, 1, 0, value)]
+        body.append((_RETURN, 0, 0, _ERRNO | _EPERM))
+    return _judged(number, [*body, (_RETURN, 0, 0, _ALLOW)])
+
+
+def _never(number: int, values: tuple[int, ...]) -> _Lines:
+    """Refused where argument 1 is one of `values`."""
+    body = [_argument(1)]
+    for value in values:
+        body += [(_JEQ, 0, 1, value), (_RETURN, 0, 0, _ERRNO | _EPERM)]
+    return _judged(number, [*body, (_RETURN, 0, 0, _ALLOW)])
+
+
+def _cut(number: int, position: int) -> _Lines:
+    """Refused where the flags cut a file that they do not open to write."""
+    body = [
+        _argument(position),
+        (_JSET, 0, 3, _CUT),
+        (_AND, 0, 0, _ACCESS),
+        (_JEQ, 2, 0, _READ),
+        (_JEQ, 1, 0, _NEITHER),
         (_RETURN, 0, 0, _ALLOW),
-    ]
-
-
-def _clone(number: int, processes: bool) -> list[tuple[int, int, int, int]]:
-    """No new namespaces; without `processes` threads alone. Flags are argument 0 on both."""
-    lines = [
-        (_JEQ, 0, 4, number),
-        (_LOAD, 0, 0, _ARGUMENT),
-        (_JSET, 1, 0, _NEW_NAMESPACES),
-        (_RETURN, 0, 0, _ALLOW) if processes else (_JSET, 1, 0, _THREAD),
         (_RETURN, 0, 0, _ERRNO | _EPERM),
     ]
-    return lines if processes else [*lines, (_RETURN, 0, 0, _ALLOW)]
+    return _judged(number, body)
+
+
+def _socket(number: int, network: bool) -> _Lines:
+    if not network:
+        return _judged(number, [(_RETURN, 0, 0, _ERRNO | _EPERM)])
+    return _judged(
+        number,
+        [
+            _argument(0),
+            (_JEQ, 2, 0, _INTERNET[0]),
+            (_JEQ, 1, 0, _INTERNET[1]),
+            (_RETURN, 0, 0, _ERRNO | _EAFNOSUPPORT),
+            (_RETURN, 0, 0, _ALLOW),
+        ],
+    )
+
+
+def _clone(number: int, processes: bool) -> _Lines:
+    """No new namespaces; without `processes` threads alone. Flags are argument 0 on both."""
+    body = [_argument(0), (_JSET, 1, 0, _NEW_NAMESPACES)]
+    body.append((_RETURN, 0, 0, _ALLOW) if processes else (_JSET, 1, 0, _THREAD))
+    body.append((_RETURN, 0, 0, _ERRNO | _EPERM))
+    return _judged(number, body if processes else [*body, (_RETURN, 0, 0, _ALLOW)])

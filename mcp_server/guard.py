@@ -11,10 +11,11 @@ It sits at the handler, not in the SDK's middleware, so that both protocol eras 
 
 import contextlib
 import difflib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import anyio
 import anyio.to_thread
 from mcp.server import MCPServer
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
@@ -30,7 +31,7 @@ from engine.clean import clean_text
 from engine.errors import UserError
 from engine.run_dir import Home
 from mcp_server.audit import Audit, Call
-from mcp_server.keys import LOCAL, STDIO, Key, Scope, locked
+from mcp_server.keys import LOCAL, STDIO, Key, Scope, spending
 from mcp_server.log import log
 from mcp_server.replies import RESULT_CHARS, cap, compact, envelope, error_line
 from mcp_server.stdio import answered
@@ -71,6 +72,7 @@ class GuardedServer(MCPServer[Any]):
         self._needs = needs
         self._offered = {tool.name: tool for tool in tools}
         self._hidden = hidden
+        self._turns: dict[str, anyio.Lock] = {}  # by key
 
     async def run_stdio_async(self) -> None:
         async with (
@@ -90,14 +92,16 @@ class GuardedServer(MCPServer[Any]):
                 tool = self.checked(name, arguments, caller)
                 return self.answer(await tool.run(present(arguments), context), caller)
             call = Call(caller.name, _transport(caller), name, arguments)
-            with self._audit.recording(call) as record:
-                tool = self.checked(name, arguments, caller)
-                async with self._within_quota(caller, name, present(arguments)):
+            # What is held ends after the line is written: quotas are counted from the lines.
+            async with contextlib.AsyncExitStack() as held:
+                with self._audit.recording(call) as record:
+                    tool = self.checked(name, arguments, caller)
+                    await self._within_quota(held, caller, name, present(arguments))
                     data = await tool.run(present(arguments), context)
-                if isinstance(data, InputRequiredResult):  # nothing is done before the answer
-                    record.result = "asked"
-                    return data
-                record.ok(data)
+                    if isinstance(data, InputRequiredResult):  # nothing is done before the answer
+                        record.result = "asked"
+                        return data
+                    record.ok(data)
             return self.answer(data, caller)
         except MCPError:
             raise
@@ -136,25 +140,28 @@ class GuardedServer(MCPServer[Any]):
                 raise MCPError(code=INVALID_REQUEST, message=error_line(error)) from None
         return await call_next(ctx)
 
-    @contextlib.asynccontextmanager
     async def _within_quota(
-        self, caller: Key, tool: str, arguments: Mapping[str, Any]
-    ) -> AsyncIterator[None]:
-        """Of two calls that would each just fit, the second must see the first: one at a time."""
+        self,
+        held: contextlib.AsyncExitStack,
+        caller: Key,
+        tool: str,
+        arguments: Mapping[str, Any],
+    ) -> None:
+        """Of two calls that would each just fit, the second must see the first: calls of one key
+        that start something pass one at a time, until `held` ends.
+
+        Raises UserError QUOTA, and HOME_UNUSABLE when the calls before it take too long.
+        """
         # The database is not needed before a key has a quota.
         from mcp_server import quotas  # noqa: PLC0415
 
         if not caller.is_limited or not quotas.starts_a_run(tool, arguments):
-            yield
             return
-        run_sync = anyio.to_thread.run_sync
-        lock = locked(self._home)
-        await run_sync(lock.__enter__)
-        try:
-            await run_sync(partial(quotas.check_quota, self._home, caller, tool, arguments))
-            yield
-        finally:
-            lock.__exit__(None, None, None)
+        turn = self._turns.setdefault(caller.name, anyio.Lock())
+        await held.enter_async_context(spending(self._home, caller, turn))
+        await anyio.to_thread.run_sync(
+            partial(quotas.check_quota, self._home, caller, tool, arguments)
+        )
 
     def _changes(self, name: str) -> bool:
         if name in self._hidden:

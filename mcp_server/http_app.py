@@ -79,6 +79,8 @@ class Gate:
                 refused = body
             else:
                 receive = body
+        if refused is None and key is not None and not self._sessions.may_open(scope, key):
+            refused = PlainTextResponse(f"The key {key.name} has too many sessions open.", 503)
         if refused is not None or key is None:
             if refused is not None:
                 await refused(scope, receive, send)
@@ -89,7 +91,9 @@ class Gate:
             token="", client_id=key.name, scopes=list(key.scopes), subject=key.digest
         )
         scope["user"] = AuthenticatedUser(access)
-        return await self._app(scope, receive, self._sessions.watched(scope, key, send))
+        # Nothing is awaited between the question above and this: nobody comes in between.
+        with self._sessions.served(scope, key, send) as watched:
+            return await self._app(scope, receive, watched)
 
     def _foreign(self, scope: Scope) -> Response | None:
         headers: list[tuple[bytes, bytes]] = scope["headers"]
@@ -111,8 +115,6 @@ class Gate:
                 429,
                 headers={"Retry-After": str(max(1, round(wait)))},
             )
-        if not self._sessions.may_open(scope, key):
-            return PlainTextResponse(f"The key {key.name} has too many sessions open.", 503)
         return None
 
     def _known(self, host: str) -> bool:

@@ -11,9 +11,11 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
+
+import anyio
 
 from engine.errors import UserError
 from engine.files import read_json, take_lock, write_json
@@ -27,6 +29,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 CALLS_PER_MINUTE = 600
 OWNER_CALLS_PER_MINUTE = 18_000  # no agent gets there; a loop that went wild does
 LOCK_S = 30.0
+POLL_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -205,6 +208,31 @@ def locked(home: Home) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
+
+
+@contextlib.asynccontextmanager
+async def spending(home: Home, key: Key, turn: anyio.Lock) -> AsyncIterator[None]:
+    """One at a time of a key, whichever process; whoever waits holds no thread.
+
+    `turn` is this process's own, so that one of all that wait looks at the file. Raises UserError
+    HOME_UNUSABLE after 30 s.
+    """
+    with contextlib.ExitStack() as held:
+        lock = None
+        with anyio.move_on_after(LOCK_S):
+            await turn.acquire()
+            held.callback(turn.release)
+            while (lock := take_lock(home.quota_lock(key.name))) is None:
+                await anyio.sleep(POLL_S)
+        if lock is None:
+            raise UserError(
+                "HOME_UNUSABLE",
+                f"calls of the key {key.name} that start runs have waited {LOCK_S:g} s for others",
+                hint="Call again.",
+                retryable=True,
+            )
+        held.callback(os.close, lock)
+        yield
 
 
 def _write(home: Home, keys: Sequence[Key]) -> None:

@@ -12,6 +12,7 @@ from engine.errors import UserError
 from engine.rows import OPEN, RunRow
 from engine.run_dir import Home
 from engine.store import Store
+from engine.submit import EVALUATION_WALL_HOURS
 from mcp_server.audit import STARTS, Audit
 from mcp_server.keys import Key
 
@@ -34,10 +35,14 @@ def check_quota(
 ) -> None:
     """Raises UserError QUOTA when `key` may not start what this call would start.
 
-    Of a day's hours a run counts with what it took; while it is open, with the cap it was given.
+    Of a day's hours a run counts with what it took; while it is open, with the cap it was given,
+    an evaluation or a probe with the hours after which it is ended. A call that was answered
+    before starts nothing.
     """
     audit = Audit(home)
     with Store(home) as store:
+        if tool == "submit_train" and _answered(store, str(arguments.get("request_id", ""))):
+            return
         mine = {name: row for name in audit.runs_of(key.name) if (row := _row(store, name))}
         today = audit.runs_of(key.name, clock() - DAY_S)
     going = [row.run_id for row in mine.values() if row.state in OPEN]
@@ -52,12 +57,15 @@ def check_quota(
     if not key.gpu_hours_per_day:
         return
     used = sum(_hours(mine[name]) for name in today if name in mine)
-    asked = float(arguments.get("max_gpu_hours", DEFAULT_HOURS)) if tool == "submit_train" else 0.0
+    submits = tool == "submit_train"
+    asked = (
+        float(arguments.get("max_gpu_hours", DEFAULT_HOURS)) if submits else EVALUATION_WALL_HOURS
+    )
     left = key.gpu_hours_per_day - used
     if asked > left + ROUNDING or left <= ROUNDING:
         fit = (
             f"Call again with max_gpu_hours={left:.3g}, or later"
-            if left > ROUNDING
+            if submits and left > ROUNDING
             else "Call later"
         )
         raise UserError(
@@ -65,9 +73,16 @@ def check_quota(
             f"the key {key.name} may use {key.gpu_hours_per_day:g} GPU-hours a day and has used or "
             f"promised {used:.3g}; this call asks for {asked:g}",
             hint=f"{fit}: hours come back a day after their run was submitted.",
-            field="max_gpu_hours",
+            field="max_gpu_hours" if submits else "",
             retryable=True,
         )
+
+
+def _answered(store: Store, request_id: str) -> bool:
+    try:
+        return store.requested_run(request_id, {}) is not None
+    except UserError:
+        return True  # with other arguments than none, which the submit will compare
 
 
 def _row(store: Store, run_id: str) -> RunRow | None:
@@ -79,5 +94,6 @@ def _row(store: Store, run_id: str) -> RunRow | None:
 
 def _hours(row: RunRow) -> float:
     if row.state in OPEN:
-        return max(row.spent_hours, row.max_gpu_hours or row.estimated_hours)
+        cap = row.max_gpu_hours or row.estimated_hours or EVALUATION_WALL_HOURS
+        return max(row.spent_hours, row.spent_before + cap)
     return row.spent_hours

@@ -1,14 +1,18 @@
 """How many sessions each key has open: one key must not take them all from the others."""
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 
+from mcp.types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from starlette.types import Message, Scope, Send
 
 from mcp_server.keys import Key
 
 SESSIONS_PER_KEY = 128
 _HEADER = b"mcp-session-id"
+_VERSION = b"mcp-protocol-version"
 
 
 class Sessions:
@@ -30,16 +34,43 @@ class Sessions:
         self._most = most
         self._clock = clock
         self._seen: dict[str, dict[bytes, float]] = {}
+        self._opening: Counter[str] = Counter()  # requests under way that may open one, by key
 
     def may_open(self, scope: Scope, key: Key) -> bool:
-        """Whether this request names a session, or `key` may open one more."""
+        """Whether this request opens no session, or `key` may open one more."""
+        if not _opens(scope):
+            return True
         mine = self._seen.get(key.name, {})
-        if _session(scope["headers"]) or len(mine) < self._most:
+        room = self._most - self._opening.get(key.name, 0)
+        if len(mine) < room:
             return True
         now = self._clock()
         for session in [name for name, seen in mine.items() if now - seen > self._idle_s]:
             del mine[session]
-        return len(mine) < self._most
+        return len(mine) < room
+
+    @contextlib.contextmanager
+    def served(self, scope: Scope, key: Key, send: Send) -> Iterator[Send]:
+        """While the request is served: `send`, watched. A session that it may open counts from now
+        on, not only when it is answered."""
+        counted = [key.name] if _opens(scope) else []
+        self._opening.update(counted)
+
+        def answered() -> None:
+            self._opening.subtract(counted)
+            counted.clear()
+
+        watched = self.watched(scope, key, send)
+
+        async def watch(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                answered()
+            await watched(message)  # notes the session before it waits for anything
+
+        try:
+            yield watch
+        finally:
+            answered()
 
     def watched(self, scope: Scope, key: Key, send: Send) -> Send:
         """`send`, which also keeps account of the sessions it sees opened and ended."""
@@ -61,6 +92,14 @@ class Sessions:
             await send(message)
 
         return watch
+
+
+def _opens(scope: Scope) -> bool:
+    """Whether the SDK would open a session for this request, as it decides: by the headers."""
+    if scope["path"] == "/health" or _session(scope["headers"]):
+        return False
+    version = next((value for name, value in scope["headers"] if name == _VERSION), None)
+    return version is None or version.decode("latin-1") in HANDSHAKE_PROTOCOL_VERSIONS
 
 
 def _session(headers: object) -> bytes:

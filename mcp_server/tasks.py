@@ -29,6 +29,8 @@ from mcp_server.verbs import Reply
 TASKS = "io.modelcontextprotocol/tasks"
 ERAS = frozenset({"2026-07-28"})
 POLL_MS = 5_000
+MAX_ID = 300  # characters; ours are far shorter
+MAX_CANCELLED = 1_000  # kept: of older ones the client is told how the run goes
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class WaitTasks(Extension):
 
     def __init__(self, home: Home) -> None:
         self._home = home
-        self._cancelled: set[str] = set()
+        self._cancelled: dict[str, None] = {}  # in the order they were cancelled
         self._server: GuardedServer | None = None
 
     def serve(self, server: GuardedServer) -> None:
@@ -133,7 +135,15 @@ class WaitTasks(Extension):
         self, ctx: ServerRequestContext[Any, Any], params: TaskParams
     ) -> HandlerResult:
         """Ends the waiting, not the run: that is `cancel_run`."""
-        self._cancelled.add(_parsed(params).task_id)
+        wait = _parsed(params)
+        try:
+            await anyio.to_thread.run_sync(partial(self._look, wait.run_id, wait.until, wait.since))
+        except UserError:
+            raise _unknown(params) from None
+        self._cancelled.pop(wait.task_id, None)
+        self._cancelled[wait.task_id] = None
+        if len(self._cancelled) > MAX_CANCELLED:
+            del self._cancelled[next(iter(self._cancelled))]
         return {}
 
     async def _update(
@@ -151,10 +161,16 @@ def _declared(ctx: ServerRequestContext[Any, Any]) -> bool:
 
 
 def _parsed(params: TaskParams) -> Wait:
+    if len(params.task_id) > MAX_ID:
+        raise _unknown(params)
     try:
         return Wait.parse(params.task_id)
     except ValueError:
-        raise MCPError(code=INVALID_PARAMS, message="Unknown task", data=params.task_id) from None
+        raise _unknown(params) from None
+
+
+def _unknown(params: TaskParams) -> MCPError:
+    return MCPError(code=INVALID_PARAMS, message="Unknown task", data=params.task_id[:MAX_ID])
 
 
 def _reached(status: Reply, until: str) -> bool:

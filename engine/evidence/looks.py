@@ -54,18 +54,18 @@ def use_by_env(home: Home) -> dict[str, dict[str, Any]]:
     Counting opens a folder for every run, so a version's count is kept by this process until one
     of its runs changes; while one is under way it is counted each time.
     """
-    found = {}
     with Store(home) as store:
-        marks = store.env_marks()
-    for env_id, mark in marks.items():
-        if not env_id:
-            continue
-        key = (str(home.root), env_id)
-        under_way = mark[1]
-        if under_way or _kept.get(key, (None,))[0] != mark:
-            _kept[key] = mark, _count(home, env_id, _runs_on(home, env_id, ""))
-        found[env_id] = _kept[key][1]
-    return found
+        marks = {env_id: mark for env_id, mark in store.env_marks().items() if env_id}
+        stale = {
+            env_id
+            for env_id, mark in marks.items()
+            if mark[1] or _kept.get((str(home.root), env_id), (None,))[0] != mark
+        }
+        rows = store.list_runs(_MOST) if stale else []
+    for env_id in stale:
+        count = _count(home, env_id, [row for row in rows if row.env_id == env_id])
+        _kept[str(home.root), env_id] = marks[env_id], count
+    return {env_id: _kept[str(home.root), env_id][1] for env_id in marks}
 
 
 def caution(use: Mapping[str, Any], verdict: str, p: float | None) -> str:

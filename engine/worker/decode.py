@@ -224,6 +224,7 @@ class _Batch:
 
     def _prepare(self, cache: Cache) -> None:
         """Random numbers of the columns ahead, and the step itself."""
+        self._graph: _Graph | None = None  # and its memory, before the next one is captured
         self._chance = None
         if self.ending.params.temperature:
             columns = torch.arange(cache.window, device=self.device)

@@ -78,7 +78,6 @@ class Exam:
         self.kept = Kept(job, policy.base, sampler)
         self.best = Best()
         self._said = self._turns = self._episodes = 0  # tokens and turns, in so many episodes
-        self._last = 0
 
     def at(self, step: int, *halves: str) -> dict[str, float]:
         """Examine the policy as it is now; returns the curves of the select half.
@@ -162,7 +161,6 @@ class Exam:
         if (score, -loss) > (self.best.score, -self.best.loss):
             self.best = Best(step, score, loss)
         self.best.since = since
-        self._last = step
 
     def habits(self) -> dict[str, float]:
         """`said_share`, mean tokens of an episode in multiples of max_tokens, and `turns_mean`;
@@ -174,11 +172,6 @@ class Exam:
             "said_share": round(share, 4),
             "turns_mean": round(self._turns / self._episodes, 3),
         }
-
-    @property
-    def improved_now(self) -> bool:
-        """Whether the last exam was the best so far."""
-        return self._last == self.best.step > 0
 
     def exhausted(self, settings: dict[str, Any]) -> bool:
         """`stop_early=heldout`: no improvement in the last few exams."""

@@ -141,6 +141,10 @@ def learn(training: Training, groups: Sequence[Group], step: int, budget: int) -
     micros: list[_Micro] = []
     totals = _Totals()
     lr = grad_norm = 0.0
+
+    def alone(tokens: int) -> bool:
+        return len(_split(training, used, tokens)) == len(used)
+
     for number in range(settings["updates_per_batch"]):
 
         def attempt(tokens: int, first: bool = number == 0) -> list[_Part]:
@@ -151,11 +155,12 @@ def learn(training: Training, groups: Sequence[Group], step: int, budget: int) -
             parts = []
             for micro in micros:
                 parts.append(_backward(training, micro, normaliser, first=first))
-                training.meter.ran(micro.rows)
             return parts
 
-        for part in training.within_memory(step, budget, attempt):
+        for part in training.within_memory(step, budget, attempt, alone):
             totals.add(part)
+        for micro in micros:
+            training.meter.ran(micro.rows)
         training.require_finite(totals.loss, "loss")
         grad_norm, lr = training.update(step)
     measured = totals.metrics() | {"grad_norm": grad_norm, "lr": lr, "microbatches": len(micros)}

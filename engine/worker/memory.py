@@ -30,6 +30,7 @@ def until_it_fits(
     extra: dict[str, Any],
     clear: Callable[[], None],
     tell: Callable[[int, str], None],
+    finest: Callable[[int], bool] = lambda _: False,
 ) -> Found:
     """What `attempt(tokens)` returns, with half the tokens each time memory runs out.
 
@@ -39,9 +40,11 @@ def until_it_fits(
         extra: counts the halvings of the run, for good.
         clear: drops the gradients an unfinished attempt left.
         tell: says that from now on so many tokens go at once, and what the failure said.
+        finest: whether at so many tokens every row goes alone already, so that fewer tokens would
+            only do the same again.
 
     Raises:
-        WorkerFailure: kind oom, after `HALVINGS` of them.
+        WorkerFailure: kind oom, after `HALVINGS` of them or where nothing can be split.
     """
     while True:
         tokens = tokens_at_once(budget, extra)
@@ -53,6 +56,13 @@ def until_it_fits(
                 raise
             said = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
         # Outside of the except block: the traceback keeps the activations of the attempt alive.
+        if finest(tokens):
+            raise WorkerFailure(
+                "oom",
+                "Memory ran out although every row went through the model alone.",
+                evidence=said,
+                hint=HINTS["oom"],
+            )
         if extra.get(KEY, 0) >= HALVINGS:
             raise WorkerFailure(
                 "oom",

@@ -62,7 +62,11 @@ def train(job: Job) -> dict[str, Any]:
             ) -> tuple[float, int]:
                 return backward(training, batch, supervised, tokens)
 
-            loss, passes = training.within_memory(step, budget, attempt)
+            def alone(tokens: int, batch: list[Row] = batch) -> bool:
+                return len(split(training, batch, tokens)) == len(batch)
+
+            loss, passes = training.within_memory(step, budget, attempt, alone)
+            training.meter.ran(batch)
             training.require_finite(loss, "loss")
             grad_norm, lr = training.update(step)
             tokens = sum(len(row.ids) for row in batch)
@@ -95,7 +99,6 @@ def backward(
         part = cross_entropy(logprobs, supervised).sum()
         part.backward()
         loss += part.item()
-        training.meter.ran(micro)
     return loss, len(micros)
 
 

@@ -133,11 +133,17 @@ class Training:
             said = ", ".join(sorted(self.watch.active))
             self.job.event("stopped_early", f"alert: {said}", step=self.done)
 
-    def within_memory(self, step: int, budget: int, attempt: Callable[[int], Found]) -> Found:
+    def within_memory(
+        self,
+        step: int,
+        budget: int,
+        attempt: Callable[[int], Found],
+        finest: Callable[[int], bool],
+    ) -> Found:
         """What `attempt(tokens)` returns: a pass over the batch in microbatches of at most
         `tokens`, at first `budget`, halved for the rest of the run whenever memory runs out.
 
-        Raises WorkerFailure (oom) when halving does not help.
+        Raises WorkerFailure (oom) when halving does not help, at once where `finest(tokens)`.
         """
 
         def tell(tokens: int, said: str) -> None:
@@ -158,6 +164,7 @@ class Training:
             extra=self.extra,
             clear=self.policy.adapter.clear_gradients,
             tell=tell,
+            finest=finest,
         )
 
     def update(self, step: int) -> tuple[float, float]:
@@ -248,6 +255,7 @@ class Training:
         if self.exam is not None and self.exam.tasks and self.exam.best.step > 0:
             with self._timed("exam_s"):
                 best = self.exam.report(self._load_step)
+            checkpoint.mark_best(self.job.run, best)
             result |= {"best_step": best, "best_score": self.exam.best.score}
         else:
             checkpoint.mark_best(self.job.run, self.done)
@@ -293,8 +301,12 @@ class Training:
         progress = checkpoint.restore(folder, self.policy, self.optimizer)
         self.done = progress.step
         best = progress.extra.pop("best", None)
-        if best:
+        if best and best["step"] in self.job.run.checkpoint_steps():
             self.exam.best = Best(**best)
+            # A kill may have come between the checkpoint and the link to it.
+            checkpoint.mark_best(self.job.run, best["step"])
+        elif best:
+            self.job.event("best_lost", f"the checkpoint of step {best['step']} is gone")
         self.extra = progress.extra
         self.exam.budget = memory.tokens_at_once(self.exam.budget, self.extra)
         self.job.rewind(self.done)

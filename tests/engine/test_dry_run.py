@@ -46,7 +46,8 @@ LEARNABLE = {
 @pytest.fixture(autouse=True)
 def machine(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that was measured, so that no probe of its speed is started."""
-    write_json(home.speed, {"device": "cpu", "train_flops": 5e10, "sample_flops": 5e10})
+    rates = {"train_flops": 5e10, "sample_flops": 5e10, "update_s": 0.01, "decode_step_s": 0.002}
+    write_json(home.speed, {"device": "cpu", "layers": 4} | rates)
     roomy = Hardware((Device("cpu", "CPU", "cpu", 16 * GB, 8 * GB),), 2, 16 * GB, 8 * GB, 99 * GB)
     monkeypatch.setattr(hardware, "detect", lambda *_: roomy)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

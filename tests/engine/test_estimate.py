@@ -297,6 +297,7 @@ def finished(
     base: str = "/models/a",
     memory: float = 1.0,
     shares: dict[str, float] | None = None,
+    device: str = "cpu",
 ) -> None:
     """Runs that took `ratio` times what their estimate said before correction."""
     with Store(home) as store:
@@ -318,7 +319,8 @@ def finished(
             measured = {"seconds": took, "peak_memory": int(1e9 * memory)} | (shares or {})
             write_json(home.run(row.run_id).result, {"measured": measured})
             # What was predicted then was corrected already, and must not be corrected twice.
-            store.record_estimate(algorithm, {"run_id": row.run_id}, hours, hours)
+            features = {"run_id": row.run_id, "device": device}
+            store.record_estimate(algorithm, features, hours, hours)
 
 
 def test_three_finished_runs_correct_the_estimate(home: Home):
@@ -370,6 +372,12 @@ def test_only_the_phase_that_was_wrong_is_corrected(home: Home):
     assert after["training"] == pytest.approx(before["training"] * (3 + 1 / 12) / (13 / 12), 0.01)
     for phase in ("startup", "evaluation", "checkpoints"):
         assert after[phase] == pytest.approx(before[phase], abs=0.11)
+
+
+def test_runs_on_another_kind_of_device_teach_nothing(home: Home):
+    before = figures(home)
+    finished(home, [4.0] * 3, device="cuda:0")
+    assert figures(home) == before
 
 
 def test_starts_and_evaluations_of_one_algorithm_teach_the_other(home: Home):

@@ -68,7 +68,8 @@ def test_an_honest_push_says_nothing_of_it(home: Home, tmp_path: Path):
 def test_a_dry_run_has_a_check_of_its_own_for_it(
     home: Home, tmp_path: Path, source: str, status: str
 ):
-    write_json(home.speed, {"device": "cpu", "train_flops": 5e10, "sample_flops": 5e10})
+    rates = {"train_flops": 5e10, "sample_flops": 5e10, "update_s": 0.01, "decode_step_s": 0.002}
+    write_json(home.speed, {"device": "cpu", "layers": 4} | rates)
     env = push(home, tmp_path / "a", source)
     checks = {check["name"]: check for check in dry_run(home, env)["checks"]}
     assert checks["contamination"]["status"] == status

@@ -1,5 +1,6 @@
 """Measuring the machine: once, by one process, and never in a run's way."""
 
+import json
 import threading
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from engine import launcher, speed
 from engine.errors import UserError
 from engine.hardware import Device, Hardware
-from engine.run_dir import Home, is_locked
+from engine.run_dir import Home, is_locked, write_json
 from engine.store import NewRun, Store
 
 GB = 1 << 30
@@ -24,7 +25,16 @@ def fake_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> N
     monkeypatch.setattr(launcher, "worker_python", lambda _: str(script))
 
 
-WRITE = 'echo \'{"device": "cpu", "train_flops": 7e10, "startup_s": 2.0}\' > "$4"'
+PROBED = {
+    "device": "cpu",
+    "train_flops": 7e10,
+    "sample_flops": 6e10,
+    "update_s": 0.01,
+    "decode_step_s": 0.002,
+    "layers": 4,
+    "startup_s": 2.0,
+}
+WRITE = f"echo '{json.dumps(PROBED)}' > \"$4\""
 
 
 def test_a_machine_is_probed_once(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -34,7 +44,15 @@ def test_a_machine_is_probed_once(home: Home, tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "started").read_text().count("once") == 1
     found = speed.load(home, CPU, 2, "float32")
     assert (found.train_flops, found.start_s, found.measured) == (7e10, 2.0, True)
-    assert found.sample_flops == speed.table(CPU, 2, "float32").sample_flops
+    assert (found.sample_flops, found.update_s, found.layer_s) == (6e10, 0.0025, 0.0005)
+    assert found.save_s == speed.table(CPU, 2, "float32").save_s
+
+
+def test_what_an_earlier_version_measured_is_measured_again(home: Home):
+    old = {"device": "cpu", "train_flops": 7e10, "prefill_flops": 7e10, "startup_s": 2.0}
+    write_json(home.speed, old)
+    assert not speed.is_measured(home, CPU)
+    assert speed.load(home, CPU, 2, "float32") == speed.table(CPU, 2, "float32")
 
 
 def test_a_slow_probe_serves_a_later_call(

@@ -92,6 +92,14 @@ def attacks(victim: dict[str, Any], folder: Path) -> dict[str, tuple[str, dict[s
         "a3 write our package": ("write", {"path": f"{folder}/envs/planted.py"}),
         "a3 write through a link": ("write_through_a_link", {"path": f"{mine}/planted"}),
         "a3 cut a file": ("truncate", {"path": f"{mine}/kept/runs/other/rollouts.jsonl"}),
+        "a3 cut a file that is read": (
+            "cut_by_opening",
+            {"path": f"{mine}/kept/runs/other/rollouts.jsonl", "access": os.O_RDONLY},
+        ),
+        "a3 cut a file not read": (
+            "cut_by_opening",
+            {"path": f"{mine}/kept/runs/other/rollouts.jsonl", "access": 3},
+        ),
         "a3 remove a file": ("remove", {"path": f"{mine}/kept/runs/other/events.jsonl"}),
         "a3 open to all": ("open_to_all", {"path": f"{mine}/.ssh/id"}),
         "a3 memory of the server": ("read_memory", {"pid": victim["pid"]}),
@@ -100,6 +108,7 @@ def attacks(victim: dict[str, Any], folder: Path) -> dict[str, tuple[str, dict[s
         "a4 dns": ("dns", {}),
         "a4 metadata service": ("metadata_service", {}),
         "a4 path socket": ("path_socket", {"path": victim["path"]}),
+        "a4 letter from a pair": ("letter_from_a_pair", {"path": victim["letters"]}),
         "a4 abstract socket": ("abstract_socket", {"name": victim["abstract"]}),
         "a4 listen": ("listen", {}),
         "a4 netlink": ("netlink", {}),
@@ -108,6 +117,14 @@ def attacks(victim: dict[str, Any], folder: Path) -> dict[str, tuple[str, dict[s
         "a4 mount": ("mount_over", {"path": mine}),
         "a5 signal the server": ("send_signal", {"pid": victim["pid"]}),
         "a5 signal the client": ("send_signal", {"pid": "client"}),
+        "a5 signal a thread of it": ("signal_a_thread", {"pid": victim["pid"]}),
+        "a5 signal through a file": ("signal_through_a_file", {"pid": victim["pid"]}),
+        "a5 limit the server": ("limit", {"pid": victim["pid"]}),
+        "a5 limit the client": ("limit", {"pid": "client"}),
+        "a5 slow the server": ("slow_down", {"pid": victim["pid"]}),
+        "a5 schedule the server": ("schedule", {"pid": victim["pid"]}),
+        "a5 bind the server": ("bind_to_one_core", {"pid": victim["pid"]}),
+        "a5 memory it shares": ("shared_memory", {"known": victim["memory"]}),
         "a5 kill its group": ("kill_the_group", {"pid": victim["pid"]}),
         "a5 trace the server": ("trace", {"pid": victim["pid"]}),
         "a6 model reads the server": ("model_writes", inner(f"open('{mine}/.ssh/id').read()")),
@@ -117,6 +134,25 @@ def attacks(victim: dict[str, Any], folder: Path) -> dict[str, tuple[str, dict[s
         ),
         "a6 model reads the data": ("model_writes", inner("os.listdir('../../source')")),
         "a6 model signals the scorer": ("model_writes", inner("os.kill(os.getppid(), 9)")),
+        "a6 model limits the scorer": (
+            "model_writes",
+            inner("import resource\nresource.prlimit(os.getppid(), resource.RLIMIT_CORE, (0, 0))"),
+        ),
+        "a6 model slows the scorer": (
+            "model_writes",
+            inner("os.setpriority(os.PRIO_PROCESS, os.getppid(), 19)"),
+        ),
+        "a6 model sends a letter": (
+            "model_writes",
+            inner(
+                "pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+                f"pair[0].sendto(b'x', '{victim['letters']}')"
+            ),
+        ),
+        "a6 model signals through a file": (
+            "model_writes",
+            inner("import fcntl\nfcntl.fcntl(0, fcntl.F_SETOWN, os.getppid())"),
+        ),
         "a6 model forks": ("model_writes", inner("os.fork() or os._exit(0)")),
         "a6 model starts a program": (
             "model_writes",
@@ -139,6 +175,7 @@ NAMED = {
         ("a3 ssh key", "a3 hub token", "a3 server token", "a3 other run", "a3 list the home",
          "a3 through a link", "a3 hard link", "a3 write a cache", "a3 write a package",
          "a3 write our package", "a3 write through a link", "a3 cut a file", "a3 remove a file",
+         "a3 cut a file that is read", "a3 cut a file not read",
          "a3 server variables", "a3 client variables", "a3 memory of the server",
          "a6 model reads the server", "a6 model reads the scorer", "a6 model reads the data"),
         ("files ",),
@@ -146,8 +183,12 @@ NAMED = {
     **dict.fromkeys(
         ("a4 tcp", "a4 udp", "a4 dns", "a4 metadata service", "a4 path socket",
          "a4 abstract socket", "a4 listen", "a4 netlink", "a4 user namespace", "a4 io_uring",
-         "a4 mount", "a5 signal the server", "a5 signal the client", "a5 kill its group",
-         "a5 trace the server", "a6 model signals the scorer", "a6 model forks",
+         "a4 mount", "a4 letter from a pair", "a5 signal the server", "a5 signal the client",
+         "a5 kill its group", "a5 signal a thread of it", "a5 limit the server",
+         "a5 limit the client", "a5 slow the server", "a5 schedule the server",
+         "a5 bind the server", "a5 memory it shares", "a5 trace the server",
+         "a6 model signals the scorer", "a6 model limits the scorer", "a6 model slows the scorer",
+         "a6 model sends a letter", "a6 model signals through a file", "a6 model forks",
          "a6 model starts a program", "a6 model connects"),
         (CALLS,),
     ),
@@ -156,7 +197,8 @@ NAMED = {
     "a2 forks": ("its processes are not counted", "count"),
 }  # fmt: skip
 WORKS = {"f11 daemon"}  # it may start; what matters is that it ends
-NAMES = list(attacks({"pid": 0, "tcp": 0, "udp": 0, "path": "", "abstract": ""}, Path("/")))
+NOBODY = {"pid": 0, "tcp": 0, "udp": 0, "path": "", "abstract": "", "letters": "", "memory": 0}
+NAMES = list(attacks(NOBODY, Path("/")))
 
 
 def interpreter() -> str:

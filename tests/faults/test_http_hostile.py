@@ -196,6 +196,9 @@ async def test_a17_one_key_cannot_take_all_sessions(home: Home):
         codes = [(await client.post(url, json=initialize(n))).status_code for n in range(200)]
         assert codes.count(200) == SESSIONS_PER_KEY < MAX_SESSIONS
         assert set(codes[SESSIONS_PER_KEY:]) == {503}
+        assert await is_alive(url, greedy), "what opens no session is answered"
+        async with client_of(url, greedy, mode="2026-07-28") as modern:
+            assert not (await modern.call_tool("get_status", {})).is_error
         async with http(url, modest) as other:
             assert (await other.post(url, json=initialize())).status_code == 200
         assert await is_alive(url, token)

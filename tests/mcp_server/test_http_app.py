@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import anyio
+import anyio.lowlevel
 import httpx2
 import pytest
 from http_server import listening
@@ -15,8 +17,9 @@ from engine.errors import UserError
 from engine.run_dir import Home
 from mcp_server.app import build_server
 from mcp_server.bearer import load_token
-from mcp_server.http_app import LOOPBACK, _listener, allowed_hosts, http_app
+from mcp_server.http_app import LOOPBACK, Gate, _listener, allowed_hosts, http_app
 from mcp_server.keys import Keys
+from mcp_server.sessions import Sessions
 
 TOKEN = "t0ken-of-this-test-" + "x" * 24
 GOOD = {"host": b"127.0.0.1:8321", "authorization": f"Bearer {TOKEN}".encode()}
@@ -148,6 +151,34 @@ async def test_named_hosts_are_served_and_loopback_no_longer_is(home: Home):
     assert await status_of(app, "/health", headers(host=b"train.example:8321")) == 200
     assert await status_of(app, "/health", headers(host=b"train.example:9")) == 421
     assert await status_of(app, "/health", headers(host=b"127.0.0.1:8321")) == 421
+
+
+async def test_bodies_held_back_open_no_more_sessions_than_a_key_may_have(home: Home):
+    arrived, statuses = anyio.Event(), []
+
+    async def inner(scope, receive, send):
+        await anyio.lowlevel.checkpoint()  # the others come in between
+        answer = {"type": "http.response.start", "status": 200}
+        await send(answer | {"headers": [(b"mcp-session-id", str(id(scope)).encode())]})
+
+    async def receive():
+        await arrived.wait()
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def send(message):
+        statuses.extend([message["status"]] if "status" in message else [])
+
+    gate_ = Gate(inner, Keys(home, TOKEN), LOOPBACK, sessions=Sessions(idle_s=600, most=3))
+    given = headers(**{"content-length": b"2"})
+    scopes = [
+        {"type": "http", "method": "POST", "path": "/mcp", "headers": given} for _ in range(8)
+    ]
+    async with anyio.create_task_group() as group:
+        for scope in scopes:
+            group.start_soon(gate_, scope, receive, send)
+        await anyio.wait_all_tasks_blocked()
+        arrived.set()
+    assert sorted(statuses) == [200] * 3 + [503] * 5
 
 
 async def test_a_websocket_is_not_served(home: Home):

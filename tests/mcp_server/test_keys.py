@@ -1,16 +1,25 @@
 """Keys of the HTTP server: made once, kept as digests, limited in rate, runs and hours."""
 
 import json
+import os
+import threading
 from pathlib import Path
 
+import anyio
+import anyio.to_thread
 import pytest
 from typer.testing import CliRunner
 
 from engine.errors import UserError
+from engine.files import is_locked, take_lock
 from engine.run_dir import Home
 from engine.store import NewRun, Store
+from engine.submit import EVALUATION_WALL_HOURS
+from mcp_server import guard, verbs
+from mcp_server.app import build_server
 from mcp_server.audit import Audit, Call
 from mcp_server.cli import app
+from mcp_server.guard import GuardedServer
 from mcp_server.keys import OWNER, SCOPES, Key, Keys, add_key, list_keys, remove_key
 from mcp_server.quotas import check_quota, starts_a_run
 from mcp_server.rate import Rates
@@ -122,12 +131,49 @@ def test_a_key_may_call_so_often_and_no_more():
     assert rates.wait_s(Key("free", calls_per_minute=0)) == 0.0
 
 
+def asking(*headers: tuple[bytes, bytes], path: str = "/mcp") -> dict:
+    """The scope of a request."""
+    return {"method": "POST", "path": path, "headers": list(headers)}
+
+
+async def nowhere(message) -> None:
+    """A send."""
+
+
+def test_sessions_that_are_being_opened_count_and_a_failed_opening_does_not():
+    sessions, key = Sessions(idle_s=600, most=2), Key("a")
+    with sessions.served(asking(), key, nowhere):
+        assert sessions.may_open(asking(), key)
+        with sessions.served(asking(), key, nowhere):
+            assert not sessions.may_open(asking(), key)
+            assert sessions.may_open(asking(), Key("b"))
+        assert sessions.may_open(asking(), key)
+
+
+async def test_an_opened_session_counts_once():
+    sessions, key = Sessions(idle_s=600, most=2), Key("a")
+    with sessions.served(asking(), key, nowhere) as send:
+        headers = [(b"mcp-session-id", b"s1")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        assert sessions.may_open(asking(), key)
+        with sessions.served(asking(), key, nowhere):
+            assert not sessions.may_open(asking(), key)
+
+
+def test_who_opens_no_session_is_answered_however_many_are_open():
+    sessions, key = Sessions(idle_s=600, most=0), Key("a")
+    assert not sessions.may_open(asking(), key)
+    assert not sessions.may_open(asking((b"mcp-protocol-version", b"2025-06-18")), key)
+    assert sessions.may_open(asking((b"mcp-protocol-version", b"2026-07-28")), key)
+    assert sessions.may_open(asking(path="/health"), key)
+
+
 def test_a_key_may_have_so_many_sessions_and_idle_ones_do_not_count():
     now = [0.0]
     sessions = Sessions(idle_s=600, most=1, clock=lambda: now[0])
     key, other = Key("a"), Key("b")
-    fresh = {"headers": [], "method": "POST"}
-    named = {"headers": [(b"mcp-session-id", b"s1")], "method": "DELETE"}
+    fresh = asking()
+    named = asking((b"mcp-session-id", b"s1")) | {"method": "DELETE"}
 
     async def send(message):
         pass
@@ -169,9 +215,11 @@ def end(home: Home, run_id: str, spent: float) -> None:
         store.set_state(run_id, "done", only_from={"running"}, spent_hours=spent)
 
 
-def refused(home: Home, key: Key, now: float, **arguments) -> str:
+def refused(
+    home: Home, key: Key, now: float, tool: str = "submit_train", **arguments: object
+) -> str:
     try:
-        check_quota(home, key, "submit_train", arguments, clock=lambda: now)
+        check_quota(home, key, tool, arguments, clock=lambda: now)
     except UserError as error:
         assert error.code == "QUOTA" and error.retryable and error.hint
         return error.message
@@ -200,6 +248,124 @@ def test_the_hours_of_a_day_come_back_after_a_day(home: Home):
     later = 1_000 + 86_401
     assert "promised 0" in refused(home, key, later, max_gpu_hours=4)
     assert not refused(home, key, later, max_gpu_hours=3)
+
+
+@pytest.mark.parametrize(("tool", "arguments"), [("evaluate", {}), ("dry_run", {"samples": 8})])
+def test_an_evaluation_asks_for_the_hours_after_which_it_is_ended(
+    home: Home, tool: str, arguments: dict
+):
+    key = Key("agent", gpu_hours_per_day=EVALUATION_WALL_HOURS + 1)
+    assert not refused(home, key, 1_000, tool, **arguments)
+    run = started(home, "agent", 1_000, hours=0)  # as an evaluation: no cap, no estimate
+    assert f"promised {EVALUATION_WALL_HOURS:g}" in refused(home, key, 1_000, tool, **arguments)
+    assert refused(home, key, 1_000, max_gpu_hours=2) and not refused(
+        home, key, 1_000, max_gpu_hours=1
+    )
+    end(home, run, 0.5)
+    assert not refused(home, key, 1_000, tool, **arguments)
+
+
+def test_a_resumed_run_counts_what_it_took_before_and_its_new_cap(home: Home):
+    key = Key("agent", gpu_hours_per_day=4)
+    run = started(home, "agent", 1_000, hours=2)
+    with Store(home) as store:
+        store.lease_next(["cpu"])
+        store.set_state(run, "running", only_from={"preparing"})
+        store.set_state(run, "failed", only_from={"running"}, spent_hours=1.5)
+        store.resume_run(run, max_gpu_hours=2, request_id="", body={})
+    assert "promised 3.5" in refused(home, key, 1_000, max_gpu_hours=1)
+    assert not refused(home, key, 1_000, max_gpu_hours=0.5)
+
+
+def test_what_was_answered_before_may_be_asked_again(home: Home):
+    key = Key("agent", max_runs=1, gpu_hours_per_day=2)
+    with Store(home) as store:
+        row = store.insert_run(
+            NewRun(
+                *("arith-grpo", "train", "grpo", "arith@0", "pebble"),
+                max_gpu_hours=2,
+                request_id="once",
+                body={"env_id": "arith@0"},
+            )
+        )
+    with Audit(home, clock=lambda: 1_000).recording(Call("agent", "http", "submit_train", {})) as r:
+        r.ok({"run_id": row.run_id})
+    assert not refused(home, key, 1_000, request_id="once")
+    assert refused(home, key, 1_000, request_id="twice") and refused(home, key, 1_000)
+
+
+class Waiting:
+    """A tool that waits until the test lets it go; stands where the engine would work."""
+
+    def __init__(self) -> None:
+        self.inside = threading.Event()
+        self.go = threading.Event()
+
+    def __call__(self, *args: object, **more: object) -> dict:
+        self.inside.set()
+        assert self.go.wait(4)
+        return {"run_id": "r-1"}
+
+
+def server_for(home: Home, monkeypatch: pytest.MonkeyPatch) -> GuardedServer:
+    """A server that takes what a call has as its context for the key that calls."""
+    monkeypatch.setattr(guard, "caller_of", lambda context: context)
+    return build_server(home, [])
+
+
+async def test_a_call_that_takes_long_holds_up_its_own_key_alone(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    key, _ = add_key(home, "agent", ["train"], max_runs=5)
+    add_key(home, "old", ["read"])
+    tool = Waiting()
+    monkeypatch.setattr(verbs, "evaluate", tool)
+    server = server_for(home, monkeypatch)
+    asked = {"env_id": "e", "models": ["pebble"]}
+    async with anyio.create_task_group() as group:
+        for _ in range(60):  # more than there are threads
+            group.start_soon(server.call_tool, "evaluate", asked, key)
+        with anyio.fail_after(3):
+            assert await anyio.to_thread.run_sync(tool.inside.wait, 2)
+            await anyio.to_thread.run_sync(remove_key, home, "old")
+            monkeypatch.setattr(verbs, "evaluate", lambda *a, **k: {"run_id": "r-2"})
+            other = Key("other", max_runs=1)
+            assert not (await server.call_tool("evaluate", asked, other)).is_error
+        tool.go.set()
+        group.cancel_scope.cancel()
+
+
+async def test_a_call_that_waits_too_long_for_its_turn_is_refused_and_recorded(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("mcp_server.keys.LOCK_S", 0.05)
+    monkeypatch.setattr(verbs, "evaluate", lambda *a, **k: {"run_id": "r-1"})
+    server, key = server_for(home, monkeypatch), Key("agent", max_runs=1)
+    asked = {"env_id": "e", "models": ["pebble"]}
+    lock = take_lock(home.quota_lock("agent"))
+    assert lock is not None
+    result = await server.call_tool("evaluate", asked, key)
+    os.close(lock)
+    assert json.loads(result.content[0].text)["retryable"]
+    assert json.loads(home.audit.read_text())["result"] == "HOME_UNUSABLE"
+    assert not (await server.call_tool("evaluate", asked, key)).is_error
+
+
+async def test_the_next_call_sees_the_line_of_the_call_before(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    note, held = Audit._note, []
+
+    def noted(*args):
+        held.append(is_locked(home.quota_lock("agent")))
+        note(*args)
+
+    monkeypatch.setattr(Audit, "_note", noted)
+    monkeypatch.setattr(verbs, "evaluate", lambda *a, **k: {"run_id": "r-1"})
+    server = server_for(home, monkeypatch)
+    asked = {"env_id": "e", "models": ["pebble"]}
+    assert not (await server.call_tool("evaluate", asked, Key("agent", max_runs=1))).is_error
+    assert held == [True] and not is_locked(home.quota_lock("agent"))
 
 
 def test_only_what_takes_a_device_is_counted():

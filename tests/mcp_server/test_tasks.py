@@ -10,7 +10,7 @@ from engine.errors import UserError
 from engine.run_dir import Home
 from mcp_server import verbs
 from mcp_server.app import build_server
-from mcp_server.tasks import Wait
+from mcp_server.tasks import TaskParams, Wait, WaitTasks
 
 
 class Run:
@@ -128,6 +128,28 @@ async def test_cancelling_a_task_ends_the_waiting_and_not_the_run(
         after = await ask(client, "tasks/get", taker.taken[0].task_id)
     assert after["status"] == "cancelled"
     assert cancelled == [] and run.state == "running"
+
+
+async def test_cancelling_what_is_no_task_of_ours_is_refused_and_kept_nowhere(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    Run(monkeypatch)
+    tasks = WaitTasks(home)
+    for task_id in (Wait("r-9", "end", 1, "").task_id, Wait("r-1", "end", 1, "7" * 300).task_id):
+        with pytest.raises(MCPError, match="Unknown task"):
+            await tasks._cancel(None, TaskParams(taskId=task_id))
+    assert not tasks._cancelled
+
+
+async def test_the_newest_cancelled_tasks_are_kept_and_no_more(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    Run(monkeypatch)
+    monkeypatch.setattr("mcp_server.tasks.MAX_CANCELLED", 2)
+    tasks = WaitTasks(home)
+    for created in (1, 2, 1, 3):
+        await tasks._cancel(None, TaskParams(taskId=Wait("r-1", "end", created, "").task_id))
+    assert list(tasks._cancelled) == ["r-1:end:1:", "r-1:end:3:"]
 
 
 async def test_a_run_that_vanished_completes_its_task_with_the_refusal(

@@ -135,6 +135,19 @@ def test_a_trainer_that_died_between_checkpoints_repeats_its_steps_exactly(
     assert weights(broken) == weights(whole)
 
 
+def test_a_resumed_run_points_to_its_best_again_though_the_link_was_never_made(
+    home: Home, env_id: str
+) -> None:
+    settings = SFT | {"steps": 4, "eval_every": 2, "save_every": 1, "keep_checkpoints": 9}
+    run = make_run(home, env_id, "sft", settings)
+    go(run)
+    best = run.resolve_checkpoint("best")
+    assert best is not None
+    run.best.unlink()  # as a kill between the checkpoint and the link leaves it
+    assert go(run)["best_step"] == int(best.name.removeprefix("step_"))
+    assert run.resolve_checkpoint("best") == best
+
+
 def test_the_same_seed_gives_the_same_run(home: Home, env_id: str) -> None:
     runs = [make_run(home, env_id, "grpo", GRPO, run_id=f"again-{i}") for i in (1, 2)]
     for run in runs:

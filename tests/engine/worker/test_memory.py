@@ -127,6 +127,23 @@ def test_memory_that_never_suffices_is_a_failure_of_kind_oom_with_a_hint(home, e
     assert len(events(home.run("scarce-1"), "memory")) == memory.HALVINGS
 
 
+def test_halving_ends_after_so_many_times_and_where_every_row_goes_alone():
+    asked: list[int] = []
+
+    def attempt(tokens: int) -> None:
+        asked.append(tokens)
+        raise MemoryError
+
+    quiet = {"clear": lambda: None, "tell": lambda *_: None}
+    with pytest.raises(WorkerFailure, match=f"{memory.HALVINGS} halvings"):
+        memory.until_it_fits(attempt, budget=640, extra={}, **quiet)
+    assert asked == [640, 320, 160, 80, 40, 20]
+    asked.clear()
+    with pytest.raises(WorkerFailure, match="alone"):
+        memory.until_it_fits(attempt, budget=640, extra={}, finest=lambda n: n <= 160, **quiet)
+    assert asked == [640, 320, 160]
+
+
 def test_another_fault_is_not_taken_for_a_lack_of_memory():
     def attempt(tokens: int) -> None:
         raise RuntimeError("shapes do not match")

@@ -5,9 +5,11 @@ stopped raises what the system told it, which is what its caller reads.
 """
 
 import ctypes
+import fcntl
 import json
 import mmap
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -91,6 +93,11 @@ def truncate(path):
 
 
 @attack
+def cut_by_opening(path, access):
+    os.close(os.open(path, access | os.O_TRUNC))
+
+
+@attack
 def remove(path):
     os.unlink(path)
 
@@ -136,6 +143,13 @@ def path_socket(path):
 
 
 @attack
+def letter_from_a_pair(path):
+    for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM):
+        with end:
+            end.sendto(b"x", path)
+
+
+@attack
 def abstract_socket(name):
     with socket.socket(socket.AF_UNIX) as client:
         client.connect("\0" + name)
@@ -164,6 +178,50 @@ def mount_over(path):
 @attack
 def send_signal(pid):
     os.kill(pid, 0)
+
+
+@attack
+def limit(pid):
+    resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
+
+
+@attack
+def slow_down(pid):
+    os.setpriority(os.PRIO_PROCESS, pid, 19)
+
+
+@attack
+def schedule(pid):
+    os.sched_setscheduler(pid, os.SCHED_BATCH, os.sched_param(0))
+
+
+@attack
+def bind_to_one_core(pid):
+    os.sched_setaffinity(pid, [min(os.sched_getaffinity(0))])
+
+
+@attack
+def signal_through_a_file(pid):
+    """Nothing here says whether it arrives: that the victim lives does."""
+    ends = os.pipe()
+    try:
+        fcntl.fcntl(ends[0], fcntl.F_SETOWN, pid)
+        fcntl.fcntl(ends[0], fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+        os.write(ends[1], b"x")
+    finally:
+        for end in ends:
+            os.close(end)
+    raise PermissionError("seen by the victim alone")
+
+
+@attack
+def signal_a_thread(pid):
+    _call("tgkill", pid, pid, 0)
+
+
+@attack
+def shared_memory(known):
+    _call("shmctl", known, 2, ctypes.create_string_buffer(256))
 
 
 @attack

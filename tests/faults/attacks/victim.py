@@ -1,8 +1,10 @@
-"""Somebody else's process under the same uid: a secret variable, sockets of every kind.
+"""Somebody else's process under the same uid: a secret variable, sockets of every kind, and
+memory to share.
 
 Says where they are as one line of JSON, and ends with its standard input.
 """
 
+import ctypes
 import json
 import os
 import socket
@@ -21,15 +23,29 @@ def main() -> None:
     abstract = socket.socket(socket.AF_UNIX)
     abstract.bind("\0" + name)
     abstract.listen()
+    letters = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    letters.bind(f"{folder}/letters.sock")
     said = {
         "pid": os.getpid(),
         "tcp": tcp.getsockname()[1],
         "udp": udp.getsockname()[1],
         "path": f"{folder}/victim.sock",
         "abstract": name,
+        "letters": f"{folder}/letters.sock",
+        "memory": shared_memory(),
     }
     print(json.dumps(said), flush=True)
     sys.stdin.read()
+
+
+def shared_memory() -> int:
+    """The id of a System V segment that goes with this process."""
+    libc = ctypes.CDLL(None)
+    libc.shmat.restype = ctypes.c_void_p
+    made = libc.shmget(0, 4096, 0o1600)
+    libc.shmat(made, None, 0)
+    libc.shmctl(made, 0, None)
+    return made
 
 
 main()
