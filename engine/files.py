@@ -211,26 +211,20 @@ def take_lock(path: Path, wait_s: float = 0.0) -> int | None:
     The lock lives as long as any process holds a copy of the descriptor: it ends with the last of
     them however they end, which no process id can promise.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    deadline = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return fd
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                os.close(fd)
-                return None
-            time.sleep(0.002)
+    return _lock(path, fcntl.LOCK_EX, wait_s)
 
 
 def share_lock(path: Path, wait_s: float) -> int | None:
     """A shared flock on `path` as an open descriptor, None when one holds `take_lock(path)`."""
+    return _lock(path, fcntl.LOCK_SH, wait_s)
+
+
+def _lock(path: Path, kind: int, wait_s: float) -> int | None:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + wait_s
     while True:
         try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
             return fd
         except BlockingIOError:
             if time.monotonic() >= deadline:

@@ -21,6 +21,9 @@ _TARGET_GROUPS = {
 }
 
 
+MAX_RANK = 512  # of an adapter, trained or served
+
+
 def _setting(about: str, rule: str, **limits: Any) -> Any:
     """A field that may be left out. `rule`: how it is chosen then, for the reference page."""
     return Field(default=None, description=about, json_schema_extra={"rule": rule}, **limits)
@@ -70,7 +73,7 @@ class CommonSettings(Settings):
     max_grad_norm: float | None = _setting(
         "The gradient is scaled down to this norm; 0 leaves it as it is.", "1", ge=0, le=1000
     )
-    lora_rank: int | None = _setting("Rank of the adapter.", "16", ge=1, le=512)
+    lora_rank: int | None = _setting("Rank of the adapter.", "16", ge=1, le=MAX_RANK)
     lora_alpha: int | None = _setting(
         "The adapter's output is scaled by lora_alpha / lora_rank.", "32", ge=1, le=4096
     )

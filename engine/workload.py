@@ -370,11 +370,32 @@ def _activations(plan: Plan, tokens: float, length: float) -> float:
 def microbatch_tokens(plan: Plan) -> float:
     """Padded tokens that go through the model at once, as the worker decides it."""
     model = plan.model
-    layers = 2 if plan.settings["gradient_checkpointing"] else model.layers
-    layer = 18 * model.hidden + 5 * model.intermediate
-    per_token = 4 * (layers * layer + 4 * model.hidden) + 12 * model.vocab
-    room = MICRO_SHARE * plan.device.memory_total / per_token
-    return max(512.0, min(MICRO_CEILING[plan.device.kind], room))
+    return tokens_at_once(
+        hidden=model.hidden,
+        intermediate=model.intermediate,
+        layers=model.layers,
+        vocab=model.vocab,
+        checkpointing=plan.settings["gradient_checkpointing"],
+        kind=plan.device.kind,
+        memory=plan.device.memory_total,
+    )
+
+
+def tokens_at_once(
+    *,
+    hidden: int,
+    intermediate: int,
+    layers: int,
+    vocab: int,
+    checkpointing: bool,
+    kind: str,
+    memory: int,
+) -> float:
+    """Tokens of a microbatch: what fits into `MICRO_SHARE` of a device's `memory` (bytes), each
+    counted at what the widest forward pass keeps of it; 512 to `MICRO_CEILING`."""
+    layer = 18 * hidden + 5 * intermediate
+    per_token = 4 * ((2 if checkpointing else layers) * layer + 4 * hidden) + 12 * vocab
+    return max(512.0, min(MICRO_CEILING[kind], MICRO_SHARE * memory / per_token))
 
 
 def memory(plan: Plan) -> dict[str, int]:

@@ -21,6 +21,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from engine.settings import MAX_RANK
 from engine.worker.runtime import prepare
 
 prepare()
@@ -48,7 +49,6 @@ from engine.worker.workbench import quiet_libraries
 
 MAX_BODY = 4 * 1024 * 1024
 MAX_HEADERS = 64 * 1024
-MAX_RANK = 512  # as of training
 MAX_BUSY = 32  # answers in progress
 MAX_CONNECTIONS = 128
 BODY_S = 20.0  # for the whole body of a request

@@ -145,11 +145,16 @@ def microbatch_tokens(base: Base, *, checkpointing: bool) -> int:
     the same way and adds its gradients up in the same order.
     """
     shape, device = base.network.shape, base.network.device
-    layer = 18 * shape.hidden + 5 * shape.intermediate
-    layers = 2 if checkpointing else shape.layers
-    per_token = 4 * (layers * layer + 4 * shape.hidden) + 12 * base.vocab
-    room = workload.MICRO_SHARE * memory(device) / per_token
-    return int(max(512, min(workload.MICRO_CEILING[device.type], room)))
+    tokens = workload.tokens_at_once(
+        hidden=shape.hidden,
+        intermediate=shape.intermediate,
+        layers=shape.layers,
+        vocab=base.vocab,
+        checkpointing=checkpointing,
+        kind=device.type,
+        memory=memory(device),
+    )
+    return int(tokens)
 
 
 def memory(device: torch.device) -> int:
