@@ -4,15 +4,20 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.setup-done
+# make setup LOCKED=1 installs what stands in the lock, each file held against its hash.
+LOCKED ?=
+LOCK := requirements.lock
 
 # libgomp's default spinning makes torch several times slower as soon as cores are shared.
 export GOMP_SPINCOUNT ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fix docs pebble bench bench-gpu faults clients browser vllm mutants scale evidence
+.PHONY: help setup lock lock-check demo test check fix docs pebble bench bench-gpu faults clients browser vllm mutants scale evidence
 
 help:
 	@echo "make setup    create .venv with what the demo and the tests need"
+	@echo "make setup LOCKED=1   the same from requirements.lock, every file held against its hash"
+	@echo "make lock     write requirements.lock again; make lock-check fetches all of it once"
 	@echo "make demo     train, judge, deploy and chat with a model on this machine"
 	@echo "make test     checks, then every test that is not opt-in"
 	@echo "make check    lint, format, types, import contracts"
@@ -21,13 +26,50 @@ help:
 	@echo "make pebble   build the built-in model again"
 	@echo "opt-in suites: make faults clients browser vllm bench bench-gpu mutants scale evidence"
 
-setup: $(STAMP)
+setup: $(STAMP)$(if $(LOCKED),-locked)
+
+NEW_ENOUGH := import sys; v = sys.version_info; sys.exit(v < (3, 11) and "Honesmith needs Python 3.11 or newer, this is %d.%d; name another with make PYTHON=..." % v[:2])
+PIP := $(PY) -m pip install --disable-pip-version-check --quiet
 
 $(STAMP): pyproject.toml
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "Honesmith needs Python 3.11 or newer, this is %d.%d; name another with make PYTHON=..." % v[:2])'
+	@$(PYTHON) -c '$(NEW_ENOUGH)'
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --disable-pip-version-check --quiet -e ".[train,dev]"
+	$(PIP) -e ".[train,dev]"
 	@touch $@
+
+# torch is not in the lock: which build is right depends on the machine's index and accelerator. It
+# is taken within its bound, and what it needs beside that is locked or comes with it.
+TORCH := import tomllib; wanted = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["train"]; print(next(each for each in wanted if each.startswith("torch")))
+
+$(STAMP)-locked: pyproject.toml $(LOCK)
+	@$(PYTHON) -c '$(NEW_ENOUGH)'
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PIP) --require-hashes --no-deps -r $(LOCK)
+	$(PIP) "$$($(PY) -c '$(TORCH)')"
+	$(PIP) --no-deps --no-build-isolation -e .
+	$(PY) -m pip check --disable-pip-version-check
+	@touch $(STAMP) $@
+
+# One lock for every supported Python and platform; only metadata is fetched, from where uv's own
+# configuration says. Versions that still fit are kept; UPGRADE=1 takes the newest. What torch's CUDA
+# builds bring along is left out with it (tests/test_lock.py says when this list is too short).
+UNLOCKED := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cupti \
+	nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand \
+	nvidia-cusolver nvidia-cusparse nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink \
+	nvidia-nvshmem-cu13 nvidia-nvtx
+BUILD := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], "editables", sep="\n")
+
+lock: setup
+	$(PY) -c '$(BUILD)' | UV_PROJECT_ENVIRONMENT=build/uv $(VENV)/bin/uv pip compile \
+		--quiet $(if $(UPGRADE),--upgrade) --universal --python-version 3.11 --generate-hashes --no-annotate \
+		--extra train --extra dev $(UNLOCKED:%=--no-emit-package %) \
+		--custom-compile-command "make lock" -o $(LOCK) pyproject.toml -
+
+lock-check: setup
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+		$(PY) -m pip download --disable-pip-version-check --quiet --require-hashes --no-deps \
+			--dest "$$folder" -r $(LOCK) && \
+		echo "$$(ls "$$folder" | wc -l) files are what $(LOCK) says"
 
 # The demo keeps everything in a home of its own; make demo SEED=1 trains with other chance.
 SEED ?= 0

@@ -11,6 +11,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 RANK, ALPHA = 16, 32
+# The same adapter as PEFT's LoraConfig takes it.
+PEER_LORA = {
+    "r": RANK,
+    "lora_alpha": ALPHA,
+    "target_modules": "all-linear",
+    "lora_dropout": 0.0,
+    "task_type": "CAUSAL_LM",
+}
 TWO_THREADS = 0.65  # of a ratio is asked for at two threads
 MATMUL_SHARE = 0.85  # of the fp32 matrix rate stands in for a ratio that arithmetic forbids
 MEMORY_SHARE = 0.5  # of the padded peer's peak memory
@@ -94,106 +102,81 @@ class Job:
         return round(asked * TWO_THREADS, 3) if self.threads == 2 else asked
 
 
+def _named(*cases: Case) -> dict[str, Case]:
+    return {case.name: case for case in cases}
+
+
+def _grpo(
+    shape: str,
+    steps: int,
+    target: float,
+    *,
+    suffix: str = "",
+    words: int = 48,
+    variants: Mapping[str, int] | None = None,
+) -> Case:
+    """GRPO on a CPU: four tasks a step, as many rows as the steps take."""
+    return Case(
+        f"grpo-{suffix or shape}",
+        "grpo",
+        shape,
+        steps,
+        variants or {"dynamic": 0},
+        {"dynamic": target},
+        rows=4 * steps,
+        prompts=4,
+        words=words,
+        learning_rate=1e-4,
+        max_length=1024,
+    )
+
+
 # `padded` is what TRL does when nothing is chosen; `by_length` and `packed` are its other ways.
 SFT = {"padded": 0, "packed": 0, "by_length": 0}
-CASES: dict[str, Case] = {
-    case.name: case
-    for case in (
-        Case("sft-tiny", "sft", "tiny", 32, SFT, {"padded": 4.0, "best": 2.2}, rows=256),
-        Case(
-            "sft-small",
-            "sft",
-            "small",
-            6,
-            {"padded": 0, "packed": 0, "by_length": 2},
-            {"padded": 2.5, "best": 1.8},
-            rows=128,
-        ),
-        Case(
-            "sft-vocab",
-            "sft",
-            "wide",
-            6,
-            {"padded": 0, "by_length": 2},
-            {"padded": 10.0},
-            rows=128,
-        ),
-        Case(
-            "grpo-tiny",
-            "grpo",
-            "tiny",
-            7,
-            {"dynamic": 0, "static": 2},
-            {"dynamic": 4.5},
-            rows=28,
-            prompts=4,
-            words=48,
-            learning_rate=1e-4,
-            max_length=1024,
-        ),
-        Case(
-            "grpo-long",
-            "grpo",
-            "tiny",
-            5,
-            {"dynamic": 0},
-            {"dynamic": 7.0},
-            rows=20,
-            prompts=4,
-            words=205,
-            learning_rate=1e-4,
-            max_length=1024,
-        ),
-        Case(
-            "grpo-small",
-            "grpo",
-            "small",
-            4,
-            {"dynamic": 0},
-            {"dynamic": 3.0},
-            rows=16,
-            prompts=4,
-            words=48,
-            learning_rate=1e-4,
-            max_length=1024,
-        ),
-    )
-}
+SHORT_SFT = SFT | {"by_length": 2}
+BOTH_CACHES = {"dynamic": 0, "static": 2}
+CASES = _named(
+    Case("sft-tiny", "sft", "tiny", 32, SFT, {"padded": 4.0, "best": 2.2}, rows=256),
+    Case("sft-small", "sft", "small", 6, SHORT_SFT, {"padded": 2.5, "best": 1.8}, rows=128),
+    Case("sft-vocab", "sft", "wide", 6, {"padded": 0, "by_length": 2}, {"padded": 10.0}, rows=128),
+    _grpo("tiny", 7, 4.5, variants=BOTH_CACHES),
+    _grpo("tiny", 5, 7.0, suffix="long", words=205),
+    _grpo("small", 4, 3.0),
+)
 
-# On a GPU: about 16 k tokens a step in packs of 2,048; GRPO samples 64 completions at a time.
-GPU_CASES: dict[str, Case] = {
-    case.name: case
-    for shape in ("0.6b", "1.7b", "4b")
-    for case in (
-        Case(
-            f"sft-{shape}",
-            "sft",
-            shape,
-            8,
-            {"padded": 0, "packed": 0, "by_length": 0},
-            {"best": 2.0},
-            rows=192,
-            prompts=24,
-            words=180,
-            max_length=2048,
-            learning_rate=1e-4,
-        ),
-        Case(
-            f"grpo-{shape}",
-            "grpo",
-            shape,
-            4,
-            {"dynamic": 0, "static": 2},
-            {"dynamic": 2.5},
-            rows=32,
-            prompts=8,
-            words=205,
-            new_tokens=256,
-            max_length=2048,
-            learning_rate=1e-5,
-        ),
+
+def _on_gpu(shape: str) -> tuple[Case, Case]:
+    """About 16 k tokens a step in packs of 2,048; GRPO samples 64 completions at a time."""
+    sft = Case(
+        f"sft-{shape}",
+        "sft",
+        shape,
+        8,
+        SFT,
+        {"best": 2.0},
+        rows=192,
+        prompts=24,
+        words=180,
+        max_length=2048,
+        learning_rate=1e-4,
     )
-}
+    grpo = Case(
+        f"grpo-{shape}",
+        "grpo",
+        shape,
+        4,
+        BOTH_CACHES,
+        {"dynamic": 2.5},
+        rows=32,
+        words=205,
+        new_tokens=256,
+        max_length=2048,
+        learning_rate=1e-5,
+    )
+    return sft, grpo
+
+
+GPU_CASES = _named(*(case for shape in ("0.6b", "1.7b", "4b") for case in _on_gpu(shape)))
 
 
 def jobs(

@@ -22,6 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.processes import cpu_seconds
+
 ROOT = Path(__file__).resolve().parent.parent
 MINIMAL = '''
 from mcp.server import MCPServer
@@ -74,7 +76,7 @@ def first_reply(command: list[str], era: str, env: dict[str, str], limit_s: floa
             server.stdin.flush()
             line = read_line(server.stdout.fileno(), began + limit_s)
             wall = time.perf_counter() - began
-            processor = processor_seconds(server.pid)
+            processor = cpu_seconds(server.pid)
             if "result" not in json.loads(line or b"{}"):
                 errors.seek(0)
                 said = errors.read()[-2000:].decode("utf-8", "replace")
@@ -100,15 +102,6 @@ def read_line(fd: int, deadline: float) -> bytes:
             break
         data += chunk
     return data
-
-
-def processor_seconds(pid: int) -> float:
-    """User and system time of a process so far; 0 where the system does not say."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def measure(command: list[str], rounds: int, limit_s: float) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.processes import cpu_seconds, family, peak_bytes
 from engine import launcher, registry, runs, submit
 from engine.files import read_json
 from engine.run_dir import Home, RunDir
@@ -25,7 +26,6 @@ from engine.store import Store
 
 LOOK_EVERY_S = 0.1
 LIVE = ("queued", "preparing", "running", "stopping", "interrupted")
-TICK = os.sysconf("SC_CLK_TCK")
 
 
 class RunFailed(Exception):
@@ -177,44 +177,6 @@ def log_end(run: RunDir, characters: int = 2000) -> str:
         return run.log(1).read_text("utf-8", "replace")[-characters:]
     except OSError:
         return ""
-
-
-def family(pid: int) -> list[int]:
-    """A process and all below it that live."""
-    found, waiting = [], [pid]
-    while waiting:
-        at = waiting.pop()
-        if not os.path.exists(f"/proc/{at}"):
-            continue
-        found.append(at)
-        try:
-            tasks = os.listdir(f"/proc/{at}/task")
-            for task in tasks:
-                children = Path(f"/proc/{at}/task/{task}/children").read_text()
-                waiting += [int(child) for child in children.split()]
-        except OSError:
-            continue
-    return found
-
-
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far, its ended threads included."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / TICK
-
-
-def peak_bytes(pid: int) -> int:
-    """VmHWM: the most resident memory a process ever had."""
-    try:
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return 1024 * int(line.split()[1])
-    except OSError:
-        pass
-    return 0
 
 
 def metric_lines(run: RunDir) -> list[dict[str, Any]]:

@@ -212,15 +212,9 @@ def settings_of(**more: Any) -> dict[str, Any]:
 def lora() -> Any:
     from peft import LoraConfig
 
-    from benchmarks.cases import ALPHA, RANK
+    from benchmarks.cases import PEER_LORA
 
-    return LoraConfig(
-        r=RANK,
-        lora_alpha=ALPHA,
-        target_modules="all-linear",
-        lora_dropout=0.0,
-        task_type="CAUSAL_LM",
-    )
+    return LoraConfig(**PEER_LORA)
 
 
 def trainer_arguments(folder: str) -> dict[str, Any]:

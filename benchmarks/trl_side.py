@@ -19,7 +19,6 @@ import sys
 import time
 import traceback
 import warnings
-from pathlib import Path
 from typing import Any
 
 # As the worker does for itself: without it the peer would fall into the spinning trap.
@@ -42,7 +41,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer  # pyright: ignore[reportMissingImports]
 
-from benchmarks.cases import ALPHA, RANK
+from benchmarks.cases import PEER_LORA
+from benchmarks.processes import peak_bytes
 
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
@@ -97,16 +97,6 @@ def common(asked: dict[str, Any], folder: str) -> dict[str, Any]:
         "dataloader_pin_memory": cuda,
         "seed": asked["seed"],
     }
-
-
-def lora() -> LoraConfig:
-    return LoraConfig(
-        r=RANK,
-        lora_alpha=ALPHA,
-        target_modules="all-linear",
-        lora_dropout=0.0,
-        task_type="CAUSAL_LM",
-    )
 
 
 def load(asked: dict[str, Any]) -> tuple[Any, Any]:
@@ -172,7 +162,7 @@ def train_sft(asked: dict[str, Any], folder: str) -> dict[str, Any]:
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
         callbacks=[clock],
-        peft_config=lora(),
+        peft_config=LoraConfig(**PEER_LORA),
     )
     start_alike(trainer, asked)
     sizes: list[int] = []
@@ -263,7 +253,7 @@ def train_grpo(asked: dict[str, Any], folder: str) -> dict[str, Any]:
         reward_funcs=reward_of(asked),
         processing_class=tokenizer,
         callbacks=[clock],
-        peft_config=lora(),
+        peft_config=LoraConfig(**PEER_LORA),
     )
     start_alike(trainer, asked)
     trainer.train()
@@ -344,17 +334,10 @@ def serve_one(asked: dict[str, Any]) -> dict[str, Any]:
         return bandwidth(asked)
     torch.manual_seed(asked["seed"])
     answer = KINDS[asked["do"]](asked, asked["scratch"])
-    answer["rss_mb"] = peak_mb()
+    answer["rss_mb"] = peak_bytes(os.getpid()) / 2**20
     if asked.get("device") == "cuda":
         answer["device_mb"] = torch.cuda.max_memory_reserved() / 2**20
     return answer
-
-
-def peak_mb() -> float:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) / 1024
-    return 0.0
 
 
 def answer_in_fork(asked: dict[str, Any]) -> dict[str, Any]:

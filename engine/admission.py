@@ -5,13 +5,61 @@ Every check raises the UserError that says what to change; none of them changes 
 
 import math
 import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from engine import estimate
+from engine import estimate, hardware
+from engine.catalog import ModelRef
+from engine.env_facts import EnvFacts
 from engine.errors import UserError
 from engine.registry import EnvRecord
-from engine.run_dir import Home
+from engine.run_dir import Home, RunDir
 from engine.store import Store
+from engine.words import size
+
+EVALUATION_WALL_HOURS = 6.0  # an evaluation has no cap of its own, but it must end
+SCORE_S = 1.0  # of a stored answer, where the audit could not say how long a score takes
+# The cap of work that takes at most so many device hours; raises UserError QUOTA.
+Afford = Callable[[float], float]
+
+
+@dataclass(frozen=True)
+class Playing:
+    """What an evaluation or a probe plays: `tasks` of an environment, `attempts` times each."""
+
+    settings: dict[str, Any]
+    env: EnvFacts
+    tasks: int
+    attempts: int
+
+
+def sampling_hours(home: Home, models: Sequence[ModelRef], plays: Playing) -> float:
+    """Device hours that sampling and scoring takes at most."""
+    return estimate.evaluation_hours(
+        home,
+        plays.settings,
+        [(ref.facts, ref.base_path) for ref in models],
+        plays.env,
+        hardware.detect(home.root),
+        rows=plays.tasks,
+        attempts=plays.attempts,
+    )
+
+
+def scoring_hours(record: EnvRecord, answers: int) -> float:
+    """Device hours that scoring stored answers takes."""
+    return answers * float((record.audit or {}).get("score_seconds_p95") or SCORE_S) / 3600
+
+
+def cap_of(afford: Afford | None, hours: Callable[[], float]) -> float:
+    """The device hours that work is held to, 0 where nobody counts them."""
+    return 0.0 if afford is None else min(EVALUATION_WALL_HOURS, afford(hours()))
+
+
+def said_of(cap: float) -> list[str]:
+    """What to say of such a cap."""
+    return [f"it is ended after {cap:.3g} GPU-hours, which its key may use"] if cap else []
 
 
 def check_cap(max_gpu_hours: float) -> None:
@@ -42,6 +90,26 @@ def check_secrets(record: EnvRecord) -> None:
         raise no_secrets(missing, record.env_id)
 
 
+def check_kept(run: RunDir) -> None:
+    """Raises UserError RUN_STATE when the run's files were deleted: it cannot go on."""
+    if run.deleted.exists():
+        raise UserError(
+            "RUN_STATE",
+            f"the files of {run.id} were deleted, its checkpoints too",
+            hint="Submit a new run.",
+            field="resume",
+        )
+
+
+def no_env() -> UserError:
+    return UserError(
+        "BAD_ARGUMENT",
+        "no environment was named",
+        hint='Name a pushed one; get_status(scope="envs") lists them.',
+        field="env_id",
+    )
+
+
 def no_secrets(missing: list[str], env_id: str) -> UserError:
     return UserError(
         "ENV_SECRETS",
@@ -52,15 +120,20 @@ def no_secrets(missing: list[str], env_id: str) -> UserError:
     )
 
 
-def check_audit(record: EnvRecord, settings: dict[str, Any], algorithm: str) -> None:
-    """Refuse to reinforce a reward that the stored audit found to pay for degenerate answers."""
+def check_audit(record: EnvRecord, settings: dict[str, Any], algorithm: str) -> list[str]:
+    """Refuse to reinforce a reward that the stored audit found to pay for degenerate answers.
+
+    Returns the warning for a run that may train all the same.
+    """
     audit = record.audit or {}
-    risky = audit.get("verdict") == "risk"
-    if algorithm != "grpo" or not risky or settings.get("accept_reward_risk"):
-        return
+    if audit.get("verdict") != "risk":
+        return []
+    found = audit.get("headline") or "degenerate answers earn"
+    if algorithm != "grpo" or settings.get("accept_reward_risk"):
+        return [f"reward_audit: {found}; held-out success means little until it is mended"]
     raise UserError(
         "REWARD_RISK",
-        f"the audit of {record.env_id} found: {audit.get('headline') or 'degenerate answers earn'}",
+        f"the audit of {record.env_id} found: {found}",
         hint="Mend the reward and push again (dry_run shows the audit), or set "
         "accept_reward_risk=true to train on it knowingly.",
         field="settings.accept_reward_risk",
@@ -75,15 +148,14 @@ def check_size(figures: dict[str, Any], disk_free: int) -> None:
         lower = figures["lower_this"] or "max_length"
         raise UserError(
             "DOES_NOT_FIT",
-            f"the run needs about {estimate.size(need)} of memory; {figures['device']} has "
-            f"{estimate.size(have)}",
+            f"the run needs about {size(need)} of memory; {figures['device']} has {size(have)}",
             hint=f"Lower {lower}; estimate_cost itemises the memory.",
         )
     if not figures["disk_fits"]:
         raise UserError(
             "DISK_FULL",
-            f"the run would write {estimate.size(figures['disk_bytes'])}; "
-            f"{estimate.size(disk_free)} are free, of which {estimate.size(estimate.DISK_RESERVE)} "
+            f"the run would write {size(figures['disk_bytes'])}; "
+            f"{size(disk_free)} are free, of which {size(estimate.DISK_RESERVE)} "
             "stay free",
             hint="Free some space or lower keep_checkpoints.",
             retryable=True,

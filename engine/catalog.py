@@ -147,6 +147,11 @@ def _base_of(config: dict[str, Any], run: RunDir) -> tuple[str, Path]:
 
 def _no_checkpoint(run: RunDir, which: str) -> UserError:
     steps = run.checkpoint_steps()
+    if run.deleted.exists():
+        return _not_found(
+            f"the files of {run.id} were deleted, its checkpoints too",
+            "Name another run or a base model.",
+        )
     if not steps:
         return _not_found(
             f"{run.id} has no complete checkpoint yet",

@@ -65,7 +65,7 @@ def clean_value(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {clean_text(str(key)): clean_value(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | set | frozenset):
         return [clean_value(item) for item in value]
     if value is None or isinstance(value, bool | int):
         return value

@@ -220,13 +220,24 @@ def _invalid(
     elif isinstance(value, float) and not math.isfinite(value):
         hint = f"Give {first} a finite number, or leave it out."
     elif isinstance(value, str) and "number" in expects(schema.model_fields[first]):
-        hint = f"Write the number without quotes: {first}: {value[:30]}."
+        hint = _no_number(first, value, expects(schema.model_fields[first]))
     elif isinstance(value, float) and value.is_integer() and "whole" in said[0]:
         hint = f"Write {int(value)} without a decimal point."
     elif isinstance(value, dict):
         hint = f"Settings are flat: give {first} one value."
     hint = hint or f"See train://settings for the range of {first}."
     return UserError("SETTING_INVALID", "; ".join(said), hint=hint, field=f"settings.{first}")
+
+
+def _no_number(name: str, text: str, expected: str) -> str:
+    """What to write where a number is wanted and a text was given."""
+    try:
+        quoted = math.isfinite(float(text))
+    except ValueError:
+        quoted = False
+    if quoted:
+        return f"Write the number without quotes: {name}: {text[:30]}."
+    return f"{text[:30]} is not a number; e.g. {8 if 'whole' in expected else 0.001}."
 
 
 def load_toml(path: Path) -> TrainFile:

@@ -309,6 +309,8 @@ def _refill(home: Home, db: sqlite3.Connection) -> None:
     for row in salvage.env_rows(home):
         values = row | {"info": json.dumps(row["info"])}
         _insert(db, "envs", values)
+    for row in salvage.deployment_rows(home):
+        _insert(db, "deployments", row | {"adapters": json.dumps(row["adapters"])})
     for row in salvage.run_rows(home):
         _insert(db, "runs", row)
         at = row.get("ended") or row.get("started") or row["created"]
@@ -353,9 +355,23 @@ def tells_of_the_disk(
         except OSError as error:
             if error.errno not in _NO_WRITING:
                 raise
-            raise unusable(home.db, error) from error
+            raise _unwritten(home, error) from error
 
     return told
+
+
+def _unwritten(home: Home, error: OSError) -> UserError:
+    """The refusal a disk is that cannot be written: the one the file lies on, where it is named."""
+    path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else home.db
+    full = no_room(path, error)
+    if full is None and path != home.db and not path.is_relative_to(home.root):
+        return UserError(
+            "HOME_UNUSABLE",
+            f"{path} cannot be used: {error.strerror}",
+            hint="Give this user the right to it, then call again.",
+            retryable=True,
+        )
+    return full or unusable(home.db, error)
 
 
 def no_room(path: Path, error: Exception) -> UserError | None:

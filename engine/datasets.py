@@ -9,6 +9,7 @@ from typing import Any
 
 from engine.errors import UserError
 from engine.split import UnknownSplit, prompt_key, split_rows
+from engine.words import counted
 from envs.base import Task
 from envs.dataset import BadRow, read_rows, shape_of, split_of, to_task
 from envs.problem import EnvProblem
@@ -56,12 +57,12 @@ def inspect(path: str | Path) -> dict[str, Any]:
         "shapes": dict(shapes),
         "with_answer": sum(1 for task in tasks if task.answer_messages),
         "with_tools": sum(1 for task in tasks if task.metadata.get("tools")),
-        "turns": _spread([sum(m.role == "assistant" for m in t.answer_messages) for t in tasks]),
+        "turns": spread([sum(m.role == "assistant" for m in t.answer_messages) for t in tasks]),
         "duplicates": _duplicates(tasks),
         "splits": splits,
         "lengths": {
-            "prompt": _spread([_characters(task.messages) for task in tasks]),
-            "answer": _spread([_characters(task.answer_messages) for task in tasks]),
+            "prompt": spread([_characters(task.messages) for task in tasks]),
+            "answer": spread([_characters(task.answer_messages) for task in tasks]),
         },
         "sample": [_sample(task) for task in tasks[:SAMPLES]],
     }
@@ -101,7 +102,7 @@ def _characters(messages: Sequence[Any]) -> int:
     return sum(len(message.content) for message in messages)
 
 
-def _spread(values: Sequence[int]) -> dict[str, int]:
+def spread(values: Sequence[int]) -> dict[str, int]:
     """min, p50, p95, max at their nearest ranks; zeros where there are no values."""
     ordered = sorted(values)
     if not ordered:
@@ -132,7 +133,7 @@ def _hash(path: Path) -> str:
 def _summary(report: dict[str, Any]) -> str:
     shapes = ", ".join(f"{count} {name}" for name, count in report["shapes"].items()) or "none"
     bad = f", {report['bad']} that cannot be read" if report["bad"] else ""
-    return f"{report['rows']} rows ({shapes}){bad}."
+    return f"{counted(report['rows'], 'row')} ({shapes}){bad}."
 
 
 def _warnings(report: dict[str, Any]) -> list[str]:

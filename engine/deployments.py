@@ -9,14 +9,27 @@ import json
 import os
 import signal
 import time
+from dataclasses import dataclass
 from typing import Any
 
+from engine.errors import UserError
 from engine.files import is_locked, read_json
 from engine.run_dir import DeployDir, Home
 from engine.store import DeploymentRow, Store
 
 LIVING = ("starting", "ready")
 STOP_S = 5.0  # what a server may take to end by itself
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Who has a deployment started, and how many of theirs may live at once (0: any number)."""
+
+    name: str = ""
+    most: int = 0
+
+
+ANYBODY = Asker()
 
 
 class Unreachable(Exception):
@@ -52,6 +65,38 @@ def served(home: Home, row: DeploymentRow) -> list[str]:
         return [str(name) for name in read_json(home.deployment(row.deployment_id).ready)["models"]]
     except (OSError, ValueError, KeyError, TypeError):
         return [row.base_name, *(adapter["name"] for adapter in row.adapters)]
+
+
+def config_of(folder: DeployDir) -> dict[str, Any]:
+    """What a deployment was started with, {} where it cannot be read."""
+    try:
+        return dict(read_json(folder.config))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def check_number(home: Home, asker: Asker) -> None:
+    """Raises UserError QUOTA when `asker` may start no further one.
+
+    The caller holds the lock under which deployments start, so none is overlooked.
+    """
+    if not asker.most:
+        return
+    theirs = [
+        row
+        for row in living(home)
+        if config_of(home.deployment(row.deployment_id)).get("asker") == asker.name
+    ]
+    if len(theirs) < asker.most:
+        return
+    ids = ", ".join(row.deployment_id for row in theirs)
+    raise UserError(
+        "QUOTA",
+        f"the key {asker.name} has {len(theirs)} deployments ({ids}) and may have {asker.most}",
+        hint=f'deploy(run_id="{theirs[-1].deployment_id}", action="stop") ends the oldest; idle '
+        "ones end by themselves. Then call again.",
+        retryable=True,
+    )
 
 
 def list_deployments(home: Home) -> list[dict[str, Any]]:

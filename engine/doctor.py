@@ -4,12 +4,14 @@ Checks only look: nothing is repaired, installed or left running.
 """
 
 import importlib.metadata
+import os
 import shutil
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,15 +20,27 @@ from engine.errors import UserError
 from engine.rows import OPEN
 from engine.run_dir import Home
 from engine.store import Store
+from engine.words import counted
 from envs.problem import EnvProblem
 from envs.process import isolation_here
 from envs.sandbox import LIMITS
 
 Status = Literal["pass", "warn", "fail"]
 GB = 1_000_000_000
+KERNELS = "HONESMITH_KERNELS"  # engine/worker/pointwise.py reads it
 # flock and a write-ahead log are unsafe or unknown on these.
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "lustre", "glusterfs", "ceph", "9p", "fuse.sshfs")
-VERSIONS = "import torch, transformers, peft; print(torch.__version__, transformers.__version__)"
+# torch is loaded, for what it is built on may be missing; the others are Python and take seconds.
+VERSIONS = """
+import torch
+from importlib.metadata import PackageNotFoundError, version
+version("peft")
+try:
+    liger = version("liger-kernel")
+except PackageNotFoundError:
+    liger = ""
+print(torch.__version__, version("transformers"), liger)
+"""
 
 
 @dataclass(frozen=True)
@@ -39,24 +53,34 @@ class Finding:
     fix: str = ""
 
 
-def examine(home: Home, mounts: Path = Path("/proc/mounts")) -> dict[str, Any]:
-    """Every check on `home` and this machine: {"summary", "checks": [...], "failed": n}."""
+def examine(
+    home: Home,
+    mounts: Path = Path("/proc/mounts"),
+    tell: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Every check on `home` and this machine: {"summary", "checks": [...], "failed": n}.
+
+    `tell` gets each check as it is made.
+    """
     findings: list[Finding] = []
-    for check in CHECKS:
-        findings += _guarded(check, home)
-    findings += _guarded(lambda home: filesystem(home, mounts), home)
+    for check in (*CHECKS, partial(filesystem, mounts=mounts)):
+        for finding in _guarded(check, home):
+            findings.append(finding)
+            tell(_shown(finding))
     failed = sum(finding.status == "fail" for finding in findings)
     warned = sum(finding.status == "warn" for finding in findings)
     if failed:
-        summary = f"{failed} of {len(findings)} checks fail."
+        summary = f"{failed} of {counted(len(findings), 'check')} failed."
     elif warned:
-        summary = f"Ready to train; {warned} warnings."
+        summary = f"Ready to train; {counted(warned, 'warning')}."
     else:
         summary = "Ready to train."
-    checks = [
-        {name: value for name, value in asdict(finding).items() if value} for finding in findings
-    ]
+    checks = [_shown(finding) for finding in findings]
     return {"summary": summary, "failed": failed, "checks": checks}
+
+
+def _shown(finding: Finding) -> dict[str, Any]:
+    return {name: value for name, value in asdict(finding).items() if value}
 
 
 def python(home: Home) -> Iterator[Finding]:
@@ -112,7 +136,7 @@ def database(home: Home) -> Iterator[Finding]:
     with Store(home) as store:
         store.check()
         count = len(store.list_runs(1000))
-    said = f"intact, {count} runs, SQLite {sqlite3.sqlite_version}"
+    said = f"intact, {counted(count, 'run')}, SQLite {sqlite3.sqlite_version}"
     kept = [path.name for path in home.dbs_aside()]
     if kept:
         yield Finding(
@@ -154,7 +178,7 @@ def devices(home: Home) -> Iterator[Finding]:
         yield Finding(
             "devices",
             "warn",
-            f"{names}; no GPU, {found.cores} cores, {found.ram_total / GB:.0f} GB",
+            f"{names}; no GPU, {counted(found.cores, 'core')}, {found.ram_total / GB:.0f} GB",
             "Small models (pebble) train well here; larger ones need an NVIDIA GPU.",
         )
     else:
@@ -173,11 +197,24 @@ def training(home: Home) -> Iterator[Finding]:
         check=False,
     )
     if done.returncode == 0:
-        torch, transformers = done.stdout.split()
+        torch, transformers, *liger = done.stdout.split()
         yield Finding("training", "pass", f"torch {torch}, transformers {transformers}")
+        yield Finding("kernels", "pass", _kernels(hardware.detect(home.root), *liger))
     else:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         yield Finding("training", "fail", last[:300], "honesmith setup --again")
+
+
+def _kernels(machine: hardware.Hardware, liger: str = "") -> str:
+    """What our own forward does between matrix products with, before a model has been tried."""
+    asked = os.environ.get(KERNELS, "")
+    if machine.device.kind == "cpu" or asked == "torch":
+        return "torch"
+    if asked == "compiled":
+        return "torch, compiled for long runs"
+    if liger:
+        return f"liger {liger}, where a model's trial finds torch's numbers; else torch"
+    return "torch; the extra gpu brings Liger's, one launch where torch makes several"
 
 
 def tools(home: Home) -> Iterator[Finding]:
@@ -235,7 +272,7 @@ CHECKS: tuple[Check, ...] = (
 
 def _guarded(check: Check, home: Home) -> list[Finding]:
     """The findings of a check; one that cannot be made is a finding too."""
-    name = getattr(check, "__name__", "check").strip("<>")
+    name = getattr(check, "__name__", "filesystem").strip("<>")
     try:
         found = list(check(home))
     except UserError as error:

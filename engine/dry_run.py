@@ -30,9 +30,12 @@ from engine import (
     vllm_env,
 )
 from engine.clean import redactor_for
+from engine.database import tells_of_the_disk
 from engine.errors import UserError
 from engine.run_dir import Home, read_json
 from engine.store import Store
+from engine.words import counted, size, words
+from envs.headline import best_degenerate
 from envs.problem import EnvProblem
 from envs.process import isolation_here
 from envs.sandbox import LIMITS
@@ -79,6 +82,7 @@ class _Found:
         self.status, self.detail, self.fix, self.code = status, detail, fix, code
 
 
+@tells_of_the_disk
 def dry_run(
     home: Home,
     env_id: str,
@@ -86,12 +90,14 @@ def dry_run(
     algorithm: str = "grpo",
     settings: dict[str, Any] | None = None,
     samples: int = 0,
+    afford: Callable[[float], float] | None = None,
 ) -> dict[str, Any]:
     """Check a run that could be submitted with the same arguments; trains nothing.
 
     Args:
         samples: tasks to sample `group_size` times each from the model, in a short run of its own
             that only starts when no check fails; its `run_id` is in the answer.
+        afford: gives that run a cap on device hours, or refuses it.
 
     Returns `checks` ({"name", "status" pass|warn|fail|skip, "detail", "fix"}), `settings` with
     `sources`, `statistics`, `row` (sft: one row as it is trained), `audit`, `estimate`, `probe`,
@@ -114,14 +120,14 @@ def dry_run(
     stairs = look.climb(began)
     report = _report(look, stairs)
     if samples:
-        stairs.step("probe", _all_but_skipped(stairs), lambda: look.probe(samples, began))
+        stairs.step("probe", _all_but_skipped(stairs), lambda: look.probe(samples, began, afford))
     return report | {
         "checks": stairs.checks,
         "probe": stairs.facts.get("probe"),
         "run_id": stairs.facts.get("run_id", ""),
         "summary": _summary(look, stairs),
         "next": _next(look, stairs),
-        "warnings": _warnings(stairs),
+        "warnings": _warnings(look, stairs),
     }
 
 
@@ -170,9 +176,7 @@ class _Look:
             detail += f", continued from {ref.adapter.name} of {ref.run_id}"
         missing = hub.missing_bytes(ref.base_path)
         if missing:
-            return _Found(
-                "warn", f"{detail}; {estimate.size(missing)} of weights come when the run starts"
-            )
+            return _Found("warn", f"{detail}; {size(missing)} of weights come when the run starts")
         return _Found("pass", detail)
 
     def names(self) -> _Found:
@@ -198,7 +202,8 @@ class _Look:
             inherited=ref.adapter_facts,
             vllm=vllm_env.find_python(self.home) is not None,
         )
-        detail = f"{len(resolved.settings)} settings, {resolved.settings['steps']} steps"
+        steps = counted(resolved.settings["steps"], "step")
+        detail = f"{len(resolved.settings)} settings, {steps}"
         if resolved.warnings:
             return _Found("warn", "; ".join(resolved.warnings))
         return _Found("pass", detail)
@@ -300,10 +305,10 @@ class _Look:
     def memory(self) -> _Found:
         figures = self.facts["estimate"]
         total, available = figures["peak_memory"]["total"], figures["memory_available"]
-        detail = f"{estimate.size(total)} of {estimate.size(available)} on {figures['device']}"
+        detail = f"{size(total)} of {size(available)} on {figures['device']}"
         if total > figures["memory_free"]:
             # Said, not judged: what is in use now may be gone when the run has its turn.
-            detail += f", of which {estimate.size(figures['memory_free'])} are free now"
+            detail += f", of which {size(figures['memory_free'])} are free now"
         if figures["fits"]:
             if figures["fit"] == "tight":
                 return _Found("warn", f"{detail}: tight", f"Lower {figures['lower_this']}.")
@@ -313,10 +318,10 @@ class _Look:
 
     def disk(self) -> _Found:
         figures, free = self.facts["estimate"], self.facts["machine"].disk_free
-        detail = f"the run writes about {estimate.size(figures['disk_bytes'])}"
+        detail = f"the run writes about {size(figures['disk_bytes'])}"
         if figures["disk_fits"]:
             return _Found("pass", detail)
-        fix = f"Free space ({estimate.size(free)} are free), or lower keep_checkpoints."
+        fix = f"Free space ({size(free)} are free), or lower keep_checkpoints."
         return _Found("fail", detail, fix, "DISK_FULL")
 
     def budget(self) -> _Found:
@@ -348,7 +353,7 @@ class _Look:
         call.pop("settings", None)
         return call | ({"settings": kept} if kept else {})
 
-    def probe(self, samples: int, began: float) -> _Found:
+    def probe(self, samples: int, began: float, afford: Callable[[float], float] | None) -> _Found:
         """Sample the model in a run of its own and judge whether GRPO has something to select."""
         record = self.facts["record"]
         if not record.scored:
@@ -357,7 +362,12 @@ class _Look:
         if self.algorithm != "grpo":
             asked = {name: asked[name] for name in _PROBE_SETTINGS if name in asked}
         answer = runs.submit_probe(
-            self.home, env_id=record.env_id, model=self.model, settings=asked, samples=samples
+            self.home,
+            env_id=record.env_id,
+            model=self.model,
+            settings=asked,
+            samples=samples,
+            afford=afford,
         )
         run_id = self.facts["run_id"] = answer["run_id"]
         left = max(0.0, CALL_S - (time.monotonic() - began))
@@ -365,7 +375,7 @@ class _Look:
         if status["state"] == "done":
             result = self.facts["probe"] = read_json(self.home.run(run_id).result)
             self.facts["too_hard"] = self.algorithm == "grpo" and _too_hard(result)
-            return _judge_probe(result)
+            return _beside_degenerate(_judge_probe(result), result, self.facts.get("audit") or {})
         if status["state"] in ("failed", "cancelled"):
             error = status.get("error") or {}
             return _Found(
@@ -425,6 +435,23 @@ def _too_hard(result: dict[str, Any]) -> bool:
     return result["effective"] < 0.2 and result["too_hard"] >= result["too_easy"]
 
 
+def _beside_degenerate(found: _Found, result: dict[str, Any], audit: dict[str, Any]) -> _Found:
+    """The same, warned where an answer that is none earns more than the model does on average:
+    GRPO goes where the pay is, and that is nearer than being right."""
+    best, earned = best_degenerate(audit.get("probes") or []), result.get("reward_mean")
+    if best is None or earned is None or found.status == "fail":
+        return found
+    if best["mean"] <= max(0.0, earned):
+        return found
+    probe = best["probe"]
+    said = (
+        f"{probe} pays {best['mean']:.2f}, the model earns {earned:.2f} on average: {probe} is the "
+        "best it can reach"
+    )
+    fix = f"Pay less for {probe} than for a first try, and push again, or train by SFT first."
+    return _Found("warn", f"{said}; {found.detail}", f"{fix} {found.fix}".strip(), found.code)
+
+
 def _judge_probe(result: dict[str, Any]) -> _Found:
     """A probe's numbers in words, with the one lever they point at."""
     effective, truncated = result["effective"], result["truncated_share"]
@@ -435,7 +462,7 @@ def _judge_probe(result: dict[str, Any]) -> _Found:
         f"{truncated:.0%} truncated"
     )
     if shares := result.get("gradient_share"):
-        carried = ", ".join(f"{size}: {share:.0%}" for size, share in shares.items())
+        carried = ", ".join(f"{group}: {share:.0%}" for group, share in shares.items())
         detail += f"; groups that would teach, by group_size: {carried}"
     if result["error_share"] > 0.2:
         share = f"{result['error_share']:.0%} of the scores failed"
@@ -492,8 +519,8 @@ def _report(look: _Look, stairs: _Stairs) -> dict[str, Any]:
 def _short_audit(audit: dict[str, Any]) -> dict[str, Any]:
     """The table without examples of probes that earn nothing."""
     kept = (
-        "verdict", "headline", "share", "deterministic", "order_dependent", "separability",
-        "saturation", "score_seconds_p95", "problems", "gold_failing",
+        "verdict", "headline", "share", "deterministic", "order_dependent", "fresh_process",
+        "separability", "saturation", "score_seconds_p95", "problems", "gold_failing",
     )  # fmt: skip
     short = {key: audit[key] for key in kept if key in audit}
     if "probes" in audit:
@@ -512,7 +539,7 @@ def _summary(look: _Look, stairs: _Stairs) -> str:
         return f"Not ready: {first['name']}: {first['detail']}{more}."
     warned = [check["name"] for check in stairs.checks if check["status"] == "warn"]
     likely = stairs.facts["estimate"]["hours"]["likely"]
-    said = f"Ready to train, about {estimate.words(likely)}"
+    said = f"Ready to train, about {words(likely)}"
     if stairs.facts.get("too_hard"):
         found = stairs.facts["probe"]
         first = "train by SFT first" if look.sft_call() else "give partial credit"
@@ -537,8 +564,10 @@ def _next(look: _Look, stairs: _Stairs) -> list[dict[str, Any]]:
     return calls
 
 
-def _warnings(stairs: _Stairs) -> list[str]:
-    return [
+def _warnings(look: _Look, stairs: _Stairs) -> list[str]:
+    record = stairs.facts.get("record")
+    meant = registry.prefix_meant(look.env_id, record) if record else []
+    return meant + [
         f"{check['name']}: {check['detail']}"
         for check in stairs.checks
         if check["status"] == "warn"

@@ -4,6 +4,7 @@ Lengths are counted once per environment version and tokenizer and kept in the h
 that a submit answers at once. At most `SAMPLE` rows are counted, a seeded sample beyond that.
 """
 
+import contextlib
 import hashlib
 import json
 import random
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from engine import registry, tokens
+from engine.datasets import spread
 from engine.run_dir import Home, read_json, write_json
 
 SAMPLE = 2000
@@ -121,8 +123,9 @@ def env_facts(
     counted = _read(kept)
     if counted is None:
         counted = _count(registry.read_tasks(record), record.tools, tokenizer, thinking)
-        kept.parent.mkdir(exist_ok=True)
-        write_json(kept, counted, fsync=False)
+        with contextlib.suppress(OSError):  # a full disk: counted again by the next call
+            kept.parent.mkdir(exist_ok=True)
+            write_json(kept, counted, fsync=False)
     lengths = tuple(
         RowLengths(prompt, total, tuple((start, end) for start, end in turns))
         for prompt, total, turns in counted.pop("lengths")
@@ -212,29 +215,15 @@ def statistics(facts: EnvFacts, algorithm: str, settings: dict[str, Any]) -> dic
     return {
         "rows": facts.train_rows,
         "counted": len(rows),
-        "prompt": percentiles([row.prompt for row in rows]),
-        "target": percentiles(target),
-        "total": percentiles([row.total for row in rows]),
+        "prompt": spread([row.prompt for row in rows]),
+        "target": spread(target),
+        "total": spread([row.total for row in rows]),
         "truncated_share": _share(len(truncated), len(rows)),
         "dropped": len(dropped),
         "duplicate_share": round(facts.duplicate_share, 4),
         "zero_supervision": sum(1 for count in target if count == 0),
         "without_answer": facts.train_rows - facts.answered_rows,
         "refused_by_template": facts.refused,
-    }
-
-
-def percentiles(values: list[int]) -> dict[str, int]:
-    """min, p50, p95 and max, each the value at its nearest rank; all 0 for no values."""
-    ordered = sorted(values)
-    if not ordered:
-        return {"min": 0, "p50": 0, "p95": 0, "max": 0}
-    last = len(ordered) - 1
-    return {
-        "min": ordered[0],
-        "p50": ordered[round(0.5 * last)],
-        "p95": ordered[round(0.95 * last)],
-        "max": ordered[-1],
     }
 
 

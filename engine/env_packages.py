@@ -21,7 +21,8 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 
 from engine.errors import UserError
-from engine.run_dir import Home, write_json
+from engine.files import is_locked, write_json
+from engine.run_dir import Home
 
 FILE = "requirements.txt"
 BUILT = "built.json"
@@ -139,7 +140,7 @@ def install(home: Home, requirements: list[Requirement], patience_s: float) -> P
         )
     deadline = time.monotonic() + patience_s
     while not place.outcome.exists():
-        if builder.poll() is not None and not place.outcome.exists() and _free(place.lock):
+        if builder.poll() is not None and not place.outcome.exists() and not is_locked(place.lock):
             break
         if time.monotonic() > deadline:
             raise UserError(
@@ -198,14 +199,6 @@ def _error_of(place: Venv) -> str:
     with contextlib.suppress(OSError):
         return " ".join(place.log.read_text("utf-8", "replace").splitlines()[-2:])[:600]
     return "the builder left no word"
-
-
-def _free(lock: Path) -> bool:
-    """Whether no builder holds the lock."""
-    with contextlib.suppress(OSError), open(lock, "a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    return False
 
 
 if __name__ == "__main__":

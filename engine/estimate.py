@@ -1,9 +1,9 @@
 """What a run will take: hours, money, memory and disk as low, likely and high.
 
-Operations and bytes (engine/workload.py) over the speed of this machine (engine/speed.py), then
-corrected by finished runs (engine/experience.py), phase by phase: with three or more of the same
-algorithm the band is a 90 % prediction interval of their ratio of actual to corrected time, before
-that a fixed factor.
+Operations (engine/workload.py) over the speed of this machine (engine/speed.py), then corrected by
+finished runs (engine/experience.py), phase by phase: with three or more of the same algorithm the
+band is a 90 % prediction interval of their ratio of actual to corrected time, before that a fixed
+factor. Memory and disk are engine/footprint.py's.
 """
 
 import contextlib
@@ -11,21 +11,23 @@ import importlib.util
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
-from engine import catalog, env_facts, hub, registry, speed, tokens, vllm_env, workload
+from engine import catalog, env_facts, footprint, hub, registry, speed, tokens, vllm_env, workload
 from engine import config as settings_schema
 from engine import hardware as machine
+from engine.database import tells_of_the_disk
 from engine.env_facts import EnvFacts
 from engine.errors import UserError
 from engine.experience import CALIBRATE_FROM, experience
 from engine.hardware import Hardware
-from engine.model_files import ModelFacts
+from engine.model_files import PROJECTIONS, ModelFacts
 from engine.run_dir import Home
 from engine.store import Store
+from engine.words import size, words
 from engine.workload import Battery, Lengths, Plan
 
 LEVELS = ("low", "likely", "high")
@@ -40,6 +42,7 @@ _FETCHED = 2e7  # bytes of a download per second
 DISK_RESERVE = 500_000_000
 
 
+@tells_of_the_disk
 def estimate_cost(
     home: Home,
     env_id: str,
@@ -126,11 +129,11 @@ def estimate(
     totals = {level: sum(phases[level].values()) / 3600 for level in LEVELS}
     hours, basis, runs = _band(known.misses(resolved.algorithm), totals, rate.measured)
     price = home.user_config().gpu_hour_price
-    memory = workload.memory(plan)
+    memory = footprint.memory(plan)
     raw_memory = memory["total"]
     memory = _corrected(memory, known.memory_factor(resolved.algorithm))
     available = plan.device.memory_total
-    need = workload.disk(plan) + download
+    need = footprint.disk(plan) + download
     fit = _fit(memory["total"], available)
     return {
         "steps": resolved.settings["steps"],
@@ -160,6 +163,41 @@ def estimate(
             "memory": raw_memory,
         },
     }
+
+
+def evaluation_hours(
+    home: Home,
+    settings: Mapping[str, Any],
+    models: Sequence[tuple[ModelFacts, Path]],
+    env: EnvFacts,
+    hardware: Hardware,
+    *,
+    rows: int,
+    attempts: int,
+) -> float:
+    """Device hours that sampling and scoring `rows` tasks `attempts` times each takes at most.
+
+    Args:
+        settings: sampling settings with max_tokens and max_length.
+        models: facts and folder of the base of every model that answers.
+    """
+    device = hardware.device
+    precision = "bfloat16" if device.bf16 else "float32"
+    rate = speed.load(home, device, hardware.cores, precision)
+    known = experience(home, rate, device.kind)
+    adapter = {"lora_rank": 16, "lora_targets": PROJECTIONS}
+    fixed = {"precision": precision, "quantization": "none", **adapter}
+    seconds = 0.0
+    for facts, base_path in models:
+        seen = known.seen(str(base_path))
+        plan = Plan("grpo", {**settings, **fixed}, facts, env, device, seen=seen, batteries=())
+        work = workload.rollouts(plan, rows, rows * attempts, plan.episode("high"))
+        scored = replace(rate, score_s=env.score_s + 1e-4) if env.score_s else rate
+        idle = {"training": workload.Work(), "evaluation": work, "saving": workload.Work()}
+        phases = scored.phases(idle, facts.layers, facts.weight_bytes, first=not seen.runs)
+        seconds += sum(phases.values()) + hub.missing_bytes(base_path) / _FETCHED
+    above = _SPREAD["measured" if rate.measured else "model"][1]
+    return above * seconds / 3600
 
 
 def batteries(home: Home, base_path: Path | None) -> tuple[Battery, ...]:
@@ -241,22 +279,6 @@ def check_budget(
     return []
 
 
-def words(hours: float) -> str:
-    """A time for people: "40 s", "12 min", "3.5 h"."""
-    seconds = hours * 3600
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{hours:.1f} h"
-
-
-def size(count: float) -> str:
-    """A number of bytes for people."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6)):
-        if count >= scale:
-            return f"{count / scale:.1f} {unit}"
-    return f"{count / 1e3:.0f} kB"
-
-
 def _phases(plan: Plan, rate: speed.Speed, level: str) -> dict[str, float]:
     """Seconds of each phase of the run, uncorrected."""
     works = workload.works(plan, level)
@@ -306,7 +328,7 @@ def _lower(plan: Plan, rate: speed.Speed, over: int | None) -> str:
     for name, value in _candidates(plan):
         smaller = replace(plan, settings=plan.settings | {name: value})
         after = (
-            workload.memory(smaller)["total"]
+            footprint.memory(smaller)["total"]
             if over is not None
             else sum(_phases(smaller, rate, "likely").values())
         )

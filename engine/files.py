@@ -69,6 +69,15 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`; {} where there is none, or none that can be read."""
+    try:
+        found = read_json(path)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 class Appender:
     """Appends one compact JSON object per line to a file.
 

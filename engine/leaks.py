@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.errors import UserError
-from engine.evidence.arms import trained_by
 from engine.evidence.contamination import scan
+from engine.evidence.descent import trained_by
 from engine.evidence.levers import Making, ancestors
 from engine.evidence.verdict import load_config
 from engine.registry import EnvRecord, find_env, read_tasks

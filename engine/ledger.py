@@ -203,7 +203,10 @@ def _short(value: Any) -> str:
 
 
 def best_runs(home: Home, rows: Sequence[RunRow]) -> dict[str, dict[str, Any]]:
-    """The best run of each environment version, by the half of the held-out tasks that chooses."""
+    """The best run of each environment version, by the half of the held-out tasks that chooses.
+
+    A run in which no checkpoint beat its start is none: its start is the better model.
+    """
     best: dict[str, dict[str, Any]] = {}
     for row in sorted(rows, key=lambda row: row.rowid):
         if row.kind != "train" or row.state != "done":
@@ -211,7 +214,9 @@ def best_runs(home: Home, rows: Sequence[RunRow]) -> dict[str, dict[str, Any]]:
         try:
             result = read_json(home.run(row.run_id).result)
             score = float(result["best_score"])
-        except (OSError, ValueError, KeyError, TypeError):
+            if (result.get("evidence") or {}).get("go_on_with"):
+                continue
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
         if row.env_id not in best or score > best[row.env_id]["score"]:
             found = {"run_id": row.run_id, "score": round(score, 4), "verdict": row.verdict}

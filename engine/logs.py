@@ -23,10 +23,13 @@ from engine.curves import (
     thin,
 )
 from engine.errors import UserError
+from engine.files import read_object
+from engine.halves import choosing
 from engine.metrics import METRICS
-from engine.run_dir import Home, RunDir, read_json
+from engine.run_dir import Home, RunDir
 from engine.store import TERMINAL, RunRow, Store
 from engine.tail import BUDGET, Line, Page, complete_size, page_after, page_before, torn_tail
+from engine.words import counted
 
 VIEWS = ("metrics", "events", "console", "error")
 MOST_ROWS = 200
@@ -70,7 +73,7 @@ def read_logs(
     run = home.run(row.run_id)
     if view == "metrics":
         return _metrics(run, row, list(keys), matches if grep else None, limit, cursor)
-    config = _json_or_empty(run.config)
+    config = read_object(run.config)
     reader = _TextReader(run, row, redactor_for(home, config), limit, matches if grep else None)
     if view == "events":
         return _events(reader, list(keys), cursor)
@@ -146,11 +149,12 @@ def _metrics(
         chosen = chosen[:_MOST_KEYS]
     if metrics.sampled:
         warnings.append("The file is long: before its end, steps are a sample.")
+    exam = choosing(run) if any(name.startswith("heldout_") for name in chosen) else {}
     kept = thin(metrics.lines, chosen, min(POINTS, limit))
     curves = {name: metrics.curve(name) for name in chosen}
     with_model = any("model" in line for line in kept)
     result = {
-        "summary": _curve_sentence(row, metrics.lines, curves, len(kept)),
+        "summary": _curve_sentence(row, metrics.lines, curves, len(kept), exam),
         "run_id": row.run_id,
         "state": row.state,
         "view": "metrics",
@@ -159,6 +163,7 @@ def _metrics(
         "curves": {name: summary_of(points) for name, points in curves.items() if points},
         "available": [name for name in available if name not in chosen][:60],
         "steps_logged": len(metrics.lines),
+        **({"heldout": exam} if exam else {}),
         "next_cursor": "" if row.state in TERMINAL else f"metrics:{metrics.end}",
         "warnings": warnings,
         "next": [],
@@ -184,7 +189,7 @@ def _new_metrics(
     chosen = keys[:_MOST_KEYS] or main_columns(names, _DEFAULT_KEYS)
     more = page.end < complete_size(run.metrics) or row.state not in TERMINAL
     result = {
-        "summary": f"{len(lines)} new steps of {row.run_id}, which is {row.state}.",
+        "summary": f"{counted(len(lines), 'new step')} of {row.run_id}, which is {row.state}.",
         "run_id": row.run_id,
         "state": row.state,
         "view": "metrics",
@@ -222,6 +227,7 @@ def _curve_sentence(
     lines: Sequence[dict[str, Any]],
     curves: dict[str, list[tuple[float, float]]],
     shown: int,
+    exam: dict[str, Any],
 ) -> str:
     if not lines:
         return f"{row.run_id} is {row.state} and has logged no step yet."
@@ -231,7 +237,9 @@ def _curve_sentence(
         if points
     ]
     thinned = f" ({shown} of {len(lines)} points)" if shown < len(lines) else ""
-    return f"{row.run_id} is {row.state} at step {lines[-1]['step']}{thinned}: {', '.join(said)}."
+    half = f" (heldout_*: {exam['tasks']} of {exam['of']} tasks, which choose)" if exam else ""
+    curve = ", ".join(said)
+    return f"{row.run_id} is {row.state} at step {lines[-1]['step']}{thinned}: {curve}{half}."
 
 
 def _fit_rows(result: dict[str, Any]) -> dict[str, Any]:
@@ -305,7 +313,7 @@ def _events(reader: _TextReader, keys: list[str], cursor: str) -> dict[str, Any]
     events = [_event(reader, line) for line in lines]
     result = reader.result("events", page, events, "events")
     name = events[-1].get("event", "") if events else ""
-    result["summary"] = f"{len(events)} events of {reader.row.run_id}" + (
+    result["summary"] = f"{counted(len(events), 'event')} of {reader.row.run_id}" + (
         f", the last is {name}." if name else "."
     )
     return result | _cursors(reader, cursor, "events", page, path, attempts=())
@@ -337,13 +345,17 @@ def _console(reader: _TextReader, cursor: str, room: int = _ROOM) -> dict[str, A
         body.append(_shown(reader, writing))
     result = reader.result("console", page, body, "lines")
     result["attempt"] = attempt
-    result["summary"] = f"{len(body)} lines of attempt {attempt} of {reader.row.run_id}."
+    if not body and not cursor and reader.matches is None and reader.row.kind == "train":
+        # Nothing went wrong and nothing was printed: what the run did stands in its curves.
+        curves = {"run_id": reader.row.run_id, "view": "metrics"}
+        result["next"] = [{"tool": "read_logs", "arguments": curves}]
+    result["summary"] = f"{counted(len(body), 'line')} of attempt {attempt} of {reader.row.run_id}."
     return result | _cursors(reader, cursor, f"console:{attempt}", page, path, attempts=attempts)
 
 
 def _error(reader: _TextReader, cursor: str) -> dict[str, Any]:
     run, row = reader.run, reader.row
-    failure, ended = _json_or_empty(run.failure), _json_or_empty(run.exit_record)
+    failure, ended = read_object(run.failure), read_object(run.exit_record)
     cursor = cursor.replace("error", "console", 1)
     result = _console(reader, cursor, room=_ROOM - 2500)
     for name in ("next_cursor", "older_cursor"):
@@ -456,14 +468,6 @@ def _parsed(text: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
-
-
-def _json_or_empty(path: Path) -> dict[str, Any]:
-    try:
-        found = read_json(path)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _bad(field: str, message: str, hint: str) -> UserError:

@@ -176,7 +176,8 @@ _LIST = (
     ),
     Metric(
         "heldout_success",
-        "Share of held-out tasks solved, greedy, errors counted as not solved; the `select` half.",
+        "Share of held-out tasks solved, greedy, errors counted as not solved; of the half "
+        "that chooses the checkpoint (`half: select`).",
         "share",
         BOTH,
         "evaluation",
@@ -190,7 +191,8 @@ _LIST = (
     ),
     Metric(
         "heldout_loss",
-        "Mean cross-entropy of the supervised tokens of the held-out rows; the `select` half.",
+        "Mean cross-entropy of the supervised tokens of the held-out rows; of the half that "
+        "chooses the checkpoint.",
         "nats",
         (SFT,),
         "evaluation",

@@ -7,9 +7,11 @@ from typing import Any
 from engine import catalog, deployments, hardware, launcher, ledger, registry
 from engine.errors import UserError
 from engine.evidence import looks
+from engine.halves import ABOUT_USE
 from engine.progress import read_progress
 from engine.run_dir import Home
 from engine.store import HOLDS_DEVICE, RunRow, Store
+from engine.words import counted
 
 SCOPES = ("all", "hardware", "runs", "envs", "models", "datasets", "deployments")
 
@@ -48,6 +50,8 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
             found[name] = items[after : after + limit] if scope == name else items[:limit]
             if scope == name and after + limit < len(items):
                 found["next_cursor"] = str(after + limit)
+    if any("exam_use" in env for env in found.get("envs", [])):
+        found["about"] = {"exam_use": ABOUT_USE}
     return found | {
         "summary": _summary(scope, found),
         "next": _next(scope, found),
@@ -141,6 +145,8 @@ def _run(home: Home, row: RunRow) -> dict[str, Any]:
             found[name] = value
     if row.kind == "train":
         found |= ledger.entry(home, row)
+    if home.run(row.run_id).deleted.exists():
+        found["deleted"] = True
     if row.attempt > 1:
         found["attempt"] = row.attempt
     return found
@@ -170,14 +176,16 @@ _LISTS: dict[str, Callable[[Home], list[dict[str, Any]]]] = {
 def _summary(scope: str, found: dict[str, Any]) -> str:
     if scope == "hardware":
         devices = found["hardware"]["devices"]
-        return f"{len(devices)} device(s): {', '.join(item['name'] for item in devices)}."
+        named = ", ".join(item["name"] for item in devices)
+        return f"{counted(len(devices), 'device')}: {named}."
     if scope != "all":
         more = " (more follow)" if "next_cursor" in found else ""
-        return f"{len(found[scope])} {scope}{more}."
+        return f"{counted(len(found[scope]), scope[:-1])}{more}."
     active = [run for run in found["runs"] if run["state"] in HOLDS_DEVICE]
     return (
-        f"{len(active)} running, {len(found['queue'])} queued, {len(found['envs'])} environments, "
-        f"{len(found['models'])} models, {len(found['deployments'])} deployments."
+        f"{len(active)} running, {len(found['queue'])} queued, "
+        f"{counted(len(found['envs']), 'environment')}, {counted(len(found['models']), 'model')}, "
+        f"{counted(len(found['deployments']), 'deployment')}."
     )
 
 

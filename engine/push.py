@@ -36,6 +36,7 @@ INSTALL_SECONDS = 40.0
 AUDIT_SECONDS = 5.0
 CALL_SECONDS = 10.0  # for one answer of the environment, while it is pushed
 _STAGING = ".push-"
+_TOLD = ("verdict", "headline", "risks", "share", "fresh_process")
 GIVE_UP_REPLAYS = 20  # failures after which the remaining reference answers are not replayed
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 
@@ -136,20 +137,29 @@ def _make(home: Home, draft: _Draft, install: bool, deadline: float) -> None:
             sandbox=around,
         )
 
-    with process() as env:
+    with process() as env, process() as second:
+        began = time.monotonic()
         described = env.describe()
+        launch = time.monotonic() - began
         began = time.monotonic()
         rows = env.tasks()
         took = time.monotonic() - began
-        _compare_second_call(process, rows, took, deadline, draft)
+        given = [dict(row) for row in rows]
         sides = _split(rows, draft)
         for row, side in zip(rows, sides.sides, strict=True):
             row["split"] = side
         _add_gold(env, rows, described["kind"], deadline, draft)
-        left = deadline - CALL_SECONDS - time.monotonic()
+        left = deadline - CALL_SECONDS - launch - time.monotonic()
         budget = max(1.0, min(AUDIT_SECONDS, left / OVERRUN))
-        findings = audit(env, rows, described["kind"], budget_s=budget)
+        findings = audit(
+            env,
+            rows,
+            described["kind"],
+            budget_s=budget,
+            fresh=lambda: _fresh(second, launch, deadline),
+        )
         isolation = env.isolation
+        _compare_second_call(second, given, launch + took, deadline, draft)
     train = [row for row in rows if row["split"] == "train"]
     heldout = [row for row in rows if row["split"] == "heldout"]
     left = max(0.5, min(contamination.BUDGET_S, deadline - time.monotonic()))
@@ -211,19 +221,35 @@ def _interpreter(home: Home, source: Path, install: bool, deadline: float) -> st
     return str(python)
 
 
+def _fresh(second: EnvProcess, launch: float, deadline: float) -> EnvProcess:
+    """`second`, started anew; EnvProblem where that may take the time that the push has left.
+
+    Args:
+        launch: seconds that the first process took to start.
+    """
+    if deadline - time.monotonic() < 2 * launch + CALL_SECONDS:
+        raise EnvProblem("ENV_LIMITS", f"it takes {launch:.1f} s to start: too long for another")
+    second.close()
+    second.describe()
+    return second
+
+
 def _compare_second_call(
-    process: Any, rows: list[dict[str, Any]], took: float, deadline: float, draft: _Draft
+    again: EnvProcess, rows: list[dict[str, Any]], took: float, deadline: float, draft: _Draft
 ) -> None:
-    """`tasks()` in a second process: rows that differ cannot be made again from the files."""
-    if deadline - time.monotonic() < 3 * took + AUDIT_SECONDS:
+    """`tasks()` in a second process: rows that differ cannot be made again from the files.
+
+    Args:
+        took: seconds that the first process needed to start and to answer.
+    """
+    if deadline - time.monotonic() < 2 * took:
         draft.warnings.append("tasks() is slow; whether it repeats itself was not checked")
         return
-    with process() as again:
-        try:
-            second = again.tasks()
-        except EnvProblem as problem:
-            draft.warnings.append(f"tasks() failed when it was called again: {problem}")
-            return
+    try:
+        second = again.tasks()
+    except EnvProblem as problem:
+        draft.warnings.append(f"tasks() failed when it was called again: {problem}")
+        return
     if second == rows:
         return
     differing = sum(a != b for a, b in zip(rows, second, strict=False))
@@ -393,7 +419,7 @@ def _result(record: registry.EnvRecord, shot: snapshot.Snapshot) -> dict[str, An
         "split": record.facts["split"],
         "files": len(shot.files),
         "left_out": shot.left_out,
-        "audit": {key: findings[key] for key in ("verdict", "headline", "risks", "share")},
+        "audit": {key: findings[key] for key in _TOLD if key in findings},
         "problems": record.facts["problems"],
         "isolation": record.facts["isolation"],
         "summary": f"Pushed {record.env_id}: {train} train and {heldout} held-out rows, "

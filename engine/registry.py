@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from engine.database import tells_of_the_disk
 from engine.errors import UserError
-from engine.rows import EnvRow
+from engine.rows import EnvRow, taken_as
 from engine.run_dir import Home, read_json
 from engine.store import Store
 from envs.process import EnvProcess
@@ -69,6 +70,7 @@ class EnvRecord:
         return str(self.facts.get("isolation", ""))
 
 
+@tells_of_the_disk
 def push_env(
     home: Home,
     path: str | Path,
@@ -108,6 +110,13 @@ def find_env(home: Home, ref: str) -> EnvRecord:
             hint="Pass a longer prefix or the whole id.",
         )
     return _record(home, row)
+
+
+def prefix_meant(ref: str, record: EnvRecord) -> list[str]:
+    """What to say when `ref` was the beginning of a name or an id; [] where it was whole."""
+    if record.name in (ref, ref.lower().replace("_", "-")):
+        return []
+    return taken_as("env_id", ref, record.env_id)
 
 
 def list_envs(home: Home, limit: int = 1000, offset: int = 0) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from engine import rescore
 from engine.errors import UserError
 from engine.evidence.orders import order_changes, sentence
 from engine.evidence.results import Row, load_rows, measure_of, side
@@ -24,18 +25,18 @@ from engine.evidence.verdict import run_verdict
 from engine.files import Appender, read_json, write_json
 from engine.outcome import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
 from engine.registry import find_env, open_process, read_tasks
+from engine.rescore import score_stored
 from engine.run_dir import RunDir
 from engine.split import prompt_key
 from engine.store import Store
+from engine.words import counted
 from envs.problem import EnvProblem
-from envs.process import EnvProcess, EpisodeFailed, failed_score
+from envs.process import EnvProcess
 
 # Why a stored answer was not scored.
-SKIPPED = {
+SKIPPED = rescore.SKIPPED | {
     "unknown_task": "this environment has no task of that id",
     "changed_prompt": "the task of that id asks something else here",
-    "no_answer": "no answer is stored",
-    "other_turns": "an answer of several turns cannot be scored by a single-turn environment",
 }
 _SETTLED = ("ids", "prompt_ids", "loss_mask", "advantage")  # of training, not of the answer
 
@@ -70,7 +71,7 @@ class Regrade:
     def go(self) -> dict[str, Any]:
         """Score everything; returns the result record. Raises Stopped, EnvProblem, UserError."""
         models = self.config["models"]
-        self.event("started", f"{len(models)} models", total_steps=len(models))
+        self.event("started", counted(len(models), "model"), total_steps=len(models))
         stored = {model["ref"]: load_rows(self.source.path / model["rows"]) for model in models}
         chosen = self._chosen(stored.values())
         done: dict[str, list[Row]] = {}
@@ -140,50 +141,10 @@ class Regrade:
             return "unknown_task"
         if row.get("prompt") and prompt_key(row["prompt"]) != prompt_key(task["prompt"]):
             return "changed_prompt"
-        messages = row.get("messages") or []
-        said = [message for message in messages if message.get("role") == "assistant"]
-        if not said and row.get("completion") is None:
-            return "no_answer"
-        if self.multi:
-            said = said or [{"role": "assistant", "content": row["completion"]}]
-            return replayed(process, task, messages or said)
-        if len(said) > 1:
-            return "other_turns"
-        text = row.get("completion")
-        return process.score(task, str(said[0].get("content") if text is None else text))
+        return score_stored(process, task, row, multi=self.multi)
 
     def _on_term(self, *_: object) -> None:
         self._stop = True
-
-
-def replayed(
-    process: EnvProcess, task: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    """The score of a stored conversation, played again.
-
-    An environment that answers otherwise than it did makes another conversation of it: that is an
-    error of the sample and not a score.
-    """
-    try:
-        episode = process.start(task)
-    except EpisodeFailed as error:
-        return failed_score(str(error))
-    try:
-        at = 0
-        while at < len(messages):
-            reply = episode.step(messages[at])
-            at += 1
-            heard = []
-            while at < len(messages) and messages[at].get("role") != "assistant":
-                heard.append(dict(messages[at]))
-                at += 1
-            if at < len(messages) and reply != heard:
-                return failed_score("the environment answers otherwise than when this was played")
-        return episode.score()
-    except EpisodeFailed as error:
-        return failed_score(str(error))
-    finally:
-        episode.close()
 
 
 def _line_of(row: Row, score: Mapping[str, Any], ref: str, at: int) -> Row:

@@ -15,6 +15,7 @@ from engine.curves import number, short
 from engine.errors import UserError
 from engine.evidence.results import load_rows
 from engine.evidence.verdict import after_step, load_config
+from engine.halves import ABOUT_HALF
 from engine.run_dir import Home, RunDir
 from engine.store import RunRow, Store
 from engine.transcripts import Decode, decoder_of, rollout_item, squeezed, turns_of, within
@@ -128,6 +129,7 @@ def read_rollouts(
         "source": source.what,
         **_models_of(ask, config),
         "matching": len(ordered),
+        **({"about": {"half": ABOUT_HALF}} if any(item.get("half") for item in items) else {}),
         "rollouts": items,
     }
     _fitted(ask, result, "rollouts", len(ordered), source.mark)

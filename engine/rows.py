@@ -25,6 +25,11 @@ OPEN = ("queued", "interrupted", *HOLDS_DEVICE)
 TERMINAL = ("done", "failed", "cancelled")
 
 
+def taken_as(field: str, given: str, whole: str) -> list[str]:
+    """What to say where `given` was the beginning of the id that is meant; [] for the id itself."""
+    return [] if given in ("", whole) else [f"{field} {given!r} was taken as {whole}"]
+
+
 @dataclass(frozen=True)
 class NewRun:
     """What a submit stores. `name` is the part of the run's id before its number."""

@@ -7,13 +7,10 @@ read is in engine/files.py and reachable from here.
 This module is imported by the supervisor, which must start at once: standard library only.
 """
 
-import math
 import os
 import re
-import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from engine.errors import UserError
 from engine.files import (
@@ -29,6 +26,7 @@ from engine.files import (
     write_json,
     write_text,
 )
+from engine.user_config import UserConfig, read_config
 
 __all__ = [
     "CHECKPOINT_MANIFEST",
@@ -36,7 +34,6 @@ __all__ = [
     "DeployDir",
     "Home",
     "RunDir",
-    "UserConfig",
     "append_line",
     "is_locked",
     "last_line",
@@ -51,21 +48,7 @@ __all__ = [
 
 _STEP = re.compile(r"step_?(\d+)")
 _ROLLOUT = re.compile(r"step_(\d+)\.jsonl")
-_CHOICES = {"sandbox": ("auto", "required", "off"), "serve_with": ("auto", "torch", "vllm")}
 CHECKPOINT_MANIFEST = "MANIFEST.json"  # written last: a folder without it is no checkpoint
-
-
-@dataclass(frozen=True)
-class UserConfig:
-    """`config.toml` of a home; every key is optional."""
-
-    gpu_hour_price: float = 0.0
-    max_gpu_hours_total: float | None = None
-    auto_approve_gpu_hours: float | None = None
-    idle_stop_minutes: float = 10.0
-    sandbox: str = "auto"
-    allow_root: bool = False
-    serve_with: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -224,18 +207,7 @@ class Home:
 
     def user_config(self) -> UserConfig:
         """`config.toml`, checked. Raises UserError SETTING_UNKNOWN or SETTING_INVALID."""
-        try:
-            with open(self.config_file, "rb") as file:
-                values = tomllib.load(file)
-        except FileNotFoundError:
-            return UserConfig()
-        except (OSError, ValueError, RecursionError) as error:  # no TOML, no text, too many digits
-            raise UserError(
-                "SETTING_INVALID",
-                f"{self.config_file} cannot be read: {error}",
-                hint="Correct the file or move it away; every key in it is optional.",
-            ) from error
-        return _checked_config(self.config_file, values)
+        return read_config(self.config_file)
 
 
 @dataclass(frozen=True)
@@ -365,6 +337,11 @@ class RunDir:
         return self.path / "contamination.json"
 
     @property
+    def deleted(self) -> Path:
+        """Says that the run was deleted: only what was asked and what came of it is left."""
+        return self.path / "deleted.json"
+
+    @property
     def rollouts_dir(self) -> Path:
         return self.path / "rollouts"
 
@@ -417,6 +394,11 @@ class RunDir:
     def kept(self, when: str) -> Path:
         """Answers to what the model could do before: `before` training, `after` it."""
         return self.evals_dir / f"kept_{when}.jsonl"
+
+    @property
+    def rescored(self) -> Path:
+        """What a fresh env process says of some answers of the last exam."""
+        return self.evals_dir / "rescored.json"
 
     def model_evals(self, index: int) -> Path:
         return self.evals_dir / f"model_{index}.jsonl"
@@ -498,37 +480,3 @@ def _default_home() -> Path:
     import platformdirs  # noqa: PLC0415
 
     return Path(platformdirs.user_data_dir("honesmith", appauthor=False))
-
-
-def _checked_config(path: Path, values: dict[str, Any]) -> UserConfig:
-    known = {field.name for field in fields(UserConfig)}
-    for name in values:
-        if name not in known:
-            raise UserError(
-                "SETTING_UNKNOWN",
-                f"{path} sets {name!r}, which does not exist",
-                hint=f"Known keys: {', '.join(sorted(known))}.",
-                field=name,
-            )
-    for name in known - {*_CHOICES, "allow_root"}:
-        value = values.get(name, 0.0)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or value < 0:
-            raise _bad_config(path, name, value, "a number that is 0 or more")
-        if name in values:
-            values[name] = float(value)
-    for name, choices in _CHOICES.items():
-        if values.get(name, "auto") not in choices:
-            raise _bad_config(path, name, values[name], " or ".join(f'"{c}"' for c in choices))
-    if not isinstance(values.get("allow_root", False), bool):
-        raise _bad_config(path, "allow_root", values["allow_root"], "true or false")
-    return UserConfig(**values)
-
-
-def _bad_config(path: Path, name: str, value: Any, wanted: str) -> UserError:
-    return UserError(
-        "SETTING_INVALID",
-        f"{path} sets {name} = {value!r}",
-        hint=f"{name} must be {wanted}.",
-        field=name,
-    )

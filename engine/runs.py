@@ -13,9 +13,11 @@ from typing import Any
 from engine import launcher, outcome
 from engine.admission import check_words
 from engine.errors import UserError
-from engine.files import last_line, read_json
+from engine.files import last_line, read_json, read_object
+from engine.halves import choosing, scores_in_words
 from engine.overview import overview
 from engine.progress import alerts_in, events_end, events_from, read_progress, write_status
+from engine.rows import taken_as
 from engine.run_dir import Home, RunDir
 from engine.store import TERMINAL, RunRow, Store
 from engine.submit import submit, submit_evaluation, submit_probe
@@ -35,6 +37,7 @@ UNTIL = ("end", "first_step", "next_eval", "alert")
 _POLL_S = 0.15
 _REAP_S = 2.0  # how often a wait looks for runs that died
 _TELL_S = 1.0  # how often a wait reports although nothing changed
+_EVENT_WORDS = ("event", "time", "message")
 _EVIDENCE = (
     "metric",
     "before",
@@ -46,6 +49,7 @@ _EVIDENCE = (
     "smallest_detectable_gap",
     "expected",
     "as_expected",
+    "go_on_with",
 )
 
 
@@ -90,6 +94,8 @@ def wait(
             reached = _reached(run, row, until, events)
             if reached or row.state in TERMINAL or now >= deadline:
                 found = _status(home, store, row, alerts_in(events) if cursor else None)
+                if until == "next_eval" and reached:
+                    found |= _evaluated(events, found)
                 # The cursor ends where this look ended: what came meanwhile is for the next call.
                 return found | {"reached": reached, "cursor": str(end)}
             mark = (row.state, row.attempt, _size(run.metrics), _size(run.events))
@@ -132,7 +138,7 @@ def cancel(home: Home, run_id: str, reason: str = "") -> dict[str, Any]:
             "resume": outcome.resume_hint(run) if row.state != "done" else "",
             "summary": _cancel_summary(row, saved),
             "next": _after_cancel(row),
-            "warnings": [],
+            "warnings": taken_as("run_id", run_id, row.run_id),
         }
 
 
@@ -160,6 +166,8 @@ def _status(
         "cursor": str(now["cursor"]),
         "warnings": [],
     }
+    if run.deleted.exists():
+        found["warnings"].append("its checkpoints, answers and curves were deleted")
     if row.state == "queued":
         found["queue_position"] = store.queue_position(row.run_id)
         found["warnings"] += _why_waiting(run)
@@ -167,7 +175,9 @@ def _status(
         found["quiet_s"] = now["quiet_s"]
         found["warnings"].append(f"nothing was written for {now['quiet_s']:.0f} s")
     if row.state == "done":
+        said = found["warnings"]
         found |= _result(run)
+        found["warnings"] = said + [note for note in found["warnings"] if note not in said]
         if row.kind == "evaluate":
             found["next"] = _after_evaluation(run, row)
     if row.state in ("failed", "cancelled", "stopping") and row.reason_kind:
@@ -178,8 +188,23 @@ def _status(
             "evidence": _evidence(run) if row.state == "failed" else "",
             "last_checkpoint": outcome.checkpoint_name(run),
         }
+    if row.kind == "train" and (exam := choosing(run)):
+        found["heldout"] = exam
     found["summary"] = _summary(row, found)
     return found
+
+
+def _evaluated(events: list[dict[str, Any]], found: dict[str, Any]) -> dict[str, Any]:
+    """The evaluation that was waited for, from its event: the line of metrics comes after it."""
+    last = [event for event in events if event.get("event") == "evaluated"][-1]
+    scores = {name: value for name, value in last.items() if name not in _EVENT_WORDS}
+    said = scores_in_words(scores, found.get("heldout") or {}) or str(last.get("message") or "")
+    about: dict[str, Any] = {"evaluation": scores}
+    at, step = "", scores.get("step")
+    if isinstance(step, int) and not isinstance(step, bool):
+        about["step"] = max(step, found["step"] or 0)
+        at = f" at step {step}"
+    return about | {"summary": f"{found['summary']} Evaluated{at}: {said}."}
 
 
 def _reached(run: RunDir, row: RunRow, until: str, events: list[dict[str, Any]]) -> bool:
@@ -220,11 +245,8 @@ def _why_waiting(run: RunDir) -> list[str]:
 
 def _result(run: RunDir) -> dict[str, Any]:
     """What the worker concluded, without its long lists."""
-    try:
-        result = read_json(run.result)
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(result, dict):
+    result = read_object(run.result)
+    if not result:
         return {}
     evidence = result.get("evidence")
     evidence = evidence if isinstance(evidence, dict) else {}

@@ -1,17 +1,17 @@
 """The rows of a home read back from its folders, for a database that is lost or damaged.
 
 A run's folder says nearly all its row did: what was asked (config.json), how it ended (exit.json)
-or what its row last was (STATUS.md). What only the database knew is gone: request ids, a new cap
-given with a resume, and what estimates had come to.
+or what its row last was (STATUS.md); a deployment's what it was started with, what it answers to
+and whether its process lives. What only the database knew is gone: request ids, a new cap given
+with a resume, and what estimates had come to.
 """
 
 import re
-from pathlib import Path
 from typing import Any
 
-from engine.files import read_json, read_lines, read_tail
+from engine.files import is_locked, read_lines, read_object, read_tail
 from engine.rows import STATES, TERMINAL
-from engine.run_dir import Home, RunDir
+from engine.run_dir import DeployDir, Home, RunDir
 
 _ID = re.compile(r"(.+)-(\d+)")
 _LOG = re.compile(r"attempt_(\d+)\.log")
@@ -26,7 +26,7 @@ def run_rows(home: Home) -> list[dict[str, Any]]:
     found = []
     for path in sorted(home.runs.iterdir()) if home.runs.is_dir() else ():
         match, run = _ID.fullmatch(path.name), home.run(path.name)
-        config = _object(run.config)
+        config = read_object(run.config)
         if match and config.get("algorithm") and run.status_md.is_file():
             found.append({"name": match[1], "number": int(match[2])} | _row(run, config))
     return sorted(found, key=lambda row: (row["created"], row["number"]))
@@ -36,7 +36,7 @@ def env_rows(home: Home) -> list[dict[str, Any]]:
     """A row for every stored environment version, the oldest push first."""
     found = []
     for path in sorted(home.envs.glob("*/*/env.json")):
-        facts, audit = _object(path), _object(path.with_name("audit.json"))
+        facts, audit = read_object(path), read_object(path.with_name("audit.json"))
         name, hash12 = path.parent.parent.name, path.parent.name
         if "kind" not in facts or path.parent.name.startswith("."):
             continue
@@ -53,9 +53,52 @@ def env_rows(home: Home) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: row["pushed"])
 
 
+def deployment_rows(home: Home) -> list[dict[str, Any]]:
+    """A row for every deployment that was started, the oldest first.
+
+    One that lives goes on being served: all it answers to counts as asked for.
+    """
+    folders = [home.deployment(path.parent.name) for path in home.deployments.glob("*/config.json")]
+    return sorted(
+        (row for folder in folders if (row := _deployment(folder))),
+        key=lambda row: (row["created"], row["deployment_id"]),
+    )
+
+
+def _deployment(folder: DeployDir) -> dict[str, Any] | None:
+    config, ready = read_object(folder.config), read_object(folder.ready)
+    if not config.get("base_path"):
+        return None
+    base, alive = str(config.get("base_name") or config["base_path"]), is_locked(folder.alive)
+    models = ready.get("models")
+    names = [str(name) for name in models if name != base] if isinstance(models, list) else []
+    created = folder.config.stat().st_mtime
+    row: dict[str, Any] = {
+        "deployment_id": folder.id,
+        "base_name": base,
+        "base_path": str(config["base_path"]),
+        "state": "starting" if not ready else "ready",
+        "url": str(ready.get("url") or ""),
+        "adapters": [{"name": name, "path": ""} for name in names],
+        "serve_base": not names,
+        "memory_bytes": _number(config.get("memory_bytes")),
+        "created": created,
+    }
+    if alive:
+        return row
+    failed = str(read_object(folder.failed).get("message") or "")
+    over = {"state": "failed" if failed else "stopped", "adapters": [], "serve_base": False}
+    return row | over | {"message": failed or "the process ended", "ended": _last_word(folder)}
+
+
+def _last_word(folder: DeployDir) -> float:
+    files = (folder.log, folder.config)
+    return max((path.stat().st_mtime for path in files if path.exists()), default=0.0)
+
+
 def _row(run: RunDir, config: dict[str, Any]) -> dict[str, Any]:
     created = run.config.stat().st_mtime
-    started, status = _object(run.started_record), _status(run)
+    started, status = read_object(run.started_record), _status(run)
     attempt = max([1, _number(started.get("attempt")), status["attempt"], *_attempts(run)])
     row: dict[str, Any] = {
         "run_id": run.id,
@@ -76,7 +119,7 @@ def _row(run: RunDir, config: dict[str, Any]) -> dict[str, Any]:
     }
     if started:
         row |= {"started": float(started.get("time") or created), "state": "interrupted"}
-    end = _object(run.exit_record)
+    end = read_object(run.exit_record)
     if end.get("state") in TERMINAL and end.get("attempt") == attempt:
         row |= {key: str(end.get(key) or "") for key in ("state", "reason_kind", "reason", "hint")}
         row |= {
@@ -150,11 +193,3 @@ def _estimated(config: dict[str, Any]) -> float:
 
 def _number(value: Any) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        found = read_json(path)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -16,7 +16,14 @@ import httpx
 
 from engine import catalog, deployments, hardware, launcher, vllm_env
 from engine.catalog import ModelRef
-from engine.deployments import Unreachable, describe, list_deployments, stop_idle
+from engine.deployments import (
+    ANYBODY,
+    Asker,
+    Unreachable,
+    describe,
+    list_deployments,
+    stop_idle,
+)
 from engine.errors import UserError
 from engine.export import export
 from engine.files import read_json, read_tail, take_lock, write_json, write_text
@@ -57,11 +64,12 @@ def deploy(
     action: str = "start",
     export_format: str = "adapter",
     path: str = "",
+    asker: Asker = ANYBODY,
 ) -> dict[str, Any]:
     """Serve a model, stop serving it, or export its files.
 
     Raises UserError MODEL_*, DEVICE_BUSY, DOES_NOT_FIT, DEPLOY_FAILED, DEPLOYMENT_NOT_FOUND,
-    NO_TORCH, NO_VLLM, BAD_ARGUMENT.
+    NO_TORCH, NO_VLLM, BAD_ARGUMENT, QUOTA.
     """
     if action == "export":
         return export(home, ref, export_format, path)
@@ -75,7 +83,7 @@ def deploy(
             field="action",
         )
     wanted = _wanted(home, ref)
-    row = _serve(home, wanted, time.monotonic() + START_S, asked_for=True)
+    row, _ = _serve(home, wanted, time.monotonic() + START_S, asker, asked_for=True)
     return {
         "model": wanted.name,
         "base_url": row.url,
@@ -95,10 +103,13 @@ def chat(
     compare_to: str = "",
     max_tokens: int = 512,
     temperature: float = 0.0,
+    asker: Asker = ANYBODY,
 ) -> dict[str, Any]:
     """Ask a model, and a second one with `compare_to`; starts a deployment where none serves it.
 
-    Each answer: model, answer, finish_reason, prompt_tokens, tokens, latency_s. Raises UserError.
+    Each answer: model, answer, finish_reason, prompt_tokens, tokens, latency_s (its own, without
+    a start). `started`: what had to be started for it, {"deployment_id", "seconds", "memory_gb"}.
+    Raises UserError.
     """
     if not message.strip():
         raise UserError("BAD_ARGUMENT", "message is empty", hint="Ask something.", field="message")
@@ -108,17 +119,30 @@ def chat(
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": message})
     body = {"messages": messages, "max_tokens": max_tokens, "temperature": temperature}
-    answers = [_ask(home, one, body, deadline) for one in wanted]
+    started: list[dict[str, Any]] = []
+    answers = [_ask(home, one, body, deadline, asker, started) for one in wanted]
     seconds = sum(answer["latency_s"] for answer in answers)
+    cut = [
+        f"{answer['model']} was cut at {answer['tokens']} tokens"
+        for answer in answers
+        if answer["finish_reason"] == "length"
+    ]
+    idle = home.user_config().idle_stop_minutes
+    left = [
+        f"{one['deployment_id']} was started for this in {one['seconds']:.1f} s and holds about "
+        f"{one['memory_gb']:g} GB; it stops by itself after {idle:g} idle minutes"
+        for one in started
+    ]
+    stop = [
+        {"tool": "deploy", "arguments": {"run_id": one["deployment_id"], "action": "stop"}}
+        for one in started
+    ]
     return {
         "answers": answers,
+        **({"started": started} if started else {}),
         "summary": f"{' and '.join(names)} answered in {seconds:.1f} s.",
-        "next": [],
-        "warnings": [
-            f"{answer['model']} was cut at {answer['tokens']} tokens"
-            for answer in answers
-            if answer["finish_reason"] == "length"
-        ],
+        "next": stop,
+        "warnings": cut + left,
     }
 
 
@@ -134,9 +158,10 @@ def _wanted(home: Home, name: str) -> Wanted:
 
 
 def _serve(
-    home: Home, wanted: Wanted, deadline: float, *, asked_for: bool = False
-) -> DeploymentRow:
-    """The living, ready deployment that serves `wanted`, started or extended where needed.
+    home: Home, wanted: Wanted, deadline: float, asker: Asker, *, asked_for: bool = False
+) -> tuple[DeploymentRow, float | None]:
+    """The living, ready deployment that serves `wanted`, started or extended where needed; and
+    the seconds that starting it took, None where it was there.
 
     `asked_for`: it stays until it is stopped or idle; what only a chat needed holds no process.
     """
@@ -147,13 +172,15 @@ def _serve(
     try:
         row = _find(home, wanted)
         row = _until_ready(home, row, deadline) if row is not None else None
+        took, began = None, time.monotonic()
         if row is None:
-            row = _until_ready(home, _start(home, wanted), deadline)
+            row = _until_ready(home, _start(home, wanted, asker), deadline)
+            took = time.monotonic() - began
         if row is None:
             raise _not_yet("the process ended while it was looked at")
         if wanted.adapter:
             _load_adapter(home.deployment(row.deployment_id), wanted)
-        return _ask_for(home, row, wanted) if asked_for else row
+        return (_ask_for(home, row, wanted) if asked_for else row), took
     finally:
         os.close(lock)
 
@@ -168,13 +195,11 @@ def _find(home: Home, wanted: Wanted) -> DeploymentRow | None:
 
 
 def _thinks(folder: DeployDir) -> bool:
-    try:
-        return bool(read_json(folder.config).get("thinking"))
-    except (OSError, ValueError):
-        return False
+    return bool(deployments.config_of(folder).get("thinking"))
 
 
-def _start(home: Home, wanted: Wanted) -> DeploymentRow:
+def _start(home: Home, wanted: Wanted, asker: Asker) -> DeploymentRow:
+    deployments.check_number(home, asker)
     engines = {d.id: _engine(home, d) for d in hardware.detect(home.root).devices}
     device, memory = _room(home, wanted, engines)
     adapters = [{"name": wanted.name, "path": wanted.adapter}] if wanted.adapter else []
@@ -201,6 +226,8 @@ def _start(home: Home, wanted: Wanted) -> DeploymentRow:
             "serve_with": engines[device.id],
             "memory_share": round(memory / device.memory_total, 3),
             "lora_rank": (wanted.ref.adapter_facts or {}).get("rank", 0),
+            "memory_bytes": memory,
+            "asker": asker.name,
         },
     )
     _spawn(home, folder, device)
@@ -393,10 +420,23 @@ def _served_of(home: Home, ref: str) -> list[str]:
     return [name for name in names if name.partition("@")[0] == run_id]
 
 
-def _ask(home: Home, wanted: Wanted, body: dict[str, Any], deadline: float) -> dict[str, Any]:
-    """One answer. A process that ended between the look and the question is started again once."""
+def _ask(
+    home: Home,
+    wanted: Wanted,
+    body: dict[str, Any],
+    deadline: float,
+    asker: Asker,
+    started: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """One answer; what is started for it is added to `started`.
+
+    A process that ended between the look and the question is started again once.
+    """
     for last in (False, True):
-        row = _serve(home, wanted, min(deadline, time.monotonic() + START_S))
+        row, took = _serve(home, wanted, min(deadline, time.monotonic() + START_S), asker)
+        if took is not None:
+            about = {"deployment_id": row.deployment_id, "seconds": round(took, 2)}
+            started.append(about | {"memory_gb": round(row.memory_bytes / 1e9, 2)})
         folder = home.deployment(row.deployment_id)
         asked = time.monotonic()
         try:

@@ -6,27 +6,21 @@ import this very installation, so that server and worker never differ in version
 """
 
 import importlib.metadata
-import os
 import re
 import shutil
 import subprocess
-import sys
 import venv
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import engine
-from engine import hardware
+from engine import hardware, venvs
 from engine.errors import UserError
-from engine.files import take_lock
 from engine.run_dir import Home
+from engine.venvs import GB, Run, Say, loudly, silently
 
-GB = 1_000_000_000
 NEEDED = {"cpu": 3 * GB, "gpu": 12 * GB}
 PROOF = "import torch, transformers, peft; print(torch.__version__, torch.cuda.is_available())"
-
-Run = Callable[[Sequence[str]], None]
-Say = Callable[[str], None]
+IMPORT_S = 300
 
 
 def requirements(extra: str = "train") -> list[str]:
@@ -52,12 +46,7 @@ def requirements(extra: str = "train") -> list[str]:
 
 
 def setup(
-    home: Home,
-    *,
-    again: bool = False,
-    say: Say = lambda line: None,
-    run: Run | None = None,
-    proof: str = PROOF,
+    home: Home, *, again: bool = False, say: Say = silently, run: Run = loudly, proof: str = PROOF
 ) -> dict[str, object]:
     """Build the training environment unless a working one is there.
 
@@ -71,55 +60,29 @@ def setup(
     Raises UserError DISK_FULL, RUN_STATE (another set-up is going on) or NO_TORCH (the
     installation failed; what was there before stays).
     """
-    lock = take_lock(home.cache / "setup.lock")
-    if lock is None:
-        raise UserError(
-            "RUN_STATE",
-            "another `honesmith setup` is building this home's training environment",
-            hint="Wait for it to finish.",
-            retryable=True,
-        )
-    try:
+    with venvs.alone(home.cache / "setup.lock", "honesmith setup"):
         if not again and works(home.train_python, proof):
             say("The training environment works; --again builds it anew.")
             return _reply(home, "It was there and works.")
-        return _build(home, say, run or _loudly, proof)
-    finally:
-        os.close(lock)
+        return _build(home, say, run, proof)
 
 
 def works(python: Path, proof: str = PROOF) -> bool:
     """Whether `python` exists and can run `proof`; importing torch takes seconds."""
-    if not python.is_file():
-        return False
-    done = subprocess.run(
-        [str(python), "-P", "-c", proof],
-        capture_output=True,
-        stdin=subprocess.DEVNULL,
-        timeout=300,
-        check=False,
-    )
-    return done.returncode == 0
+    return python.is_file() and venvs.complaint(python, proof, IMPORT_S) is None
 
 
 def _build(home: Home, say: Say, run: Run, proof: str) -> dict[str, object]:
     device = hardware.detect(home.root).device.kind
-    needed = NEEDED["cpu" if device == "cpu" else "gpu"]
-    free = shutil.disk_usage(home.root).free
-    if free < needed:
-        raise UserError(
-            "DISK_FULL",
-            f"{free / GB:.1f} GB are free at {home.root} and about {needed / GB:.0f} are needed",
-            hint="Free some space, or point HONESMITH_HOME at another volume.",
-        )
+    venvs.require_space(home.root, NEEDED["cpu" if device == "cpu" else "gpu"])
     wanted = requirements()
-    aside = home.train_venv.with_name(home.train_venv.name + ".building")
+    aside = venvs.aside(home.train_venv)
     shutil.rmtree(aside, ignore_errors=True)
     try:
         say(f"Building the training environment for {device} in {home.train_venv}")
         uv = shutil.which("uv")
         venv.create(aside, with_pip=uv is None, symlinks=True)
-        python = aside / "bin" / "python"
+        python = venvs.python_of(aside)
         _install(python, wanted, uv, device, run, say)
         _let_it_import_us(python)
         say("Checking it")
@@ -129,8 +92,7 @@ def _build(home: Home, say: Say, run: Run, proof: str) -> dict[str, object]:
                 "the new environment cannot import torch, transformers and peft",
                 hint=f"Try: {python} -c {proof.split(';')[0]!r}",
             )
-        shutil.rmtree(home.train_venv, ignore_errors=True)
-        aside.rename(home.train_venv)
+        venvs.take_place(home.train_venv)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return _reply(home, f"Built for {device}.")
@@ -142,9 +104,8 @@ def _install(
     """Install `wanted`, torch in the build this machine can use."""
     if uv:
         argv = [uv, "pip", "install", "--python", str(python), *wanted]
-        backend = "cpu" if device == "cpu" else "auto"
         try:
-            run([*argv, "--torch-backend", backend])
+            run([*argv, *venvs.torch_backend(device)])
             return
         except subprocess.CalledProcessError:
             say("The torch build for this machine cannot be had; taking the index's own.")
@@ -169,10 +130,6 @@ def _let_it_import_us(python: Path) -> None:
     done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True)
     ours = Path(str(engine.__file__)).resolve().parent.parent
     (Path(done.stdout.strip()) / "honesmith.pth").write_text(f"{ours}\n", encoding="utf-8")
-
-
-def _loudly(argv: Sequence[str]) -> None:
-    subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno())
 
 
 def _reply(home: Home, how: str) -> dict[str, object]:

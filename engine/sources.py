@@ -10,8 +10,9 @@ from engine import registry
 from engine.errors import UserError
 from engine.evidence.results import load_rows
 from engine.evidence.verdict import load_config
+from engine.files import read_object
 from engine.registry import EnvRecord
-from engine.run_dir import Home, RunDir, read_json
+from engine.run_dir import Home, RunDir
 from engine.selection import Attempt
 from engine.store import TERMINAL, RunRow, Store
 
@@ -239,7 +240,4 @@ def _some(steps: Sequence[int], best: int | None) -> list[int]:
 
 
 def _exam_sampling(run: RunDir) -> dict[str, Any]:
-    try:
-        return dict(read_json(run.manifest).get("eval_sampling") or {})
-    except (OSError, ValueError, AttributeError):
-        return {}
+    return dict(read_object(run.manifest).get("eval_sampling") or {})

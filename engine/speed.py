@@ -181,8 +181,13 @@ def ensure(home: Home, hardware: Hardware, wait_s: float) -> bool:
     if is_locked(_lock(home)):
         # Somebody has waited for it already: on a busy machine a probe takes minutes.
         wait_s = min(wait_s, _PATIENCE_S)
-    elif not _start_probe(home):
-        return False
+    else:
+        try:
+            started = _start_probe(home)
+        except OSError:  # a disk that cannot be written: the table has to do
+            started = False
+        if not started:
+            return False
     deadline = time.monotonic() + wait_s
     while is_locked(_lock(home)) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -339,6 +339,8 @@ class Store:
         name = re.sub(r"[^A-Za-z0-9_.-]+", "-", base_name.rstrip("/").rsplit("/", 1)[-1]) or "base"
         with self._write():
             number = self._db.execute("SELECT count(*) FROM deployments").fetchone()[0] + 1
+            while self.home.deployment(f"{name}-{number}").path.exists():  # of a row that was lost
+                number += 1
             deployment_id = f"{name}-{number}"
             self._db.execute(
                 "INSERT INTO deployments (deployment_id, base_name, base_path, adapters, "

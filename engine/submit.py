@@ -29,26 +29,35 @@ from engine import (
     vllm_env,
 )
 from engine.admission import (
+    EVALUATION_WALL_HOURS,
+    Afford,
+    Playing,
     bad_argument,
+    cap_of,
     check_approval,
     check_audit,
     check_cap,
     check_hours_left,
+    check_kept,
     check_secrets,
     check_size,
     check_words,
+    no_env,
     no_secrets,
+    said_of,
+    sampling_hours,
+    scoring_hours,
 )
 from engine.catalog import ModelRef
 from engine.database import tells_of_the_disk
 from engine.errors import UserError
 from engine.progress import write_status
 from engine.registry import EnvRecord
+from engine.rows import taken_as
 from engine.run_dir import Home, read_json, sync_folder, write_json
 from engine.sources import stored_answers
 from engine.store import NewRun, RunRow, Store
 
-EVALUATION_WALL_HOURS = 6.0  # an evaluation has no cap of its own, but it must end
 MAX_MODELS = 8
 _EXPECTED = ("", "better", "no_difference")
 
@@ -127,11 +136,17 @@ def submit_evaluation(
     attempts: int = 1,
     settings: dict[str, Any] | None = None,
     regrade: str = "",
+    afford: Afford | None = None,
 ) -> dict[str, Any]:
     """Queue an evaluation of up to eight models on the same tasks, or with `regrade` the scoring
-    of that run's stored answers by this environment, without any model. Raises UserError."""
+    of that run's stored answers by this environment, without any model.
+
+    `afford` gives it a cap on device hours, to which it is held. Raises UserError.
+    """
     if regrade:
-        return _submit_regrade(home, env_id, regrade, models, split, rows, attempts, settings)
+        return _submit_regrade(
+            home, env_id, regrade, models, split, rows, attempts, settings, afford
+        )
     _check_evaluation(models, split, rows, attempts)
     launcher.worker_python(home)
     record = _scored_env(home, env_id, "evaluated")
@@ -154,9 +169,15 @@ def submit_evaluation(
         "regrade": "",
         "wall_limit_hours": EVALUATION_WALL_HOURS,
     }
-    new = NewRun(f"{record.name}-eval", "evaluate", "evaluate", record.env_id, ", ".join(models))
     have = facts.heldout_rows if split == "heldout" else facts.train_rows
-    warnings = list(resolved.warnings)
+    plays = Playing(content["settings"], facts, min(rows, have), attempts)
+    cap = cap_of(afford, lambda: sampling_hours(home, found, plays))
+    content["max_gpu_hours"] = cap
+    named = ", ".join(models)
+    new = NewRun(
+        *(f"{record.name}-eval", "evaluate", "evaluate", record.env_id, named), max_gpu_hours=cap
+    )
+    warnings = [*registry.prefix_meant(env_id, record), *resolved.warnings, *said_of(cap)]
     if rows > have:
         warnings.append(f"the {split} split has {have} rows; all of them are used")
     shared = leaks.of_models(home, record, models) if split == "heldout" else None
@@ -176,6 +197,7 @@ def _submit_regrade(
     rows: int,
     attempts: int,
     settings: dict[str, Any] | None,
+    afford: Afford | None,
 ) -> dict[str, Any]:
     """Queue the scoring of a run's stored answers by another environment version."""
     given = [("models", models, []), ("attempts", attempts, 1), ("settings", settings, {})]
@@ -206,8 +228,15 @@ def _submit_regrade(
         "wall_limit_hours": EVALUATION_WALL_HOURS,
     }
     refs = [ref for ref, _ in stored.models]
-    new = NewRun(f"{record.name}-regrade", "evaluate", "regrade", record.env_id, ", ".join(refs))
-    warnings = list(stored.warnings)
+    scored = min(rows, stored.tasks) * stored.attempts * len(refs)
+    cap = cap_of(afford, lambda: scoring_hours(record, scored))
+    content["max_gpu_hours"] = cap
+    named = ", ".join(refs)
+    new = NewRun(
+        *(f"{record.name}-regrade", "evaluate", "regrade", record.env_id, named), max_gpu_hours=cap
+    )
+    warnings = [*registry.prefix_meant(env_id, record), *stored.warnings, *said_of(cap)]
+    warnings += taken_as("regrade", regrade, stored.run_id)
     if stored.tasks > rows:
         warnings.append(f"{rows} of the {stored.tasks} stored tasks are scored; rows takes more")
     shared = leaks.of_models(home, record, refs) if split == "heldout" else None
@@ -227,7 +256,13 @@ def _shared_warnings(shared: dict[str, Any] | None) -> list[str]:
 
 @tells_of_the_disk
 def submit_probe(
-    home: Home, *, env_id: str, model: str, settings: dict[str, Any] | None, samples: int
+    home: Home,
+    *,
+    env_id: str,
+    model: str,
+    settings: dict[str, Any] | None,
+    samples: int,
+    afford: Afford | None = None,
 ) -> dict[str, Any]:
     """Queue a short run that samples `samples` tasks `group_size` times each.
 
@@ -254,12 +289,18 @@ def submit_probe(
         "sources": resolved.sources,
         "wall_limit_hours": EVALUATION_WALL_HOURS,
     }
-    new = NewRun(f"{record.name}-probe", "probe", "probe", record.env_id, model)
     key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
+    group, tasks = resolved.settings["group_size"], min(samples, facts.train_rows)
+    plays = Playing(resolved.settings, facts, tasks, group)
+    cap = cap_of(afford, lambda: sampling_hours(home, [ref], plays))
+    content["max_gpu_hours"] = cap
+    new = NewRun(
+        *(f"{record.name}-probe", "probe", "probe", record.env_id, model), max_gpu_hours=cap
+    )
     links = [(ref.adapter, 0)] if ref.adapter is not None else []
     with Store(home) as store:
         row = _probe_row(store, new, f"probe-{key}", _writer(home, content, links))
-    answer = _started(home, row, list(resolved.warnings))
+    answer = _started(home, row, [*resolved.warnings, *said_of(row.max_gpu_hours)])
     if row.state == "done":
         answer["result"] = read_json(home.run(row.run_id).result)
     return answer
@@ -272,9 +313,7 @@ def _plan_training(
     algorithm = asked["algorithm"]
     config.check_algorithm(algorithm)
     if not asked["env_id"]:
-        raise bad_argument(
-            "env_id", "", "Name a pushed environment; get_status scope=envs lists them."
-        )
+        raise no_env()
     launcher.worker_python(home)
     record = registry.find_env(home, asked["env_id"])
     ref = catalog.resolve_model(home, asked["model"])
@@ -296,17 +335,18 @@ def _plan_training(
     figures = estimate.estimate(
         home, resolved, ref.facts, facts, machine, download=download, base_path=ref.base_path
     )
-    warnings = list(resolved.warnings)
+    warnings = [*registry.prefix_meant(asked["env_id"], record), *resolved.warnings]
     check_secrets(record)
     registry.env_python(record)
     launcher.require_quantizer(home, resolved.settings)
-    check_audit(record, resolved.settings, algorithm)
+    warnings += check_audit(record, resolved.settings, algorithm)
     check_size(figures, machine.disk_free)
     check_hours_left(home, store)
     call = {name: asked[name] for name in ("env_id", "model", "algorithm", "settings")}
     warnings += estimate.check_budget(home, store, figures, max_gpu_hours, call)
     check_approval(home, figures, approved)
     parent = store.get_run(asked["parent"]).run_id if asked["parent"] else ""
+    warnings += taken_as("parent", asked["parent"], parent)
     content: dict[str, Any] = {
         "kind": "train",
         "algorithm": algorithm,
@@ -363,6 +403,7 @@ def _resume(
     launcher.reap(home)
     row = store.get_run(asked["resume"])
     run = home.run(row.run_id)
+    check_kept(run)
     missing = launcher.missing_secrets(run)
     if missing:
         raise no_secrets(missing, row.env_id)
@@ -373,7 +414,9 @@ def _resume(
     )
     from_where = f"continues from {saved}" if saved else "starts again from step 0"
     outcome.note_event(run, "resumed_by_request", from_where, attempt=row.attempt)
-    warnings = [] if saved else ["no checkpoint was complete: the run starts again from step 0"]
+    warnings = taken_as("resume", asked["resume"], row.run_id)
+    if not saved:
+        warnings.append("no checkpoint was complete: the run starts again from step 0")
     answer = _started(home, row, warnings)
     return answer | {"attempt": row.attempt, "resumed_from": saved}
 

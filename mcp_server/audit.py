@@ -1,4 +1,4 @@
-"""The audit log: one line for every call that changes something, over HTTP and over stdio.
+"""The audit log: one line for every call that changes something, over HTTP, stdio or in a shell.
 
 `audit.jsonl` in the home, mode 0600, is only ever added to. It holds a digest of the arguments, not
 the arguments: they may quote what a person would not want kept twice.
@@ -17,7 +17,8 @@ from engine.files import Appender
 from engine.run_dir import Home
 from mcp_server.log import log
 
-_NAMES = ("run_id", "env_id", "deployment_id")
+_NAMES = ("run_id", "env_id", "deployment_id", "key")
+LOCAL = "local"  # who types a command: whoever may use this machine's account
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Call:
     """A call that changes something, before it is made."""
 
     who: str
-    via: str  # http | stdio
+    via: str  # http | stdio | cli
     tool: str
     arguments: Mapping[str, Any]
 
@@ -120,6 +121,19 @@ class Audit:
                 except (ValueError, KeyError, TypeError):
                     continue  # a line of somebody's editor
         return list(found)
+
+
+def recorded(
+    home: Home, tool: str, change: Callable[..., dict[str, Any]], **asked: Any
+) -> dict[str, Any]:
+    """What `change(home, **asked)` replies, with its line: how a command changes something.
+
+    Raises UserError HOME_UNUSABLE when it cannot be recorded, and whatever `change` raises.
+    """
+    with Audit(home).recording(Call(LOCAL, "cli", tool, asked)) as record:
+        said = change(home, **asked)
+        record.ok(said)
+    return said
 
 
 STARTS = frozenset({"submit_train", "evaluate", "dry_run"})

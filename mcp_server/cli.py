@@ -6,13 +6,16 @@ Heavy modules are imported inside the command that needs them: `honesmith --help
 # ruff: noqa: PLC0415
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from engine.errors import UserError
+from engine.words import counted
 from mcp_server import __version__, cli_data, cli_env, cli_keys, cli_models, cli_runs, verbs
+from mcp_server.audit import recorded
 from mcp_server.log import log_file
 from mcp_server.terminal import FAILED, OK, CommandGroup, HomeFolder, Json, at, command, show
 
@@ -88,15 +91,16 @@ def setup(
     """Build the training environment of a light install in the home (CPU or CUDA)."""
     from engine import setup_env, vllm_env
 
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
+
     if vllm:
-        said = vllm_env.setup_vllm(
-            at(home), again=again, say=lambda line: typer.echo(line, err=True)
-        )
-        return show(said, as_json)
+        build = partial(vllm_env.setup_vllm, say=say)
+        return show(recorded(at(home), "setup_vllm", build, again=again), as_json)
     if sys.prefix and _has_torch():
         return show({"summary": f"{sys.executable} has torch; nothing to do."}, as_json)
-    reply = setup_env.setup(at(home), again=again, say=lambda line: typer.echo(line, err=True))
-    return show(reply, as_json)
+    build = partial(setup_env.setup, say=say)
+    return show(recorded(at(home), "setup", build, again=again), as_json)
 
 
 @app.command()
@@ -119,9 +123,14 @@ def doctor(home: HomeFolder = None, as_json: Json = False) -> int:
     from engine import doctor as engine_doctor
 
     where = at(home)
-    reply = engine_doctor.examine(where)
-    reply["checks"].append(_log_check(log_file(where)))
-    show(reply, as_json)
+    if as_json or not sys.stdout.isatty():
+        reply = engine_doctor.examine(where)
+        reply["checks"].append(_log_check(log_file(where)))
+        show(reply, as_json)
+        return FAILED if reply["failed"] else OK
+    reply = engine_doctor.examine(where, tell=lambda found: show(found, False, "check"))
+    show(_log_check(log_file(where)), False, "check")
+    show({"summary": reply["summary"]}, False)
     return FAILED if reply["failed"] else OK
 
 
@@ -147,7 +156,7 @@ def init(
     """Tell coding agents about the server and start a project; nothing is overwritten."""
     from mcp_server import client_config, starter
 
-    folder = folder.absolute()
+    folder = folder.resolve()
     agents = client_config.check_names(agent or [])
     launch = client_config.Launch(argv=client_config.serve_argv(folder, home))
     if http:
@@ -174,8 +183,14 @@ def init(
         warnings.append("The files hold the bearer token: do not commit them.")
     if not agents:
         warnings.append("No agent was named: add --agent claude,cursor,codex,vscode.")
-    summary = f"{folder}: {sum(state == 'written' for state in files.values())} files written."
-    reply = {"summary": summary, "files": files, "warnings": warnings}
+    count = sum(state == "written" for state in files.values())
+    env = folder / "environments" / starter.FIRST_ENV
+    reply = {
+        "summary": f"{folder}: {counted(count, 'file')} written.",
+        "files": files,
+        "next": [starter.after_new(env)],
+        "warnings": warnings,
+    }
     return show(reply, as_json)
 
 
@@ -253,9 +268,9 @@ def _has_torch() -> bool:
 app.add_typer(cli_env.app, name="env")
 app.add_typer(cli_data.app, name="data")
 app.add_typer(cli_keys.app, name="key")
+app.add_typer(cli_runs.runs, name="runs")
 for _name, _function in {
     "status": cli_runs.status,
-    "runs": cli_runs.runs,
     "dry-run": cli_runs.dry_run,
     "estimate": cli_runs.estimate,
     "train": cli_runs.train,

@@ -7,13 +7,26 @@ from typing import Annotated
 import typer
 
 from engine.errors import UserError
+from engine.words import counted
 from mcp_server import starter, verbs
-from mcp_server.terminal import FAILED, OK, CommandGroup, HomeFolder, Json, at, command, show
+from mcp_server.audit import recorded
+from mcp_server.terminal import (
+    FAILED,
+    OK,
+    CommandGroup,
+    HomeFolder,
+    Json,
+    at,
+    command,
+    show,
+    working,
+)
 
 app = typer.Typer(
     help="Environments: tasks and how they are scored.", no_args_is_help=True, cls=CommandGroup
 )
 
+PUSHING = "reading the tasks and trying the reward, up to ten seconds"
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with environment.py.")]
 Version = Annotated[str, typer.Argument(metavar="ENV", help="NAME@HASH, or a name: its newest.")]
 Install = Annotated[bool, typer.Option("--install", help="Build its requirements.txt venv.")]
@@ -22,19 +35,26 @@ Install = Annotated[bool, typer.Option("--install", help="Build its requirements
 @app.command("new")
 @command
 def new(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder to make.")],
+    folder: Annotated[Path | None, typer.Argument(metavar="FOLDER", help="Folder to make.")] = None,
     template: Annotated[str, typer.Option(help="Which kind; --template list shows them.")] = "",
     as_json: Json = False,
 ) -> None:
     """Start an environment from a template."""
     if template == "list":
-        names = starter.templates()
-        return show({"summary": f"{len(names)} templates", "templates": names}, as_json)
+        kinds = starter.templates()
+        return show({"summary": counted(len(kinds), "template"), "templates": kinds}, as_json)
+    if folder is None:
+        raise UserError(
+            "BAD_ARGUMENT",
+            "no folder was named",
+            hint="honesmith env new FOLDER; honesmith env new --template list shows the kinds.",
+            field="folder",
+        )
     written = starter.new_env(folder, template or starter.DEFAULT_TEMPLATE)
     reply = {
-        "summary": f"Wrote {len(written)} files to {folder}.",
+        "summary": f"Wrote {counted(len(written), 'file')} to {folder}.",
         "files": written,
-        "next": [verbs.suggest("push_env", path=str(folder))],
+        "next": [starter.after_new(folder, template)],
     }
     return show(reply, as_json)
 
@@ -43,7 +63,10 @@ def new(
 @command
 def check(folder: Folder, install: Install = False, as_json: Json = False) -> int:
     """Check an environment: contract, rows, reward audit. Stores nothing."""
-    with tempfile.TemporaryDirectory(prefix="honesmith-check-") as scratch:
+    with (
+        tempfile.TemporaryDirectory(prefix="honesmith-check-") as scratch,
+        working(PUSHING, as_json),
+    ):
         reply = verbs.push_env(at(Path(scratch)), _folder(folder), "", install)
     reply["summary"] = reply["summary"].replace("Pushed", "Checked")
     reply["next"] = [verbs.suggest("push_env", path=str(folder))]
@@ -62,7 +85,9 @@ def push(
 ) -> int:
     """Store an environment as an immutable version."""
     # A person at a terminal may push from anywhere: roots bind agents.
-    reply = verbs.push_env(at(home), _folder(folder), name, install)
+    asked = {"path": _folder(folder), "name": name, "install": install}
+    with working(PUSHING, as_json):
+        reply = recorded(at(home), "push_env", verbs.push_env, **asked)
     show(reply, as_json)
     return FAILED if reply.get("problems") else OK
 
@@ -82,7 +107,7 @@ def list_(
 @command
 def build(folder: Folder, home: HomeFolder = None, as_json: Json = False) -> None:
     """Install the packages its requirements.txt names, once, ahead of a push."""
-    show(verbs.build_env(at(home), _folder(folder)), as_json)
+    show(recorded(at(home), "build_env", verbs.build_env, folder=_folder(folder)), as_json)
 
 
 @app.command("diff")
@@ -120,7 +145,8 @@ def delete(
     as_json: Json = False,
 ) -> None:
     """Throw a version away; never one that an open run uses."""
-    show(verbs.delete_env(at(home), env_id, force), as_json)
+    asked = {"env_id": env_id, "force": force}
+    show(recorded(at(home), "delete_env", verbs.delete_env, **asked), as_json)
 
 
 def _folder(folder: Path) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from mcp_server import verbs
+from mcp_server.audit import recorded
 from mcp_server.terminal import HomeFolder, Json, at, command, show
 
 Trained = Annotated[str, typer.Argument(metavar="RUN", help="RUN, RUN@best or RUN@step20.")]
@@ -14,13 +15,13 @@ Trained = Annotated[str, typer.Argument(metavar="RUN", help="RUN, RUN@best or RU
 @command
 def deploy(run_id: Trained, home: HomeFolder = None, as_json: Json = False) -> None:
     """Serve a trained model over the OpenAI chat API."""
-    show(verbs.deploy(at(home), run_id), as_json)
+    show(recorded(at(home), "deploy", verbs.deploy, run_id=run_id), as_json)
 
 
 @command
 def undeploy(run_id: Trained, home: HomeFolder = None, as_json: Json = False) -> None:
     """Stop serving a model."""
-    show(verbs.deploy(at(home), run_id, "stop"), as_json)
+    show(recorded(at(home), "deploy", verbs.deploy, run_id=run_id, action="stop"), as_json)
 
 
 @command
@@ -32,7 +33,8 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write a trained model's files: the adapter, or base and adapter merged."""
-    show(verbs.deploy(at(home), run_id, "export", format, str(path.absolute())), as_json)
+    asked = {"run_id": run_id, "action": "export", "format": format, "path": str(path.absolute())}
+    show(recorded(at(home), "deploy", verbs.deploy, **asked), as_json)
 
 
 @command
@@ -47,5 +49,15 @@ def chat(
     as_json: Json = False,
 ) -> None:
     """Ask a model one question, optionally beside a second one."""
-    reply = verbs.chat(at(home), model, message, system, compare_to, max_tokens, temperature)
+    reply = recorded(
+        at(home),
+        "chat",
+        verbs.chat,
+        model=model,
+        message=message,
+        system=system,
+        compare_to=compare_to,
+        max_tokens=max_tokens,
+        temperature=temperature,
+    )
     show(reply, as_json)

@@ -9,8 +9,24 @@ import typer
 
 from engine.rows import TERMINAL
 from engine.run_dir import Home
+from engine.words import counted, size
 from mcp_server import verbs
-from mcp_server.terminal import FAILED, OK, HomeFolder, Json, Sets, at, command, settings_from, show
+from mcp_server.audit import recorded
+from mcp_server.terminal import (
+    FAILED,
+    OK,
+    CommandGroup,
+    HomeFolder,
+    Json,
+    Sets,
+    at,
+    command,
+    settings_from,
+    show,
+    working,
+)
+
+runs = typer.Typer(help="The runs of this home, newest first.", cls=CommandGroup)
 
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="A run; a unique prefix will do.")]
 Env = Annotated[str, typer.Argument(metavar="ENV", help="A pushed environment.")]
@@ -22,6 +38,7 @@ Pick = Literal["worst", "best", "random", "median", "truncated", "error", "group
 Select = Literal["correct", "best", "best_n", "shortest", "all"]
 Limit = Annotated[int, typer.Option("--limit", min=1, help="How many.")]
 FOLLOW_EVERY_S = 1.0
+MEASURING = "checking; the first time in a home its speed is measured, about 20 s"
 Wait = Annotated[bool, typer.Option("--wait", help="Stay until it ends.")]
 
 
@@ -38,11 +55,51 @@ def status(
 
 
 @command
-def runs(
-    limit: Limit = 20, cursor: str = "", home: HomeFolder = None, as_json: Json = False
+def _list_runs(limit: int, cursor: str, home: Path | None, as_json: bool) -> None:
+    show(verbs.get_status(at(home), "runs", limit, cursor), as_json)
+
+
+@runs.callback(invoke_without_command=True)
+def list_runs(
+    ctx: typer.Context,
+    limit: Limit = 20,
+    cursor: str = "",
+    home: HomeFolder = None,
+    as_json: Json = False,
 ) -> None:
     """The runs of this home, newest first."""
-    show(verbs.get_status(at(home), "runs", limit, cursor), as_json)
+    if ctx.invoked_subcommand is None:
+        _list_runs(limit=limit, cursor=cursor, home=home, as_json=as_json)
+    elif any(str(ctx.get_parameter_source(name)).endswith("COMMANDLINE") for name in ctx.params):
+        ctx.fail(f"Options go behind: honesmith runs {ctx.invoked_subcommand} RUN --home DIR")
+
+
+@runs.command("delete")
+@command
+def delete_runs(
+    run_ids: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs that ended.")],
+    force: Annotated[
+        bool, typer.Option("--force", help="Although something was made from them.")
+    ] = False,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Free the disk space of runs: what was asked and what came of it stays on record."""
+    where = at(home)
+    chosen = verbs.deletable_runs(where, run_ids, force)
+    done = [
+        recorded(where, "delete_run", verbs.delete_run, run_id=run_id)
+        for run_id in chosen["run_ids"]
+    ]
+    freed = sum(reply["bytes"] for reply in done)
+    reply = {
+        "summary": f"{counted(len(done), 'run')} deleted, {size(freed)} freed; settings, results "
+        "and spent hours stay on record.",
+        "deleted": {reply["run_id"]: reply["bytes"] for reply in done},
+        "bytes": freed,
+        "warnings": chosen.get("warnings", []),
+    }
+    show(reply if as_json else {**reply, "deleted": list(reply["deleted"]), "bytes": ""}, as_json)
 
 
 @command
@@ -52,12 +109,18 @@ def dry_run(
     algorithm: Algorithm = "grpo",
     settings: Sets = None,
     samples: Annotated[int, typer.Option(min=0, max=64, help="Also try the model.")] = 0,
+    whole: Annotated[
+        bool, typer.Option("--all", help="Every check and setting, the audit.")
+    ] = False,
     home: HomeFolder = None,
     as_json: Json = False,
 ) -> int:
     """Check a plan before spending anything."""
-    reply = verbs.dry_run(at(home), env, model, algorithm, settings_from(settings), samples)
-    show(reply, as_json, "plan")
+    asked = {"env_id": env, "model": model, "algorithm": algorithm, "samples": samples}
+    asked["settings"] = settings_from(settings)
+    with working(MEASURING, as_json):
+        reply = recorded(at(home), "dry_run", verbs.dry_run, **asked)
+    show(reply, as_json, "whole_plan" if whole else "plan")
     failed = any(check.get("status") == "fail" for check in reply.get("checks", []))
     return FAILED if failed else OK
 
@@ -72,7 +135,9 @@ def estimate(
     as_json: Json = False,
 ) -> None:
     """What a run will take."""
-    show(verbs.estimate_cost(at(home), env, model, algorithm, settings_from(settings)), as_json)
+    with working(MEASURING, as_json):
+        reply = verbs.estimate_cost(at(home), env, model, algorithm, settings_from(settings))
+    show(reply, as_json, "cost")
 
 
 @command
@@ -116,8 +181,10 @@ def train(
     plan |= {"algorithm": algorithm} if algorithm else {}
     if settings:
         plan["settings"] = plan.get("settings", {}) | settings_from(settings)
-    reply = verbs.submit_train(
+    reply = recorded(
         where,
+        "submit_train",
+        verbs.submit_train,
         **plan,
         note=note,
         expect=expect,
@@ -146,10 +213,13 @@ def wait(
 @command
 def logs(
     run_id: RunId,
-    view: Annotated[Literal["metrics", "events", "console", "error"], typer.Option()] = "console",
+    view: Annotated[Literal["metrics", "events", "console", "error"], typer.Option()] = "metrics",
     keys: Annotated[list[str] | None, typer.Option("--key", help="A metric.")] = None,
     grep: Annotated[str, typer.Option(help="Only lines with this text.")] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it ends.")] = False,
+    whole: Annotated[
+        bool, typer.Option("--all", help="Every column, however narrow it is here.")
+    ] = False,
     limit: Limit = 50,
     cursor: str = "",
     home: HomeFolder = None,
@@ -161,7 +231,8 @@ def logs(
         reply = verbs.read_logs(where, run_id, view, keys or (), grep, limit, cursor)
         fresh = any(reply.get(name) for name in ("lines", "events", "rows"))
         if fresh or not follow:
-            show(_news(reply, as_json) if follow else reply, as_json, "logs")
+            page = _news(reply, as_json) if follow else reply
+            show(page, as_json, "all_logs" if whole else "logs")
         # Newer pages end with the run; a cursor to older ones is not followed.
         before, cursor = cursor, reply.get("next_cursor", "")
         if not follow or not cursor or cursor.endswith(":older"):
@@ -213,8 +284,17 @@ def evaluate(
 ) -> int:
     """Score models on the same tasks."""
     where = at(home)
-    reply = verbs.evaluate(
-        where, env, models or [], split, rows, attempts, settings_from(settings), regrade
+    reply = recorded(
+        where,
+        "evaluate",
+        verbs.evaluate,
+        env_id=env,
+        models=models or [],
+        split=split,
+        rows=rows,
+        attempts=attempts,
+        settings=settings_from(settings),
+        regrade=regrade,
     )
     return _submitted(where, reply, wait, as_json)
 
@@ -253,8 +333,17 @@ def curate(
     as_json: Json = False,
 ) -> None:
     """What models answered well becomes an SFT dataset."""
-    reply = verbs.curate(
-        at(home), sources, name, where, select, max_per_task, pool_models, not save
+    reply = recorded(
+        at(home),
+        "curate",
+        verbs.curate,
+        source_ids=sources,
+        name=name,
+        where=where,
+        select=select,
+        max_per_task=max_per_task,
+        pool_models=pool_models,
+        preview=not save,
     )
     show(reply, as_json)
 
@@ -267,7 +356,8 @@ def cancel(
     as_json: Json = False,
 ) -> None:
     """Stop a run after a checkpoint."""
-    show(verbs.cancel_run(at(home), run_id, reason), as_json)
+    asked = {"run_id": run_id, "reason": reason}
+    show(recorded(at(home), "cancel_run", verbs.cancel_run, **asked), as_json)
 
 
 @command

@@ -5,6 +5,7 @@ address; it has no plain bearer tokens. So the gate is ours and stands before ev
 """
 
 import re
+import resource
 import socket
 import sys
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.errors import UserError
-from engine.slow_clients import ImpatientProtocol
+from engine.slow_clients import KNOWN, ImpatientProtocol
 from mcp_server import __version__
 from mcp_server.guard import KEY
 from mcp_server.keys import Key, Keys
@@ -32,6 +33,9 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 MAX_SESSIONS = 256  # each costs about 38 kB; a hostile client may open as many as it can
 SESSION_IDLE_S = 600
 MAX_CONNECTIONS = 1_024
+FILES = 512  # descriptors for all else, connections that are just coming or going too
+AT_ONCE = 64  # connections accepted in one go, each a descriptor before anything bounds them
+QUEUE = 2_048  # connections the kernel keeps for us meanwhile
 MAX_BODY = 4 * 1024 * 1024
 MAX_HEADERS = 32 * 1024
 BODY_S = 20.0  # for the whole body of a request, however it trickles in
@@ -86,6 +90,7 @@ class Gate:
                 await refused(scope, receive, send)
             return None
         scope[KEY] = key
+        scope[KNOWN] = True
         # The SDK gives a session only to whoever opened it.
         access = AccessToken(
             token="", client_id=key.name, scopes=list(key.scopes), subject=key.digest
@@ -227,14 +232,32 @@ def serve_http(
     config = uvicorn.Config(
         http_app(server, keys, hosts),
         http=ImpatientProtocol,
-        limit_concurrency=MAX_CONNECTIONS,
+        limit_concurrency=max_connections(),
+        backlog=AT_ONCE,
         log_level="warning",
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=5,
         h11_max_incomplete_event_size=8 * MAX_HEADERS,  # what is below is told apart by the gate
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    Server(config).run(sockets=[listener])
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, which takes few connections at a time from a long queue."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(QUEUE)  # asyncio has set it to what is accepted in one go
+
+
+def max_connections() -> int:
+    """How many connections may be open; fewer where this process may open few files."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if most == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return max(32, min(MAX_CONNECTIONS, most - FILES))
 
 
 def _listener(host: str, port: int) -> socket.socket:
@@ -244,7 +267,7 @@ def _listener(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen(2048)  # before the address is told: nobody shall be refused meanwhile
+        listener.listen(QUEUE)  # before the address is told: nobody shall be refused meanwhile
     except OSError as error:
         listener.close()
         raise UserError(

@@ -27,6 +27,7 @@ OWNER = "owner"
 STDIO = "stdio"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 CALLS_PER_MINUTE = 600
+DEPLOYMENTS = 2
 OWNER_CALLS_PER_MINUTE = 18_000  # no agent gets there; a loop that went wild does
 LOCK_S = 30.0
 POLL_S = 0.01
@@ -45,6 +46,7 @@ class Key:
         calls_per_minute: HTTP requests; 0: as many as it likes.
         max_runs: runs of its own that may be open at once; 0: any number.
         gpu_hours_per_day: device hours its runs may take in 24 hours; 0: no limit.
+        max_deployments: processes that serve models for it at once; 0: any number.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Key:
     calls_per_minute: int = CALLS_PER_MINUTE
     max_runs: int = 0
     gpu_hours_per_day: float = 0.0
+    max_deployments: int = DEPLOYMENTS
 
     @property
     def is_limited(self) -> bool:
@@ -72,7 +75,7 @@ class Key:
             )
 
 
-LOCAL = Key(STDIO)
+LOCAL = Key(STDIO, max_deployments=0)
 
 
 class Keys:
@@ -80,7 +83,12 @@ class Keys:
 
     def __init__(self, home: Home, token: str, clock: Callable[[], float] = time.time) -> None:
         self._home = home
-        self._owner = Key(OWNER, digest=digest(token), calls_per_minute=OWNER_CALLS_PER_MINUTE)
+        self._owner = Key(
+            OWNER,
+            digest=digest(token),
+            calls_per_minute=OWNER_CALLS_PER_MINUTE,
+            max_deployments=0,
+        )
         self._clock = clock
         self._seen: tuple[int, ...] = ()
         self._keys: list[Key] = []
@@ -152,13 +160,16 @@ def add_key(
     calls_per_minute: int = CALLS_PER_MINUTE,
     max_runs: int = 0,
     gpu_hours_per_day: float = 0.0,
+    max_deployments: int = DEPLOYMENTS,
 ) -> tuple[Key, str]:
     """Make a key; returns it and its token, which is kept nowhere.
 
     Raises UserError BAD_ARGUMENT on a name that is none or taken, or an unknown scope.
     """
-    if not NAME.fullmatch(name) or name in (OWNER, STDIO):
-        raise _bad("name", name, "Use up to 40 of a-z, 0-9, dot, - and _; not owner or stdio.")
+    if not NAME.fullmatch(name) or name in (OWNER, STDIO, "local"):
+        raise _bad(
+            "name", name, "Use up to 40 of a-z, 0-9, dot, - and _; not owner, stdio or local."
+        )
     for scope in scopes:
         if scope not in SCOPES:
             raise _bad("scope", scope, f"Choose of {', '.join(SCOPES)}.")
@@ -173,6 +184,7 @@ def add_key(
         calls_per_minute=calls_per_minute,
         max_runs=max_runs,
         gpu_hours_per_day=gpu_hours_per_day,
+        max_deployments=max_deployments,
     )
     with locked(home):
         keys = list_keys(home)

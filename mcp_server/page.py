@@ -13,6 +13,7 @@ from engine.files import write_text
 from engine.rows import TERMINAL, RunRow
 from engine.run_dir import Home
 from engine.store import Store
+from engine.words import counted
 from mcp_server.verbs import Reply, filled
 
 MOST = 500
@@ -67,7 +68,7 @@ def write_page(home: Home) -> Reply:
     home.page.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_text(home.page, text.render(**found), fsync=False)
     reply = {"page": str(home.page), "runs": len(runs), "envs": len(shown)}
-    return filled(reply, f"The page of {len(runs)} runs is {home.page}")
+    return filled(reply, f"The page of {counted(len(runs), 'run')} is {home.page}")
 
 
 def _run(home: Home, row: RunRow) -> dict[str, Any]:

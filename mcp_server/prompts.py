@@ -24,7 +24,7 @@ def add_prompts(server: MCPServer[Any]) -> None:
             "5. submit_train with a note and what you expect; wait_run; read_rollouts while it "
             "runs.\n"
             "6. evaluate the start and the result on the held-out split, compare_runs, and tell me "
-            "the verdict with its interval. No difference and cannot tell are answers too.\n"
+            "the verdict with its interval. No difference and inconclusive are answers too.\n"
             "7. If it is better, deploy it and show me a chat with compare_to."
         )
 

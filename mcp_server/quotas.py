@@ -6,18 +6,21 @@ no counter that could go wrong.
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
+from engine.admission import EVALUATION_WALL_HOURS, Afford
 from engine.errors import UserError
 from engine.rows import OPEN, RunRow
 from engine.run_dir import Home
 from engine.store import Store
-from engine.submit import EVALUATION_WALL_HOURS
 from mcp_server.audit import STARTS, Audit
 from mcp_server.keys import Key
 
 DAY_S = 86_400.0
 ROUNDING = 1e-6  # of hours: 0.4 + 0.4 + 0.2 is within 1
+LEAST_HOURS = 0.05  # of an evaluation: on a busy machine the start alone takes a minute
+MARGIN = 2.0  # an evaluation is given so many times what it is estimated to take at most
 DEFAULT_HOURS = 2.0  # max_gpu_hours of a submit that names none
 
 
@@ -35,9 +38,9 @@ def check_quota(
 ) -> None:
     """Raises UserError QUOTA when `key` may not start what this call would start.
 
-    Of a day's hours a run counts with what it took; while it is open, with the cap it was given,
-    an evaluation or a probe with the hours after which it is ended. A call that was answered
-    before starts nothing.
+    Of a day's hours a run counts with what it took; while it is open, with the cap it was given.
+    What an evaluation or a probe asks for is known when it is planned: see `afford_of`. A call
+    that was answered before starts nothing.
     """
     audit = Audit(home)
     with Store(home) as store:
@@ -58,24 +61,43 @@ def check_quota(
         return
     used = sum(_hours(mine[name]) for name in today if name in mine)
     submits = tool == "submit_train"
-    asked = (
-        float(arguments.get("max_gpu_hours", DEFAULT_HOURS)) if submits else EVALUATION_WALL_HOURS
-    )
+    asked = float(arguments.get("max_gpu_hours", DEFAULT_HOURS)) if submits else 0.0
     left = key.gpu_hours_per_day - used
     if asked > left + ROUNDING or left <= ROUNDING:
-        fit = (
-            f"Call again with max_gpu_hours={left:.3g}, or later"
-            if submits and left > ROUNDING
-            else "Call later"
-        )
-        raise UserError(
-            "QUOTA",
-            f"the key {key.name} may use {key.gpu_hours_per_day:g} GPU-hours a day and has used or "
-            f"promised {used:.3g}; this call asks for {asked:g}",
-            hint=f"{fit}: hours come back a day after their run was submitted.",
-            field="max_gpu_hours" if submits else "",
-            retryable=True,
-        )
+        fits = submits and left > ROUNDING
+        fit = f"Call again with max_gpu_hours={left:.3g}, or later" if fits else "Call later"
+        raise _too_much(key, used, asked, fit, "max_gpu_hours" if submits else "")
+
+
+def afford_of(home: Home, key: Key, clock: Callable[[], float] = time.time) -> Afford | None:
+    """What gives an evaluation or a probe of `key` its cap; None where no hours are counted."""
+    return partial(_afford, home, key, clock) if key.gpu_hours_per_day else None
+
+
+def _afford(home: Home, key: Key, clock: Callable[[], float], hours: float) -> float:
+    """The cap of work that takes at most `hours`: twice that, or what is left of the day.
+
+    Raises UserError QUOTA when less than `hours` is left.
+    """
+    today = Audit(home).runs_of(key.name, clock() - DAY_S)
+    with Store(home) as store:
+        used = sum(_hours(row) for name in today if (row := _row(store, name)))
+    hours, left = max(LEAST_HOURS, hours), key.gpu_hours_per_day - used
+    if hours > left + ROUNDING:
+        raise _too_much(key, used, hours, "Ask for fewer rows, attempts or models, or call later")
+    return min(MARGIN * hours, left)
+
+
+def _too_much(key: Key, used: float, asked: float, fit: str, field: str = "") -> UserError:
+    wants = f"; this call asks for {asked:.3g}" if asked else ""
+    return UserError(
+        "QUOTA",
+        f"the key {key.name} may use {key.gpu_hours_per_day:g} GPU-hours a day and has used or "
+        f"promised {used:.3g}{wants}",
+        hint=f"{fit}: hours come back a day after their run was submitted.",
+        field=field,
+        retryable=True,
+    )
 
 
 def _answered(store: Store, request_id: str) -> bool:

@@ -4,11 +4,10 @@ Used by the server and by the command line, so it does not import the MCP SDK.
 """
 
 import json
-import math
 from collections.abc import Callable
 from typing import Any
 
-from engine.clean import clean_text
+from engine.clean import clean_value
 from engine.errors import UserError
 
 RESULT_CHARS = 10_000  # Codex cuts results in the middle at about 12,400
@@ -18,18 +17,15 @@ HEAD = ("summary", "next", "warnings")
 
 def clean(value: Any) -> Any:
     """`value` as JSON can carry it: text cleaned, nulls left out of objects, NaN as null."""
-    if isinstance(value, str):
-        return clean_text(value)
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
+    return _without_nulls(clean_value(value))
+
+
+def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
-        pairs = ((clean_text(str(key)), clean(item)) for key, item in value.items())
-        return {key: item for key, item in pairs if item is not None}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [clean(item) for item in value]
-    if value is None or isinstance(value, bool | int):
-        return value
-    return clean_text(str(value))
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return value
 
 
 def compact(value: Any) -> str:

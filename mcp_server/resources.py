@@ -22,6 +22,7 @@ from engine.errors import UserError
 from engine.files import read_json
 from engine.run_dir import Home
 from engine.store import Store
+from engine.words import counted
 from mcp_server import verbs
 from mcp_server.log import log
 from mcp_server.replies import RESULT_CHARS, cap, clean, compact, error_line
@@ -167,7 +168,7 @@ def read_source(home: Home, env_id: str) -> str:
     source = Path(record.dir) / "source"
     files = sorted(path for path in source.rglob("*") if path.is_file())
     files.sort(key=lambda path: path.name != "environment.py")
-    parts = [f"# {record.env_id}\n\n{len(files)} files\n"]
+    parts = [f"# {record.env_id}\n\n{counted(len(files), 'file')}\n"]
     room = RESULT_CHARS - 400
     for path in files:
         part = _file_part(path.relative_to(source).as_posix(), path)

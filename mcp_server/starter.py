@@ -1,14 +1,15 @@
 """Starts things: an environment from a template, a project with an environment and a plan."""
 
 import re
-import shutil
-from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from engine.errors import UserError
+from envs import scaffold
+from envs.problem import EnvProblem
 
 DEFAULT_TEMPLATE = "single_turn"
-_SKIP = shutil.ignore_patterns("__pycache__", "*.pyc")
+FIRST_ENV = "first_env"
 
 PLAN = """\
 # What to train; run it with: honesmith train {file}
@@ -23,10 +24,19 @@ env = "{env}"
 """
 
 
-def templates() -> list[str]:
-    """The names of the templates."""
-    folder = _templates_folder()
-    return sorted(path.name for path in folder.iterdir() if (path / "environment.py").is_file())
+def templates() -> dict[str, str]:
+    """Each template by name, with what it is for."""
+    return dict(sorted(scaffold.TEMPLATES.items()))
+
+
+def after_new(folder: Path, template: str = "") -> dict[str, Any]:
+    """The push that follows a new environment, and what to do before it."""
+    file = folder / "environment.py"
+    if template.replace("-", "_") == "sft_only":
+        first = f"put your rows into {folder / 'datasets'}"
+    else:
+        first = f"edit tasks() and score() in {file}"
+    return {"tool": "push_env", "arguments": {"path": str(folder)}, "first": first}
 
 
 def new_env(folder: Path, template: str = DEFAULT_TEMPLATE) -> list[str]:
@@ -35,13 +45,6 @@ def new_env(folder: Path, template: str = DEFAULT_TEMPLATE) -> list[str]:
     Raises UserError BAD_ARGUMENT on an unknown template, a folder that holds something or to which
     a relative path leads out of the present one, or a name that could not be pushed.
     """
-    if template not in templates():
-        raise UserError(
-            "BAD_ARGUMENT",
-            f"there is no template {template!r}",
-            hint=f"Available: {', '.join(templates())}.",
-            field="template",
-        )
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,62}", folder.absolute().name):
         raise UserError(
             "BAD_ARGUMENT",
@@ -56,20 +59,14 @@ def new_env(folder: Path, template: str = DEFAULT_TEMPLATE) -> list[str]:
             hint="Go there first, or name it in full.",
             field="folder",
         )
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(
-            "BAD_ARGUMENT",
-            f"{folder} exists and is not empty",
-            hint="Name a new folder; nothing is overwritten.",
-            field="folder",
-        )
-    shutil.copytree(_templates_folder() / template, folder, dirs_exist_ok=True, ignore=_SKIP)
-    return sorted(
-        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
-    )
+    try:
+        written = scaffold.copy_template(template, folder)
+    except EnvProblem as problem:
+        raise UserError(problem.code, problem.message, hint=problem.hint) from problem
+    return sorted(path.relative_to(folder).as_posix() for path in written)
 
 
-def starter_project(folder: Path, env: str = "first_env") -> tuple[list[str], list[str]]:
+def starter_project(folder: Path, env: str = FIRST_ENV) -> tuple[list[str], list[str]]:
     """An environment and a plan in `folder`: (files written, files kept as they were)."""
     written: list[str] = []
     kept: list[str] = []
@@ -85,7 +82,3 @@ def starter_project(folder: Path, env: str = "first_env") -> tuple[list[str], li
         plan.write_text(PLAN.format(file=plan.name, env=env), encoding="utf-8")
         written.append(plan.name)
     return written, kept
-
-
-def _templates_folder() -> Path:
-    return Path(str(files("envs"))) / "templates"

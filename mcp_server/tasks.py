@@ -30,6 +30,7 @@ TASKS = "io.modelcontextprotocol/tasks"
 ERAS = frozenset({"2026-07-28"})
 POLL_MS = 5_000
 MAX_ID = 300  # characters; ours are far shorter
+LAST_S = 253_402_300_799  # the last second of the year 9999; a date has no later one
 MAX_CANCELLED = 1_000  # kept: of older ones the client is told how the run goes
 
 
@@ -50,6 +51,8 @@ class Wait:
     def parse(task_id: str) -> "Wait":
         """Raises ValueError when `task_id` is not one of ours."""
         run_id, until, created, since = task_id.split(":", 3)
+        if not 0 <= int(created) <= LAST_S:
+            raise ValueError(f"no task was made at {created}")
         return Wait(run_id, until, int(created), since)
 
 

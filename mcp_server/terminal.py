@@ -13,7 +13,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -119,12 +119,27 @@ def show(reply: Any, as_json: bool, paint: str = "reply") -> None:
     getattr(painters, paint)(clean(reply))
 
 
+@contextlib.contextmanager
+def working(what: str, as_json: bool = False) -> Iterator[None]:
+    """Say on a terminal what is being done while it is done; nothing where nobody looks."""
+    shown = sys.stderr.isatty() and not as_json
+    if shown:
+        sys.stderr.write(f"{what} ...")
+        sys.stderr.flush()
+    try:
+        yield
+    finally:
+        if shown:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()
+
+
 def refuse(error: UserError, as_json: bool) -> None:
     """Print why nothing was done and what to do instead."""
     if as_json:
         typer.echo(json.dumps(clean(error.payload()), ensure_ascii=False, indent=1))
         return
-    lines = [f"error: {error.message} [{error.code}]"]
+    lines = [f"error: {as_typed(error.message)} [{error.code}]"]
     if error.hint:
         lines.append(f"  try: {as_typed(error.hint)}")
     if error.playbook:
@@ -167,6 +182,8 @@ def as_command(call: Mapping[str, Any]) -> str:
     """A suggested tool call as the command a person would type."""
     tool, arguments = str(call.get("tool", "")), dict(call.get("arguments", {}))
     name, first = _COMMANDS.get(tool, (tool.replace("_", "-"), ()))
+    if tool == "get_status" and arguments.get("scope") in _LISTS:
+        name = _LISTS[arguments.pop("scope")]
     if tool == "deploy" and arguments.get("action") in ("stop", "export"):
         name = {"stop": "undeploy", "export": "export"}[arguments.pop("action")]
         first = (*first, "path")
@@ -189,27 +206,36 @@ def as_command(call: Mapping[str, Any]) -> str:
 
 
 def as_typed(text: str) -> str:
-    """`text` with each tool call in it as the command a person would type."""
-    return _CALL.sub(lambda found: _typed(found[0]), text)
+    """`text` with each tool, call and argument named in it as a person would type it."""
+    text = _CALL.sub(lambda found: _typed(found[0]), text)
+    for pattern, typed in _SPOKEN:
+        text = pattern.sub(typed, text)
+    return text
 
 
 def _typed(call: str) -> str:
     try:
         parsed = ast.parse(call, mode="eval").body
-        if not isinstance(parsed, ast.Call) or not isinstance(parsed.func, ast.Name) or parsed.args:
+        if not isinstance(parsed, ast.Call) or not isinstance(parsed.func, ast.Name):
             return call
-        arguments = {
-            keyword.arg: ast.literal_eval(keyword.value)
-            for keyword in parsed.keywords
-            if keyword.arg is not None
-        }
+        arguments = {item.arg: _said(item.value) for item in parsed.keywords if item.arg}
+        # `read_logs(run_id)`: the name of an argument stands for its value.
+        arguments |= {item.id: item.id for item in parsed.args if isinstance(item, ast.Name)}
     except (ValueError, SyntaxError):
         return call
     return as_command({"tool": parsed.func.id, "arguments": arguments})
 
 
+def _said(value: ast.expr) -> Any:
+    """The value of an argument; a name or `...` that stands for one as it is written."""
+    if isinstance(value, ast.Name):
+        return value.id
+    found = ast.literal_eval(value)
+    return "..." if found is ... else found
+
+
 _COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "get_status": ("status", ()),
+    "get_status": ("status", ("scope",)),
     "push_env": ("env push", ("path",)),
     "dry_run": ("dry-run", ("env_id",)),
     "estimate_cost": ("estimate", ("env_id",)),
@@ -227,7 +253,24 @@ _COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
+_LISTS = {"envs": "env list", "runs": "runs"}  # scopes that have a command of their own
 _CALL = re.compile(rf"\b(?:{'|'.join(_COMMANDS)})\([^()]*\)")
+# What is said of tools beside whole calls; verbs that are plain English are left alone.
+_SPOKEN: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
+    (
+        re.compile(r"\bget_status scope=(\w+)"),
+        lambda found: as_command({"tool": "get_status", "arguments": {"scope": found[1]}}),
+    ),
+    (re.compile(r"\bdeploy action=stop\b"), "honesmith undeploy"),
+    (re.compile(r"\bread_logs view=(\w+)"), r"honesmith logs --view \1"),
+    (re.compile(r"\binstall=true\b"), "--install"),
+    (re.compile(r"\b(set )?accept_reward_risk ?= ?true\b"), "--set accept_reward_risk=true"),
+    (re.compile(r"\btrain://settings\b"), "docs/settings.md"),
+    (
+        re.compile(rf"(?<!honesmith )\b({'|'.join(name for name in _COMMANDS if '_' in name)})\b"),
+        lambda found: f"honesmith {_COMMANDS[found[1]][0]}",
+    ),
+)
 
 
 def _value(value: Any) -> str:

@@ -21,7 +21,7 @@ from mcp.types import ToolAnnotations
 from pydantic import Field
 
 from engine.run_dir import Home
-from mcp_server import verbs
+from mcp_server import guard, verbs
 from mcp_server.agreement import with_agreement
 from mcp_server.keys import Scope as Need
 from mcp_server.verbs import Reply
@@ -109,11 +109,13 @@ class Tools:
         samples: Annotated[
             int, Field(ge=0, le=256, description="Also try the model on this many tasks, e.g. 16.")
         ] = 0,
+        ctx: Context,
     ) -> Reply:
         """Check a plan before spending: ordered checks with fixes, every setting and its source,
         token lengths, reward audit; with samples also pass@k and the share of groups with variance
         (a longer probe returns a run_id to wait for)."""
-        return verbs.dry_run(self.home, env_id, model, algorithm, settings, samples)
+        key = guard.caller_of(ctx)
+        return verbs.dry_run(self.home, env_id, model, algorithm, settings, samples, key)
 
     def estimate_cost(
         self,
@@ -247,10 +249,14 @@ class Tools:
         regrade: Annotated[
             str, Field(description="Instead of models: run whose stored answers to score again.")
         ] = "",
+        ctx: Context,
     ) -> Reply:
         """Score models on the same tasks, as a run of its own: returns its run_id at once; then
         wait_run and compare_runs."""
-        return verbs.evaluate(self.home, env_id, models, split, rows, attempts, settings, regrade)
+        key = guard.caller_of(ctx)
+        return verbs.evaluate(
+            self.home, env_id, models, split, rows, attempts, settings, regrade, key
+        )
 
     def compare_runs(
         self,
@@ -301,6 +307,7 @@ class Tools:
         run_id: Annotated[
             str, Field(description='e.g. "arith-grpo-7", "arith-grpo-7@best", "...@step20"')
         ],
+        ctx: Context,
         action: Literal["start", "stop", "export"] = "start",
         format: Annotated[Literal["adapter", "merged"], Field(description="Of an export.")] = (
             "adapter"
@@ -309,19 +316,24 @@ class Tools:
     ) -> Reply:
         """Serve a trained model over the OpenAI chat API (returns a healthy base URL and model
         name), stop serving it, or export its files."""
-        return verbs.deploy(self.home, run_id, action, format, path, self.roots)
+        key = guard.caller_of(ctx)
+        return verbs.deploy(self.home, run_id, action, format, path, self.roots, key)
 
     def chat(
         self,
         model: Model,
         message: str,
+        ctx: Context,
         system: str = "",
         compare_to: Annotated[str, Field(description='Second model, e.g. "pebble".')] = "",
         max_tokens: Annotated[int, Field(ge=1, le=32_768)] = 512,
         temperature: Annotated[float, Field(ge=0, le=2)] = 0,
     ) -> Reply:
         """Ask a model one question, optionally beside a second one; deploys what is not served."""
-        return verbs.chat(self.home, model, message, system, compare_to, max_tokens, temperature)
+        key = guard.caller_of(ctx)
+        return verbs.chat(
+            self.home, model, message, system, compare_to, max_tokens, temperature, key
+        )
 
     def cancel_run(self, run_id: RunId, reason: str = "") -> Reply:
         """Stop a run or evaluation after a checkpoint; submit_train(resume=...) continues it."""

@@ -13,6 +13,7 @@ from typing import Any
 from engine.errors import UserError
 from engine.run_dir import Home
 from engine.store import Store
+from mcp_server.keys import LOCAL, Key
 from mcp_server.replies import fit
 
 Reply = dict[str, Any]
@@ -51,10 +52,13 @@ def dry_run(
     algorithm: str = "grpo",
     settings: dict[str, Any] | None = None,
     samples: int = 0,
+    key: Key = LOCAL,
 ) -> Reply:
     from engine import dry_run as engine_dry_run
 
-    reply = engine_dry_run.dry_run(home, env_id, model, algorithm, settings or {}, samples)
+    reply = engine_dry_run.dry_run(
+        home, env_id, model, algorithm, settings or {}, samples, _afford(home, key)
+    )
     return filled(reply, f"Checked {algorithm} of {model} on {env_id}.")
 
 
@@ -175,6 +179,7 @@ def evaluate(
     attempts: int = 1,
     settings: dict[str, Any] | None = None,
     regrade: str = "",
+    key: Key = LOCAL,
 ) -> Reply:
     from engine import runs
 
@@ -187,6 +192,7 @@ def evaluate(
         attempts=attempts,
         settings=settings or {},
         regrade=regrade,
+        afford=_afford(home, key),
     )
     run_id = reply.get("run_id", "")
     return filled(
@@ -231,12 +237,14 @@ def deploy(
     format: str = "adapter",
     path: str = "",
     roots: Sequence[Path] | None = None,
+    key: Key = LOCAL,
 ) -> Reply:
     from engine import serving
 
     if action == "export" and path and roots is not None:
         path = str(inside_roots(path, roots))
-    reply = serving.deploy(home, run_id, action, format, path)
+    asker = serving.Asker(key.name, key.max_deployments)
+    reply = serving.deploy(home, run_id, action, format, path, asker)
     after = [suggest("chat", model=reply.get("model", run_id), message="...")]
     return filled(reply, f"{action} {run_id}: done.", *(after if action == "start" else []))
 
@@ -249,10 +257,12 @@ def chat(
     compare_to: str = "",
     max_tokens: int = 512,
     temperature: float = 0.0,
+    key: Key = LOCAL,
 ) -> Reply:
     from engine import serving
 
-    reply = serving.chat(home, model, message, system, compare_to, max_tokens, temperature)
+    asker = serving.Asker(key.name, key.max_deployments)
+    reply = serving.chat(home, model, message, system, compare_to, max_tokens, temperature, asker)
     return filled(reply, f"{model} answered.")
 
 
@@ -278,7 +288,10 @@ def report(home: Home, run_id: str) -> Reply:
 
     with Store(home) as store:
         run_id = store.get_run(run_id).run_id
-    path = write_report(home, run_id)
+    run = home.run(run_id)
+    # Of a run whose files were deleted only the report of before can tell.
+    kept = run.deleted.exists() and run.report.exists()
+    path = run.report if kept else write_report(home, run_id)
     return filled({"run_id": run_id, "report": str(path)}, f"The report of {run_id} is {path}")
 
 
@@ -322,6 +335,21 @@ def delete_env(home: Home, env_id: str, force: bool = False) -> Reply:
     from engine import versions
 
     return filled(versions.delete(home, env_id, force), f"Deleted {env_id}.")
+
+
+def deletable_runs(home: Home, run_ids: Sequence[str], force: bool = False) -> Reply:
+    """`run_ids` that may be deleted together, with warnings. Raises UserError RUN_STATE."""
+    from engine import disposal
+
+    chosen, warnings = disposal.deletable(home, run_ids, force)
+    return {"run_ids": chosen, "warnings": warnings}
+
+
+def delete_run(home: Home, run_id: str) -> Reply:
+    """Free the room a run takes. Raises UserError RUN_STATE."""
+    from engine import disposal
+
+    return filled(disposal.delete_run(home, run_id), f"Deleted {run_id}.")
 
 
 def suggest(tool: str, **arguments: Any) -> Reply:
@@ -380,6 +408,12 @@ def inside_roots(path: str, roots: Sequence[Path]) -> Path:
         hint="Choose a path inside them, or start the server with another --root FOLDER.",
         field="path",
     )
+
+
+def _afford(home: Home, key: Key) -> Callable[[float], float] | None:
+    from mcp_server import quotas
+
+    return quotas.afford_of(home, key)
 
 
 def _after_wait(run_id: str, until: str, reply: Reply) -> list[Reply]:

@@ -33,6 +33,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 
 @pytest.fixture(autouse=True)
+def no_width_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytest-xdist tells its workers the width of its own terminal."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(autouse=True)
 def no_process_survives() -> Iterator[None]:
     """Fails a test that leaves a process running, and ends that process."""
     before = {process.pid for process in _living()}

@@ -12,6 +12,7 @@ from engine.evidence import thresholds as at
 from engine.evidence.detectors import find_all
 from engine.evidence.findings import Finding
 from engine.evidence.results import load_rows
+from engine.evidence.start import against_start, first_exam, gold_tokens
 from engine.evidence.views import Facts, Line, View, view_of
 from engine.run_dir import RunDir
 
@@ -39,6 +40,8 @@ class Watch:
         self.rows: Mapping[str, Any] = {}
         self.active: dict[str, int] = {}  # id -> looks in a row without it
         self._seen: dict[str, int] = {}  # id -> looks in a row with it
+        self._began: tuple[View | None, float | None] | None = None  # first exam, length of gold
+        self._against: Mapping[str, Any] = {}
 
     def catch_up(self, step: int) -> None:
         """Take up a run that has done `step` steps, with the alerts that were raised in them."""
@@ -46,6 +49,7 @@ class Watch:
         steps = [found for found in self.run.rollout_steps() if found <= step]
         for found in dict.fromkeys([*steps[:_START], *steps[-_START:]]):
             self._view(found)
+        self._against = against_start(self.run, step)
         for event in load_rows(self.run.events):
             self._recall(event, step)
         self._trim()
@@ -66,6 +70,10 @@ class Watch:
         self.lines.append({"step": step, **values})
         self._view(step)
         self._trim()
+        if self._began is None:  # step 0 was examined before the first step
+            self._began = first_exam(self.run, self.settings), gold_tokens(self.run)
+        if any(name.startswith("heldout_") for name in values):
+            self._against = against_start(self.run, step)
         facts = Facts(
             self.algorithm,
             self.settings,
@@ -73,6 +81,9 @@ class Watch:
             self.views,
             exam_tasks=self.exam_tasks,
             rows=self.rows,
+            exam_start=self._began[0],
+            against_start=self._against,
+            gold_tokens=self._began[1],
         )
         found = {finding.id: finding for finding in find_all(facts, live=True)}
         self._seen = {name: self._seen.get(name, 0) + 1 for name in found}
@@ -102,6 +113,7 @@ def alert_fields(finding: Finding) -> dict[str, Any]:
     """A finding as the fields of an event."""
     return {
         "id": finding.id,
+        "severity": finding.severity,
         "numbers": finding.numbers,
         "lever": finding.lever.as_dict(),
         "playbook": finding.playbook,

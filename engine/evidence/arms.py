@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.errors import UserError
+from engine.evidence.descent import trained_by
 from engine.evidence.results import Row, load_rows, only_half
 from engine.evidence.verdict import after_step, evaluated_models, load_config
-from engine.files import read_json
+from engine.files import read_object
 from engine.run_dir import Home, RunDir
 from engine.store import RunRow, Store
 
@@ -160,7 +161,7 @@ class _Finder:
         step = _step_of(run, which)
         if step is None or not _reported(run, step):
             return []
-        sampling = sampling_of(load_config(run), _manifest(run))
+        sampling = sampling_of(load_config(run), read_object(run.manifest))
         label = f"{row.run_id}@{which}" if which else row.run_id
 
         def load() -> list[Arm]:
@@ -182,7 +183,7 @@ class _Finder:
         return found
 
     def _start(self, run: RunDir, row: RunRow, ref: str) -> Offer:
-        sampling = sampling_of(load_config(run), _manifest(run))
+        sampling = sampling_of(load_config(run), read_object(run.manifest))
 
         def load() -> list[Arm]:
             return [Arm(ref, run.id, row.env_id, _reported(run, 0), sampling)]
@@ -295,26 +296,10 @@ def _step_of(run: RunDir, which: str) -> int | None:
     return after_step(run) if named is None else named
 
 
-def trained_by(home: Home, ref: str) -> str:
-    """The training run of this home that a model reference names, "" for any other model."""
-    name = ref.partition("@")[0]
-    if not name or "/" in name or name in (".", ".."):  # a path or hub id is no run
-        return ""
-    return name if load_config(home.run(name)).get("kind") == "train" else ""
-
-
 def _step_named(ref: str) -> int | None:
     """20 for `run@step20`."""
     which = ref.partition("@")[2]
     return int(which[4:]) if which.startswith("step") and which[4:].isdigit() else None
-
-
-def _manifest(run: RunDir) -> dict[str, Any]:
-    try:
-        found = read_json(run.manifest)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _matches(env_id: str, wanted: str) -> bool:

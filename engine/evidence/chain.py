@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import UserError
-from engine.evidence.arms import trained_by
+from engine.evidence.descent import trained_by
 from engine.evidence.verdict import load_config, run_verdict
-from engine.files import read_json, write_json
+from engine.files import read_object, write_json
 from engine.rows import RunRow
 from engine.run_dir import Home, RunDir
 from engine.store import Store
@@ -37,11 +37,8 @@ def seal(run_dir: RunDir) -> str:
 
 def read_chain(run_dir: RunDir) -> dict[str, Any]:
     """The sealed chain, {} where there is none or it cannot be read."""
-    try:
-        found = read_json(run_dir.chain)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) and isinstance(found.get("links"), list) else {}
+    found = read_object(run_dir.chain)
+    return found if isinstance(found.get("links"), list) else {}
 
 
 def verify(home: Home, run_id: str) -> dict[str, Any]:
@@ -59,7 +56,7 @@ def verify(home: Home, run_id: str) -> dict[str, Any]:
 def _verify(home: Home, row: RunRow, depth: int) -> dict[str, Any]:
     run = home.run(row.run_id)
     sealed = read_chain(run)
-    if not sealed:
+    if not sealed or run.deleted.exists():
         return _unsealed(run, row)
     now = {link["name"]: link["files"] for link in _chained(_contents(run, load_config(run)))}
     links, previous = [], ""
@@ -104,9 +101,11 @@ def _ancestors(home: Home, run: RunDir, depth: int) -> list[dict[str, Any]]:
 
 def _unsealed(run: RunDir, row: RunRow) -> dict[str, Any]:
     """A run that is not done has no seal; one that is done and has none is not to be trusted."""
-    done = row.state == "done"
+    deleted = run.deleted.exists()
+    done = row.state == "done" and not deleted
     broken = [{"file": run.chain.name, "what": "missing"}] if done else []
     why = "its seal is missing" if done else f"it is {row.state}: runs are sealed when done"
+    why = "its files were deleted" if deleted else why
     return {
         "run_id": row.run_id,
         "intact": False if done else None,

@@ -8,7 +8,8 @@ from engine.clean import RESULT_CHARS, json_chars, redactor_for
 from engine.errors import UserError
 from engine.evidence.arms import MAX_ARMS, Arm, find_arms
 from engine.evidence.levers import attribution, differing_settings
-from engine.evidence.results import level, measure_of
+from engine.evidence.power import attempts_wanted, more_rows, split_rows, tasks_wanted
+from engine.evidence.results import level, measure_of, side
 from engine.evidence.seeds import compare_arms, grouped, seed_of
 from engine.evidence.verdict import (
     Comparison,
@@ -49,6 +50,7 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> dict[str, 
     causes = [attribution(home, first, arm) for arm in others]
     main = max(range(len(others)), key=lambda i: found[i].lead)
     redact = redactor_for(home, load_config(home.run(first.source)))
+    more, wanted = _more_evidence(home, first, others[main], found[main])
     result: dict[str, Any] = {
         "summary": _summary(first, others[main], found[main], causes[main], len(others)),
         "verdict": found[main].outcome.verdict,
@@ -68,8 +70,8 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> dict[str, 
             "model": others[main].label,
             **flip_examples(found[main], first.rows, others[main].rows, redact),
         },
-        "warnings": warnings + _cautions(home, arms, found),
-        "next": _next_calls(first, others[main], found[main]),
+        "warnings": warnings + more + _cautions(home, arms, found),
+        "next": [*wanted, _read_changed(others[main])],
     }
     return _fitted(result)
 
@@ -141,24 +143,39 @@ def _cautions(home: Home, arms: Sequence[Arm], found: Sequence[Comparison]) -> l
     return notes[:4]
 
 
-def _next_calls(first: Arm, other: Arm, found: Comparison) -> list[dict[str, Any]]:
-    changed = {
-        "tool": "read_rollouts",
-        "arguments": {"run_id": other.source, "pick": "changed"},
-    }
-    if found.outcome.verdict == "inconclusive":
-        more = {
-            "tool": "evaluate",
-            "arguments": {
-                "env_id": first.env_id,
-                "models": [
-                    member.label for arm in (first, other) for member in arm.members or (arm,)
-                ],
-                "rows": max(400, 2 * found.outcome.n),
-            },
-        }
-        return [more, changed]
-    return [changed]
+def _read_changed(other: Arm) -> dict[str, Any]:
+    changed = {"run_id": other.source, "pick": "changed"}
+    return {"tool": "read_rollouts", "arguments": changed}
+
+
+def _more_evidence(
+    home: Home, first: Arm, other: Arm, found: Comparison
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """What would settle an inconclusive comparison, in words and as calls: rows of the split that
+    were not asked yet, then attempts where they help, else rows that do not exist yet."""
+    if found.outcome.verdict != "inconclusive" or found.measure is None:
+        return [], []
+    needed = tasks_wanted(found.outcome)
+    split = str(load_config(home.run(first.source)).get("split") or "heldout")
+    rows = split_rows(home, first.env_id, split)
+    asked = {str(row.get("task")) for arm in (first, other) for row in arm.rows}
+    asked |= taught_tasks(home.run(first.source)) | taught_tasks(home.run(other.source))
+    models = [member.label for arm in (first, other) for member in arm.members or (arm,)]
+    call: dict[str, Any] = {"env_id": first.env_id, "models": models}
+    call |= {"split": split} if split != "heldout" else {}
+    if rows is None or len(asked) < rows:
+        call["rows"] = min(max(400, needed or 2 * found.outcome.n), rows or 10**6)
+        return [], [{"tool": "evaluate", "arguments": call}]
+    sides = [side(arm.rows, found.measure) for arm in (first, other)]
+    attempts = attempts_wanted(sides[0], sides[1], found.outcome.margin)
+    used = f"All {rows} rows of the {split} split are used"
+    if attempts is not None:
+        said = f"{used}; {attempts} attempts at each would show a change worth having."
+        return [said], [
+            {"tool": "evaluate", "arguments": call | {"rows": rows, "attempts": attempts}}
+        ]
+    edit = more_rows(needed, rows, "held-out" if split == "heldout" else split)
+    return [f"{used}: {edit}."], [{"tool": "push_env", "arguments": {"path": "..."}}]
 
 
 def _trimmed(table: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -1,6 +1,8 @@
 """Detectors of what the model writes: cut, thought away, repeated, unreadable."""
 
 from engine.evidence import thresholds as at
+from engine.evidence.detect_groups import learning
+from engine.evidence.detect_losses import cut_is_paid
 from engine.evidence.findings import Finding, Lever
 from engine.evidence.views import Facts, mean, mean_or_none, stuck_at, window
 
@@ -12,7 +14,7 @@ def truncation(f: Facts) -> Finding | None:
     if f.algorithm == "evaluate":
         return _cut_exam(f)
     level = stuck_at(f.series("truncated_share"), at.TRUNCATED)
-    if level is None:
+    if level is None or _own_doing(f):
         return None
     turns = mean_or_none(window(f.of_views("out_of_turns"))) or 0.0
     evidence = {
@@ -24,6 +26,47 @@ def truncation(f: Facts) -> Finding | None:
         "reward_when_whole": mean_or_none(window(f.of_views("whole_reward"))),
     }
     return _cut(f, evidence, level, turns, "of the last steps")
+
+
+def length_grew(f: Facts) -> Finding | None:
+    """Answers that came to be cut because length is paid or drifts, not for want of room."""
+    level = stuck_at(f.series("truncated_share"), at.TRUNCATED)
+    why = _own_doing(f)
+    if level is None or not why:
+        return None
+    lengths, now = f.of_views("length"), f.settings.get("max_tokens")
+    start = f.exam_start
+    evidence = {
+        "truncated_share": level,
+        "truncated_share_start": start.cut if start is not None else mean(f.of_views("cut")[:3]),
+        "length_start": start.length if start is not None else mean(lengths[:3]),
+        "length": mean(window(lengths)),
+        "max_tokens": now,
+        "gold_tokens": f.gold_tokens,
+        "reward_when_cut": mean_or_none(window(f.of_views("cut_reward"))),
+        "reward_when_whole": mean_or_none(window(f.of_views("whole_reward"))),
+    }
+    what = f"{level:.0%} of the answers of the last steps are cut at max_tokens = {now}, and {why}."
+    edit = "score(): pay nothing for length, and nothing for an answer that is cut; not max_tokens"
+    return Finding("length_grew", what, evidence, Lever(edit=edit), "rewards", "truncated")
+
+
+def _own_doing(f: Facts) -> str:
+    """Why answers are cut where more room is not what they lack, "" where it may be.
+
+    Answers that get longer while more of them are right are learning to use the room.
+    """
+    lengths, cuts = f.of_views("length"), f.of_views("cut")
+    paid = mean_or_none(window(f.of_views("whole_reward"))) is not None and cut_is_paid(f)
+    if (mean_or_none(window(f.of_views("out_of_turns"))) or 0.0) > 0.5 * at.TRUNCATED:
+        return ""
+    if len(lengths) >= at.LEAST and not (learning(f) and not paid):
+        start = mean(lengths[:3]) if f.exam_start is None else f.exam_start.length
+        room = mean(cuts[:3]) if f.exam_start is None else f.exam_start.cut
+        now = mean(window(lengths))
+        if room <= at.TRUNCATED and now >= at.LENGTH_UP * start:
+            return f"at the start {room:.0%} were: their length grew from {start:.3g} to {now:.3g}"
+    return "earn as much as the others, though hardly one is right" if paid else ""
 
 
 def _cut_exam(f: Facts) -> Finding | None:
@@ -53,9 +96,15 @@ def _cut(f: Facts, evidence: dict, level: float, turns: float, when: str) -> Fin
         what = f"{level:.0%} of the answers {when} ran out of turns (max_turns = {now})."
         lever = Lever("max_turns", now, 2 * now if isinstance(now, int) else None)
     else:
-        now = f.settings.get("max_tokens")
+        now, gold = f.settings.get("max_tokens"), f.gold_tokens
         what = f"{level:.0%} of the answers {when} were cut at max_tokens = {now}."
         lever = Lever("max_tokens", now, 2 * now if isinstance(now, int) else None)
+        fits = gold is not None and isinstance(now, int) and gold <= at.GOLD_FITS * now
+        if gold is not None and fits and not f.settings.get("thinking"):
+            evidence |= {"gold_tokens": gold}
+            what += f" Reference answers take {gold:.0f} tokens."
+            edit = "ask for short answers in the prompt, or show them by SFT"
+            lever = Lever(edit=f"{edit}; more max_tokens only where an answer must be worked out")
     return Finding("truncation", what, evidence, lever, "failures", "truncated")
 
 

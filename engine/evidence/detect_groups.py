@@ -52,8 +52,13 @@ def uniform_groups(f: Facts) -> Finding | None:
 
 
 def too_hard(f: Facts) -> Finding | None:
-    """Hardly a task is ever solved, and nothing on the way is paid differently."""
+    """Hardly a task is ever solved, and nothing on the way is paid differently.
+
+    Tasks that an exam of this run, the one at step 0 included, saw solved are not too hard.
+    """
     effective = f.recent("groups_effective")
+    if any(value >= at.SOLVED_ONCE for _, value in f.curve("heldout_success")):
+        return None
     if not effective or mean(effective) >= at.EFFECTIVE_NONE or learning(f):
         return None
     if not never_solved(f) or _alike_from_start(f):
@@ -98,7 +103,11 @@ def too_easy(f: Facts) -> Finding | None:
 
 
 def entropy_collapse(f: Facts) -> Finding | None:
-    """Exploration is gone while most tasks are still unsolved."""
+    """Exploration is gone while most tasks are still unsolved, or from the first steps on."""
+    return _ran_out(f) or _cooled_at_once(f)
+
+
+def _ran_out(f: Facts) -> Finding | None:
     values = f.series("entropy")
     if len(values) < at.WINDOW + at.ENTROPY_FLAT_STEPS:
         return None
@@ -137,6 +146,43 @@ def entropy_collapse(f: Facts) -> Finding | None:
         "learning_rate", rate, rounded_half(rate), "and go on from a step before the fall"
     )
     return Finding("entropy_collapse", what, evidence, lever, "stalls", "group")
+
+
+def _cooled_at_once(f: Facts) -> Finding | None:
+    """Exploration gone within the first steps, and an exam that is not above the start for it."""
+    values = f.series("entropy")
+    early = values[at.ENTROPY_EARLY // 2 : at.ENTROPY_EARLY]
+    found, start = f.against_start, values[0] if values else 0.0
+    if len(values) < 2 * at.LEAST or start < at.ENTROPY_FROM or not f.verdict:
+        return None
+    now = mean(values[-at.LEAST :])
+    if max(mean(early), now) >= at.ENTROPY_LEFT * start:
+        return None
+    if found.get("metric") not in ("success", "reward") or found["difference"] is None:
+        return None
+    if found["difference"] > 0 or f.verdict.get("verdict") == "better":
+        return None
+    groups = f.series("groups_effective")
+    evidence = {
+        "entropy_start": start,
+        "entropy_first_steps": mean(early),
+        "entropy": now,
+        "heldout_start": found["before"],
+        "heldout": found["after"],
+        "n": found["n"],
+        "p": found["p"],
+        "groups_effective_start": mean_or_none(groups[:1]),
+        "groups_effective": mean_or_none(groups[-at.LEAST :]),
+    }
+    what = (
+        f"Entropy fell from {start:.2g} to {mean(early):.2g} within {at.ENTROPY_EARLY} steps, and "
+        f"held-out {found['metric']} is not above its start ({found['before']:.2g} to "
+        f"{found['after']:.2g} on {found['n']} tasks, which may be chance)."
+    )
+    rate = f.settings.get("learning_rate")
+    to = float(f"{rate / 3:.2g}") if isinstance(rate, int | float) else None
+    lever = Lever("learning_rate", rate, to, "from the start again")
+    return Finding("entropy_collapse", what, evidence, lever, "stalls", "group", severity="low")
 
 
 def learning(f: Facts) -> bool:

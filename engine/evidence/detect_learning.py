@@ -9,6 +9,7 @@ from engine.curves import number
 from engine.evidence import thresholds as at
 from engine.evidence.detect_groups import rounded_half
 from engine.evidence.findings import Finding, Lever
+from engine.evidence.power import more_rows
 from engine.evidence.stats import MARGIN, tasks_needed
 from engine.evidence.views import Facts, mean
 
@@ -62,6 +63,31 @@ def overfitting(f: Facts) -> Finding | None:
         "steps", f.settings.get("steps"), steps, "fewer passes; more rows if there are any"
     )
     return Finding("overfitting", what, evidence, lever, "sft", "changed")
+
+
+def too_short(f: Facts) -> Finding | None:
+    """SFT: nothing is solved yet, and the held-out loss still falls."""
+    losses, solved = f.curve("heldout_loss"), [value for _, value in f.curve("heldout_success")]
+    if len(losses) < at.OVERFIT_EVALS or not solved or max(solved) > at.SOLVED_NEVER:
+        return None
+    (_, middle), (last_step, last) = losses[len(losses) // 2 - 1], losses[-1]
+    if not f.verdict or last > min(value for _, value in losses):
+        return None
+    if last > (1 - at.STILL_FALLING) * middle:
+        return None
+    evidence = {
+        "heldout_loss_start": losses[0][1],
+        "heldout_loss_halfway": middle,
+        "heldout_loss": last,
+        "heldout_success": solved[-1],
+        "steps": last_step,
+    }
+    what = (
+        f"{solved[-1]:.0%} of the held-out tasks are solved after {last_step} steps, but the loss "
+        f"still falls: {losses[0][1]:.3g}, {middle:.3g} halfway, {last:.3g} at the end."
+    )
+    lever = Lever("steps", f.settings.get("steps"), 2 * last_step, "nothing says it is done")
+    return Finding("too_short", what, evidence, lever, "sft", "best")
 
 
 def no_update(f: Facts) -> Finding | None:
@@ -136,7 +162,7 @@ def underpowered(f: Facts) -> Finding | None:
     if f.verdict.get("verdict") != "inconclusive" or not isinstance(gap, int | float) or not n:
         return None
     rate = f.verdict.get("metric") == "success"
-    if rate and gap <= MARGIN:
+    if (rate and gap <= MARGIN) or (f.algorithm == "sft" and too_short(f)):
         return None
     evidence = {
         "difference": f.verdict.get("difference"),
@@ -150,12 +176,17 @@ def underpowered(f: Facts) -> Finding | None:
         needed = evidence["tasks_needed"] = tasks_needed(MARGIN, (flips + 1) / (n + 1))
     shown = f"{100 * gap:.1f} points" if rate else f"{gap:.3g}"
     what = f"{n} reported tasks show a change of {shown} or more; a smaller one stays in the noise."
-    if f.algorithm == "evaluate":
-        lever = Lever("rows", f.settings.get("rows"), needed)
-    else:
-        now = f.settings.get("eval_rows")
+    have, training = f.heldout_rows, f.algorithm != "evaluate"
+    wanted = 2 * needed if needed and training else needed  # half of a run's tasks are reported
+    if have is not None and (wanted is None or wanted > have):
+        evidence["heldout_rows"] = have
+        half = "; a run reports on half of them" if training else ""
+        lever = Lever(edit=more_rows(wanted, have) + half)
+    elif training:
         also = "half of them are reported; the environment needs as many held-out tasks"
-        lever = Lever("eval_rows", now, 2 * needed if needed else None, also)
+        lever = Lever("eval_rows", f.settings.get("eval_rows"), wanted, also)
+    else:
+        lever = Lever("rows", f.settings.get("rows"), wanted)
     return Finding("underpowered", what, evidence, lever, "evidence", "changed")
 
 

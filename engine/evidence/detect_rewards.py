@@ -4,7 +4,9 @@ from typing import Any
 
 from engine.evidence import thresholds as at
 from engine.evidence.findings import Finding, Lever
+from engine.evidence.rescored import moved
 from engine.evidence.views import Facts, Trend, mean, mean_or_none, stuck_at, trend
+from envs import again
 
 
 def reward_errors(f: Facts) -> Finding | None:
@@ -25,6 +27,19 @@ def reward_errors(f: Facts) -> Finding | None:
         what = "Scoring failed on too many answers before a step was done."
     lever = Lever(edit="score(): mend it for the answers shown, push again")
     return Finding("reward_errors", what, evidence, lever, "rewards", "error", root=True)
+
+
+def scorer_moves(f: Facts) -> Finding | None:
+    """The same answer earns another reward where the env process has scored nothing before."""
+    if not moved(f.rescored):
+        return None
+    names = ("scored", "differing", "wavering")
+    evidence: dict[str, Any] = {name: f.rescored[name] for name in names}
+    one = f.rescored["examples"][0]
+    evidence |= {"task": str(one["task"])[:80], "reward": one["first"], "fresh": one["second"]}
+    what = again.sentence(f.rescored)
+    lever = Lever(edit="score(): keep nothing between calls, patch nothing; push, evaluate again")
+    return Finding("scorer_moves", f"{what}.", evidence, lever, "rewards", root=True)
 
 
 def slow_reward(f: Facts) -> Finding | None:

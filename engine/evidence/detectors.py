@@ -3,7 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.evidence import detect_answers, detect_groups, detect_learning, detect_rewards
+from engine.evidence import (
+    detect_answers,
+    detect_groups,
+    detect_learning,
+    detect_losses,
+    detect_rewards,
+)
 from engine.evidence.findings import Finding, ranked
 from engine.evidence.views import Facts, View
 
@@ -20,8 +26,8 @@ class Detector:
         id: of the finding it returns.
         find: None when there is nothing to say.
         algorithms: what it can judge.
-        reads: names of metrics or of view numbers of which it needs at least one; () where it
-            reads how a run ended.
+        reads: names of metrics or of view numbers of which it needs at least one, "rescored" or
+            "kept"; () where it reads how a run ended.
         live: whether it speaks while a run is going on.
     """
 
@@ -33,6 +39,10 @@ class Detector:
 
     def could_judge(self, facts: Facts) -> bool:
         """Whether the run left what this detector reads."""
+        if "rescored" in self.reads and facts.rescored.get("scored"):
+            return True
+        if "kept" in self.reads and facts.kept:
+            return True
         return not self.reads or any(
             facts.curve(name) or (name in _VIEW and facts.of_views(name)) for name in self.reads
         )
@@ -42,6 +52,13 @@ DETECTORS = (
     Detector("uniform_groups", detect_groups.uniform_groups, reads=("groups_effective",)),
     Detector("too_hard", detect_groups.too_hard, reads=("groups_effective",)),
     Detector("too_easy", detect_groups.too_easy, reads=("groups_effective",)),
+    Detector(
+        "below_start",
+        detect_losses.below_start,
+        _TRAINERS,
+        ("heldout_success", "heldout_reward", "heldout_loss"),
+    ),
+    Detector("length_grew", detect_answers.length_grew, reads=("truncated_share", "cut")),
     Detector("truncation", detect_answers.truncation, _ALL, ("truncated_share", "cut", "loss")),
     Detector("overthinking", detect_answers.overthinking, ("grpo", "evaluate"), ("think",)),
     Detector("repetition", detect_answers.repetition, ("grpo", "evaluate"), ("repeated",)),
@@ -50,9 +67,12 @@ DETECTORS = (
     Detector("judge_pleasing", detect_rewards.judge_pleasing, ("grpo", "evaluate"), ("judge_gap",)),
     Detector("reward_hacking", detect_rewards.reward_hacking, reads=("reward_mean",)),
     Detector("overfitting", detect_learning.overfitting, ("sft",), ("heldout_loss",)),
+    Detector("too_short", detect_learning.too_short, ("sft",), ("heldout_loss",), live=False),
+    Detector("forgetting", detect_losses.forgetting, _TRAINERS, ("kept",), live=False),
     Detector("no_update", detect_learning.no_update, _TRAINERS, ("lr",)),
     Detector("unstable", detect_learning.unstable, _TRAINERS, ("grad_norm",)),
     Detector("reward_errors", detect_rewards.reward_errors, _ALL, ("reward_errors", "errors")),
+    Detector("scorer_moves", detect_rewards.scorer_moves, _ALL, ("rescored",), live=False),
     Detector("slow_reward", detect_rewards.slow_reward, reads=("reward_s",)),
     Detector("underpowered", detect_learning.underpowered, _ALL, live=False),
     Detector("infra", detect_learning.infra, _ALL, live=False),

@@ -5,6 +5,7 @@ an environment, cleaned and with secrets hidden.
 """
 
 from collections.abc import Mapping, Sequence
+from difflib import SequenceMatcher
 from typing import Any
 
 from engine.clean import RESULT_CHARS, Redactor, clip, json_chars, redactor_for
@@ -12,15 +13,21 @@ from engine.curves import load_metrics, number
 from engine.evidence import thresholds as at
 from engine.evidence.detectors import find_all, not_judged
 from engine.evidence.findings import Finding
+from engine.evidence.kept import kept_skills
+from engine.evidence.power import split_rows
+from engine.evidence.rescored import rescored
 from engine.evidence.results import answer_of, load_rows, text_of
+from engine.evidence.start import against_start, first_exam, gold_tokens, references
 from engine.evidence.verdict import load_config, run_verdict
 from engine.evidence.views import Facts, Row, View, is_pleased_and_wrong, view_of
-from engine.files import read_json
+from engine.files import read_object
 from engine.rows import TERMINAL
 from engine.run_dir import Home, RunDir
 from engine.store import RunRow, Store
+from engine.words import counted
 
 _EXAMPLES = 2
+_LOOKED_AT, _COMPARED = 200, 400  # answers, and characters of each, held against their references
 _EXAMPLE_CHARS = 220
 _ROLLOUT_BYTES = 24_000_000  # read at most; steps are left out evenly beyond it
 _LIKE = {
@@ -30,9 +37,12 @@ _LIKE = {
     "reward_errors": lambda row: bool(row.get("error")),
     "judge_pleasing": is_pleased_and_wrong,
     "too_hard": lambda row: row.get("success") is False,
+    "below_start": lambda row: row.get("success") is not True,
+    "length_grew": lambda row: row.get("stop_reason") == "length",
+    "too_short": lambda row: row.get("success") is False,
     "unparsed": lambda row: not row.get("success") and not row.get("error"),
 }
-_BEST_FIRST = ("reward_hacking", "judge_pleasing", "too_hard")
+_BEST_FIRST = ("reward_hacking", "judge_pleasing", "too_hard", "below_start", "too_short")
 
 
 def diagnose(home: Home, run_id: str) -> dict[str, Any]:
@@ -70,7 +80,7 @@ def facts_of(run: RunDir, row: RunRow, config: Mapping[str, Any]) -> Facts:
     algorithm = row.algorithm if row.kind == "train" else "evaluate"
     failure = {}
     if row.state == "failed":
-        said = _json(run, "failure")
+        said = read_object(run.failure)
         failure = said | {"kind": row.reason_kind, "message": row.reason}
     events = load_rows(run.events)
     exam_rows = _last_exam(run)
@@ -89,15 +99,13 @@ def facts_of(run: RunDir, row: RunRow, config: Mapping[str, Any]) -> Facts:
         rows=next((event for event in reversed(events) if event.get("event") == "data"), {}),
         failure=failure,
         verdict=run_verdict(run) if row.state == "done" else {},
+        rescored=rescored(run),
+        exam_start=first_exam(run, settings) if row.kind == "train" else None,
+        against_start=against_start(run) if row.kind == "train" else {},
+        gold_tokens=gold_tokens(run) if row.kind == "train" else None,
+        heldout_rows=split_rows(run.home, row.env_id, str(config.get("split") or "heldout")),
+        kept=kept_skills(run) if row.kind == "train" and row.state == "done" else {},
     )
-
-
-def _json(run: RunDir, name: str) -> dict[str, Any]:
-    try:
-        found = read_json(getattr(run, name))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _views(run: RunDir, settings: Mapping[str, Any]) -> list[View]:
@@ -146,6 +154,7 @@ class _Examples:
 
     def __init__(self, run: RunDir, facts: Facts, redact: Redactor) -> None:
         steps = run.rollout_steps()
+        self.run = run
         self.redact = redact
         self.step = -1
         self.rows: Sequence[Row] = []
@@ -162,10 +171,28 @@ class _Examples:
         rows = [row for row in self.rows if fits(row)]
         best_first = finding.id in _BEST_FIRST
         rows.sort(key=lambda row: number(row.get("reward")) or 0.0, reverse=best_first)
+        if finding.id == "too_short":
+            return self._nearest(rows)
         tasks: dict[str, Row] = {}
         for row in rows:
             tasks.setdefault(str(row.get("task")), row)
         return [self._item(row) for row in list(tasks.values())[:_EXAMPLES]]
+
+    def _nearest(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+        """The best paid answer, of equals the one most like its reference, and that beside it."""
+        golds = references(self.run)
+
+        def near(row: Row) -> tuple[float, float]:
+            gold, said = golds.get(str(row.get("task")), ""), answer_of(dict(row))
+            alike = SequenceMatcher(None, gold[:_COMPARED], said[:_COMPARED]).ratio()
+            return number(row.get("reward")) or 0.0, alike if gold else 0.0
+
+        if not rows:
+            return []
+        best = max(rows[:_LOOKED_AT], key=near)
+        gold = golds.get(str(best.get("task")), "")
+        shown = clip(self.redact.text(gold), _EXAMPLE_CHARS)
+        return [self._item(best) | ({"reference": shown} if gold else {})]
 
     def _item(self, row: Row) -> dict[str, Any]:
         item = {
@@ -186,6 +213,7 @@ class _Examples:
 def _shown(finding: Finding, examples: _Examples, redact: Redactor) -> dict[str, Any]:
     return {
         "id": finding.id,
+        "severity": finding.severity,
         "what": redact.text(finding.what),
         "evidence": redact.value(finding.numbers),
         "lever": finding.lever.as_dict(),
@@ -207,12 +235,18 @@ def _looked_at(facts: Facts) -> dict[str, Any]:
 
 
 def _sentence(row: RunRow, facts: Facts, findings: Sequence[Finding]) -> str:
+    start = facts.verdict.get("go_on_with")
+    said = f" No checkpoint beat the start: go on with {start}." if start else ""
+    return _found_sentence(row, facts, findings) + said
+
+
+def _found_sentence(row: RunRow, facts: Facts, findings: Sequence[Finding]) -> str:
     if findings:
         first, *others = findings
         also = f" Also: {', '.join(finding.id for finding in others)}." if others else ""
         return f"{row.run_id}: {first.id}. {first.what} Try: {first.lever.words()}.{also}"
     looked = _looked_at(facts)
-    seen = f"{looked['steps']} steps, {looked['rollouts']} rollouts"
+    seen = f"{counted(looked['steps'], 'step')}, {counted(looked['rollouts'], 'rollout')}"
     if facts.failed:
         return (
             f"{row.run_id} failed ({facts.failed}); no detector explains it ({seen} looked at): "
@@ -220,7 +254,8 @@ def _sentence(row: RunRow, facts: Facts, findings: Sequence[Finding]) -> str:
         )
     if not looked["steps"] and not looked["rollouts"]:
         return f"{row.run_id} is {row.state} and has left nothing to diagnose yet."
-    return f"Nothing found in {row.run_id} ({seen}, {looked['evaluations']} evaluations looked at)."
+    seen += f", {counted(looked['evaluations'], 'evaluation')}"
+    return f"Nothing found in {row.run_id} ({seen} looked at)."
 
 
 def _warnings(row: RunRow, facts: Facts) -> list[str]:

@@ -10,11 +10,6 @@ from statistics import NormalDist
 _NORMAL = NormalDist()
 
 
-def normal_cdf(x: float) -> float:
-    """P(Z <= x) for a standard normal Z."""
-    return 0.5 * math.erfc(-x / math.sqrt(2.0))
-
-
 def normal_quantile(p: float) -> float:
     """The x with P(Z <= x) = p, 0 < p < 1."""
     return _NORMAL.inv_cdf(p)

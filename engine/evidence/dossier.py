@@ -13,8 +13,8 @@ from typing import Any
 from engine.clean import Redactor, clean_value, redactor_for
 from engine.curves import Metrics, load_metrics, number
 from engine.errors import UserError
-from engine.evidence.arms import trained_by
 from engine.evidence.chain import read_chain
+from engine.evidence.descent import trained_by
 from engine.evidence.results import load_rows, measure_of, side, value_of
 from engine.evidence.stats import Interval, wilson
 from engine.evidence.verdict import (
@@ -28,7 +28,7 @@ from engine.evidence.verdict import (
     run_verdict,
     training_sides,
 )
-from engine.files import read_json
+from engine.files import read_object
 from engine.run_dir import Home, RunDir
 from engine.store import RunRow, Store
 
@@ -137,7 +137,7 @@ def gather(home: Home, run_id: str) -> Dossier:
         row=row,
         run=run,
         config=redact.value(config),
-        manifest=clean_value(_json(run.manifest)),
+        manifest=clean_value(read_object(run.manifest)),
         verdict=run_verdict(run),
         comparison=comparison,
         sides=sides,
@@ -146,7 +146,7 @@ def gather(home: Home, run_id: str) -> Dossier:
         checked=_checked(run) if training else [],
         audit=redact.value(_audit(config)),
         contamination=redact.value(contamination_of(run)),
-        failure=redact.value(_json(run.failure)),
+        failure=redact.value(read_object(run.failure)),
         cost=_cost(row, config),
         lineage=lineage(home, row, config),
         chain=read_chain(run),
@@ -219,7 +219,7 @@ def _checked(run: RunDir) -> list[Checked]:
 
 def _audit(config: Mapping[str, Any]) -> dict[str, Any]:
     folder = config.get("env_dir")
-    return _json(Path(folder) / "audit.json") if isinstance(folder, str) and folder else {}
+    return read_object(Path(folder) / "audit.json") if isinstance(folder, str) and folder else {}
 
 
 def _cost(row: RunRow, config: Mapping[str, Any]) -> Cost:
@@ -244,11 +244,3 @@ def _cost(row: RunRow, config: Mapping[str, Any]) -> Cost:
 
 def _events(run: RunDir) -> list[dict[str, Any]]:
     return load_rows(run.events)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = read_json(path)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

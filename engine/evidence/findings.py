@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from engine.curves import number, short
 
@@ -10,10 +10,14 @@ from engine.curves import number, short
 ORDER = (
     "infra",
     "reward_errors",
+    "scorer_moves",
     "unstable",
     "no_update",
     "judge_pleasing",
     "reward_hacking",
+    "overfitting",
+    "below_start",
+    "length_grew",
     "truncation",
     "overthinking",
     "repetition",
@@ -22,10 +26,22 @@ ORDER = (
     "too_hard",
     "too_easy",
     "entropy_collapse",
-    "overfitting",
+    "too_short",
+    "forgetting",
     "slow_reward",
     "underpowered",
 )
+
+Severity = Literal["high", "medium", "low"]
+# What a run measured or learned is not to be used as it is.
+_HIGH = frozenset(
+    {
+        "infra", "reward_errors", "scorer_moves", "unstable", "judge_pleasing", "reward_hacking",
+        "below_start", "forgetting",
+    }
+)  # fmt: skip
+# It costs time, or certainty; what was learned stands.
+_LOW = frozenset({"slow_reward", "underpowered"})
 
 
 @dataclass(frozen=True)
@@ -63,6 +79,7 @@ class Finding:
         playbook: slug of the section that says more.
         pick, where: how `read_rollouts` shows examples; "" when rollouts show nothing.
         root: known to be the cause and not an effect; such findings come first.
+        severity: how much it takes from what the run came to; by its id where it is not given.
     """
 
     id: str
@@ -73,6 +90,11 @@ class Finding:
     pick: str = ""
     where: str = ""
     root: bool = field(default=False)
+    severity: Severity | Literal[""] = ""
+
+    def __post_init__(self) -> None:
+        usual: Severity = "high" if self.id in _HIGH else "low" if self.id in _LOW else "medium"
+        object.__setattr__(self, "severity", self.severity or usual)
 
     @property
     def numbers(self) -> dict[str, Any]:

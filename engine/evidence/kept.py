@@ -1,35 +1,87 @@
 """Kept skills: did the training break something the model could do before?
 
 The trainer asks the same few dozen tasks at step 0 and with the checkpoint it chose; here the two
-are compared battery by battery. Forgotten means significantly worse, task by task; no loss found is
-said with the smallest loss that would have shown.
+are compared battery by battery. Forgotten means significantly worse, task by task; what may be a
+loss and may be chance is inconclusive; no loss found is said with the smallest that would show.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.evidence.results import Row, load_rows, rounded, side
-from engine.evidence.stats import PairedVerdict, paired_verdict
+from engine.evidence.descent import line_of, started_from
+from engine.evidence.results import Row, load_rows, rounded, rounded_ends, side
+from engine.evidence.stats import ALPHA, PairedVerdict, paired_verdict
 from engine.run_dir import RunDir
 
+# The worst first: a run's word is that of its worst battery.
+WORDS = ("forgotten", "unknown", "inconclusive", "improved", "kept")
+# Twice the usual level: at half of it a one-sided look would have called the loss significant, so
+# nobody can say that there is none.
+_PERHAPS = 2 * ALPHA
 _SHOWN = 5  # skills named in a sentence
 
 
 def kept_skills(run_dir: RunDir) -> dict[str, Any]:
     """The comparison of a training run, {} where it asked nothing.
 
-    Returns `verdict` (forgotten, kept, improved or unknown), `summary` and `batteries`: each with
-    before, after, n, interval, lost, gained and its `skills` with their levels.
+    Where the model it began with was trained in this home too, `against_base` holds the same
+    against what the first of those runs began with, and `lost_by`, the runs that forgot.
+
+    Returns `verdict` (forgotten, kept, improved, inconclusive or unknown), `summary`
+    and `batteries`: each with before, after, n, interval, lost, gained and its `skills` with
+    their levels.
     """
     before, after = (load_rows(run_dir.kept(when)) for when in ("before", "after"))
     if not before:
         return {}
+    found = _compared(before, after)
+    said = " ".join(_sentence(battery) for battery in found["batteries"])
+    base = _against_base(run_dir, after)
+    return found | {"summary": said} | ({"against_base": base} if base else {})
+
+
+def losses(kept: Mapping[str, Any]) -> list[str]:
+    """What a verdict has to say about skills that are gone, nothing where none is."""
+    found = [kept, kept.get("against_base") or {}]
+    return [str(one["summary"]) for one in found if one.get("verdict") == "forgotten"]
+
+
+def every_battery(kept: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The batteries of a run, then the same against its base under a name that says so."""
+    base = kept.get("against_base") or {}
+    since = [
+        battery | {"battery": f"{battery['battery']}, against {base['base']}"}
+        for battery in base.get("batteries", [])
+    ]
+    return [*kept.get("batteries", []), *since]
+
+
+def _compared(before: Sequence[Row], after: Sequence[Row]) -> dict[str, Any]:
+    """`verdict` and `batteries` of two sets of answers; `before` holds one at least."""
     names = list(dict.fromkeys(str(row.get("battery")) for row in before))
     batteries = [_battery(name, _of(before, name), _of(after, name)) for name in names]
     words = {battery["verdict"] for battery in batteries}
-    word = next(w for w in ("forgotten", "unknown", "improved", "kept") if w in words)
-    said = " ".join(_sentence(battery) for battery in batteries)
-    return {"verdict": word, "summary": said, "batteries": batteries}
+    return {"verdict": next(w for w in WORDS if w in words), "batteries": batteries}
+
+
+def _against_base(run_dir: RunDir, after: Sequence[Row]) -> dict[str, Any]:
+    """What is left of what the first run of the line began with; {} for a run without parent."""
+    first, *later = reversed(line_of(run_dir))
+    asked = {str(row.get("battery")) for row in after}
+    before = [row for row in load_rows(first.kept("before")) if str(row.get("battery")) in asked]
+    if not later or not before:
+        return {}
+    found, base = _compared(before, after), started_from(first)
+    lost_by = [run.id for run in (first, *later) if _forgot(run)]
+    said = [_sentence(battery, f" since {base}") for battery in found["batteries"]]
+    if found["verdict"] == "forgotten" and lost_by:
+        said.append(f"Lost by {', '.join(lost_by)}.")
+    return {"base": base} | found | {"summary": " ".join(said), "lost_by": lost_by}
+
+
+def _forgot(run_dir: RunDir) -> bool:
+    before, after = (load_rows(run_dir.kept(when)) for when in ("before", "after"))
+    return bool(before and after) and _compared(before, after)["verdict"] == "forgotten"
 
 
 def _of(rows: Sequence[Row], battery: str) -> list[Row]:
@@ -46,7 +98,7 @@ def _battery(name: str, before: Sequence[Row], after: Sequence[Row]) -> dict[str
         "before": rounded(found.before),
         "after": rounded(found.after),
         "difference": rounded(found.diff),
-        "interval": [rounded(found.low), rounded(found.high)],
+        "interval": rounded_ends(found.low, found.high),
         "n": found.n,
         "gained": len(found.gained),
         "lost": len(found.lost),
@@ -59,7 +111,11 @@ def _battery(name: str, before: Sequence[Row], after: Sequence[Row]) -> dict[str
 def _word(found: PairedVerdict) -> str:
     if found.verdict == "unknown":
         return "unknown"
-    return {"worse": "forgotten", "better": "improved"}.get(found.verdict, "kept")
+    if found.verdict in ("worse", "better"):
+        return "forgotten" if found.verdict == "worse" else "improved"
+    lost = found.diff is not None and found.diff < 0
+    perhaps = found.p is not None and found.p < _PERHAPS and found.verdict != "no_difference"
+    return "inconclusive" if lost and perhaps else "kept"
 
 
 def _skills(before: Sequence[Row], after: Sequence[Row]) -> list[dict[str, Any]]:
@@ -82,24 +138,39 @@ def _mean(rows: Sequence[Mapping[str, Any]]) -> float | None:
     return rounded(sum(values) / len(values)) if values else None
 
 
-def _sentence(battery: Mapping[str, Any]) -> str:
+def _sentence(battery: Mapping[str, Any], since: str = "") -> str:
     name = battery["battery"]
     if battery["verdict"] == "unknown":
-        return f"Kept skills ({name}): unknown, {battery['reason']}."
+        return f"Kept skills{since} ({name}): unknown, {battery['reason']}."
     levels = f"{_show(battery, 'before')} to {_show(battery, 'after')} on {battery['n']} tasks"
     if battery["verdict"] == "forgotten":
         lost = [s for s in battery["skills"] if (s["after"] or 0.0) < (s["before"] or 0.0)]
         named = ", ".join(
             f"{s['skill']} {s['before']:.2f} to {s['after'] or 0.0:.2f}" for s in lost[:_SHOWN]
         )
-        return f"Forgotten ({name}): {levels}" + (f"; most of all {named}." if named else ".")
+        return f"Forgotten{since} ({name}): {levels}" + (
+            f"; most of all {named}." if named else "."
+        )
     if battery["verdict"] == "improved":
-        return f"Kept skills ({name}): better, {levels}."
+        return f"Kept skills{since} ({name}): better, {levels}."
     if battery["before"] == 0.0 and not battery["gained"]:
-        return f"Kept skills ({name}): nothing to lose, 0 before on {battery['n']} tasks."
+        return f"Kept skills{since} ({name}): nothing to lose, 0 before on {battery['n']} tasks."
+    if battery["verdict"] == "inconclusive":
+        ends = " to ".join(_points(battery, end) for end in battery["interval"])
+        flips = f"{battery['lost']} lost, {battery['gained']} gained"
+        said = f"{levels}, {flips}, 95 % interval of the change {ends}"
+        return f"Kept skills{since} ({name}): inconclusive, {said}."
     gap = 100 * (battery["smallest_detectable_gap"] or 0.0)
     unit = f"{gap:.0f} points" if battery["metric"] == "success" else f"{gap / 100:.2g}"
-    return f"Kept skills ({name}): no loss found, {levels} (a loss of {unit} would have shown)."
+    return (
+        f"Kept skills{since} ({name}): no loss found, {levels} (a loss of {unit} would have shown)."
+    )
+
+
+def _points(battery: Mapping[str, Any], value: float | None) -> str:
+    if value is None:
+        return "?"
+    return f"{100 * value:+.1f}" if battery["metric"] == "success" else f"{value:+.3g}"
 
 
 def _show(battery: Mapping[str, Any], when: str) -> str:

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.evidence.arms import Arm, trained_by
+from engine.evidence.arms import Arm
+from engine.evidence.descent import trained_by
 from engine.evidence.verdict import load_config
 from engine.run_dir import Home
 

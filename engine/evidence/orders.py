@@ -24,9 +24,11 @@ def order_changes(models: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
     Args:
         models: rows by model; those with an error before or after are left out of every number.
 
-    Returns `rows` compared and `changed` ones; `models` with mean and rank before and after, and
-    `model_flips`, the pairs whose order is reversed; `tasks`, and `attempts` at one task by one
-    model, each with the counts of `count_pairs`; `moved`, the tasks whose rank moved furthest.
+    Returns `rows` compared, `changed` ones (in their reward) and `success` (answers that gained or
+    lost it, which may flip although no reward changed); `models` with mean and rank before and
+    after, and `model_flips`, the pairs whose order is reversed; `tasks`, and `attempts` at one
+    task by one model, each with the counts of `count_pairs`; `moved`, the tasks whose rank moved
+    furthest.
     """
     scored = {ref: [row for row in rows if _both(row)] for ref, rows in models.items()}
     every = [row for rows in scored.values() for row in rows]
@@ -40,6 +42,7 @@ def order_changes(models: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
     return {
         "rows": len(every),
         "changed": sum(row["reward"] != row["reward_before"] for row in every),
+        "success": _success_flips(every),
         "models": table,
         "model_flips": _model_flips(table),
         "tasks": count_pairs(_sampled(list(tasks.values()))),
@@ -71,6 +74,9 @@ def sentence(changes: Mapping[str, Any]) -> str:
     if not changes["rows"]:
         return "No answer was scored by both rewards."
     text = f"{changes['changed']} of {changes['rows']} rewards changed"
+    gained, lost = (changes["success"][way] for way in ("gained", "lost"))
+    if gained or lost:
+        text += f"; success changed on {gained + lost} answers ({gained} gained, {lost} lost)"
     flips = changes["model_flips"]
     if flips:
         pairs = "; ".join(f"{now} is ahead of {was} now" for was, now in flips[:3])
@@ -84,6 +90,11 @@ def sentence(changes: Mapping[str, Any]) -> str:
             name = "attempts at one task" if what == "attempts" else what
             text += f"; {found['reversed']} of {ordered} ordered pairs of {name} are reversed"
     return text + "."
+
+
+def _success_flips(rows: Iterable[Row]) -> dict[str, int]:
+    pairs = [(row.get("success_before"), row.get("success")) for row in rows]
+    return {"gained": pairs.count((False, True)), "lost": pairs.count((True, False))}
 
 
 def _table(scored: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:

@@ -35,6 +35,7 @@ from engine.evidence.report_trust import (
 )
 from engine.evidence.results import Measure
 from engine.evidence.verdict import show, show_change
+from engine.halves import choosing
 from engine.metrics import METRICS
 from engine.run_dir import Home, write_text
 from engine.store import TERMINAL
@@ -94,6 +95,7 @@ def html_of(dossier: Dossier) -> str:
         charts=_small_charts(dossier),
         sides=_side_by_side(dossier),
         kept=kept_section(dossier),
+        exam=choosing(dossier.run),
         exam_use=exam_use_line(dossier),
         chain=chain_section(dossier),
         audit=audit_section(dossier),
@@ -352,7 +354,7 @@ def _small_charts(dossier: Dossier) -> list[dict[str, Any]]:
 
 def _own_metric(name: str) -> str:
     if name.startswith("heldout_"):
-        return f"{name.removeprefix('heldout_')}, on held-out tasks."
+        return f"{name.removeprefix('heldout_')}, on the held-out tasks that choose."
     return "A metric of the environment."
 
 

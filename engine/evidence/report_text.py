@@ -10,6 +10,7 @@ from engine.clean import clip, one_line
 from engine.curves import main_columns, short, spark
 from engine.evidence.contamination import KINDS
 from engine.evidence.dossier import Dossier
+from engine.evidence.kept import every_battery
 from engine.evidence.verdict import show, show_change
 from engine.store import TERMINAL
 
@@ -270,7 +271,7 @@ def _kept(dossier: Dossier) -> str:
     lines = [
         f"| {_plain(str(b['battery']))} | {value_text(b['before'])} | {value_text(b['after'])} "
         f"| {b['n']} | {b['lost']} | {b['verdict']} |"
-        for b in kept.get("batteries", [])
+        for b in every_battery(kept)
     ]
     if not lines:
         return ""

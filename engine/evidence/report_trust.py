@@ -5,7 +5,10 @@ from typing import Any
 
 from engine.evidence.contamination import KINDS
 from engine.evidence.dossier import Dossier
+from engine.evidence.kept import every_battery
 from engine.evidence.report_text import sentence_case, value_text
+from engine.evidence.rescored import rescored
+from envs.again import differing
 
 _SOURCES, _PAIRS = 6, 5  # lines of the table of shared rows, and pairs named below it
 
@@ -14,8 +17,8 @@ def kept_section(dossier: Dossier) -> dict[str, Any]:
     """Skills of before, by battery: one line each where a battery names its skills."""
     kept = dossier.verdict.get("kept_skills") or {}
     batteries = []
-    for battery in kept.get("batteries", []):
-        skills = battery["skills"] or [battery | {"skill": "all tasks"}]
+    for battery in every_battery(kept):
+        skills: list[dict[str, Any]] = battery["skills"] or [battery | {"skill": "all tasks"}]
         share = battery["metric"] == "success"
         batteries.append(
             {
@@ -123,7 +126,8 @@ def audit_section(dossier: Dossier) -> dict[str, Any]:
         "verdict": str(audit.get("verdict", "")),
         "headline": sentence_case(str(audit.get("headline", "")).partition(": ")[2]),
         "problems": [str(text) for text in (audit.get("problems") or [])[:6]],
-        "facts": _audit_facts(audit),
+        "facts": _audit_facts(audit)
+        + _fresh_fact("answers of the exam in a new process", rescored(dossier.run)),
         "accepted": bool((dossier.config.get("settings") or {}).get("accept_reward_risk")),
         "probes": [
             {
@@ -153,6 +157,7 @@ def _audit_facts(audit: Mapping[str, Any]) -> list[tuple[str, str]]:
         elif not audit.get("deterministic", True):
             said = "two rewards for one answer scored twice"
         facts.append(("repeated", said))
+    facts += _fresh_fact("in a new process", audit.get("fresh_process") or {})
     full = audit.get("saturation") or {}
     if full.get("gold_at_top") is not None and full.get("others_at_top") is not None:
         top = f"{100 * full['gold_at_top']:.0f} % of the reference answers"
@@ -162,3 +167,11 @@ def _audit_facts(audit: Mapping[str, Any]) -> list[tuple[str, str]]:
     if audit.get("score_seconds_p95"):
         facts.append(("time of a score", f"{1000 * audit['score_seconds_p95']:.2g} ms (95 %)"))
     return facts
+
+
+def _fresh_fact(name: str, found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What a process that had scored nothing else said of rewards."""
+    if not found.get("scored"):
+        return []
+    said = f"{differing(found)} of {found['scored']} earn another reward"
+    return [(name, said + (", and another one each time" if found.get("wavering") else ""))]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from engine.evidence.stats import Interval, Side, paired_bootstrap, wilson
+from engine.evidence.stats import NEGLIGIBLE, Interval, Side, paired_bootstrap, wilson
 from engine.run_dir import RunDir, read_lines
 
 Row = dict[str, Any]
@@ -188,6 +188,17 @@ def rounded(value: float | None, digits: int = 4) -> float | None:
     if value is None or not math.isfinite(value):
         return None
     return round(value, digits)
+
+
+def rounded_ends(low: float | None, high: float | None) -> list[float | None]:
+    """An interval for people and agents; an end that is not 0 is never shown as 0."""
+    ends: list[float | None] = []
+    for end in (low, high):
+        short = rounded(end)
+        if short == 0 and end is not None and abs(end) > NEGLIGIBLE:
+            short = float(f"{end:.1g}")
+        ends.append(short)
+    return ends
 
 
 def _parts(content: Any) -> str:

@@ -9,7 +9,7 @@ scipy and against simulation in tests/engine/evidence/test_stats.py.
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from engine.evidence.distributions import (
@@ -25,6 +25,7 @@ POWER = 0.8
 MARGIN = 0.05  # a difference this small (5 points, or 5 % of the rewards' span) is no difference
 MAX_ERROR_SHARE = 0.05  # above it the scorer is being measured, not the model
 RESAMPLES = 4000
+NEGLIGIBLE = 1e-9  # an end this near to 0 is rounding
 FEWEST_TASKS = 10  # below it a bootstrap interval means nothing
 
 Word = Literal["better", "worse", "no_difference", "inconclusive", "unknown"]
@@ -43,7 +44,10 @@ class Interval:
 
     @property
     def excludes_zero(self) -> bool:
-        return self.low > 0.0 or self.high < 0.0
+        return self.low > NEGLIGIBLE or self.high < -NEGLIGIBLE
+
+    def with_zero(self) -> "Interval":
+        return Interval(min(self.low, 0.0), max(self.high, 0.0))
 
 
 @dataclass(frozen=True)
@@ -337,6 +341,9 @@ def paired_verdict(
     better or worse: the test is significant and the interval excludes 0. no_difference: the whole
     interval lies within `margin` (5 points for rates, 5 % of the span of values otherwise).
     inconclusive: neither. unknown: nothing to compare, or more than 5 % scoring errors.
+
+    The interval never says more than the test: where the test does not exclude 0 and the interval
+    would, it is drawn to 0, which holds at least as often.
     """
     shared = sorted(task for task in before.values if task in after.values)
     shared = [task for task in shared if before.values[task] and after.values[task]]
@@ -351,6 +358,9 @@ def paired_verdict(
         test = _binary_test(old, new, alpha)
     else:
         test = _mean_test(old, new, alpha, seed)
+    if test.p >= alpha and test.interval.excludes_zero:
+        said = f"{test.method}, drawn to 0 with the test"
+        test = replace(test, interval=test.interval.with_zero(), method=said)
     sign = 1.0 if higher_is_better else -1.0
     moved = sorted(shared, key=lambda task: (-abs(new[task] - old[task]), task))
     gains = tuple(task for task in moved if sign * (new[task] - old[task]) > 1e-12)

@@ -4,6 +4,8 @@ Start values came from a survey of failed runs; they were then settled on synthe
 that no test uses, and on real runs of the built-in model (tests/evidence).
 """
 
+from envs import audit
+
 # --- windows --------------------------------------------------------------------------------
 
 # Ten steps of usual size (16 tasks, 8 answers) are 1,280 answers: a share is known to a point or
@@ -39,12 +41,17 @@ ALIKE_IN_GROUP = 0.25
 # Solved answers at the two ends: hardly ever, nearly always.
 SOLVED_NEVER = 0.05
 SOLVED_ALWAYS = 0.95
+# A share of held-out tasks once solved, at the start or later, that tells from "too hard": twice
+# what a model that never solves one gets by luck, and more than the noise of twenty tasks.
+SOLVED_ONCE = 0.15
 # Entropy this far below its start leaves one or two words to choose from at a token.
 ENTROPY_LEFT = 0.3
 # A start below this (nats per token) is not exploration that could be lost.
 ENTROPY_FROM = 0.05
 # Steps after the fall before "and nothing came of it" can be said.
 ENTROPY_FLAT_STEPS = 10
+# So few steps are the first ones: a step that takes exploration at once was too large.
+ENTROPY_EARLY = 5
 # A run that took this part of the way to solving everything lost its entropy to learning.
 WAY_GONE = 0.5
 
@@ -52,6 +59,13 @@ WAY_GONE = 0.5
 
 # One answer in ten cut: the reward of the rest no longer tells what is meant.
 TRUNCATED = 0.1
+# A cut answer that earns this part of the mean is paid like any other: length costs it nothing...
+CUT_PAYS = 0.9
+# ...if it earns this part at least of what the start earned: where all are cut and none is paid,
+# cut ones earn the mean too.
+CUT_PAYS_SOMETHING = 0.2
+# Reference answers within this part of `max_tokens` fit easily: more room is not what is missing.
+GOLD_FITS = 0.5
 # Held-out answers below which a share is not worth a finding (a tenth of 20 is two).
 FEWEST_ANSWERS = 20
 # Part of `max_tokens` that the median think block takes; above it answers are cut at the next rise.
@@ -75,6 +89,11 @@ PARSED_NEVER = 0.3
 
 # Failed scores: above it no verdict is given either (stats.MAX_ERROR_SHARE).
 REWARD_ERRORS = 0.05
+# Answers that another env process pays otherwise: what the audit tolerates of a scorer...
+RESCORED = audit.UNSTABLE
+# ...and where a network is allowed, so that a judge outside may have changed its mind: a quarter of
+# 24 are six, and that two fresh processes agree on more than six by chance is under one in 100.
+RESCORED_OUTSIDE = 0.25
 # Scoring above half of the step, and at least this many seconds: below it nobody waits.
 SLOW_SHARE = 0.5
 SLOW_SECONDS = 1.0
@@ -110,6 +129,9 @@ OVERFIT_EVALS = 3
 OVERFIT_RISE = 0.02
 # Held-out success that rose by this much since then, and beyond its noise: success decides.
 OVERFIT_SUCCESS = 0.03
+# Nothing solved, and the held-out loss fell by this part in the second half of its evaluations:
+# a loss that has come to rest moves by less, and where one still falls the words come after it.
+STILL_FALLING = 0.1
 # AdamW moves a weight by at most about the learning rate per step, so the sum over the steps
 # bounds every weight's way. Within 1e-4 an adapter answers as before.
 FARTHEST_MOVE = 1e-4

@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.clean import Redactor, clip, redactor_for
-from engine.evidence.kept import kept_skills
+from engine.evidence.descent import unbeaten_start
+from engine.evidence.kept import kept_skills, losses
 from engine.evidence.looks import caution, exam_use
+from engine.evidence.rescored import warnings as rescored_warnings
 from engine.evidence.results import (
     HIGHER_IS_BETTER,
     Level,
@@ -23,6 +25,7 @@ from engine.evidence.results import (
     measure_of,
     only_half,
     rounded,
+    rounded_ends,
     select_best,
     side,
     text_of,
@@ -30,12 +33,13 @@ from engine.evidence.results import (
 from engine.evidence.stats import (
     ALPHA,
     MARGIN,
+    NEGLIGIBLE,
     PairedVerdict,
     holm,
     paired_verdict,
     tasks_needed,
 )
-from engine.files import read_json
+from engine.files import read_object
 from engine.run_dir import RunDir
 
 _EXAMPLES = 2  # per direction, in a result
@@ -87,7 +91,7 @@ class Comparison:
             "verdict": found.verdict,
             "metric": self.measure,
             "difference": rounded(found.diff),
-            "interval": [rounded(found.low), rounded(found.high)],
+            "interval": rounded_ends(found.low, found.high),
             "n": found.n,
             "p": None if found.p is None else float(f"{found.p:.3g}"),
             "smallest_detectable_gap": rounded(found.detectable),
@@ -139,11 +143,7 @@ def run_verdict(run_dir: RunDir) -> dict[str, Any]:
 
 def load_config(run_dir: RunDir) -> dict[str, Any]:
     """`config.json` of a run, empty when it is missing or damaged."""
-    try:
-        config = read_json(run_dir.config)
-    except (OSError, ValueError):
-        return {}
-    return config if isinstance(config, dict) else {}
+    return read_object(run_dir.config)
 
 
 def after_step(run_dir: RunDir) -> int | None:
@@ -166,11 +166,7 @@ def after_step(run_dir: RunDir) -> int | None:
 
 def contamination_of(run_dir: RunDir) -> dict[str, Any]:
     """Which held-out tasks the training rows of a run's models hold; {} when it was not asked."""
-    try:
-        found = read_json(run_dir.contamination)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return read_object(run_dir.contamination)
 
 
 def taught_tasks(run_dir: RunDir) -> frozenset[str]:
@@ -234,7 +230,7 @@ def _training_verdict(
 ) -> dict[str, Any]:
     sides = training_sides(run_dir)
     looks = len([step for step in run_dir.eval_steps() if step > 0])
-    warnings: list[str] = []
+    warnings = rescored_warnings(run_dir)
     if sides.half == "all" and looks > 1:
         warnings.append(
             "The held-out tasks were not split into halves, so the checkpoint was chosen on "
@@ -254,11 +250,17 @@ def _training_verdict(
     }
     warnings += _cautions(found, config, sides.half)
     use, kept = exam_use(run_dir.home, str(config.get("env_id")), run_dir.id), kept_skills(run_dir)
-    forgot = [kept["summary"]] if kept.get("verdict") == "forgotten" else []
+    forgot = losses(kept)
     often = caution(use, found.outcome.verdict, found.outcome.p)
     result["warnings"] = shared_rows(run_dir) + forgot + warnings + ([often] if often else [])
     result |= _expectation(config, found.outcome.verdict)
-    result["summary"] = " ".join([sentence(found, "held-out "), *forgot])
+    said = [sentence(found, "held-out ")]
+    if found.outcome.verdict not in ("better", "unknown") and (
+        start := unbeaten_start(run_dir, config, sides.step)
+    ):
+        said.append(start["said"])
+        result["go_on_with"] = start["model"]
+    result["summary"] = " ".join([*said, *forgot])
     result |= {"exam_use": use} | ({"kept_skills": kept} if kept else {})
     result["next"] = _next_calls(run_dir.id, found.outcome.verdict)
     return result
@@ -295,7 +297,7 @@ def _evaluation_verdict(
         return lone.as_dict() | {
             "models": table,
             "summary": _table_sentence(table, measure),
-            "warnings": shared_rows(run_dir),
+            "warnings": shared_rows(run_dir) + rescored_warnings(run_dir),
             "next": [{"tool": "read_rollouts", "arguments": {"run_id": run_dir.id}}],
         }
     first, *others = models
@@ -312,7 +314,9 @@ def _evaluation_verdict(
         ][:8],
         "flips": _flips(found[main], models[first], models[others[main]], redact),
         "summary": f"{others[main]} against {first}: {sentence(found[main])}",
-        "warnings": shared_rows(run_dir) + _cautions(found[main], config),
+        "warnings": shared_rows(run_dir)
+        + rescored_warnings(run_dir)
+        + _cautions(found[main], config),
         "next": [
             {"tool": "compare_runs", "arguments": {"ids": [run_dir.id]}},
             {"tool": "read_rollouts", "arguments": {"run_id": run_dir.id, "pick": "changed"}},
@@ -344,7 +348,10 @@ def correct_for_many(found: list[Comparison]) -> list[float | None]:
         result[index] = p
         item = found[index]
         if item.outcome.verdict in ("better", "worse") and p >= ALPHA:
-            reason = f"not significant after correction for {len(tested)} comparisons (p = {p:.2g})"
+            reason = (
+                f"not significant after correction for {len(tested)} comparisons (p = {p:.2g}), "
+                "which the interval does not hold"
+            )
             outcome = replace(item.outcome, verdict="inconclusive", reason=reason)
             found[index] = Comparison(item.measure, outcome, item.before, item.after)
     return result
@@ -371,10 +378,13 @@ def show(value: float | None, measure: Measure) -> str:
 
 
 def show_change(value: float | None, measure: Measure) -> str:
-    """A difference for people: rates in points."""
+    """A difference for people: rates in points. What is not 0 is never shown as 0."""
     if value is None:
         return "?"
-    return f"{100 * value:+.1f}" if measure == "success" else f"{value:+.3g}"
+    if measure != "success":
+        return f"{value:+.3g}"
+    hidden = NEGLIGIBLE < abs(value) < 0.0005
+    return f"{100 * value:+.1g}" if hidden else f"{100 * value:+.1f}"
 
 
 def flip_examples(

@@ -35,7 +35,8 @@ class View:
     Attributes:
         solved: share with success; None where the environment never says.
         wrong_reward, right_reward: pay of the answers without and with success.
-        cut, out_of_turns: share that ended by `max_tokens`, and by `max_turns` among them.
+        cut, out_of_turns: share that ended by `max_tokens`, and by `max_turns` among them;
+            `cut_solved` is how many of the cut ones are right all the same.
         distinct: different texts of a group as a part of its size, mean over groups.
         repeated: mean share of repeated four-grams.
         wrapped: share in fences, quotes or courtesy; `wrapped_reward`, `bare_reward` their pay.
@@ -56,6 +57,7 @@ class View:
     cut: float = 0.0
     out_of_turns: float = 0.0
     cut_reward: float | None = None
+    cut_solved: float | None = None
     whole_reward: float | None = None
     distinct: float | None = None
     repeated: float = 0.0
@@ -83,6 +85,12 @@ class Facts:
         rows: of SFT: how many rows were trained on, cut and dropped.
         failure: {"kind", "message", "evidence"} of a run that failed, else empty.
         verdict: of a finished run, as `run_verdict` gives it.
+        rescored: what a fresh env process said of its answers, {} when none was asked.
+        exam_start: the held-out answers of step 0.
+        against_start: the last exam against step 0 task by task (start.py), {} before there is one.
+        gold_tokens: what nearly all reference answers take at most.
+        heldout_rows: rows of the split that is asked; None when not known.
+        kept: of a finished run, as `kept_skills` gives it.
     """
 
     algorithm: str
@@ -94,6 +102,12 @@ class Facts:
     rows: Mapping[str, Any] = field(default_factory=dict)
     failure: Mapping[str, Any] = field(default_factory=dict)
     verdict: Mapping[str, Any] = field(default_factory=dict)
+    rescored: Mapping[str, Any] = field(default_factory=dict)
+    exam_start: View | None = None
+    against_start: Mapping[str, Any] = field(default_factory=dict)
+    gold_tokens: float | None = None
+    heldout_rows: int | None = None
+    kept: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def failed(self) -> str:
@@ -227,6 +241,9 @@ def view_of(step: int, rows: Sequence[Row], settings: Mapping[str, Any]) -> View
         cut=len(cut) / len(rows),
         out_of_turns=sum(row.get("stop_reason") == "max_turns" for row in rows) / len(rows),
         cut_reward=_pay([row for row in cut if not row.get("error")]),
+        cut_solved=mean_or_none(
+            [float(row["success"]) for row in cut if isinstance(row.get("success"), bool)]
+        ),
         whole_reward=_pay(whole),
         distinct=_distinct(rows),
         repeated=mean([repeated_share(_all_text(row)) for row in rows]),

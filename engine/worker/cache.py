@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.worker.decoder import Shape
+from engine.worker.shape import Shape
 
 # Own columns attended to at once grow by this much; a GPU captures each width as a graph.
 WINDOW = {"cpu": 16, "cuda": 128}

@@ -14,25 +14,30 @@ from typing import Any
 
 import torch
 
-from engine.files import read_json, write_json
+from engine.files import read_object, write_json
 from engine.worker.decoder import Rope
 
 SOURCES = (
     "attention.py",
     "causal.py",
+    "compiled.py",
     "decoder.py",
     "kernels.py",
+    "liger.py",
     "packing.py",
+    "pointwise.py",
     "products.py",
+    "shape.py",
     "weights.py",
 )
 
 
-def recall(file: Path | None, model: Path, dtype: torch.dtype) -> Rope | None:
-    """Rotary positions of a model whose logits are known to agree; None where they are not."""
+def recall(file: Path | None, model: Path, dtype: torch.dtype, kernels: str) -> Rope | None:
+    """Rotary positions of a model whose logits are known to agree; None where they are not.
+    `kernels` names the functions between the products."""
     if file is None:
         return None
-    found: Any = _read(file).get(_key(model, dtype))
+    found: Any = read_object(file).get(_key(model, dtype, kernels))
     try:
         return Rope(tuple(map(float, found["inverse_frequencies"])), float(found["scale"]))
     except (TypeError, KeyError, ValueError):  # not compared yet, or not by us
@@ -40,7 +45,12 @@ def recall(file: Path | None, model: Path, dtype: torch.dtype) -> Rope | None:
 
 
 def remember(
-    file: Path | None, model: Path, dtype: torch.dtype, rope: Rope, difference: float
+    file: Path | None,
+    model: Path,
+    dtype: torch.dtype,
+    kernels: str,
+    rope: Rope,
+    difference: float,
 ) -> None:
     """Keep that the logits differ by no more than `difference`, which is within tolerance."""
     if file is None:
@@ -53,22 +63,14 @@ def remember(
     # A home that cannot be written to merely compares again.
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, _read(file) | {_key(model, dtype): entry})
+        write_json(file, read_object(file) | {_key(model, dtype, kernels): entry})
 
 
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        found = read_json(file)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _key(model: Path, dtype: torch.dtype) -> str:
+def _key(model: Path, dtype: torch.dtype, kernels: str) -> str:
     files = sorted([*model.glob("*.safetensors"), *model.glob("*.json")])
     facts = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files]
     libraries = [torch.__version__, version("transformers")]
-    named = repr((str(model.resolve()), facts, libraries, str(dtype), _sources()))
+    named = repr((str(model.resolve()), facts, libraries, str(dtype), kernels, _sources()))
     return hashlib.sha256(named.encode()).hexdigest()
 
 

@@ -19,6 +19,7 @@ from engine.worker.sampler import (
     Done,
     Ending,
     Row,
+    SamplerNeeds,
     SamplingParams,
     completions,
     draw,
@@ -48,10 +49,8 @@ class DecoderSampler:
 
     Args:
         decoder: the base model.
-        stop_ids: ids that end a completion.
-        decode: ids to text, used for stop strings only.
+        needs: what every sampler needs.
         vocab: ids at or above it are never sampled (padded vocabularies hold ids without a token).
-        max_rows: completions under way at once.
         graphs: whether steps are captured as CUDA graphs; by default where the device is a GPU.
     """
 
@@ -60,18 +59,15 @@ class DecoderSampler:
     def __init__(
         self,
         decoder: Decoder,
-        *,
-        stop_ids: Sequence[int],
-        decode: Callable[[list[int]], str],
+        needs: SamplerNeeds,
         vocab: int,
-        max_rows: int = 256,
+        *,
         graphs: bool | None = None,
     ) -> None:
         self.decoder = decoder
-        self.stop_ids = frozenset(stop_ids)
-        self.decode = decode
+        self.needs = needs
         self.vocab = vocab
-        self.max_rows = max_rows
+        self.max_rows = needs.max_rows
         self.graphs = decoder.device.type == "cuda" if graphs is None else graphs
         self._adapter: FlatAdapter | None = None
         self._forward: Forward | None = None
@@ -116,7 +112,7 @@ class DecoderSampler:
             return iter(())
         # Twice, because rows that have ended count on while others of their block go on.
         longest = max(map(len, prompts)) + 2 * params.max_tokens
-        ending = Ending(self.stop_ids, self.decode, params)
+        ending = self.needs.ending(params)
         queue = _queue(prompts, rows, self.max_rows)
         return self._rounds(queue, self._current(longest), ending, done)
 

@@ -3,14 +3,16 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from torch.nn import functional as F
 
 from engine.hardware import detect
 from engine.worker.attention import Attention
 from engine.worker.cache import Prompts
-from engine.worker.decoder import AdaptedLinear, Decoder, Layer, Shape, Weights
+from engine.worker.compiled import Eps
+from engine.worker.decoder import AdaptedLinear, Decoder, Layer, Weights
 from engine.worker.packing import Layout
+from engine.worker.pointwise import per_head
 from engine.worker.products import Fixed
+from engine.worker.shape import Shape
 
 # Tokens of prompts that go through the model at once.
 PREFILL_TOKENS = {"cpu": 1024, "cuda": 8192}
@@ -41,8 +43,8 @@ class Forward:
         cos, sin = decoder.rope(length)
         self.rope = (torch.cat([cos, cos], -1), sin)  # cos for both halves at once
         self.norms = [_per_head(layer, self.shape) for layer in decoder.layers]
-        self.fused_norm = decoder.device.type == "cuda"
-        self.eps = torch.full((1,), decoder.eps, device=decoder.device)
+        self.functions = decoder.functions
+        self.eps = Eps(decoder.eps, torch.full((1,), decoder.eps, device=decoder.device))
 
     def read(self, prompts: Sequence[Sequence[int]]) -> tuple[Prompts, torch.Tensor]:
         """Keys and values of prompts, and the logits after each, [prompts, vocab] float32."""
@@ -92,31 +94,20 @@ class Forward:
         last: torch.Tensor | None,
     ) -> torch.Tensor:
         """Hidden states after the last norm; of the rows `last` alone where given."""
-        shape = self.shape
-        turned = shape.heads + shape.kv
+        shape, functions, eps = self.shape, self.functions, self.eps
         cos, sin = (table.index_select(0, positions) for table in self.rope)
         x = self.decoder.embedding.index_select(0, ids)
         for number, (layer, (qkv, o, gate_up, down)) in enumerate(self.layers):
-            heads = qkv(self._norm(x, layer.norm_in)).view(len(x), -1, shape.head_dim)
-            both, weight = heads[:, :turned], self.norms[number]
-            both = both.clone() if weight is None else self._norm(both, weight)
-            _rotate(both, cos, sin, heads[:, :turned])
+            y = functions.plain_norm(x, layer.norm_in, eps)
+            heads = qkv(y).view(len(x), -1, shape.head_dim)
+            functions.plain_turn(heads, self.norms[number], shape.heads, shape.kv, cos, sin, eps)
             seen = attend(number, heads)
             if last is not None and number == len(self.layers) - 1:
                 seen, x = seen.index_select(0, last), x.index_select(0, last)
             x = x + o(seen)
-            gate, up = gate_up(self._norm(x, layer.norm_mid)).chunk(2, -1)
-            x += down(F.silu(gate).mul_(up))
-        return self._norm(x, self.decoder.norm)
-
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """weight * RMSNorm(x) over the last dimension, statistics in float32."""
-        if self.fused_norm and weight.dim() == 1:
-            return F.rms_norm(x, (x.shape[-1],), weight, self.decoder.eps)
-        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        inverse = torch.addcmul(self.eps, size, size, value=1 / x.shape[-1]).rsqrt_()
-        normed = x * inverse
-        return (normed if x.dtype == torch.float32 else normed.to(x.dtype)).mul_(weight)
+            y = functions.plain_norm(x, layer.norm_mid, eps)
+            x += down(functions.gate(gate_up(y)))
+        return functions.plain_norm(x, self.decoder.norm, eps)
 
 
 def _chunks(lengths: Sequence[int], most: int) -> list[list[int]]:
@@ -136,7 +127,7 @@ def _per_head(layer: Layer, shape: Shape) -> torch.Tensor | None:
     """[heads + kv, dim]: the norm weight of every query and key head."""
     if layer.q_norm is None or layer.k_norm is None:
         return None
-    return torch.cat([layer.q_norm.expand(shape.heads, -1), layer.k_norm.expand(shape.kv, -1)])
+    return per_head(layer.q_norm, layer.k_norm, shape.heads, shape.kv)
 
 
 class _Product:
@@ -164,12 +155,3 @@ class _Product:
         if self.low is not None and self.high is not None:
             y.addmm_(x @ self.low, self.high, alpha=self.scale)
         return y
-
-
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor) -> None:
-    """The pairs (i, i + dim/2) of every head turned by their position, into another tensor. cos:
-    [N, 1, dim]; sin: [N, 1, dim / 2]."""
-    first, second = x.chunk(2, -1)
-    low, high = torch.mul(x, cos, out=out).chunk(2, -1)
-    low.addcmul_(second, sin, value=-1)
-    high.addcmul_(first, sin)

@@ -31,14 +31,14 @@ from engine.worker.kernels import (
     TokenLogprobs,
 )
 from engine.worker.packing import Layout, Packed
+from engine.worker.pointwise import TORCH, Pointwise
 from engine.worker.products import grain
+from engine.worker.shape import Shape
 from engine.workload import HEAD_BYTES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-KNOWN = ("llama", "mistral", "qwen2", "qwen3")
-STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 # Largest relative difference from transformers' logits; bfloat16 rounds each layer's output.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 1e-2}
 
@@ -74,54 +74,6 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Sizes of a decoder, as every part that plans memory or work needs them."""
-
-    layers: int
-    hidden: int
-    intermediate: int
-    heads: int
-    kv: int
-    head_dim: int
-    vocab: int
-    context: int
-
-    @classmethod
-    def of(cls, config: Any) -> "Shape":
-        config = config.get_text_config()
-        heads = config.num_attention_heads
-        return cls(
-            config.num_hidden_layers,
-            config.hidden_size,
-            getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
-            heads,
-            getattr(config, "num_key_value_heads", None) or heads,
-            getattr(config, "head_dim", None) or config.hidden_size // heads,
-            config.vocab_size,
-            int(getattr(config, "max_position_embeddings", None) or 4096),
-        )
-
-
-def unsupported(config: Any) -> str:
-    """Why this forward does not know a model; "" when it does."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if config.model_type not in KNOWN:
-        return f"model_type {config.model_type}"
-    if layers != {"full_attention"} or (
-        config.model_type == "mistral" and getattr(config, "sliding_window", None)
-    ):
-        return "sliding-window attention"
-    if rope.get("rope_type", "default") not in STATIC_ROPE:
-        return f"rope_type {rope.get('rope_type')}"
-    if getattr(config, "hidden_act", "silu") != "silu":
-        return f"activation {config.hidden_act}"
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        return "partial rotary positions"
-    return ""
-
-
-@dataclass(frozen=True)
 class Rope:
     """Rotary positions: the angle per position of each pair, and what scales cos and sin."""
 
@@ -141,12 +93,16 @@ class Decoder:
         take: gives each weight once, in the dtype and on the device to work in.
         rope: as transformers makes it for the configuration.
 
+    Attributes:
+        functions: what is done between the matrix products; torch's until others are set.
+
     Raises:
         KeyError: for a weight that is missing.
     """
 
     def __init__(self, config: Any, take: "Take", rope: Rope) -> None:
         self.shape = Shape.of(config)
+        self.functions: Pointwise = TORCH
         self.eps = float(config.rms_norm_eps)
         self.embedding = _required(take, "model.embed_tokens.weight")
         tied = getattr(config, "tie_word_embeddings", False)
@@ -261,7 +217,7 @@ class Decoder:
             else:
                 x, delta = step(x, delta)
         assert delta is not None
-        return AddNorm.apply(x, delta, self.norm, self.eps)[1]
+        return AddNorm.apply(x, delta, self.norm, self.eps, self.functions)[1]
 
     def logprobs(
         self,
@@ -344,21 +300,22 @@ class _LayerStep:
         self, x: torch.Tensor, delta: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         layer, eps = self.layer, self.decoder.eps
-        shape = self.decoder.shape
+        shape, functions = self.decoder.shape, self.decoder.functions
         qkv, o, gate_up, down = self.linears
         if delta is None:
-            y = Norm.apply(x, layer.norm_in, eps)
+            y = Norm.apply(x, layer.norm_in, eps, functions)
         else:
-            x, y = AddNorm.apply(x, delta, layer.norm_in, eps)
+            x, y = AddNorm.apply(x, delta, layer.norm_in, eps, functions)
         heads = qkv(y, self.dropout)
+        angles = self.cos, self.sin
         heads = HeadsRope.apply(
-            heads, layer.q_norm, layer.k_norm, self.cos, self.sin, shape.heads, shape.kv, eps
+            heads, layer.q_norm, layer.k_norm, *angles, shape.heads, shape.kv, eps, functions
         )
         seen = self.attention(heads)
         if self.rows is not None:
             seen, x = PickRows.apply(seen, self.rows), PickRows.apply(x, self.rows)
-        x, y = AddNorm.apply(x, o(seen, self.dropout), layer.norm_mid, eps)
-        return x, down.gated(gate_up(y, self.dropout), self.dropout)
+        x, y = AddNorm.apply(x, o(seen, self.dropout), layer.norm_mid, eps, functions)
+        return x, down.gated(gate_up(y, self.dropout), self.dropout, functions)
 
 
 class AdaptedLinear:
@@ -395,11 +352,11 @@ class AdaptedLinear:
             merged is not None,
         )
 
-    def gated(self, gate_up: torch.Tensor, dropout: float) -> torch.Tensor:
+    def gated(self, gate_up: torch.Tensor, dropout: float, functions: Pointwise) -> torch.Tensor:
         """This layer of silu(gate) * up."""
         factors = self.factors
         if factors is None or dropout:
-            return self(SwiGLU.apply(gate_up), dropout)
+            return self(SwiGLU.apply(gate_up, functions), dropout)
         return GatedLoraLinear.apply(
             gate_up,
             factors.a,
@@ -409,6 +366,7 @@ class AdaptedLinear:
             factors.spans,
             self.scale,
             self.merged is not None,
+            functions,
         )
 
     @torch.no_grad()

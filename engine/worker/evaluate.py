@@ -5,10 +5,11 @@ and told apart by their adapters. One attempt is greedy; several sample at tempe
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from engine import rescore
 from engine.evidence.learnability import Sample, learnability
 from engine.evidence.verdict import run_verdict
 from engine.files import Appender
@@ -53,8 +54,15 @@ def evaluate(job: Job) -> dict[str, Any]:
             for index, model in enumerate(models):
                 if model["base_path"] != base_path:
                     continue
-                with adapter(bench, model["adapter"], weights):
-                    groups = _play(job, index, model["ref"], tasks, half, stage, bench, attempts)
+                # Of the last model alone: by then the environment has scored all the others.
+                last = len(results) + 1 == len(models)
+                with _rescoring(job, bench) if last else nullcontext() as begin:
+                    with adapter(bench, model["adapter"], weights):
+                        groups = _play(
+                            job, index, model["ref"], tasks, half, stage, bench, attempts
+                        )
+                    if begin is not None:
+                        begin(job.run.model_evals(index), "", {task["id"]: task for task in tasks})
                 results[index] = _result(model["ref"], groups, len(all_tasks) - len(tasks))
                 job.event("evaluated", f"{model['ref']}: {_line(results[index])}", **results[index])
                 job.metrics(len(results), {"model": model["ref"]} | _curves(groups))
@@ -159,6 +167,10 @@ def _play(
             heldout.write_rows(file, part, half, ref)
             groups += part
     return groups
+
+
+def _rescoring(job: Job, bench: Workbench) -> AbstractContextManager[rescore.Begin]:
+    return rescore.beside(job.run, bench.env, lambda why: job.event("rescore_skipped", why))
 
 
 def _result(ref: str, groups: Sequence[Group], left_out: int) -> dict[str, Any]:

@@ -6,13 +6,16 @@ environment does not score, the held-out loss decides.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from engine import rescore
 from engine.files import Appender
+from engine.registry import find_env
 from engine.worker import heldout
 from engine.worker.batch import Row
 from engine.worker.job import Job, keep_lines
@@ -153,7 +156,9 @@ class Exam:
         if score is None:
             score = -curves["heldout_loss"]
         text = ", ".join(f"{k} {v:.3f}" for k, v in curves.items())
-        self.job.event("evaluated", f"step {step}: {text}", step=step, **curves)
+        tasks = sum(half == heldout.SELECT for half in self.half.values())
+        text = f"step {step}: {text} (the {tasks} held-out tasks that choose the checkpoint)"
+        self.job.event("evaluated", text, step=step, **curves)
         if step == 0:
             return
         loss = curves.get("heldout_loss", math.inf)
@@ -178,9 +183,25 @@ class Exam:
         return settings["stop_early"] == "heldout" and self.best.since >= PATIENCE
 
     def report(self, load_best: Callable[[int], None]) -> int:
-        """Play the report half with the best checkpoint; returns its step."""
+        """Play the report half with the best checkpoint; returns its step.
+
+        Some of its answers are scored again by a fresh env process, which starts and works beside.
+        """
         load_best(self.best.step)
-        self.at(self.best.step, heldout.REPORT)
-        self.sampler.load(self.policy.adapter)
-        self.kept.sit("after")
+        with self._rescoring() as begin:
+            self.at(self.best.step, heldout.REPORT)
+            tasks = {task["id"]: task for task in self.tasks}
+            begin(self.job.run.evals(self.best.step), heldout.REPORT, tasks)
+            self.sampler.load(self.policy.adapter)
+            self.kept.sit("after")
         return self.best.step
+
+    @contextmanager
+    def _rescoring(self) -> Iterator[rescore.Begin]:
+        if self.stage is None:
+            yield lambda *_: None
+            return
+        job = self.job
+        record = find_env(job.run.home, job.config["env_id"])
+        with rescore.beside(job.run, record, lambda why: job.event("rescore_skipped", why)) as it:
+            yield it

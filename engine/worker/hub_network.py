@@ -15,12 +15,12 @@ from transformers import PreTrainedModel
 
 from engine.worker.adapter import Adapter, LoraSpec, require_same
 from engine.worker.batch import Batch, Row, collate, microbatches
-from engine.worker.decoder import Shape
 from engine.worker.failures import WorkerFailure
 from engine.worker.hub_sampler import HubSampler
 from engine.worker.kernels import TokenLogprobs
-from engine.worker.network import Micro, SamplerNeeds
-from engine.worker.sampler import Sampler
+from engine.worker.network import Micro
+from engine.worker.sampler import Sampler, SamplerNeeds
+from engine.worker.shape import Shape
 
 # Logits of one chunk of the head, in tokens.
 HUB_HEAD_ROWS = 1024
@@ -93,6 +93,7 @@ class HubNetwork:
     """
 
     forward = "transformers"
+    kernels, kernels_why = "transformers", ""
 
     def __init__(self, model: PreTrainedModel, vocab: int, why: str) -> None:
         self.model = model
@@ -198,15 +199,7 @@ class HubNetwork:
             return self.model(torch.tensor([ids], device=self.device)).logits[0].float()
 
     def sampler(self, needs: SamplerNeeds) -> Sampler:
-        return HubSampler(
-            self.model,
-            pad_id=needs.pad_id,
-            stop_ids=needs.stop_ids,
-            decode=needs.decode,
-            vocab=self.vocab,
-            max_rows=needs.max_rows,
-            carrying=self.carrying,
-        )
+        return HubSampler(self.model, needs, self.vocab, self.carrying)
 
     @contextmanager
     def carrying(self, adapter: Adapter | None) -> Iterator[None]:

@@ -13,8 +13,8 @@ from transformers import DynamicCache, PreTrainedModel
 
 from engine.worker.sampler import (
     Done,
-    Ending,
     Row,
+    SamplerNeeds,
     SamplingParams,
     completions,
     draw,
@@ -29,12 +29,9 @@ class HubSampler:
 
     Args:
         model: a causal LM.
-        pad_id: any id; padded positions are masked.
-        stop_ids: ids that end a completion.
-        decode: ids to text, used for stop strings only.
+        needs: what every sampler needs.
         vocab: ids at or above it are never sampled (padded vocabularies hold ids without a token).
         carrying: opens a context in which the model has exactly the given adapter on it.
-        max_rows: completions under way at once.
     """
 
     name = "torch"
@@ -42,21 +39,14 @@ class HubSampler:
     def __init__(
         self,
         model: PreTrainedModel,
-        *,
-        pad_id: int,
-        stop_ids: Sequence[int],
-        decode: Callable[[list[int]], str],
+        needs: SamplerNeeds,
         vocab: int,
         carrying: Callable[[Any], AbstractContextManager[None]],
-        max_rows: int = 256,
     ) -> None:
         self.model = model
-        self.pad_id = pad_id
-        self.stop_ids = frozenset(stop_ids)
-        self.decode = decode
+        self.needs = needs
         self.vocab = vocab
         self.carrying = carrying
-        self.max_rows = max_rows
         self._adapter: Any = None
 
     def load(self, adapter: Any) -> None:
@@ -77,7 +67,7 @@ class HubSampler:
     ) -> list[list[Completion]]:
         rows = new_rows(len(prompts), n, params.seed)
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        size = max(1, self.max_rows // n)
+        size = max(1, self.needs.max_rows // n)
         for start in range(0, len(order), size):
             chunk = order[start : start + size]
             members = [row for i in chunk for row in rows[i]]
@@ -116,9 +106,9 @@ class HubSampler:
         done: Done | None,
     ) -> Iterator[None]:
         device = self.model.device
-        ending = Ending(self.stop_ids, self.decode, params)
+        ending = self.needs.ending(params)
         longest = max(map(len, prompts))
-        ids = torch.full((len(prompts), longest), self.pad_id, dtype=torch.long)
+        ids = torch.full((len(prompts), longest), self.needs.pad_id, dtype=torch.long)
         mask = torch.zeros(len(prompts), longest, dtype=torch.long)
         for i, prompt in enumerate(prompts):
             ids[i, longest - len(prompt) :] = torch.tensor(prompt)

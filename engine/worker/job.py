@@ -53,10 +53,6 @@ class Job:
         if self._stop.is_set():
             raise Stopped
 
-    @property
-    def stop_requested(self) -> bool:
-        return self._stop.is_set()
-
     def event(self, name: str, message: str, **fields: Any) -> None:
         """One line in events.jsonl."""
         self._events.append({"time": time.time(), "event": name, "message": message, **fields})

@@ -1,5 +1,6 @@
 """The autograd nodes of our own forward: each does in one step what would be several, and its
-backward is written out. Base weights are frozen, so no node makes a gradient for them.
+backward is written out. Base weights are frozen, so no node makes a gradient for them. What stands
+between the products is done by the set of functions a node is given (pointwise.py).
 
 Shapes: N packed tokens, `in`/`out` features of a linear layer, r the adapter's rank. Every node
 works in the dtype of its input; adapters are float32 always.
@@ -13,8 +14,8 @@ from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
+from engine.worker.pointwise import TORCH, Pointwise
 from engine.worker.products import linear
 
 
@@ -84,10 +85,10 @@ class GatedLoraLinear(torch.autograd.Function):
         spans: Sequence[tuple[int, int]],
         scale: float,
         merged: bool,
+        functions: Pointwise = TORCH,
     ) -> torch.Tensor:
-        gate, up = gate_up.chunk(2, -1)
-        x = F.silu(gate).mul_(up)
-        ctx.spans, ctx.scale, ctx.merged = spans, scale, merged
+        x = functions.gate(gate_up)
+        ctx.spans, ctx.scale, ctx.merged, ctx.functions = spans, scale, merged, functions
         ctx.save_for_backward(gate_up, a, b, weight)
         return _adapted(x, x, a, b, weight, bias, ctx)
 
@@ -95,13 +96,14 @@ class GatedLoraLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
         gate_up, a, b, weight = ctx.saved_tensors
-        gate, up = gate_up.chunk(2, -1)
-        opened = F.silu(gate)
-        da, db, dlow = _factor_gradients(opened * up, a, b, dy, ctx)
+        x, opened = ctx.functions.gate_again(gate_up)
+        da, db, dlow = _factor_gradients(x, a, b, dy, ctx)
+        del x  # the next tensors take its place, in memory and in the cache
         dx = linear(dy, weight.t())
         if not ctx.merged:
             dx.addmm_(dlow, a.to(dx.dtype))
-        return _gate_gradient(gate_up, opened, dx), da, db, None, None, None, None, None
+        dgate_up = ctx.functions.gate_gradient(gate_up, opened, dx)
+        return dgate_up, da, db, None, None, None, None, None, None
 
 
 def _adapted(
@@ -179,54 +181,47 @@ class AddNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
+        ctx: Any,
+        x: torch.Tensor,
+        delta: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        functions: Pointwise = TORCH,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        total = x + delta
-        normed, inverse = _normalise(total, eps)
-        ctx.save_for_backward(normed, inverse, weight)
-        return total, normed * weight
+        total, y, kept = functions.add_norm(x, delta, weight, eps)
+        ctx.functions = functions
+        ctx.save_for_backward(weight, *kept)
+        return total, y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dtotal: torch.Tensor, dy: torch.Tensor) -> tuple[Any, ...]:
-        normed, inverse, weight = ctx.saved_tensors
-        dx = _norm_gradient(normed, inverse, weight, dy).add_(dtotal)
-        return dx, dx, None, None
+        weight, *kept = ctx.saved_tensors
+        dx = ctx.functions.add_norm_gradient(kept, weight, dtotal, dy)
+        return dx, dx, None, None, None
 
 
 class Norm(torch.autograd.Function):
     """w * RMSNorm(x); see AddNorm."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        normed, inverse = _normalise(x, eps)
-        ctx.save_for_backward(normed, inverse, weight)
-        return normed * weight
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        functions: Pointwise = TORCH,
+    ) -> torch.Tensor:
+        y, kept = functions.norm(x, weight, eps)
+        ctx.functions = functions
+        ctx.save_for_backward(weight, *kept)
+        return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-        normed, inverse, weight = ctx.saved_tensors
-        return _norm_gradient(normed, inverse, weight, dy), None, None
-
-
-def _normalise(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """x / rms(x) in x's dtype, and 1 / rms in float32 ([..., 1])."""
-    size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-    inverse = size.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
-    if x.dtype == torch.float32:
-        return x * inverse, inverse
-    return (x.float() * inverse).to(x.dtype), inverse
-
-
-def _norm_gradient(
-    normed: torch.Tensor, inverse: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor
-) -> torch.Tensor:
-    """d/dx of w * x / rms(x): (g - n * mean(g n)) / rms with g = w dy, n the normalised x."""
-    grad = dy * weight
-    along = torch.linalg.vecdot(grad, normed).unsqueeze(-1).mul_(-1 / normed.shape[-1])
-    grad = grad.addcmul_(normed, along)
-    return grad.mul_(inverse.to(grad.dtype))
+        weight, *kept = ctx.saved_tensors
+        return ctx.functions.norm_gradient(kept, weight, dy), None, None, None
 
 
 class HeadsRope(torch.autograd.Function):
@@ -248,85 +243,36 @@ class HeadsRope(torch.autograd.Function):
         heads: int,
         kv: int,
         eps: float,
+        functions: Pointwise = TORCH,
     ) -> torch.Tensor:
-        count = qkv.shape[0]
-        dim = qkv.shape[1] // (heads + 2 * kv)
-        both = qkv.view(count, heads + 2 * kv, dim)[:, : heads + kv]
+        kept = functions.turn(qkv, q_weight, k_weight, cos, sin, heads, kv, eps)
         ctx.mark_dirty(qkv)
-        ctx.heads, ctx.kv = heads, kv
-        if q_weight is None or k_weight is None:
-            _rotate(both.clone(), cos, sin, both)
-            ctx.normed = False
-            ctx.save_for_backward(cos, sin)
-            return qkv
-        normed, inverse = _normalise(both, eps)
-        weight = _per_head(q_weight, k_weight, heads, kv)
-        _rotate(normed * weight, cos, sin, both)
-        ctx.normed = True
-        ctx.save_for_backward(cos, sin, normed, inverse, weight)
+        ctx.heads, ctx.kv, ctx.functions = heads, kv, functions
+        ctx.save_for_backward(cos, sin, *kept)
         return qkv
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d: torch.Tensor) -> tuple[Any, ...]:
-        cos, sin, *rest = ctx.saved_tensors
-        heads, kv = ctx.heads, ctx.kv
-        d, count = d.contiguous(), d.shape[0]
-        out = torch.empty_like(d)
-        width = d.shape[1] // (heads + 2 * kv)
-        shaped = d.view(count, heads + 2 * kv, width)
-        target = out.view(count, heads + 2 * kv, width)
-        target[:, heads + kv :] = shaped[:, heads + kv :]
-        if ctx.normed:
-            normed, inverse, weight = rest
-            back = torch.empty_like(normed)
-            _rotate(shaped[:, : heads + kv], cos, -sin, back)
-            target[:, : heads + kv] = _norm_gradient(normed, inverse, weight, back)
-        else:
-            _rotate(shaped[:, : heads + kv], cos, -sin, target[:, : heads + kv])
-        return out, None, None, None, None, None, None, None
-
-
-def _per_head(q: torch.Tensor, k: torch.Tensor, heads: int, kv: int) -> torch.Tensor:
-    """[heads + kv, dim]: each head's norm weight."""
-    return torch.cat([q.expand(heads, -1), k.expand(kv, -1)])
-
-
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor) -> None:
-    """Rotate the pairs (i, i + dim/2) of every head; `out` must not be `x`."""
-    half = x.shape[-1] // 2
-    first, second = x[..., :half], x[..., half:]
-    low, high = out[..., :half], out[..., half:]
-    torch.mul(first, cos, out=low)
-    low.addcmul_(second, sin, value=-1)
-    torch.mul(second, cos, out=high)
-    high.addcmul_(first, sin)
+        cos, sin, *kept = ctx.saved_tensors
+        dqkv = ctx.functions.turn_gradient(kept, cos, sin, d, ctx.heads, ctx.kv)
+        return dqkv, None, None, None, None, None, None, None, None
 
 
 class SwiGLU(torch.autograd.Function):
     """silu(gate) * up on [N, 2 * width] with the gate in the first half (arXiv 2002.05202)."""
 
     @staticmethod
-    def forward(ctx: Any, gate_up: torch.Tensor) -> torch.Tensor:
-        gate, up = gate_up.chunk(2, -1)
+    def forward(ctx: Any, gate_up: torch.Tensor, functions: Pointwise = TORCH) -> torch.Tensor:
+        ctx.functions = functions
         ctx.save_for_backward(gate_up)
-        return F.silu(gate).mul_(up)
+        return functions.gate(gate_up)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
         (gate_up,) = ctx.saved_tensors
-        return _gate_gradient(gate_up, F.silu(gate_up.chunk(2, -1)[0]), dy)
-
-
-def _gate_gradient(gate_up: torch.Tensor, opened: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-    """d/d(gate, up) of silu(gate) * up; `opened` is silu(gate)."""
-    gate, up = gate_up.chunk(2, -1)
-    width = gate.shape[1]
-    out = torch.empty_like(gate_up)
-    torch.mul(opened, dy, out=out[:, width:])
-    torch.ops.aten.silu_backward.grad_input(dy * up, gate, grad_input=out[:, :width])
-    return out
+        return ctx.functions.gate_gradient(gate_up, None, dy), None
 
 
 class PickRows(torch.autograd.Function):

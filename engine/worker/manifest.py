@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from engine.files import read_json, write_json
+from engine.files import read_object, write_json
 from engine.hardware import detect
 from engine.run_dir import Home
 from engine.worker.checkpoint import digest
@@ -46,6 +46,7 @@ def write_manifest(
     tasks_file = Path(bench.env.dir) / "tasks.jsonl"
     start = config.get("start_adapter")
     hardware = detect()
+    network = bench.base.network
     write_json(
         job.run.manifest,
         {
@@ -74,8 +75,9 @@ def write_manifest(
             },
             "matrix_flops": matrix_flops,
             "quantization": job.settings.get("quantization", "none"),
-            "precision": str(bench.base.network.dtype).removeprefix("torch."),
-            "forward": {"kind": bench.base.network.forward, "why": bench.base.network.why},
+            "precision": str(network.dtype).removeprefix("torch."),
+            "forward": {"kind": network.forward, "why": network.why},
+            "kernels": {"kind": network.kernels, "why": network.kernels_why},
             "isolation": isolation,
             "eval_sampling": eval_sampling,
         },
@@ -115,10 +117,7 @@ def model_hashes(home: Home, folder: Path) -> dict[str, str]:
 def file_hashes(home: Home, files: Iterable[Path]) -> dict[str, str]:
     """SHA-256 by file name, read from the cache in the home where path, size and time agree."""
     cache_file = home.cache / "hashes.json"
-    try:
-        cache: dict[str, str] = read_json(cache_file)
-    except (OSError, ValueError):
-        cache = {}
+    cache: dict[str, str] = read_object(cache_file)
     hashes = {}
     for file in files:
         facts = file.stat()

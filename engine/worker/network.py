@@ -5,8 +5,7 @@ runs as `HubNetwork` (hub_network.py), transformers with PEFT's modules, slower 
 numbers. Which of the two a model got, and why, stands in the run's manifest.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -14,29 +13,25 @@ import torch
 from engine.worker.adapter import Adapter, FlatAdapter, LoraSpec
 from engine.worker.batch import Batch, Row
 from engine.worker.decode import DecoderSampler
-from engine.worker.decoder import Decoder, Shape
+from engine.worker.decoder import Decoder
 from engine.worker.packing import Packed, pack
+from engine.worker.pointwise import AS_WRITTEN, Choice
 from engine.worker.products import grain
-from engine.worker.sampler import Sampler
+from engine.worker.sampler import Sampler, SamplerNeeds
+from engine.worker.shape import Shape
 
 Micro = Packed | Batch
 
 
-@dataclass(frozen=True)
-class SamplerNeeds:
-    """What a sampler has to know beside the weights."""
-
-    pad_id: int
-    stop_ids: Sequence[int]
-    decode: Callable[[list[int]], str]
-    max_rows: int
-
-
 class Network(Protocol):
-    """See the module. `forward` names the implementation, `why` says what ruled out our own."""
+    """See the module. `forward` names the implementation, `why` says what ruled out our own;
+    `kernels` names what is done between the matrix products, `kernels_why` says what ruled out
+    others (pointwise.py)."""
 
     forward: str
     why: str
+    kernels: str
+    kernels_why: str
     vocab: int
     shape: Shape
 
@@ -83,13 +78,20 @@ class Network(Protocol):
 
 
 class DecoderNetwork:
-    """Our own forward. Args: `vocab`, ids that have a token."""
+    """Our own forward.
+
+    Args:
+        vocab: ids that have a token.
+        choice: the functions `decoder` is to use from now on.
+    """
 
     forward = "own"
     why = ""
 
-    def __init__(self, decoder: Decoder, vocab: int) -> None:
+    def __init__(self, decoder: Decoder, vocab: int, choice: Choice = AS_WRITTEN) -> None:
         self.decoder = decoder
+        self.decoder.functions = choice.functions
+        self.kernels, self.kernels_why = choice.functions.name, choice.why
         self.vocab = vocab
         self.shape = decoder.shape
 
@@ -158,13 +160,7 @@ class DecoderNetwork:
         return self.decoder.logits(tensor, self.decoder.weights(flat))
 
     def sampler(self, needs: SamplerNeeds) -> Sampler:
-        return DecoderSampler(
-            self.decoder,
-            stop_ids=needs.stop_ids,
-            decode=needs.decode,
-            vocab=self.vocab,
-            max_rows=needs.max_rows,
-        )
+        return DecoderSampler(self.decoder, needs, self.vocab)
 
 
 def _flat(adapter: Adapter) -> FlatAdapter:

@@ -15,13 +15,15 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from engine import hub
-from engine.files import read_json
-from engine.worker import comparisons, weights
+from engine.files import read_object
+from engine.worker import comparisons, pointwise, weights
 from engine.worker.adapter import Adapter, LoraSpec, read_adapter
 from engine.worker.batch import Row
-from engine.worker.decoder import TOLERANCE, Decoder, unsupported
+from engine.worker.decoder import TOLERANCE, Decoder
 from engine.worker.failures import WorkerFailure
 from engine.worker.network import DecoderNetwork, Micro, Network
+from engine.worker.pointwise import TORCH, Choice
+from engine.worker.shape import sizes, unsupported
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -66,6 +68,7 @@ def load_base(
     quantization: str = "none",
     *,
     compared: Path | None = None,
+    steps: int = 0,
 ) -> Base:
     """Load safetensors weights and tokenizer from a folder. Never runs code from the folder.
 
@@ -76,6 +79,7 @@ def load_base(
     Args:
         quantization: `nf4` rounds the weights of the layers' projections to 4 bits while loading.
         compared: a file that keeps what comparisons came to.
+        steps: of training ahead, as far as known.
 
     Raises:
         WorkerFailure: kind config, when the folder holds no model that can be loaded.
@@ -86,20 +90,22 @@ def load_base(
     why = "4-bit weights" if quantization != "none" else unsupported(config)
     if not why:
         dtype = pick_dtype(precision, device)
-        known = comparisons.recall(compared, path, dtype)
+        choice = pointwise.choose(sizes(config), dtype, device, steps)
+        known = comparisons.recall(compared, path, dtype, choice.functions.name)
         if known is not None:
             with contextlib.suppress(KeyError):  # names that transformers would translate
                 decoder = weights.read(path, config, known, dtype, device)
-                return Base(DecoderNetwork(decoder, vocab), tokenizer, stop_ids, path)
+                return Base(DecoderNetwork(decoder, vocab, choice), tokenizer, stop_ids, path)
         model, _ = load_transformers(path, device, precision)
         probe = probe_ids(vocab)
         with torch.no_grad():
             wanted = model(torch.tensor([probe], device=device)).logits[0].float()
         decoder = Decoder.of(model)
-        difference = _difference(decoder, probe, wanted)
+        choice, difference = _compared(decoder, choice, probe, wanted)
         if difference <= TOLERANCE[decoder.dtype]:
-            comparisons.remember(compared, path, dtype, decoder.rotary, difference)
-            return Base(DecoderNetwork(decoder, vocab), tokenizer, stop_ids, path)
+            kernels = choice.functions.name
+            comparisons.remember(compared, path, dtype, kernels, decoder.rotary, difference)
+            return Base(DecoderNetwork(decoder, vocab, choice), tokenizer, stop_ids, path)
         why = f"logits differ from transformers' by {difference:.1e}"
     model, _ = load_transformers(path, device, precision, quantization)
     # Late: PEFT costs every process a second and over 100 MB, and our own forward needs none of it.
@@ -177,6 +183,19 @@ def probe_ids(vocab: int) -> list[int]:
     return [(7 + 7919 * i) % vocab for i in range(24)]
 
 
+def _compared(
+    decoder: Decoder, choice: Choice, probe: Sequence[int], wanted: torch.Tensor
+) -> tuple[Choice, float]:
+    """How far the logits are off with the chosen functions; with torch's where that is too far."""
+    decoder.functions = choice.functions
+    difference = _difference(decoder, probe, wanted)
+    if choice.functions is TORCH or difference <= TOLERANCE[decoder.dtype]:
+        return choice, difference
+    off = f"{choice.functions.name}: logits differ from transformers' by {difference:.1e}"
+    decoder.functions = TORCH
+    return Choice(TORCH, off), _difference(decoder, probe, wanted)
+
+
 def _difference(decoder: Decoder, probe: Sequence[int], wanted: torch.Tensor) -> float:
     ours = decoder.logits(torch.tensor(probe, device=decoder.device), decoder.weights(None))
     return float((ours - wanted).norm() / wanted.norm())
@@ -193,10 +212,7 @@ def stop_ids_of(config: Any, tokenizer: PreTrainedTokenizerBase, path: Path) -> 
     Raises:
         WorkerFailure: kind config, when there is none.
     """
-    try:
-        generation = read_json(path / "generation_config.json")
-    except (OSError, ValueError):
-        generation = {}
+    generation = read_object(path / "generation_config.json")
     found: list[int] = []
     named = (tokenizer.eos_token_id, config.eos_token_id, generation.get("eos_token_id"))
     for value in named:

@@ -25,9 +25,9 @@ from engine.files import write_json
 from engine.worker.adapter import LoraSpec
 from engine.worker.batch import Row
 from engine.worker.decoder import Decoder
-from engine.worker.network import DecoderNetwork, SamplerNeeds
+from engine.worker.network import DecoderNetwork
 from engine.worker.policy import pick_device, pick_dtype
-from engine.worker.sampler import SamplingParams
+from engine.worker.sampler import SamplerNeeds, SamplingParams
 from engine.worker.workbench import set_threads
 
 LORA = LoraSpec(16, 32, 0.0, ("all-linear",))

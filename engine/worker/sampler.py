@@ -67,6 +67,27 @@ class Sampler(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class SamplerNeeds:
+    """What a sampler has to know beside the weights.
+
+    Attributes:
+        pad_id: any id; padded positions are masked.
+        stop_ids: ids that end a completion.
+        decode: ids to text, used for stop strings only.
+        max_rows: completions under way at once.
+    """
+
+    pad_id: int
+    stop_ids: Sequence[int]
+    decode: Callable[[list[int]], str]
+    max_rows: int = 256
+
+    def ending(self, params: SamplingParams) -> "Ending":
+        """When completions sampled with `params` are over."""
+        return Ending(frozenset(self.stop_ids), self.decode, params)
+
+
 @dataclass
 class Row:
     """A completion under way: `member` of the prompt number `prompt`.

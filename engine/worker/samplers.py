@@ -9,9 +9,8 @@ from engine import vllm_env
 from engine.hardware import detect
 from engine.vllm_process import Plan, VllmProcess, rank_limit
 from engine.worker.job import Job
-from engine.worker.network import SamplerNeeds
 from engine.worker.policy import Base
-from engine.worker.sampler import Sampler
+from engine.worker.sampler import Sampler, SamplerNeeds
 from engine.worker.vllm_sampler import VllmSampler
 
 # Of the free memory of a GPU that trains too; the server sleeps while training needs the rest.

@@ -102,13 +102,15 @@ class Training:
         isolation = stage.process.isolation if stage else ""
         sampling_used = asdict(self.exam.params)
         write_manifest(self.job, self.bench, isolation, sampling_used, self.meter.matrix_flops)
+        select = sum(half == heldout.SELECT for half in self.exam.half.values())
+        halves = f": {select} choose the checkpoint, {len(tasks) - select} are reported"
         self.job.event(
             "started",
-            f"{self.total} steps, {len(tasks)} held-out tasks",
+            f"{self.total} steps, {len(tasks)} held-out tasks{halves if tasks else ''}",
             total_steps=self.total,
             heldout_tasks=len(tasks),
         )
-        self.watch.exam_tasks = sum(half == heldout.SELECT for half in self.exam.half.values())
+        self.watch.exam_tasks = select
         resumed = self._resume()
         if tasks and not resumed:
             with self._timed("exam_s"):

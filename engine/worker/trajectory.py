@@ -67,6 +67,20 @@ class Trajectory:
         """Whether this trajectory can move the policy at all."""
         return self.error is None and self.advantage != 0.0 and self.trained_tokens > 0
 
+    def record(self) -> dict[str, Any]:
+        """What every file of answers says of it."""
+        return {
+            "prompt": self.prompt,
+            "messages": self.messages,
+            "completion": self.completion,
+            "reward": self.reward,
+            "success": self.success,
+            "metrics": self.metrics,
+            "error": self.error,
+            "stop_reason": self.stop_reason,
+            "tokens": self.trained_tokens,
+        }
+
     def add_completion(self, completion: Completion) -> None:
         self.ids += completion.ids
         self.loss_mask += [1] * len(completion.ids)

@@ -17,11 +17,10 @@ from engine.registry import EnvRecord, find_env, open_process, read_tasks
 from engine.worker import samplers
 from engine.worker.failures import WorkerFailure
 from engine.worker.job import Job
-from engine.worker.network import SamplerNeeds
 from engine.worker.policy import Base, load_base, pick_device
 from engine.worker.renderer import Renderer
 from engine.worker.rollouts import Stage
-from engine.worker.sampler import Sampler, SamplingParams
+from engine.worker.sampler import Sampler, SamplerNeeds, SamplingParams
 from envs.problem import EnvProblem
 from envs.process import EnvProcess
 
@@ -59,7 +58,20 @@ def prepare(job: Job, base_path: Path, settings: dict[str, Any]) -> Workbench:
     set_threads()
     device = pick_device(job.device)
     precision, four_bits = settings.get("precision", "auto"), settings.get("quantization", "none")
-    base = load_base(base_path, device, precision, four_bits, compared=job.run.home.comparisons)
+    base = load_base(
+        base_path,
+        device,
+        precision,
+        four_bits,
+        compared=job.run.home.comparisons,
+        steps=settings.get("steps") or 0,
+    )
+    if base.network.kernels_why:
+        job.event(
+            "kernels",
+            f"torch's own functions are used: {base.network.kernels_why}",
+            kernels=base.network.kernels,
+        )
     renderer = Renderer(base.tokenizer, base.stop_ids, thinking=settings.get("thinking", False))
     sampler = samplers.make_sampler(job, base, settings, sampler_needs(base, renderer))
     return Workbench(base, renderer, sampler, pinned_env(job))

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from benchmarks import all as everything
-from benchmarks import bench, busy_cores, demo_phases, gpu, inputs, ours, peer
+from benchmarks import bench, busy_cores, demo_phases, gpu, inputs, ours, peer, processes
 from benchmarks.cases import CASES, GPU_CASES, Job
 from benchmarks.cases import settings as settings_of
 from engine import config
@@ -40,7 +40,7 @@ def test_a_process_is_watched_with_everything_below_it():
         assert watched.peak_mb > 40
         assert watched.samples[0][1] == sum(watched.spent.values())
     finally:
-        for pid in ours.family(process.pid):
+        for pid in processes.family(process.pid):
             os.kill(pid, 9)
         process.wait()
 

@@ -2,34 +2,24 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from machines import CPU, GB, GPU
 
 from engine import config, recipe, setting_names
 from engine.env_facts import EnvFacts, RowLengths
 from engine.errors import UserError
-from engine.hardware import Device, Hardware
 from engine.model_files import ModelFacts
 from engine.settings import ALGORITHMS, SCHEMAS, GRPOSettings, SFTSettings
 
-GB = 1 << 30
 MODEL = ModelFacts(
     "Qwen3ForCausalLM", 192, 4, 6, 2, 32, 512, 264, True, 1_628_992, 1024, "bfloat16", 3_257_984
 )
 ROWS = tuple(RowLengths(20, 28, ((20, 28),)) for _ in range(30))
 ENV = EnvFacts("sums@0123456789ab", "single", True, 600, 300, 600, ROWS)
-CPU = Hardware((Device("cpu", "CPU", "cpu", 16 * GB, 8 * GB),), 2, 16 * GB, 8 * GB, 99 * GB)
-GPU = Hardware(
-    (Device("cuda:0", "NVIDIA H200", "cuda", 140 * GB, 139 * GB, "GPU-1", True),),
-    16,
-    128 * GB,
-    99 * GB,
-    999 * GB,
-)
 
 
 def resolve(algorithm: str, settings: Any = None, **changes: Any) -> config.Resolved:
@@ -125,6 +115,9 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("sft", {"epochs": 2.5}, "SETTING_INVALID", "range"),
     ("sft", {"epochs": 2.0}, "SETTING_INVALID", "Write 2"),
     ("sft", {"learning_rate": "1e-4"}, "SETTING_INVALID", "without quotes"),
+    ("sft", {"learning_rate": "abc"}, "SETTING_INVALID", "abc is not a number; e.g. 0.001"),
+    ("sft", {"steps": "many"}, "SETTING_INVALID", "many is not a number; e.g. 8"),
+    ("sft", {"learning_rate": "nan"}, "SETTING_INVALID", "nan is not a number"),
     ("sft", {"learning_rate": {"peak": 1e-4}}, "SETTING_INVALID", "flat"),
     ("sft", {"lora_targets": []}, "SETTING_INVALID", "once"),
     ("sft", {"lora_targets": ["q_proj", "lm_head"]}, "SETTING_INVALID", "once"),
@@ -458,54 +451,6 @@ def test_defaults_always_stand_together(
         found.settings | {"epochs": 0}
     )
     assert found.settings["max_length"] <= model.max_positions
-
-
-def file(tmp_path: Path, text: str) -> Path:
-    path = tmp_path / "run.toml"
-    path.write_text(text)
-    return path
-
-
-def test_a_file_holds_model_algorithm_env_and_settings(tmp_path: Path):
-    text = 'model = "pebble"\nalgorithm = "sft"\nenv = "sums"\n[settings]\nepochs = 2\n'
-    assert config.load_toml(file(tmp_path, text)) == ("pebble", "sft", "sums", {"epochs": 2})
-    assert config.load_toml(file(tmp_path, "")) == ("pebble", "grpo", "", {})
-
-
-@pytest.mark.parametrize(
-    ("text", "line", "word"),
-    [
-        ("model = 'a'\nmodel = 'b'\n", 2, "overwrite"),
-        ("modle = 'a'\n", 1, "model"),
-        ("\nhf_repo = 'x'\n", 2, "export"),
-        ("steps = 3\n", 1, "[settings]"),
-        ("[gpu]\ntype = 'H100'\n", 1, "device"),
-        ("[settings]\nsteps = 3\n\n[wandb]\nproject = 'x'\n", 4, "read_logs"),
-        ("[settings]\n\nlearning_rate = nan\n", 3, "finite"),
-        ("[settings]\nsteps = 3\n[settings.gpu]\ntype = 'x'\n", 3, "device"),
-        ("[settings]\n'group_size' = 1\n", 2, "advantage"),
-        ("algorithm = 'sft'\n[settings]\nsteps = 3\nepochs = 2\n", 3, "one of them"),
-        ("settings = 3\n", 1, "table"),
-        ("model = 3\n", 1, "model"),
-        ("model = \n", 1, "TOML"),
-        ("[[settings]]\nsteps = 3\n", 1, "table"),
-    ],
-)
-def test_a_bad_file_is_refused_with_its_line(tmp_path: Path, text: str, line: int, word: str):
-    with pytest.raises(UserError) as caught:
-        config.load_toml(file(tmp_path, text))
-    said = caught.value
-    assert said.code in ("SETTING_UNKNOWN", "SETTING_INVALID")
-    assert f":{line}:" in said.message or f"(at line {line}," in said.message
-    assert word.lower() in (said.hint + said.message).lower()
-
-
-def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path):
-    with pytest.raises(UserError, match="does not exist"):
-        config.load_toml(tmp_path / "none.toml")
-    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(UserError, match=r"bytes\.toml"):
-        config.load_toml(tmp_path / "bytes.toml")
 
 
 def test_the_reference_names_every_setting_with_range_and_default():

@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from engine.datasets import inspect
+from engine.datasets import inspect, spread
 from engine.errors import UserError
 
 
@@ -69,3 +71,11 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path):
     with pytest.raises(UserError) as caught:
         inspect(tmp_path / "none.jsonl")
     assert caught.value.code == "DATASET_INVALID"
+
+
+@given(st.lists(st.integers(0, 1000), max_size=50))
+def test_the_spread_is_of_values_in_order(values: list[int]):
+    found = spread(values)
+    ranks = [found["min"], found["p50"], found["p95"], found["max"]]
+    assert ranks == sorted(ranks)
+    assert not values or (set(ranks) <= set(values) and ranks[0] == min(values))

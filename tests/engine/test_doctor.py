@@ -34,6 +34,12 @@ def test_a_sound_machine_has_no_failing_check(home: Home, tmp_path: Path):
     assert [check for check in found.values() if check["status"] == "fail"] == []
 
 
+def test_each_check_is_told_as_it_is_made(home: Home, tmp_path: Path):
+    told: list[dict] = []
+    reply = doctor.examine(home, tmp_path / "mounts", told.append)
+    assert told == reply["checks"] and len(told) > 5
+
+
 def test_every_finding_that_is_no_pass_says_what_to_do(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -128,3 +134,19 @@ def test_gpus_are_named(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(doctor.hardware, "detect", lambda disk: machine)
     found = examined(home, tmp_path)["devices"]
     assert found["status"] == "pass" and "H200" in found["detail"]
+
+
+def test_what_stands_between_the_products_is_named(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv(doctor.KERNELS, raising=False)
+    assert examined(home, tmp_path)["kernels"]["detail"] == "torch"
+    gpu = Device("cuda:0", "a GPU", "cuda", 1 << 36, 1 << 36)
+    machine = Hardware((gpu,), 16, 1 << 37, 1 << 36, 1 << 36)
+    monkeypatch.setattr(doctor.hardware, "detect", lambda *_: machine)
+    assert "the extra gpu brings" in examined(home, tmp_path)["kernels"]["detail"]
+    done = subprocess.CompletedProcess([], 0, "2.13.0 5.23.0 0.8.5\n", "")
+    monkeypatch.setattr(doctor.subprocess, "run", lambda *a, **k: done)
+    assert examined(home, tmp_path)["kernels"]["detail"].startswith("liger 0.8.5, where")
+    monkeypatch.setenv(doctor.KERNELS, "torch")
+    assert examined(home, tmp_path)["kernels"]["detail"] == "torch"

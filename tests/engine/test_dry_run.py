@@ -326,6 +326,26 @@ def test_a_probe_points_at_one_lever(change: dict[str, float], status: str, word
     assert found.status == status and words in found.fix
 
 
+def test_a_model_that_earns_less_than_nothing_pays_is_warned_about(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    lines = [
+        {"probe": "gold", "mean": 1.0, "verdict": "info"},
+        {"probe": "off by one", "mean": 0.9, "verdict": "warn"},  # nearly an answer
+        {"probe": "empty", "mean": 0.45, "verdict": "ok"},
+    ]
+    add(home, audit={"verdict": "warn", "headline": "warn", "probes": lines})
+    for earned, status in ((0.02, "warn"), (0.5, "pass")):
+        monkeypatch.setenv("HONESMITH_TEST_PROBE", json.dumps(LEARNABLE | {"reward_mean": earned}))
+        report = dry_run.dry_run(home, "sums", samples=4, settings={"seed": int(100 * earned)})
+        entry = check(report, "probe")
+        assert entry["status"] == status
+        said = "empty pays 0.45, the model earns 0.02 on average: empty is the best it can reach"
+        assert (said in entry["detail"]) == (status == "warn")
+        assert any(said in text for text in report["warnings"]) == (status == "warn")
+        finish(home, report["run_id"])
+
+
 @pytest.mark.parametrize(("answer", "truncated"), [("46", 0.0), ("46", 0.5), (None, 0.0)])
 def test_tasks_that_are_too_hard_are_not_proposed_for_grpo(
     home: Home, monkeypatch: pytest.MonkeyPatch, answer: str | None, truncated: float

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machines import CPU, GB, GPU
 
 from engine import catalog, config, estimate, speed, workload
 from engine.env_facts import EnvFacts, RowLengths
@@ -20,7 +21,6 @@ from engine.model_files import ModelFacts
 from engine.run_dir import Home, write_json
 from engine.store import NewRun, Store
 
-GB = 1 << 30
 SMALL = ModelFacts(
     "Qwen3ForCausalLM", 192, 4, 6, 2, 32, 512, 264, True, 1_628_992, 1024, "float32", 6_515_968
 )
@@ -38,14 +38,6 @@ LARGE = ModelFacts(
     40960,
     "bfloat16",
     8_044_936_192,
-)
-CPU = Hardware((Device("cpu", "CPU", "cpu", 16 * GB, 8 * GB),), 2, 16 * GB, 8 * GB, 99 * GB)
-GPU = Hardware(
-    (Device("cuda:0", "NVIDIA H200", "cuda", 140 * GB, 139 * GB, "GPU-1", True),),
-    16,
-    128 * GB,
-    99 * GB,
-    999 * GB,
 )
 
 

@@ -22,6 +22,7 @@ from engine.files import (
     last_line,
     read_json,
     read_lines,
+    read_object,
     read_tail,
     take_lock,
     write_json,
@@ -236,3 +237,13 @@ def test_asking_whether_a_lock_is_held_does_not_look_like_holding_it(tmp_path):
     for asker in askers:
         asker.join()
     assert len(seen) == 2000 and not any(seen)
+
+
+@pytest.mark.parametrize("text", [None, "", "[1]", "3", "{", "\xff", "[" * 100_000])
+def test_what_is_no_object_reads_as_an_empty_one(tmp_path: Path, text: str | None):
+    path = tmp_path / "facts.json"
+    if text is not None:
+        path.write_text(text, "latin-1")
+    assert read_object(path) == {}
+    path.write_text('{"a": 1}')
+    assert read_object(path) == {"a": 1}

@@ -16,6 +16,7 @@ from engine import push, registry
 from engine.errors import UserError
 from engine.registry import find_env, open_process, push_env, read_tasks
 from engine.run_dir import Home
+from envs.process import EnvProcess
 
 # Each push starts processes and syncs files: a busy disk may take its time.
 pytestmark = pytest.mark.timeout(30)
@@ -294,6 +295,32 @@ def test_tasks_that_hang_are_given_up(home: Home, write, monkeypatch):
     code = DOUBLES.replace("return [Task", "__import__('time').sleep(60)\n            return [Task")
     error = refused("ENV_IMPORT", lambda: push_env(home, write(code)))
     assert "tasks() did not answer within 0.4 s" in error.message
+
+
+def test_scoring_again_costs_no_start_that_was_not_there(home: Home, write, monkeypatch):
+    """The process that is asked for its tasks a second time scores a sample first."""
+    started: list[EnvProcess] = []
+    ensure = EnvProcess._ensure
+
+    def counted(process: EnvProcess) -> None:
+        started.extend([process] if process._pipe is None else [])
+        ensure(process)
+
+    monkeypatch.setattr(EnvProcess, "_ensure", counted)
+    pushed = push_env(home, write(DOUBLES))
+    assert len(started) == 2 and pushed["audit"]["fresh_process"]["scored"] == 24
+
+
+def test_an_environment_that_is_slow_to_start_is_not_started_again(home: Home, write, monkeypatch):
+    monkeypatch.setattr(push, "PUSH_SECONDS", 4.0)
+    monkeypatch.setattr(push, "CALL_SECONDS", 0.5)
+    began = time.monotonic()
+    pushed = push_env(home, write("    import time; time.sleep(1.5)\n" + DOUBLES))
+    assert time.monotonic() - began < 8.0
+    fresh = pushed["audit"]["fresh_process"]
+    assert (fresh["scored"], fresh["differing"]) == (0, 0) and "s to start" in fresh["why"]
+    assert pushed["audit"]["verdict"] == "ok"
+    assert any("whether it repeats itself was not checked" in said for said in pushed["warnings"])
 
 
 def test_a_score_that_hangs_costs_the_audit_its_time_and_no_more(home: Home, write, monkeypatch):

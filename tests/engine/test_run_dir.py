@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from engine.errors import UserError
-from engine.run_dir import Home, UserConfig, write_json
+from engine.run_dir import Home, write_json
+from engine.user_config import UserConfig
 
 
 def complete(run, step: int) -> Path:

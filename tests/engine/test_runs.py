@@ -104,6 +104,26 @@ def test_settings_that_differ_from_the_parent_are_named(busy, bench, env):
     refused("RUN_NOT_FOUND", submit, bench.home, env, parent="nobody-1")
 
 
+def test_what_a_prefix_was_taken_as_is_said_where_something_is_started_or_changed(
+    busy, bench, env, tuned
+):
+    def about(said: dict) -> list[str]:
+        return [note for note in said["warnings"] if "was taken as" in note]
+
+    for whole in (env, "sums", "Sums"):
+        assert about(submit(bench.home, whole)) == []
+    said = submit(bench.home, "su", parent="sums-sft-1")
+    assert about(said) == [f"env_id 'su' was taken as {env}"]
+    assert about(submit(bench.home, env, parent="bus")) == ["parent 'bus' was taken as busy-1"]
+    probed = runs.submit_evaluation(bench.home, env_id="sum", models=["pebble"])
+    assert about(probed) == [f"env_id 'sum' was taken as {env}"]
+    eval_id = probed["run_id"]
+    assert about(runs.cancel(bench.home, eval_id[:-1])) == [
+        f"run_id {eval_id[:-1]!r} was taken as {eval_id}"
+    ]
+    assert about(runs.cancel(bench.home, eval_id)) == []
+
+
 def test_a_model_that_is_a_run_is_copied_so_that_tidying_cannot_take_it(busy, bench, env, tuned):
     said = submit(
         bench.home, env, model=f"{tuned}@best", settings={"steps": 2, "learning_rate": 1e-3}
@@ -154,6 +174,12 @@ def test_a_risky_reward_is_refused_unless_accepted_knowingly(busy, bench):
     grpo = {"algorithm": "grpo", "settings": {"steps": 1}}
     error = refused("REWARD_RISK", submit, bench.home, env, **grpo)
     assert "empty answers earn" in error.message
+    for given in (
+        {"settings": SFT},
+        {"algorithm": "grpo", "settings": {"steps": 1, "accept_reward_risk": True}},
+    ):
+        noted = submit(bench.home, env, **given)["warnings"]
+        assert any("reward_audit: empty answers earn 0.9 of gold" in note for note in noted)
     accepted = {"algorithm": "grpo", "settings": {"steps": 1, "accept_reward_risk": True}}
     said = submit(bench.home, env, **accepted)
     assert read_json(bench.home.run(said["run_id"]).config)["settings"]["accept_reward_risk"]
@@ -309,6 +335,26 @@ def test_what_happened_since_the_cursor_returns_at_once(bench, until, event):
     later = runs.wait(bench.home, run.id, until, timeout_s=0, cursor=found["cursor"])
     assert not later["reached"] and later["alerts"] == []
     assert not runs.wait(bench.home, run.id, until, timeout_s=0)["reached"]  # from now
+    bench.go(run)
+    bench.until_state(run, "done")
+
+
+def test_a_wait_for_an_evaluation_brings_it_although_its_line_of_metrics_is_not_written(bench):
+    """The trainer says that it examined, then looks for alerts, then writes the step's line."""
+    run = bench.start(steps=5, hold_at=1)
+    bench.until(lambda: (run.path / "holds").exists(), "it holds before its first step")
+    first = runs.wait(bench.home, run.id, "next_eval", timeout_s=0)
+    started = {"event": "started", "heldout_tasks": 9, "total_steps": 5, "time": time.time()}
+    said = {"event": "evaluated", "step": 1, "heldout_success": 0.75, "message": "m"}
+    append_line(run.events, started)
+    append_line(run.events, said | {"time": time.time()})
+    found = runs.wait(bench.home, run.id, "next_eval", timeout_s=20, cursor=first["cursor"])
+    assert found["reached"] and found["metrics"]["step"] == 0
+    assert found["evaluation"] == {"step": 1, "heldout_success": 0.75} and found["step"] == 1
+    words = "Evaluated at step 1: success 75.0 % on the 5 held-out tasks that choose."
+    assert found["summary"].endswith(words)
+    assert (found["heldout"]["tasks"], found["heldout"]["of"]) == (5, 9)
+    assert "the other 4" in found["heldout"]["about"]
     bench.go(run)
     bench.until_state(run, "done")
 

@@ -176,8 +176,19 @@ def test_a_chat_starts_what_it_needs_and_compares_two_models(home, server, tuned
     first = found["answers"][0]
     assert first["answer"] == f"{tuned}@best heard Be brief. 2+2?"
     assert (first["finish_reason"], first["prompt_tokens"], first["tokens"]) == ("stop", 3, 5)
-    assert first["latency_s"] >= 0 and found["warnings"] == []
-    assert len(serving.list_deployments(home)) == 1
+    (deployment,) = serving.list_deployments(home)
+    (started,) = found["started"]
+    assert started["deployment_id"] == deployment["deployment_id"]
+    # What starting took is no part of how long the answer took.
+    assert started["seconds"] > 0 and first["latency_s"] >= 0
+    (said,) = found["warnings"]
+    assert f"{deployment['deployment_id']} was started" in said and "10 idle minutes" in said
+    stop = {"run_id": deployment["deployment_id"], "action": "stop"}
+    assert found["next"] == [{"tool": "deploy", "arguments": stop}]
+    again = serving.chat(home, f"{tuned}@best", "2+2?")
+    assert "started" not in again and (again["warnings"], again["next"]) == ([], [])
+    serving.deploy(home, ref=str(stop["run_id"]), action="stop")
+    assert serving.list_deployments(home) == []
 
 
 def test_what_a_chat_started_holds_no_process_once_the_model_asked_for_stops(home, server, tuned):

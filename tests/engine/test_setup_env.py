@@ -1,14 +1,13 @@
 """`honesmith setup`: a training environment that is complete or absent."""
 
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from installer import Installer
 
 from engine import launcher, setup_env
 from engine.errors import UserError
-from engine.files import take_lock
 from engine.run_dir import Home
 
 PROOF = "import engine.run_dir, envs.base"  # what the new environment must reach: this installation
@@ -25,19 +24,6 @@ METADATA = [
 @pytest.fixture(autouse=True)
 def packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup_env.importlib.metadata, "requires", lambda name: METADATA)
-
-
-class Installer:
-    """Stands where uv or pip would be run."""
-
-    def __init__(self, *fail: str) -> None:
-        self.calls: list[list[str]] = []
-        self._fail = fail
-
-    def __call__(self, argv: Sequence[str]) -> None:
-        self.calls.append(list(argv))
-        if any(word in argv for word in self._fail):
-            raise subprocess.CalledProcessError(2, argv)
 
 
 def with_uv(monkeypatch: pytest.MonkeyPatch, uv: str | None = "/bin/uv") -> None:
@@ -135,30 +121,6 @@ def test_pip_is_used_where_there_is_no_uv(home: Home, monkeypatch: pytest.Monkey
     run = Installer()
     setup_env.setup(home, run=run, proof=PROOF)
     assert run.calls[0][1:4] == ["-m", "pip", "install"]
-
-
-def test_two_setups_at_once_are_refused(home: Home):
-    import os
-
-    lock = take_lock(home.cache / "setup.lock")
-    assert lock is not None
-    try:
-        with pytest.raises(UserError) as refusal:
-            setup_env.setup(home, run=Installer(), proof=PROOF)
-    finally:
-        os.close(lock)
-    assert refusal.value.code == "RUN_STATE" and refusal.value.retryable
-
-
-def test_too_little_disk_is_said_before_anything_is_fetched(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-):
-    usage = type("Usage", (), {"free": 10_000_000})
-    monkeypatch.setattr(setup_env.shutil, "disk_usage", lambda path: usage)
-    run = Installer()
-    with pytest.raises(UserError) as refusal:
-        setup_env.setup(home, run=run, proof=PROOF)
-    assert refusal.value.code == "DISK_FULL" and run.calls == []
 
 
 def test_sources_that_are_not_installed_name_the_remedy(

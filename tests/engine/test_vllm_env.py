@@ -1,32 +1,18 @@
 """`honesmith setup --vllm`: an environment, complete or absent, continued when cut short."""
 
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from installer import Installer
 
 from engine import vllm_env
 from engine.errors import UserError
-from engine.files import read_json, take_lock, write_json
+from engine.files import read_json, write_json
 from engine.run_dir import Home
 
 PROOF = "import json"
-
-
-class Installer:
-    """Stands where uv or pip would be run; fails a command that has one of the words in it."""
-
-    def __init__(self, *fail: str) -> None:
-        self.calls: list[list[str]] = []
-        self._fail = fail
-
-    def __call__(self, argv: Sequence[str]) -> None:
-        self.calls.append(list(argv))
-        if any(word in argv for word in self._fail):
-            raise subprocess.CalledProcessError(2, argv)
 
 
 @pytest.fixture(autouse=True)
@@ -130,28 +116,6 @@ def test_other_versions_than_these_are_built_anew(home: Home):
     run = Installer()
     vllm_env.setup_vllm(home, run=run, proof=PROOF)
     assert run.calls and vllm_env.find_python(home) == home.vllm_python
-
-
-def test_two_setups_at_once_are_refused(home: Home):
-    lock = take_lock(home.cache / "setup-vllm.lock")
-    assert lock is not None
-    try:
-        with pytest.raises(UserError) as refusal:
-            vllm_env.setup_vllm(home, run=Installer(), proof=PROOF)
-    finally:
-        os.close(lock)
-    assert refusal.value.code == "RUN_STATE" and refusal.value.retryable
-
-
-def test_too_little_disk_is_said_before_anything_is_fetched(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-):
-    usage = type("Usage", (), {"free": 4_000_000_000})
-    monkeypatch.setattr(vllm_env.shutil, "disk_usage", lambda path: usage)
-    run = Installer()
-    with pytest.raises(UserError, match="about 5 are needed") as refusal:
-        vllm_env.setup_vllm(home, run=run, proof=PROOF)
-    assert refusal.value.code == "DISK_FULL" and run.calls == []
 
 
 def test_an_interpreter_can_be_named_instead(home: Home, monkeypatch: pytest.MonkeyPatch):

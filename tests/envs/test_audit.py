@@ -427,3 +427,57 @@ def test_a_rollout_that_cannot_start_is_a_failed_score(write_env, start):
     process = start(write_env(body))
     score = play(process, process.tasks()[0], [{"role": "assistant", "content": "1"}])
     assert score["reward"] == 0.0 and "ValueError: no" in score["error"]
+
+
+def test_pay_that_rises_with_the_length_of_nothing_is_a_weakness():
+    def long_winded(task: Task, text: str) -> float:
+        right = exact(text, task.answer_text)
+        return 0.55 * right + min(0.27, 0.03 * len(text.split()))
+
+    found = verdict(long_winded)
+    assert "pays for length" in found["weaknesses"] and "pays for length" not in found["risks"]
+    table = {line["probe"]: line for line in found["probes"]}
+    assert table["long junk"]["mean"] == 0.27 > table["short junk"]["mean"] == 0.03
+    only = verdict(lambda task, text: max(exact(text, task.answer_text), len(text) / 9000))
+    assert only["weaknesses"] == ["pays for length"] and only["verdict"] == "warn"
+    assert "pays for length (junk of one word 0.00, endless 0." in only["headline"]
+    # A right answer that earns more for the words behind it.
+    more = verdict(lambda task, text: float(text.split()[:1] == [task.answer_text]) * (
+        0.8 + 0.2 * (len(text) > 99)))  # fmt: skip
+    assert "pays for length" in more["weaknesses"]
+
+
+def test_pay_for_any_words_at_all_is_no_pay_for_length():
+    found = verdict(lambda task, text: max(exact(text, task.answer_text), 0.2 * bool(text)))
+    assert "pays for length" not in found["weaknesses"]
+
+
+def test_answers_up_to_any_token_limit_are_tried():
+    longest: dict[str, int] = {}
+
+    def watching(task: Task, text: str) -> float:
+        longest[task.id] = max(longest.get(task.id, 0), len(text))
+        return exact(text, task.answer_text)
+
+    found = verdict(watching)
+    assert {"long junk", "gold then junk"} <= {line["probe"] for line in found["probes"]}
+    assert min(longest.values()) > 1500
+    lax = verdict(lambda task, text: float(task.answer_text in text.split()))
+    table = {line["probe"]: line for line in lax["probes"]}
+    assert (table["gold then junk"]["mean"], table["gold then junk"]["verdict"]) == (1.0, "info")
+    assert "long junk" in verdict(lambda task, text: float(len(text) > 1500))["risks"]
+
+
+def test_the_headline_of_failing_gold_says_how_many_fail():
+    class Half(Scorer):
+        """Pays every reference answer in full, and calls every second one no success."""
+
+        def score(self, task: Any, completion: str) -> dict[str, Any]:
+            found = super().score(task, completion)
+            return found | {"success": found["reward"] == 1.0 and int(task["id"][1:]) % 2 == 0}
+
+    found = audit(Half(lambda t, text: exact(text, t.answer_text)), NUMBERS, "single", budget_s=60)
+    assert found["risks"] == ["gold"]
+    assert found["headline"] == (
+        "risk: gold earns 1.00, but 20 of 40 reference answers fail (40 of 40 rows scored)"
+    )

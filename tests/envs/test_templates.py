@@ -39,12 +39,21 @@ def test_it_loads_and_passes_its_audit(folder: Path, start):
     assert described["kind"] == KINDS[folder.name]
     rows = process.tasks()
     assert len(rows) >= 100
-    found = audit(process, rows, described["kind"], budget_s=1.5)
+    second = start(folder)
+
+    def fresh():
+        second.close()
+        second.describe()
+        return second
+
+    found = audit(process, rows, described["kind"], budget_s=1.5, fresh=fresh)
     assert found["verdict"] == "ok", found["headline"]
     assert found["gold_failing"] == [] and found["problems"] == []
     if described["scored"]:
         gold = next(line for line in found["probes"] if line["probe"] == "gold")
         assert gold["mean"] == 1.0
+        again = found["fresh_process"]
+        assert again["scored"] == again["asked"] >= 12 and again["differing"] == 0
 
 
 @pytest.mark.parametrize("name", [*TEMPLATES, "multi-turn-tool"])
@@ -114,3 +123,9 @@ def test_the_rows_of_the_sft_template_are_valid_json():
     rows = [json.loads(line) for line in lines]
     answers = [row.get("completion") or row["messages"][-1]["content"] for row in rows]
     assert all(set(json.loads(answer)) == {"who", "count", "item"} for answer in answers)
+
+
+@pytest.mark.parametrize("name", ["single_turn", "multi_turn_tool"])
+def test_a_template_that_grows_its_rows_holds_out_enough_to_see_ten_points(name: str, start):
+    tasks = start(FOLDER / name).tasks()
+    assert len(tasks) // 5 >= 200 and len({task["id"] for task in tasks}) == len(tasks)

@@ -155,7 +155,10 @@ def test_a_healthy_run_is_left_in_peace(home: Home, tmp_path: Path, name: str):
     skill, algorithm, score, settings = HEALTHY[name]
     folder = environment(tmp_path / name, skill, score=score, heldout=800)
     found = train(home, folder, algorithm, settings)
-    assert [finding["id"] for finding in found["findings"]] == []
+    # SFT on one skill alone costs the old ones: that is found where it is so, and nothing else.
+    forgot = kept_skills(home.run(found["run_id"]))["verdict"] == "forgotten"
+    assert not forgot or algorithm == "sft"
+    assert [f["id"] for f in found["findings"]] == (["forgetting"] if forgot else [])
     assert found["alerts"] == []
 
 

@@ -1,11 +1,14 @@
 """Fixtures of the fault suites: everything here is opt-in (`make faults`) and may take minutes."""
 
+import os
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from engine.run_dir import Home
-from tests.engine.conftest import Bench, add_env
+from tests.engine.conftest import Bench, add_env, tuned  # noqa: F401  a fixture
 
 HERE = Path(__file__).parent
 LIMIT_S = 300
@@ -17,6 +20,37 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.faults)
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(LIMIT_S))
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """Makes small file systems, where this user may mount some."""
+    mounted: list[Path] = []
+
+    def make(options: str, *how: str) -> Path:
+        folder = tmp_path / f"small-{len(mounted)}"
+        folder.mkdir()
+        argv = ["mount", *(how or ("-t", "tmpfs", "-o", options, "none")), str(folder)]
+        if os.geteuid() != 0 or subprocess.run(argv, capture_output=True).returncode != 0:
+            pytest.skip("needs the right to mount a small file system")
+        mounted.append(folder)
+        return folder
+
+    yield make
+    for folder in reversed(mounted):
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.fixture
+def small_home(mount, monkeypatch) -> Callable[[str], Home]:
+    """A home of its own on a small file system."""
+
+    def make(options: str) -> Home:
+        root = mount(options) / "home"
+        monkeypatch.setenv("HONESMITH_HOME", str(root))
+        return Home.locate(root)
+
+    return make
 
 
 @pytest.fixture

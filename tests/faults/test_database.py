@@ -4,10 +4,11 @@ import os
 import sqlite3
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from engine import launcher, registry, runs
+from engine import launcher, registry, runs, serving
 from engine.files import share_lock
 from engine.run_dir import Home, take_lock
 from engine.store import Store
@@ -126,6 +127,35 @@ def test_f16_a_folder_whose_submit_was_never_answered_becomes_no_run(home):
     run.config.write_text('{"run_id": "arith-grpo-1", "algorithm": "grpo"}')
     (home.runs / "no run at all").mkdir()
     assert facts(home) == []
+
+
+@pytest.mark.parametrize("how", ["header", "gone"])
+def test_f16_deployments_are_served_and_stopped_as_before_from_their_folders(
+    home, bench, tuned, monkeypatch, how
+):
+    script = Path(__file__).parents[1] / "engine" / "fake_server.py"
+    monkeypatch.setenv("HONESMITH_TEST_SERVER", str(script))
+    over = serving.deploy(home, "pebble")["deployment_id"]
+    serving.deploy(home, over, "stop")
+    said = serving.deploy(home, f"{tuned}@best")
+    before = serving.list_deployments(home)
+    damage(home, how)
+    with Store(home) as store:
+        store.check()
+        rows = store.list_deployments()
+    assert [(row.deployment_id, row.state) for row in rows] == [
+        (said["deployment_id"], "ready"),
+        (over, "stopped"),
+    ]
+    assert rows[1].ended and rows[1].message and rows[0].ended is None
+    assert serving.list_deployments(home) == before
+    assert serving.chat(home, "pebble", "hi")["answers"][0]["answer"]
+    assert serving.list_deployments(home) == before, "no second process was started"
+    assert serving.deploy(home, f"{tuned}@best", "stop")["state"] == "stopped"
+    assert serving.list_deployments(home) == []
+    fresh = serving.deploy(home, "pebble")["deployment_id"]
+    assert fresh not in (over, said["deployment_id"])
+    serving.deploy(home, fresh, "stop")
 
 
 def test_f16_many_processes_that_find_the_damage_at_once_mend_it_once(lively):

@@ -5,20 +5,20 @@ import errno
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from disks import ended, fill, remounted, use_up_inodes
 from invariants import Witness, assert_same_curve, curve, until, verify_newest
 from steady_trainer import expected
 
 from engine import launcher, logs, runs
 from engine.errors import UserError
 from engine.files import Appender, last_line, read_json, read_lines, write_json
-from engine.rows import TERMINAL
 from engine.run_dir import Home, RunDir
 from engine.store import Store
+from mcp_server import starter, verbs
 from tests.engine.conftest import add_env
 
 STEADY = {"steps": 6, "save_every": 2}
@@ -32,73 +32,6 @@ TORCH: dict[str, Any] = {
     "learning_rate": 1e-3,
     "lora_rank": 4,
 }
-
-
-@pytest.fixture
-def mount(tmp_path: Path) -> Iterator[Callable[..., Path]]:
-    """Makes small file systems, where this user may mount some."""
-    mounted: list[Path] = []
-
-    def make(options: str, *how: str) -> Path:
-        folder = tmp_path / f"small-{len(mounted)}"
-        folder.mkdir()
-        argv = ["mount", *(how or ("-t", "tmpfs", "-o", options, "none")), str(folder)]
-        if os.geteuid() != 0 or subprocess.run(argv, capture_output=True).returncode != 0:
-            pytest.skip("needs the right to mount a small file system")
-        mounted.append(folder)
-        return folder
-
-    yield make
-    for folder in reversed(mounted):
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-@pytest.fixture
-def small_home(mount, monkeypatch) -> Callable[[str], Home]:
-    """A home of its own on a small file system."""
-
-    def make(options: str) -> Home:
-        root = mount(options) / "home"
-        monkeypatch.setenv("HONESMITH_HOME", str(root))
-        return Home.locate(root)
-
-    return make
-
-
-def fill(folder: Path, leave: int = 0) -> Path:
-    """A file that takes all the room there is but `leave` bytes."""
-    filler = folder / "filler"
-    with contextlib.suppress(OSError), open(filler, "wb", buffering=0) as file:
-        while True:
-            file.write(b"\0" * 4096)
-    if leave:
-        os.truncate(filler, max(0, filler.stat().st_size - leave))
-    return filler
-
-
-def use_up_inodes(folder: Path) -> list[Path]:
-    made: list[Path] = []
-    with contextlib.suppress(OSError):
-        while True:
-            path = folder / f"inode-{len(made)}"
-            path.touch()
-            made.append(path)
-    return made
-
-
-def row_of(run: RunDir) -> Any:
-    with Store(run.home) as store:
-        return store.get_run(run.id)
-
-
-def ended(run: RunDir) -> Any:
-    def over() -> bool:
-        with contextlib.suppress(UserError):
-            return row_of(run).state in TERMINAL and not launcher.is_alive(run)
-        return False
-
-    until(over, f"{run.id} is over", 120)
-    return row_of(run)
 
 
 def refused(home: Home, **asked: Any) -> UserError:
@@ -337,3 +270,61 @@ def test_f14_half_and_empty_files_of_a_run_are_told_in_words_or_passed_over(benc
             assert launcher.reap(bench.home) == []
         path.write_bytes(whole)
     assert json.loads(run.config.read_text())["run_id"] == run.id
+
+
+# --- what only plans, and folders for temporary files -----------------------------------------
+
+ASKS: dict[str, Callable[[Home, str], dict[str, Any]]] = {
+    "estimate_cost": lambda home, env: verbs.estimate_cost(home, env),
+    "dry_run": lambda home, env: verbs.dry_run(home, env),
+    "dry_run with samples": lambda home, env: verbs.dry_run(home, env, samples=2),
+}
+
+
+@pytest.mark.parametrize("ask", ASKS)
+@pytest.mark.parametrize("what", ["bytes", "inodes", "read-only"])
+@pytest.mark.parametrize("before", ["never asked", "asked before"])
+def test_f12_a_plan_is_judged_on_a_full_disk_or_refused_in_words(
+    small_home, steady, monkeypatch, what, ask, before
+):
+    home = small_home("size=4m,nr_inodes=220")
+    env = add_env(home, "sums")
+    if before == "asked before":
+        verbs.dry_run(home, env)
+    left = [fill(home.root)] if what == "bytes" else use_up_inodes(home.root)
+    if what == "read-only":
+        for path in left:
+            path.unlink()
+        left = []
+        remounted(home.root.parent, "ro")
+    worker = os.environ["HONESMITH_TEST_WORKER"]
+    if what != "bytes":  # this machine shall be probed, and cannot be
+        monkeypatch.delenv("HONESMITH_TEST_WORKER")
+    try:
+        said = ASKS[ask](home, env)
+    except UserError as error:
+        assert error.code == ("HOME_UNUSABLE" if what == "read-only" else "DISK_FULL")
+        assert str(home.root) in error.message and error.hint, error.message
+    else:
+        assert said.get("gpu_hours") or any(c["status"] == "fail" for c in said["checks"])
+        assert "Errno" not in json.dumps(said), said
+    monkeypatch.setenv("HONESMITH_TEST_WORKER", worker)
+    if what == "read-only":
+        remounted(home.root.parent, "rw")
+    for path in left:
+        path.unlink()
+    assert ASKS["estimate_cost"](home, env)["gpu_hours"]["likely"] > 0
+
+
+@pytest.mark.parametrize("what", ["bytes", "inodes"])
+def test_f12_a_push_to_a_full_disk_is_refused_in_words(small_home, tmp_path, what):
+    home = small_home("size=4m,nr_inodes=220")
+    folder = tmp_path / "mine"
+    starter.new_env(folder, starter.DEFAULT_TEMPLATE)
+    left = [fill(home.root)] if what == "bytes" else use_up_inodes(home.root)
+    with pytest.raises(UserError) as caught:
+        verbs.push_env(home, str(folder))
+    assert caught.value.code == "DISK_FULL" and caught.value.hint
+    for path in left:
+        path.unlink()
+    assert verbs.push_env(home, str(folder))["env_id"].startswith("mine@")

@@ -20,11 +20,9 @@ from typing import Any
 import psutil
 import pytest
 
-from engine import doctor, dry_run, push
-from engine.errors import UserError
+from engine import doctor, dry_run
 from engine.run_dir import Home
 from envs.process import EnvProcess
-from envs.settings import Limits
 
 pytestmark = [
     pytest.mark.faults,
@@ -389,28 +387,6 @@ def test_a3_a_weak_sandbox_is_enough_where_the_owner_says_so(stage: Path) -> Non
     assert required["problem"] is None and required["level"] == "no-namespaces"
 
 
-def write_env(folder: Path, body: str) -> Path:
-    folder.mkdir()
-    (folder / "environment.py").write_text(body)
-    return folder
-
-
-HEAD = "from envs import Score, SingleTurnEnv, Task\n"
-CLASS = """
-class Env(SingleTurnEnv):
-    def tasks(self):
-        return [Task("a", "say a", "a")]
-    def score(self, task, completion):
-        {score}
-def load_environment():
-    return Env()
-"""
-
-
-def env_with(folder: Path, score: str, head: str = "") -> Path:
-    return write_env(folder, HEAD + head + CLASS.format(score=score))
-
-
 def test_f11_a_daemon_ends_with_a_warden_that_is_killed(tmp_path: Path) -> None:
     with EnvProcess(program(ROOT, "client").parent) as process:
         if process.level != "full":
@@ -422,110 +398,6 @@ def test_f11_a_daemon_ends_with_a_warden_that_is_killed(tmp_path: Path) -> None:
         assert process._pipe is not None
         os.kill(process._pipe.warden.pid, signal.SIGKILL)
         assert gone_within(1.0)
-
-
-# What score() does, and what its caller reads; `None` where the call is fine.
-CALLS = [
-    ("raise ValueError('no')", "ValueError: no"),
-    ("import time; time.sleep(60)", "did not answer within 1 s"),
-    ("exec('while True: pass')", "did not answer within 1 s"),
-    ("import os; os._exit(3)", "exit status 3"),
-    ("raise SystemExit(4)", "sys.exit(4)"),
-    ("import ctypes; ctypes.string_at(0)", "SIGSEGV"),
-    ("import os; os.abort()", "killed by signal"),
-    ("import os; os.kill(os.getpid(), 9)", "SIGKILL"),
-    ("print('x' * 200_000_000); return 1.0", None),
-    ("return float('nan')", "not a finite number"),
-    ("return float('inf')", "not a finite number"),
-    ("return '1.0'", "a number is needed"),
-    ("return Score(1.0, metrics={'x' * 50_000_000: 1})", "more than 1 MB"),
-    ("forge()", "out of turn"),
-    ("import os; os.closerange(3, 256); return 1.0", "exit status"),
-]
-
-
-FORGE = """
-import os
-def forge():
-    for fd in range(3, 256):
-        try:
-            os.write(fd, b'{"id": 1, "ok": true, "value": {"reward": 9, "metrics": {}}}\\n')
-        except OSError:
-            pass
-"""
-
-
-def test_a1_every_fault_costs_one_call_and_the_next_one_is_scored(tmp_path: Path) -> None:
-    table = "\n".join(f"def fault_{index}():\n    {call}" for index, (call, _) in enumerate(CALLS))
-    score = (
-        "return globals()[completion]() if completion.startswith('fault') else "
-        "Score(float(completion == 'a'))"
-    )
-    limits = Limits(call_seconds=1.0, memory_mb=1024)
-    with EnvProcess(
-        env_with(tmp_path / "env", score, FORGE + table + "\n"), limits=limits
-    ) as process:
-        for index, (_, said) in enumerate(CALLS):
-            began = time.monotonic()
-            answer = process.score(TASK, f"fault_{index}")
-            assert time.monotonic() - began < 8.0, CALLS[index]
-            if said is None:
-                assert answer["error"] is None
-            else:
-                assert answer["reward"] == 0.0 and answer["success"] is False
-                assert any(part in answer["error"] for part in said.split("|")), answer
-            assert process.score(TASK, "a")["reward"] == 1.0
-        assert process.generation <= len(CALLS)
-
-
-def test_a2_a_gigabyte_of_output_leaves_a_capped_log(tmp_path: Path) -> None:
-    flood = "for _ in range(1024): print('x' * (1 << 20))\n        return 1.0"
-    log = tmp_path / "environment.log"
-    limits = Limits(call_seconds=60.0)
-    with EnvProcess(env_with(tmp_path / "env", flood), limits=limits, log=log) as process:
-        assert process.score(TASK, "a")["reward"] == 1.0
-    assert log.stat().st_size < 2 << 20
-
-
-def test_a6_an_environment_that_patches_json_is_believed_no_more_than_its_score(
-    tmp_path: Path,
-) -> None:
-    patch = 'import json\njson.dumps = lambda *a, **k: \'{"id": 7, "ok": true}\'\n'
-    env = env_with(tmp_path / "env", "return 1.0", patch)
-    with EnvProcess(env, limits=Limits(call_seconds=1.0)) as process:
-        answer = process.score(TASK, "a")
-    assert answer["reward"] == 0.0 and "env process" in answer["error"]
-
-
-BROKEN = {
-    "no load_environment": ("x = 1\n", "load_environment"),
-    "a syntax error": ("def load_environment(:\n", "environment.py:1"),
-    "an import that hangs": ("import time\ntime.sleep(600)\n", "did not answer within"),
-    "an import that forks": (
-        "import os\nwhile True: os.fork()\n",
-        "Resource temporarily unavailable|did not answer|out of turn",
-    ),
-    "an import that leaves": ("import os\nos._exit(5)\n", "exit status 5"),
-    "an import that prints a gigabyte": (
-        "for _ in range(64): print('x' * (1 << 24))\n",
-        "load_environment",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_i8_a_broken_environment_is_refused_in_words_within_its_deadline(
-    home: Home, tmp_path: Path, name: str
-) -> None:
-    body, said = BROKEN[name]
-    folder = write_env(tmp_path / "broken", body)
-    (folder / "environment.toml").write_text("[limits]\nstart_seconds = 5\n")
-    began = time.monotonic()
-    with pytest.raises(UserError) as refused:
-        push.push_env(home, folder, roots=[tmp_path])
-    assert time.monotonic() - began < 20
-    assert refused.value.code in ("ENV_INVALID", "ENV_IMPORT")
-    assert any(part in refused.value.message for part in said.split("|")), refused.value.message
 
 
 def test_a3_doctor_and_dry_run_name_the_level(home: Home, stage: Path) -> None:

@@ -5,8 +5,6 @@ import json
 import os
 import pickle
 import struct
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -14,8 +12,8 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from chat_server import KEY, chat_server
 
-from engine import catalog
 from engine.files import read_json, write_json
 from engine.run_dir import DeployDir, Home
 from engine.worker.chat_request import MAX_PROMPT_CHARS
@@ -24,7 +22,6 @@ from tests.engine.conftest import add_checkpoint
 
 pytestmark = [pytest.mark.faults, pytest.mark.worker, pytest.mark.timeout(150)]
 
-KEY = {"Authorization": "Bearer sesame"}
 ASK = [{"role": "user", "content": "What is 4 + 3?"}]
 BODY = {"model": "pebble", "messages": ASK, "temperature": 0, "max_tokens": 8}
 
@@ -32,23 +29,8 @@ BODY = {"model": "pebble", "messages": ASK, "temperature": 0, "max_tokens": 8}
 @pytest.fixture
 def deployment(home: Home) -> Iterator[tuple[DeployDir, str]]:
     """A real server process on loopback with its key."""
-    folder = home.deployment("d1")
-    folder.path.mkdir(parents=True)
-    folder.key.write_text("sesame")
-    base = str(catalog.BUILTIN["pebble"])
-    write_json(folder.config, {"base_path": base, "base_name": "pebble", "adapters": [], "port": 0})
-    env = os.environ | {"GOMP_SPINCOUNT": "10000"}
-    argv = [sys.executable, "-P", "-m", "engine.worker.openai_server", str(folder.path)]
-    process = subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 60
-        while not folder.ready.exists():
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
-        yield folder, str(read_json(folder.ready)["url"])
-    finally:
-        process.terminate()
-        process.wait(20)
+    with chat_server(home) as started:
+        yield started
 
 
 def test_a15_nothing_but_the_routes_of_chat_can_be_reached(deployment: tuple[DeployDir, str]):

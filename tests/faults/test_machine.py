@@ -1,25 +1,34 @@
 """F2, F5 to F10, F18, F20: signals, reboots, reused pids, zombies, stopped processes, clocks."""
 
+import asyncio
+import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import time
 
+import httpx2
 import psutil
 import pytest
+from http_server import client_of, serving
 from invariants import Witness, assert_same_curve, curve, until
+from jumping_clock import JumpingClock
+from mcp import MCPError
 from raw_server import Server
 from steady_trainer import expected
 
 from engine import launcher, outcome, runs
-from engine.files import read_json, write_json
+from engine.files import read_json, read_lines, write_json
 from engine.rows import TERMINAL, NewRun
 from engine.run_dir import Home
 from engine.store import Store
 from engine.supervisor import Watch
+from mcp_server.bearer import load_token
 
+DAY_S = 86_400.0
 STEADY = {"steps": 10, "save_every": 3}
 
 
@@ -58,6 +67,63 @@ def test_f2_a_server_that_is_told_to_end_is_gone_in_five_seconds_and_runs_go_on(
     drained(home, witness)
     for run_id in witness.acked.values():
         assert_same_curve(curve(home.run(run_id)), expected(STEADY["steps"]))
+
+
+async def test_f2_an_http_server_told_to_end_under_load_is_gone_and_runs_go_on(
+    home, steady, record_property
+):
+    witness, chance, took, codes = Witness(home), random.Random(11), [], set()
+    looks = submits = 0
+    asked = {"env_id": steady, "algorithm": "grpo", "settings": STEADY}
+    token = load_token(home)
+
+    async def load(url: str, tool: str, arguments: dict, said: list, again: bool) -> None:
+        with contextlib.suppress(BaseExceptionGroup, httpx2.HTTPError, MCPError):
+            async with client_of(url, token, mode="2026-07-28") as client:
+                while True:
+                    said.append(await client.call_tool(tool, arguments))
+                    if not again:
+                        return
+
+    for number in range(20):
+        request, heard = f"r-{number}", {"submit": [], "look": [], "wait": []}
+        async with serving(home) as (process, url), asyncio.TaskGroup() as group:
+            calls = [
+                load(url, "submit_train", asked | {"request_id": request}, heard["submit"], False),
+                *(load(url, "get_status", {}, heard["look"], True) for _ in range(3)),
+            ]
+            if number:
+                waited = {
+                    "run_id": witness.acked[f"r-{number - 1}"],
+                    "until": "alert",
+                    "timeout_s": 45,
+                }
+                calls.append(load(url, "wait_run", waited, heard["wait"], False))
+            tasks = [group.create_task(call) for call in calls]
+            await asyncio.sleep(chance.uniform(0, 2.5))
+            began = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            codes.add(await asyncio.wait_for(process.wait(), 30))
+            took.append(time.monotonic() - began)
+            for task in tasks:
+                task.cancel()
+        assert took[-1] < 5.0 + 3.0  # the second for a machine that is busy
+        again = runs.submit(home, request_id=request, **asked)["run_id"]
+        for result in heard["submit"]:
+            assert result.is_error or result.structured_content["run_id"] == again
+        witness.acked[request] = again
+        witness.look()
+        looks, submits = looks + len(heard["look"]), submits + len(heard["submit"])
+    assert codes <= {0, -signal.SIGTERM}, codes
+    assert looks and 0 < submits < 20, "some were told to end before they answered, some after"
+    drained(home, witness)
+    for run_id in witness.acked.values():
+        assert_same_curve(curve(home.run(run_id)), expected(STEADY["steps"]))
+    record_property(
+        "said",
+        f"20 HTTP servers told to end, exit status {codes}, gone within {max(took):.1f} s; "
+        f"{looks} looks and {submits} of 20 submits were answered",
+    )
 
 
 def test_f6_eight_servers_on_one_home_take_64_submits_while_three_are_killed(home, steady):
@@ -171,6 +237,33 @@ def test_f18_a_clock_that_jumps_ends_no_run_and_keeps_the_order_of_the_queue(hom
         assert found.state == "failed" and found.spent_hours >= 0 and store.spent_hours() >= 0
         again = store.resume_run(row.run_id, max_gpu_hours=1, request_id="", body={})
         assert store.queue()[-1].run_id == again.run_id
+
+
+@pytest.mark.parametrize("jumps", [(3 * DAY_S,), (-3600.0,), (3 * DAY_S, -3600.0)], ids=str)
+def test_f18_a_supervisor_under_a_jumping_clock_ends_no_run(bench, jumps):
+    clock = JumpingClock(bench.home.root / "clock")
+    with clock.followed():
+        run = bench.start(steps=8, hold_at=4, wall_limit_hours=0.1, max_gpu_hours=0.1)
+    bench.until_step(run, 3)
+    for jump in jumps:
+        counted = launcher.elapsed_of_dead(run)
+        clock.jump(jump)
+        bench.until(lambda: launcher.elapsed_of_dead(run) > counted + 1, "it counts on")  # noqa: B023
+        assert bench.row(run).state == "running"
+        assert_no_time_is_negative(runs.status(bench.home, run.id))
+    bench.go(run)
+    row = bench.until_state(run, "done")
+    moved = read_lines(run.metrics)[0][-1]["time"] - time.time()
+    assert abs(moved - jumps[-1]) < 60, "the trainer's clock was moved"
+    assert (row.attempt, row.continuations) == (1, 0) and 0 < row.spent_hours < 0.05
+    assert_no_time_is_negative(runs.status(bench.home, run.id))
+    assert not re.search(r"-\d+(\.\d+)? (s|min|h)\b", run.status_md.read_text())
+    assert run.report.is_file()
+
+
+def assert_no_time_is_negative(said: dict) -> None:
+    times = {name: said.get(name) for name in ("eta_s", "quiet_s", "spent_hours")}
+    assert all(value is None or value >= 0 for value in times.values()), times
 
 
 def test_f18_progress_after_a_jump_back_has_no_negative_time(bench):

@@ -17,6 +17,15 @@ from engine.run_dir import Home
 @asynccontextmanager
 async def listening(home: Home, *options: str) -> AsyncIterator[str]:
     """A server in a process of its own; yields its address."""
+    async with serving(home, *options) as (_, url):
+        yield url
+
+
+@asynccontextmanager
+async def serving(
+    home: Home, *options: str
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """The same; yields the process too, which the test may end."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "mcp_server.cli", "serve", "--http", "--port", "0"),
         *("--home", str(home.root), *options),
@@ -27,9 +36,10 @@ async def listening(home: Home, *options: str) -> AsyncIterator[str]:
         line = (await asyncio.wait_for(process.stderr.readline(), 30)).decode()
         found = re.search(r"http://\S+/mcp", line)
         assert found, line
-        yield found.group()
+        yield process, found.group()
     finally:
-        process.terminate()
+        if process.returncode is None:
+            process.terminate()
         await process.wait()
 
 

@@ -5,14 +5,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from engine import catalog, config, env_facts, hardware, registry
 from engine.files import read_json, write_json
 from engine.run_dir import Home, RunDir
+from engine.worker import training
 from engine.worker.grpo import train as train_grpo
-from engine.worker.job import Job
+from engine.worker.job import Job, Stopped
 from engine.worker.sft import train as train_sft
 
 ENVIRONMENT = '''
@@ -39,6 +41,31 @@ def load_environment():
 
 PEBBLE = Path(__file__).resolve().parents[2] / "engine" / "pebble"
 FIXED = {"time", "tokens_per_s", "sample_s", "reward_s", "train_s", "mfu", "peak_memory"}
+
+
+# Four short steps of each loop, evaluated and saved twice.
+SFT: dict[str, Any] = {
+    "steps": 4,
+    "batch_size": 8,
+    "eval_every": 2,
+    "eval_rows": 12,
+    "save_every": 2,
+    "learning_rate": 3e-3,
+    "seed": 3,
+}
+GRPO: dict[str, Any] = {
+    "steps": 4,
+    "prompts_per_step": 6,
+    "group_size": 4,
+    "max_tokens": 20,
+    "eval_every": 2,
+    "eval_rows": 12,
+    "save_every": 2,
+    "learning_rate": 3e-3,
+    "updates_per_batch": 2,
+    "seed": 3,
+}
+BASE = {"sft": SFT, "grpo": GRPO}
 
 
 def push(home: Home, folder: Path, source: str = ENVIRONMENT, name: str = "sums") -> str:
@@ -94,6 +121,24 @@ def go(run: RunDir) -> dict[str, Any]:
     """Train in this process; returns the result record."""
     job = Job(run.path)
     return {"sft": train_sft, "grpo": train_grpo}[job.config["algorithm"]](job)
+
+
+def go_until(run: RunDir, step: int, *, killed: bool = False) -> None:
+    """Train in this process up to the line of `step`: then stopped as by a cancel, which leaves a
+    checkpoint, or `killed`, which leaves none."""
+    log = training.Training.log
+
+    def end(self: training.Training, at: int, values: dict[str, Any]) -> None:
+        log(self, at, values)
+        if at == step and killed:
+            raise KeyboardInterrupt
+        if at == step:
+            self.job._stop.set()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training.Training, "log", end)
+        with pytest.raises(KeyboardInterrupt if killed else Stopped):
+            go(run)
 
 
 def metrics(run: RunDir) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ class Server:
         argv = [sys.executable, "-P", "-m", "mcp_server.cli", "serve", "--home", str(home.root)]
         self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.calls = 0
+        self.heard: dict[int, dict[str, Any]] = {}  # results that came before the one asked for
         about = {"name": "faults", "version": "0"}
         hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": about}
         self.say("initialize", id=-1, params=hello)
@@ -41,6 +42,8 @@ class Server:
             reply = json.loads(line)
             if reply.get("id") == number:
                 return reply["result"]["structuredContent"]
+            if "result" in reply:
+                self.heard[reply["id"]] = reply["result"]
         raise AssertionError(f"the server ended while it was asked {tool}")
 
     def answers(self, timeout_s: float = 60) -> dict[int, dict[str, Any]]:

@@ -11,8 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.evidence.kept import _compared, _sentence
+from engine.evidence.start import fallen
 from engine.evidence.verdict import compare_rows
 from engine.evidence.views import Facts, view_of
+from envs.again import Scored, score_again
 
 Row = dict[str, Any]
 Line = dict[str, Any]
@@ -40,6 +43,11 @@ class Simulated:
     rows: dict[str, Any] = field(default_factory=dict)
     failure: dict[str, Any] = field(default_factory=dict)
     verdict: dict[str, Any] = field(default_factory=dict)
+    rescored: dict[str, Any] = field(default_factory=dict)
+    exams: dict[int, list[Row]] = field(default_factory=dict)  # the half every exam asks
+    gold_tokens: float | None = None
+    heldout_rows: int | None = None
+    kept: dict[str, Any] = field(default_factory=dict)
 
     def facts(self) -> Facts:
         views = [view_of(step, rows, self.settings) for step, rows in self.rollouts.items()]
@@ -53,7 +61,19 @@ class Simulated:
             rows=self.rows,
             failure=self.failure,
             verdict=self.verdict,
+            rescored=self.rescored,
+            exam_start=view_of(0, self.exams.get(0, []), self.settings),
+            against_start=self.against_start(),
+            gold_tokens=self.gold_tokens,
+            heldout_rows=self.heldout_rows,
+            kept=self.kept,
         )
+
+    def against_start(self) -> dict[str, Any]:
+        later = [step for step in self.exams if step > 0]
+        if not later:
+            return {}
+        return fallen(self.exams[0], self.exams[later[-1]], later[-1], len(later))
 
 
 @dataclass
@@ -122,6 +142,23 @@ class World:
             cut=0.08 * (1 - way) * (self.steps % 3 == 0),
             entropy=1.1 - 0.75 * way,
         )
+
+
+def rescored(seed: int, *, forged: float = 0.0, flips: float = 0.0, **about: Any) -> dict[str, Any]:
+    """What a fresh env process says of 24 answers, of which a share `forged` was paid whatever it
+    was; `flips` is the chance of a scorer to err, each time it is asked."""
+    rng = random.Random(f"rescored {seed}")
+
+    def answer(at: int) -> Scored:
+        honest = float(rng.random() < 0.5)
+
+        def score(_process: Any) -> dict[str, Any]:
+            return {"reward": 1 - honest if rng.random() < flips else honest, "error": None}
+
+        return Scored({"task": f"t{at}"}, 1.0 if rng.random() < forged else honest, score)
+
+    found = score_again([answer(at) for at in range(24)], object, lambda: False)
+    return found | {"deterministic": True, "network": False} | about
 
 
 def logit(p: float) -> float:
@@ -276,12 +313,46 @@ def grpo(
             )
             solved = sum(heldout.random() < level for _ in range(200)) / 200
             line |= {"heldout_success": solved, "heldout_reward": solved}
+            examined(run, step, solved, cut=policy.cut, length=policy.words)
         if lines is not None:
             lines(line, step / world.steps, step, random.Random(f"trouble {kind} {seed} {secret}"))
         run.lines.append(line)
     curve = [line["heldout_success"] for line in run.lines if "heldout_success" in line]
     run.verdict = judged(heldout, curve[0], curve[-1], 200)
     return run
+
+
+def examined(
+    run: Simulated, step: int, share: float, *, cut: float = 0.0, length: float = 8.0,
+    reward: float | None = None, n: int = 100,
+) -> None:  # fmt: skip
+    """The exam of a step on tasks of which `share` is solved, mostly the same ones each time."""
+    fixed = random.Random(f"tasks {run.kind} {run.seed}")
+    chance = random.Random(f"exam {run.kind} {run.seed} {step}")
+    hard = [fixed.random() for _ in range(n)]
+    order = sorted(range(n), key=lambda i: hard[i] + chance.gauss(0, 0.05))
+    solved = set(order[: round(share * n)])
+    rows: list[Row] = []
+    for i in range(n):
+        said = " ".join(chance.choices(WORDS, k=max(1, round(length))))
+        rows.append({
+            "task": f"h{i}", "half": "select", "completion": said, "success": i in solved,
+            "reward": float(i in solved) if reward is None else reward, "error": None,
+            "stop_reason": "length" if chance.random() < cut else "stop", "tokens": length,
+        })  # fmt: skip
+    run.exams[step] = rows
+
+
+def kept_of(rng: random.Random, before: float, after: float, n: int = 48) -> dict[str, Any]:
+    """What a run keeps of `n` old tasks when it could do `before` of them and can do `after`."""
+    hard = [rng.random() for _ in range(n)]
+    sides = [
+        [{"task": f"k{i}", "battery": "old skills", "reward": 0.0, "error": None,
+          "success": h + rng.gauss(0, 0.01) < level} for i, h in enumerate(hard)]
+        for level in (before, after)
+    ]  # fmt: skip
+    found = _compared(*sides)
+    return found | {"summary": " ".join(map(_sentence, found["batteries"]))}
 
 
 def judged(rng: random.Random, before: float, after: float, n: int) -> dict[str, Any]:
@@ -329,6 +400,7 @@ def sft(
                 skill = 0.1 + 0.7 * (1 - math.exp(-speed * min(way, turn if overfit else 1)))
                 line["heldout_success"] = sum(rng.random() < skill for _ in range(200)) / 200
                 heldout.append(line["heldout_success"])
+                examined(run, step, heldout[-1])
         run.lines.append(line)
     if scored:
         run.verdict = judged(rng, heldout[0], heldout[-1], 200)

@@ -5,10 +5,37 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from simulated import Line, Policy, Row, Simulated, World, grpo, judged, sft
+from simulated import (
+    Line,
+    Policy,
+    Row,
+    Simulated,
+    World,
+    examined,
+    grpo,
+    judged,
+    kept_of,
+    logit,
+    rescored,
+    sft,
+)
 
 
 def healthy(seed: int) -> Simulated:
+    run = _healthy(seed)
+    # A scorer that is exact, a judge that errs now and then, one with chance, known or not.
+    run.rescored = (
+        rescored(seed),
+        rescored(seed, flips=0.04, network=True),
+        rescored(seed, flips=0.3, deterministic=False),
+        rescored(seed, flips=0.3),
+    )[seed % 4]
+    could = random.Random(f"kept {seed}").uniform(0.3, 1.0)
+    run.kept = kept_of(random.Random(f"kept {seed}"), could, could - 0.02)
+    return run
+
+
+def _healthy(seed: int) -> Simulated:
     if seed % 3 == 2:
         return sft("healthy", seed)
     if seed % 7 == 3:  # a judge that agrees with the check
@@ -78,6 +105,63 @@ def truncation(seed: int) -> Simulated:
         return _set(p, cut=r.uniform(0.15, 0.95), out_of_turns=turns)
 
     return grpo("truncation", seed, change, max_turns=1 + 3 * int(turns))
+
+
+def length_grew(seed: int) -> Simulated:
+    """Room enough at the start, cut at the end: paid for length, while no more are right."""
+
+    def change(p: Policy, way: float, step: int, r: random.Random) -> Policy:
+        start, cut, level = r.uniform(6, 12), r.uniform(0.35, 0.6), r.uniform(0.25, 0.35)
+        grown = 1 / (1 + math.exp(-20 * (way - r.uniform(0.2, 0.4))))
+
+        def pay(row: Row, rng: random.Random) -> float:
+            return 0.55 * row["reward"] + min(0.27, 0.03 * row["tokens"])
+
+        p = flat(p, skill=1.2 * logit(level / (1 - cut * grown)), pay=pay)
+        return _set(p, words=start + 40 * grown, cut=cut * grown)
+
+    return grpo("length_grew", seed, change, prepare=_long)
+
+
+def below_start(seed: int) -> Simulated:
+    """A good start, then steps too large, or a reward that is paid for less than success."""
+    fell = random.Random(f"below {seed}").uniform(0.1, 0.5)
+
+    def change(p: Policy, way: float, step: int, r: random.Random) -> Policy:
+        skill = r.uniform(0.5, 1.5) - r.uniform(2.5, 5.0) / (1 + math.exp(-20 * (way - fell)))
+
+        def pay(row: Row, rng: random.Random) -> float:
+            return 0.55 * row["reward"] + 0.3
+
+        return flat(p, skill=skill, pay=pay if seed % 2 else None)
+
+    return grpo("below_start", seed, change)
+
+
+def too_short(seed: int) -> Simulated:
+    rng = random.Random(f"too short {seed}")
+    run = sft("too_short", seed, scored=True)
+    start, end = rng.uniform(6, 9), rng.uniform(1.0, 2.5)
+    last = run.lines[-1]["step"]
+    for line in run.lines:
+        if "heldout_loss" in line:
+            line["heldout_loss"] = start + (end - start) * (line["step"] / last) ** 0.7
+            line["heldout_success"] = 0.01 * (rng.random() < 0.2)
+            examined(run, line["step"], line["heldout_success"])
+    run.verdict = judged(rng, -0.5, -0.5, 60)
+    return run
+
+
+def forgetting(seed: int) -> Simulated:
+    run = healthy(seed)
+    rng = random.Random(f"forgetting {seed}")
+    lost = kept_of(rng, rng.uniform(0.8, 1.0), rng.uniform(0.1, 0.5))
+    if seed % 3 == 1:  # by a run it continues
+        run.kept = run.kept | {"against_base": lost | {"base": "pebble", "lost_by": ["units-1"]}}
+    else:
+        run.kept = lost
+    run.kind = "forgetting"
+    return run
 
 
 def overthinking(seed: int) -> Simulated:
@@ -219,6 +303,14 @@ def reward_errors(seed: int) -> Simulated:
     return run
 
 
+def scorer_moves(seed: int) -> Simulated:
+    run = grpo("scorer_moves", seed)
+    share = random.Random(f"scorer_moves {seed}").uniform(0.3, 1.0)
+    outside = seed % 4 == 0
+    run.rescored = rescored(seed, forged=1.0 if outside else share, network=outside)
+    return run
+
+
 def slow_reward(seed: int) -> Simulated:
     def lines(line: Line, way: float, step: int, r: random.Random) -> None:
         if step:
@@ -268,8 +360,9 @@ def _with_form(world: World, rng: random.Random) -> None:
 TROUBLES: dict[str, Callable[[int], Simulated]] = {
     make.__name__: make
     for make in (
-        uniform_groups, too_hard, too_easy, truncation, overthinking, repetition, unparsed,
-        entropy_collapse, judge_pleasing, reward_hacking, overfitting, no_update, unstable,
-        reward_errors, slow_reward, underpowered, infra,
+        uniform_groups, too_hard, too_easy, truncation, length_grew, overthinking, repetition,
+        unparsed, entropy_collapse, judge_pleasing, reward_hacking, below_start, overfitting,
+        too_short, forgetting, no_update, unstable, reward_errors, scorer_moves, slow_reward,
+        underpowered, infra,
     )
 }  # fmt: skip

@@ -1,15 +1,13 @@
 """The command line: the same verbs, `--json` everywhere, exit status 0, 1 or 2, never a prompt."""
 
-import inspect
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
+from command_line import call, spy
 from typer.main import get_command
-from typer.testing import CliRunner
 
 from engine.errors import UserError
 from engine.files import write_json
@@ -27,34 +25,17 @@ COMMANDS = {
 }  # fmt: skip
 
 
-def call(*argv: str) -> Result:
-    return CliRunner().invoke(app, list(argv))
-
-
-def spy(monkeypatch: pytest.MonkeyPatch, verb: str, reply: Any = None) -> list[dict[str, Any]]:
-    """Put a verb that keeps its arguments in a verb's place."""
-    seen: list[dict[str, Any]] = []
-    bind = inspect.signature(getattr(verbs, verb))
-
-    def stand_in(*args: Any, **kwargs: Any) -> Any:
-        seen.append(dict(bind.bind(*args, **kwargs).arguments))
-        if isinstance(reply, Exception):
-            raise reply
-        return {"summary": f"{verb} done", "next": [], "warnings": []} | (reply or {})
-
-    monkeypatch.setattr(verbs, verb, stand_in)
-    return seen
-
-
 def test_every_promised_command_is_there():
     assert set(get_command(app).commands) == COMMANDS
     groups = {
-        name: set(get_command(app).commands[name].commands) for name in ("env", "data", "key")
+        name: set(get_command(app).commands[name].commands)
+        for name in ("env", "data", "key", "runs")
     }
     assert groups == {
         "env": {"new", "check", "push", "list", "build", "diff", "pull", "delete"},
         "data": {"inspect"},
         "key": {"add", "list", "remove"},
+        "runs": {"delete"},
     }
 
 
@@ -293,80 +274,99 @@ def test_train_and_wait_gives_one_json_value(home: Home, monkeypatch: pytest.Mon
     assert json.loads(done.stdout)["verdict"] == "better"
 
 
-def test_logs_are_followed_until_the_run_ends(home: Home, monkeypatch: pytest.MonkeyPatch):
-    pages = [
-        {"lines": ["one"], "next_cursor": "console:1:4"},
-        {"lines": [], "next_cursor": "console:1:4"},
-        {"lines": ["two"], "next_cursor": "console:1:8"},
-        {"lines": ["three"], "next_cursor": ""},
-    ]
-    asked: list[str] = []
-
-    def read(home, run_id, view, keys, grep, limit, cursor):
-        asked.append(cursor)
-        return {"summary": "s", "next": [], "warnings": []} | pages[len(asked) - 1]
-
-    monkeypatch.setattr(verbs, "read_logs", read)
-    waits = spy(monkeypatch, "wait_run", {"state": "running"})
-    done = call("logs", "r-1", "-f")
-    assert done.exit_code == 0
-    assert done.stdout.splitlines() == ["one", "two", "three"]
-    assert asked == ["", "console:1:4", "console:1:4", "console:1:8"]
-    assert len(waits) == 1 and waits[0]["run_id"] == "r-1"
-
-
-def test_following_events_ends_with_the_state_although_a_cursor_stays(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-):
-    event = {"event": "started", "message": "go", "step": 3}
-    pages = [
-        {"events": [event], "state": "running", "next_cursor": "events:40"},
-        {"events": [], "state": "done", "next_cursor": "events:90"},  # a search that came further
-        {"events": [], "state": "done", "next_cursor": "events:90"},
-    ]
-    asked: list[str] = []
-
-    def read(home, run_id, view, keys, grep, limit, cursor):
-        asked.append(cursor)
-        return {"summary": "s", "next": [], "warnings": []} | pages[len(asked) - 1]
-
-    monkeypatch.setattr(verbs, "read_logs", read)
-    done = call("logs", "r-1", "-f", "--view", "events")
-    assert done.exit_code == 0, done.output
-    assert len(done.stdout.splitlines()) == 1 and "go" in done.stdout
-    assert asked == ["", "events:40", "events:90"]
-
-
-def test_following_a_run_that_ended_prints_its_lines_once(home: Home):
-    with Store(home) as store:
-        row = store.insert_run(NewRun("arith-sft", "train", "sft", "arith@0", "pebble"))
-        run = home.run(row.run_id)
-        run.create()
-        run.log(row.attempt).parent.mkdir(parents=True, exist_ok=True)
-        run.log(row.attempt).write_text("one, two\nthree\n")
-        store.set_state(row.run_id, "cancelled", only_from={"queued"})
-    done = call("logs", row.run_id, "-f")
-    assert done.exit_code == 0, done.output
-    assert done.stdout.splitlines() == ["one, two", "three"]
-
-
-def test_console_lines_stand_one_to_a_line(home: Home, monkeypatch: pytest.MonkeyPatch):
-    lines = ["step 1, loss 2.0", "", "step 2, loss 1.0", "wide " * 80]
-    spy(monkeypatch, "read_logs", {"lines": lines, "run_id": "r-1", "state": "done"})
-    for view in ("console", "error"):
-        assert call("logs", "r-1", "--view", view).stdout.splitlines()[:4] == lines
-
-
 def test_a_hint_names_the_command_to_type(home: Home, monkeypatch: pytest.MonkeyPatch):
     assert "try: honesmith playbook judging" in call("playbook", "juding").stderr
     assert "try: honesmith playbook lists them." in call("playbook", "xyzzy").stderr
     hint = 'Try submit_train(resume="r-1"), see f(x), then wait_run(run_id=RUN).'
-    said = "Try honesmith train --resume r-1, see f(x), then wait_run(run_id=RUN)."
+    said = "Try honesmith train --resume r-1, see f(x), then honesmith wait RUN."
     assert as_typed(hint) == said
     spy(monkeypatch, "cancel_run", UserError("RUN_STATE", "no", hint='wait_run(run_id="r-1")'))
     assert "try: honesmith wait r-1" in call("cancel", "r-1").stderr
     asked = json.loads(call("cancel", "r-1", "--json").stdout)
     assert asked["hint"] == 'wait_run(run_id="r-1")'
+
+
+@pytest.mark.parametrize(
+    ("said", "typed"),
+    [
+        ('get_status(scope="envs") lists them.', "honesmith env list lists them."),
+        ("get_status scope=deployments lists them.", "honesmith status deployments lists them."),
+        ("Push one with push_env.", "Push one with honesmith env push."),
+        ("Stop one with deploy action=stop.", "Stop one with honesmith undeploy."),
+        ("Push again with install=true.", "Push again with --install."),
+        ("set accept_reward_risk=true", "--set accept_reward_risk=true"),
+        ("Metrics: read_logs(run_id).", "Metrics: honesmith logs run_id."),
+        ("then submit_train(resume=...)", "then honesmith train --resume ..."),
+        ("See train://settings.", "See docs/settings.md."),
+        ("evaluate it, diagnose it, deploy it", "evaluate it, diagnose it, deploy it"),
+        ("honesmith env push push_environment", "honesmith env push push_environment"),
+    ],
+)
+def test_no_tool_is_named_to_a_person(said: str, typed: str):
+    assert as_typed(said) == typed
+
+
+def test_training_nothing_is_refused_in_the_words_of_a_terminal(home: Home):
+    told = call("train")
+    assert told.exit_code == 2 and "no environment was named" in told.stderr
+    assert "honesmith env list" in told.stderr and "get_status" not in told.stderr
+
+
+PLAN = {
+    "summary": "Not ready: budget: too dear.",
+    "checks": [
+        {"name": "env", "status": "pass", "detail": "units@1: single"},
+        {"name": "data", "status": "warn", "detail": "few rows"},
+        {"name": "budget", "status": "fail", "detail": "too dear", "fix": "Lower steps."},
+        {"name": "probe", "status": "skip", "detail": "needs budget"},
+    ],
+    "settings": {"steps": 60, "learning_rate": 0.001},
+    "sources": {"steps": "user", "learning_rate": "recipe"},
+    "audit": {"probes": [{"probe": "empty", "mean": 0.0}]},
+    "warnings": ["data: few rows", "env_id 'unit' was taken as units@1"],
+}
+
+
+def test_a_dry_run_says_its_verdict_first_then_what_is_amiss_then_what_was_given(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    spy(monkeypatch, "dry_run", PLAN)
+    shown = call("dry-run", "unit").stdout
+    order = ["Not ready", "✗ budget", "-> Lower steps.", "! data", "passed: env", "steps = 60"]
+    assert [shown.index(word) for word in order] == sorted(shown.index(word) for word in order)
+    assert "learning_rate" not in shown and "empty" not in shown and shown.count("few rows") == 1
+    assert "was taken as units@1" in shown
+    whole = call("dry-run", "unit", "--all").stdout
+    assert whole.startswith("Not ready") and "learning_rate" in whole and "empty" in whole
+
+
+ESTIMATE = {
+    "summary": "About 32 s.",
+    "hours": {"low": 0.004, "likely": 0.009, "high": 0.02},
+    "gpu_hours": {"low": 0.004, "likely": 0.009, "high": 0.02},
+    "money": {"low": 0.0, "likely": 0.0, "high": 0.0},
+    "gpu_hour_price": 0,
+    "peak_memory": {"weights": 19_100_000, "total": 631_918_315},
+    "memory_available": 25_300_000_000,
+    "device": "cpu",
+    "fit": "fits",
+    "disk_bytes": 30_000_000,
+    "lower_this": "steps from 60 to 30",
+    "basis": "measured",
+}
+
+
+def test_an_estimate_is_in_units_people_read_and_names_what_to_lower_when_it_does_not_fit(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    spy(monkeypatch, "estimate_cost", ESTIMATE)
+    shown = call("estimate", "arith").stdout
+    assert "631.9 MB of 25.3 GB" in shown and "631918315" not in shown and "32 s" in shown
+    assert "GPU-hours" not in shown and "money" not in shown and "lower" not in shown
+    gpu = {"fit": "too_big", "device": "cuda:0", "gpu_hour_price": 2}
+    spy(monkeypatch, "estimate_cost", ESTIMATE | gpu)
+    shown = call("estimate", "arith").stdout
+    assert "GPU-hours" in shown and "money" in shown and "lower: steps from 60 to 30" in shown
 
 
 def test_the_contents_of_the_playbook_name_the_command(home: Home):
@@ -397,15 +397,6 @@ def test_help_shows_no_type_for_flags_and_no_empty_choice(argv: list[str]):
     assert "<bool>" not in shown and "<|" not in shown
 
 
-def test_following_a_run_that_is_over_shows_its_last_page(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-):
-    page = {"lines": ["last"], "next_cursor": "console:1:900:older"}
-    seen = spy(monkeypatch, "read_logs", page)
-    assert call("logs", "r-1", "--follow").exit_code == 0
-    assert len(seen) == 1
-
-
 def test_a_dry_run_with_a_failing_check_leaves_with_one(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ):
@@ -414,43 +405,6 @@ def test_a_dry_run_with_a_failing_check_leaves_with_one(
     done = call("dry-run", "arith")
     assert done.exit_code == 1
     assert "no rows" in done.stdout and "add rows" in done.stdout
-
-
-def test_init_starts_a_project_and_a_second_one_changes_nothing(home: Home, tmp_path: Path):
-    project = tmp_path / "project"
-    agents = ("--agent", "claude,cursor", "--agent", "codex", "--agent", "vscode")
-    first = call("init", str(project), *agents, "--json")
-    assert first.exit_code == 0, first.output
-    files = json.loads(first.stdout)["files"]
-    assert {name for name, how in files.items() if how == "written"} >= {
-        ".mcp.json",
-        ".cursor/mcp.json",
-        ".codex/config.toml",
-        ".vscode/mcp.json",
-        "train.toml",
-        "environments/first_env/environment.py",
-    }
-    before = {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}
-    second = json.loads(call("init", str(project), *agents, "--json").stdout)
-    assert set(second["files"].values()) == {"kept", "unchanged"}
-    assert before == {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}
-    entry = json.loads((project / ".mcp.json").read_text())["mcpServers"]["honesmith"]
-    assert entry["args"][-4:-2] == ["serve", "--root"] or str(project) in entry["args"]
-
-
-def test_init_writes_the_token_for_http_and_says_so(home: Home, tmp_path: Path):
-    done = call("init", str(tmp_path), "--agent", "claude", "--http", "--port", "9000", "--json")
-    assert "do not commit" in " ".join(json.loads(done.stdout)["warnings"])
-    entry = json.loads((tmp_path / ".mcp.json").read_text())["mcpServers"]["honesmith"]
-    assert entry["url"] == "http://127.0.0.1:9000/mcp"
-    assert entry["headers"]["Authorization"] == f"Bearer {home.token.read_text().strip()}"
-
-
-def test_the_project_of_init_can_be_trained(home: Home, tmp_path: Path):
-    from engine.config import load_toml
-
-    assert call("init", str(tmp_path)).exit_code == 0
-    assert load_toml(tmp_path / "train.toml").env == "first_env"
 
 
 def test_the_playbook_is_printed_as_it_is(home: Home):

@@ -1,35 +1,13 @@
 """`honesmith curate` and `evaluate --regrade`: what they pass on, and what they suggest."""
 
-import inspect
-from typing import Any
-
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from command_line import call, spy
 
-from mcp_server import verbs
-from mcp_server.cli import app
+from engine.run_dir import Home
 from mcp_server.terminal import as_command
 
 
-def call(*argv: str) -> Result:
-    return CliRunner().invoke(app, list(argv))
-
-
-def spy(monkeypatch: pytest.MonkeyPatch, verb: str, reply: Any) -> list[dict[str, Any]]:
-    """Put a verb that keeps its arguments in a verb's place."""
-    seen: list[dict[str, Any]] = []
-    bind = inspect.signature(getattr(verbs, verb))
-
-    def stand_in(*args: Any, **kwargs: Any) -> Any:
-        seen.append(dict(bind.bind(*args, **kwargs).arguments))
-        return reply
-
-    monkeypatch.setattr(verbs, verb, stand_in)
-    return seen
-
-
-def test_curate_previews_until_it_is_told_to_save(monkeypatch: pytest.MonkeyPatch):
+def test_curate_previews_until_it_is_told_to_save(home: Home, monkeypatch: pytest.MonkeyPatch):
     seen = spy(monkeypatch, "curate", {"summary": "2 kept", "kept": 2})
     rule = ["--where", "0 < avg < 1", "--select", "best_n", "--max-per-task", "3"]
     assert call("curate", "arith-eval-1", "--name", "best", *rule).exit_code == 0

@@ -23,9 +23,9 @@ def test_a_push_with_problems_leaves_with_one(
 ):
     seen = []
     reply = {"summary": "s", "env_id": "a@1", "problems": [{"file": "e.py"}]}
-    monkeypatch.setattr(verbs, "push_env", lambda *given: seen.append(given) or reply)
+    monkeypatch.setattr(verbs, "push_env", lambda *_, **given: seen.append(given) or reply)
     assert call("env", "push", str(tmp_path)).exit_code == 1
-    assert len(seen[0]) == 4, "without roots: a person may push from anywhere"
+    assert "roots" not in seen[0], "a person may push from anywhere"
     assert call("env", "push", str(tmp_path / "none")).exit_code == 2
 
 
@@ -148,7 +148,24 @@ def test_no_template_overwrites_anything(tmp_path: Path):
     assert call("env", "new", str(tmp_path / "fine"), "--template", "nope").exit_code == 2
 
 
-def test_every_template_is_listed(tmp_path: Path):
-    listed = json.loads(call("env", "new", str(tmp_path), "--template", "list", "--json").stdout)
+def test_every_template_is_listed_with_what_it_is_for_and_no_folder_is_asked_for():
+    listed = json.loads(call("env", "new", "--template", "list", "--json").stdout)
     assert len(listed["templates"]) == 4
-    assert "single_turn" in listed["templates"]
+    assert listed["templates"]["single_turn"] == "one answer that code can check"
+    shown = call("env", "new", "--template", "list").stdout
+    assert "multi_turn_tool: a tool the model calls before it answers" in shown
+    told = call("env", "new")
+    assert told.exit_code == 2 and "no folder was named" in told.stderr
+
+
+def test_a_new_environment_says_what_to_edit_before_it_is_pushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    shown = call("env", "new", "sort_three").stdout
+    edit = "next: edit tasks() and score() in sort_three/environment.py, then honesmith env push"
+    assert edit in shown
+    (after,) = json.loads(call("env", "new", "other", "--json").stdout)["next"]
+    assert after["tool"] == "push_env" and after["arguments"] == {"path": "other"}
+    rows = call("env", "new", "rows", "--template", "sft-only").stdout
+    assert "put your rows into rows/datasets" in rows

@@ -20,8 +20,8 @@ from mcp_server.app import build_server
 from mcp_server.audit import Audit, Call
 from mcp_server.cli import app
 from mcp_server.guard import GuardedServer
-from mcp_server.keys import OWNER, SCOPES, Key, Keys, add_key, list_keys, remove_key
-from mcp_server.quotas import check_quota, starts_a_run
+from mcp_server.keys import LOCAL, OWNER, SCOPES, Key, Keys, add_key, list_keys, remove_key
+from mcp_server.quotas import LEAST_HOURS, afford_of, check_quota, starts_a_run
 from mcp_server.rate import Rates
 from mcp_server.sessions import Sessions
 
@@ -52,7 +52,7 @@ def test_a_key_is_found_by_its_token_and_by_nothing_else(home: Home):
 def test_the_token_of_the_first_start_may_do_everything(home: Home):
     owner = Keys(home, OWNERS).find(OWNERS.encode())
     assert owner is not None and owner.name == OWNER and owner.scopes == SCOPES
-    assert not owner.is_limited
+    assert not owner.is_limited and not owner.max_deployments and not LOCAL.max_deployments
 
 
 def test_only_digests_are_kept_and_for_the_owner_alone(home: Home):
@@ -67,6 +67,7 @@ def test_only_digests_are_kept_and_for_the_owner_alone(home: Home):
         "scopes": ["read", "train"],
         "calls_per_minute": 600,
         "max_runs": 2,
+        "max_deployments": 2,
     }
 
 
@@ -250,19 +251,37 @@ def test_the_hours_of_a_day_come_back_after_a_day(home: Home):
     assert not refused(home, key, later, max_gpu_hours=3)
 
 
+def test_an_evaluation_is_given_twice_what_it_takes_at_most_or_what_is_left(home: Home):
+    key = Key("agent", gpu_hours_per_day=1)
+    afford = afford_of(home, key, clock=lambda: 1_000)
+    assert afford is not None and afford_of(home, Key("agent"), clock=lambda: 1_000) is None
+    assert afford(0.3) == pytest.approx(0.6) and afford(0.6) == 1.0
+    assert afford(0.0) == pytest.approx(2 * LEAST_HOURS), "the start alone takes some"
+    with pytest.raises(UserError) as refusal:
+        afford(1.5)
+    assert refusal.value.code == "QUOTA" and "asks for 1.5" in refusal.value.message
+    assert "fewer rows" in refusal.value.hint
+    run = started(home, "agent", 1_000, hours=0.6)
+    assert afford(0.3) == pytest.approx(0.4)
+    with pytest.raises(UserError, match=r"promised 0\.6; this call asks for 0\.5"):
+        afford(0.5)
+    end(home, run, 0.1)
+    assert afford(0.5) == pytest.approx(0.9), "an ended one counts what it took"
+
+
 @pytest.mark.parametrize(("tool", "arguments"), [("evaluate", {}), ("dry_run", {"samples": 8})])
-def test_an_evaluation_asks_for_the_hours_after_which_it_is_ended(
-    home: Home, tool: str, arguments: dict
-):
+def test_an_evaluation_is_refused_when_nothing_is_left(home: Home, tool: str, arguments: dict):
+    key = Key("agent", gpu_hours_per_day=1)
+    run = started(home, "agent", 1_000, hours=0.99)
+    assert not refused(home, key, 1_000, tool, **arguments)
+    end(home, run, 1.0)
+    assert "promised 1" in refused(home, key, 1_000, tool, **arguments)
+
+
+def test_an_evaluation_without_a_cap_counts_with_the_hours_after_which_it_is_ended(home: Home):
     key = Key("agent", gpu_hours_per_day=EVALUATION_WALL_HOURS + 1)
-    assert not refused(home, key, 1_000, tool, **arguments)
-    run = started(home, "agent", 1_000, hours=0)  # as an evaluation: no cap, no estimate
-    assert f"promised {EVALUATION_WALL_HOURS:g}" in refused(home, key, 1_000, tool, **arguments)
-    assert refused(home, key, 1_000, max_gpu_hours=2) and not refused(
-        home, key, 1_000, max_gpu_hours=1
-    )
-    end(home, run, 0.5)
-    assert not refused(home, key, 1_000, tool, **arguments)
+    started(home, "agent", 1_000, hours=0)
+    assert f"promised {EVALUATION_WALL_HOURS:g}" in refused(home, key, 1_000, max_gpu_hours=2)
 
 
 def test_a_resumed_run_counts_what_it_took_before_and_its_new_cap(home: Home):

@@ -174,3 +174,16 @@ async def test_task_methods_do_not_exist_in_the_earlier_era(home: Home):
     async with Client(build_server(home, []), mode="legacy") as client:
         with pytest.raises(MCPError, match="not found"):
             await ask(client, "tasks/get", "r-1:end:1:")
+
+
+@pytest.mark.parametrize("created", ["9" * 20, "-1", "253402300800", "1e9", ""])
+async def test_a_task_that_was_made_at_no_time_is_unknown(
+    home: Home, created: str, monkeypatch: pytest.MonkeyPatch
+):
+    Run(monkeypatch)
+    async with Client(build_server(home, []), extensions=[Taker()]) as client:
+        for method in ("tasks/get", "tasks/cancel", "tasks/update"):
+            with pytest.raises(MCPError, match="Unknown task"):
+                await ask(client, method, f"r-1:end:{created}:77")
+        last = await ask(client, "tasks/get", "r-1:end:253402300799:77")
+    assert last["createdAt"] == "9999-12-31T23:59:59Z"

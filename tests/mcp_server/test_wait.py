@@ -130,7 +130,7 @@ def test_after_the_first_step_a_wait_suggests_to_look_and_to_wait_for_the_end(
 
 def test_an_export_stays_inside_the_roots(home: Home, tmp_path, monkeypatch: pytest.MonkeyPatch):
     written = []
-    monkeypatch.setattr("engine.serving.deploy", lambda *a: written.append(a[-1]) or {})
+    monkeypatch.setattr("engine.serving.deploy", lambda *a: written.append(a[4]) or {})
     root = tmp_path / "root"
     root.mkdir()
     (root / "link").symlink_to(tmp_path)
@@ -147,7 +147,7 @@ def test_a_relative_export_goes_into_the_first_root_wherever_the_server_stands(
     home: Home, tmp_path, monkeypatch: pytest.MonkeyPatch
 ):
     written = []
-    monkeypatch.setattr("engine.serving.deploy", lambda *a: written.append(a[-1]) or {})
+    monkeypatch.setattr("engine.serving.deploy", lambda *a: written.append(a[4]) or {})
     first, second, elsewhere = (tmp_path / name for name in ("first", "second", "elsewhere"))
     for folder in (first, second / "has" / "it", elsewhere / "out"):
         folder.mkdir(parents=True)

@@ -48,7 +48,7 @@ class Exchange(MultiTurnEnv):
 
     def tasks(self) -> list[Task]:
         rng = random.Random(self.seed)
-        questions = [(amount, name) for amount in range(2, 52) for name in CURRENCIES]
+        questions = [(amount, name) for amount in range(2, 202) for name in CURRENCIES]
         tasks = []
         for amount, currency in rng.sample(questions, self.rows):
             rate = rng.randint(2, 30)
@@ -93,6 +93,6 @@ class Exchange(MultiTurnEnv):
         )
 
 
-def load_environment(rows: int = 300, seed: int = 1) -> Exchange:
+def load_environment(rows: int = 1000, seed: int = 1) -> Exchange:
     """Its arguments are set in environment.toml."""
     return Exchange(rows, seed)

@@ -18,7 +18,7 @@ class Minutes(SingleTurnEnv):
 
     def tasks(self) -> list[Task]:
         rng = random.Random(self.seed)
-        starts = rng.sample(range(12 * 60), self.rows)
+        starts = rng.sample(range(20 * 60), self.rows)
         tasks = []
         for start in starts:
             minutes = rng.randint(5, 180)
@@ -44,6 +44,6 @@ def clock(minutes: int) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}"
 
 
-def load_environment(rows: int = 400, seed: int = 1) -> Minutes:
+def load_environment(rows: int = 1000, seed: int = 1) -> Minutes:
     """Its arguments are set in environment.toml."""
     return Minutes(rows, seed)

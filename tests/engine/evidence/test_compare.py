@@ -9,7 +9,9 @@ from engine.errors import UserError
 from engine.evidence import stats
 from engine.evidence.arms import Arm, sampling_of
 from engine.evidence.compare import compare_runs
+from engine.evidence.power import attempts_wanted
 from engine.evidence.seeds import compare_arms
+from engine.files import write_json
 
 GREEDY = {"max_tokens": 64, "temperature": 1.0, "top_p": 1.0, "stop": [], "thinking": False}
 
@@ -348,3 +350,73 @@ def test_inconclusive_results_suggest_a_larger_evaluation(home, evaluation):
     assert found["verdict"] == "inconclusive"
     assert found["next"][0]["tool"] == "evaluate"
     assert found["next"][0]["arguments"]["rows"] >= 400
+
+
+def pushed(home, rows, env_id="arith@0123456789ab"):
+    name, _, hash12 = env_id.partition("@")
+    write_json(home.env(name, hash12) / "env.json", {"rows": {"train": 900, "heldout": rows}})
+
+
+def test_a_larger_evaluation_is_no_larger_than_the_split(home, evaluation):
+    (home.env("arith", "0123456789ab")).mkdir(parents=True)
+    pushed(home, 200)
+    run = evaluation({"pebble": 30, "tuned": 33}, n=60)
+    call = compare_runs(home, [run.id])["next"][0]
+    assert (call["tool"], call["arguments"]["rows"]) == ("evaluate", 200)
+
+
+def test_where_every_row_is_used_the_next_move_is_more_rows(home, evaluation):
+    (home.env("arith", "0123456789ab")).mkdir(parents=True)
+    pushed(home, 119)
+    run = evaluation({"pebble": 60, "tuned": 63}, n=119)
+    found = compare_runs(home, [run.id])
+    assert found["verdict"] == "inconclusive"
+    assert [call["tool"] for call in found["next"]] == ["push_env", "read_rollouts"]
+    (said,) = [text for text in found["warnings"] if "All 119 rows" in text]
+    needed = stats.tasks_needed(stats.MARGIN, 4 / 120)  # three tasks of 119 came out differently
+    assert f"at least {needed} held-out rows instead of 119" in said
+
+
+def test_where_answers_are_noisy_and_every_row_is_used_attempts_are_the_next_move(
+    home, make_run, rows
+):
+    """Two models that solve every task now and then: what differs between tasks is chance alone."""
+    rng = random.Random(4)
+    (home.env("arith", "0123456789ab")).mkdir(parents=True)
+    pushed(home, 400)
+    run = make_run("evaluate", kind="evaluate", models=[{"ref": "a"}, {"ref": "b"}],
+                   attempts=2, settings=GREEDY)  # fmt: skip
+    for index, rate in enumerate((0.5, 0.53)):
+        run.model_evals(index, [rows.eval(f"t{i}", rng.random() < rate, attempt=k)
+                                for i in range(400) for k in range(2)])  # fmt: skip
+    found = compare_runs(home, [run.finish().id])
+    assert found["verdict"] == "inconclusive"
+    call = found["next"][0]
+    assert call["tool"] == "evaluate" and 3 <= call["arguments"]["attempts"] <= 8
+    assert call["arguments"]["rows"] == 400
+    assert any("attempts at each would show" in text for text in found["warnings"])
+
+
+def test_attempts_help_against_chance_and_not_against_the_choice_of_tasks():
+    rng = random.Random(2)
+
+    def sides(chance: float) -> list[stats.Side]:
+        """Tasks that are solved always or never, but for a share `chance` of pure luck."""
+        made = []
+        for _ in range(2):
+            fixed = [float(rng.random() < 0.5) for _ in range(200)]
+            values = {
+                f"t{i}": [f if rng.random() > chance else float(rng.random() < 0.5)
+                          for _ in range(4)]
+                for i, f in enumerate(fixed)
+            }  # fmt: skip
+            made.append(stats.Side(values, 800))
+        return made
+
+    assert attempts_wanted(*sides(0.0), 0.05) is None
+    found = attempts_wanted(*sides(1.0), 0.05)
+    assert found is not None
+    # All of it is chance: a task's gap over k attempts has a variance of 2 * 0.25 / k.
+    assert stats.smallest_detectable_mean(200, (0.5 / found) ** 0.5) == pytest.approx(0.05, rel=0.2)
+    single = [stats.Side({f"t{i}": [1.0] for i in range(50)}, 50)] * 2
+    assert attempts_wanted(*single, 0.05) is None

@@ -1,5 +1,6 @@
 """diagnose on run folders: what it shows, what it hides, what it says when there is nothing."""
 
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -97,7 +98,7 @@ def test_nothing_found_is_an_answer_that_says_what_was_looked_at(
     played = sum(len(group) for group in simulated.rollouts.values())
     assert found["findings"] == [] and found["next"] == []
     assert found["looked_at"]["steps"] == steps and found["looked_at"]["rollouts"] == played
-    assert found["summary"].startswith(f"Nothing found in {run.id} ({steps} steps, {played} ")
+    assert found["summary"].startswith(f"Nothing found in {run.id} ({steps} steps, {played:,} ")
     assert {"overthinking", "judge_pleasing"} <= set(found["not_judged"])
 
 
@@ -186,3 +187,75 @@ def test_damaged_lines_do_not_stop_it(home: Home, make_run: Make):
         file.write('{"step": 99, "reward_mean": "much"}\n[1, 2]\n{"torn": ')
     run.rollouts(98, [{"task": None, "messages": "x", "metrics": {"a": "b"}, "reward": "high"}])
     assert diagnose(home, run.id)["findings"][0]["id"] == "truncation"
+
+
+# --- what a start, a parent and a split have to say -----------------------------------------------
+
+
+def test_a_run_that_fell_below_its_start_is_told_so_first_and_what_to_go_on_with(
+    home: Home, make_run: Make, rows: Any
+):
+    run = make_run("grpo", model="units-sft-3", settings={"learning_rate": 1e-3, "steps": 40})
+    run.metrics([{"step": s, "reward_mean": 0.5, "grad_norm": 0.3, "lr": 1e-3} for s in range(41)])
+    run.evals(0, rows.halved(lambda i: i % 10 < 7, 120))
+    run.evals(20, rows.halved(lambda i: i % 10 < 5, 120))
+    run.evals(40, rows.halved(lambda i: False, 120)).checkpoint(20, best=True)
+    found = diagnose(home, run.finish(verdict="worse").id)
+    first = found["findings"][0]
+    assert (first["id"], first["severity"]) == ("below_start", "high")
+    assert first["lever"] == {"setting": "learning_rate", "now": 0.001, "to": 0.00033,
+                              "why": "from the start again: this run forgot it"}  # fmt: skip
+    assert (first["evidence"]["after"], first["evidence"]["n"]) == (0.0, 60)
+    assert found["summary"].endswith("No checkpoint beat the start: go on with units-sft-3.")
+
+
+def test_forgetting_is_found_in_the_run_that_caused_it_and_in_its_children(
+    home: Home, make_run: Make, rows: Any
+):
+    model, levels = "pebble", (45, 12, 14)
+    ids = []
+    for before, after in itertools.pairwise(levels):
+        simulated = healthy(2)
+        run = exam(left_by(simulated, make_run, model=model), 0.3, 0.7, rows)
+        for when, solved in (("before", before), ("after", after)):
+            lines = [rows.eval(f"k{i}", i < solved, battery="old", family="") for i in range(48)]
+            run.run.kept(when).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        ids.append(run.finish(verdict="better").id)
+        model = run.id
+    own, inherited = (diagnose(home, run_id)["findings"][0] for run_id in ids)
+    assert (own["id"], own["severity"]) == ("forgetting", "high")
+    assert "94 % to 25 % on 48 tasks" in own["what"] and "mix 10 to 30 %" in own["lever"]["edit"]
+    assert (inherited["id"], inherited["severity"]) == ("forgetting", "medium")
+    words = f"Inherited from {ids[0]}: Forgotten since pebble (old): 94 % to 29 %"
+    assert inherited["what"].startswith(words)
+
+
+def test_a_split_that_is_used_up_is_not_asked_for_more_rows(home: Home, make_run: Make, rows: Any):
+    run = exam(left_by(healthy(1), make_run), 0.5, 0.54, rows, n=80)
+    name, _, hash12 = run.config["env_id"].partition("@")
+    folder = home.env(name, hash12)
+    folder.mkdir(parents=True)
+    write_json(folder / "env.json", {"rows": {"train": 900, "heldout": 80}}, fsync=False)
+    (found,) = diagnose(home, run.finish().id)["findings"]
+    assert found["id"] == "underpowered" and "setting" not in found["lever"]
+    assert "held-out rows instead of 80, then push and evaluate again" in found["lever"]["edit"]
+
+
+def test_a_run_that_is_too_short_shows_its_nearest_miss(home: Home, make_run: Make, rows: Any):
+    run = left_by(TROUBLES["too_short"](2000), make_run)
+    name, _, hash12 = run.config["env_id"].partition("@")
+    folder = home.env(name, hash12)
+    folder.mkdir(parents=True)
+    tasks = [{"id": f"t{i}", "answer": [{"role": "assistant", "content": f"{i} metres"}]}
+             for i in range(80)]  # fmt: skip
+    (folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    for step in (0, 40):
+        lines = rows.halved(lambda i: False, 80)
+        lines[7] |= {"completion": "7 metre", "messages": []}
+        run.evals(step, lines)
+    run.checkpoint(40, best=True)
+    (found,) = diagnose(home, run.finish().id)["findings"]
+    assert found["id"] == "too_short" and found["lever"]["setting"] == "steps"
+    (example,) = found["examples"]
+    assert (example["task"], example["answer"], example["reference"]) == (
+        "t7", "7 metre", "7 metres")  # fmt: skip

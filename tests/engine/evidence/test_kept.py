@@ -3,7 +3,10 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from engine.evidence import kept
 from engine.evidence.kept import kept_skills
 from engine.evidence.report import model_card, report_markdown, write_report
 from engine.evidence.verdict import run_verdict
@@ -101,3 +104,97 @@ def test_each_battery_is_judged_apart(asked, rows):
     assert words == {"pebble skills": "kept", "keep@1": "forgotten"}
     assert found["verdict"] == "forgotten"
     assert found["batteries"][1]["skills"] == []
+
+
+def test_four_lost_and_none_gained_is_no_finding_and_no_all_clear(home, asked):
+    run = asked(lambda skill, i: i < 11 or skill == "copy", lambda skill, i: 0 < i < 11)
+    found = kept_skills(run.run)
+    (battery,) = found["batteries"]
+    assert (battery["lost"], battery["gained"], battery["verdict"]) == (5, 0, "forgotten")
+    run = asked(lambda skill, i: i < 11, lambda skill, i: 0 < i < 11)
+    found = kept_skills(run.run)
+    (battery,) = found["batteries"]
+    assert (battery["lost"], battery["gained"], battery["n"]) == (4, 0, 48)
+    assert found["verdict"] == battery["verdict"] == "inconclusive"
+    low, high = battery["interval"]
+    assert low < -0.15 and high == 0.0, "the interval of the test, which does not exclude 0"
+    assert "inconclusive, 92 % to 83 % on 48 tasks, 4 lost, 0 gained" in found["summary"]
+    assert "no loss found" not in found["summary"]
+    run.finish(verdict="better")
+    card, page = model_card(home, run.id), write_report(home, run.id).read_text()
+    for text in (card, report_markdown(home, run.id)):
+        assert "| 4 | inconclusive |" in text
+    assert 'class="tag inconclusive">inconclusive' in page.replace("\n", "")
+
+
+@given(st.integers(0, 60), st.integers(0, 60), st.integers(0, 300))
+def test_a_word_about_kept_skills_never_contradicts_its_interval(gained, lost, same):
+    n = gained + lost + same
+    if n == 0:
+        return
+    before = [{"task": f"t{i}", "battery": "b", "success": i >= gained, "reward": 0.0}
+              for i in range(n)]  # fmt: skip
+    after = [row | {"success": not gained <= i < gained + lost} for i, row in enumerate(before)]
+    (battery,) = kept._compared(before, after)["batteries"]
+    low, high = battery["interval"]
+    word, said = battery["verdict"], kept._sentence(battery)
+    assert (low > 0) == (word == "improved") and (high < 0) == (word == "forgotten"), battery
+    assert ("no loss found" in said) <= (high >= 0)
+
+
+@pytest.fixture
+def chained(asked, make_run, rows):
+    """chained(level, ...) -> runs, each continuing the one before; kept skills fall to each level
+    of 48 in turn."""
+
+    def make(*levels):
+        runs, model, before = [], "pebble", 45
+        for after in levels:
+            run = make_run("sft", model=model)
+            for step in (0, 9):
+                run.evals(step, rows.halved(lambda i, s=step: s == 9 or i % 9 == 0, 100))
+            run.checkpoint(9, best=True)
+            for when, solved in (("before", before), ("after", after)):
+                lines = [
+                    rows.eval(f"t{i}", i < solved, battery="pebble skills", family=SKILLS[i % 4])
+                    for i in range(48)
+                ]
+                path = run.run.kept(when)
+                path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            runs.append(run.finish(verdict="better"))
+            model, before = run.id, after
+        return runs
+
+    return make
+
+
+def test_what_a_parent_forgot_is_said_of_its_children(home, chained):
+    first, child, grandchild = chained(12, 14, 14)
+    assert "against_base" not in kept_skills(first.run)
+    for run in (child, grandchild):
+        found = kept_skills(run.run)
+        assert found["verdict"] == "kept", "it lost nothing itself"
+        since = found["against_base"]
+        assert (since["base"], since["verdict"], since["lost_by"]) == (
+            "pebble", "forgotten", [first.id])  # fmt: skip
+        words = "Forgotten since pebble (pebble skills): 94 % to 29 % on 48 tasks"
+        assert since["summary"].startswith(words)
+        assert since["summary"].endswith(f"Lost by {first.id}.")
+        verdict = run_verdict(run.run)
+        assert since["summary"] in verdict["summary"] and since["summary"] in verdict["warnings"]
+        for text in (model_card(home, run.id), report_markdown(home, run.id),
+                     write_report(home, run.id).read_text()):  # fmt: skip
+            assert "pebble skills, against pebble" in text and "forgotten" in text
+
+
+def test_a_chain_that_lost_nothing_says_nothing_of_its_base(chained):
+    _, child = chained(45, 46)
+    assert kept_skills(child.run)["against_base"]["verdict"] == "kept"
+    assert "since" not in run_verdict(child.run)["summary"]
+
+
+def test_a_chain_whose_first_run_is_gone_is_held_against_the_oldest_that_is_left(chained):
+    first, second, third = chained(12, 14, 16)
+    first.run.config.unlink()
+    assert "against_base" not in kept_skills(second.run)
+    assert kept_skills(third.run)["against_base"]["base"] == first.id

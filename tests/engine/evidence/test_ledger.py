@@ -115,5 +115,9 @@ def test_the_best_run_is_the_one_the_choosing_half_prefers(home, tried):
         "arith@0123456789ab": {"run_id": best.id, "score": 0.7, "verdict": "better", "step": 20}
     }
     shown = overview(home, "runs")
+    fell = tried({"group_size": 2}, verdict="inconclusive", best=0.8)  # from 0.9, say
+    write_json(fell.run.result, {"best_score": 0.8, "evidence": {"go_on_with": best.id}})
+    with Store(home) as store:
+        assert best_runs(home, store.list_runs(20)) == found
     assert shown["best"] == found and len(shown["tree"]) == 3
     assert shown["runs"][0]["gpu_hours"] == 0.025

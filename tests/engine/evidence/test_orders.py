@@ -65,3 +65,17 @@ def test_answers_that_failed_to_score_either_time_are_left_out():
     changes = order_changes({"pebble": rows})
     assert changes["rows"] == 0 and sentence(changes) == "No answer was scored by both rewards."
     assert changes["models"] == []
+
+
+def test_answers_whose_success_flips_are_counted_although_no_reward_changed():
+    def said(before: bool | None, after: bool | None, **more: Any) -> dict[str, Any]:
+        return row("t", 1.0, 1.0, success_before=before, success=after) | more
+
+    rows = [said(True, False), said(True, False), said(False, True), said(True, True)]
+    rows += [said(None, True), said(True, False, error="ValueError")]  # nothing to flip from
+    changes = order_changes({"pebble": rows})
+    assert (changes["rows"], changes["changed"]) == (5, 0)
+    assert changes["success"] == {"gained": 1, "lost": 2}
+    words = "0 of 5 rewards changed; success changed on 3 answers (1 gained, 2 lost)"
+    assert sentence(changes).startswith(words)
+    assert "success" not in sentence(order_changes({"pebble": [row("t", 0.0, 1.0)]}))

@@ -3,11 +3,14 @@
 import json
 import math
 import random
+import re
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from engine.evidence.results import load_rows, measure_of, only_half, select_best
-from engine.evidence.verdict import after_step, run_verdict
+from engine.evidence.verdict import after_step, compare_rows, run_verdict, sentence
 from engine.files import write_json
 from engine.run_dir import CHECKPOINT_MANIFEST
 
@@ -257,3 +260,75 @@ def test_of_a_curve_of_noise_the_best_checkpoint_gains_nothing(home, rows):
     assert abs(sum(reported) / curves) < 3 * noise
     assert sum(chosen) / curves > 6 * noise, "the half that chooses would have flattered it"
     assert alarms <= 8  # 5 % of 60 is 3; more than 8 happens once in 300
+
+
+# --- a word and its interval ----------------------------------------------------------------------
+
+SHOWN = re.compile(r"^(\w[\w ]*): .*interval of the change (\S+) to (\S+?)( points)?\)")
+
+
+def agrees(found) -> None:
+    """The word in the sentence and in the result against the interval shown beside it."""
+    word, low, high, _ = SHOWN.match(sentence(found)).groups()
+    table = found.as_dict()
+    assert word.lower().replace(" ", "_") == table["verdict"]
+    for bottom, top in ((float(low), float(high)), table["interval"]):
+        away = bottom > 0 or top < 0
+        assert away == (table["verdict"] in ("better", "worse")), (word, bottom, top, found.outcome)
+    sign = -1 if found.measure == "loss" else 1
+    if table["verdict"] in ("better", "worse"):
+        assert (sign * table["difference"] > 0) == (table["verdict"] == "better")
+
+
+@given(st.integers(0, 80), st.integers(0, 80), st.integers(0, 3000))
+@example(0, 4, 44)  # the exact test says 0.06, the score interval would begin below 0
+@example(4, 0, 44)
+@example(2600, 2400, 0)
+def test_the_word_of_a_rate_never_contradicts_its_interval(gained: int, lost: int, same: int):
+    n = gained + lost + same
+    if n == 0:
+        return
+    sides = [
+        [{"task": f"t{i}", "success": solved(i), "reward": 0.0, "error": None} for i in range(n)]
+        for solved in (lambda i: gained <= i, lambda i: not gained <= i < gained + lost)
+    ]
+    agrees(compare_rows(*sides))
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.floats(-0.2, 0.2)), min_size=10, max_size=40),
+    st.sampled_from(["reward", "loss"]),
+)
+def test_the_word_of_a_mean_never_contradicts_its_interval(values, measure: str):
+    sides = [
+        [{"task": f"t{i}", measure: 1.0 + start + change * at, "error": None}
+         for i, (start, change) in enumerate(values)]
+        for at in (0, 1)
+    ]  # fmt: skip
+    agrees(compare_rows(*sides))
+
+
+# --- a start that nothing beat --------------------------------------------------------------------
+
+
+def test_a_run_in_which_nothing_beat_the_start_says_what_to_go_on_with(make_run, rows):
+    run = make_run(model="units-sft-1@best")
+    run.evals(0, rows.halved(lambda i: i // 2 % 10 < 8, 200))
+    run.evals(20, rows.halved(lambda i: i // 2 % 10 < 7, 200)).checkpoint(20, best=True)
+    verdict = run_verdict(run.run)
+    assert verdict["go_on_with"] == "units-sft-1@best"
+    assert (
+        "No checkpoint beat the start (70.0 % at best against 80.0 %, on the half that chooses): "
+        "go on with units-sft-1@best." in verdict["summary"]
+    )
+    assert not any(call["tool"] in ("submit_train", "deploy") for call in verdict["next"])
+
+
+def test_a_run_that_beat_its_start_on_the_half_that_chooses_is_the_one_to_go_on_with(
+    make_run, rows
+):
+    run = make_run()
+    run.evals(0, rows.halved(lambda i: i // 2 % 10 < 5, 60))
+    run.evals(20, rows.halved(lambda i: i // 2 % 10 < 5 or i == 12, 60)).checkpoint(20, best=True)
+    verdict = run_verdict(run.run)
+    assert verdict["verdict"] != "better" and "go_on_with" not in verdict

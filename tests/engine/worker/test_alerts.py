@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loops import ENVIRONMENT, go, make_run, metrics, push
+from loops import ENVIRONMENT, go, go_until, make_run, metrics, push
 
 from engine.run_dir import Home, RunDir
-from engine.worker import training
-from engine.worker.job import Stopped
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 
@@ -64,21 +62,9 @@ def test_stop_early_alert_ends_the_run_with_a_checkpoint_and_its_verdict(
     assert "uniform_groups" in stopped["message"] and stopped["step"] == 6
 
 
-def test_a_resumed_run_does_not_raise_an_alert_again(
-    home: Home, env_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_does_not_raise_an_alert_again(home: Home, env_id: str) -> None:
     run = make_run(home, env_id, "grpo", COLD | {"save_every": 1})
-    log = training.Training.log
-
-    def stop_after_seven(self: training.Training, step: int, values: dict[str, Any]) -> None:
-        log(self, step, values)
-        if step == 7:
-            self.job._stop.set()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training.Training, "log", stop_after_seven)
-        with pytest.raises(Stopped):
-            go(run)
+    go_until(run, 7)
     go(run)
     assert metrics(run)[-1]["step"] == 9
     assert [e["step"] for e in events(run, "alert") if e["id"] == "uniform_groups"] == [6]

@@ -31,16 +31,17 @@ def test_what_is_read_without_transformers_gives_the_same_logits(
     assert (again.vocab, again.stop_ids) == (first.vocab, first.stop_ids)
 
 
-def test_other_weights_or_another_number_format_are_compared_anew(
+def test_other_weights_number_formats_and_kernels_are_compared_anew(
     random_model: Path, tmp_path: Path
 ) -> None:
     kept = tmp_path / "comparisons.json"
     load_base(random_model, CPU, "float32", compared=kept)
-    assert comparisons.recall(kept, random_model, torch.float32) is not None
-    assert comparisons.recall(kept, random_model, torch.bfloat16) is None
+    assert comparisons.recall(kept, random_model, torch.float32, "torch") is not None
+    assert comparisons.recall(kept, random_model, torch.bfloat16, "torch") is None
+    assert comparisons.recall(kept, random_model, torch.float32, "liger 0.8.5") is None
     weights = random_model / "model.safetensors"
     os.utime(weights, ns=(1, 1))
-    assert comparisons.recall(kept, random_model, torch.float32) is None
+    assert comparisons.recall(kept, random_model, torch.float32, "torch") is None
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"x": 1}', "{"])
@@ -50,7 +51,7 @@ def test_a_damaged_record_means_comparing_again(
     kept = tmp_path / "comparisons.json"
     kept.write_text(content)
     assert load_base(random_model, CPU, "float32", compared=kept).network.forward == "own"
-    assert comparisons.recall(kept, random_model, torch.float32) is not None
+    assert comparisons.recall(kept, random_model, torch.float32, "torch") is not None
 
 
 def test_a_known_model_loads_without_transformers_model_classes(

@@ -19,7 +19,7 @@ from engine.worker.decode import DecoderSampler
 from engine.worker.decoder import Decoder, Weights
 from engine.worker.hub_sampler import HubSampler
 from engine.worker.packing import pack
-from engine.worker.sampler import SamplingParams, pick, row_key, uniforms
+from engine.worker.sampler import SamplerNeeds, SamplingParams, pick, row_key, uniforms
 from engine.worker.trajectory import Completion
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
@@ -35,8 +35,12 @@ def letters(ids: Sequence[int]) -> str:
     return "".join(chr(97 + i % 26) + chr(65 + i // 26) for i in ids)
 
 
-def fast(decoder: Decoder, *, vocab: int = VOCAB, stop_ids: Sequence[int] = (STOP,), **more: Any):
-    return DecoderSampler(decoder, stop_ids=stop_ids, decode=letters, vocab=vocab, **more)
+def needs(stop_ids: Sequence[int] = (STOP,), max_rows: int = 256) -> SamplerNeeds:
+    return SamplerNeeds(0, stop_ids, letters, max_rows)
+
+
+def fast(decoder: Decoder, *, vocab: int = VOCAB, **needed: Any) -> DecoderSampler:
+    return DecoderSampler(decoder, needs(**needed), vocab)
 
 
 def ids_of(groups: list[list[Completion]]) -> list[list[list[int]]]:
@@ -304,15 +308,7 @@ def test_bfloat16_weights_give_bfloat16s_logprobs() -> None:
 
 def test_the_fallback_draws_the_same_completions() -> None:
     model = tiny("qwen2", initializer_range=0.15)
-    hub = HubSampler(
-        model,
-        pad_id=0,
-        stop_ids=[STOP],
-        decode=letters,
-        vocab=VOCAB,
-        carrying=lambda adapter: nullcontext(),
-        max_rows=8,
-    )
+    hub = HubSampler(model, needs(max_rows=8), VOCAB, lambda adapter: nullcontext())
     told: list[tuple[int, int]] = []
     params = SamplingParams(20, 0.8, 0.9, seed=6)
     theirs = hub.generate(PROMPTS, 3, params, lambda p, m, c: told.append((p, m)))

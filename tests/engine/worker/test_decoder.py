@@ -12,9 +12,10 @@ from transformers import AutoConfig, AutoTokenizer
 
 from engine.worker import decoder, policy
 from engine.worker.batch import Row
-from engine.worker.decoder import Decoder, unsupported
+from engine.worker.decoder import Decoder
 from engine.worker.packing import pack
 from engine.worker.policy import load_base
+from engine.worker.shape import unsupported
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 

@@ -8,8 +8,8 @@ from tiny_decoders import SHAPE, VOCAB, spec, stir
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.worker.batch import Row
-from engine.worker.decoder import unsupported
 from engine.worker.hub_network import HubNetwork
+from engine.worker.shape import unsupported
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 

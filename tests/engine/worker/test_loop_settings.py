@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loops import go, make_run, metrics, push
+from loops import go, go_until, make_run, metrics, push
 
 from engine.run_dir import Home, RunDir
-from engine.worker import training
-from engine.worker.job import Stopped
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 
@@ -88,20 +86,11 @@ def test_async_sampling_is_one_update_behind_and_says_so(home: Home, env_id: str
 
 
 def test_a_resumed_run_samples_its_first_batch_by_the_policy_it_continues(
-    home: Home, env_id: str, monkeypatch: pytest.MonkeyPatch
+    home: Home, env_id: str
 ) -> None:
     settings = GRPO | {"steps": 3, "async_sampling": True}
     run = make_run(home, env_id, "grpo", settings)
-    log = training.Training.log
-
-    def stop_after_one(self: training.Training, step: int, values: dict[str, Any]) -> None:
-        log(self, step, values)
-        self.job._stop.set()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training.Training, "log", stop_after_one)
-        with pytest.raises(Stopped):
-            go(run)
+    go_until(run, 1)
     go(run)
     stamped = [{row["policy_step"] for row in rollouts(run, step)} for step in (1, 2, 3)]
     assert stamped == [{0}, {1}, {1}]

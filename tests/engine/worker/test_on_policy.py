@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,9 +11,8 @@ from tiny_decoders import LORA, VOCAB, own, policy_on, stir, tiny
 
 from engine.worker.batch import Row
 from engine.worker.hub_network import HubNetwork
-from engine.worker.network import SamplerNeeds
 from engine.worker.policy import Base, Policy
-from engine.worker.sampler import Sampler, SamplingParams
+from engine.worker.sampler import Sampler, SamplerNeeds, SamplingParams
 from engine.worker.schedule import apply_step, make_optimizer
 from engine.worker.trajectory import Completion
 
@@ -48,16 +46,25 @@ def ready(forward: str) -> tuple[Policy, Sampler]:
     return policy, sampler
 
 
-def trained(
-    policy: Policy, groups: Sequence[Sequence[Completion]], temperature: float
+def trained_on(
+    policy: Policy,
+    prompts: list[list[int]],
+    groups: Sequence[Sequence[Completion]],
+    temperature: float,
 ) -> torch.Tensor:
     rows = [
-        Row(prompt + c.ids, [0] * len(prompt) + [1] * len(c.ids), len(prompt))
-        for prompt, group in zip(PROMPTS, groups, strict=True)
-        for c in group
+        Row(p + c.ids, [0] * len(p) + [1] * len(c.ids), len(p))
+        for p, g in zip(prompts, groups, strict=True)
+        for c in g
     ]
     with torch.no_grad():
         return policy.logprobs(policy.collate(rows), temperature)[0]
+
+
+def trained(
+    policy: Policy, groups: Sequence[Sequence[Completion]], temperature: float
+) -> torch.Tensor:
+    return trained_on(policy, PROMPTS, groups, temperature)
 
 
 def sampled(groups: Sequence[Sequence[Completion]]) -> torch.Tensor:
@@ -152,18 +159,6 @@ def test_padded_ids_are_out_of_reach_of_sampler_and_trainer_alike(forward: str) 
     groups = sampler.generate(prompts, 8, SamplingParams(12, 1.5, seed=4))
     assert max(i for g in groups for c in g for i in c.ids) < 40
     assert (trained_on(policy, prompts, groups, 1.5) - sampled(groups)).abs().max() < 5e-5
-
-
-def trained_on(
-    policy: Policy, prompts: list[list[int]], groups: Any, temperature: float
-) -> torch.Tensor:
-    rows = [
-        Row(p + c.ids, [0] * len(p) + [1] * len(c.ids), len(p))
-        for p, g in zip(prompts, groups, strict=True)
-        for c in g
-    ]
-    with torch.no_grad():
-        return policy.logprobs(policy.collate(rows), temperature)[0]
 
 
 def test_the_next_turn_of_a_game_is_sampled_as_it_is_trained() -> None:

@@ -14,6 +14,7 @@ from engine.worker.batch import Row
 from engine.worker.failures import WorkerFailure
 from engine.worker.hub_network import lora_config
 from engine.worker.policy import Base, Policy, load_base, load_transformers
+from tests.engine.worker.conftest import SETTINGS
 
 PEBBLE = Path(__file__).resolve().parents[3] / "engine" / "pebble"
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
@@ -174,12 +175,4 @@ def test_a_folder_without_a_model_is_refused_with_what_to_do(tmp_path: Path) -> 
 
 
 def settings(**changes: Any) -> dict[str, Any]:
-    base: dict[str, Any] = {
-        "seed": 5,
-        "lora_rank": 4,
-        "lora_alpha": 8,
-        "lora_dropout": 0.0,
-        "lora_targets": "all-linear",
-        "gradient_checkpointing": False,
-    }
-    return base | changes
+    return SETTINGS | changes

@@ -1,9 +1,6 @@
 """The chat server: the offline greedy answer over real HTTP, many adapters, and what it refuses."""
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,9 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
+from chat_server import KEY, chat_server
 from loops import PEBBLE
 
-from engine.files import read_json, write_json
 from engine.run_dir import DeployDir, Home
 from engine.worker import checkpoint
 from engine.worker.chat_request import Refused, held_back, parse_chat
@@ -24,6 +21,7 @@ from engine.worker.sampler import SamplingParams
 from engine.worker.schedule import make_optimizer
 from engine.worker.served import Served
 from engine.worker.workbench import make_sampler
+from tests.engine.worker.conftest import SETTINGS
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 
@@ -75,16 +73,6 @@ def test_an_adapter_that_changes_nothing_is_refused(pebble: Base, home: Home) ->
     assert caught.value.status == 409
     assert served.names() == ["pebble"]
     assert served.complete(chat())["choices"][0]["message"]["content"]
-
-
-SETTINGS = {
-    "seed": 5,
-    "lora_rank": 4,
-    "lora_alpha": 8,
-    "lora_dropout": 0.0,
-    "lora_targets": "all-linear",
-    "gradient_checkpointing": False,
-}
 
 
 def test_streamed_pieces_add_up_to_the_whole_answer() -> None:
@@ -146,46 +134,28 @@ def test_a_prompt_longer_than_the_model_reads_is_refused() -> None:
 @pytest.fixture
 def deployment(home: Home) -> Iterator[tuple[DeployDir, str]]:
     """A real server process on loopback with its key."""
-    folder = home.deployment("d1")
-    folder.path.mkdir(parents=True)
-    folder.key.write_text("sesame")
-    write_json(
-        folder.config,
-        {"base_path": str(PEBBLE), "base_name": "pebble", "adapters": [], "port": 0},
-    )
-    env = os.environ | {"GOMP_SPINCOUNT": "10000"}
-    argv = [sys.executable, "-P", "-m", "engine.worker.openai_server", str(folder.path)]
-    process = subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 50
-        while not folder.ready.exists():
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
-        yield folder, str(read_json(folder.ready)["url"])
-    finally:
-        process.terminate()
-        process.wait(10)
+    with chat_server(home) as started:
+        yield started
 
 
 def test_the_http_surface(deployment: tuple[DeployDir, str]) -> None:
     folder, url = deployment
     root = url.removesuffix("/v1")
-    key = {"Authorization": "Bearer sesame"}
     body = {"model": "pebble", "messages": ASK, "temperature": 0}
     with httpx.Client(timeout=30) as client:
         assert client.get(f"{root}/health").json() == {"status": "ok", "active": 0}
         assert client.get(f"{url}/models").status_code == 401
         wrong = {"Authorization": "Bearer wrong \u00e9".encode()}
         assert client.get(f"{url}/models", headers=wrong).status_code == 401
-        spoofed = key | {"Host": "evil.example"}
+        spoofed = KEY | {"Host": "evil.example"}
         assert client.get(f"{url}/models", headers=spoofed).status_code == 421
-        names = [m["id"] for m in client.get(f"{url}/models", headers=key).json()["data"]]
+        names = [m["id"] for m in client.get(f"{url}/models", headers=KEY).json()["data"]]
         assert names == ["pebble"]
-        answer = client.post(f"{url}/chat/completions", json=body, headers=key).json()
+        answer = client.post(f"{url}/chat/completions", json=body, headers=KEY).json()
         assert answer["choices"][0]["finish_reason"] == "stop"
         assert answer["usage"]["completion_tokens"] >= 1
         with client.stream(
-            "POST", f"{url}/chat/completions", json=body | {"stream": True}, headers=key
+            "POST", f"{url}/chat/completions", json=body | {"stream": True}, headers=KEY
         ) as stream:
             events = [line for line in stream.iter_lines() if line.startswith("data: ")]
         assert events[-1] == "data: [DONE]"
@@ -193,14 +163,14 @@ def test_the_http_surface(deployment: tuple[DeployDir, str]) -> None:
         said = "".join(d.get("content", "") for d in deltas)
         assert said == answer["choices"][0]["message"]["content"]
         missing = client.post(
-            f"{url}/chat/completions", json=body | {"model": "nobody"}, headers=key
+            f"{url}/chat/completions", json=body | {"model": "nobody"}, headers=KEY
         )
         assert missing.status_code == 404 and "pebble" in missing.json()["error"]["message"]
-        bad = client.post(f"{url}/chat/completions", content=b"{", headers=key)
+        bad = client.post(f"{url}/chat/completions", content=b"{", headers=KEY)
         assert bad.status_code == 400
-        big = client.post(f"{url}/chat/completions", content=b"x" * (5 << 20), headers=key)
+        big = client.post(f"{url}/chat/completions", content=b"x" * (5 << 20), headers=KEY)
         assert big.status_code == 413
-        assert client.post(f"{root}/admin/stop", headers=key).json() == {"stopping": True}
+        assert client.post(f"{root}/admin/stop", headers=KEY).json() == {"stopping": True}
     deadline = time.monotonic() + 10
     while folder.ready.exists():
         assert time.monotonic() < deadline

@@ -11,14 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from loops import curve, go, make_run, push, weights
+from loops import curve, go, go_until, make_run, push, weights
 from reference import Plain, Tensors, apart, gradients, leaves
 from tiny_decoders import EVERY, FAMILIES, LORA, VOCAB, own, policy_on, tiny
 
 from engine.run_dir import Home
-from engine.worker import sft, training
+from engine.worker import sft
 from engine.worker.batch import Row
-from engine.worker.job import Stopped
 from engine.worker.losses import cross_entropy
 from engine.worker.policy import Policy
 from engine.worker.schedule import apply_step, make_optimizer, rate
@@ -207,7 +206,7 @@ def test_each_epoch_sees_every_row_once_and_a_resumed_run_the_same_ones() -> Non
 
 
 def test_grpo_with_dropout_and_kl_to_a_start_adapter_resumes_to_the_same_bits(
-    home: Home, env_id: str, monkeypatch: pytest.MonkeyPatch
+    home: Home, env_id: str
 ) -> None:
     first = make_run(home, env_id, "sft", RUN)
     go(first)
@@ -216,17 +215,7 @@ def test_grpo_with_dropout_and_kl_to_a_start_adapter_resumes_to_the_same_bits(
         for i in range(2)
     ]
     go(runs[0])
-    log = training.Training.log
-
-    def stop(self: training.Training, step: int, values: dict[str, Any]) -> None:
-        log(self, step, values)
-        if step == 1:
-            self.job._stop.set()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training.Training, "log", stop)
-        with pytest.raises(Stopped):
-            go(runs[1])
+    go_until(runs[1], 1)
     go(runs[1])
     assert curve(runs[1]) == curve(runs[0])
     assert weights(runs[1]) == weights(runs[0])

@@ -1,0 +1,52 @@
+"""Which half of the held-out tasks a number speaks of.
+
+A run's exam is cut in two: `select` chooses the checkpoint, `report` is read once at the end.
+Curves and evaluations along the way are of the first, the verdict is of the second.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine.curves import number
+from engine.files import read_lines
+from engine.run_dir import RunDir
+
+ABOUT_HALF = (
+    "select: held-out tasks that choose the checkpoint, the curves are of them; report: the "
+    "others, the verdict is of them"
+)
+ABOUT_USE = (
+    "how often the held-out tasks of a version were used to choose (checkpoints, runs, "
+    "models): the more often, the luckier the best"
+)
+
+
+def choosing(run: RunDir) -> dict[str, Any]:
+    """What `heldout_*` is measured on in a run: {"half", "tasks", "of", "about"}; {} without an
+    exam, or before it."""
+    total = 0
+    for event in read_lines(run.events)[0]:
+        said = event.get("heldout_tasks")
+        if event.get("event") == "started" and isinstance(said, int):
+            total = said
+    if not total:
+        return {}
+    tasks = total - total // 2  # they alternate, and the first one chooses
+    rest = f"the verdict is read on the other {total // 2}" if total > 1 else "there is no other"
+    about = f"heldout_* is of the {tasks} of {total} held-out tasks that choose the checkpoint"
+    return {"half": "select", "tasks": tasks, "of": total, "about": f"{about}; {rest}"}
+
+
+def scores_in_words(scores: Mapping[str, Any], exam: Mapping[str, Any]) -> str:
+    """`success 77.5 %, reward 0.8 on the 80 held-out tasks that choose`; "" without scores."""
+    said = []
+    for name in ("success", "reward", "loss"):
+        value = number(scores.get(f"heldout_{name}"))
+        if value is not None:
+            said.append(
+                f"{name} {value:.1%}".replace("%", " %")
+                if name == "success"
+                else f"{name} {value:.3g}"
+            )
+    where = f" on the {exam['tasks']} held-out tasks that choose" if exam else ""
+    return ", ".join(said) + where if said else ""

@@ -1,0 +1,22 @@
+"""Numbers as people say them."""
+
+
+def counted(number: int, noun: str, several: str = "") -> str:
+    """`1 run`, `2 runs`; `several` where the plural is more than an s."""
+    return f"{number:,} {noun if number == 1 else several or f'{noun}s'}"
+
+
+def size(count: float) -> str:
+    """A number of bytes: `1.5 GB`, `632.0 MB`, `9 kB`."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count / 1e3:.0f} kB"
+
+
+def words(hours: float) -> str:
+    """A time for people: "40 s", "12 min", "3.5 h"."""
+    seconds = hours * 3600
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{hours:.1f} h"

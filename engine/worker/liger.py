@@ -1,0 +1,195 @@
+"""The kernels of the package liger-kernel (Triton), as functions between matrix products;
+pointwise.py says what each is given and gives.
+
+Casting is Llama's: statistics in float32, the normalised row rounded before the weight, as
+transformers does it. The offset that Gemma adds to weights is 0. Weights are frozen, so no kernel
+is asked for their gradient. Some kernels can write over what they are given (`in_place`): that is
+used on memory made here alone.
+
+Rotations are launched on queries and keys where they stand in one tensor; Liger's own wrapper would
+copy both first, and nothing would be saved. Its fused head is not used: it goes over every row of a
+batch and gives their sum, while `TokenLogprobs` goes over the trained ones and gives each.
+"""
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+LLAMA = 0  # Liger's number for this way of casting
+OFFSET = 0.0
+STAGES = 2  # as Liger's own node sets it
+
+
+class Liger:
+    """The kernels.
+
+    Raises:
+        ImportError: where liger-kernel or Triton is missing.
+        AttributeError: where a kernel has another name than in the versions known here.
+    """
+
+    def __init__(self) -> None:
+        self.version = version("liger-kernel")
+        # By name and late: on most machines there is neither this package nor a use for it.
+        self._rms: Any = import_module("liger_kernel.ops.rms_norm")
+        self._sum: Any = import_module("liger_kernel.ops.fused_add_rms_norm")
+        swiglu: Any = import_module("liger_kernel.ops.swiglu")
+        self._gate: Any = swiglu.swiglu_fused_gate_up_forward
+        self._gate_back: Any = swiglu.swiglu_fused_gate_up_backward
+        self._rope: Any = import_module("liger_kernel.ops.rope")._triton_rope
+        self._settings: Any = import_module("liger_kernel.ops.utils").calculate_settings
+        self._ceiling: Any = import_module("triton").next_power_of_2
+
+    def norm(
+        self, x: torch.Tensor, weight: torch.Tensor | None, eps: float
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        x = x.contiguous()
+        y, _, inverse, *_ = self._rms.rms_norm_forward(x, weight, eps, OFFSET, LLAMA, None)
+        return y, (x, inverse)
+
+    def norm_gradient(
+        self, kept: tuple[torch.Tensor, ...], weight: torch.Tensor, dy: torch.Tensor
+    ) -> torch.Tensor:
+        return self._norm_back(kept, weight, dy.contiguous(), in_place=False)
+
+    def add_norm(
+        self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]:
+        y, total, inverse, *_ = self._sum.fused_add_rms_norm_forward(
+            x.contiguous(), delta.contiguous(), weight, eps, OFFSET, LLAMA
+        )
+        return total, y, (total, inverse)
+
+    def add_norm_gradient(
+        self,
+        kept: tuple[torch.Tensor, ...],
+        weight: torch.Tensor,
+        dtotal: torch.Tensor,
+        dy: torch.Tensor,
+    ) -> torch.Tensor:
+        total, inverse = kept
+        block, warps = self._settings(total.shape[-1])
+        return self._sum.fused_add_rms_norm_backward(
+            dy.contiguous(),
+            dtotal.contiguous(),
+            total,
+            weight,
+            inverse,
+            OFFSET,
+            LLAMA,
+            block,
+            warps,
+            STAGES,
+            False,
+            needs_dw=False,
+        )[0]
+
+    def turn(
+        self,
+        every: torch.Tensor,
+        weight: torch.Tensor | None,
+        heads: int,
+        kv: int,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        eps: float,
+    ) -> tuple[torch.Tensor, ...]:
+        """Queries and keys of [N, heads + 2 kv, dim], contiguous, in place. weight: [heads + kv,
+        dim] or None; cos, sin: [N, 1, at least dim / 2]."""
+        kept: tuple[torch.Tensor, ...] = ()
+        if weight is not None:
+            both = every[:, : heads + kv]
+            # A copy even of a single row, which is contiguous: `both` is written over below.
+            copy = both.clone(memory_format=torch.contiguous_format)
+            normed, kept = self.norm(copy, None, eps)
+            torch.mul(normed, weight, out=both)
+        self._turn(every, heads, kv, cos, sin, back=False)
+        return kept
+
+    def turn_gradient(
+        self,
+        kept: tuple[torch.Tensor, ...],
+        weight: torch.Tensor | None,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        d: torch.Tensor,
+        heads: int,
+        kv: int,
+    ) -> torch.Tensor:
+        """The gradient of `turn`'s input for that of its output, both as wide as `every`."""
+        out = d.clone(memory_format=torch.contiguous_format)
+        self._turn(out, heads, kv, cos, sin, back=True)
+        if weight is not None:
+            both = out[:, : heads + kv]
+            both.copy_(self._norm_back(kept, None, both * weight, in_place=True))
+        return out
+
+    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return self._gate(gate_up.contiguous())[1]
+
+    def gate_gradient(self, gate_up: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+        return self._gate_back(gate_up.contiguous(), dy.contiguous(), in_place=False)
+
+    def _norm_back(
+        self,
+        kept: tuple[torch.Tensor, ...],
+        weight: torch.Tensor | None,
+        dy: torch.Tensor,
+        *,
+        in_place: bool,
+    ) -> torch.Tensor:
+        x, inverse = kept
+        width = x.shape[-1]
+        block, warps = self._settings(width)
+        return self._rms.rms_norm_backward(
+            dy,
+            x.view(-1, width),
+            weight,
+            inverse,
+            OFFSET,
+            LLAMA,
+            block,
+            warps,
+            in_place,
+            None,
+            needs_dw=False,
+        )[0]
+
+    def _turn(
+        self,
+        every: torch.Tensor,
+        heads: int,
+        kv: int,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        *,
+        back: bool,
+    ) -> None:
+        count, _, dim = every.shape
+        ceiling = self._ceiling
+        stride = every.stride(0)
+        padded = ceiling(heads), ceiling(kv)
+        self._rope[(count,)](
+            every,
+            stride,
+            every[:, heads:],
+            stride,
+            cos,
+            cos.stride(0),
+            sin,
+            sin.stride(0),
+            count,
+            1,  # batches, of the rows and of the angles
+            1,
+            heads,
+            kv,
+            dim,
+            *padded,
+            ceiling(dim),
+            ceiling(dim),
+            dim,
+            BLOCK_SIZE=max(padded),
+            BACKWARD_PASS=back,
+        )

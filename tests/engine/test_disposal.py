@@ -1,0 +1,137 @@
+"""Runs thrown away: what is refused, what goes, what stays."""
+
+import json
+
+import pytest
+from answered import answer, evaluation, push, training
+from command_line import call
+
+from engine import curate, launcher, runs
+from engine.errors import UserError
+from engine.evidence import chain, looks
+from engine.files import write_json
+from engine.run_dir import Home
+from engine.store import NewRun, Store
+
+GOOD = [answer("1+1", "2", 1.0), answer("1+1", "3", 0.0, 1)]
+
+
+@pytest.fixture
+def env_id(home: Home, tmp_path) -> str:
+    return push(home, tmp_path / "env")
+
+
+def trained(home: Home, env_id: str, model: str = "pebble"):
+    """A run that ended, with a megabyte of checkpoints and an evaluation."""
+    run = training(home, env_id, model=model, rollouts={1: GOOD}, evals={1: GOOD})
+    run.checkpoint(1).mkdir(parents=True)
+    (run.checkpoint(1) / "adapter_model.safetensors").write_bytes(b"0" * 1_000_000)
+    write_json(run.checkpoint(1) / "MANIFEST.json", {"step": 1})
+    write_json(run.result, {"verdict": "better", "summary": "it got better"})
+    with Store(home) as store:
+        store.update_run(run.id, only_in={"done"}, spent_hours=0.5)
+    return run
+
+
+def test_a_deleted_run_frees_its_room_and_keeps_its_line_its_hours_and_its_looks(
+    home: Home, env_id: str
+):
+    run = trained(home, env_id)
+    used = looks.exam_use(home, env_id)
+    links = [{"name": "run", "files": {"metrics.jsonl": "0"}, "hash": "0"}]
+    write_json(run.chain, {"head": "0", "links": links})
+    done = call("runs", "delete", run.id, "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["deleted"][run.id] > 900_000
+    assert not run.checkpoints.exists() and not run.rollouts_dir.exists()
+    assert run.evals(1).stat().st_size == 0
+    with Store(home) as store:
+        assert store.spent_hours() == 0.5
+    (line,) = runs.overview(home, "runs")["runs"]
+    assert line["run_id"] == run.id and line["deleted"]
+    assert looks.exam_use(home, env_id) == used and used["looks"] > 0
+    found = runs.status(home, run.id)
+    assert "it got better" in found["summary"] and "were deleted" in found["warnings"][0]
+    assert chain.verify(home, run.id)["intact"] is None
+    written = [json.loads(text) for text in home.audit.read_text().splitlines()]
+    assert [(note["tool"], note["run_id"]) for note in written] == [("delete_run", run.id)]
+
+
+def test_the_report_of_a_deleted_run_is_the_one_of_before(home: Home, env_id: str):
+    run = trained(home, env_id)
+    assert call("runs", "delete", run.id).exit_code == 0
+    before = run.report.read_bytes()
+    assert call("report", run.id).exit_code == 0
+    assert run.report.read_bytes() == before
+
+
+def test_a_deleted_run_is_neither_continued_nor_trained_on(home: Home, env_id: str):
+    with Store(home) as store:
+        row = store.insert_run(
+            NewRun("arith-sft", "train", "sft", env_id, "pebble"),
+            lambda run_id: home.run(run_id).create(),
+        )
+        store.set_state(row.run_id, "cancelled", only_from={"queued"})
+    write_json(home.run(row.run_id).config, {"kind": "train", "settings": {}})
+    assert call("runs", "delete", row.run_id).exit_code == 0
+    with pytest.raises(UserError) as refusal:
+        runs.submit(home, resume=row.run_id)
+    assert refusal.value.code == "RUN_STATE" and "deleted" in refusal.value.message
+    with pytest.raises(UserError) as refusal:
+        runs.submit(home, env_id=env_id, model=row.run_id)
+    assert "deleted" in refusal.value.message
+
+
+def test_an_open_run_is_not_deleted_even_by_force(
+    home: Home, env_id: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(launcher, "reap", lambda home: None)  # nothing is started
+    with Store(home) as store:
+        row = store.insert_run(NewRun("arith-sft", "train", "sft", env_id, "pebble"))
+    for force in ((), ("--force",)):
+        told = call("runs", "delete", row.run_id, *force)
+        assert told.exit_code == 2 and "is queued" in told.stderr
+        assert "honesmith cancel" in told.stderr
+
+
+def test_a_run_that_others_come_from_is_only_deleted_by_force_or_with_them(home: Home, env_id: str):
+    first = trained(home, env_id)
+    second = trained(home, env_id, f"{first.id}@step1")
+    judged = evaluation(home, env_id, {f"{second.id}@step1": GOOD})
+    told = call("runs", "delete", first.id)
+    assert told.exit_code == 2 and second.id in told.stderr and "--force" in told.stderr
+    assert call("runs", "delete", second.id).exit_code == 2
+    assert first.checkpoints.exists()
+    both = call("runs", "delete", first.id, second.id, judged.id, "--json")
+    assert list(json.loads(both.stdout)["deleted"]) == [first.id, second.id, judged.id]
+
+
+def test_nothing_is_deleted_when_one_of_several_may_not_be(home: Home, env_id: str):
+    first = trained(home, env_id)
+    second = trained(home, env_id, f"{first.id}@step1")
+    third = trained(home, env_id, f"{second.id}@step1")
+    assert call("runs", "delete", third.id, first.id).exit_code == 2
+    assert third.checkpoints.exists()
+    forced = call("runs", "delete", third.id, first.id, "--force", "--json")
+    assert f"{second.id} came from {first.id}" in json.loads(forced.stdout)["warnings"]
+    assert not third.checkpoints.exists() and not first.checkpoints.exists()
+
+
+@pytest.mark.timeout(20)
+def test_a_run_that_a_dataset_was_curated_from_is_only_deleted_by_force(home: Home, env_id: str):
+    run = trained(home, env_id)
+    rows = [answer(f"1+{b}", str(1 + b), 1.0) for b in range(1, 9)]
+    judged = evaluation(home, env_id, {"pebble": rows}, attempts=1)
+    saved = curate.curate(home, [judged.id], "chosen", "", "correct", 1, False, preview=False)
+    told = call("runs", "delete", judged.id)
+    assert told.exit_code == 2 and saved["env_id"] in told.stderr
+    assert call("runs", "delete", run.id).exit_code == 0, "the dataset is not of this run"
+    assert call("runs", "delete", judged.id, "--force").exit_code == 0
+
+
+def test_a_prefix_is_taken_and_said_and_options_before_delete_are_refused(home: Home, env_id: str):
+    run = trained(home, env_id)
+    told = call("runs", "--home", str(home.root), "delete", run.id)
+    assert told.exit_code == 2 and run.checkpoints.exists()
+    done = call("runs", "delete", run.id[:-2], "--json")
+    assert f"run {run.id[:-2]!r} was taken as {run.id}" in json.loads(done.stdout)["warnings"]

@@ -1,0 +1,107 @@
+"""No setting is recorded and not applied: each is changed, and the run is another one."""
+
+from typing import Any
+
+import pytest
+from loops import BASE, go, make_run, push, trace
+
+from engine.run_dir import Home
+from engine.settings import GRPOSettings, SFTSettings
+
+pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
+
+BOTH: dict[str, Any] = {
+    "learning_rate": 0.0001,
+    "warmup_ratio": 0.5,
+    "weight_decay": 0.5,
+    "max_grad_norm": 0.001,
+    "lora_rank": 2,
+    "lora_alpha": 5,
+    "lora_dropout": 0.3,
+    "lora_targets": ["q_proj"],
+    "seed": 9,
+    "eval_every": 1,
+    "eval_rows": 6,
+    "save_every": 1,
+    "max_examples": 9,
+    "accept_reward_risk": True,
+    "precision": "bfloat16",
+    "steps": 3,
+}
+CHANGES: dict[str, dict[str, Any]] = {
+    "sft": BOTH
+    | {
+        "lr_schedule": "linear",
+        "max_length": 23,
+        "batch_size": 5,
+        "packing": False,
+        "loss_on": "all",
+    },
+    "grpo": BOTH
+    | {
+        "lr_schedule": "cosine",
+        "prompts_per_step": 4,
+        "group_size": 6,
+        "max_tokens": 4,
+        "temperature": 0.7,
+        "top_p": 0.8,
+        "stop": ["answer"],
+        "loss": "gspo",
+        "advantage": "rloo",
+        "clip_low": 0.001,
+        "clip_high": 0.001,
+        "kl_coef": 0.5,
+        "updates_per_batch": 1,
+        "resample_uniform": 2,
+        "async_sampling": True,
+        "thinking": True,
+    },
+}
+# Shown elsewhere, for a reason each.
+ELSEWHERE = {
+    "gradient_checkpointing": "test_policy: changes memory, must change no number",
+    "quantization": "test_quantization: a run on four bits",
+    "thinking_length_penalty": "test_loop_settings: the thinking penalty is compared by and shown",
+    "stop_early": "test_a_run_without_progress_stops_early_when_asked; test_alerts",
+    "keep_checkpoints": "test_old_checkpoints_are_tidied_away",
+    "epochs": "test_epochs_decide_the_number_of_steps",
+    "tis_cap": "test_the_importance_cap_reaches_the_loss",
+    "max_turns": "test_max_turns_ends_a_game",
+    "max_reward_errors": "test_too_many_failed_rewards_end_the_run",
+    "max_length/grpo": "test_tasks_that_do_not_fit_are_left_out",
+    "sampler": "test_vllm_sampler and tests/vllm: a run sampled by vLLM",
+}
+
+
+def test_every_setting_of_the_schema_is_in_a_table() -> None:
+    for algorithm, schema in (("sft", SFTSettings), ("grpo", GRPOSettings)):
+        covered = set(CHANGES[algorithm]) | {k.split("/")[0] for k in ELSEWHERE}
+        assert set(schema.model_fields) - covered == set(), algorithm
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """One run of each loop with the base settings, to be differed from."""
+    place = tmp_path_factory.mktemp("reference")
+    home = Home.locate(place / "home")
+    env = push(home, place / "sums")
+    found: dict[str, Any] = {"home": home, "env": env}
+    for algorithm in ("sft", "grpo"):
+        run = make_run(home, env, algorithm, BASE[algorithm], run_id=f"base-{algorithm}")
+        go(run)
+        found[algorithm] = trace(run)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "setting"), [(a, s) for a, changes in CHANGES.items() for s in changes]
+)
+def test_changing_a_setting_changes_the_run(
+    reference: dict[str, Any], algorithm: str, setting: str
+) -> None:
+    changed = BASE[algorithm] | {setting: CHANGES[algorithm][setting]}
+    run = make_run(
+        reference["home"], reference["env"], algorithm, changed, run_id=f"{algorithm}-{setting}"
+    )
+    go(run)
+    assert trace(run) != reference[algorithm]

@@ -1,0 +1,35 @@
+"""A simulated run as the watch of a trainer sees it, step by step."""
+
+import json
+from pathlib import Path
+
+from simulated import Simulated
+
+from engine.evidence.alerts import Watch
+from engine.run_dir import RunDir
+
+
+def lines_of(rows: list) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def replay(run: Simulated, folder: Path) -> list[tuple[int, str]]:
+    """(step, id) of every alert a run raises while it goes on."""
+    place = RunDir(folder / f"{run.kind}-{run.seed}")
+    place.create()
+    watch = Watch(place, run.algorithm, run.settings, run.exam_tasks)
+    watch.rows = run.rows
+    watch.lines = [line for line in run.lines if line["step"] == 0]
+    place.evals(0).write_text(lines_of(run.exams.get(0, [])))
+    raised = []
+    for line in run.lines:
+        step = line["step"]
+        if step == 0:
+            continue
+        if step in run.rollouts:
+            place.rollouts(step).write_text(lines_of(run.rollouts[step]))
+        if step in run.exams:
+            place.evals(step).write_text(lines_of(run.exams[step]))
+        found, _ = watch.look(step, {k: v for k, v in line.items() if k != "step"})
+        raised += [(step, finding.id) for finding in found]
+    return raised
