@@ -61,13 +61,21 @@ def running(home: Home) -> Iterator[tuple[RunDir, Appender]]:
 
     It is done when this ends.
     """
-    with Store(home) as store:
-        new = NewRun("arith-sft", "train", "sft", "a@0", "pebble")
-        run = home.run(store.insert_run(new).run_id)
+    locks: list[int] = []
+
+    def prepare(run_id: str) -> None:
+        # Locked before its row can be seen: a server that looks for work passes it over.
+        run = home.run(run_id)
         run.create()
         write_json(run.config, {"run_id": run.id, "settings": {"steps": 4}, "algorithm": "sft"})
         lock = take_lock(run.lock)
         assert lock is not None
+        locks.append(lock)
+
+    with Store(home) as store:
+        new = NewRun("arith-sft", "train", "sft", "a@0", "pebble")
+        run = home.run(store.insert_run(new, prepare).run_id)
+        (lock,) = locks
         try:
             store.lease_next(["cpu"])
             store.set_state(run.id, "running", only_from={"preparing"})
