@@ -180,7 +180,7 @@ def _cooled_at_once(f: Facts) -> Finding | None:
         f"{found['after']:.2g} on {found['n']} tasks, which may be chance)."
     )
     rate = f.settings.get("learning_rate")
-    to = float(f"{rate / 3:.2g}") if isinstance(rate, int | float) else None
+    to = rounded_part(rate, 3)
     lever = Lever("learning_rate", rate, to, "from the start again")
     return Finding("entropy_collapse", what, evidence, lever, "stalls", "group", severity="low")
 
@@ -208,7 +208,12 @@ def never_solved(f: Facts) -> bool:
 
 def rounded_half(value: object) -> float | None:
     """Half of a setting, in two digits."""
-    return float(f"{value / 2:.2g}") if isinstance(value, int | float) else None
+    return rounded_part(value, 2)
+
+
+def rounded_part(value: object, parts: int) -> float | None:
+    """One of `parts` equal parts of a setting, in two digits; None where it is no number."""
+    return float(f"{value / parts:.2g}") if isinstance(value, int | float) else None
 
 
 def _alike_from_start(f: Facts) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from engine.curves import number
 from engine.evidence import thresholds as at
-from engine.evidence.detect_groups import rounded_half
+from engine.evidence.detect_groups import rounded_half, rounded_part
 from engine.evidence.findings import Finding, Lever
 from engine.evidence.power import more_rows
 from engine.evidence.stats import MARGIN, tasks_needed
@@ -58,10 +58,13 @@ def overfitting(f: Facts) -> Finding | None:
         f"{last:.3g} since, while the loss of the rows fell from {mean(around):.3g} to "
         f"{mean(ending):.3g}."
     )
-    steps = max(best_step, 1)
     lever = Lever(
-        "steps", f.settings.get("steps"), steps, "fewer passes; more rows if there are any"
+        "steps", f.settings.get("steps"), best_step, "fewer passes; more rows if there are any"
     )
+    if best_step == 0:  # no number of steps helps where every one of them did harm
+        rate = f.settings.get("learning_rate")
+        why = "and see whether the rows are like the held-out ones: no step made those likelier"
+        lever = Lever("learning_rate", rate, rounded_part(rate, 3), why)
     return Finding("overfitting", what, evidence, lever, "sft", "changed")
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from engine.evidence import thresholds as at
+from engine.evidence.detect_groups import rounded_part
 from engine.evidence.findings import Finding, Lever
 from engine.evidence.stats import ALPHA
 from engine.evidence.views import Facts, mean, mean_or_none, window
@@ -51,7 +52,7 @@ def _why(f: Facts) -> tuple[str, Lever]:
                 edit=_CUT_PAY
             )
     rate = f.settings.get("learning_rate")
-    to = float(f"{rate / 3:.2g}") if isinstance(rate, int | float) else None
+    to = rounded_part(rate, 3)
     return "", Lever("learning_rate", rate, to, "from the start again: this run forgot it")
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from replayed import replay
-from simulated import examined, judged
+from simulated import examined, judged, sft
 from troubled import TROUBLES, Simulated, healthy
 
 from engine.evidence.detectors import find_all
@@ -193,3 +193,21 @@ def test_cut_answers_that_are_paid_tell_by_whether_they_are_right(right: bool, s
             row["success"] = row["success"] or (cut and right)
     found = told(run)
     assert said in found and len({"length_grew", "truncation"} & set(found)) == 1
+
+
+@pytest.mark.parametrize("harmful_from_the_start", [False, True])
+def test_no_steps_are_advised_where_every_step_made_the_held_out_rows_less_likely(
+    harmful_from_the_start: bool,
+):
+    run = sft("overfitting", 2001, overfit=1.0, scored=False)
+    if harmful_from_the_start:
+        first = next(line for line in run.lines if line["step"] == 0)
+        first["heldout_loss"] = 0.9 * min(
+            line["heldout_loss"] for line in run.lines if "heldout_loss" in line
+        )
+    found = told(run)["overfitting"]
+    if harmful_from_the_start:
+        assert found.lever.setting == "learning_rate"
+        assert found.lever.to == pytest.approx(found.lever.now / 3, rel=0.02)
+    else:
+        assert found.lever.setting == "steps" and found.lever.to >= 1
