@@ -26,7 +26,7 @@ help:
 	@echo "make pebble   build the built-in model again"
 	@echo "opt-in suites: make faults clients browser vllm bench bench-gpu mutants scale evidence"
 
-setup: $(STAMP)$(if $(LOCKED),-locked)
+setup: $(STAMP)$(if $(filter-out 0,$(LOCKED)),-locked)
 
 NEW_ENOUGH := import sys; v = sys.version_info; sys.exit(v < (3, 11) and "Honesmith needs Python 3.11 or newer, this is %d.%d; name another with make PYTHON=..." % v[:2])
 PIP := $(PY) -m pip install --disable-pip-version-check --quiet

@@ -15,6 +15,7 @@ from typing import Any
 from engine.errors import UserError
 from engine.files import is_locked, read_json
 from engine.run_dir import DeployDir, Home
+from engine.salvage import started_with
 from engine.store import DeploymentRow, Store
 
 LIVING = ("starting", "ready")
@@ -64,7 +65,9 @@ def served(home: Home, row: DeploymentRow) -> list[str]:
     try:
         return [str(name) for name in read_json(home.deployment(row.deployment_id).ready)["models"]]
     except (OSError, ValueError, KeyError, TypeError):
-        return [row.base_name, *(adapter["name"] for adapter in row.adapters)]
+        # What a process is started with joins its row when it is ready; its config names it now.
+        asked = [*row.adapters, *started_with(config_of(home.deployment(row.deployment_id)))]
+        return [row.base_name, *dict.fromkeys(adapter["name"] for adapter in asked)]
 
 
 def config_of(folder: DeployDir) -> dict[str, Any]:

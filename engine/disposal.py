@@ -17,7 +17,7 @@ from engine.curated import CARD
 from engine.database import tells_of_the_disk
 from engine.errors import UserError
 from engine.evidence.report import write_report
-from engine.files import read_object
+from engine.files import read_object, write_text
 from engine.registry import SOURCE
 from engine.rows import OPEN, RunRow, taken_as
 from engine.run_dir import Home, RunDir, write_json
@@ -62,16 +62,28 @@ def deletable(home: Home, refs: Sequence[str], force: bool = False) -> tuple[lis
 def delete_run(home: Home, run_id: str) -> dict[str, Any]:
     """Free the room that an ended run takes; `deletable` says whether it should be.
 
-    Returns `run_id` and `bytes` freed. Raises UserError RUN_NOT_FOUND or RUN_STATE.
+    Returns `run_id`, `bytes` freed and `warnings` of what could not be removed or is elsewhere.
+    Raises UserError RUN_NOT_FOUND or RUN_STATE.
     """
     with Store(home) as store:
-        row = store.get_run(run_id)
-    _require_ended(home, row)
-    freed = _empty(home.run(row.run_id))
-    summary = (
-        f"{row.run_id} is gone but for what was asked and what came of it; {size(freed)} free."
-    )
-    return {"run_id": row.run_id, "bytes": freed, "summary": summary}
+        run = home.run(store.get_run(run_id).run_id)
+        _require_ended(home, store.get_run(run.id))
+        before = _held(run.path)
+        if not run.report.exists():
+            with contextlib.suppress(UserError, OSError, ValueError, KeyError, TypeError):
+                write_report(home, run.id)  # a folder that lost files may have none to tell
+
+        def mark(row: RunRow) -> None:
+            _require_ended(home, row)
+            write_json(run.deleted, {"bytes": before})
+
+        # A resume checks the marker in its transaction: it comes before this one, which then
+        # refuses, or after it, and is refused.
+        store.holding(run.id, mark)
+    warnings = _empty(run)
+    freed = max(0, before - _held(run.path))
+    summary = f"{run.id} is gone but for what was asked and what came of it; {size(freed)} free."
+    return {"run_id": run.id, "bytes": freed, "summary": summary, "warnings": warnings}
 
 
 def _require_ended(home: Home, row: RunRow) -> None:
@@ -116,27 +128,51 @@ def _datasets(home: Home, row: RunRow, known: Collection[str]) -> list[str]:
     ]
 
 
-def _empty(run: RunDir) -> int:
-    """Take away what takes room; the bytes that were freed. An evaluation leaves its name, and
-    the report, which nothing could write again, stays."""
-    before = _held(run.path)
-    if not run.report.exists():
-        with contextlib.suppress(UserError, OSError, ValueError, KeyError, TypeError):
-            write_report(run.home, run.id)  # a folder that lost files may have none to tell
-    # First what says so: a run that is half deleted must not be continued.
-    write_json(run.deleted, {"bytes": before})
-    for step in run.eval_steps():
-        os.truncate(run.evals(step), 0)
-    for at in range(len(read_object(run.config).get("models") or [])):
-        if run.model_evals(at).exists():
-            os.truncate(run.model_evals(at), 0)
-    for folder in (run.checkpoints, run.rollouts_dir, run.logs, run.start_adapter):
-        shutil.rmtree(folder, ignore_errors=True)
-    for folder in (run.model_adapter(0).parent, run.sampled_adapters):
-        shutil.rmtree(folder, ignore_errors=True)
-    for path in (run.metrics, run.events, run.rescored, run.kept("before"), run.kept("after")):
-        path.unlink(missing_ok=True)
-    return max(0, before - _held(run.path))
+def _empty(run: RunDir) -> list[str]:
+    """Take away what takes room; what to say about links and about what could not be removed.
+
+    An evaluation leaves its name, and the report, which nothing could write again, stays.
+    """
+    names = [run.evals(step) for step in run.eval_steps()]
+    models = range(len(read_object(run.config).get("models") or []))
+    names += [run.model_evals(at) for at in models if run.model_evals(at).exists()]
+    gone = [run.checkpoints, run.rollouts_dir, run.logs, run.start_adapter]
+    gone += [run.model_adapter(0).parent, run.sampled_adapters]
+    gone += [run.metrics, run.events, run.rescored, run.kept("before"), run.kept("after")]
+    # A folder of evaluations that is a link goes first: what it leads to is not the run's.
+    linked = [run.evals_dir] if run.evals_dir.is_symlink() else []
+    warnings = [said for path in (*linked, *gone) for said in _remove(path)]
+    for path in names:
+        warnings += _emptied(path)
+    return warnings
+
+
+def _remove(path: Path) -> list[str]:
+    """Remove a file, a folder or a link, never what a link leads to; what to say about it."""
+    said = _led_elsewhere(path)
+    with contextlib.suppress(OSError):
+        if path.is_symlink() or not path.is_dir():
+            path.unlink(missing_ok=True)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+    return [f"{path} could not be removed and is still there"] if os.path.lexists(path) else said
+
+
+def _emptied(path: Path) -> list[str]:
+    """Put an empty file in the place of a file or a link; what to say about it."""
+    said = _led_elsewhere(path)
+    try:
+        path.parent.mkdir(exist_ok=True)
+        write_text(path, "")  # by its name: other links to the same file keep what is in it
+    except OSError as error:
+        return [f"{path} could not be emptied: {error.strerror}"]
+    return said
+
+
+def _led_elsewhere(path: Path) -> list[str]:
+    if not path.is_symlink():
+        return []
+    return [f"{path} was a link; what it leads to, {os.readlink(path)}, is left as it is"]
 
 
 def _held(folder: Path) -> int:

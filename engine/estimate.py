@@ -195,7 +195,11 @@ def evaluation_hours(
         scored = replace(rate, score_s=env.score_s + 1e-4) if env.score_s else rate
         idle = {"training": workload.Work(), "evaluation": work, "saving": workload.Work()}
         phases = scored.phases(idle, facts.layers, facts.weight_bytes, first=not seen.runs)
-        seconds += sum(phases.values()) + hub.missing_bytes(base_path) / _FETCHED
+        factors = known.factors("grpo")  # what finished runs taught; a cap is never made smaller
+        seconds += sum(value * max(1.0, factors.get(name, 1.0)) for name, value in phases.items())
+        seconds += hub.missing_bytes(base_path) / _FETCHED
+        if env.multi_turn:  # nobody timed its step(): about what a score takes, in every turn
+            seconds += rows * attempts * plan.turns("high") * env.score_s
     above = _SPREAD["measured" if rate.measured else "model"][1]
     return above * seconds / 3600
 

@@ -205,11 +205,12 @@ def _short(value: Any) -> str:
 def best_runs(home: Home, rows: Sequence[RunRow]) -> dict[str, dict[str, Any]]:
     """The best run of each environment version, by the half of the held-out tasks that chooses.
 
-    A run in which no checkpoint beat its start is none: its start is the better model.
+    A run that came out worse, or in which no checkpoint beat its start, is none: its start is the
+    better model.
     """
     best: dict[str, dict[str, Any]] = {}
     for row in sorted(rows, key=lambda row: row.rowid):
-        if row.kind != "train" or row.state != "done":
+        if row.kind != "train" or row.state != "done" or row.verdict == "worse":
             continue
         try:
             result = read_json(home.run(row.run_id).result)

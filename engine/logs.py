@@ -153,8 +153,9 @@ def _metrics(
     kept = thin(metrics.lines, chosen, min(POINTS, limit))
     curves = {name: metrics.curve(name) for name in chosen}
     with_model = any("model" in line for line in kept)
+    gone = f"{row.run_id} is {row.state}; its files were deleted." if run.deleted.exists() else ""
     result = {
-        "summary": _curve_sentence(row, metrics.lines, curves, len(kept), exam),
+        "summary": gone or _curve_sentence(row, metrics.lines, curves, len(kept), exam),
         "run_id": row.run_id,
         "state": row.state,
         "view": "metrics",

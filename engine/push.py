@@ -25,6 +25,7 @@ from engine.evidence import contamination
 from engine.registry import AUDIT, FACTS, SOURCE, TASKS
 from engine.run_dir import Home, sync_folder, write_json
 from engine.store import Store
+from envs.again import THIRD_S
 from envs.audit import OVERRUN, audit
 from envs.problem import EnvProblem
 from envs.process import EnvProcess, EpisodeFailed
@@ -137,29 +138,23 @@ def _make(home: Home, draft: _Draft, install: bool, deadline: float) -> None:
             sandbox=around,
         )
 
-    with process() as env, process() as second:
+    with process() as env, process() as another:
         began = time.monotonic()
         described = env.describe()
         launch = time.monotonic() - began
         began = time.monotonic()
         rows = env.tasks()
         took = time.monotonic() - began
-        given = [dict(row) for row in rows]
+        second = _Second(another, [dict(row) for row in rows], launch, took, deadline)
         sides = _split(rows, draft)
         for row, side in zip(rows, sides.sides, strict=True):
             row["split"] = side
         _add_gold(env, rows, described["kind"], deadline, draft)
         left = deadline - CALL_SECONDS - launch - time.monotonic()
         budget = max(1.0, min(AUDIT_SECONDS, left / OVERRUN))
-        findings = audit(
-            env,
-            rows,
-            described["kind"],
-            budget_s=budget,
-            fresh=lambda: _fresh(second, launch, deadline),
-        )
+        findings = audit(env, rows, described["kind"], budget_s=budget, fresh=second.fresh)
         isolation = env.isolation
-        _compare_second_call(second, given, launch + took, deadline, draft)
+        draft.warnings += second.warnings()
     train = [row for row in rows if row["split"] == "train"]
     heldout = [row for row in rows if row["split"] == "heldout"]
     left = max(0.5, min(contamination.BUDGET_S, deadline - time.monotonic()))
@@ -221,42 +216,61 @@ def _interpreter(home: Home, source: Path, install: bool, deadline: float) -> st
     return str(python)
 
 
-def _fresh(second: EnvProcess, launch: float, deadline: float) -> EnvProcess:
-    """`second`, started anew; EnvProblem where that may take the time that the push has left.
+@dataclass
+class _Second:
+    """A second process: asked for its tasks once, and to score as one that has scored nothing.
 
-    Args:
-        launch: seconds that the first process took to start.
+    The tasks come first: rows drawn after answers were scored with the same dice would be others.
+
+    Attributes:
+        rows: what `tasks()` of the first process gave.
+        launch, took: seconds that it needed to start, and for `tasks()`.
     """
-    if deadline - time.monotonic() < 2 * launch + CALL_SECONDS:
-        raise EnvProblem("ENV_LIMITS", f"it takes {launch:.1f} s to start: too long for another")
-    second.close()
-    second.describe()
-    return second
 
+    process: EnvProcess
+    rows: list[dict[str, Any]]
+    launch: float
+    took: float
+    deadline: float
+    _said: list[str] | None = None  # None: not asked for its tasks yet
+    _given: bool = False
 
-def _compare_second_call(
-    again: EnvProcess, rows: list[dict[str, Any]], took: float, deadline: float, draft: _Draft
-) -> None:
-    """`tasks()` in a second process: rows that differ cannot be made again from the files.
+    def fresh(self) -> EnvProcess:
+        """The process, started anew; EnvProblem where that may take the time the push has left."""
+        slow = 2 * self.launch + CALL_SECONDS
+        if self._left() < slow + (THIRD_S if self._given else 0.0):
+            why = f"it takes {self.launch:.1f} s to start: too long for another"
+            raise EnvProblem("ENV_LIMITS", why)
+        if self._given:
+            self.process.close()
+        self._given = True
+        self.process.describe()
+        self.warnings()
+        return self.process
 
-    Args:
-        took: seconds that the first process needed to start and to answer.
-    """
-    if deadline - time.monotonic() < 2 * took:
-        draft.warnings.append("tasks() is slow; whether it repeats itself was not checked")
-        return
-    try:
-        second = again.tasks()
-    except EnvProblem as problem:
-        draft.warnings.append(f"tasks() failed when it was called again: {problem}")
-        return
-    if second == rows:
-        return
-    differing = sum(a != b for a, b in zip(rows, second, strict=False))
-    draft.warnings.append(
-        f"tasks() gave other rows when called again ({len(rows)} and {len(second)} rows, "
-        f"{differing} differ): seed it; the rows of the first call are stored"
-    )
+    def warnings(self) -> list[str]:
+        """What is to be said of its `tasks()`: rows that differ cannot be made from the files."""
+        if self._said is None:
+            self._said = [said] if (said := self._compared()) else []
+        return self._said
+
+    def _left(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def _compared(self) -> str:
+        if self._left() < 2 * (self.launch + self.took):
+            return "tasks() is slow; whether it repeats itself was not checked"
+        try:
+            second = self.process.tasks()
+        except EnvProblem as problem:
+            return f"tasks() failed when it was called again: {problem}"
+        if second == self.rows:
+            return ""
+        differing = sum(a != b for a, b in zip(self.rows, second, strict=False))
+        return (
+            f"tasks() gave other rows when called again ({len(self.rows)} and {len(second)} rows, "
+            f"{differing} differ): seed it; the rows of the first call are stored"
+        )
 
 
 def _split(rows: list[dict[str, Any]], draft: _Draft) -> split.Split:

@@ -9,7 +9,7 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from envs.process import EnvProcess, EpisodeFailed, failed_score
 
 MOST = 24  # answers
 SECONDS = 3.0  # after which the rest is left; one call more may be under way
+PATIENCE = 10.0  # seconds a run that is otherwise done waits for it
 # Why a stored answer was not scored.
 SKIPPED = {
     "no_answer": "no answer is stored",
@@ -84,23 +85,26 @@ def replayed(
 @contextlib.contextmanager
 def beside(run: RunDir, record: EnvRecord, skipped: Callable[[str], None]) -> Iterator[Begin]:
     """Gives `begin(file, half, tasks)`: rescore answers of that file ("" for both halves), their
-    tasks by id, while the caller goes on; leaving waits for it. A process is started at once.
+    tasks by id, while the caller goes on; leaving waits for it, `PATIENCE` at most. A process is
+    started at once, and ended at once when the caller fails or is told to stop.
 
     Args:
         skipped: is told why when nothing could be scored: that costs the run nothing.
     """
     fresh = _Fresh(record)
-    with ThreadPoolExecutor(1, "rescoring") as thread:
+    thread = ThreadPoolExecutor(1, "rescoring")
+    given: list[Future[None]] = []
+    try:
         thread.submit(fresh.warm_up)
-        given: list[Future[None]] = []
-        try:
-            yield lambda path, half, tasks: given.append(
-                thread.submit(_rescore, run, record, fresh, path, half, tasks, skipped)
-            )
-            for future in given:
-                future.result()
-        finally:
-            thread.submit(fresh.close)
+        yield lambda path, half, tasks: given.append(
+            thread.submit(_rescore, run, record, fresh, path, half, tasks, skipped)
+        )
+        if wait(given, PATIENCE).not_done:
+            skipped(f"a fresh env process took longer than {PATIENCE:g} s")
+    finally:
+        fresh.abandon()
+        thread.shutdown(cancel_futures=True)
+        fresh.close()
 
 
 class _Fresh:
@@ -108,6 +112,7 @@ class _Fresh:
 
     def __init__(self, record: EnvRecord) -> None:
         self.record = record
+        self.abandoned = False
         self._process: EnvProcess | None = None
         self._given = False
 
@@ -122,11 +127,19 @@ class _Fresh:
         self._given = True
         return self._start()
 
+    def abandon(self) -> None:
+        """End it, whatever another thread asks of it just now, and start no other."""
+        self.abandoned = True
+        if self._process is not None:
+            self._process.abandon()
+
     def close(self) -> None:
         if self._process is not None:
             self._process.close()
 
     def _start(self) -> EnvProcess:
+        if self.abandoned:
+            raise EnvProblem("ENV_IMPORT", "nobody waits for it any more")
         self._process = self._process or open_process(self.record)
         self._process.describe()
         return self._process
@@ -147,21 +160,21 @@ def _rescore(
         found = score_again(
             [_scored(tasks[row["task"]], row, multi) for row in _sample(path, half, tasks)],
             fresh,
-            lambda: time.monotonic() - began > SECONDS,
+            lambda: fresh.abandoned or time.monotonic() - began > SECONDS,
         )
-    except (UserError, EnvProblem, OSError) as problem:
-        skipped(str(problem)[:300])
-        return
-    finally:
-        fresh.close()
-    about = {
-        "env_id": record.env_id,
-        "file": path.name,
-        "half": half,
-        "deterministic": record.audit.get("deterministic", True),
-        "network": record.limits.network,
-    }
-    write_json(run.rescored, about | found | {"seconds": round(time.monotonic() - began, 3)})
+        if fresh.abandoned:
+            return
+        about = {
+            "env_id": record.env_id,
+            "file": path.name,
+            "half": half,
+            "deterministic": record.audit.get("deterministic", True),
+            "network": record.limits.network,
+        }
+        seconds = round(time.monotonic() - began, 3)
+        write_json(run.rescored, about | found | {"seconds": seconds})
+    except Exception as problem:  # noqa: BLE001 - whatever goes wrong beside a run, the run is whole
+        skipped(f"{type(problem).__name__}: {problem}"[:300])
 
 
 def _sample(path: Path, half: str, tasks: Mapping[str, Task]) -> list[dict[str, Any]]:

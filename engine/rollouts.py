@@ -139,6 +139,12 @@ def read_rollouts(
 
 
 def _source(ask: _Ask, config: Mapping[str, Any], step: int) -> _Source:
+    if ask.run.deleted.exists():
+        raise UserError(
+            "NO_EVALUATION",
+            f"{ask.row.run_id} has no rollouts: its files were deleted",
+            hint='Read another run; get_status(scope="runs") lists them.',
+        )
     if ask.row.kind != "train":
         return _model_answers(ask, config, step)
     steps = ask.run.rollout_steps()

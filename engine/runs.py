@@ -188,6 +188,10 @@ def _status(
             "evidence": _evidence(run) if row.state == "failed" else "",
             "last_checkpoint": outcome.checkpoint_name(run),
         }
+    if run.deleted.exists():
+        found["next"] = []  # nothing is left to read, to deploy or to continue
+        if "error" in found:
+            found["error"]["hint"] = "Submit a new run."
     if row.kind == "train" and (exam := choosing(run)):
         found["heldout"] = exam
     found["summary"] = _summary(row, found)

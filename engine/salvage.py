@@ -71,7 +71,9 @@ def _deployment(folder: DeployDir) -> dict[str, Any] | None:
         return None
     base, alive = str(config.get("base_name") or config["base_path"]), is_locked(folder.alive)
     models = ready.get("models")
-    names = [str(name) for name in models if name != base] if isinstance(models, list) else []
+    adapters = started_with(config)  # all that is known of one that is not ready yet
+    if isinstance(models, list):
+        adapters = [{"name": str(name), "path": ""} for name in models if name != base]
     created = folder.config.stat().st_mtime
     row: dict[str, Any] = {
         "deployment_id": folder.id,
@@ -79,8 +81,8 @@ def _deployment(folder: DeployDir) -> dict[str, Any] | None:
         "base_path": str(config["base_path"]),
         "state": "starting" if not ready else "ready",
         "url": str(ready.get("url") or ""),
-        "adapters": [{"name": name, "path": ""} for name in names],
-        "serve_base": not names,
+        "adapters": adapters,
+        "serve_base": not adapters,
         "memory_bytes": _number(config.get("memory_bytes")),
         "created": created,
     }
@@ -89,6 +91,17 @@ def _deployment(folder: DeployDir) -> dict[str, Any] | None:
     failed = str(read_object(folder.failed).get("message") or "")
     over = {"state": "failed" if failed else "stopped", "adapters": [], "serve_base": False}
     return row | over | {"message": failed or "the process ended", "ended": _last_word(folder)}
+
+
+def started_with(config: dict[str, Any]) -> list[dict[str, str]]:
+    """The adapters a deployment's config.json starts it with: name and path of each."""
+    found = config.get("adapters")
+    named = [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
+    return [
+        {"name": str(item["name"]), "path": str(item.get("path") or "")}
+        for item in named
+        if item.get("name")
+    ]
 
 
 def _last_word(folder: DeployDir) -> float:

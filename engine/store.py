@@ -235,16 +235,25 @@ class Store:
             return done.rowcount == 1
 
     def resume_run(
-        self, run_id: str, *, max_gpu_hours: float, request_id: str, body: Mapping[str, Any]
+        self,
+        run_id: str,
+        *,
+        max_gpu_hours: float,
+        request_id: str,
+        body: Mapping[str, Any],
+        check: Callable[[], None] | None = None,
     ) -> RunRow:
         """Queue a new attempt of a run that failed, was cancelled or was interrupted.
 
-        Raises UserError RUN_STATE from any other state and REQUEST_CONFLICT.
+        `check` runs inside the transaction; when it raises nothing changes. Raises UserError
+        RUN_STATE from any other state and REQUEST_CONFLICT.
         """
         with self._write():
             known = self._answered(request_id, body)
             if known is not None:
                 return known
+            if check is not None:
+                check()
             row = self._run(run_id)
             if row.state not in ("failed", "cancelled", "interrupted"):
                 raise UserError(
@@ -270,6 +279,11 @@ class Store:
             self._change(run_id, row.state, "queued", values)
             self._answer(request_id, body, run_id)
             return self._run(run_id)
+
+    def holding(self, run_id: str, act: Callable[[RunRow], None]) -> None:
+        """Call `act` with the run's row while nobody else can change any row."""
+        with self._write():
+            act(self._run(run_id))
 
     def history(self, run_id: str) -> list[tuple[float, str, str]]:
         """Every change of state of a run: unix time, from, to."""
@@ -564,18 +578,7 @@ class Store:
         )
 
 
-_COPIED = (
-    "kind",
-    "algorithm",
-    "env_id",
-    "model",
-    "note",
-    "expect",
-    "parent",
-    "max_gpu_hours",
-    "estimated_hours",
-    "request_id",
-)
+_COPIED = tuple(item.name for item in fields(NewRun) if item.name not in ("name", "body"))
 
 
 def _hash(body: Mapping[str, Any]) -> str:

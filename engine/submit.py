@@ -289,17 +289,18 @@ def submit_probe(
         "sources": resolved.sources,
         "wall_limit_hours": EVALUATION_WALL_HOURS,
     }
-    key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
+    key = f"probe-{hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]}"
     group, tasks = resolved.settings["group_size"], min(samples, facts.train_rows)
     plays = Playing(resolved.settings, facts, tasks, group)
-    cap = cap_of(afford, lambda: sampling_hours(home, [ref], plays))
-    content["max_gpu_hours"] = cap
-    new = NewRun(
-        *(f"{record.name}-probe", "probe", "probe", record.env_id, model), max_gpu_hours=cap
-    )
     links = [(ref.adapter, 0)] if ref.adapter is not None else []
     with Store(home) as store:
-        row = _probe_row(store, new, f"probe-{key}", _writer(home, content, links))
+        request_id, row = _probe_made(store, key)
+        if row is None:  # one that was made before costs nothing more
+            cap = cap_of(afford, lambda: sampling_hours(home, [ref], plays))
+            content["max_gpu_hours"] = cap
+            named = (f"{record.name}-probe", "probe", "probe", record.env_id, model)
+            new = _with_request(NewRun(*named, max_gpu_hours=cap), request_id, {"probe": key})
+            row = store.insert_run(new, _writer(home, content, links))
     answer = _started(home, row, [*resolved.warnings, *said_of(row.max_gpu_hours)])
     if row.state == "done":
         answer["result"] = read_json(home.run(row.run_id).result)
@@ -403,14 +404,14 @@ def _resume(
     launcher.reap(home)
     row = store.get_run(asked["resume"])
     run = home.run(row.run_id)
-    check_kept(run)
     missing = launcher.missing_secrets(run)
     if missing:
         raise no_secrets(missing, row.env_id)
     check_hours_left(home, store)
     saved = outcome.checkpoint_name(run)
+    hours, kept = float(max_gpu_hours), lambda: check_kept(run)
     row = store.resume_run(
-        row.run_id, max_gpu_hours=float(max_gpu_hours), request_id=request_id, body=body
+        row.run_id, max_gpu_hours=hours, request_id=request_id, body=body, check=kept
     )
     from_where = f"continues from {saved}" if saved else "starts again from step 0"
     outcome.note_event(run, "resumed_by_request", from_where, attempt=row.attempt)
@@ -585,12 +586,11 @@ def _runnable(ref: ModelRef) -> None:
         )
 
 
-def _probe_row(store: Store, new: NewRun, key: str, prepare: Callable[[str], None]) -> RunRow:
-    for attempt in range(1000):
-        named = _with_request(new, f"{key}-{attempt}", {"probe": key})
-        row = store.insert_run(named, prepare)
-        if row.state not in ("failed", "cancelled"):
-            return row
+def _probe_made(store: Store, key: str) -> tuple[str, RunRow | None]:
+    for request_id in (f"{key}-{attempt}" for attempt in range(1000)):
+        row = store.requested_run(request_id, {"probe": key})
+        if row is None or row.state not in ("failed", "cancelled"):
+            return request_id, row
     raise UserError("RUN_STATE", "this probe failed 1000 times", hint="Read the log of one.")
 
 

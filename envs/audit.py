@@ -237,8 +237,11 @@ def _score_all(
         found.seconds.append(results[name]["seconds"])
         if name in (GOLD, order[0]) and not repeat and (GOLD not in probes or name == GOLD):
             repeat = name
-            second = ask(scorer, probes[name])["reward"]
-            _repeat(found, second, results[name]["reward"], task_id)
+            second = ask(scorer, probes[name])
+            if len(found.seconds) == 1 and second["reward"] != results[name]["reward"]:
+                # The first call of all may be slow beyond a limit inside of score().
+                results[name], second = second, ask(scorer, probes[name])
+            _repeat(found, second["reward"], results[name]["reward"], task_id)
     gold = results.get(GOLD)
     if gold is not None:
         found.gold_rows += 1
@@ -264,7 +267,10 @@ def _keep(
     probes: Mapping[str, Any],
     results: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """What a new process may be asked about: of each row gold and one other, of the end all."""
+    """What a new process may be asked about: of each row gold and one other, of the end all.
+
+    Not what failed: a call that took too long this time says nothing of the one to come.
+    """
     scored = {
         name: Scored(
             {"task": task_id, "probe": name, "completion": _said(probes[name])},
@@ -272,6 +278,7 @@ def _keep(
             lambda who, answer=probes[name]: ask(who, answer),
         )
         for name, result in results.items()
+        if not result["error"]
     }
     found.last.extend(scored.values())
     others = [name for name in scored if name != GOLD]
@@ -318,12 +325,13 @@ def _verdict(found: _Findings, rows: int, seed: int, seconds: float) -> dict[str
         risks = ["all alike"]
     if found.gold_rows and len(found.gold_failing) > GOLD_FAILURES * found.gold_rows:
         risks.insert(0, GOLD)
-    if len(found.unstable) > UNSTABLE * found.repeated or found.fresh.get("wavering"):
+    wavering = found.fresh.get("wavering", 0) > _tolerated(found)
+    if len(found.unstable) > UNSTABLE * found.repeated or wavering:
         risks.append("unstable")
     else:
         if len(found.drifted) > UNSTABLE * found.revisited:
             risks.append("order dependent")
-        if again.differing(found.fresh) > UNSTABLE * found.fresh.get("scored", 0):
+        if again.differing(found.fresh) > _tolerated(found):
             risks.append("fresh process")
     weaknesses = [line["probe"] for line in table if line["verdict"] == "warn"]
     if pays_for_length(table):
@@ -345,7 +353,7 @@ def _verdict(found: _Findings, rows: int, seed: int, seconds: float) -> dict[str
         "rows_scored": found.rows,
         "rows": rows,
         "share": round(found.rows / rows, 4),
-        "deterministic": not found.unstable and not found.fresh.get("wavering"),
+        "deterministic": not found.unstable and not wavering,
         "order_dependent": bool(found.drifted) and not found.unstable,
         "fresh_process": found.fresh,
         "unstable": (found.unstable or found.drifted)[:SHOWN],
@@ -355,6 +363,11 @@ def _verdict(found: _Findings, rows: int, seed: int, seconds: float) -> dict[str
         "seed": seed,
         "seconds": round(seconds, 3),
     }
+
+
+def _tolerated(found: _Findings) -> float:
+    """Answers that a new process may pay otherwise: one of so few is no share of anything."""
+    return max(1.0, UNSTABLE * found.fresh.get("scored", 0))
 
 
 def _problems(found: _Findings, table: list[dict[str, Any]]) -> list[str]:

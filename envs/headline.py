@@ -44,6 +44,8 @@ def headline(
 
 
 def _shown(name: str, means: Mapping[str, float]) -> str:
+    if name == PAYS_FOR_LENGTH and _overlong(means):
+        return f"{name} (gold {means[GOLD]:.2f}, with junk behind it {means[OVERLONG]:.2f})"
     if name == PAYS_FOR_LENGTH:
         short, longest = (means[probe] for probe in (LENGTHS[0], LENGTHS[-1]))
         return f"{name} (junk of one word {short:.2f}, endless {longest:.2f})"
@@ -59,13 +61,22 @@ def best_degenerate(table: Sequence[Line]) -> Line | None:
 def pays_for_length(table: Sequence[Line]) -> bool:
     """Whether junk earns more the longer it is, or the right answer more when junk follows it."""
     means = {line["probe"]: line["mean"] for line in table}
-    span = max(means.values()) - min(means.values())
-    least = LENGTH_PAYS * (means[GOLD] if means.get(GOLD, 0.0) > 0 else span)
-    if least <= 0:
-        return False
-    if OVERLONG in means and GOLD in means and means[OVERLONG] - means[GOLD] >= least:
+    if _overlong(means):
         return True
-    if not all(name in means for name in LENGTHS):
+    if (least := _least(means)) <= 0 or not all(name in means for name in LENGTHS):
         return False
     paid = [means[name] for name in LENGTHS]
     return paid == sorted(paid) and paid[-1] - paid[0] >= least
+
+
+def _overlong(means: Mapping[str, float]) -> bool:
+    """Whether the right answer earns more when junk follows it."""
+    least = _least(means)
+    if least <= 0 or OVERLONG not in means or GOLD not in means:
+        return False
+    return means[OVERLONG] - means[GOLD] >= least
+
+
+def _least(means: Mapping[str, float]) -> float:
+    span = max(means.values()) - min(means.values())
+    return LENGTH_PAYS * (means[GOLD] if means.get(GOLD, 0.0) > 0 else span)

@@ -141,9 +141,16 @@ class Pipe:
                 problem = EnvProblem.from_dict(raw) if isinstance(raw, dict) else None
                 raise Fault(str(reply.get("error"))[:2000], alive=True, problem=problem)
 
+    def cut(self) -> None:
+        """Closes the lifeline alone, from any thread: a call under way finds the process gone."""
+        life, self.life = self.life, -1
+        if life >= 0:
+            os.close(life)
+
     def close(self) -> None:
         """Closes the lifeline; the warden kills what is left and goes. Harsher if it does not."""
-        for fd in (self.life, self.requests, self.replies):
+        self.cut()
+        for fd in (self.requests, self.replies):
             os.close(fd)
         try:
             self.warden.wait(CLOSE_SECONDS)

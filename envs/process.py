@@ -151,6 +151,13 @@ class EnvProcess:
         with self._lock:
             self._drop()
 
+    def abandon(self) -> None:
+        """Ends the process at once, though a call may be under way in another thread: that call
+        fails. `close` it as well; the next call would start a new one."""
+        pipe = self._pipe
+        if pipe is not None:
+            pipe.cut()
+
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
             self.close()

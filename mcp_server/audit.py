@@ -36,7 +36,7 @@ class Record:
 
     def __init__(self) -> None:
         self.result = "cut short"
-        self.named: dict[str, str] = {}
+        self.named: dict[str, str | bool] = {}
 
     def ok(self, said: Any) -> None:
         """It was answered: the run, environment or deployment of its reply is named."""
@@ -44,6 +44,8 @@ class Record:
         if isinstance(said, Mapping):
             pairs = ((name, said.get(name)) for name in _NAMES)
             self.named = {name: value for name, value in pairs if isinstance(value, str)}
+            if "resumed_from" in said:
+                self.named["resumed"] = True
 
     def failed(self, error: BaseException) -> None:
         cause = error.__cause__ if isinstance(error.__cause__, UserError) else error
@@ -102,22 +104,29 @@ class Audit:
             log.exception("a call of %s is missing in the audit log", call.tool)
 
     def runs_of(self, who: str, since: float = 0.0) -> list[str]:
-        """The runs that calls of `who` started or continued since then, oldest first."""
-        mark = f'"who":{json.dumps(who)}'.encode()
+        """The runs that calls of `who` started or resumed since then, oldest first.
+
+        Who is answered with a run that another call started, a probe asked for again, did not.
+        """
         found: dict[str, None] = {}
+        known: set[str] = set()
         try:
             file = open(self._home.audit, "rb")  # noqa: SIM115  the with below closes it
         except FileNotFoundError:
             return []
         with file:
             for raw in file:
-                if mark not in raw or b'"run_id"' not in raw or not raw.endswith(b"\n"):
+                if b'"run_id"' not in raw or not raw.endswith(b"\n"):
                     continue
                 try:
                     line = json.loads(raw)
-                    recent = line["time"] >= since and line["result"] == "ok"
-                    if recent and line["who"] == who and line["tool"] in STARTS:
-                        found[str(line["run_id"])] = None
+                    if line["result"] != "ok" or line["tool"] not in STARTS:
+                        continue
+                    run_id = str(line["run_id"])
+                    starts = run_id not in known or bool(line.get("resumed"))
+                    known.add(run_id)
+                    if starts and line["who"] == who and line["time"] >= since:
+                        found[run_id] = None
                 except (ValueError, KeyError, TypeError):
                     continue  # a line of somebody's editor
         return list(found)

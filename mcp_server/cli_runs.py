@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from engine.errors import UserError
 from engine.rows import TERMINAL
 from engine.run_dir import Home
 from engine.words import counted, size
@@ -83,23 +84,30 @@ def delete_runs(
     ] = False,
     home: HomeFolder = None,
     as_json: Json = False,
-) -> None:
+) -> int:
     """Free the disk space of runs: what was asked and what came of it stays on record."""
     where = at(home)
     chosen = verbs.deletable_runs(where, run_ids, force)
-    done = [
-        recorded(where, "delete_run", verbs.delete_run, run_id=run_id)
-        for run_id in chosen["run_ids"]
-    ]
+    done, warnings = [], list(chosen.get("warnings", []))
+    for run_id in chosen["run_ids"]:
+        try:
+            done.append(recorded(where, "delete_run", verbs.delete_run, run_id=run_id))
+        except (UserError, OSError) as error:
+            if len(chosen["run_ids"]) == 1:
+                raise
+            # The others are deleted all the same, and what was deleted has to be told.
+            warnings.append(f"{run_id} was not deleted: {error}")
+    warnings += [said for reply in done for said in reply.get("warnings", [])]
     freed = sum(reply["bytes"] for reply in done)
     reply = {
         "summary": f"{counted(len(done), 'run')} deleted, {size(freed)} freed; settings, results "
         "and spent hours stay on record.",
         "deleted": {reply["run_id"]: reply["bytes"] for reply in done},
         "bytes": freed,
-        "warnings": chosen.get("warnings", []),
+        "warnings": warnings,
     }
     show(reply if as_json else {**reply, "deleted": list(reply["deleted"]), "bytes": ""}, as_json)
+    return OK if len(done) == len(chosen["run_ids"]) else FAILED
 
 
 @command

@@ -39,15 +39,15 @@ def check_quota(
     """Raises UserError QUOTA when `key` may not start what this call would start.
 
     Of a day's hours a run counts with what it took; while it is open, with the cap it was given.
-    What an evaluation or a probe asks for is known when it is planned: see `afford_of`. A call
-    that was answered before starts nothing.
+    What an evaluation or a probe asks for is known when it is planned: see `afford_of`, which alone
+    counts the hours of a probe. A call that was answered before starts nothing.
     """
     audit = Audit(home)
     with Store(home) as store:
         if tool == "submit_train" and _answered(store, str(arguments.get("request_id", ""))):
             return
         mine = {name: row for name in audit.runs_of(key.name) if (row := _row(store, name))}
-        today = audit.runs_of(key.name, clock() - DAY_S)
+        used = _used(audit, store, key, clock() - DAY_S)
     going = [row.run_id for row in mine.values() if row.state in OPEN]
     if key.max_runs and len(going) >= key.max_runs:
         raise UserError(
@@ -57,9 +57,8 @@ def check_quota(
             hint=f'wait_run(run_id="{going[0]}") or cancel_run it, then call again.',
             retryable=True,
         )
-    if not key.gpu_hours_per_day:
+    if not key.gpu_hours_per_day or tool == "dry_run":
         return
-    used = sum(_hours(mine[name]) for name in today if name in mine)
     submits = tool == "submit_train"
     asked = float(arguments.get("max_gpu_hours", DEFAULT_HOURS)) if submits else 0.0
     left = key.gpu_hours_per_day - used
@@ -79,13 +78,22 @@ def _afford(home: Home, key: Key, clock: Callable[[], float], hours: float) -> f
 
     Raises UserError QUOTA when less than `hours` is left.
     """
-    today = Audit(home).runs_of(key.name, clock() - DAY_S)
     with Store(home) as store:
-        used = sum(_hours(row) for name in today if (row := _row(store, name)))
+        used = _used(Audit(home), store, key, clock() - DAY_S)
     hours, left = max(LEAST_HOURS, hours), key.gpu_hours_per_day - used
     if hours > left + ROUNDING:
         raise _too_much(key, used, hours, "Ask for fewer rows, attempts or models, or call later")
     return min(MARGIN * hours, left)
+
+
+def _used(audit: Audit, store: Store, key: Key, since: float) -> float:
+    """Hours of the runs that `key` started or resumed since then.
+
+    A run made before without a line of its own, in a home whose log was moved away, may be named
+    by a later one: only a resumed run is older than its day.
+    """
+    rows = (_row(store, name) for name in audit.runs_of(key.name, since))
+    return sum(_hours(row) for row in rows if row and (row.created >= since or row.attempt > 1))
 
 
 def _too_much(key: Key, used: float, asked: float, fit: str, field: str = "") -> UserError:

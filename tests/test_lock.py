@@ -140,3 +140,16 @@ def test_pip_refuses_a_file_that_is_not_what_the_lock_says(tmp_path: Path, hones
     )  # fmt: skip
     assert (done.returncode == 0) is honest, done.stderr
     assert honest or "DO NOT MATCH THE HASHES" in done.stderr
+
+
+@pytest.mark.parametrize(("given", "locked"), [("", False), ("0", False), ("1", True)])
+def test_only_a_setup_that_asks_for_the_lock_takes_it(tmp_path: Path, given: str, locked: bool):
+    said = subprocess.run(
+        ["make", "--dry-run", "setup", f"LOCKED={given}", f"VENV={tmp_path / 'venv'}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=25,
+        check=True,
+    ).stdout
+    assert ("--require-hashes" in said) is locked

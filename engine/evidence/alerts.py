@@ -4,6 +4,7 @@ Each alert is raised once, when its detector has spoken twice in a row, and agai
 silent for a while: a run must not cry at every step.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,7 +50,7 @@ class Watch:
         steps = [found for found in self.run.rollout_steps() if found <= step]
         for found in dict.fromkeys([*steps[:_START], *steps[-_START:]]):
             self._view(found)
-        self._against = against_start(self.run, step)
+        self._against = self._exam(step)
         for event in load_rows(self.run.events):
             self._recall(event, step)
         self._trim()
@@ -73,7 +74,7 @@ class Watch:
         if self._began is None:  # step 0 was examined before the first step
             self._began = first_exam(self.run, self.settings), gold_tokens(self.run)
         if any(name.startswith("heldout_") for name in values):
-            self._against = against_start(self.run, step)
+            self._against = self._exam(step)
         facts = Facts(
             self.algorithm,
             self.settings,
@@ -97,6 +98,12 @@ class Watch:
         self.active = {name: looks for name, looks in quiet.items() if name not in cleared}
         self.active |= dict.fromkeys([finding.id for finding in raised], 0)
         return raised, cleared
+
+    def _exam(self, step: int) -> Mapping[str, Any]:
+        """The last exam against step 0, at the level of all that this run will be looked at by."""
+        steps, every = self.settings.get("steps"), self.settings.get("eval_every")
+        planned = math.ceil(steps / every) if steps and every else 0
+        return against_start(self.run, step, planned=planned)
 
     def _view(self, step: int) -> None:
         view = view_of(step, load_rows(self.run.rollouts(step)), self.settings)

@@ -152,9 +152,12 @@ def _more_evidence(
     home: Home, first: Arm, other: Arm, found: Comparison
 ) -> tuple[list[str], list[dict[str, Any]]]:
     """What would settle an inconclusive comparison, in words and as calls: rows of the split that
-    were not asked yet, then attempts where they help, else rows that do not exist yet."""
+    were not asked yet, then attempts where they help, else rows that do not exist yet. Of seeds
+    taken together it is seeds: what lies between those no task takes away."""
     if found.outcome.verdict != "inconclusive" or found.measure is None:
         return [], []
+    if first.members or other.members:
+        return ["One more seed on each side would tell more than tasks or attempts."], []
     needed = tasks_wanted(found.outcome)
     split = str(load_config(home.run(first.source)).get("split") or "heldout")
     rows = split_rows(home, first.env_id, split)

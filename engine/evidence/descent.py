@@ -34,12 +34,24 @@ def started_from(run_dir: RunDir) -> str:
     return str(read_object(run_dir.config).get("model") or "")
 
 
-def unbeaten_start(run_dir: RunDir, config: Mapping[str, Any], step: int | None) -> dict[str, Any]:
-    """The model to go on with where the run's best checkpoint, of `step`, is no better than the
-    start on the half that chooses; {} where it is, or where nobody can tell.
+def better_start(
+    run_dir: RunDir, config: Mapping[str, Any], step: int | None, verdict: str
+) -> dict[str, Any]:
+    """The model to go on with where a run is not `better`, and either `worse` or its best
+    checkpoint, of `step`, no better than the start on the half that chooses; {} elsewhere.
 
-    Returns `model`, and `said`: the sentence with both levels.
+    Returns `model`, and `said`: the sentence.
     """
+    if verdict in ("better", "unknown"):
+        return {}
+    model = str(config.get("model") or "")
+    worse = {"model": model, "said": f"The start is better: go on with {model}."}
+    found = _unbeaten(run_dir, config, step)
+    return found or (worse if verdict == "worse" and model else {})
+
+
+def _unbeaten(run_dir: RunDir, config: Mapping[str, Any], step: int | None) -> dict[str, Any]:
+    """The start where no checkpoint beat it, {} where one did or nobody can tell."""
     if step is None:
         return {}
     sides = [only_half(load_rows(run_dir.evals(at)), "select") for at in (0, step)]

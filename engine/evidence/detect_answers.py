@@ -34,13 +34,12 @@ def length_grew(f: Facts) -> Finding | None:
     why = _own_doing(f)
     if level is None or not why:
         return None
-    lengths, now = f.of_views("length"), f.settings.get("max_tokens")
-    start = f.exam_start
+    now, (start, room) = f.settings.get("max_tokens"), _began(f)
     evidence = {
         "truncated_share": level,
-        "truncated_share_start": start.cut if start is not None else mean(f.of_views("cut")[:3]),
-        "length_start": start.length if start is not None else mean(lengths[:3]),
-        "length": mean(window(lengths)),
+        "truncated_share_start": room,
+        "length_start": start,
+        "length": mean(window(f.of_views("length"))),
         "max_tokens": now,
         "gold_tokens": f.gold_tokens,
         "reward_when_cut": mean_or_none(window(f.of_views("cut_reward"))),
@@ -56,17 +55,24 @@ def _own_doing(f: Facts) -> str:
 
     Answers that get longer while more of them are right are learning to use the room.
     """
-    lengths, cuts = f.of_views("length"), f.of_views("cut")
+    lengths = f.of_views("length")
     paid = mean_or_none(window(f.of_views("whole_reward"))) is not None and cut_is_paid(f)
     if (mean_or_none(window(f.of_views("out_of_turns"))) or 0.0) > 0.5 * at.TRUNCATED:
         return ""
     if len(lengths) >= at.LEAST and not (learning(f) and not paid):
-        start = mean(lengths[:3]) if f.exam_start is None else f.exam_start.length
-        room = mean(cuts[:3]) if f.exam_start is None else f.exam_start.cut
-        now = mean(window(lengths))
+        (start, room), now = _began(f), mean(window(lengths))
         if room <= at.TRUNCATED and now >= at.LENGTH_UP * start:
             return f"at the start {room:.0%} were: their length grew from {start:.3g} to {now:.3g}"
     return "earn as much as the others, though hardly one is right" if paid else ""
+
+
+def _began(f: Facts) -> tuple[float, float]:
+    """Length and cut share at the start: of the exam before training or of the first rollouts,
+    whichever is more. The exam is greedy, and sampled answers are longer without any training."""
+    lengths, cuts = f.of_views("length"), f.of_views("cut")
+    if f.exam_start is None:
+        return mean(lengths[:3]), mean(cuts[:3])
+    return max([f.exam_start.length, *lengths[:1]]), max([f.exam_start.cut, *cuts[:1]])
 
 
 def _cut_exam(f: Facts) -> Finding | None:

@@ -162,6 +162,8 @@ def _cooled_at_once(f: Facts) -> Finding | None:
         return None
     if found["difference"] > 0 or f.verdict.get("verdict") == "better":
         return None
+    if found["metric"] == "success" and found["after"] >= 1 - at.UNPARSED:
+        return None  # nothing was left to explore for
     groups = f.series("groups_effective")
     evidence = {
         "entropy_start": start,

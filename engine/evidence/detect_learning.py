@@ -73,7 +73,7 @@ def too_short(f: Facts) -> Finding | None:
     losses, solved = f.curve("heldout_loss"), [value for _, value in f.curve("heldout_success")]
     if len(losses) < at.OVERFIT_EVALS or not solved or max(solved) > at.SOLVED_NEVER:
         return None
-    (_, middle), (last_step, last) = losses[len(losses) // 2 - 1], losses[-1]
+    (_, middle), (last_step, last) = losses[(len(losses) - 1) // 2], losses[-1]
     if not f.verdict or last > min(value for _, value in losses):
         return None
     if last > (1 - at.STILL_FALLING) * middle:
@@ -181,15 +181,21 @@ def underpowered(f: Facts) -> Finding | None:
     what = f"{n} reported tasks show a change of {shown} or more; a smaller one stays in the noise."
     have, training = f.heldout_rows, f.algorithm != "evaluate"
     wanted = 2 * needed if needed and training else needed  # half of a run's tasks are reported
-    if have is not None and (wanted is None or wanted > have):
+    name = "eval_rows" if training else "rows"
+    now = f.settings.get(name)
+    used = now if isinstance(now, int) else 2 * n if training else n
+    if have is not None:
         evidence["heldout_rows"] = have
+    if have is not None and used >= have:
         half = "; a run reports on half of them" if training else ""
         lever = Lever(edit=more_rows(wanted, have) + half)
-    elif training:
-        also = "half of them are reported; the environment needs as many held-out tasks"
-        lever = Lever("eval_rows", f.settings.get("eval_rows"), wanted, also)
-    else:
-        lever = Lever("rows", f.settings.get("rows"), wanted)
+    else:  # the gap halves with four times the tasks, where nobody can say how many it takes
+        to, also = wanted or 4 * used, "half of them are reported" if training else ""
+        if have is None and training:
+            also += "; the environment needs as many held-out tasks"
+        elif have is not None and to > have:
+            to = have
+        lever = Lever(name, now, to, also)
     return Finding("underpowered", what, evidence, lever, "evidence", "changed")
 
 

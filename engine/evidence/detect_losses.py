@@ -5,6 +5,7 @@ from typing import Any
 from engine.evidence import thresholds as at
 from engine.evidence.detect_groups import rounded_part
 from engine.evidence.findings import Finding, Lever
+from engine.evidence.kept import sentence_of
 from engine.evidence.stats import ALPHA
 from engine.evidence.views import Facts, mean, mean_or_none, window
 
@@ -42,8 +43,7 @@ def _why(f: Facts) -> tuple[str, Lever]:
     found = f.against_start
     before, after = found["reward_before"], found["reward_after"]
     if f.algorithm == "grpo" and found["metric"] == "success":
-        top = max(1.0, abs(before or 0.0), abs(after or 0.0))
-        if before is not None and after is not None and after >= before - at.SUCCESS_FOLLOWS * top:
+        if before is not None and after is not None and _held(found):
             paid = f"while the reward went from {before:.2g} to {after:.2g}"
             return f", {paid}", Lever(edit=_PAY)
         if cut_is_paid(f, at_start=before):
@@ -56,6 +56,14 @@ def _why(f: Facts) -> tuple[str, Lever]:
     return "", Lever("learning_rate", rate, to, "from the start again: this run forgot it")
 
 
+def _held(found: Any) -> bool:
+    """Whether the reward fell by much less than success did: a reward that is success falls with
+    it, by however little that is."""
+    before, after = found["reward_before"], found["reward_after"]
+    top, fell = max(1.0, abs(before), abs(after)), found["before"] - found["after"]
+    return before - after < min(at.SUCCESS_FOLLOWS, at.HELD_PART * fell) * top
+
+
 _PAY = "score(): it pays what is no success; see the best answers, push, train from the start"
 _CUT_PAY = (
     "score(): pay nothing for length or for an answer that is cut; push, train from the start"
@@ -64,8 +72,9 @@ _CUT_PAY = (
 
 def cut_is_paid(f: Facts, *, at_start: float | None = None) -> bool:
     """Whether an answer that is cut earns about what the others do, and not next to nothing, nor
-    because it was right before it was cut."""
-    if mean(window(f.of_views("cut_solved")) or [0.0]) > at.SOLVED_NEVER:
+    because it was right before it was cut: where nobody says what is right, nobody can tell."""
+    solved = window(f.of_views("cut_solved"))
+    if not solved or mean(solved) > at.SOLVED_NEVER:
         return False
     cut, pay = window(f.of_views("cut")), window(f.of_views("cut_reward"))
     reward = window(f.of_views("reward"))
@@ -88,16 +97,12 @@ def forgetting(f: Facts) -> Finding | None:
     mix = "mix 10 to 30 % rows of what the model could do before into the training rows"
     if own:
         edit = f"{mix}, fewer steps, and train from the start again"
-        return Finding("forgetting", _first(found), evidence, Lever(edit=edit), "sft")
+        return Finding("forgetting", sentence_of(lost), evidence, Lever(edit=edit), "sft")
     by = ", ".join(since["lost_by"]) or "a run before it"
     evidence |= {"base": since["base"], "lost_by": since["lost_by"]}
     edit = f"{mix} of {by} and train that again: a child cannot win back what its parent lost"
-    what = f"Inherited from {by}: {_first(found)}"
+    what = f"Inherited from {by}: " + sentence_of(lost, f" since {since['base']}")
     return Finding("forgetting", what, evidence, Lever(edit=edit), "sft", severity="medium")
-
-
-def _first(found: Any) -> str:
-    return str(found["summary"]).partition(". ")[0].rstrip(".") + "."
 
 
 def _level(value: float | None, rate: bool, *, sign: bool = False) -> str:

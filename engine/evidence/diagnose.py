@@ -236,7 +236,7 @@ def _looked_at(facts: Facts) -> dict[str, Any]:
 
 def _sentence(row: RunRow, facts: Facts, findings: Sequence[Finding]) -> str:
     start = facts.verdict.get("go_on_with")
-    said = f" No checkpoint beat the start: go on with {start}." if start else ""
+    said = f" The start was not beaten: go on with {start}." if start else ""
     return _found_sentence(row, facts, findings) + said
 
 

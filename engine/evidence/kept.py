@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.evidence.descent import line_of, started_from
-from engine.evidence.results import Row, load_rows, rounded, rounded_ends, side
-from engine.evidence.stats import ALPHA, PairedVerdict, paired_verdict
+from engine.evidence.results import Measure, Row, load_rows, rounded, rounded_ends, side
+from engine.evidence.stats import ALPHA, PairedVerdict, holm, paired_verdict
 from engine.run_dir import RunDir
 
 # The worst first: a run's word is that of its worst battery.
@@ -35,7 +35,7 @@ def kept_skills(run_dir: RunDir) -> dict[str, Any]:
     if not before:
         return {}
     found = _compared(before, after)
-    said = " ".join(_sentence(battery) for battery in found["batteries"])
+    said = " ".join(sentence_of(battery) for battery in found["batteries"])
     base = _against_base(run_dir, after)
     return found | {"summary": said} | ({"against_base": base} if base else {})
 
@@ -59,7 +59,15 @@ def every_battery(kept: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _compared(before: Sequence[Row], after: Sequence[Row]) -> dict[str, Any]:
     """`verdict` and `batteries` of two sets of answers; `before` holds one at least."""
     names = list(dict.fromkeys(str(row.get("battery")) for row in before))
-    batteries = [_battery(name, _of(before, name), _of(after, name)) for name in names]
+    sides = [(_of(before, name), _of(after, name)) for name in names]
+    judged = [paired_verdict(*(side(rows, _measure(old)) for rows in (old, new)))
+              for old, new in sides]  # fmt: skip
+    # Each battery is a chance to call luck a loss: Holm over those of one comparison.
+    levels = iter(holm([found.p for found in judged if found.p is not None]))
+    batteries = [
+        _battery(name, *pair, found, None if found.p is None else next(levels))
+        for name, pair, found in zip(names, sides, judged, strict=True)
+    ]
     words = {battery["verdict"] for battery in batteries}
     return {"verdict": next(w for w in WORDS if w in words), "batteries": batteries}
 
@@ -73,7 +81,7 @@ def _against_base(run_dir: RunDir, after: Sequence[Row]) -> dict[str, Any]:
         return {}
     found, base = _compared(before, after), started_from(first)
     lost_by = [run.id for run in (first, *later) if _forgot(run)]
-    said = [_sentence(battery, f" since {base}") for battery in found["batteries"]]
+    said = [sentence_of(battery, f" since {base}") for battery in found["batteries"]]
     if found["verdict"] == "forgotten" and lost_by:
         said.append(f"Lost by {', '.join(lost_by)}.")
     return {"base": base} | found | {"summary": " ".join(said), "lost_by": lost_by}
@@ -88,13 +96,17 @@ def _of(rows: Sequence[Row], battery: str) -> list[Row]:
     return [row for row in rows if str(row.get("battery")) == battery]
 
 
-def _battery(name: str, before: Sequence[Row], after: Sequence[Row]) -> dict[str, Any]:
-    measure = "success" if all(isinstance(r.get("success"), bool) for r in before) else "reward"
-    found = paired_verdict(side(before, measure), side(after, measure))
+def _measure(before: Sequence[Row]) -> Measure:
+    return "success" if all(isinstance(r.get("success"), bool) for r in before) else "reward"
+
+
+def _battery(
+    name: str, before: Sequence[Row], after: Sequence[Row], found: PairedVerdict, p: float | None
+) -> dict[str, Any]:
     return {
         "battery": name,
-        "verdict": _word(found),
-        "metric": measure,
+        "verdict": _word(found, p),
+        "metric": _measure(before),
         "before": rounded(found.before),
         "after": rounded(found.after),
         "difference": rounded(found.diff),
@@ -108,10 +120,11 @@ def _battery(name: str, before: Sequence[Row], after: Sequence[Row]) -> dict[str
     }
 
 
-def _word(found: PairedVerdict) -> str:
+def _word(found: PairedVerdict, p: float | None) -> str:
+    """`p` is corrected for the other batteries."""
     if found.verdict == "unknown":
         return "unknown"
-    if found.verdict in ("worse", "better"):
+    if found.verdict in ("worse", "better") and (p is None or p < ALPHA):
         return "forgotten" if found.verdict == "worse" else "improved"
     lost = found.diff is not None and found.diff < 0
     perhaps = found.p is not None and found.p < _PERHAPS and found.verdict != "no_difference"
@@ -138,7 +151,8 @@ def _mean(rows: Sequence[Mapping[str, Any]]) -> float | None:
     return rounded(sum(values) / len(values)) if values else None
 
 
-def _sentence(battery: Mapping[str, Any], since: str = "") -> str:
+def sentence_of(battery: Mapping[str, Any], since: str = "") -> str:
+    """A battery's comparison in one sentence; `since` names with what it is compared."""
     name = battery["battery"]
     if battery["verdict"] == "unknown":
         return f"Kept skills{since} ({name}): unknown, {battery['reason']}."

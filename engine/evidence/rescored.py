@@ -1,5 +1,6 @@
 """What a fresh env process says of a run's answers: are its rewards those of its answers alone?"""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ def rescored(run_dir: RunDir) -> dict[str, Any]:
 
 
 def moved(found: Mapping[str, Any]) -> bool:
-    """Whether rewards hang on what the process did before.
+    """Whether rewards hang on what the process did before: two fresh ones agree against it.
 
     Chance is no such thing: not where the audit found it, nor where two fresh processes disagree.
     Behind a network others may have changed their minds too; there it takes more.
@@ -24,7 +25,8 @@ def moved(found: Mapping[str, Any]) -> bool:
     if chance or not found.get("scored") or not found.get("examples"):
         return False
     tolerated = at.RESCORED_OUTSIDE if found.get("network") else at.RESCORED
-    return found["differing"] > tolerated * found["scored"]
+    least = max(at.RESCORED_LEAST, math.floor(tolerated * found["scored"]) + 1)
+    return found.get("confirmed", 0) >= least
 
 
 def warnings(run_dir: RunDir) -> list[str]:

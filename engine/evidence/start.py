@@ -13,20 +13,25 @@ from engine.run_dir import RunDir, read_lines
 _TASK_BYTES = 2_000_000  # of task rows, enough to know how long answers are
 
 
-def against_start(run: RunDir, upto: int | None = None) -> dict[str, Any]:
+def against_start(run: RunDir, upto: int | None = None, *, planned: int = 0) -> dict[str, Any]:
     """The last exam (of a step up to `upto`) against step 0, task by task on the half that every
-    exam asks; {} before there is one. See `fallen`."""
+    exam asks; {} before there is one. See `fallen`.
+
+    Who looks at every exam and stops at the first that speaks gives how many are `planned`: each is
+    a chance to be wrong, the first one as much as the last.
+    """
     steps = [step for step in run.eval_steps() if step > 0 and (upto is None or step <= upto)]
     if not steps:
         return {}
     taught = taught_tasks(run)
     before, after = (_asked(untaught(load_rows(run.evals(at)), taught)) for at in (0, steps[-1]))
-    return fallen(before, after, steps[-1], len(steps)) if before and after else {}
+    looks = max(len(steps), planned)
+    return fallen(before, after, steps[-1], looks) if before and after else {}
 
 
 def fallen(before: Sequence[Row], after: Sequence[Row], step: int, exams: int) -> dict[str, Any]:
     """A comparison's numbers, with the `step` of the later exam, how many `exams` there were to
-    look at, and `before`, `after` of what is compared and of the reward."""
+    look at in all, and `before`, `after` of what is compared and of the reward."""
     found = compare_rows(before, after)
     rewards = [_reward(rows) for rows in (before, after)]
     return found.as_dict() | {

@@ -91,6 +91,8 @@ PARSED_NEVER = 0.3
 REWARD_ERRORS = 0.05
 # Answers that another env process pays otherwise: what the audit tolerates of a scorer...
 RESCORED = audit.UNSTABLE
+# ...but of so few that one is no share: an answer may be random itself, as a program that draws is.
+RESCORED_LEAST = 2
 # ...and where a network is allowed, so that a judge outside may have changed its mind: a quarter of
 # 24 are six, and that two fresh processes agree on more than six by chance is under one in 100.
 RESCORED_OUTSIDE = 0.25
@@ -114,6 +116,8 @@ FORM_FULL, FORM_RISE = 0.9, 0.2
 # moved by (of its own top), did not follow the reward.
 SUCCESS_FOLLOWS = 0.05
 FOLLOWS_PART = 0.3
+# A reward that lost less than this part of what success lost was content with the fall.
+HELD_PART = 0.5
 # Wrong answers that came to earn this part of what right ones earn (the audit's measure of a risk);
 # and the part of the reward's rise that is not for becoming right: half of it is no by-product.
 WRONG_PAYS = 0.5

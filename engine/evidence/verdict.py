@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.clean import Redactor, clip, redactor_for
-from engine.evidence.descent import unbeaten_start
+from engine.evidence.descent import better_start
 from engine.evidence.kept import kept_skills, losses
 from engine.evidence.looks import caution, exam_use
 from engine.evidence.rescored import warnings as rescored_warnings
@@ -255,9 +255,8 @@ def _training_verdict(
     result["warnings"] = shared_rows(run_dir) + forgot + warnings + ([often] if often else [])
     result |= _expectation(config, found.outcome.verdict)
     said = [sentence(found, "held-out ")]
-    if found.outcome.verdict not in ("better", "unknown") and (
-        start := unbeaten_start(run_dir, config, sides.step)
-    ):
+    word = found.outcome.verdict
+    if start := better_start(run_dir, config, sides.step, word):
         said.append(start["said"])
         result["go_on_with"] = start["model"]
     result["summary"] = " ".join([*said, *forgot])
@@ -382,7 +381,7 @@ def show_change(value: float | None, measure: Measure) -> str:
     if value is None:
         return "?"
     if measure != "success":
-        return f"{value:+.3g}"
+        return f"{0.0 if abs(value) <= NEGLIGIBLE else value:+.3g}"
     hidden = NEGLIGIBLE < abs(value) < 0.0005
     return f"{100 * value:+.1g}" if hidden else f"{100 * value:+.1f}"
 

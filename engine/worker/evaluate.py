@@ -5,7 +5,7 @@ and told apart by their adapters. One attempt is greedy; several sample at tempe
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +54,11 @@ def evaluate(job: Job) -> dict[str, Any]:
             for index, model in enumerate(models):
                 if model["base_path"] != base_path:
                     continue
-                # Of the last model alone: by then the environment has scored all the others.
-                last = len(results) + 1 == len(models)
-                with _rescoring(job, bench) if last else nullcontext() as begin:
-                    with adapter(bench, model["adapter"], weights):
-                        groups = _play(
-                            job, index, model["ref"], tasks, half, stage, bench, attempts
-                        )
-                    if begin is not None:
+                with adapter(bench, model["adapter"], weights):
+                    groups = _play(job, index, model["ref"], tasks, half, stage, bench, attempts)
+                if len(results) + 1 == len(models):
+                    # Of the last model alone: by now the environment has scored all the others.
+                    with _rescoring(job, bench) as begin:
                         begin(job.run.model_evals(index), "", {task["id"]: task for task in tasks})
                 results[index] = _result(model["ref"], groups, len(all_tasks) - len(tasks))
                 job.event("evaluated", f"{model['ref']}: {_line(results[index])}", **results[index])

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from engine import rescore
+from engine.errors import UserError
 from engine.files import Appender
 from engine.registry import find_env
 from engine.worker import heldout
@@ -202,6 +203,11 @@ class Exam:
             yield lambda *_: None
             return
         job = self.job
-        record = find_env(job.run.home, job.config["env_id"])
+        try:
+            record = find_env(job.run.home, job.config["env_id"])
+        except (UserError, OSError) as problem:
+            job.event("rescore_skipped", str(problem)[:300])
+            yield lambda *_: None
+            return
         with rescore.beside(job.run, record, lambda why: job.event("rescore_skipped", why)) as it:
             yield it

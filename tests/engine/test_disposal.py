@@ -1,17 +1,19 @@
 """Runs thrown away: what is refused, what goes, what stays."""
 
 import json
+import os
 
 import pytest
 from answered import answer, evaluation, push, training
 from command_line import call
 
-from engine import curate, launcher, runs
+from engine import curate, disposal, launcher, runs, salvage, submit
 from engine.errors import UserError
 from engine.evidence import chain, looks
-from engine.files import write_json
-from engine.run_dir import Home
+from engine.files import take_lock, write_json
+from engine.run_dir import Home, RunDir
 from engine.store import NewRun, Store
+from mcp_server import verbs
 
 GOOD = [answer("1+1", "2", 1.0), answer("1+1", "3", 0.0, 1)]
 
@@ -135,3 +137,148 @@ def test_a_prefix_is_taken_and_said_and_options_before_delete_are_refused(home: 
     assert told.exit_code == 2 and run.checkpoints.exists()
     done = call("runs", "delete", run.id[:-2], "--json")
     assert f"run {run.id[:-2]!r} was taken as {run.id}" in json.loads(done.stdout)["warnings"]
+
+
+def failed(home: Home, env_id: str) -> RunDir:
+    """A run that failed at a checkpoint: one that may be resumed."""
+    with Store(home) as store:
+        row = store.insert_run(
+            NewRun("arith-sft", "train", "sft", env_id, "pebble"),
+            lambda run_id: home.run(run_id).create(),
+        )
+        store.set_state(row.run_id, "cancelled", only_from={"queued"})
+    run = home.run(row.run_id)
+    write_json(run.config, {"kind": "train", "settings": {}})
+    run.checkpoint(1).mkdir(parents=True)
+    return run
+
+
+def test_a_run_resumed_while_it_is_about_to_be_deleted_keeps_its_checkpoints(
+    home: Home, env_id: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(launcher, "reap", lambda home: None)  # nothing is started
+    run = failed(home, env_id)
+    # The report is written between the look at the state and the marker.
+    monkeypatch.setattr(
+        disposal, "write_report", lambda home, run_id: runs.submit(home, resume=run_id)
+    )
+    with pytest.raises(UserError) as refusal:
+        disposal.delete_run(home, run.id)
+    assert refusal.value.code == "RUN_STATE" and "is queued" in refusal.value.message
+    assert run.checkpoint(1).exists() and not run.deleted.exists()
+
+
+def test_a_run_deleted_while_it_is_about_to_be_resumed_stays_ended(
+    home: Home, env_id: str, monkeypatch: pytest.MonkeyPatch
+):
+    run = failed(home, env_id)
+    # The last thing that a resume looks at before its transaction.
+    monkeypatch.setattr(
+        submit, "check_hours_left", lambda home, store: disposal.delete_run(home, run.id)
+    )
+    with pytest.raises(UserError) as refusal:
+        runs.submit(home, resume=run.id)
+    assert refusal.value.code == "RUN_STATE" and "deleted" in refusal.value.message
+    with Store(home) as store:
+        assert store.get_run(run.id).state == "cancelled"
+
+
+def starting(home: Home, name: str) -> tuple[str, int]:
+    """A deployment that lives and is not ready: its id, and the lock that says it lives."""
+    with Store(home) as store:
+        row = store.add_deployment(
+            base_name="pebble", base_path="/base", adapters=[], serve_base=False, memory_bytes=1
+        )
+    folder = home.deployment(row.deployment_id)
+    folder.path.mkdir(parents=True)
+    adapters = [{"name": name, "path": "/adapter"}]
+    write_json(folder.config, {"base_path": "/base", "base_name": "pebble", "adapters": adapters})
+    lock = take_lock(folder.alive)
+    assert lock is not None
+    return row.deployment_id, lock
+
+
+def test_a_run_that_a_deployment_is_starting_with_is_only_deleted_by_force(home: Home, env_id: str):
+    run = trained(home, env_id)
+    deployment_id, lock = starting(home, f"{run.id}@best")
+    try:
+        told = call("runs", "delete", run.id)
+        assert told.exit_code == 2 and deployment_id in told.stderr
+        assert run.checkpoints.exists()
+        (row,) = salvage.deployment_rows(home)
+        assert row["adapters"] == [{"name": f"{run.id}@best", "path": "/adapter"}]
+        assert (row["state"], row["serve_base"]) == ("starting", False)
+    finally:
+        os.close(lock)
+    assert call("runs", "delete", run.id).exit_code == 0, "nothing is starting any more"
+
+
+def test_what_was_deleted_is_told_when_one_of_several_could_not_be(
+    home: Home, env_id: str, monkeypatch: pytest.MonkeyPatch
+):
+    first, second, third = (trained(home, env_id) for _ in range(3))
+    delete = disposal.delete_run
+
+    def refuse_second(home: Home, run_id: str):
+        if run_id == second.id:
+            raise UserError("RUN_STATE", f"{run_id} is queued")
+        return delete(home, run_id)
+
+    monkeypatch.setattr(disposal, "delete_run", refuse_second)
+    told = call("runs", "delete", first.id, second.id, third.id, "--json")
+    reply = json.loads(told.stdout)
+    assert told.exit_code == 1
+    assert list(reply["deleted"]) == [first.id, third.id]
+    assert [second.id in said and "is queued" in said for said in reply["warnings"]] == [True]
+
+
+def test_links_in_a_run_go_and_what_they_lead_to_stays(home: Home, env_id: str, tmp_path):
+    run = trained(home, env_id)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for path in (run.checkpoints, run.evals(1)):
+        kept = elsewhere / path.name
+        path.rename(kept)
+        path.symlink_to(kept)
+    answers = (elsewhere / run.evals(1).name).read_bytes()
+    done = call("runs", "delete", run.id, "--json")
+    said = json.loads(done.stdout)["warnings"]
+    assert [str(elsewhere) in warning for warning in said] == [True, True]
+    assert not run.checkpoints.is_symlink() and not run.evals(1).is_symlink()
+    assert run.evals(1).read_bytes() == b"" and answers
+    assert (elsewhere / run.evals(1).name).read_bytes() == answers
+    assert (elsewhere / "checkpoints" / "step_000001" / "adapter_model.safetensors").exists()
+
+
+def test_a_folder_of_evaluations_that_is_a_link_is_replaced_by_names(
+    home: Home, env_id: str, tmp_path
+):
+    run = trained(home, env_id)
+    run.evals_dir.rename(tmp_path / "evals")
+    run.evals_dir.symlink_to(tmp_path / "evals")
+    disposal.delete_run(home, run.id)
+    assert run.eval_steps() == [1] and run.evals(1).stat().st_size == 0
+    assert (tmp_path / "evals" / run.evals(1).name).stat().st_size > 0
+
+
+def test_what_could_not_be_removed_is_said(
+    home: Home, env_id: str, monkeypatch: pytest.MonkeyPatch
+):
+    run = trained(home, env_id)
+    monkeypatch.setattr(disposal.shutil, "rmtree", lambda path, ignore_errors: None)
+    said = disposal.delete_run(home, run.id)["warnings"]
+    assert f"{run.checkpoints} could not be removed and is still there" in said
+
+
+def test_nothing_of_a_deleted_run_is_suggested(home: Home, env_id: str):
+    run = trained(home, env_id)
+    assert verbs.wait_run(home, run.id)["next"]
+    disposal.delete_run(home, run.id)
+    assert verbs.wait_run(home, run.id)["next"] == []
+    assert "its files were deleted" in verbs.read_logs(home, run.id)["summary"]
+    judged = evaluation(home, env_id, {"pebble": GOOD})
+    disposal.delete_run(home, judged.id)
+    for gone in (run, judged):
+        with pytest.raises(UserError) as refusal:
+            verbs.read_rollouts(home, gone.id)
+        assert "its files were deleted" in refusal.value.message

@@ -311,6 +311,17 @@ def test_scoring_again_costs_no_start_that_was_not_there(home: Home, write, monk
     assert len(started) == 2 and pushed["audit"]["fresh_process"]["scored"] == 24
 
 
+def test_the_tasks_are_asked_for_again_before_a_score_has_thrown_the_same_dice(home: Home, write):
+    code = DOUBLES.replace("range(self.rows)", "random.sample(range(10**6), 20)").replace(
+        "def score(self, task, completion):",
+        "def score(self, task, completion):\n            random.random()",
+    )
+    indent = code[: len(code) - len(code.lstrip())].rpartition("\n")[2]
+    pushed = push_env(home, write(f"{indent}import random; random.seed(7)\n{code.lstrip(chr(10))}"))
+    assert pushed["audit"]["fresh_process"]["scored"] == 24
+    assert not any("gave other rows" in said for said in pushed["warnings"])
+
+
 def test_an_environment_that_is_slow_to_start_is_not_started_again(home: Home, write, monkeypatch):
     monkeypatch.setattr(push, "PUSH_SECONDS", 4.0)
     monkeypatch.setattr(push, "CALL_SECONDS", 0.5)

@@ -1,5 +1,7 @@
 """Some of an exam's answers are scored again by a process that has scored nothing else."""
 
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from engine import rescore
 from engine.evidence.rescored import moved, rescored, warnings
 from engine.registry import find_env, read_tasks
 from engine.run_dir import Home, RunDir
+from envs.pipe import Pipe
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -134,3 +137,37 @@ def test_a_scorer_that_is_slow_is_asked_for_a_few_seconds_only(
     monkeypatch.setattr(rescore, "SECONDS", 0.0)
     found = rescored(asked(home, push(home, tmp_path / "a"), sums(60)))
     assert (found["asked"], found["scored"], found["why"]) == (24, 0, "the time was up")
+
+
+def test_a_caller_that_fails_does_not_wait_for_an_environment_that_loads_slowly(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    env_id = push(home, tmp_path / "a")
+    run, record = training(home, env_id, evals={3: sums(5)}), find_env(home, env_id)
+    source = record.source / "environment.py"
+    source.write_text("import time\ntime.sleep(600)\n" + source.read_text())
+    loading, greet = threading.Event(), Pipe.greet
+
+    def seen(pipe: Pipe, seconds: float) -> Any:
+        loading.set()
+        return greet(pipe, seconds)
+
+    monkeypatch.setattr(Pipe, "greet", seen)
+    began = time.monotonic()
+    with pytest.raises(KeyError), rescore.beside(run, record, lambda _: None):
+        assert loading.wait(20)
+        raise KeyError("cancelled")
+    assert time.monotonic() - began < 20 < record.limits.start_seconds
+    assert not run.rescored.exists()
+
+
+def test_a_fault_beside_a_run_is_told_and_costs_it_nothing(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    env_id = push(home, tmp_path / "a")
+    run, record = training(home, env_id, evals={3: sums(5)}), find_env(home, env_id)
+    monkeypatch.setattr(rescore, "score_again", lambda *_: 1 / 0)
+    told: list[str] = []
+    with rescore.beside(run, record, told.append) as begin:
+        begin(run.evals(3), "", {task["id"]: task for task in read_tasks(record)})
+    assert told == ["ZeroDivisionError: division by zero"] and not run.rescored.exists()

@@ -477,6 +477,21 @@ def test_the_same_probe_is_one_run_and_gives_its_result_when_done(bench, env):
     bench.until_state(bench.home.run("sums-probe-2"), "done")
 
 
+def test_a_probe_that_was_made_before_is_read_whatever_may_be_afforded(bench, env):
+    ask = {"env_id": env, "model": "pebble", "settings": {"group_size": 4}, "samples": 3}
+    first = runs.submit_probe(bench.home, **ask, afford=lambda hours: 0.5)
+
+    def nothing_left(hours: float) -> float:
+        raise UserError("QUOTA", "nothing is left")
+
+    assert runs.submit_probe(bench.home, **ask, afford=nothing_left)["run_id"] == first["run_id"]
+    bench.until_state(bench.home.run(first["run_id"]), "done")
+    again = runs.submit_probe(bench.home, **ask, afford=nothing_left)
+    assert again["run_id"] == first["run_id"] and again["result"]["verdict"] == "better"
+    with pytest.raises(UserError, match="nothing is left"):
+        runs.submit_probe(bench.home, **(ask | {"samples": 4}), afford=nothing_left)
+
+
 def test_the_overview_pages_through_runs_and_names_what_there_is(busy, bench, env):
     for _ in range(4):
         submit(bench.home, env)

@@ -8,6 +8,7 @@ import pytest
 
 from envs import Task
 from envs.audit import audit, play
+from envs.headline import headline
 from envs.json_schema import schema_errors
 from envs.rewards import choice, exact, json_value, last_number, number
 
@@ -231,6 +232,54 @@ def test_a_reward_that_depends_on_what_came_before_is_flagged():
     assert any("it keeps a state" in text for text in found["problems"])
 
 
+class Stumbling(Scorer):
+    """A scorer that is right, but for some calls of its process."""
+
+    def __init__(self, wrong: set[int], error: str | None) -> None:
+        super().__init__(lambda task, text: exact(text, task.answer_text))
+        self.wrong, self.error, self.calls = wrong, error, 0
+
+    def score(self, task: Any, completion: str) -> dict[str, Any]:
+        self.calls += 1
+        said = super().score(task, completion)
+        failed = {"reward": 0.0, "success": False, "error": self.error}
+        return said | failed if self.calls in self.wrong else said
+
+
+@pytest.mark.parametrize(
+    ("before", "afresh", "error"),
+    [
+        (set(), {2}, "score() did not answer within 10 s"),
+        (set(), {2, 6, 9}, "score() did not answer within 10 s"),
+        ({30}, set(), "score() did not answer within 10 s"),
+        ({1}, {1}, None),  # its first call is slower than a limit of its own
+    ],
+)
+def test_a_call_that_goes_wrong_once_makes_no_risk(before: set, afresh: set, error: str | None):
+    scorer, fresh = Stumbling(before, error), lambda: Stumbling(afresh, error)
+    found = audit(scorer, NUMBERS, "single", budget_s=60, fresh=fresh)
+    assert (found["risks"], found["deterministic"], found["order_dependent"]) == ([], True, False)
+    assert found["fresh_process"]["scored"] == 24 and found["fresh_process"]["differing"] == 0
+
+
+def test_one_answer_that_is_random_itself_makes_no_risk():
+    drawn = {"reward": 0.0}
+
+    def mostly(task: Task, text: str) -> float:
+        return (
+            drawn["reward"] if task.id == "n10" and text == "20" else exact(text, task.answer_text)
+        )
+
+    def fresh() -> Scorer:
+        drawn["reward"] += 0.3
+        return Scorer(mostly)
+
+    rows = NUMBERS[:2]
+    found = audit(Scorer(mostly), rows, "single", budget_s=60, fresh=fresh)
+    assert found["fresh_process"]["wavering"] == 1 and found["deterministic"]
+    assert not {"unstable", "fresh process"} & set(found["risks"])
+
+
 def test_a_reward_that_believes_the_first_answer_of_a_task_is_flagged():
     firsts: dict[str, str] = {}
 
@@ -445,6 +494,8 @@ def test_pay_that_rises_with_the_length_of_nothing_is_a_weakness():
     more = verdict(lambda task, text: float(text.split()[:1] == [task.answer_text]) * (
         0.8 + 0.2 * (len(text) > 99)))  # fmt: skip
     assert "pays for length" in more["weaknesses"]
+    said = headline([], more["weaknesses"], more["probes"], (0, 40), "40 rows")
+    assert "pays for length (gold 0.80, with junk behind it 1.00)" in said
 
 
 def test_pay_for_any_words_at_all_is_no_pay_for_length():

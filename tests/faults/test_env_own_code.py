@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine import dry_run, push, runs
+from engine import dry_run, launcher, push, runs
 from engine.errors import UserError
 from engine.registry import find_env
 from engine.run_dir import Home
@@ -150,8 +150,9 @@ FORGERS = {
 
 @pytest.mark.parametrize("name", FORGERS)
 def test_a6_a_reward_that_changes_in_the_middle_of_its_process_is_refused(
-    home: Home, tmp_path: Path, name: str
+    home: Home, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(launcher.TEST_WORKER, "none")  # the machine's speed need not be measured
     pushed = push.push_env(home, write_env(tmp_path / "sums", FORGERS[name]), roots=[tmp_path])
     assert pushed["audit"]["risks"] == ["fresh process"]
     found = pushed["audit"]["fresh_process"]

@@ -6,6 +6,7 @@ import resource
 import time
 from urllib.parse import urlsplit
 
+import httpx2
 import psutil
 import pytest
 from http_server import client_of, listening
@@ -22,8 +23,12 @@ ANSWER_S = 40.0  # another client's call in the middle of it
 
 
 def server_of(home: Home) -> psutil.Process:
-    found = psutil.Process().children()
-    return next(process for process in found if str(home.root) in process.cmdline())
+    for process in psutil.Process().children():
+        # What earlier tests left behind for us to bury has no command line.
+        with contextlib.suppress(psutil.ZombieProcess):
+            if str(home.root) in process.cmdline():
+                return process
+    raise AssertionError("the server is none of our children")
 
 
 @pytest.mark.parametrize("says", ["nothing", "half a head", "a request without a token"])
@@ -44,6 +49,7 @@ async def test_a17_ten_thousand_connections_at_once_keep_nobody_else_out(
         held: list[asyncio.StreamWriter] = []
         turns = asyncio.Semaphore(1_000)
         most = [0, 0]
+        tried: list[int] = []  # calls that lost their connection
 
         async def knock() -> None:
             async with turns:
@@ -60,9 +66,21 @@ async def test_a17_ten_thousand_connections_at_once_keep_nobody_else_out(
 
         async def ask() -> float:
             began = time.monotonic()
-            async with client_of(url, token) as client:
-                assert not (await client.call_tool("get_status", {"scope": "runs"})).is_error
+            # Until it has sent its token a client is a stranger like the others, whose connection
+            # may be closed for a newer one: it tries again, as clients do.
+            while not await answered():
+                assert time.monotonic() - began < ANSWER_S
             return time.monotonic() - began
+
+        async def answered() -> bool:
+            done = False
+            try:
+                async with client_of(url, token) as client:
+                    assert not (await client.call_tool("get_status", {"scope": "runs"})).is_error
+                    done = True
+            except* httpx2.TransportError:
+                tried.append(1)
+            return done
 
         await ask()
         before = server.memory_info().rss
@@ -82,5 +100,6 @@ async def test_a17_ten_thousand_connections_at_once_keep_nobody_else_out(
     record_property(
         "said",
         f"{len(held)} connections that say {says}: at most {most[0]} descriptors, "
-        f"{(most[1] - before) / 1e6:.0f} MB more; another client's calls took {max(took):.1f} s",
+        f"{(most[1] - before) / 1e6:.0f} MB more; another client's calls took {max(took):.1f} s, "
+        f"{len(tried)} of them once more",
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.evidence.kept import _compared, _sentence
+from engine.evidence.kept import _compared, sentence_of
 from engine.evidence.start import fallen
 from engine.evidence.verdict import compare_rows
 from engine.evidence.views import Facts, view_of
@@ -352,7 +352,7 @@ def kept_of(rng: random.Random, before: float, after: float, n: int = 48) -> dic
         for level in (before, after)
     ]  # fmt: skip
     found = _compared(*sides)
-    return found | {"summary": " ".join(map(_sentence, found["batteries"]))}
+    return found | {"summary": " ".join(map(sentence_of, found["batteries"]))}
 
 
 def judged(rng: random.Random, before: float, after: float, n: int) -> dict[str, Any]:

@@ -29,7 +29,8 @@ def healthy(seed: int) -> Simulated:
         rescored(seed, flips=0.04, network=True),
         rescored(seed, flips=0.3, deterministic=False),
         rescored(seed, flips=0.3),
-    )[seed % 4]
+        rescored(seed, flips=0.1, network=False),
+    )[seed % 5]
     could = random.Random(f"kept {seed}").uniform(0.3, 1.0)
     run.kept = kept_of(random.Random(f"kept {seed}"), could, could - 0.02)
     return run

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from command_line import call, spy
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.main import get_command
 
 from engine.errors import UserError
@@ -16,7 +18,7 @@ from engine.store import NewRun, Store
 from mcp_server import verbs
 from mcp_server.cli import app
 from mcp_server.log import log_file
-from mcp_server.terminal import as_command, as_typed, settings_from
+from mcp_server.terminal import _COMMANDS, as_command, as_typed, settings_from
 
 COMMANDS = {
     "serve", "setup", "demo", "doctor", "init", "status", "runs", "wait", "logs", "cancel", "env",
@@ -300,10 +302,51 @@ def test_a_hint_names_the_command_to_type(home: Home, monkeypatch: pytest.Monkey
         ("See train://settings.", "See docs/settings.md."),
         ("evaluate it, diagnose it, deploy it", "evaluate it, diagnose it, deploy it"),
         ("honesmith env push push_environment", "honesmith env push push_environment"),
+        (
+            'submit_train(env_id="a", settings={"thinking": true}, max_gpu_hours=2.1)',
+            "honesmith train a --set thinking=true --max-gpu-hours 2.1",
+        ),
+        (
+            'submit_train(env_id="a", settings={"a": null, "x": [false, N, ...]}, approved=true)',
+            """honesmith train a --set a=null --set 'x=[false, "N", "..."]' --approved""",
+        ),
+        ("submit_train(env_id=E, settings=...)", "honesmith train E --set ..."),
+        ('chat(model="push_env", message="hi")', "honesmith chat push_env hi"),
+        (
+            "dry_run, push_env: push_env",
+            "honesmith dry-run, honesmith env push: honesmith env push",
+        ),
+        *((path, path) for path in ("/srv/push_env/environment.py is missing", "a/dry_run")),
+        *((path, path) for path in ("/data/dry_run/x", "push_env.py", "dry_run-2", "dry_run@best")),
+        *((odd, odd) for odd in ("dry_run(x, (y))", "/x/evaluate(a)", "x/install=true/y")),
+        ("evaluate(models=[1 + a], env_id=[{}: 1])", "evaluate(models=[1 + a], env_id=[{}: 1])"),
     ],
 )
 def test_no_tool_is_named_to_a_person(said: str, typed: str):
     assert as_typed(said) == typed
+
+
+TOOLS = sorted(_COMMANDS)
+PART = st.sampled_from([*TOOLS, "home", "a.b", "run-1", "..", "train:", "install=true"])
+PATH = st.builds(
+    lambda root, parts, end: root + "/".join(parts) + end,
+    st.sampled_from(["/", "./", "~/", "C:\\", "x/"]),
+    st.lists(PART, min_size=1, max_size=4),
+    st.sampled_from(["", "/", ".py", "@best"]),
+)
+ENDED = st.sampled_from(["", ".", ",", ":", ";", " is missing."])
+WORD = st.sampled_from(["push", "the", "see", "2.1", "(x)", "env_id="])
+
+
+@given(st.lists(st.tuples(WORD | PATH | st.sampled_from(TOOLS), ENDED), max_size=8))
+def test_a_path_is_said_as_it_is_whatever_its_folders_are_called(words: list[tuple[str, str]]):
+    typed = as_typed(" ".join(word + end for word, end in words))
+    for word, end in words:
+        if "/" in word or "\\" in word:
+            assert word + end in typed
+            typed = typed[typed.index(word + end) + len(word + end) :]
+        elif "_" in word and word in TOOLS:
+            assert f"honesmith {_COMMANDS[word][0]}{end}" in typed
 
 
 def test_training_nothing_is_refused_in_the_words_of_a_terminal(home: Home):

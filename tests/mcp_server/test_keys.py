@@ -269,13 +269,43 @@ def test_an_evaluation_is_given_twice_what_it_takes_at_most_or_what_is_left(home
     assert afford(0.5) == pytest.approx(0.9), "an ended one counts what it took"
 
 
-@pytest.mark.parametrize(("tool", "arguments"), [("evaluate", {}), ("dry_run", {"samples": 8})])
-def test_an_evaluation_is_refused_when_nothing_is_left(home: Home, tool: str, arguments: dict):
+def test_an_evaluation_is_refused_when_nothing_is_left_and_a_probe_when_it_would_start(home: Home):
     key = Key("agent", gpu_hours_per_day=1)
     run = started(home, "agent", 1_000, hours=0.99)
-    assert not refused(home, key, 1_000, tool, **arguments)
+    assert not refused(home, key, 1_000, "evaluate")
     end(home, run, 1.0)
-    assert "promised 1" in refused(home, key, 1_000, tool, **arguments)
+    assert "promised 1" in refused(home, key, 1_000, "evaluate")
+    assert not refused(home, key, 1_000, "dry_run", samples=8), "it may have been made before"
+    afford = afford_of(home, key, clock=lambda: 1_000)
+    assert afford is not None
+    with pytest.raises(UserError, match="promised 1"):
+        afford(0.0)
+
+
+def answered(home: Home, who: str, at: float, run_id: str, tool: str = "dry_run", **said: object):
+    """The line of a call that was answered with that run."""
+    with Audit(home, clock=lambda: at).recording(Call(who, "http", tool, {})) as record:
+        record.ok({"run_id": run_id, **said})
+
+
+def test_a_run_counts_for_the_key_and_on_the_day_that_started_it(home: Home):
+    run, later = started(home, "first", 1_000), 1_000 + 90_000
+    answered(home, "second", 1_001, run)
+    answered(home, "first", later, run)
+    assert Audit(home).runs_of("first") == [run] and Audit(home).runs_of("second") == []
+    assert Audit(home).runs_of("first", later - 86_400) == []
+    assert not refused(home, Key("second", max_runs=1, gpu_hours_per_day=2), 1_002)
+    assert not refused(home, Key("first", gpu_hours_per_day=2), later)
+    answered(home, "second", later, run, "submit_train", resumed_from="")
+    assert Audit(home).runs_of("second", later) == [run], "a resumed run is started again"
+
+
+def test_a_run_older_than_the_day_does_not_count_where_its_first_line_is_gone(home: Home):
+    with Store(home) as store:
+        row = store.insert_run(NewRun("sums-probe", "probe", "probe", "sums@0", "pebble"))
+    tomorrow = row.created + 90_000
+    answered(home, "agent", tomorrow, row.run_id)
+    assert not refused(home, Key("agent", gpu_hours_per_day=2), tomorrow)
 
 
 def test_an_evaluation_without_a_cap_counts_with_the_hours_after_which_it_is_ended(home: Home):

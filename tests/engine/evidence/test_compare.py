@@ -154,6 +154,8 @@ def test_seeds_that_come_out_far_apart_forbid_a_verdict_that_one_seed_would_give
     assert found["verdict"] == "inconclusive"
     low, high = found["comparisons"][0]["interval"]
     assert low < 0 < high
+    assert any("One more seed on each side" in text for text in found["warnings"])
+    assert [call["tool"] for call in found["next"]] == ["read_rollouts"]
 
 
 def test_a_base_against_several_seeds_counts_their_spread(home, trained):

@@ -206,7 +206,7 @@ def test_a_run_that_fell_below_its_start_is_told_so_first_and_what_to_go_on_with
     assert first["lever"] == {"setting": "learning_rate", "now": 0.001, "to": 0.00033,
                               "why": "from the start again: this run forgot it"}  # fmt: skip
     assert (first["evidence"]["after"], first["evidence"]["n"]) == (0.0, 60)
-    assert found["summary"].endswith("No checkpoint beat the start: go on with units-sft-3.")
+    assert found["summary"].endswith("The start was not beaten: go on with units-sft-3.")
 
 
 def test_forgetting_is_found_in_the_run_that_caused_it_and_in_its_children(

@@ -127,6 +127,18 @@ def test_four_lost_and_none_gained_is_no_finding_and_no_all_clear(home, asked):
     assert 'class="tag inconclusive">inconclusive' in page.replace("\n", "")
 
 
+def test_a_loss_that_is_no_finding_among_many_batteries_is_inconclusive():
+    def rows(names: str, lost: int) -> list[dict]:
+        return [{"task": f"{name}{i}", "battery": name, "reward": 0.0, "error": None,
+                 "success": name != "a" or i >= lost}
+                for name in names for i in range(48)]  # fmt: skip
+
+    for names, word in (("a", "forgotten"), ("ab", "inconclusive")):
+        found = kept._compared(rows(names, 0), rows(names, 5))  # p = 0.031
+        assert found["verdict"] == found["batteries"][0]["verdict"] == word
+    assert "5 lost, 0 gained" in kept.sentence_of(found["batteries"][0])
+
+
 @given(st.integers(0, 60), st.integers(0, 60), st.integers(0, 300))
 def test_a_word_about_kept_skills_never_contradicts_its_interval(gained, lost, same):
     n = gained + lost + same
@@ -137,7 +149,7 @@ def test_a_word_about_kept_skills_never_contradicts_its_interval(gained, lost, s
     after = [row | {"success": not gained <= i < gained + lost} for i, row in enumerate(before)]
     (battery,) = kept._compared(before, after)["batteries"]
     low, high = battery["interval"]
-    word, said = battery["verdict"], kept._sentence(battery)
+    word, said = battery["verdict"], kept.sentence_of(battery)
     assert (low > 0) == (word == "improved") and (high < 0) == (word == "forgotten"), battery
     assert ("no loss found" in said) <= (high >= 0)
 

@@ -109,6 +109,7 @@ def test_the_best_run_is_the_one_the_choosing_half_prefers(home, tried):
     tried({}, verdict="better", best=0.6)
     best = tried({"group_size": 4}, verdict="better", best=0.7)
     tried({"group_size": 16}, "failed", best=0.9)
+    tried({"group_size": 32}, verdict="worse", best=0.9)
     with Store(home) as store:
         found = best_runs(home, store.list_runs(20))
     assert found == {
@@ -119,5 +120,5 @@ def test_the_best_run_is_the_one_the_choosing_half_prefers(home, tried):
     write_json(fell.run.result, {"best_score": 0.8, "evidence": {"go_on_with": best.id}})
     with Store(home) as store:
         assert best_runs(home, store.list_runs(20)) == found
-    assert shown["best"] == found and len(shown["tree"]) == 3
+    assert shown["best"] == found and len(shown["tree"]) == 4
     assert shown["runs"][0]["gpu_hours"] == 0.025

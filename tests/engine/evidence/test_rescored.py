@@ -12,7 +12,8 @@ from engine.evidence.verdict import run_verdict
 from engine.files import write_json
 
 JUDGED = {
-    "asked": 24, "scored": 24, "differing": 0, "failed": 0, "wavering": 0, "why": "",
+    "asked": 24, "scored": 24, "differing": 0, "failed": 0, "confirmed": 0, "wavering": 0,
+    "why": "",
     "deterministic": True, "network": True, "skipped": {},
     "examples": [{"task": "t", "first": 1.0, "second": 0.0}],
 }  # fmt: skip
@@ -21,13 +22,17 @@ JUDGED = {
 @pytest.mark.parametrize(
     ("change", "alarm"),
     [
-        ({"differing": 3}, False),  # a judge that changed its mind
+        ({"differing": 3, "confirmed": 3}, False),  # a judge that changed its mind
         ({"differing": 0, "failed": 24}, False),  # a judge that is gone
-        ({"differing": 9, "wavering": 2}, False),  # a judge with a temperature
-        ({"differing": 12}, True),
-        ({"differing": 3, "network": False}, True),
-        ({"differing": 3, "network": False, "deterministic": False}, False),
-        ({"differing": 3, "network": False, "scored": 0}, False),
+        ({"differing": 9, "confirmed": 7, "wavering": 2}, False),  # a judge with a temperature
+        ({"differing": 12, "confirmed": 6}, False),
+        ({"differing": 12, "confirmed": 7}, True),
+        ({"differing": 12, "network": False}, False),  # nobody asked a third one
+        ({"differing": 1, "confirmed": 1, "network": False}, False),  # a program that draws
+        ({"differing": 3, "confirmed": 2, "network": False}, True),
+        ({"differing": 2, "confirmed": 2, "network": False, "scored": 2}, True),
+        ({"differing": 3, "confirmed": 3, "network": False, "deterministic": False}, False),
+        ({"differing": 3, "confirmed": 3, "network": False, "scored": 0}, False),
     ],
 )
 def test_a_judge_outside_may_change_its_mind(change: dict[str, Any], alarm: bool):
@@ -41,7 +46,7 @@ def left(run: Any, **change: Any) -> Any:
 
 
 def test_a_forged_reward_is_the_first_finding_and_a_warning_of_the_verdict(home, learned_run):
-    left(learned_run, differing=7)
+    left(learned_run, differing=7, confirmed=7)
     found = diagnose(home, learned_run.id)
     first = found["findings"][0]
     assert (first["id"], first["playbook"]) == ("scorer_moves", "rewards")
@@ -71,7 +76,7 @@ def test_the_report_says_what_a_new_process_said(home, learned_run):
     again = {"scored": 24, "differing": 0, "failed": 0, "wavering": 0}
     audit = {"verdict": "ok", "headline": "ok: fine", "fresh_process": again}
     write_json(home.env("arith", "0123456789ab") / "audit.json", audit, fsync=False)
-    left(learned_run, differing=7)
+    left(learned_run, differing=7, confirmed=7)
     facts = dict(audit_section(gather(home, learned_run.id))["facts"])
     assert facts["in a new process"] == "0 of 24 earn another reward"
     assert facts["answers of the exam in a new process"] == "7 of 24 earn another reward"

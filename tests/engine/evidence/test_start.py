@@ -4,13 +4,16 @@ import random
 from pathlib import Path
 
 import pytest
-from replayed import replay
+from replayed import lines_of, replay
 from simulated import examined, judged, sft
 from troubled import TROUBLES, Simulated, healthy
 
+from engine.evidence.alerts import Watch
 from engine.evidence.detectors import find_all
 from engine.evidence.findings import Finding
+from engine.evidence.kept import _compared, sentence_of
 from engine.evidence.start import fallen
+from engine.run_dir import RunDir
 
 # --- below its start ------------------------------------------------------------------------------
 
@@ -91,6 +94,34 @@ def test_a_fall_while_the_reward_held_points_at_the_reward():
     assert "while the reward went from 0.8 to 0.8" in held.what
 
 
+def test_a_reward_that_is_success_fell_with_it_however_little_it_fell():
+    run = TROUBLES["below_start"](2000)
+    examined(run, 0, 0.80, n=500)
+    last = max(run.exams)
+    run.exams = {0: run.exams[0]}
+    examined(run, last, 0.76, n=500)
+    found = told(run)["below_start"]
+    assert found.numbers["reward_before"] == 0.8 and found.numbers["reward_after"] == 0.76
+    assert found.lever.setting == "learning_rate" and "reward" not in found.what
+
+
+@pytest.mark.parametrize(("every", "raised"), [(40, ["below_start"]), (5, [])])
+def test_the_first_of_many_planned_exams_is_not_looked_at_as_if_it_were_the_only_one(
+    tmp_path: Path, every: int, raised: list[str]
+):
+    run, place = healthy(2001), RunDir(tmp_path / "run")
+    place.create()
+    watch = Watch(place, "grpo", run.settings | {"steps": 40, "eval_every": every})
+    run.exams = {}
+    for step, level in ((0, 0.6), (5, 0.54)):
+        examined(run, step, level)
+        place.evals(step).write_text(lines_of(run.exams[step]))
+    found, _ = watch.look(5, {"heldout_success": 0.54})
+    assert found == [], "an alert is raised at the second look"
+    found, _ = watch.look(6, {})
+    assert [finding.id for finding in found] == raised
+
+
 def test_a_wavering_run_is_not_below_its_start():
     """Thirty exams of the same model: the last is low by luck, and one of thirty may be."""
     run = TROUBLES["too_easy"](2000)
@@ -108,6 +139,28 @@ def test_too_hard_is_not_said_of_tasks_that_an_exam_saw_solved():
     assert "too_hard" in told(run)
     run.lines[0] |= {"heldout_success": 0.72}
     assert "too_hard" not in told(run)
+
+
+def test_sampled_answers_that_were_longer_than_the_greedy_exam_at_once_did_not_grow():
+    run = length_paid()
+    for rows in run.rollouts.values():
+        for row in rows:
+            is_cut = row["member"] < 2
+            row |= {"tokens": 40 if is_cut else 20, "stop_reason": "length" if is_cut else "stop",
+                    "reward": float(row["success"])}  # fmt: skip
+    for line in run.lines[1:]:
+        line["truncated_share"] = 0.25
+    assert run.exams[0][0]["tokens"] == 8
+    assert "length_grew" not in told(run) and "truncation" in told(run)
+
+
+def test_where_nobody_says_what_is_right_no_cut_answer_is_called_paid():
+    run = TROUBLES["truncation"](2002)
+    for rows in run.rollouts.values():
+        for row in rows:
+            row |= {"reward": 0.4, "success": None}
+    found = told(run)
+    assert "length_grew" not in found and "truncation" in found
 
 
 def test_answers_that_use_more_room_and_are_right_more_often_get_the_room():
@@ -151,6 +204,10 @@ def test_exploration_lost_in_the_first_steps_is_said_where_the_fall_may_be_chanc
     assert "Entropy fell from 0.46 to 0.08 within 5 steps" in cooled.what
     examined(run, 20, 0.9, n=40)
     assert "entropy_collapse" not in told(run), "above the start it was learning"
+    examined(run, 0, 0.98, n=40)
+    examined(run, 20, 0.95, n=40)
+    run.verdict = judged(random.Random(1), 0.98, 0.95, 40)
+    assert "entropy_collapse" not in told(run), "nothing is left to explore for"
 
 
 # --- what a finding may ask for -------------------------------------------------------------------
@@ -160,6 +217,13 @@ def test_no_more_rows_are_asked_for_than_there_are():
     run = TROUBLES["underpowered"](2000)
     run.heldout_rows = 100_000
     assert told(run)["underpowered"].lever.setting == "eval_rows"
+    run.heldout_rows = 160
+    run.verdict |= {"metric": "reward", "smallest_detectable_gap": 0.2}
+    for have, to in ((100_000, 1600), (1000, 1000)):
+        run.heldout_rows = have
+        lever = told(run)["underpowered"].lever
+        assert (lever.setting, lever.to) == ("eval_rows", to), "rows that nobody asked yet"
+    run.verdict["metric"] = "success"
     run.heldout_rows = 160
     found = told(run)["underpowered"]
     assert found.lever.setting == "" and found.numbers["heldout_rows"] == 160
@@ -173,6 +237,36 @@ def test_a_run_that_still_learns_is_told_to_go_on_and_not_that_its_exam_is_small
     assert run.verdict["verdict"] == "inconclusive"
     assert found.id == "too_short" and found.lever.setting == "steps"
     assert found.lever.to == 2 * run.lines[-1]["step"]
+
+
+def test_a_loss_that_came_to_rest_halfway_through_three_exams_no_longer_falls():
+    run = TROUBLES["too_short"](2000)
+    examined_at = [line for line in run.lines if "heldout_loss" in line][-3:]
+    run.lines = [line for line in run.lines if line in examined_at or "heldout_loss" not in line]
+    for line, loss in zip(examined_at, (3.0, 1.5, 1.0), strict=True):
+        line["heldout_loss"] = loss
+    assert "too_short" in told(run)
+    examined_at[1]["heldout_loss"] = 1.001
+    assert "too_short" not in told(run)
+
+
+@pytest.mark.parametrize("inherited", [False, True])
+def test_forgetting_is_said_of_the_battery_that_was_forgotten(inherited: bool):
+    run = healthy(2001)
+    sides = [
+        [{"task": f"{name}-{i}", "battery": name, "reward": 0.0, "error": None, "success": right}
+         for name, right in (("old", True), ("keep@1", before)) for i in range(48)]
+        for before in (True, False)
+    ]  # fmt: skip
+    found = _compared(*sides)
+    found["summary"] = " ".join(map(sentence_of, found["batteries"]))
+    run.kept = found
+    if inherited:
+        since = found | {"base": "pebble", "lost_by": ["units-1"]}
+        run.kept = {"verdict": "kept", "batteries": [], "against_base": since}
+    what = told(run)["forgetting"].what
+    assert "(keep@1): 100 % to 0 % on 48 tasks" in what and "no loss" not in what
+    assert ("Forgotten since pebble (keep@1)" in what) == inherited
 
 
 def test_what_a_parent_lost_weighs_less_than_what_the_run_lost_itself():

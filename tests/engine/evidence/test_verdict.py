@@ -324,6 +324,20 @@ def test_a_run_in_which_nothing_beat_the_start_says_what_to_go_on_with(make_run,
     assert not any(call["tool"] in ("submit_train", "deploy") for call in verdict["next"])
 
 
+def test_a_run_that_came_out_worse_says_to_go_on_with_its_start(make_run, rows):
+    """The half that chooses liked it by one task; the reported half says that it is worse."""
+    run = make_run(model="units-sft-1@best")
+    start = rows.halved(lambda i: i // 2 % 10 < 8, 200)
+    run.evals(0, start)
+    end = [row | ({"success": False, "reward": 0.0} if row["half"] == "report" else {})
+           for row in start]  # fmt: skip
+    low = next(at for at, row in enumerate(end) if row["half"] == "select" and not row["success"])
+    end[low] |= {"success": True, "reward": 1.0}
+    verdict = run_verdict(run.evals(20, end).checkpoint(20, best=True).run)
+    assert verdict["verdict"] == "worse" and verdict["go_on_with"] == "units-sft-1@best"
+    assert "The start is better: go on with units-sft-1@best." in verdict["summary"]
+
+
 def test_a_run_that_beat_its_start_on_the_half_that_chooses_is_the_one_to_go_on_with(
     make_run, rows
 ):
