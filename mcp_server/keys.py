@@ -28,7 +28,7 @@ STDIO = "stdio"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 CALLS_PER_MINUTE = 600
 DEPLOYMENTS = 2
-OWNER_CALLS_PER_MINUTE = 18_000  # no agent gets there; a loop that went wild does
+OWNER_CALLS_PER_MINUTE = 60_000  # no agent gets there; a loop that went wild does
 LOCK_S = 30.0
 POLL_S = 0.01
 
