@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from answered import SUMS, answer, evaluation, push, training
+from answered import GUESS, SUMS, answer, evaluation, push, training
 
 from engine import launcher, runs
 from engine.errors import UserError
@@ -21,26 +21,6 @@ pytestmark = pytest.mark.timeout(30)
 
 # Pays a tenth of a point for every character beside the right answer.
 CHATTY = SUMS.replace("Score(float(right),", "Score(len(completion) / 10,")
-GUESS = """
-from envs import Message, MultiTurnEnv, Score, Task
-
-class Guess(MultiTurnEnv):
-    def tasks(self):
-        return [Task(f"g{n}", f"Guess {n}.", split="train" if n else "heldout") for n in range(4)]
-
-    def start(self, task):
-        return {"said": [], "wanted": task.id[1:]}
-
-    def step(self, state, completion):
-        state["said"].append(completion.content)
-        return None if completion.content == state["wanted"] else [Message("user", "REPLY")]
-
-    def score(self, task, state):
-        return Score(1.0 / len(state["said"]), success=state["said"][-1] == state["wanted"])
-
-def load_environment():
-    return Guess()
-"""
 ANSWERS = {
     "brief": [
         answer("1+1", "2", 1.0, 0),

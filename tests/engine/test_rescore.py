@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from answered import SUMS, answer, push, training
+from answered import GUESS, SUMS, answer, push, training
 
 from engine import rescore
 from engine.evidence.rescored import moved, rescored, warnings
@@ -16,27 +16,7 @@ from envs.pipe import Pipe
 
 pytestmark = pytest.mark.timeout(30)
 
-GAME = """
-import random
-from envs import Message, MultiTurnEnv, Score, Task
-
-class Game(MultiTurnEnv):
-    def tasks(self):
-        return [Task(f"g{n}", f"Guess {n}.", split="train" if n else "heldout") for n in range(9)]
-
-    def start(self, task):
-        return {"said": [], "wanted": task.id[1:]}
-
-    def step(self, state, completion):
-        state["said"].append(completion.content)
-        return None if completion.content == state["wanted"] else [Message("user", "REPLY")]
-
-    def score(self, task, state):
-        return Score(1.0 / len(state["said"]), success=state["said"][-1] == state["wanted"])
-
-def load_environment():
-    return Game()
-"""
+GAME = "import random\n" + GUESS.replace("range(4)", "range(9)")
 
 
 def asked(home: Home, env_id: str, rows: list[dict[str, Any]], half: str = "") -> RunDir:

@@ -30,6 +30,28 @@ def load_environment():
     return Sums()
 """
 
+# A game of several turns; REPLY is what it says to a wrong guess.
+GUESS = """
+from envs import Message, MultiTurnEnv, Score, Task
+
+class Guess(MultiTurnEnv):
+    def tasks(self):
+        return [Task(f"g{n}", f"Guess {n}.", split="train" if n else "heldout") for n in range(4)]
+
+    def start(self, task):
+        return {"said": [], "wanted": task.id[1:]}
+
+    def step(self, state, completion):
+        state["said"].append(completion.content)
+        return None if completion.content == state["wanted"] else [Message("user", "REPLY")]
+
+    def score(self, task, state):
+        return Score(1.0 / len(state["said"]), success=state["said"][-1] == state["wanted"])
+
+def load_environment():
+    return Guess()
+"""
+
 
 def push(home: Home, folder: Path, source: str = SUMS, name: str = "sums") -> str:
     """Push a one-file environment; its id."""
