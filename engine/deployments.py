@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import UserError
-from engine.files import is_locked, read_json
+from engine.files import is_locked, read_json, read_object
 from engine.run_dir import DeployDir, Home
 from engine.salvage import started_with
 from engine.store import DeploymentRow, Store
@@ -72,10 +72,7 @@ def served(home: Home, row: DeploymentRow) -> list[str]:
 
 def config_of(folder: DeployDir) -> dict[str, Any]:
     """What a deployment was started with, {} where it cannot be read."""
-    try:
-        return dict(read_json(folder.config))
-    except (OSError, ValueError, TypeError):
-        return {}
+    return read_object(folder.config)
 
 
 def check_number(home: Home, asker: Asker) -> None:

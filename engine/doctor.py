@@ -63,10 +63,12 @@ def examine(
     `tell` gets each check as it is made.
     """
     findings: list[Finding] = []
+    checks: list[dict[str, Any]] = []
     for check in (*CHECKS, partial(filesystem, mounts=mounts)):
         for finding in _guarded(check, home):
             findings.append(finding)
-            tell(_shown(finding))
+            checks.append(_shown(finding))
+            tell(checks[-1])
     failed = sum(finding.status == "fail" for finding in findings)
     warned = sum(finding.status == "warn" for finding in findings)
     if failed:
@@ -75,7 +77,6 @@ def examine(
         summary = f"Ready to train; {counted(warned, 'warning')}."
     else:
         summary = "Ready to train."
-    checks = [_shown(finding) for finding in findings]
     return {"summary": summary, "failed": failed, "checks": checks}
 
 

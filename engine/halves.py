@@ -4,7 +4,7 @@ A run's exam is cut in two: `select` chooses the checkpoint, `report` is read on
 Curves and evaluations along the way are of the first, the verdict is of the second.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from engine.curves import number
@@ -22,10 +22,15 @@ ABOUT_USE = (
 
 
 def choosing(run: RunDir) -> dict[str, Any]:
-    """What `heldout_*` is measured on in a run: {"half", "tasks", "of", "about"}; {} without an
-    exam, or before it."""
+    """What `heldout_*` is measured on in a run, see `chosen_by`."""
+    return chosen_by(read_lines(run.events)[0])
+
+
+def chosen_by(events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What `heldout_*` is measured on in the run of these events: {"half", "tasks", "of",
+    "about"}; {} without an exam, or before it."""
     total = 0
-    for event in read_lines(run.events)[0]:
+    for event in events:
         said = event.get("heldout_tasks")
         if event.get("event") == "started" and isinstance(said, int):
             total = said
@@ -43,10 +48,7 @@ def scores_in_words(scores: Mapping[str, Any], exam: Mapping[str, Any]) -> str:
     for name in ("success", "reward", "loss"):
         value = number(scores.get(f"heldout_{name}"))
         if value is not None:
-            said.append(
-                f"{name} {value:.1%}".replace("%", " %")
-                if name == "success"
-                else f"{name} {value:.3g}"
-            )
+            shown = f"{100 * value:.1f} %" if name == "success" else f"{value:.3g}"
+            said.append(f"{name} {shown}")
     where = f" on the {exam['tasks']} held-out tasks that choose" if exam else ""
     return ", ".join(said) + where if said else ""

@@ -34,10 +34,12 @@ def alerts_in(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def read_progress(run: RunDir, row: RunRow) -> dict[str, Any]:
-    """Step, total, time left (s, None when unknown), last metrics, quiet seconds and alerts."""
+    """Step, total, time left (s, None when unknown), last metrics, quiet seconds, alerts and the
+    events of each start."""
     events, cursor = events_from(run, 0)
     last = last_line(run.metrics) or {}
-    totals = [event.get("total_steps") for event in events if event.get("event") == "started"]
+    started = [event for event in events if event.get("event") == "started"]
+    totals = [event.get("total_steps") for event in started]
     total = next((n for said in reversed(totals) if (n := _whole(said)) is not None), None)
     step = _whole(last.get("step"))
     return {
@@ -48,6 +50,7 @@ def read_progress(run: RunDir, row: RunRow) -> dict[str, Any]:
         "quiet_s": _quiet(run) if row.state in ("preparing", "running", "stopping") else None,
         "alerts": alerts_in(events)[-10:],
         "cursor": cursor,
+        "started": started,
     }
 
 

@@ -14,7 +14,7 @@ from engine import launcher, outcome
 from engine.admission import check_words
 from engine.errors import UserError
 from engine.files import last_line, read_json, read_object
-from engine.halves import choosing, scores_in_words
+from engine.halves import chosen_by, scores_in_words
 from engine.overview import overview
 from engine.progress import alerts_in, events_end, events_from, read_progress, write_status
 from engine.rows import taken_as
@@ -192,7 +192,7 @@ def _status(
         found["next"] = []  # nothing is left to read, to deploy or to continue
         if "error" in found:
             found["error"]["hint"] = "Submit a new run."
-    if row.kind == "train" and (exam := choosing(run)):
+    if row.kind == "train" and (exam := chosen_by(now["started"])):
         found["heldout"] = exam
     found["summary"] = _summary(row, found)
     return found

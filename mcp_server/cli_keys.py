@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from engine.run_dir import Home
+from engine.words import counted
 from mcp_server import keys
 from mcp_server.audit import recorded
 from mcp_server.terminal import CommandGroup, HomeFolder, Json, at, command, show
@@ -59,7 +60,7 @@ def add(
 def list_(home: HomeFolder = None, as_json: Json = False) -> None:
     """The keys of this home, beside the owner's token."""
     found = [_shown(key) for key in keys.list_keys(at(home))]
-    show({"summary": f"{len(found)} keys.", "keys": found}, as_json)
+    show({"summary": f"{counted(len(found), 'key')}.", "keys": found}, as_json)
 
 
 @app.command("remove")

@@ -13,13 +13,14 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args
-
-import anyio
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from engine.errors import UserError
 from engine.files import read_json, take_lock, write_json
 from engine.run_dir import Home
+
+if TYPE_CHECKING:
+    import anyio
 
 Scope = Literal["read", "train", "deploy"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
@@ -223,12 +224,15 @@ def locked(home: Home) -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def spending(home: Home, key: Key, turn: anyio.Lock) -> AsyncIterator[None]:
+async def spending(home: Home, key: Key, turn: "anyio.Lock") -> AsyncIterator[None]:
     """One at a time of a key, whichever process; whoever waits holds no thread.
 
     `turn` is this process's own, so that one of all that wait looks at the file. Raises UserError
     HOME_UNUSABLE after 30 s.
     """
+    # Late: this file is also read by every command, which has no use for it.
+    import anyio  # noqa: PLC0415
+
     with contextlib.ExitStack() as held:
         lock = None
         with anyio.move_on_after(LOCK_S):

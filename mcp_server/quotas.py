@@ -46,8 +46,10 @@ def check_quota(
     with Store(home) as store:
         if tool == "submit_train" and _answered(store, str(arguments.get("request_id", ""))):
             return
-        mine = {name: row for name in audit.runs_of(key.name) if (row := _row(store, name))}
-        used = _used(audit, store, key, clock() - DAY_S)
+        names = audit.runs_of(key.name) if key.max_runs else ()
+        mine = {name: row for name in names if (row := _row(store, name))}
+        counts = bool(key.gpu_hours_per_day) and tool != "dry_run"
+        used = _used(audit, store, key, clock() - DAY_S) if counts else 0.0
     going = [row.run_id for row in mine.values() if row.state in OPEN]
     if key.max_runs and len(going) >= key.max_runs:
         raise UserError(
@@ -57,7 +59,7 @@ def check_quota(
             hint=f'wait_run(run_id="{going[0]}") or cancel_run it, then call again.',
             retryable=True,
         )
-    if not key.gpu_hours_per_day or tool == "dry_run":
+    if not counts:
         return
     submits = tool == "submit_train"
     asked = float(arguments.get("max_gpu_hours", DEFAULT_HOURS)) if submits else 0.0

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from engine.evidence.results import load_rows, measure_of, only_half, selection_score
+from engine.evidence.results import load_rows, measure_of, only_half, selection_score, show
 from engine.files import read_object
 from engine.run_dir import Home, RunDir
 
@@ -63,7 +63,7 @@ def _unbeaten(run_dir: RunDir, config: Mapping[str, Any], step: int | None) -> d
         return {}
     sign = -1.0 if measure == "loss" else 1.0  # a selection score is higher where it is better
     levels = [sign * score[0] for score in (scores[1], scores[0])]
-    best, start = (f"{100 * v:.1f} %" if measure == "success" else f"{v:.3g}" for v in levels)
+    best, start = (show(v, measure) for v in levels)
     model = str(config["model"])
     said = (
         f"No checkpoint beat the start ({best} at best against {start}, on the half that "

@@ -13,7 +13,6 @@ from engine.curves import load_metrics, number
 from engine.evidence import thresholds as at
 from engine.evidence.detectors import find_all, not_judged
 from engine.evidence.findings import Finding
-from engine.evidence.kept import kept_skills
 from engine.evidence.power import split_rows
 from engine.evidence.rescored import rescored
 from engine.evidence.results import answer_of, load_rows, text_of
@@ -89,6 +88,7 @@ def facts_of(run: RunDir, row: RunRow, config: Mapping[str, Any]) -> Facts:
     else:
         views = _views(run, settings)
     select = [r for r in exam_rows if r.get("half") == "select"] or exam_rows
+    verdict = run_verdict(run) if row.state == "done" else {}
     return Facts(
         algorithm=algorithm,
         settings=settings if row.kind == "train" else settings | {"rows": config.get("rows")},
@@ -98,13 +98,13 @@ def facts_of(run: RunDir, row: RunRow, config: Mapping[str, Any]) -> Facts:
         exam_tasks=len({str(r.get("task")) for r in select}),
         rows=next((event for event in reversed(events) if event.get("event") == "data"), {}),
         failure=failure,
-        verdict=run_verdict(run) if row.state == "done" else {},
+        verdict=verdict,
         rescored=rescored(run),
         exam_start=first_exam(run, settings) if row.kind == "train" else None,
         against_start=against_start(run) if row.kind == "train" else {},
         gold_tokens=gold_tokens(run) if row.kind == "train" else None,
         heldout_rows=split_rows(run.home, row.env_id, str(config.get("split") or "heldout")),
-        kept=kept_skills(run) if row.kind == "train" and row.state == "done" else {},
+        kept=verdict.get("kept_skills") or {},
     )
 
 
@@ -182,14 +182,18 @@ class _Examples:
         """The best paid answer, of equals the one most like its reference, and that beside it."""
         golds = references(self.run)
 
-        def near(row: Row) -> tuple[float, float]:
+        def paid(row: Row) -> float:
+            return number(row.get("reward")) or 0.0
+
+        def near(row: Row) -> float:
             gold, said = golds.get(str(row.get("task")), ""), answer_of(dict(row))
             alike = SequenceMatcher(None, gold[:_COMPARED], said[:_COMPARED]).ratio()
-            return number(row.get("reward")) or 0.0, alike if gold else 0.0
+            return alike if gold else 0.0
 
         if not rows:
             return []
-        best = max(rows[:_LOOKED_AT], key=near)
+        # They come best paid first: only those paid as well as the first can be the best.
+        best = max((row for row in rows[:_LOOKED_AT] if paid(row) == paid(rows[0])), key=near)
         gold = golds.get(str(best.get("task")), "")
         shown = clip(self.redact.text(gold), _EXAMPLE_CHARS)
         return [self._item(best) | ({"reference": shown} if gold else {})]

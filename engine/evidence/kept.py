@@ -9,7 +9,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.evidence.descent import line_of, started_from
-from engine.evidence.results import Measure, Row, load_rows, rounded, rounded_ends, side
+from engine.evidence.results import (
+    Measure,
+    Row,
+    load_rows,
+    rounded,
+    rounded_ends,
+    show_change,
+    side,
+)
 from engine.evidence.stats import ALPHA, PairedVerdict, holm, paired_verdict
 from engine.run_dir import RunDir
 
@@ -75,9 +83,11 @@ def _compared(before: Sequence[Row], after: Sequence[Row]) -> dict[str, Any]:
 def _against_base(run_dir: RunDir, after: Sequence[Row]) -> dict[str, Any]:
     """What is left of what the first run of the line began with; {} for a run without parent."""
     first, *later = reversed(line_of(run_dir))
+    if not later:
+        return {}
     asked = {str(row.get("battery")) for row in after}
     before = [row for row in load_rows(first.kept("before")) if str(row.get("battery")) in asked]
-    if not later or not before:
+    if not before:
         return {}
     found, base = _compared(before, after), started_from(first)
     lost_by = [run.id for run in (first, *later) if _forgot(run)]
@@ -170,7 +180,7 @@ def sentence_of(battery: Mapping[str, Any], since: str = "") -> str:
     if battery["before"] == 0.0 and not battery["gained"]:
         return f"Kept skills{since} ({name}): nothing to lose, 0 before on {battery['n']} tasks."
     if battery["verdict"] == "inconclusive":
-        ends = " to ".join(_points(battery, end) for end in battery["interval"])
+        ends = " to ".join(show_change(end, battery["metric"]) for end in battery["interval"])
         flips = f"{battery['lost']} lost, {battery['gained']} gained"
         said = f"{levels}, {flips}, 95 % interval of the change {ends}"
         return f"Kept skills{since} ({name}): inconclusive, {said}."
@@ -179,12 +189,6 @@ def sentence_of(battery: Mapping[str, Any], since: str = "") -> str:
     return (
         f"Kept skills{since} ({name}): no loss found, {levels} (a loss of {unit} would have shown)."
     )
-
-
-def _points(battery: Mapping[str, Any], value: float | None) -> str:
-    if value is None:
-        return "?"
-    return f"{100 * value:+.1f}" if battery["metric"] == "success" else f"{value:+.3g}"
 
 
 def _show(battery: Mapping[str, Any], when: str) -> str:

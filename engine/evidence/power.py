@@ -1,8 +1,8 @@
 """What it takes for an exam to show a change worth having: more tasks, or more attempts at each."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from statistics import fmean, variance
 
 from engine.evidence.stats import (
     MARGIN,
@@ -40,10 +40,10 @@ def attempts_wanted(before: Side, after: Side, margin: float) -> int | None:
     shared = [task for task in shared if len(before.values[task]) > 1]
     if len(shared) < 2:
         return None
-    gaps = [_mean(after.values[task]) - _mean(before.values[task]) for task in shared]
-    spread = _variance(gaps)
+    gaps = [fmean(after.values[task]) - fmean(before.values[task]) for task in shared]
+    spread = variance(gaps)
     # What one attempt on each side adds to the variance of a task's gap.
-    each = _mean([_variance(side.values[task]) for task in shared for side in (before, after)]) * 2
+    each = fmean([variance(side.values[task]) for task in shared for side in (before, after)]) * 2
     had = min(len(side.values[task]) for task in shared for side in (before, after))
     tasks_own = max(0.0, spread - each / had)
     for attempts in range(had + 1, MOST_ATTEMPTS + 1):
@@ -66,12 +66,3 @@ def more_rows(needed: int | None, have: int, split: str = "held-out") -> str:
     """The edit that makes an exam large enough where every row is used."""
     wanted = f"at least {needed}" if needed else f"more than {have}"
     return f"tasks(): {wanted} {split} rows instead of {have}, then push and evaluate again"
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-def _variance(values: Sequence[Any]) -> float:
-    middle = _mean(values)
-    return math.fsum((value - middle) ** 2 for value in values) / (len(values) - 1)

@@ -33,8 +33,7 @@ from engine.evidence.report_trust import (
     exam_use_line,
     kept_section,
 )
-from engine.evidence.results import Measure
-from engine.evidence.verdict import show, show_change
+from engine.evidence.results import Measure, show, show_change
 from engine.halves import choosing
 from engine.metrics import METRICS
 from engine.run_dir import Home, write_text

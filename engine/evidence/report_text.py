@@ -11,7 +11,7 @@ from engine.curves import main_columns, short, spark
 from engine.evidence.contamination import KINDS
 from engine.evidence.dossier import Dossier
 from engine.evidence.kept import every_battery
-from engine.evidence.verdict import show, show_change
+from engine.evidence.results import show, show_change
 from engine.store import TERMINAL
 
 MOST_CHARS = 9_800

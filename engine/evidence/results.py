@@ -211,3 +211,20 @@ def _number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) else None
+
+
+def show(value: float | None, measure: Measure) -> str:
+    """A level for people: rates in percent."""
+    if value is None:
+        return "?"
+    return f"{100 * value:.1f} %" if measure == "success" else f"{value:.3g}"
+
+
+def show_change(value: float | None, measure: Measure) -> str:
+    """A difference for people: rates in points. What is not 0 is never shown as 0."""
+    if value is None:
+        return "?"
+    if measure != "success":
+        return f"{0.0 if abs(value) <= NEGLIGIBLE else value:+.3g}"
+    hidden = NEGLIGIBLE < abs(value) < 0.0005
+    return f"{100 * value:+.1g}" if hidden else f"{100 * value:+.1f}"

@@ -27,13 +27,14 @@ from engine.evidence.results import (
     rounded,
     rounded_ends,
     select_best,
+    show,
+    show_change,
     side,
     text_of,
 )
 from engine.evidence.stats import (
     ALPHA,
     MARGIN,
-    NEGLIGIBLE,
     PairedVerdict,
     holm,
     paired_verdict,
@@ -367,23 +368,6 @@ def sentence(found: Comparison, kind: str = "") -> str:
     span += " points" if measure == "success" else ""
     text = f"{_WORDS[outcome.verdict].capitalize()}: {moved} (95 % interval of the change {span})"
     return f"{text}; {found.reason}." if found.reason else f"{text}."
-
-
-def show(value: float | None, measure: Measure) -> str:
-    """A level for people: rates in percent."""
-    if value is None:
-        return "?"
-    return f"{100 * value:.1f} %" if measure == "success" else f"{value:.3g}"
-
-
-def show_change(value: float | None, measure: Measure) -> str:
-    """A difference for people: rates in points. What is not 0 is never shown as 0."""
-    if value is None:
-        return "?"
-    if measure != "success":
-        return f"{0.0 if abs(value) <= NEGLIGIBLE else value:+.3g}"
-    hidden = NEGLIGIBLE < abs(value) < 0.0005
-    return f"{100 * value:+.1g}" if hidden else f"{100 * value:+.1f}"
 
 
 def flip_examples(

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from engine import rescore
-from engine.errors import UserError
 from engine.files import Appender
-from engine.registry import find_env
+from engine.registry import EnvRecord
 from engine.worker import heldout
 from engine.worker.batch import Row
 from engine.worker.job import Job, keep_lines
@@ -53,6 +52,7 @@ class Exam:
     """See the module.
 
     Args:
+        env: the version the tasks are of.
         tasks: held-out tasks, already `heldout.ordered`; played when `stage` is given.
         loss_rows: the same tasks as conversations; empty where their loss is not asked for.
         budget: padded tokens per forward pass.
@@ -63,6 +63,7 @@ class Exam:
         job: Job,
         policy: Policy,
         *,
+        env: EnvRecord,
         tasks: Sequence[dict[str, Any]],
         stage: Stage | None,
         sampler: Sampler,
@@ -72,6 +73,7 @@ class Exam:
     ) -> None:
         self.job = job
         self.policy = policy
+        self.env = env
         self.tasks = list(tasks)
         self.stage = stage
         self.sampler = sampler
@@ -79,6 +81,7 @@ class Exam:
         self.loss_rows = list(loss_rows)
         self.budget = budget
         self.half = heldout.halves(tasks)
+        self.choosing = sum(half == heldout.SELECT for half in self.half.values())  # tasks
         self.kept = Kept(job, policy.base, sampler)
         self.best = Best()
         self._said = self._turns = self._episodes = 0  # tokens and turns, in so many episodes
@@ -157,8 +160,9 @@ class Exam:
         if score is None:
             score = -curves["heldout_loss"]
         text = ", ".join(f"{k} {v:.3f}" for k, v in curves.items())
-        tasks = sum(half == heldout.SELECT for half in self.half.values())
-        text = f"step {step}: {text} (the {tasks} held-out tasks that choose the checkpoint)"
+        text = (
+            f"step {step}: {text} (the {self.choosing} held-out tasks that choose the checkpoint)"
+        )
         self.job.event("evaluated", text, step=step, **curves)
         if step == 0:
             return
@@ -203,11 +207,7 @@ class Exam:
             yield lambda *_: None
             return
         job = self.job
-        try:
-            record = find_env(job.run.home, job.config["env_id"])
-        except (UserError, OSError) as problem:
-            job.event("rescore_skipped", str(problem)[:300])
-            yield lambda *_: None
-            return
-        with rescore.beside(job.run, record, lambda why: job.event("rescore_skipped", why)) as it:
-            yield it
+        with rescore.beside(
+            job.run, self.env, lambda why: job.event("rescore_skipped", why)
+        ) as begin:
+            yield begin

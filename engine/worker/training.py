@@ -92,6 +92,7 @@ class Training:
         self.exam = Exam(
             self.job,
             self.policy,
+            env=self.bench.env,
             tasks=tasks,
             stage=stage,
             sampler=self.bench.sampler,
@@ -102,7 +103,7 @@ class Training:
         isolation = stage.process.isolation if stage else ""
         sampling_used = asdict(self.exam.params)
         write_manifest(self.job, self.bench, isolation, sampling_used, self.meter.matrix_flops)
-        select = sum(half == heldout.SELECT for half in self.exam.half.values())
+        select = self.exam.choosing
         halves = f": {select} choose the checkpoint, {len(tasks) - select} are reported"
         self.job.event(
             "started",

@@ -48,6 +48,7 @@ def test_status_curves_answers_and_the_report_say_which_half(home: Home, run: Ru
     assert "(heldout_*: 4 of 7 tasks, which choose)" in page["summary"]
     assert "heldout" not in reading.read_logs(home, run.id, keys=["loss"])
     answers = reading.read_rollouts(home, run.id)
+    assert answers["rollouts"]
     assert {item["half"] for item in answers["rollouts"]} <= {"select", "report"}
     assert "choose the checkpoint" in answers["about"]["half"]
     assert "(4 of 7, which the curves below are of)" in write_report(home, run.id).read_text()

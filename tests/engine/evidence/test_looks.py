@@ -2,6 +2,7 @@
 
 import random
 
+from engine.evidence import looks
 from engine.evidence.looks import caution, exam_use, use_by_env
 from engine.evidence.verdict import run_verdict
 from engine.overview import overview
@@ -39,11 +40,16 @@ def test_every_checkpoint_compared_and_every_model_evaluated_is_a_look(home, mak
     }
 
 
-def test_a_count_that_is_kept_follows_every_run_that_comes_or_ends(home, make_run, rows):
+def test_a_count_that_is_kept_follows_every_run_that_comes_or_ends(
+    home, make_run, rows, monkeypatch
+):
+    counted, count = [], looks._count
+    monkeypatch.setattr(looks, "_count", lambda *given: counted.append(1) or count(*given))
     first = examined(make_run, rows)
     env_id = first.config["env_id"]
     assert use_by_env(home)[env_id]["looks"] == 3
-    assert use_by_env(home)[env_id]["looks"] == 3
+    before = len(counted)
+    assert use_by_env(home)[env_id]["looks"] == 3 and len(counted) == before
     examined(make_run, rows, steps=(10, 20, 30))
     assert use_by_env(home)[env_id]["looks"] == 7
     evaluation = make_run("evaluate", kind="evaluate", models=[{"ref": "pebble"}], split="heldout")
