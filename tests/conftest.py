@@ -25,6 +25,15 @@ def pytest_configure() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
+def pytest_terminal_summary(terminalreporter) -> None:
+    """What tests said about what they did: `record_property("said", ...)`."""
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            for name, value in getattr(report, "user_properties", []):
+                if name == "said" and report.when == "call":
+                    terminalreporter.write_line(str(value))
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     """An empty home in the test's own folder, which is also HONESMITH_HOME."""

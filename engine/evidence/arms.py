@@ -97,19 +97,21 @@ class _Finder:
         self.evaluations = [
             (row, load_config(home.run(row.run_id)))
             for row in store.list_runs(_LOOK_BACK, states=["done"], kind="evaluate")
+            if not home.run(row.run_id).deleted.exists()
         ]
 
     def offers(self, ref: str) -> list[Offer]:
         name, _, which = ref.partition("@")
         row = self._exact(name)
-        if row is not None and row.kind != "train":
+        gone = row is not None and self.home.run(row.run_id).deleted.exists()
+        if row is not None and row.kind != "train" and not gone:
             return [self._evaluation(row, load_config(self.home.run(name)), None)]
         found = [
             self._evaluation(past, config, ref)
             for past, config in self.evaluations
             if any(str(model.get("ref")) == ref for model in config.get("models") or [])
         ]
-        if row is not None:
+        if row is not None and row.kind == "train" and not gone:
             found = self._own(row, which) + found
         elif not which:
             found += self._starting_points(ref)
@@ -117,6 +119,13 @@ class _Finder:
             row = self.store.get_run(name)  # a unique prefix, or RUN_NOT_FOUND naming the nearest
             if row.run_id != name:
                 return self.offers(f"{row.run_id}@{which}" if which else row.run_id)
+        if not found and gone:
+            raise UserError(
+                "NO_EVALUATION",
+                f"{ref} has no evaluation to compare: the files of {name} were deleted",
+                hint="Compare another; get_status and the report of this one say what came of it.",
+                field="ids",
+            )
         if not found:
             state = f" (it is {row.state})" if row else ""
             raise UserError(

@@ -58,8 +58,9 @@ def diagnose(home: Home, run_id: str) -> dict[str, Any]:
     facts = facts_of(run, row, config)
     findings = find_all(facts)
     examples = _Examples(run, facts, redact)
+    gone = f"{row.run_id} is {row.state}; its files were deleted." if run.deleted.exists() else ""
     result: dict[str, Any] = {
-        "summary": _sentence(row, facts, findings),
+        "summary": gone or _sentence(row, facts, findings),
         "run_id": row.run_id,
         "state": row.state,
         "findings": [_shown(finding, examples, redact) for finding in findings],

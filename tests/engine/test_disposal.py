@@ -282,3 +282,7 @@ def test_nothing_of_a_deleted_run_is_suggested(home: Home, env_id: str):
         with pytest.raises(UserError) as refusal:
             verbs.read_rollouts(home, gone.id)
         assert "its files were deleted" in refusal.value.message
+        with pytest.raises(UserError) as refusal:
+            verbs.compare_runs(home, [gone.id, "pebble"])
+        assert f"the files of {gone.id} were deleted" in refusal.value.message
+        assert "its files were deleted" in verbs.diagnose(home, gone.id)["summary"]

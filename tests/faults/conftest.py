@@ -74,12 +74,3 @@ def steady(home: Home, monkeypatch: pytest.MonkeyPatch) -> str:
 def env(home: Home) -> str:
     """A pushed environment with 40 train and 20 held-out rows; its id."""
     return add_env(home, "sums")
-
-
-def pytest_terminal_summary(terminalreporter) -> None:
-    """What tests said about what they did: `record_property("said", ...)`."""
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            for name, value in getattr(report, "user_properties", []):
-                if name == "said" and report.when == "call":
-                    terminalreporter.write_line(str(value))

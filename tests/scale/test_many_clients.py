@@ -1,7 +1,7 @@
 """Many clients and long files: no errors, bounded waits, flat memory (`make scale`, ten minutes).
 
-Prints its numbers: run with `-s`. HONESMITH_SCALE_S and HONESMITH_SCALE_CALLS shorten the
-long parts.
+Wants two idle cores; its numbers are said at the end. HONESMITH_SCALE_S and HONESMITH_SCALE_CALLS
+shorten the long parts.
 """
 
 import asyncio
@@ -50,8 +50,14 @@ Ready(uvicorn.Config(server.streamable_http_app(), port=0, log_level="error")).r
 """
 
 
-def say(**numbers: Any) -> None:
-    print(json.dumps(numbers))
+@pytest.fixture
+def say(record_property) -> Callable[..., None]:
+    """Has the end of the session say some numbers of a test."""
+
+    def said(**numbers: Any) -> None:
+        record_property("said", json.dumps(numbers))
+
+    return said
 
 
 def p99(seconds: list[float]) -> float:
@@ -65,7 +71,7 @@ async def timed(call: Callable[[], Awaitable[Any]]) -> float:
     return time.perf_counter() - began
 
 
-async def test_64_http_clients_beside_8_stdio_servers_on_one_home(home: Home):
+async def test_64_http_clients_beside_8_stdio_servers_on_one_home(home: Home, say):
     token, began = load_token(home), time.monotonic()
     took: list[float] = []
     parameters = StdioServerParameters(
@@ -87,7 +93,7 @@ async def test_64_http_clients_beside_8_stdio_servers_on_one_home(home: Home):
         await asyncio.gather(*(loop(c, EVERY_S * n / len(clients)) for n, c in enumerate(clients)))
     say(calls=len(took), errors=0, p50_s=statistics.median(took), p99_s=p99(took))
     assert len(took) >= (CLIENTS + SERVERS) * SECONDS / (EVERY_S + 2)
-    assert p99(took) < 1.0
+    assert p99(took) < 0.150, "on two idle cores"
 
 
 async def rate(call: Callable[[], Awaitable[Any]], seconds: float) -> float:
@@ -101,7 +107,7 @@ async def rate(call: Callable[[], Awaitable[Any]], seconds: float) -> float:
     return count / passed
 
 
-async def test_a_call_costs_hardly_more_than_one_of_a_bare_server(home: Home, tmp_path: Path):
+async def test_a_call_costs_hardly_more_than_one_of_a_bare_server(home: Home, tmp_path: Path, say):
     """Our cheapest tool against a tool that does nothing on the bare SDK, in turn."""
     token = load_token(home)
     script = tmp_path / "bare.py"
@@ -129,7 +135,7 @@ async def test_a_call_costs_hardly_more_than_one_of_a_bare_server(home: Home, tm
     assert ratio >= 0.8
 
 
-async def test_memory_stays_flat_over_many_calls(home: Home):
+async def test_memory_stays_flat_over_many_calls(home: Home, say):
     token = load_token(home)
     async with listening(home) as url, client_of(url, token) as client:
         (server,) = (
@@ -165,7 +171,7 @@ def least(call: Callable[[], Any], times: int = 15) -> float:
     return min(found)
 
 
-def test_the_end_of_a_long_log_is_read_as_fast_as_that_of_a_short_one(home: Home):
+def test_the_end_of_a_long_log_is_read_as_fast_as_that_of_a_short_one(home: Home, say):
     short, long = a_run(home, "short"), a_run(home, "long")
     for run_id, lines in ((short, 1_000), (long, 1_000_000)):
         with home.run(run_id).log(1).open("w") as file:
@@ -177,7 +183,7 @@ def test_the_end_of_a_long_log_is_read_as_fast_as_that_of_a_short_one(home: Home
         assert many <= 3 * few
 
 
-def test_the_status_of_a_thousand_runs_is_there_at_once(home: Home, tmp_path: Path):
+def test_the_status_of_a_thousand_runs_is_there_at_once(home: Home, tmp_path: Path, say):
     full = Home.locate(tmp_path / "full")
     for where, count in ((home, 10), (full, 1_000)):
         for _ in range(count):
