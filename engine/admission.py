@@ -18,6 +18,8 @@ from engine.run_dir import Home, RunDir
 from engine.store import Store
 from engine.words import size
 
+DEFAULT_HOURS = 2.0  # cap of a run that was given none
+LOOK_HOURS = 0.1  # of an evaluation or a probe, which nobody has to agree to
 EVALUATION_WALL_HOURS = 6.0  # an evaluation has no cap of its own, but it must end
 SCORE_S = 1.0  # of a stored answer, where the audit could not say how long a score takes
 # The cap of work that takes at most so many device hours; raises UserError QUOTA.
@@ -52,22 +54,43 @@ def scoring_hours(record: EnvRecord, answers: int) -> float:
     return answers * float((record.audit or {}).get("score_seconds_p95") or SCORE_S) / 3600
 
 
-def cap_of(afford: Afford | None, hours: Callable[[], float]) -> float:
-    """The device hours that work is held to, 0 where nobody counts them."""
-    return 0.0 if afford is None else min(EVALUATION_WALL_HOURS, afford(hours()))
+def cap_of(home: Home, afford: Afford | None, hours: Callable[[], float]) -> float:
+    """The device hours that an evaluation or a probe is held to, 0 where nobody counts them.
+
+    `hours` it takes at most. Raises UserError QUOTA by `afford`, and by the home's limits BUDGET
+    and NOT_APPROVED.
+    """
+    with Store(home) as store:
+        check_hours_left(home, store)
+    limit = home.user_config().auto_approve_gpu_hours
+    if afford is None and limit is None:
+        return 0.0
+    need, cap = hours(), EVALUATION_WALL_HOURS
+    if limit is not None:
+        cap = min(cap, max(limit, LOOK_HOURS))
+        if need > cap:
+            raise UserError(
+                "NOT_APPROVED",
+                f"this takes up to {need:.2f} GPU-hours; above {cap:g} a person must agree",
+                hint="Ask for fewer rows, attempts or models; or ask the user, who may raise "
+                "auto_approve_gpu_hours in config.toml.",
+            )
+    return cap if afford is None else min(cap, afford(need))
 
 
 def said_of(cap: float) -> list[str]:
     """What to say of such a cap."""
-    return [f"it is ended after {cap:.3g} GPU-hours, which its key may use"] if cap else []
+    return [f"it is ended after {cap:.3g} GPU-hours"] if cap else []
 
 
-def check_cap(max_gpu_hours: float) -> None:
+def check_cap(max_gpu_hours: float) -> float:
+    """The cap as a number. Raises UserError BAD_ARGUMENT."""
     number = isinstance(max_gpu_hours, int | float) and not isinstance(max_gpu_hours, bool)
     if not number or not math.isfinite(max_gpu_hours) or max_gpu_hours <= 0:
         raise bad_argument(
             "max_gpu_hours", max_gpu_hours, "Give a number of hours above 0, such as 2."
         )
+    return float(max_gpu_hours)
 
 
 def check_words(**said: str) -> None:
@@ -90,14 +113,14 @@ def check_secrets(record: EnvRecord) -> None:
         raise no_secrets(missing, record.env_id)
 
 
-def check_kept(run: RunDir) -> None:
-    """Raises UserError RUN_STATE when the run's files were deleted: it cannot go on."""
+def check_kept(run: RunDir, field: str = "resume") -> None:
+    """Raises UserError RUN_STATE when the run's files, which are needed, were deleted."""
     if run.deleted.exists():
         raise UserError(
             "RUN_STATE",
             f"the files of {run.id} were deleted, its checkpoints too",
-            hint="Submit a new run.",
-            field="resume",
+            hint="Name another run." if field == "regrade" else "Submit a new run.",
+            field=field,
         )
 
 

@@ -79,6 +79,30 @@ def resolve_model(home: Home, ref: str) -> ModelRef:
     raise _unknown(home, ref)
 
 
+def check_in_sight(home: Home, ref: str) -> None:
+    """Refuse a path that is no model which can be used, whatever it is, in the same words.
+
+    Asked for those who may not look around on this machine: a refusal that said more would tell
+    them which files there are. Raises UserError MODEL_NOT_FOUND.
+    """
+    ref = ref.strip()
+    if not ("/" in ref or ref.startswith((".", "~"))) or not _can_be_a_path(ref):
+        return
+    is_id = hub.HUB_ID.fullmatch(ref) is not None
+    try:
+        folder = _local_folder(ref)
+        if folder is not None:
+            model_files.read_facts(folder)
+        seen = folder is not None or is_id
+    except (UserError, OSError, ValueError, RuntimeError):  # also what may not be entered
+        seen = False
+        if is_id:
+            hub.look_up(home, ref)  # as if nothing lay there
+    if not seen:
+        hint = "Name a folder that holds a whole model."
+        raise _not_found(f"no model is at {ref!r}", hint)
+
+
 def usable_models(home: Home) -> list[dict[str, Any]]:
     """Models that work without a download: built in, whole in a local cache, and adapters.
 

@@ -22,7 +22,14 @@ from engine.files import is_locked, share_lock, sync_folder, take_lock
 from engine.run_dir import Home
 
 _BUSY_S = 30.0
-_NO_WRITING = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
+_NO_WRITING = (
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+)
 _ROOM = 65_536  # bytes that SQLite needs beside the database to open it
 _MEND_S = 5.0  # how long to wait until nobody has a damaged database open
 
@@ -375,7 +382,8 @@ def _unwritten(home: Home, error: OSError) -> UserError:
 
 
 def no_room(path: Path, error: Exception) -> UserError | None:
-    """The refusal a full disk is, with what is left on it; None when that is not what is wrong.
+    """The refusal a full disk is, with what is left on it, or a file that may not grow; None
+    when neither is wrong.
 
     SQLite says "disk I/O error" or "unable to open" where it finds no room for its own files.
     """
@@ -383,6 +391,14 @@ def no_room(path: Path, error: Exception) -> UserError | None:
         disk = os.statvfs(path.parent)
     except OSError:
         return None
+    if getattr(error, "errno", 0) == errno.EFBIG:
+        return UserError(
+            "DISK_FULL",
+            f"a file may not grow further, a limit on the size of files is reached: {error}",
+            hint="Raise that limit (ulimit -f) where Honesmith is started, then call again; "
+            "nothing was stored.",
+            retryable=True,
+        )
     left, files = disk.f_bavail * disk.f_frsize, disk.f_favail
     said_so = getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
     # Only SQLite's own words: an OSError's hold a path, which may be called anything.

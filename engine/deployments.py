@@ -1,7 +1,7 @@
 """Which serving processes live, what they are asked for, and how they are stopped.
 
 A deployment is alive while its process holds `alive.lock`, which it inherits when it is started.
-Light enough for the supervisor, which makes room for a run by stopping idle deployments.
+Light enough for the supervisor, which stops idle deployments where a run needs their memory.
 """
 
 import contextlib
@@ -14,11 +14,12 @@ from typing import Any
 
 from engine.errors import UserError
 from engine.files import is_locked, read_json, read_object
-from engine.run_dir import DeployDir, Home
+from engine.run_dir import DeployDir, Home, RunDir
 from engine.salvage import started_with
 from engine.store import DeploymentRow, Store
 
 LIVING = ("starting", "ready")
+_HEADROOM = 1.1  # times a run's estimated memory has to be free before it starts
 STOP_S = 5.0  # what a server may take to end by itself
 
 
@@ -157,10 +158,10 @@ def stop(home: Home, row: DeploymentRow, why: str) -> None:
     folder = home.deployment(row.deployment_id)
     with contextlib.suppress(Unreachable):
         request(folder, "POST", "/admin/stop", {})
-    if not _gone(folder, STOP_S):
+    if not ends(folder, STOP_S):
         for number in (signal.SIGTERM, signal.SIGKILL):
             _signal(folder, number)
-            if _gone(folder, STOP_S):
+            if ends(folder, STOP_S):
                 break
     with Store(home) as store:
         store.update_deployment(
@@ -168,19 +169,33 @@ def stop(home: Home, row: DeploymentRow, why: str) -> None:
         )
 
 
-def stop_idle(home: Home) -> list[str]:
-    """Stop the deployments nobody is talking to; their ids."""
+def make_room(home: Home, run: RunDir, device_id: str) -> list[str]:
+    """Stop deployments nobody is talking to until the run's memory is free beside the others; their
+    ids. Half of the device is wanted where nobody estimated the run: an evaluation, a probe."""
     if not any(home.deployments.iterdir()):
         return []
     stopped = []
     for row in living(home):
+        if _fits(run, device_id):
+            break
         if row.state == "ready" and is_idle(home.deployment(row.deployment_id)):
-            stop(home, row, "stopped to make room for a run")
+            stop(home, row, f"stopped to make room for {run.id}")
             stopped.append(row.deployment_id)
     return stopped
 
 
-def _gone(folder: DeployDir, wait_s: float) -> bool:
+def _fits(run: RunDir, device_id: str) -> bool:
+    from engine import hardware  # noqa: PLC0415  psutil, and most runs find no deployment
+
+    here = hardware.detect(run.home.root)
+    device = next((found for found in here.devices if found.id == device_id), here.device)
+    estimated = (read_object(run.config).get("estimate") or {}).get("peak_memory") or {}
+    need = estimated.get("total") or device.memory_total / 2
+    return _HEADROOM * need <= device.memory_free
+
+
+def ends(folder: DeployDir, wait_s: float = STOP_S) -> bool:
+    """Whether the process is gone, or goes within `wait_s`."""
     deadline = time.monotonic() + wait_s
     while is_alive(folder):
         if time.monotonic() > deadline:

@@ -44,11 +44,8 @@ def deletable(home: Home, refs: Sequence[str], force: bool = False) -> tuple[lis
     warnings = [said for ref, row in pairs for said in taken_as("run", ref, row.run_id)]
     for row in chosen:
         _require_ended(home, row)
-        users = [other for other in others if _built_on(home, other, row)]
-        going = [other.run_id for other in users if other.state in OPEN]
-        if going:
-            raise _refused(row, f"is needed by {_some(going)}", "Wait for it, or cancel_run it.")
-        built = [other.run_id for other in users]
+        _require_unneeded(home, row, others)
+        built = [other.run_id for other in others if _built_on(home, other, row)]
         built += _served(home, row) + _datasets(home, row, ids)
         if built and not force:
             hint = "Keep it, or delete it with --force; what is built on it stays as it is."
@@ -75,10 +72,12 @@ def delete_run(home: Home, run_id: str) -> dict[str, Any]:
 
         def mark(row: RunRow) -> None:
             _require_ended(home, row)
+            # Since `deletable` looked, somebody may have asked for what is read from it.
+            _require_unneeded(home, row, store.list_runs(1_000_000, states=OPEN))
             write_json(run.deleted, {"bytes": before})
 
-        # A resume checks the marker in its transaction: it comes before this one, which then
-        # refuses, or after it, and is refused.
+        # A resume or a regrade checks the marker in its transaction: it comes before this one,
+        # which then refuses, or after it, and is refused.
         store.holding(run.id, mark)
     warnings = _empty(run)
     freed = max(0, before - _held(run.path))
@@ -91,6 +90,13 @@ def _require_ended(home: Home, row: RunRow) -> None:
         raise _refused(row, f"is {row.state}", "Wait for it, or cancel_run it, then delete it.")
     if launcher.is_alive(home.run(row.run_id)):
         raise _refused(row, "is just ending", "Call again in a moment.")
+
+
+def _require_unneeded(home: Home, row: RunRow, others: Sequence[RunRow]) -> None:
+    users = [other for other in others if other.state in OPEN and _built_on(home, other, row)]
+    if users:
+        needed = f"is needed by {_some([other.run_id for other in users])}"
+        raise _refused(row, needed, "Wait for it, or cancel_run it.")
 
 
 def _built_on(home: Home, other: RunRow, row: RunRow) -> bool:

@@ -247,7 +247,7 @@ def runs(home: Home) -> Iterator[Finding]:
             "runs",
             "warn",
             f"nobody carries on {', '.join(dead)}",
-            "honesmith status: the next process that looks continues them.",
+            "honesmith status",
         )
     else:
         yield Finding("runs", "pass", f"{len(open_runs)} open")

@@ -32,6 +32,7 @@ from engine import (
 from engine.clean import redactor_for
 from engine.database import tells_of_the_disk
 from engine.errors import UserError
+from engine.evidence.learnability import BROKEN
 from engine.run_dir import Home, read_json
 from engine.store import Store
 from engine.words import counted, size, words
@@ -403,9 +404,8 @@ def _judge_data(
             "Correct these rows: roles and content must be what the template takes.",
             "DATASET_INVALID",
         )
-    if found["dropped"] >= found["counted"]:
-        limit = f"max_length = {settings['max_length']}"
-        return _Found("fail", f"no row fits into {limit}", "Raise max_length.", "DATASET_INVALID")
+    if unfit := estimate.none_fit(found, settings):
+        return _Found("fail", unfit, "Raise max_length.", "DATASET_INVALID")
     weak = []
     if found["dropped"]:
         weak.append((f"{found['dropped']} rows do not fit and are left out", "Raise max_length."))
@@ -432,7 +432,8 @@ def _judge_data(
 
 def _too_hard(result: dict[str, Any]) -> bool:
     """Whether GRPO would have next to nothing to select because hardly any answer is right."""
-    return result["effective"] < 0.2 and result["too_hard"] >= result["too_easy"]
+    hard, easy = result["too_hard"], result["too_easy"]
+    return result["effective"] < 0.2 and hard >= easy and hard > 0
 
 
 def _beside_degenerate(found: _Found, result: dict[str, Any], audit: dict[str, Any]) -> _Found:
@@ -464,9 +465,18 @@ def _judge_probe(result: dict[str, Any]) -> _Found:
     if shares := result.get("gradient_share"):
         carried = ", ".join(f"{group}: {share:.0%}" for group, share in shares.items())
         detail += f"; groups that would teach, by group_size: {carried}"
-    if result["error_share"] > 0.2:
-        share = f"{result['error_share']:.0%} of the scores failed"
-        return _Found("fail", f"{share}; {detail}", "Mend score() and push again.", "ENV_INVALID")
+    if not result["error_share"]:
+        return _judge_groups(result, detail)
+    detail = f"{result['error_share']:.0%} of the scores failed; {detail}"
+    fix = "Mend score() and push again."
+    if result["error_share"] > BROKEN:
+        return _Found("fail", detail, fix, "ENV_INVALID")
+    return _Found("warn", detail, f"{fix} {_judge_groups(result, detail).fix}".strip())
+
+
+def _judge_groups(result: dict[str, Any], detail: str) -> _Found:
+    """Whether groups that were scored would teach."""
+    effective, truncated = result["effective"], result["truncated_share"]
     if truncated > 0.1:
         after = " If the groups stay too hard: train by SFT first." if _too_hard(result) else ""
         return _Found("warn", detail, f"Raise max_tokens, or ask for shorter answers.{after}")
@@ -477,7 +487,7 @@ def _judge_probe(result: dict[str, Any]) -> _Found:
             "GRPO has little to select: train by SFT first, take easier tasks, give partial "
             "credit or raise group_size.",
         )
-    if effective < 0.2:
+    if effective < 0.2 and result["too_easy"]:
         return _Found("warn", detail, "The tasks are solved already: take harder ones.")
     said = "; ".join(item["say"] for item in result.get("advice", []))
     return _Found("pass", detail, f"{said[:1].upper()}{said[1:]}." if said else "")

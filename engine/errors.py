@@ -44,7 +44,7 @@ CODES: dict[str, str] = {
     "SECTION_NOT_FOUND": "The playbook has no such section.",
     "NOT_APPROVED": "The spend was not approved.",
     "READ_ONLY": "This server was started read-only.",
-    "FORBIDDEN": "The key of this call lacks the scope it needs.",
+    "FORBIDDEN": "The key of this call lacks the scope, or the owner's word, that it needs.",
     "QUOTA": "The key of this call has used what it may use.",
     "HOME_UNUSABLE": "The home folder cannot be used.",
     "DISK_FULL": "There is not enough disk space.",

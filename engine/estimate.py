@@ -37,6 +37,7 @@ _SPREAD = {"model": (0.35, 2.5), "measured": (0.65, 1.6)}
 _CALIBRATION_FLOOR = 0.08  # of the logarithm: no two runs are closer than this
 # How far apart runs usually are (logarithm), and how many runs that knowledge is worth.
 _USUAL_SPREAD, _USUAL_RUNS = 0.25, 6
+_LESS = 0.9  # of a value: what is lowered is worth its trouble
 _FITS, _TIGHT = 0.92, 0.8  # shares of a device's memory
 _FETCHED = 2e7  # bytes of a download per second
 DISK_RESERVE = 500_000_000
@@ -79,12 +80,22 @@ def estimate_cost(
     arguments: dict[str, Any] = {"env_id": record.env_id, "model": ref.ref, "algorithm": algorithm}
     if settings:
         arguments["settings"] = settings
-    follow = [{"tool": "submit_train", "arguments": arguments}] if figures["fits"] else []
+    unfit = none_fit(env_facts.statistics(facts, algorithm, resolved.settings), resolved.settings)
+    ready = figures["fits"] and not unfit
+    follow = [{"tool": "submit_train", "arguments": arguments}] if ready else []
+    warned = [f"{unfit}: nothing would be trained. Raise max_length."] if unfit else []
     return shown(figures) | {
-        "summary": summary(figures),
+        "summary": f"{summary(figures)} But {unfit}." if unfit else summary(figures),
         "next": follow,
-        "warnings": resolved.warnings + _warnings(figures),
+        "warnings": warned + resolved.warnings + _warnings(figures),
     }
+
+
+def none_fit(statistics: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """What to say where no train row fits (`statistics` of env_facts), "" where one does."""
+    if statistics["dropped"] < statistics["counted"]:
+        return ""
+    return f"no row fits into max_length = {settings['max_length']}"
 
 
 def estimate(
@@ -326,7 +337,8 @@ def _fit(total: int, available: int) -> str:
 
 
 def _lower(plan: Plan, rate: speed.Speed, over: int | None) -> str:
-    """The one setting whose halving saves most: memory where that is short, else time."""
+    """The one setting whose lowering, to half or what rows need, saves most: memory where that is
+    short, else time."""
     best, saved = "", 0.0
     base = over if over is not None else sum(_phases(plan, rate, "likely").values())
     for name, value in _candidates(plan):
@@ -358,15 +370,32 @@ def _candidates(plan: Plan) -> list[tuple[str, Any]]:
             "eval_rows",
         ),
     }[plan.algorithm]
-    least = {"group_size": 4, "max_length": settings.get("max_tokens", 0) + 1, "max_tokens": 8}
+    least, needed = {"group_size": 4}, _needed(plan)
     found: list[tuple[str, Any]] = []
     for name in names:
-        half = settings[name] // 2
-        if half >= least.get(name, 1):
-            found.append((name, half))
+        value = max(settings[name] // 2, needed.get(name, 1))
+        if least.get(name, 1) <= value <= _LESS * settings[name]:
+            found.append((name, value))
     if not settings["gradient_checkpointing"]:
         found.append(("gradient_checkpointing", True))
     return found
+
+
+def _needed(plan: Plan) -> dict[str, int]:
+    """Lengths below which rows would be cut, or left out: what 19 in 20 of them need."""
+    rows = plan.env.lengths
+    if plan.algorithm == "sft":
+        return {"max_length": _most([row.total for row in rows if row.turns])}
+    prompt = _most([row.prompt for row in rows])
+    return {
+        "max_length": max(1, prompt) + plan.settings["max_tokens"],
+        "max_tokens": max(8, _most([row.longest_turn for row in rows])),
+    }
+
+
+def _most(lengths: list[int]) -> int:
+    """What 19 in 20 stay within, 0 where there are none."""
+    return sorted(lengths)[math.ceil(0.95 * len(lengths)) - 1] if lengths else 0
 
 
 def _tokens(plan: Plan) -> dict[str, int]:

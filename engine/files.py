@@ -5,15 +5,17 @@ Files that are replaced go through `write_json`; files that grow go through `App
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import math
 import os
 import secrets
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 # NaN and infinity are no JSON; nothing here writes them, and a reader takes them for null.
 _LINES = json.JSONDecoder(parse_constant=lambda _: None)
@@ -60,9 +62,26 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
+def open_file(path: Path) -> BinaryIO:
+    """The regular file at `path`, to be read as bytes.
+
+    A pipe has no end until somebody writes to it, and who waits for that in a thread cannot even
+    be ended: nothing but a file is opened. Raises OSError naming the path.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(fd, "rb")
+    os.close(fd)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "It is a pipe or a device, not a file", str(path))
+
+
 def read_json(path: Path) -> Any:
-    """The JSON value in `path`. Raises FileNotFoundError, or ValueError naming the path."""
-    data = path.read_bytes()
+    """The JSON value in `path`. Raises OSError, or ValueError naming the path."""
+    with open_file(path) as file:
+        data = file.read()
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -157,7 +176,7 @@ def read_lines(
     line moves to the next one; a missing file is empty.
     """
     try:
-        file = open(path, "rb")  # noqa: SIM115  the with below closes it
+        file = open_file(path)
     except FileNotFoundError:
         return [], 0
     with file:
@@ -184,7 +203,7 @@ def read_lines(
 def last_line(path: Path, window: int = 65536) -> dict[str, Any] | None:
     """The last complete object of a JSONL file, reading only its end; None without one."""
     try:
-        file = open(path, "rb")  # noqa: SIM115  the with below closes it
+        file = open_file(path)
     except FileNotFoundError:
         return None
     with file:
@@ -206,7 +225,7 @@ def last_line(path: Path, window: int = 65536) -> dict[str, Any] | None:
 def read_tail(path: Path, max_bytes: int) -> str:
     """The last `max_bytes` of a text file, "" when it is missing."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size - max_bytes))
             return file.read(max_bytes).decode("utf-8", "replace")

@@ -28,7 +28,7 @@ def memory(plan: Plan) -> dict[str, int]:
     # A chunk of logits, its log-softmax and its gradient, float32; never less than 128 rows.
     chunk = max(128 * 4 * plan.model.vocab, HEAD_BYTES[plan.device.kind])
     logits = 3 * min(chunk, in_batch * 4 * plan.model.vocab)
-    cache, sampled = _sampling_bytes(plan, longest)
+    cache, sampled = _sampling_bytes(plan, _longest_episode(plan))
     laid_out = _copies(plan)
     training, sampling = activations + logits, cache + sampled
     # With the adapter merged into a copy of them, and the copy laid out for sampling, whose place
@@ -93,15 +93,22 @@ def _sampling_bytes(plan: Plan, longest: float) -> tuple[float, float]:
 
 
 def _longest_sequence(plan: Plan) -> float:
-    """Tokens of the longest sequence that can occur, in as many turns as earlier runs needed."""
+    """Tokens of the longest sequence that is trained on."""
+    if plan.algorithm != "sft":
+        return _longest_episode(plan)
     limit = plan.settings["max_length"]
-    if plan.algorithm == "sft":
-        return min(limit, plan.env.longest_total or limit)
+    return min(limit, plan.env.longest_total or limit)
+
+
+def _longest_episode(plan: Plan) -> float:
+    """Tokens of the longest sequence that is sampled, in as many turns as earlier runs needed."""
+    if plan.algorithm == "sft" and not plan.env.scored:
+        return _longest_sequence(plan)  # kept skills alone are asked
     turns = plan.turns("high")
     if plan.seen.turns is not None:
         turns = min(turns, math.ceil(1.5 * plan.seen.turns))
     said = turns * plan.max_tokens + BETWEEN_TURNS * (turns - 1)
-    return min(limit, (plan.env.longest_prompt or limit) + said)
+    return min(plan.max_length, (plan.env.longest_prompt or plan.max_length) + said)
 
 
 def _overhead(plan: Plan, rest: float) -> float:

@@ -29,15 +29,17 @@ def choosing(run: RunDir) -> dict[str, Any]:
 def chosen_by(events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """What `heldout_*` is measured on in the run of these events: {"half", "tasks", "of",
     "about"}; {} without an exam, or before it."""
-    total = 0
+    total = tasks = 0
     for event in events:
-        said = event.get("heldout_tasks")
+        said, choose = event.get("heldout_tasks"), event.get("heldout_choose")
         if event.get("event") == "started" and isinstance(said, int):
             total = said
+            # Runs that did not say it: they alternated, and the first one chose.
+            tasks = choose if isinstance(choose, int) else total - total // 2
     if not total:
         return {}
-    tasks = total - total // 2  # they alternate, and the first one chooses
-    rest = f"the verdict is read on the other {total // 2}" if total > 1 else "there is no other"
+    other = total - tasks
+    rest = f"the verdict is read on the other {other}" if other else "there is no other"
     about = f"heldout_* is of the {tasks} of {total} held-out tasks that choose the checkpoint"
     return {"half": "select", "tasks": tasks, "of": total, "about": f"{about}; {rest}"}
 

@@ -101,3 +101,10 @@ def _compared(home: Home, taught: EnvRecord, exam: EnvRecord, deadline: float) -
         kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_json(kept, found)
     return found
+
+
+def said_of(shared: dict[str, Any] | None) -> list[str]:
+    """What to say at a submit about training rows that hold held-out tasks."""
+    if shared is None or shared["verdict"] == "clean":
+        return []
+    return [f"contamination: {shared['headline']}"]

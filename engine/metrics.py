@@ -153,7 +153,8 @@ _LIST = (
     Metric(
         "mfu",
         "Operations of the model in `train_s`, recomputation left out, over those of one large "
-        "matrix product in that time (`matrix_flops` in the manifest).",
+        "matrix product in that time (`matrix_flops` in the manifest; a step that beats it is the "
+        "measure from then on).",
         "share",
         BOTH,
     ),
@@ -210,10 +211,15 @@ def names(algorithm: str) -> list[str]:
     return [metric.name for metric in _LIST if algorithm in metric.algorithms]
 
 
-def curve_name(scored: str) -> str:
-    """The column for a named metric of an environment's `Score`.
+# What stands before the name of a column of an evaluation.
+HELDOUT = "heldout_"
 
-    Its own name, unless a column of ours has that name already: then `env_` stands before it, so
-    that an environment can never overwrite what the trainer measured.
+
+def curve_name(scored: str) -> str:
+    """The column for a named metric of an environment's `Score`; `heldout_` before it on exams.
+
+    Its own name, unless a column of ours has that name already, as it stands or on exams: then
+    `env_` stands before it, so that an environment can never overwrite what the trainer measured.
     """
-    return f"env_{scored}" if scored in METRICS or scored in LINE_KEYS else scored
+    ours = scored in METRICS or scored in LINE_KEYS or f"{HELDOUT}{scored}" in METRICS
+    return f"env_{scored}" if ours or scored.startswith(HELDOUT) else scored

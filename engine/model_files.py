@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import UserError
+from engine.files import open_file
 
 # Architectures whose projections carry the names in PROJECTIONS and whose forward pass the worker
 # is tested on or which share that layout exactly.
@@ -157,7 +158,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
 
 @lru_cache(maxsize=256)
 def _read_header(path: Path, size: int, _mtime: int) -> dict[str, Tensor]:
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         first = file.read(8)
         raw = first + file.read(header_length(first, path.name))
     return parse_header(raw, path.name, size)
@@ -203,7 +204,8 @@ def no_safetensors(where: str, names: list[str]) -> UserError:
 def load_json(path: Path) -> dict[str, Any]:
     """A JSON object of a model folder; UserError MODEL_UNSUPPORTED when it is none."""
     try:
-        value = json.loads(path.read_bytes())
+        with open_file(path) as file:
+            value = json.loads(file.read())
     except FileNotFoundError as error:
         raise unsupported(
             f"{path.parent} has no {path.name}",
@@ -243,7 +245,8 @@ def _stored_header(folder: Path, name: str) -> dict[str, Tensor]:
     if (folder / name).is_file():
         return read_header(folder / name)
     if (folder / (name + HEADER)).is_file():
-        return parse_header((folder / (name + HEADER)).read_bytes(), name)
+        with open_file(folder / (name + HEADER)) as file:
+            return parse_header(file.read(), name)
     raise unsupported(f"{folder} misses the weight file {name}", "Fetch the model again.")
 
 

@@ -5,13 +5,15 @@ process that touches the home reads the record and finishes the work.
 """
 
 import os
+import re
 import signal as signals
 import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from engine.clean import redactor_for
 from engine.errors import FAILURE_KINDS
-from engine.files import append_line, last_line, read_json, read_tail, write_json
+from engine.files import append_line, last_line, read_json, read_object, read_tail, write_json
 from engine.run_dir import RunDir
 from engine.store import RunRow, Store
 
@@ -19,6 +21,8 @@ EXIT_DONE = 0
 EXIT_FAILED = 3
 EXIT_STOPPED = 4
 MAX_CONTINUATIONS = 3
+_CAP_HOURS = 2.0  # proposed where the attempt had no cap of its own
+_SPOKEN = re.compile(r"\b(read_logs|read_rollouts) (view|pick)=(\w+)")
 _NO_ROOM = 16_384  # bytes: less than a failure record, its event and a traceback need
 
 
@@ -45,6 +49,12 @@ def checkpoint_name(run: RunDir) -> str:
     return found.name if found else ""
 
 
+def evidence(run: RunDir) -> str:
+    """The line that shows why the run failed, safe to show; "" where there is none."""
+    failure = read_object(run.failure)
+    return redactor_for(run.home, read_object(run.config)).text(str(failure.get("evidence") or ""))
+
+
 def resume_hint(run: RunDir) -> str:
     name = checkpoint_name(run)
     if name:
@@ -61,14 +71,15 @@ def decide(
     """
     killed_by = -status if status < 0 else None
     state, kind, reason, hint, verdict = _verdict(run, row, status, memory_ran_out)
+    safe = redactor_for(run.home, read_object(run.config)).text  # user code may have worded it
     return Outcome(
         attempt=row.attempt,
         rc=None if killed_by else status,
         signal=killed_by,
         state=state,
         reason_kind=kind,
-        reason=reason,
-        hint=hint,
+        reason=safe(reason),
+        hint=safe(hint),
         verdict=verdict,
         last_checkpoint=checkpoint_name(run),
         elapsed_s=round(elapsed_s, 3),
@@ -157,8 +168,14 @@ def _verdict(
         return "failed", "internal", reason, hint, "unknown"
     kind = str(failure.get("kind", ""))
     kind = kind if kind in FAILURE_KINDS else "internal"
+    hint = _of_this_run(str(failure.get("hint") or ""), run.id) or resume_hint(run)
     reason = str(failure.get("message") or FAILURE_KINDS[kind])
-    return "failed", kind, reason, str(failure.get("hint") or resume_hint(run)), "unknown"
+    return "failed", kind, reason, hint, "unknown"
+
+
+def _of_this_run(hint: str, run_id: str) -> str:
+    """A hint as whole calls: who wrote it may not have known which run it is."""
+    return _SPOKEN.sub(rf'\1(run_id="{run_id}", \2="\3")', hint)
 
 
 def _done(run: RunDir) -> tuple[str, str, str, str, str]:
@@ -179,7 +196,7 @@ def _stopped(run: RunDir, row: RunRow, status: int) -> tuple[str, str, str, str,
     if row.reason_kind in ("budget", "timeout"):
         hint = (
             f'{hint} Give the new attempt its own cap: submit_train(resume="{run.id}", '
-            "max_gpu_hours=...)."
+            f"max_gpu_hours={row.max_gpu_hours or _CAP_HOURS:g})."
         )
         return "failed", row.reason_kind, reason, hint, "unknown"
     return "cancelled", "cancelled", reason, hint, "unknown"

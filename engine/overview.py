@@ -9,10 +9,12 @@ from engine.errors import UserError
 from engine.evidence import looks
 from engine.halves import ABOUT_USE
 from engine.progress import read_progress
+from engine.rows import OPEN
 from engine.run_dir import Home
 from engine.store import HOLDS_DEVICE, RunRow, Store
 from engine.words import counted
 
+_MOST = 10_000  # runs that are open at a time, far above any queue
 SCOPES = ("all", "hardware", "runs", "envs", "models", "datasets", "deployments")
 
 
@@ -31,30 +33,35 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
     launcher.reap(home)
     after = _parse_cursor(cursor)
     found: dict[str, Any] = {}
+    whole: dict[str, int] = {}  # how many there are where all lists are told of, shown or not
+    open_runs: list[RunRow] = []
     with Store(home) as store:
         if scope in ("all", "hardware"):
             found["hardware"] = _hardware(home, store)
         if scope == "all":
             found["queue"] = [row.run_id for row in store.queue()]
             found["budget"] = _budget(home, store)
+            open_runs = store.list_runs(_MOST, states=OPEN)
         if scope in ("all", "runs"):
             rows = store.list_runs(limit + 1, before_rowid=after or None)
             found["runs"] = [_run(home, row) for row in rows[:limit]]
             found["tree"] = ledger.tree(home, rows[:limit])
             found["best"] = ledger.best_runs(home, store.list_runs(ledger.LOOK_BACK, kind="train"))
+            whole["runs"] = len(rows)
             if scope == "runs" and len(rows) > limit:
                 found["next_cursor"] = str(rows[limit - 1].rowid)
     for name, read in _LISTS.items():
         if scope in ("all", name):
             items = read(home)
+            whole[name] = len(items)
             found[name] = items[after : after + limit] if scope == name else items[:limit]
             if scope == name and after + limit < len(items):
                 found["next_cursor"] = str(after + limit)
     if any("exam_use" in env for env in found.get("envs", [])):
         found["about"] = {"exam_use": ABOUT_USE}
     return found | {
-        "summary": _summary(scope, found),
-        "next": _next(scope, found),
+        "summary": _summary(scope, found, whole, open_runs),
+        "next": _next(scope, found, open_runs),
         "warnings": _warnings(home),
     }
 
@@ -173,7 +180,10 @@ _LISTS: dict[str, Callable[[Home], list[dict[str, Any]]]] = {
 }
 
 
-def _summary(scope: str, found: dict[str, Any]) -> str:
+def _summary(
+    scope: str, found: dict[str, Any], whole: dict[str, int], open_runs: list[RunRow]
+) -> str:
+    """Counts of the whole home, whatever part of its lists is shown."""
     if scope == "hardware":
         devices = found["hardware"]["devices"]
         named = ", ".join(item["name"] for item in devices)
@@ -181,20 +191,22 @@ def _summary(scope: str, found: dict[str, Any]) -> str:
     if scope != "all":
         more = " (more follow)" if "next_cursor" in found else ""
         return f"{counted(len(found[scope]), scope[:-1])}{more}."
-    active = [run for run in found["runs"] if run["state"] in HOLDS_DEVICE]
+    active = sum(row.state in HOLDS_DEVICE for row in open_runs)
+    cut = [name for name, count in whole.items() if count > len(found[name])]
+    more = f' More {", ".join(cut)} follow: get_status(scope="{cut[0]}").' if cut else ""
     return (
-        f"{len(active)} running, {len(found['queue'])} queued, "
-        f"{counted(len(found['envs']), 'environment')}, {counted(len(found['models']), 'model')}, "
-        f"{counted(len(found['deployments']), 'deployment')}."
+        f"{active} running, {len(found['queue'])} queued, "
+        f"{counted(whole['envs'], 'environment')}, {counted(whole['models'], 'model')}, "
+        f"{counted(whole['deployments'], 'deployment')}.{more}"
     )
 
 
-def _next(scope: str, found: dict[str, Any]) -> list[dict[str, Any]]:
+def _next(scope: str, found: dict[str, Any], open_runs: list[RunRow]) -> list[dict[str, Any]]:
     if scope != "all":
         return []
-    for run in found["runs"]:
-        if run["state"] in HOLDS_DEVICE or run["state"] == "queued":
-            return [{"tool": "wait_run", "arguments": {"run_id": run["run_id"]}}]
+    for row in open_runs:
+        if row.state in HOLDS_DEVICE or row.state == "queued":
+            return [{"tool": "wait_run", "arguments": {"run_id": row.run_id}}]
     if not found["envs"]:
         return [
             {"tool": "read_playbook", "arguments": {}},

@@ -5,8 +5,8 @@ scorer, write it all aside and rename. Nothing of a push that fails stays behind
 """
 
 import contextlib
-import errno
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -14,15 +14,17 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from engine import env_packages, registry, snapshot, split
+from engine import env_packages, registry, salvage, snapshot, split
+from engine.clean import Redactor
 from engine.errors import UserError
 from engine.evidence import contamination
-from engine.registry import AUDIT, FACTS, SOURCE, TASKS
+from engine.files import write_text
+from engine.registry import AUDIT, EARLIER, FACTS, SOURCE, TASKS
 from engine.run_dir import Home, sync_folder, write_json
 from engine.store import Store
 from envs.again import THIRD_S
@@ -32,11 +34,15 @@ from envs.process import EnvProcess, EpisodeFailed
 from envs.settings import EnvSettings, read_settings
 
 PUSH_SECONDS = 45.0  # a tool call may not take longer
-START_SECONDS = 15.0  # of them for an import, and for tasks()
+AFTER_START = 15.0  # of them kept for the audit and what comes after it
+START_SECONDS = 15.0  # left for an import at least, however long the packages took
+TASKS_SECONDS = 10.0  # left for tasks() at least, however long the import took
 INSTALL_SECONDS = 40.0
 AUDIT_SECONDS = 5.0
 CALL_SECONDS = 10.0  # for one answer of the environment, while it is pushed
 _STAGING = ".push-"
+_NOT_SET = "secrets not set for this server: "
+_UNSET = "secrets_unset"
 _TOLD = ("verdict", "headline", "risks", "share", "fresh_process")
 GIVE_UP_REPLAYS = 20  # failures after which the remaining reference answers are not replayed
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
@@ -70,6 +76,7 @@ def push_env(
     name: str = "",
     install: bool = False,
     roots: list[Path] | None = None,
+    allowed: Callable[[EnvSettings], None] | None = None,
 ) -> dict[str, Any]:
     """Stores the environment in the folder `path`; the same content gives the same version.
 
@@ -77,6 +84,8 @@ def push_env(
         path: a folder inside one of `roots` (None: anywhere).
         name: the name to push under, the folder's by default.
         install: build an environment from its requirements.txt where packages are missing.
+        allowed: raises UserError for what its environment.toml may not ask for. A version that
+            is stored already was allowed to whoever stored it.
 
     Raises UserError PATH_OUTSIDE_ROOTS, ENV_INVALID, ENV_IMPORT, ENV_PARAM, ENV_DEPS, ENV_LIMITS,
     DATASET_INVALID, BAD_ARGUMENT or DISK_FULL; nothing is stored then.
@@ -89,70 +98,44 @@ def push_env(
         try:
             draft = _Draft(name, folder, shot, read_settings(folder / SOURCE))
             final = home.env(name, draft.hash)
-            if not (final / FACTS).is_file():
+            if _row(final) is None:
+                if allowed is not None:
+                    allowed(draft.settings)
                 _make(home, draft, install, deadline)
-                _publish(folder, final)
+                _store(home, draft, final)
+            else:
+                if _wants_audit(home, draft) and _may(allowed, draft.settings):
+                    _audit_again(home, draft, final, deadline)
+                _remember(home, draft, final)
         except EnvProblem as problem:
             raise as_user_error(problem) from problem
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-            raise UserError(
-                "DISK_FULL",
-                f"the disk that holds {home.root} is full",
-                hint="Free space there, then push again; nothing of this push was kept.",
-                retryable=True,
-            ) from error
-    record = _remember(home, name, shot.digest[:12])
-    return _result(record, shot)
+    return _result(registry.find_env(home, f"{name}@{shot.digest[:12]}"), shot)
 
 
 def as_user_error(problem: EnvProblem) -> UserError:
     """The refusal an environment's fault becomes: its place, what is wrong, what to edit."""
-    hint = problem.hint or "Correct it and push again."
-    return UserError(problem.code, str(problem)[:700], hint=hint, field="path")
+    safe = Redactor().text
+    hint = safe(problem.hint)[:700] or "Correct it and push again."
+    return UserError(problem.code, safe(str(problem))[:2000], hint=hint, field="path")
 
 
 def _make(home: Home, draft: _Draft, install: bool, deadline: float) -> None:
     """Everything a version holds beside its files."""
     draft.python = _interpreter(home, draft.source, install, deadline)
     limits = draft.settings.limits
-    patient = replace(
-        limits,
-        start_seconds=min(limits.start_seconds, START_SECONDS),
-        call_seconds=min(limits.call_seconds, CALL_SECONDS),
-    )
-    values = {n: os.environ[n] for n in draft.settings.secrets if os.environ.get(n)}
-    unset = [n for n in draft.settings.secrets if n not in values]
-    if unset:
-        draft.warnings.append(f"secrets not set for this server: {', '.join(unset)}")
+    safe = Redactor(_secrets(draft)).value
 
-    around = registry.sandbox_of(home)
-
-    def process() -> EnvProcess:
-        return EnvProcess(
-            draft.source,
-            python=draft.python or None,
-            limits=patient,
-            secrets=values,
-            sandbox=around,
-        )
-
-    with process() as env, process() as another:
-        began = time.monotonic()
-        described = env.describe()
-        launch = time.monotonic() - began
-        began = time.monotonic()
-        rows = env.tasks()
-        took = time.monotonic() - began
+    with _process(home, draft, deadline) as env, _process(home, draft, deadline) as another:
+        described, launch = _timed(draft, env.limits.start_seconds, env.describe)
+        left = max(TASKS_SECONDS, deadline - AFTER_START - time.monotonic())
+        left = min(env.limits.start_seconds, left)
+        rows, took = _timed(draft, left, lambda: env.tasks(left))
         second = _Second(another, [dict(row) for row in rows], launch, took, deadline)
         sides = _split(rows, draft)
         for row, side in zip(rows, sides.sides, strict=True):
             row["split"] = side
         _add_gold(env, rows, described["kind"], deadline, draft)
-        left = deadline - CALL_SECONDS - launch - time.monotonic()
-        budget = max(1.0, min(AUDIT_SECONDS, left / OVERRUN))
-        findings = audit(env, rows, described["kind"], budget_s=budget, fresh=second.fresh)
+        findings = _audited(env, rows, described["kind"], second, draft)
         isolation = env.isolation
         draft.warnings += second.warnings()
     train = [row for row in rows if row["split"] == "train"]
@@ -160,7 +143,7 @@ def _make(home: Home, draft: _Draft, install: bool, deadline: float) -> None:
     left = max(0.5, min(contamination.BUDGET_S, deadline - time.monotonic()))
     shared = contamination.scan(train, heldout, left)
     _write_rows(draft.folder / TASKS, rows)
-    write_json(draft.folder / AUDIT, findings)
+    write_json(draft.folder / AUDIT, safe(findings))
     facts = {
         "env_id": f"{draft.name}@{draft.hash}",
         "name": draft.name,
@@ -180,10 +163,109 @@ def _make(home: Home, draft: _Draft, install: bool, deadline: float) -> None:
         "secrets": list(draft.settings.secrets),
         "python": draft.python,
         "isolation": isolation,
-        "warnings": draft.warnings,
-        "problems": draft.problems,
+        "warnings": safe(draft.warnings),
+        "problems": safe(draft.problems),
     }
     write_json(draft.folder / FACTS, facts)  # last: a folder without it is no version
+
+
+def _process(home: Home, draft: _Draft, deadline: float) -> EnvProcess:
+    """A process of the version, with as much patience as the push has."""
+    limits = draft.settings.limits
+    start = max(START_SECONDS, deadline - AFTER_START - time.monotonic())
+    return EnvProcess(
+        draft.source,
+        python=draft.python or None,
+        limits=replace(
+            limits,
+            start_seconds=min(limits.start_seconds, start),
+            call_seconds=min(limits.call_seconds, CALL_SECONDS),
+        ),
+        secrets=_secrets(draft),
+        sandbox=registry.sandbox_of(home),
+    )
+
+
+def _secrets(draft: _Draft) -> dict[str, str]:
+    """The secrets of the version that are set for this server."""
+    return {n: os.environ[n] for n in draft.settings.secrets if os.environ.get(n)}
+
+
+def _unset(draft: _Draft) -> list[str]:
+    return [n for n in draft.settings.secrets if not os.environ.get(n)]
+
+
+def _timed(draft: _Draft, limit: float, call: Callable[[], Any]) -> tuple[Any, float]:
+    """What `call` gives, and its seconds; one that took as long as `limit` hears what may be set.
+
+    Raises EnvProblem."""
+    began = time.monotonic()
+    try:
+        return call(), time.monotonic() - began
+    except EnvProblem as problem:
+        if time.monotonic() - began >= limit:
+            problem.hint = (
+                f"It had {limit:.3g} s: limits.start_seconds in environment.toml is "
+                f"{draft.settings.limits.start_seconds:g}, and a push has {PUSH_SECONDS:g} s in "
+                f"all, {AFTER_START:g} of them for the audit. Load or compute less at the start, "
+                "or raise the limit where it is below that."
+            )
+        raise
+
+
+def _audited(
+    env: EnvProcess, rows: list[dict[str, Any]], kind: str, second: "_Second", draft: _Draft
+) -> dict[str, Any]:
+    """The reward audit, in the time that is left of the push."""
+    left = second.deadline - CALL_SECONDS - second.launch - time.monotonic()
+    budget = max(1.0, min(AUDIT_SECONDS, left / OVERRUN))
+    findings = audit(env, rows, kind, budget_s=budget, fresh=second.fresh)
+    # What it was made without: it is made again by a push that has them.
+    return findings | ({_UNSET: _unset(draft)} if draft.settings.secrets else {})
+
+
+def _may(allowed: Callable[[EnvSettings], None] | None, settings: EnvSettings) -> bool:
+    """Whether who pushes a stored version again may have its code run with the secrets."""
+    with contextlib.suppress(UserError):
+        if allowed is not None:
+            allowed(settings)
+        return True
+    return False
+
+
+def _wants_audit(home: Home, draft: _Draft) -> bool:
+    """Whether the stored audit was made without secrets that are set now."""
+    record = registry.read_version(home, draft.name, draft.hash)
+    return record.scored and bool(_audited_without(record) & set(_secrets(draft)))
+
+
+def _audited_without(record: registry.EnvRecord) -> set[str]:
+    """The secrets that were not set when the version was audited."""
+    without = record.audit.get(_UNSET)
+    if without is None:  # stored before the audit said so itself
+        said = " ".join(w for w in record.facts["warnings"] if w.startswith(_NOT_SET))
+        without = said.removeprefix(_NOT_SET).split(", ") if said else []
+    return set(without)
+
+
+def _audit_again(home: Home, draft: _Draft, final: Path, deadline: float) -> None:
+    """Replaces the audit of a stored version; its rows and env.json stay.
+
+    The audit before it is kept: runs were sealed with it.
+    """
+    record = registry.read_version(home, draft.name, draft.hash)
+    draft.python = registry.env_python(record)
+    rows = registry.read_tasks(record)
+    with _process(home, draft, deadline) as env, _process(home, draft, deadline) as another:
+        _, launch = _timed(draft, env.limits.start_seconds, env.describe)
+        second = _Second(another, rows, launch, 0.0, deadline, _said=[])
+        findings = _audited(env, rows, record.kind, second, draft)
+    old = (final / AUDIT).read_bytes()
+    kept = final / EARLIER / f"{hashlib.sha256(old).hexdigest()}.json"
+    kept.parent.mkdir(exist_ok=True)
+    write_text(kept, old.decode())
+    sync_folder(kept.parent)
+    write_json(final / AUDIT, Redactor(_secrets(draft)).value(findings))
 
 
 def _interpreter(home: Home, source: Path, install: bool, deadline: float) -> str:
@@ -382,12 +464,12 @@ def _lock_folder(folder: Path) -> int | None:
 
 def _publish(folder: Path, final: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
-        if not (final / FACTS).is_file():
+        if _row(final) is None:
             shutil.rmtree(final)  # what an interrupted delete left
     try:
         os.rename(folder, final)
     except OSError:
-        if not (final / FACTS).is_file():  # else somebody pushed the same content just now
+        if _row(final) is None:  # else somebody pushed the same content just now
             raise
     sync_folder(final.parent)
 
@@ -400,32 +482,49 @@ def _write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
         os.fsync(file.fileno())
 
 
-def _remember(home: Home, name: str, hash12: str) -> registry.EnvRecord:
-    """The version's row in the store, made or made the newest of its name again."""
-    folder = home.env(name, hash12)
-    facts = json.loads((folder / FACTS).read_text("utf-8"))
-    findings = json.loads((folder / AUDIT).read_text("utf-8"))
-    info = {
-        "rows": facts["rows"],
-        "scored": facts["scored"],
-        "tools": len(facts["tools"]),
-        "audit": findings["verdict"],
-        "headline": findings["headline"],
-    }
+def _row(folder: Path) -> dict[str, Any] | None:
+    """What the store keeps of a version's folder; None where the folder is no whole version."""
+    found = salvage.env_row(folder)
+    return found if found and (folder / TASKS).is_file() else None
+
+
+def _store(home: Home, draft: _Draft, final: Path) -> None:
+    """Publishes the version once its row can be written: a push that fails leaves neither."""
+    row = _row(draft.folder)
+    assert row is not None  # _make has just written it
     with Store(home) as store:
-        store.add_env(name, hash12, kind=facts["kind"], info=info)
-    return registry.find_env(home, f"{name}@{hash12}")
+        _publish(draft.folder, final)
+        store.add_env(draft.name, draft.hash, kind=row["kind"], info=row["info"])
+
+
+def _remember(home: Home, draft: _Draft, final: Path) -> None:
+    """The row of a stored version, made the newest of its name again."""
+    row = _row(final)
+    assert row is not None  # asked for before
+    with Store(home) as store:
+        store.add_env(draft.name, draft.hash, kind=row["kind"], info=row["info"])
+
+
+def _warnings(record: registry.EnvRecord) -> list[str]:
+    """What a push has to say of the version; secrets are looked for now, not when it was made."""
+    stored = [said for said in record.facts["warnings"] if not said.startswith(_NOT_SET)]
+    unset = [name for name in record.secrets if not os.environ.get(name)]
+    missing = [_NOT_SET + ", ".join(unset)] if unset else []
+    if late := sorted(_audited_without(record) - set(unset)):
+        missing.append(f"the audit was made without the secrets {', '.join(late)}")
+    return [*missing, *stored, *record.audit["problems"]]
 
 
 def _result(record: registry.EnvRecord, shot: snapshot.Snapshot) -> dict[str, Any]:
     findings = record.audit
-    warnings = list(record.facts["warnings"]) + list(findings["problems"])
+    warnings = _warnings(record)
     if findings["verdict"] != "ok":
         warnings.insert(0, f"reward audit: {findings['headline']}")
     shared = record.contamination
     if shared.get("verdict", "clean") != "clean":
         warnings.insert(0, f"contamination: {shared['headline']}")
     train, heldout = record.rows["train"], record.rows["heldout"]
+    safe = Redactor({n: os.environ.get(n, "") for n in record.secrets}).value
     return {
         "env_id": record.env_id,
         "kind": record.kind,
@@ -433,13 +532,15 @@ def _result(record: registry.EnvRecord, shot: snapshot.Snapshot) -> dict[str, An
         "split": record.facts["split"],
         "files": len(shot.files),
         "left_out": shot.left_out,
-        "audit": {key: findings[key] for key in _TOLD if key in findings},
-        "problems": record.facts["problems"],
+        "audit": safe({key: findings[key] for key in _TOLD if key in findings}),
+        "problems": safe(record.facts["problems"]),
         "isolation": record.facts["isolation"],
+        "secrets": list(record.secrets),
+        "network": record.limits.network,
         "summary": f"Pushed {record.env_id}: {train} train and {heldout} held-out rows, "
         f"{record.kind}, audit {findings['verdict']}.",
         "next": [{"tool": "dry_run", "arguments": {"env_id": record.env_id}}],
-        "warnings": warnings,
+        "warnings": safe(warnings),
     }
 
 

@@ -189,10 +189,7 @@ def _grpo(filling: _Filling, facts: Facts) -> None:
             "for a part of that only."
         )
     prompt = facts.env.longest_prompt if facts.env else 512
-    turns = filling["max_turns"]
-    # Beside its own turns an episode holds what the environment says between them.
-    between = 32 * turns if turns > 1 else 0
-    _length(filling, facts, prompt + turns * filling["max_tokens"] + between)
+    _length(filling, facts, prompt + _episode(filling["max_turns"], filling["max_tokens"]))
 
 
 def _sampling(filling: _Filling, facts: Facts) -> None:
@@ -200,15 +197,10 @@ def _sampling(filling: _Filling, facts: Facts) -> None:
     filling.default("thinking", False)
     filling.default("top_p", 1.0)
     filling.default("stop", [])
-    multi = facts.env is not None and facts.env.multi_turn
-    filling.default("max_turns", 8 if multi else 1)
+    filling.default("max_turns", _turns(facts.env))
     context = min(filling.values.get("max_length") or math.inf, facts.model.max_positions)
-    wanted = max_tokens(facts.env, filling["thinking"])
-    prompt = facts.env.longest_prompt if facts.env else 0
-    room = int(context) - prompt - 1
-    if room < 16:  # prompts alone nearly fill the context: most of them will be left out
-        room = int(context) // 2
-    filling.default("max_tokens", max(1, min(wanted, room)), MODEL if room < wanted else RECIPE)
+    tokens = _within(int(context), facts.env, wanted := max_tokens(facts.env, filling["thinking"]))
+    filling.default("max_tokens", tokens, MODEL if tokens < wanted else RECIPE)
 
 
 def max_tokens(env: EnvFacts | None, thinking: bool) -> int:
@@ -216,6 +208,39 @@ def max_tokens(env: EnvFacts | None, thinking: bool) -> int:
     longest = env.longest_turn if env is not None else 0
     wanted = min(1024, max(16, 2 * longest)) if longest else 256
     return max(wanted, 1024) if thinking else wanted
+
+
+def exam_limits(env: EnvFacts, context: int, max_length: int) -> dict[str, int]:
+    """`max_tokens`, `max_turns` and `max_length` of the exams of SFT, whose settings name none.
+
+    They are what GRPO and evaluate take by themselves: results can be compared, and an answer as
+    long as the rows teach is not cut.
+    """
+    turns = _turns(env)
+    tokens = _within(context, env, max_tokens(env, False))
+    whole = env.longest_prompt + _episode(turns, tokens)
+    return {
+        "max_tokens": tokens,
+        "max_turns": turns,
+        "max_length": min(context, max(max_length, whole)),
+    }
+
+
+def _turns(env: EnvFacts | None) -> int:
+    return 8 if env is not None and env.multi_turn else 1
+
+
+def _within(context: int, env: EnvFacts | None, wanted: int) -> int:
+    """`wanted` tokens, or as many as the longest prompt leaves of the context."""
+    room = context - (env.longest_prompt if env else 0) - 1
+    if room < 16:  # prompts alone nearly fill the context: most of them will be left out
+        room = context // 2
+    return max(1, min(wanted, room))
+
+
+def _episode(turns: int, tokens: int) -> int:
+    """Tokens after the prompt: the turns, and what the environment says between them."""
+    return turns * tokens + (32 * turns if turns > 1 else 0)
 
 
 def _length(filling: _Filling, facts: Facts, wanted: int) -> None:
@@ -351,7 +376,8 @@ def check_together(
         raise _refuse(
             "max_tokens",
             f"max_tokens = {tokens} leaves no room for a prompt within {limit}",
-            "Lower max_tokens" + (" or raise max_length." if length else "."),
+            "Lower max_tokens"
+            + (" or raise max_length." if length and length < model.max_positions else "."),
         )
     if values.get("thinking") and not model.thinking:
         raise _refuse(

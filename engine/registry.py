@@ -8,11 +8,12 @@ import difflib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from engine import salvage
 from engine.database import tells_of_the_disk
 from engine.errors import UserError
 from engine.rows import EnvRow, taken_as
@@ -20,9 +21,10 @@ from engine.run_dir import Home, read_json
 from engine.store import Store
 from envs.process import EnvProcess
 from envs.sandbox import Sandbox
-from envs.settings import Limits
+from envs.settings import EnvSettings, Limits
 
 SOURCE, TASKS, FACTS, AUDIT = "source", "tasks.jsonl", "env.json", "audit.json"
+EARLIER = "earlier"  # audits that were replaced, each named by its SHA-256
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,12 @@ def push_env(
     name: str = "",
     install: bool = False,
     roots: list[Path] | None = None,
+    allowed: Callable[[EnvSettings], None] | None = None,
 ) -> dict[str, Any]:
     """Stores the environment in the folder `path` as a version. See engine/push.py."""
     from engine import push  # noqa: PLC0415 - workers read versions and never push
 
-    return push.push_env(home, path, name=name, install=install, roots=roots)
+    return push.push_env(home, path, name=name, install=install, roots=roots, allowed=allowed)
 
 
 def find_env(home: Home, ref: str) -> EnvRecord:
@@ -109,7 +112,7 @@ def find_env(home: Home, ref: str) -> EnvRecord:
             field="env_id",
             hint="Pass a longer prefix or the whole id.",
         )
-    return _record(home, row)
+    return read_version(home, row.name, row.hash)
 
 
 def prefix_meant(ref: str, record: EnvRecord) -> list[str]:
@@ -199,21 +202,28 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def _record(home: Home, row: EnvRow) -> EnvRecord:
-    folder = home.env(row.name, row.hash)
+def read_version(home: Home, name: str, hash12: str) -> EnvRecord:
+    """The stored version `name@hash12`. Raises UserError ENV_NOT_FOUND."""
+    folder = home.env(name, hash12)
     try:
-        facts, audit = read_json(folder / FACTS), read_json(folder / AUDIT)
-    except (OSError, ValueError) as error:
+        return _record(folder, name, hash12)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(
             "ENV_NOT_FOUND",
-            f"the files of {row.env_id} are gone or damaged: {error}",
+            f"the files of {name}@{hash12} are gone or damaged: {error}",
             hint="Push the environment again.",
             field="env_id",
         ) from error
+
+
+def _record(folder: Path, name: str, hash12: str) -> EnvRecord:
+    facts, audit = read_json(folder / FACTS), read_json(folder / AUDIT)
+    if salvage.env_row(folder) is None:
+        raise ValueError(f"{FACTS} is not that of a version")
     return EnvRecord(
-        env_id=row.env_id,
-        name=row.name,
-        hash=row.hash,
+        env_id=f"{name}@{hash12}",
+        name=name,
+        hash=hash12,
         dir=folder,
         kind=facts["kind"],
         scored=facts["scored"],

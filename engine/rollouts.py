@@ -38,13 +38,16 @@ Row = dict[str, Any]
 @dataclass(frozen=True)
 class _Source:
     """Rows to pick from. `step` is a training step, or the index of a model in an evaluation; with
-    `every` the rows are of all steps up to it, and `missing` are the older ones not read."""
+    `every` the rows are of all steps up to it, and `missing` are the older ones not read.
+    `trained`: they were trained on, where a score that failed is left out; an exam counts it as 0.
+    """
 
     rows: list[Row]
     what: str
     step: int
     every: bool = False
     missing: int = 0
+    trained: bool = False
 
     @property
     def mark(self) -> str:
@@ -121,7 +124,6 @@ def read_rollouts(
         rollout_item(ask.redact, found, ask.max_chars, tokens=ask.tokens, decode=ask.decode)
         for found in ordered[skip : skip + limit]
     ]
-    rewards = [value for found in chosen if (value := number(found.get("reward"))) is not None]
     result = {
         "summary": "",
         "run_id": row.run_id,
@@ -134,7 +136,7 @@ def read_rollouts(
     }
     _fitted(ask, result, "rollouts", len(ordered), source.mark)
     result["warnings"] += _left_out(source)
-    result["summary"] = _sentence(ask, source, len(items), len(ordered), rewards)
+    result["summary"] = _sentence(ask, source, len(items), len(ordered), chosen)
     return result
 
 
@@ -151,7 +153,7 @@ def _source(ask: _Ask, config: Mapping[str, Any], step: int) -> _Source:
     if steps:
         chosen = _one_of(steps, step, "rollouts")
         rows = load_rows(ask.run.rollouts(chosen))
-        return _Source(rows, f"rollouts of step {chosen}", chosen)
+        return _Source(rows, f"rollouts of step {chosen}", chosen, trained=True)
     steps = ask.run.eval_steps()
     if not steps:
         raise UserError(
@@ -185,7 +187,7 @@ def _every_step(ask: _Ask, last: int) -> _Source:
         rows.append(load_rows(path))
     read = [row for found in reversed(rows) for row in found]
     missing = len(steps) - len(rows)
-    return _Source(read, f"rollouts of {len(rows)} steps", steps[-1], True, missing)
+    return _Source(read, f"rollouts of {len(rows)} steps", steps[-1], True, missing, trained=True)
 
 
 def _left_out(source: _Source) -> list[str]:
@@ -306,8 +308,14 @@ def _group_key(row: Row) -> str:
     return f"{at}{group:09d}" if isinstance(group, int) else f"{at}task {row.get('task')}"
 
 
+def _rewards(rows: Sequence[Row]) -> list[float]:
+    """What was earned; a score that failed says nothing of what its answer is worth."""
+    values = [number(row.get("reward")) for row in rows if not row.get("error")]
+    return [value for value in values if value is not None]
+
+
 def _spread(group: Sequence[Row]) -> float:
-    rewards = [value for row in group if (value := number(row.get("reward"))) is not None]
+    rewards = _rewards(group)
     if len(rewards) < 2:
         return 0.0
     mean = math.fsum(rewards) / len(rewards)
@@ -315,7 +323,8 @@ def _spread(group: Sequence[Row]) -> float:
 
 
 def _group_item(ask: _Ask, group: Sequence[Row]) -> dict[str, Any]:
-    rewards = [value for row in group if (value := number(row.get("reward"))) is not None]
+    rewards = _rewards(group)
+    failed = sum(bool(row.get("error")) for row in group)
     each = max(60, ask.max_chars * 2 // (3 * len(group)))
     members = [
         rollout_item(ask.redact, row, each, prompt=False, tokens=ask.tokens, decode=ask.decode)
@@ -332,6 +341,7 @@ def _group_item(ask: _Ask, group: Sequence[Row]) -> dict[str, Any]:
         "reward_mean": short(math.fsum(rewards) / len(rewards)) if rewards else None,
         "reward_std": short(_spread(group)),
         "solved": sum(row.get("success") is True for row in group),
+        **({"errors": failed} if failed else {}),
         "prompt": within(turns_of(ask.redact, first.get("prompt")), max(ask.max_chars // 3, 40)),
         "members": members,
     }
@@ -449,17 +459,20 @@ def _fitted(ask: _Ask, result: dict[str, Any], key: str, total: int, mark: str) 
         result["next_cursor"] = f"{ask.pick}:{mark}:{reached}"
 
 
-def _sentence(
-    ask: _Ask, source: _Source, shown: int, matching: int, rewards: Sequence[float]
-) -> str:
+def _sentence(ask: _Ask, source: _Source, shown: int, matching: int, rows: Sequence[Row]) -> str:
+    """Which rows these are of how many, and the mean reward as the run's metrics have it."""
     told = f"{ask.pick} {source.what}"
     if ask.pick in ("error", "truncated"):  # which rows, not an order of them
         told = f"{source.what} " + ("with an error" if ask.pick == "error" else "cut short")
     said = f"{shown} of {matching} {told} in {ask.row.run_id}"
-    if not rewards:
-        return said + "."
-    mean = math.fsum(rewards) / len(rewards)
-    return f"{said}; mean reward {mean:.3g} over {len(rewards)}."
+    rewards, failed = _rewards(rows), sum(bool(row.get("error")) for row in rows)
+    if rewards:
+        counted = len(rewards) if source.trained else len(rewards) + failed
+        said += f"; mean reward {math.fsum(rewards) / counted:.3g} over {counted}"
+    if failed:
+        counts = "left out" if source.trained else "reward 0"
+        said += f"; {failed} could not be scored" + (f" ({counts})" if rewards else "")
+    return said + "."
 
 
 def _check(pick: str, limit: int, max_chars: int) -> None:

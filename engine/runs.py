@@ -6,7 +6,7 @@ may be killed at any moment and a second server gives the same answers.
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -180,12 +180,13 @@ def _status(
         found["warnings"] = said + [note for note in found["warnings"] if note not in said]
         if row.kind == "evaluate":
             found["next"] = _after_evaluation(run, row)
+        found = _errors_first(run, row, found)
     if row.state in ("failed", "cancelled", "stopping") and row.reason_kind:
         found["error"] = {
             "kind": row.reason_kind,
             "message": row.reason,
             "hint": row.hint or outcome.resume_hint(run),
-            "evidence": _evidence(run) if row.state == "failed" else "",
+            "evidence": outcome.evidence(run) if row.state == "failed" else "",
             "last_checkpoint": outcome.checkpoint_name(run),
         }
     if run.deleted.exists():
@@ -264,6 +265,39 @@ def _result(run: RunDir) -> dict[str, Any]:
     return about
 
 
+def _errors_first(run: RunDir, row: RunRow, found: dict[str, Any]) -> dict[str, Any]:
+    """Scores that failed stand before whatever was scored, with the calls that say why."""
+    failed = _failed_scores(found.get("result") or {})
+    if not failed.get("failed"):
+        return found
+    asked = {"run_id": row.run_id}
+    calls = [
+        {"tool": "diagnose", "arguments": asked},
+        {"tool": "read_rollouts", "arguments": asked | {"pick": "error"}},
+    ]
+    said = f"{failed['failed']} of {failed['of']} scores failed"
+    if (last := failed.get("last_step")) and last["failed"]:
+        said += f", {last['failed']} of {last['of']} in the last step"
+    said += (
+        f': diagnose(run_id="{row.run_id}") says why, '
+        f'read_rollouts(run_id="{row.run_id}", pick="error") shows them'
+    )
+    if row.kind == "evaluate":  # what it measured is read before anything is made of it
+        calls += [call for call in found["next"] if call["tool"] != "curate"]
+    else:
+        calls += found.get("next", [])
+    return found | {"warnings": [said, *found["warnings"]], "next": calls}
+
+
+def _failed_scores(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """How many of how many: of all models of an evaluation, else as the worker counted."""
+    models = result.get("models")
+    if not isinstance(models, list):
+        return result.get("failed_scores") or {}
+    counts = (("failed", "errors"), ("of", "attempts"))
+    return {name: sum(model.get(key) or 0 for model in models) for name, key in counts}
+
+
 def _after_evaluation(run: RunDir, row: RunRow) -> list[dict[str, Any]]:
     """Compare what was evaluated, and read it; an evaluation left no model to deploy."""
     try:
@@ -281,13 +315,6 @@ def _after_evaluation(run: RunDir, row: RunRow) -> list[dict[str, Any]]:
         chosen = {"source_ids": [row.run_id], "name": name, "where": "0 < avg < 1"}
         calls.insert(0, {"tool": "curate", "arguments": chosen})
     return calls
-
-
-def _evidence(run: RunDir) -> str:
-    try:
-        return str(read_json(run.failure).get("evidence") or "")
-    except (OSError, ValueError, AttributeError):
-        return ""
 
 
 def _summary(row: RunRow, found: dict[str, Any]) -> str:

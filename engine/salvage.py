@@ -6,13 +6,16 @@ and whether its process lives. What only the database knew is gone: request ids,
 with a resume, and what estimates had come to.
 """
 
+import logging
 import re
+from pathlib import Path
 from typing import Any
 
 from engine.files import is_locked, read_lines, read_object, read_tail
 from engine.rows import STATES, TERMINAL
 from engine.run_dir import DeployDir, Home, RunDir
 
+_log = logging.getLogger("honesmith")
 _ID = re.compile(r"(.+)-(\d+)")
 _LOG = re.compile(r"attempt_(\d+)\.log")
 _ENDS = ("trainer_exited", "interrupted", "supervisor_left")
@@ -36,21 +39,35 @@ def env_rows(home: Home) -> list[dict[str, Any]]:
     """A row for every stored environment version, the oldest push first."""
     found = []
     for path in sorted(home.envs.glob("*/*/env.json")):
-        facts, audit = read_object(path), read_object(path.with_name("audit.json"))
-        name, hash12 = path.parent.parent.name, path.parent.name
-        if "kind" not in facts or path.parent.name.startswith("."):
+        folder = path.parent
+        name, hash12 = folder.parent.name, folder.name
+        if hash12.startswith("."):
             continue
-        info = {
-            "rows": facts.get("rows") or {},
-            "scored": bool(facts.get("scored")),
-            "tools": len(facts.get("tools") or []),
-            "audit": audit.get("verdict", ""),
-            "headline": audit.get("headline", ""),
-        }
-        row = {"env_id": f"{name}@{hash12}", "name": name, "hash": hash12, "kind": facts["kind"]}
+        row = env_row(folder)
+        if row is None:
+            _log.warning("%s is no whole environment version and was left out", folder)
+            continue
         pushed = path.stat().st_mtime
-        found.append(row | {"created": pushed, "pushed": pushed, "info": info})
+        named = {"env_id": f"{name}@{hash12}", "name": name, "hash": hash12}
+        found.append(named | row | {"created": pushed, "pushed": pushed})
     return sorted(found, key=lambda row: row["pushed"])
+
+
+def env_row(folder: Path) -> dict[str, Any] | None:
+    """What the database holds of the version in `folder`: its kind and `info`; None where its
+    files are not those of a version."""
+    facts, audit = read_object(folder / "env.json"), read_object(folder / "audit.json")
+    kind, rows, tools = facts.get("kind"), facts.get("rows"), facts.get("tools")
+    if not (isinstance(kind, str) and isinstance(rows, dict) and isinstance(tools, list)):
+        return None
+    info = {
+        "rows": rows,
+        "scored": bool(facts.get("scored")),
+        "tools": len(tools),
+        "audit": str(audit.get("verdict") or ""),
+        "headline": str(audit.get("headline") or ""),
+    }
+    return {"kind": kind, "info": info}
 
 
 def deployment_rows(home: Home) -> list[dict[str, Any]]:

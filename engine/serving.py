@@ -22,7 +22,6 @@ from engine.deployments import (
     Unreachable,
     describe,
     list_deployments,
-    stop_idle,
 )
 from engine.errors import UserError
 from engine.export import export
@@ -32,7 +31,7 @@ from engine.progress import read_progress
 from engine.run_dir import DeployDir, Home
 from engine.store import HOLDS_DEVICE, DeploymentRow, Store
 
-__all__ = ["chat", "deploy", "export", "list_deployments", "stop_idle"]
+__all__ = ["chat", "deploy", "export", "list_deployments"]
 
 TEST_SERVER = "HONESMITH_TEST_SERVER"  # a script to run in the server's place; tests only
 START_S = 40.0  # what one call waits for a process to become ready
@@ -178,8 +177,12 @@ def _serve(
             took = time.monotonic() - began
         if row is None:
             raise _not_yet("the process ended while it was looked at")
-        if wanted.adapter:
-            _load_adapter(home.deployment(row.deployment_id), wanted)
+        if wanted.adapter and not _load_adapter(home.deployment(row.deployment_id), wanted):
+            # It was on its way out, idle for too long or to make room for a run.
+            row = _until_ready(home, _start(home, wanted, asker), deadline)
+            took = time.monotonic() - began
+            if row is None or not _load_adapter(home.deployment(row.deployment_id), wanted):
+                raise _not_yet("the process ended while it was looked at")
         return (_ask_for(home, row, wanted) if asked_for else row), took
     finally:
         os.close(lock)
@@ -341,15 +344,19 @@ def _healthy(folder: DeployDir) -> bool:
         return False
 
 
-def _load_adapter(folder: DeployDir, wanted: Wanted) -> None:
-    """Add the adapter to the process; one that it has already costs nothing."""
+def _load_adapter(folder: DeployDir, wanted: Wanted) -> bool:
+    """Add the adapter to the process; one that it has already costs nothing. False where the
+    process ends instead of answering. Raises UserError DEPLOY_FAILED."""
     entry = {"name": wanted.name, "path": wanted.adapter}
     try:
         status, said = deployments.request(folder, "POST", "/admin/adapters", entry, START_S)
     except Unreachable as error:
+        if deployments.ends(folder):
+            return False
         raise _failed(folder, f"it did not take the adapter: {error}") from error
     if status != 200:
         raise _failed(folder, _error_text(said) or f"it answered {status}")
+    return True
 
 
 def _ask_for(home: Home, row: DeploymentRow, wanted: Wanted) -> DeploymentRow:
@@ -386,8 +393,8 @@ def _stop(home: Home, ref: str) -> dict[str, Any]:
     reply = {"model": ref, "state": "stopped", "next": [], "warnings": []}
     if stopped:
         return reply | {"summary": f"{ref} is no longer served."}
-    if _was_deployed(home, ref):
-        return reply | {"summary": f"{ref} was stopped already."}
+    if said := _how_it_ended(home, ref):
+        return reply | {"summary": f"{ref} is not served any more: {said}."}
     if not _is_run(home, ref):
         catalog.resolve_model(home, ref)  # says so when there is no such thing at all
     others = _served_of(home, ref)
@@ -401,9 +408,13 @@ def _stop(home: Home, ref: str) -> dict[str, Any]:
     }
 
 
-def _was_deployed(home: Home, deployment_id: str) -> bool:
+def _how_it_ended(home: Home, ref: str) -> str:
+    """Why the deployment `ref`, or the last one that served it, ended; empty where none did."""
     with Store(home) as store:
-        return any(row.deployment_id == deployment_id for row in store.list_deployments())
+        for row in store.list_deployments():
+            if ref == row.deployment_id or ref in deployments.served(home, row):
+                return row.message or "it ended"
+    return ""
 
 
 def _is_run(home: Home, ref: str) -> bool:

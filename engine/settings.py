@@ -218,7 +218,10 @@ class GRPOSettings(CommonSettings):
         "Most assistant turns of an episode (multi-turn environments).", "8", ge=1, le=64
     )
     max_reward_errors: float | None = _setting(
-        "The run fails when a larger share of scores raised or hung.", "0.2", ge=0, le=1
+        "The run fails when a larger share of its scores raised or hung, from 32 of them on.",
+        "0.2",
+        ge=0,
+        le=1,
     )
     sampler: Literal["auto", "torch", "vllm"] | None = _setting(
         "What produces completions: our own sampler, or vLLM where `honesmith setup --vllm` built "

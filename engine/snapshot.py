@@ -111,13 +111,8 @@ def take(source: Path, target: Path) -> Snapshot:
         finally:
             os.close(folder)
     except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise UserError(
-                "DISK_FULL",
-                f"the disk filled up while {copier.size >> 20} MB were being copied",
-                hint="Free space where the home folder lies, then push again.",
-                retryable=True,
-            ) from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise  # the disk's fault: registry.push_env tells of it
         raise _invalid(f"{error.filename} cannot be copied: {error.strerror or error}") from error
     if copier.size > MAX_PACKED:
         _check_packed(target, sorted(copier.digests))

@@ -9,6 +9,7 @@ from typing import Any
 
 HELDOUT_SHARE = 0.2
 HELDOUT_LEAST = 50
+REPEATED_FROM = 9  # of ten held-out rows so many have a prompt of their own, or a push says so
 NAMES = {
     "train": "train",
     "training": "train",
@@ -73,8 +74,21 @@ def split_rows(rows: Sequence[Mapping[str, Any]]) -> Split:
         warnings.append(f"no row is held out ({every}): no verdict can be given")
     if "train" not in sides:
         warnings.append("every row is held out: there is nothing to train on")
+    warnings += _repeated([key for key, side in zip(keys, sides, strict=True) if side == "heldout"])
     source = "hash" if len(silent) == len(rows) else "mixed" if silent else "rows"
     return Split(sides, source, warnings)
+
+
+def _repeated(heldout: Sequence[str]) -> list[str]:
+    """What to say of held-out rows that ask the same thing over and over."""
+    different = len(set(heldout))
+    if different * 10 >= len(heldout) * REPEATED_FROM:
+        return []
+    return [
+        f"{len(heldout)} held-out rows, {different} different prompt{'s'[: different > 1]}: rows "
+        "of one prompt are one question, and a verdict is worth no more than its questions; "
+        "give the rows prompts of their own"
+    ]
 
 
 def prompt_key(prompt: Sequence[Mapping[str, Any]]) -> str:

@@ -29,6 +29,7 @@ from engine import (
     vllm_env,
 )
 from engine.admission import (
+    DEFAULT_HOURS,
     EVALUATION_WALL_HOURS,
     Afford,
     Playing,
@@ -73,7 +74,7 @@ def submit(
     note: str = "",
     expect: str = "",
     parent: str = "",
-    max_gpu_hours: float = 2.0,
+    max_gpu_hours: float | None = None,
     request_id: str = "",
     resume: str = "",
     approved: bool = False,
@@ -82,7 +83,8 @@ def submit(
     """Queue a training run, or a new attempt of one (`resume`), and start what can start.
 
     Idempotent by `request_id`. `approved`: a person agreed to a spend above
-    `auto_approve_gpu_hours`. `profile`: the worker leaves a trace of two steps. Raises UserError:
+    `auto_approve_gpu_hours`. `profile`: the worker leaves a trace of two steps. `max_gpu_hours`: of
+    this attempt; without one DEFAULT_HOURS, for a resumed run its own. Raises UserError:
     SETTING_*, ENV_*, MODEL_*, BAD_ARGUMENT, REWARD_RISK, BUDGET, NOT_APPROVED, DOES_NOT_FIT,
     DISK_FULL, NO_TORCH, REQUEST_CONFLICT, and for a resume RUN_NOT_FOUND, RUN_STATE.
     """
@@ -97,8 +99,8 @@ def submit(
         "parent": parent,
         "resume": resume,
     }
-    body = asked | {"max_gpu_hours": float(max_gpu_hours)}
-    check_cap(max_gpu_hours)
+    cap = DEFAULT_HOURS if max_gpu_hours is None else check_cap(max_gpu_hours)
+    body = asked | {"max_gpu_hours": cap}
     check_words(note=note, request_id=request_id)
     if expect not in _EXPECTED:
         raise bad_argument("expect", expect, 'Say "better", "no_difference" or nothing.')
@@ -111,12 +113,12 @@ def submit(
             return _answer(home, store.get_run(known.run_id), ["this request was answered before"])
         if resume:
             return _resume(home, store, asked, body, max_gpu_hours, request_id)
-        new, content, link = _plan_training(home, store, asked, max_gpu_hours, approved)
+        new, content, link = _plan_training(home, store, asked, cap, approved)
         record = registry.find_env(home, content["env_id"])
         shared = leaks.of_training(home, record, content["model"])
         if profile:
             content["profile"] = True
-        content["warnings"] += _shared_warnings(shared)
+        content["warnings"] += leaks.said_of(shared)
         row = store.insert_run(
             _with_request(new, request_id, body),
             _writer(home, content, [link] if link else [], shared),
@@ -171,7 +173,7 @@ def submit_evaluation(
     }
     have = facts.heldout_rows if split == "heldout" else facts.train_rows
     plays = Playing(content["settings"], facts, min(rows, have), attempts)
-    cap = cap_of(afford, lambda: sampling_hours(home, found, plays))
+    cap = cap_of(home, afford, lambda: sampling_hours(home, found, plays))
     content["max_gpu_hours"] = cap
     named = ", ".join(models)
     new = NewRun(
@@ -181,7 +183,7 @@ def submit_evaluation(
     if rows > have:
         warnings.append(f"the {split} split has {have} rows; all of them are used")
     shared = leaks.of_models(home, record, models) if split == "heldout" else None
-    warnings += _shared_warnings(shared)
+    warnings += leaks.said_of(shared)
     with Store(home) as store:
         row = store.insert_run(new, _writer(home, content, links, shared))
     answer = _started(home, row, warnings)
@@ -229,7 +231,7 @@ def _submit_regrade(
     }
     refs = [ref for ref, _ in stored.models]
     scored = min(rows, stored.tasks) * stored.attempts * len(refs)
-    cap = cap_of(afford, lambda: scoring_hours(record, scored))
+    cap = cap_of(home, afford, lambda: scoring_hours(record, scored))
     content["max_gpu_hours"] = cap
     named = ", ".join(refs)
     new = NewRun(
@@ -240,18 +242,11 @@ def _submit_regrade(
     if stored.tasks > rows:
         warnings.append(f"{rows} of the {stored.tasks} stored tasks are scored; rows takes more")
     shared = leaks.of_models(home, record, refs) if split == "heldout" else None
-    warnings += _shared_warnings(shared)
+    warnings += leaks.said_of(shared)
     with Store(home) as store:
         row = store.insert_run(new, _writer(home, content, [], shared))
     answer = _started(home, row, warnings)
     return answer | {"models": refs, "rows": min(rows, stored.tasks), "regrade": stored.run_id}
-
-
-def _shared_warnings(shared: dict[str, Any] | None) -> list[str]:
-    """What to say about training rows that hold held-out tasks."""
-    if shared is None or shared["verdict"] == "clean":
-        return []
-    return [f"contamination: {shared['headline']}"]
 
 
 @tells_of_the_disk
@@ -296,7 +291,7 @@ def submit_probe(
     with Store(home) as store:
         request_id, row = _probe_made(store, key)
         if row is None:  # one that was made before costs nothing more
-            cap = cap_of(afford, lambda: sampling_hours(home, [ref], plays))
+            cap = cap_of(home, afford, lambda: sampling_hours(home, [ref], plays))
             content["max_gpu_hours"] = cap
             named = (f"{record.name}-probe", "probe", "probe", record.env_id, model)
             new = _with_request(NewRun(*named, max_gpu_hours=cap), request_id, {"probe": key})
@@ -361,7 +356,7 @@ def _plan_training(
         "note": asked["note"],
         "expect": asked["expect"],
         "parent": parent,
-        "max_gpu_hours": float(max_gpu_hours),
+        "max_gpu_hours": max_gpu_hours,
         "estimate": figures,
         "device": machine.device.id,
     }
@@ -375,7 +370,7 @@ def _plan_training(
         note=asked["note"],
         expect=asked["expect"],
         parent=parent,
-        max_gpu_hours=float(max_gpu_hours),
+        max_gpu_hours=max_gpu_hours,
         estimated_hours=figures["gpu_hours"]["likely"],
     )
     return new, content, (ref.adapter, None) if ref.adapter is not None else None
@@ -386,7 +381,7 @@ def _resume(
     store: Store,
     asked: dict[str, Any],
     body: dict[str, Any],
-    max_gpu_hours: float,
+    max_gpu_hours: float | None,
     request_id: str,
 ) -> dict[str, Any]:
     fresh = {"env_id": "", "model": "pebble", "algorithm": "grpo", "settings": {}, "note": ""}
@@ -409,9 +404,13 @@ def _resume(
         raise no_secrets(missing, row.env_id)
     check_hours_left(home, store)
     saved = outcome.checkpoint_name(run)
-    hours, kept = float(max_gpu_hours), lambda: check_kept(run)
+    own = row.max_gpu_hours or DEFAULT_HOURS
     row = store.resume_run(
-        row.run_id, max_gpu_hours=hours, request_id=request_id, body=body, check=kept
+        row.run_id,
+        max_gpu_hours=own if max_gpu_hours is None else body["max_gpu_hours"],
+        request_id=request_id,
+        body=body,
+        check=lambda: check_kept(run),
     )
     from_where = f"continues from {saved}" if saved else "starts again from step 0"
     outcome.note_event(run, "resumed_by_request", from_where, attempt=row.attempt)
@@ -434,6 +433,8 @@ def _writer(
     """
 
     def write(run_id: str) -> None:
+        if content.get("regrade"):
+            check_kept(home.run(content["regrade"]), "regrade")
         run = home.run(run_id)
         run.create()
         crash.point("submit.folder")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from engine import crash, launcher, outcome
-from engine.deployments import stop_idle
+from engine.deployments import make_room
 from engine.errors import UserError
 from engine.progress import write_status
 from engine.run_dir import RunDir, read_json, take_lock, write_json
@@ -91,7 +91,9 @@ def _attempt(watch: Watch) -> outcome.Outcome | None:
         for stale in (run.exit_record, run.result, run.failure):
             stale.unlink(missing_ok=True)
         _count(watch)
-        stop_idle(run.home)
+        if stopped := make_room(run.home, run, watch.row.device or ""):
+            said = f"{', '.join(stopped)} stopped: the run needs the memory"
+            outcome.note_event(run, "room_made", said, deployments=stopped)
         kills = _memory_kills()
         if not _spent(watch) and watch.row.state == "preparing":
             _spawn(watch)

@@ -12,6 +12,8 @@ from typing import Any
 from engine.errors import UserError
 
 _CHOICES = {"sandbox": ("auto", "required", "off"), "serve_with": ("auto", "torch", "vllm")}
+_YES_OR_NO = ("allow_root", "key_network")
+_NAMES = ("key_secrets",)
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,9 @@ class UserConfig:
     sandbox: str = "auto"
     allow_root: bool = False
     serve_with: str = "auto"
+    # What an environment may ask for that another key than the owner's pushes.
+    key_secrets: tuple[str, ...] = ()
+    key_network: bool = False
 
 
 def read_config(path: Path) -> UserConfig:
@@ -56,7 +61,7 @@ def _checked(path: Path, values: dict[str, Any]) -> UserConfig:
                 hint=f"Known keys: {', '.join(sorted(known))}.",
                 field=name,
             )
-    for name in known - {*_CHOICES, "allow_root"}:
+    for name in known - {*_CHOICES, *_YES_OR_NO, *_NAMES}:
         value = values.get(name, 0.0)
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not math.isfinite(value) or value < 0:
@@ -66,8 +71,14 @@ def _checked(path: Path, values: dict[str, Any]) -> UserConfig:
     for name, choices in _CHOICES.items():
         if values.get(name, "auto") not in choices:
             raise _bad(path, name, values[name], " or ".join(f'"{c}"' for c in choices))
-    if not isinstance(values.get("allow_root", False), bool):
-        raise _bad(path, "allow_root", values["allow_root"], "true or false")
+    for name in _YES_OR_NO:
+        if not isinstance(values.get(name, False), bool):
+            raise _bad(path, name, values[name], "true or false")
+    for name in _NAMES:
+        value = values.get(name, [])
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise _bad(path, name, value, 'a list of names, as in ["JUDGE_API_KEY"]')
+        values[name] = tuple(value)
     return UserConfig(**values)
 
 

@@ -10,12 +10,13 @@ engine/footprint.py.
 
 import math
 from dataclasses import astuple, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from engine.env_facts import EnvFacts
 from engine.hardware import Device
 from engine.model_files import ModelFacts
-from engine.recipe import max_tokens
+from engine.recipe import exam_limits
 
 _WIDTH = {"float32": 4, "bfloat16": 2}
 _NF4_WIDTH = 0.55  # bytes of a weight in 4 bits, with the scales of its block
@@ -176,10 +177,18 @@ class Plan:
     @property
     def max_tokens(self) -> int:
         """Longest turn: the setting, or for SFT what its evaluations allow."""
-        if self.algorithm == "grpo":
-            return self.settings["max_tokens"]
-        limit = self.settings["max_length"] // 2
-        return max(16, min(max_tokens(self.env, False), limit))
+        return self._sampled["max_tokens"]
+
+    @property
+    def max_length(self) -> int:
+        """Longest sequence that may be sampled."""
+        return self._sampled["max_length"]
+
+    @cached_property
+    def _sampled(self) -> dict[str, Any]:
+        if self.algorithm != "sft":
+            return self.settings
+        return exam_limits(self.env, self.model.max_positions, self.settings["max_length"])
 
     def sft_row(self) -> Lengths:
         """Mean row after the cut at max_length; `said` are the supervised tokens."""
@@ -287,7 +296,7 @@ def save_work(plan: Plan) -> Work:
 def rollouts(plan: Plan, prompts: float, rows: float, episode: Lengths, batches: int = 1) -> Work:
     """Playing `rows` episodes of `prompts` distinct tasks, in at least `batches` goes."""
     model = plan.model
-    context = min(episode.total, plan.settings["max_length"])
+    context = min(episode.total, plan.max_length)
     per_token = 2 * (model.linear_params + model.head_params) + 2 * plan.adapter
     produced = rows * episode.said * episode.turns
     attention = 4 * model.heads * model.head_dim * context * model.layers

@@ -20,12 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from envs.base import Message, SingleTurnEnv, Task
+from envs.base import Message, SingleTurnEnv, Task, is_scored
 from envs.problem import EnvProblem
 
 MAX_ROW_BYTES = 16 << 20
 MAX_FILE_BYTES = 256 << 20
 SHOWN = 20
+SHOWN_CHARS = 1700  # of all bad lines together: a push cuts a refusal at 2,000
 FORMATS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 PAIRS = (
     ("prompt", ("completion", "response", "answer")),
@@ -65,7 +66,8 @@ class DatasetEnv(SingleTurnEnv):
     """
 
     def __init__(self, *files: str | Path) -> None:
-        self._tasks = read_tasks(*files)
+        learnt = not is_scored(self) and type(self).tasks is DatasetEnv.tasks
+        self._tasks = read_tasks(*files, learnt=learnt)
         declared = [task.metadata.get("tools") for task in self._tasks]
         if declared and declared[0] and all(tools == declared[0] for tools in declared):
             self.tools = declared[0]
@@ -84,19 +86,33 @@ def data_files(folder: Path) -> list[Path]:
     return []
 
 
-def read_tasks(*files: str | Path) -> list[Task]:
-    """Every row of `files` as a task.
+def read_tasks(*files: str | Path, learnt: bool = False) -> list[Task]:
+    """Every row of `files` as a task; `learnt`: rows to learn from, each of which has an answer.
 
-    Raises EnvProblem DATASET_INVALID with the first 20 bad lines by number.
+    Raises EnvProblem DATASET_INVALID with the first 20 bad lines of all files by number.
     """
     tasks: list[Task] = []
     seen: dict[str, str] = {}
+    read: list[DataFile] = []
+    wholes: list[EnvProblem] = []  # files that are no good as a whole
     for name in files:
-        data = read_rows(Path(name))
+        try:
+            data = read_rows(Path(name))
+            if not data.rows and not data.bad:
+                raise _whole(data.path, "the file holds no row")
+        except EnvProblem as problem:
+            wholes.append(problem)
+            data = DataFile(Path(name), bad=[BadRow(0, problem.message)])
+        read.append(data)
         split = split_of(data.path)
         for line, row in data.rows:
             try:
                 task = to_task(row, default_id=f"{data.path.stem}-{line}", split=split)
+                answer = task.answer_messages
+                if learnt and not answer:
+                    raise ValueError("has no answer to learn from")
+                if answer and all(message.role != "assistant" for message in answer):
+                    raise ValueError("its answer has no assistant message")
                 if task.id in seen:
                     raise ValueError(f"the id {task.id!r} is also that of {seen[task.id]}")
             except ValueError as problem:
@@ -104,10 +120,11 @@ def read_tasks(*files: str | Path) -> list[Task]:
                 continue
             seen[task.id] = f"{data.path.name}:{line}"
             tasks.append(task)
-        if data.bad:
-            raise _refusal(data)
-        if not data.rows:
-            raise _whole(data.path, "the file holds no row")
+    faulty = [data for data in read if data.bad]
+    if wholes and len(faulty) == 1:
+        raise wholes[0]
+    if faulty:
+        raise _refusal(read)
     return tasks
 
 
@@ -154,6 +171,9 @@ def to_task(row: dict[str, Any], default_id: str, split: str | None = None) -> T
     """One row as a task. Raises ValueError saying what is wrong with it."""
     shape = shape_of(row)
     if not shape:
+        empty = next((key for key, _ in PAIRS if key in row and not _given(row[key])), "")
+        if empty:
+            raise ValueError(f"{empty} is empty")
         keys = ", ".join(sorted(row)[:8]) or "none"
         raise ValueError(f"no prompt found among its keys ({keys})")
     if shape in ("messages", "conversations"):
@@ -247,7 +267,9 @@ def _read_jsonl(data: DataFile) -> None:
             if number == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")
             if line.strip():
-                _take(data, number, lambda raw=line: _loads(raw.decode("utf-8")))
+                # Without its end: where a line breaks off is a column of its own.
+                text = line.rstrip(b"\r\n")
+                _take(data, number, lambda raw=text: _loads(raw.decode("utf-8")))
 
 
 def _read_json(data: DataFile) -> None:
@@ -332,7 +354,8 @@ def _cells(header: Sequence[str], cells: Sequence[str]) -> dict[str, Any]:
     for name in ("messages", "conversations", "tools", "metadata"):
         if isinstance(row.get(name), str) and row[name].lstrip()[:1] in ("[", "{"):
             row[name] = _loads(row[name])
-    return {name: value for name, value in row.items() if value != ""}
+    given = {name: value for name, value in row.items() if value != ""}
+    return given if shape_of(given) else row
 
 
 def _read_parquet(data: DataFile) -> None:
@@ -390,17 +413,27 @@ def _said(error: BaseException) -> str:
     return str(error)[:200]
 
 
-def _refusal(data: DataFile) -> EnvProblem:
-    shown = sorted(data.bad, key=lambda row: row.line)
-    lines = "; ".join(f"line {row.line}: {row.message}" for row in shown[:SHOWN])
-    more = f"; and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
-    total = len(data.bad) + len(data.rows)
+def _refusal(read: Sequence[DataFile]) -> EnvProblem:
+    """The bad lines of all files, as many as an answer holds; the others are counted."""
+    faulty = [data for data in read if data.bad]
+    found = [(data, row) for data in faulty for row in sorted(data.bad, key=lambda row: row.line)]
+    told, room = [], SHOWN_CHARS
+    for data, row in found[:SHOWN]:
+        name = "" if len(faulty) == 1 else f"{data.path.name} "
+        told.append(f"{name}line {row.line}: {row.message}"[:200] if row.line else row.message)
+        room -= len(told[-1]) + 2
+        if room < 0 and len(told) > 1:
+            told.pop()
+            break
+    more = f"; and {len(found) - len(told)} more" if len(found) > len(told) else ""
+    total = sum(len({row.line for row in data.bad} | {n for n, _ in data.rows}) for data in read)
+    data, first = found[0]
     return EnvProblem(
         "DATASET_INVALID",
-        f"{len(data.bad)} of {total} rows cannot be read: {lines}{more}",
+        f"{len(found)} of {total} rows cannot be read: {'; '.join(told)}{more}",
         hint="Correct or remove those lines.",
         file=_short(data.path),
-        line=shown[0].line,
+        line=first.line,
     )
 
 

@@ -19,10 +19,19 @@ from envs.dataset import DatasetEnv, data_files
 from envs.problem import EnvProblem
 from envs.settings import read_settings
 
-__all__ = ["EnvProblem", "check_tools", "explain", "load_folder", "read_task_rows", "where"]
+__all__ = [
+    "EnvProblem",
+    "check_tools",
+    "explain",
+    "load_folder",
+    "read_task_rows",
+    "task_problem",
+    "where",
+]
 
 ENTRY = "environment.py"
 MAX_TASKS = 200_000
+MAX_TOOLS_BYTES = 1 << 20
 
 
 def load_folder(folder: Path, params: dict[str, Any] | None = None) -> Env:
@@ -75,7 +84,7 @@ def read_task_rows(env: Env, folder: Path) -> list[dict[str, Any]]:
     rows, seen = [], {}
     learnt = kind_of(env) == "sft"
     for index, task in enumerate(tasks):
-        problem = _task_problem(task, index, seen, learnt)
+        problem = task_problem(task, index, seen, learnt)
         if problem:
             raise _at(source, folder, *problem)
         seen[task.id] = index
@@ -84,7 +93,8 @@ def read_task_rows(env: Env, folder: Path) -> list[dict[str, Any]]:
 
 
 def check_tools(tools: Any) -> None:
-    """Raises EnvProblem unless `tools` is a list of OpenAI function schemas."""
+    """Raises EnvProblem unless `tools` is a list of OpenAI function schemas that a file holds."""
+    size = 0
     if isinstance(tools, str | dict) or not isinstance(tools, Iterable):
         raise EnvProblem("ENV_INVALID", f"tools is a list of functions, got {_kind(tools)}")
     for index, tool in enumerate(tools):
@@ -97,11 +107,17 @@ def check_tools(tools: Any) -> None:
                 ENTRY,
             )
         try:
-            json.dumps(tool, allow_nan=False)
-        except (TypeError, ValueError) as error:
+            size += len(json.dumps(tool, ensure_ascii=False, allow_nan=False).encode())
+        except UnicodeEncodeError:
+            half = f"a text of tools[{index}] has half of a surrogate pair in it"
+            raise EnvProblem("ENV_INVALID", half, file=ENTRY) from None
+        except (TypeError, ValueError, RecursionError) as error:
             raise EnvProblem(
                 "ENV_INVALID", f"tools[{index}] is not JSON: {error}", file=ENTRY
             ) from error
+        if size > MAX_TOOLS_BYTES:
+            large = f"the schemas of tools take more than {MAX_TOOLS_BYTES >> 20} MB"
+            raise EnvProblem("ENV_INVALID", large, "Describe them in less.", ENTRY)
 
 
 def where(error: BaseException, folder: Path) -> tuple[str, int]:
@@ -216,7 +232,7 @@ def _check_methods(env: Env, folder: Path) -> None:
             ) from None
 
 
-def _task_problem(
+def task_problem(
     task: Any, index: int, seen: dict[str, int], learnt: bool
 ) -> tuple[str, str] | None:
     """What is wrong with one task: message and hint."""
@@ -234,8 +250,7 @@ def _task_problem(
     if answer and not any(message.role == "assistant" for message in answer):
         return f"the answer of task {task.id!r} has no assistant message", ""
     try:
-        json.dumps(task.metadata, allow_nan=False)
-        json.dumps(task.to_row(), ensure_ascii=False).encode()
+        json.dumps(task.to_row(), ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
         what = f"a text of task {task.id!r} has half of a surrogate pair in it"
         return what, "Decode the file it comes from as UTF-8."

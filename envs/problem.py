@@ -2,13 +2,23 @@
 
 from typing import Any
 
+CODES = (
+    "ENV_INVALID",
+    "ENV_IMPORT",
+    "ENV_PARAM",
+    "ENV_DEPS",
+    "ENV_SECRETS",
+    "ENV_SANDBOX",
+    "ENV_LIMITS",
+    "DATASET_INVALID",
+)
+
 
 class EnvProblem(Exception):
     """An environment breaks its contract.
 
     Args:
-        code: ENV_INVALID, ENV_IMPORT, ENV_PARAM, ENV_DEPS, ENV_SECRETS, ENV_SANDBOX,
-            ENV_LIMITS or DATASET_INVALID.
+        code: one of `CODES`.
         message: what happened, with the offending value.
         hint: the next edit to make.
         file: the file at fault, relative to the environment's folder; "" where there is none.
@@ -42,11 +52,11 @@ class EnvProblem(Exception):
     @staticmethod
     def from_dict(data: dict[str, Any]) -> "EnvProblem":
         """The problem behind a reply; missing or odd fields become empty ones."""
-        line = data.get("line")
+        code, line = data.get("code"), data.get("line")
         return EnvProblem(
-            str(data.get("code") or "ENV_INVALID"),
+            code if isinstance(code, str) and code in CODES else "ENV_INVALID",
             str(data.get("message") or "the environment could not be loaded"),
             str(data.get("hint") or ""),
             str(data.get("file") or ""),
-            line if isinstance(line, int) else 0,
+            line if type(line) is int else 0,
         )

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.base import Message, Task
+from envs.loader import MAX_TASKS, check_tools, task_problem
 from envs.pipe import Fault, Pipe
 from envs.problem import EnvProblem
 from envs.sandbox import Held, Sandbox
@@ -26,6 +27,7 @@ from envs.settings import Limits, read_settings
 MAX_METRICS = 64
 METRIC_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/@-]{0,63}")  # no room for a sentence
 LOAD_ATTEMPTS = 3
+KINDS = ("single", "multi", "sft")
 
 
 class EpisodeFailed(Exception):
@@ -119,19 +121,16 @@ class EnvProcess:
                 raise _as_problem(fault) from None
             return dict(self._facts)
 
-    def tasks(self) -> list[dict[str, Any]]:
-        """Every task as a stored row. Raises EnvProblem."""
+    def tasks(self, seconds: float | None = None) -> list[dict[str, Any]]:
+        """Every task as a stored row, within `seconds` (its start_seconds by default).
+        Raises EnvProblem."""
+        seconds = self.limits.start_seconds if seconds is None else seconds
         with self._lock:
             try:
-                rows = self._call("tasks", {}, self.limits.start_seconds)
+                rows = self._call("tasks", {}, seconds)
             except Fault as fault:
                 raise _as_problem(fault) from None
-        for index, row in enumerate(rows):
-            try:
-                Task.from_row(row)
-            except (KeyError, TypeError, ValueError) as error:
-                raise EnvProblem("ENV_INVALID", f"tasks()[{index}] is no task: {error}") from error
-        return rows
+            return _checked_rows(rows, learnt=self._facts.get("kind") == "sft")
 
     def score(self, task: Mapping[str, Any], completion: str) -> dict[str, Any]:
         """Reward, success, metrics, error and seconds of one completion. Never raises for faults
@@ -197,7 +196,8 @@ class EnvProcess:
             self._pipe = Pipe(
                 self.source, self.python, limits, self.secrets, self.log, self.sandbox
             )
-            self._held, self._facts = self._pipe.greet(limits.start_seconds)
+            self._held, ready = self._pipe.greet(limits.start_seconds)
+            self._facts = _checked_ready(ready)
             self.generation += 1
             self._failed_loads = 0
         except EnvProblem as problem:
@@ -311,6 +311,40 @@ def isolation_here(sandbox: Sandbox | None = None) -> Held:
 def failed_score(error: str) -> dict[str, Any]:
     """The score of a sample that could not be scored."""
     return {"reward": 0.0, "success": False, "metrics": {}, "error": error}
+
+
+def _checked_ready(ready: Mapping[str, Any]) -> dict[str, Any]:
+    """What an env process says it holds, which user code may have had its hands in.
+    Raises EnvProblem."""
+    kind, scored, tools = (ready.get(name) for name in ("kind", "scored", "tools"))
+    if kind not in KINDS:
+        said = f"the env process calls itself {str(kind)[:80]!r}, not {', '.join(KINDS)}"
+        raise EnvProblem("ENV_INVALID", said)
+    if scored is not (kind != "sft"):
+        said = f"the env process says scored: {str(scored)[:80]!r}, and calls itself {kind}"
+        raise EnvProblem("ENV_INVALID", said)
+    check_tools(tools)
+    return {"kind": kind, "scored": scored, "tools": tools}
+
+
+def _checked_rows(rows: list[Any], learnt: bool) -> list[dict[str, Any]]:
+    """Rows that crossed the pipe, as tasks write them; raises EnvProblem if one is no task."""
+    if not 1 <= len(rows) <= MAX_TASKS:
+        said = f"tasks() sent {len(rows)} tasks; send 1 to {MAX_TASKS}"
+        raise EnvProblem("ENV_INVALID", said)
+    checked: list[dict[str, Any]] = []
+    seen: dict[str, int] = {}
+    for index, row in enumerate(rows):
+        try:
+            task = Task.from_row(row)
+        except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+            raise EnvProblem("ENV_INVALID", f"tasks()[{index}] is no task: {error}") from error
+        problem = task_problem(task, index, seen, learnt)
+        if problem:
+            raise EnvProblem("ENV_INVALID", *problem)
+        seen[task.id] = index
+        checked.append(task.to_row())
+    return checked
 
 
 def _checked(value: Any) -> dict[str, Any]:

@@ -66,8 +66,10 @@ def serve(
     server = build_server(where, _roots(root), read_only)
     if not http:
         from mcp_server.parent import watch_parent
+        from mcp_server.stdio import end_by_interrupt
 
         watch_parent()
+        end_by_interrupt()
         server.run()
         return
     from mcp_server.bearer import load_token

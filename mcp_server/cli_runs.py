@@ -165,7 +165,10 @@ def train(
         typer.Option(metavar="<better|no_difference>", help="Your prediction."),
     ] = "",
     parent: Annotated[str, typer.Option(help="Run to compare the settings with.")] = "",
-    max_gpu_hours: Annotated[float, typer.Option(min=0, help="Cap on device hours.")] = 2.0,
+    max_gpu_hours: Annotated[
+        float | None,
+        typer.Option(min=0, help="Cap on device hours.", show_default="2, a resumed one: its own"),
+    ] = None,
     request_id: Annotated[str, typer.Option(help="Makes a retry safe.")] = "",
     resume: Annotated[str, typer.Option(metavar="RUN", help="Continue a run.")] = "",
     yes: Annotated[

@@ -13,7 +13,7 @@ import contextlib
 import difflib
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
@@ -30,11 +30,15 @@ from pydantic import ValidationError
 from engine.clean import clean_text
 from engine.errors import UserError
 from engine.run_dir import Home
+from engine.settings import GRPOSettings, SamplingSettings, SFTSettings
 from mcp_server.audit import Audit, Call
 from mcp_server.keys import LOCAL, STDIO, Key, Scope, spending
 from mcp_server.log import log
 from mcp_server.replies import RESULT_CHARS, cap, compact, envelope, error_line
-from mcp_server.stdio import answered
+from mcp_server.stdio import answered, until_client_leaves
+
+if TYPE_CHECKING:
+    from mcp_server.quotas import Cap
 
 # Where the gate leaves the key that an HTTP request came with.
 KEY = "honesmith.key"
@@ -76,6 +80,7 @@ class GuardedServer(MCPServer[Any]):
 
     async def run_stdio_async(self) -> None:
         async with (
+            until_client_leaves(),
             stdio_server() as (reader, writer),
             answered(reader, writer) as messages,
         ):
@@ -90,18 +95,27 @@ class GuardedServer(MCPServer[Any]):
         try:
             if not self._changes(name):
                 tool = self.checked(name, arguments, caller)
+                await self._in_sight(caller, name, arguments)
                 return self.answer(await tool.run(present(arguments), context), caller)
             call = Call(caller.name, _transport(caller), name, arguments)
             # What is held ends after the line is written: quotas are counted from the lines.
             async with contextlib.AsyncExitStack() as held:
                 with self._audit.recording(call) as record:
                     tool = self.checked(name, arguments, caller)
-                    await self._within_quota(held, caller, name, present(arguments))
-                    data = await tool.run(present(arguments), context)
+                    await self._in_sight(caller, name, arguments)
+                    granted = await self._within_quota(held, caller, name, present(arguments))
+                    given = present(arguments)
+                    if granted is not None:
+                        given["max_gpu_hours"] = granted.hours
+                    elif given.get("resume") and "max_gpu_hours" not in given:
+                        given["max_gpu_hours"] = await self._own_cap(str(given["resume"]))
+                    data = await tool.run(given, context)
                     if isinstance(data, InputRequiredResult):  # nothing is done before the answer
                         record.result = "asked"
                         return data
                     record.ok(data)
+                    if granted is not None and granted.said:
+                        data["warnings"] = [*data["warnings"], granted.said]
             return self.answer(data, caller)
         except MCPError:
             raise
@@ -146,8 +160,10 @@ class GuardedServer(MCPServer[Any]):
         caller: Key,
         tool: str,
         arguments: Mapping[str, Any],
-    ) -> None:
-        """Of two calls that would each just fit, the second must see the first: calls of one key
+    ) -> "Cap | None":
+        """The cap of a submit that names none, under a limit of hours.
+
+        Of two calls that would each just fit, the second must see the first: calls of one key
         that start something pass one at a time, until `held` ends.
 
         Raises UserError QUOTA, and HOME_UNUSABLE when the calls before it take too long.
@@ -156,12 +172,30 @@ class GuardedServer(MCPServer[Any]):
         from mcp_server import quotas  # noqa: PLC0415
 
         if not caller.is_limited or not quotas.starts_a_run(tool, arguments):
-            return
+            return None
         turn = self._turns.setdefault(caller.name, anyio.Lock())
         await held.enter_async_context(spending(self._home, caller, turn))
-        await anyio.to_thread.run_sync(
+        return await anyio.to_thread.run_sync(
             partial(quotas.check_quota, self._home, caller, tool, arguments)
         )
+
+    async def _own_cap(self, run_id: str) -> float:
+        from mcp_server import quotas  # noqa: PLC0415  as above
+
+        return await anyio.to_thread.run_sync(quotas.own_cap, self._home, run_id)
+
+    async def _in_sight(self, caller: Key, tool: str, arguments: Mapping[str, Any]) -> None:
+        """Who is not the owner learns nothing of this machine's files from naming them as models.
+
+        Raises UserError MODEL_NOT_FOUND.
+        """
+        names = models_of(tool, arguments)
+        if caller.is_owner or not any("/" in name or name[:1] in ".~" for name in names):
+            return
+        from engine import catalog  # noqa: PLC0415  as the engine's other parts: when needed
+
+        for name in names:
+            await anyio.to_thread.run_sync(catalog.check_in_sight, self._home, name)
 
     def _changes(self, name: str) -> bool:
         if name in self._hidden:
@@ -213,6 +247,15 @@ def caller_of(context: Any) -> Key:
 
 def _transport(caller: Key) -> str:
     return STDIO if caller is LOCAL else "http"
+
+
+def models_of(tool: str, arguments: Mapping[str, Any]) -> list[str]:
+    """What a call names as models, as far as it can be one."""
+    found = [arguments.get(name) for name in ("model", "compare_to")]
+    found += [arguments.get("run_id")] if tool == "deploy" else []
+    listed = arguments.get("models")
+    found += listed if isinstance(listed, list) else []
+    return [name for name in found if isinstance(name, str) and name]
 
 
 def present(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -312,7 +355,11 @@ def _did_you_mean(name: str, known: list[str]) -> str:
 
 
 def _settings_hint(name: str, known: dict[str, Any]) -> str:
-    """Agents pass training settings flat; say where they go."""
+    """Agents pass settings flat; say where they go. Of what is no setting there is nothing to say:
+    it would be refused there too."""
     if "settings" not in known:
         return ""
-    return f' Training settings go inside settings, e.g. settings={{"{name}": ...}}.'
+    schemas = [SamplingSettings] if "attempts" in known else [SFTSettings, GRPOSettings]
+    names = [field for schema in schemas for field in schema.model_fields]
+    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.8)
+    return f' Settings go inside settings, e.g. settings={{"{near[0]}": ...}}.' if near else ""

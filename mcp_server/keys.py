@@ -22,6 +22,8 @@ from engine.run_dir import Home
 if TYPE_CHECKING:
     import anyio
 
+    from envs.settings import EnvSettings
+
 Scope = Literal["read", "train", "deploy"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 OWNER = "owner"
@@ -30,6 +32,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 CALLS_PER_MINUTE = 600
 DEPLOYMENTS = 2
 OWNER_CALLS_PER_MINUTE = 60_000  # no agent gets there; a loop that went wild does
+REQUEST_ID = 200  # characters that the engine takes
 LOCK_S = 30.0
 POLL_S = 0.01
 
@@ -59,6 +62,11 @@ class Key:
     max_runs: int = 0
     gpu_hours_per_day: float = 0.0
     max_deployments: int = DEPLOYMENTS
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether this is who runs the server, who may do and see everything."""
+        return self.name in (OWNER, STDIO)
 
     @property
     def is_limited(self) -> bool:
@@ -204,6 +212,44 @@ def remove_key(home: Home, name: str) -> None:
             known = ", ".join(key.name for key in keys) or "none"
             raise _bad("name", name, f"Keys of this home: {known}.")
         _write(home, left)
+
+
+def agreed_by_owner(home: Home, key: Key, asked: "EnvSettings") -> None:
+    """Raises UserError FORBIDDEN when an environment that `key` pushes asks for what the owner
+    did not agree to: values of this server's variables, or a network to send them over.
+    """
+    if key.is_owner:
+        return
+    config = home.user_config()
+    secrets = [name for name in asked.secrets if name not in config.key_secrets]
+    wants = [f"the secret {name}" for name in secrets]
+    lines = []
+    if secrets:
+        named = ", ".join(f'"{name}"' for name in (*config.key_secrets, *secrets))
+        lines.append(f"key_secrets = [{named}]")
+    if asked.limits.network and not config.key_network:
+        wants.append("a network")
+        lines.append("key_network = true")
+    if wants:
+        raise UserError(
+            "FORBIDDEN",
+            f"environment.toml asks for {' and '.join(wants)}; the owner of this home has not "
+            f"agreed that keys such as {key.name} give that to an environment",
+            hint="Leave it out, or ask the owner to push this folder or to set "
+            f"{' and '.join(lines)} in the home's config.toml.",
+            field="path",
+        )
+
+
+def own_request_id(key: Key, request_id: str) -> str:
+    """What `request_id` of `key` is stored as: no key meets what another one asked for.
+
+    The owner's stays as it is. A colon stands in no key's name, so two keys never make one id.
+    """
+    if key.is_owner or not request_id or len(request_id) > REQUEST_ID:
+        return request_id  # the longest are refused in the words for all
+    stored = f"{key.name}:{request_id}"
+    return stored if len(stored) <= REQUEST_ID else f"{key.name}:{digest(request_id)}"
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ gets JSON-RPC's parse error.
 
 import json
 import re
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,6 +18,27 @@ from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+def end_by_interrupt() -> None:
+    """Ctrl-C ends the server as SIGTERM does: at once, there is nothing to clean up.
+
+    Python's own way is to wait first for every thread, and one reads stdin until the client goes.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@asynccontextmanager
+async def until_client_leaves() -> AsyncIterator[None]:
+    """Who no longer reads what is answered has left: no fault of ours. Raises BrokenPipeError."""
+    left = False
+    try:
+        yield
+    except* BrokenPipeError:
+        left = True
+    if left:
+        raise BrokenPipeError
 
 
 @asynccontextmanager

@@ -24,6 +24,7 @@ from engine.run_dir import Home
 from mcp_server import guard, verbs
 from mcp_server.agreement import with_agreement
 from mcp_server.keys import Scope as Need
+from mcp_server.keys import own_request_id
 from mcp_server.verbs import Reply
 
 EnvId = Annotated[
@@ -79,17 +80,19 @@ class Tools:
 
     def get_status(
         self,
+        ctx: Context,
         scope: Scope = "all",
         limit: Limit = 20,
         cursor: Cursor = "",
     ) -> Reply:
         """Start here: devices and free memory, queue, runs, pushed envs, usable models,
         deployments, budget left."""
-        return verbs.get_status(self.home, scope, limit, cursor)
+        return verbs.get_status(self.home, scope, limit, cursor, guard.caller_of(ctx))
 
     def push_env(
         self,
         path: Annotated[str, Field(description='Folder with environment.py, e.g. "envs/arith"')],
+        ctx: Context,
         name: Annotated[str, Field(description="Default: the folder's name")] = "",
         install: Annotated[
             bool, Field(description="Build a venv from its requirements.txt first.")
@@ -97,7 +100,8 @@ class Tools:
     ) -> Reply:
         """Store an environment (tasks and reward) as an immutable version. Returns env_id, rows per
         split, the reward audit, problems with file:line. Push again after every edit."""
-        return verbs.push_env(self.home, path, name, install, self.roots)
+        key = guard.caller_of(ctx)
+        return verbs.push_env(self.home, path, name, install, self.roots, key)
 
     def dry_run(
         self,
@@ -169,7 +173,7 @@ class Tools:
             expect,
             parent,
             max_gpu_hours,
-            request_id,
+            own_request_id(guard.caller_of(ctx), request_id),
             resume,
         )
         return await with_agreement(submit, ctx)

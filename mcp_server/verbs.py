@@ -7,23 +7,31 @@ inside them because a server must answer its first request before it needs any o
 # ruff: noqa: PLC0415
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from engine.errors import UserError
 from engine.run_dir import Home
 from engine.store import Store
-from mcp_server.keys import LOCAL, Key
+from mcp_server.keys import LOCAL, Key, agreed_by_owner
 from mcp_server.replies import fit
 
 Reply = dict[str, Any]
 MAX_WAIT_S = 50.0
 
 
-def get_status(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") -> Reply:
+def get_status(
+    home: Home, scope: str = "all", limit: int = 20, cursor: str = "", key: Key = LOCAL
+) -> Reply:
     from engine import runs
 
-    reply = fit(lambda count: runs.overview(home, scope, count, cursor), limit)
+    own: Reply = {}
+    if key.is_limited and scope in ("all", "runs"):
+        from mcp_server import quotas
+
+        own = {"key": quotas.standing(home, key)}
+    reply = fit(lambda count: runs.overview(home, scope, count, cursor) | own, limit)
     return filled(reply, f"Status of {scope}.")
 
 
@@ -33,14 +41,19 @@ def push_env(
     name: str = "",
     install: bool = False,
     roots: Sequence[Path] | None = None,
+    key: Key = LOCAL,
 ) -> Reply:
     from engine import registry
 
-    if roots is None:
-        reply = registry.push_env(home, path, name=name, install=install)
-    else:
-        place = from_roots(path, roots)
-        reply = registry.push_env(home, place, name=name, install=install, roots=list(roots))
+    place = path if roots is None else from_roots(path, roots)
+    reply = registry.push_env(
+        home,
+        place,
+        name=name,
+        install=install,
+        roots=None if roots is None else list(roots),
+        allowed=partial(agreed_by_owner, home, key),
+    )
     env_id = reply.get("env_id", "")
     return filled(reply, f"Pushed {env_id}.", suggest("dry_run", env_id=env_id))
 
@@ -84,7 +97,7 @@ def submit_train(
     note: str = "",
     expect: str = "",
     parent: str = "",
-    max_gpu_hours: float = 2.0,
+    max_gpu_hours: float | None = None,
     request_id: str = "",
     resume: str = "",
     approved: bool = False,

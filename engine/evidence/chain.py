@@ -58,10 +58,14 @@ def _verify(home: Home, row: RunRow, depth: int) -> dict[str, Any]:
     sealed = read_chain(run)
     if not sealed or run.deleted.exists():
         return _unsealed(run, row)
-    now = {link["name"]: link["files"] for link in _chained(_contents(run, load_config(run)))}
+    config = load_config(run)
+    now = {link["name"]: link["files"] for link in _chained(_contents(run, config))}
     links, previous = [], ""
     for link in sealed["links"]:
-        broken = _differences(link.get("files") or {}, now.get(link.get("name"), {}))
+        files, found = link.get("files") or {}, now.get(link.get("name"), {})
+        if link.get("name") == "environment":
+            found = found | _kept_audit(config, files)
+        broken = _differences(files, found)
         if link.get("hash") != _hash(previous, link):
             broken.append({"file": run.chain.name, "what": "the seal itself was changed"})
         previous = str(link.get("hash"))
@@ -160,6 +164,14 @@ def _contents(run: RunDir, config: Mapping[str, Any]) -> Iterator[tuple[str, dic
     yield "checkpoints", _hashes(run.path, _checkpoint_files(run)) | _best(run)
     shown = [run.metrics, run.result, *_files(run.evals_dir), *_files(run.rollouts_dir)]
     yield "evaluation", _hashes(run.path, shown)
+
+
+def _kept_audit(config: Mapping[str, Any], sealed: Mapping[str, str]) -> dict[str, str]:
+    """The audit a run was sealed with, where a later push made it again and kept the first."""
+    digest = str(sealed.get("audit.json") or "")
+    kept = Path(str(config.get("env_dir") or "")) / "earlier" / f"{digest}.json"
+    is_it = digest.isalnum() and kept.is_file() and _digest(kept) == digest
+    return {"audit.json": digest} if is_it else {}
 
 
 def _checkpoint_files(run: RunDir) -> list[Path]:

@@ -8,14 +8,18 @@ from engine.clean import RESULT_CHARS, json_chars, redactor_for
 from engine.errors import UserError
 from engine.evidence.arms import MAX_ARMS, Arm, find_arms
 from engine.evidence.levers import attribution, differing_settings
+from engine.evidence.looks import looks_at_pair
 from engine.evidence.power import attempts_wanted, more_rows, split_rows, tasks_wanted
-from engine.evidence.results import level, measure_of, side
+from engine.evidence.results import by_prompt, level, measure_of, side
 from engine.evidence.seeds import compare_arms, grouped, seed_of
 from engine.evidence.verdict import (
     Comparison,
     correct_for_many,
+    failed_calls,
     flip_examples,
+    how_it_was_counted,
     load_config,
+    looked_often,
     sentence,
     shared_rows,
     taught_tasks,
@@ -46,7 +50,8 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> dict[str, 
     first, others = arms[0], arms[1:]
     measure = measure_of(*(arm.rows for arm in arms))
     found = [compare_arms(home, first, arm) for arm in others]
-    adjusted = correct_for_many(found)
+    looks = [_looks(home, first, arm) for arm in others]
+    adjusted = correct_for_many(found, looks)
     causes = [attribution(home, first, arm) for arm in others]
     main = max(range(len(others)), key=lambda i: found[i].lead)
     redact = redactor_for(home, load_config(home.run(first.source)))
@@ -60,7 +65,7 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> dict[str, 
         "arms": [_arm(home, arm, measure) for arm in arms],
         "comparisons": [
             {"model": arm.label, "against": first.label, **item.as_dict()}
-            | ({"p_adjusted": _short(p)} if len(others) > 1 else {})
+            | ({"p_adjusted": _short(p)} if len(others) > 1 or max(looks) > 1 else {})
             | {"attribution": cause}
             for arm, item, p, cause in zip(others, found, adjusted, causes, strict=True)
         ],
@@ -70,10 +75,18 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> dict[str, 
             "model": others[main].label,
             **flip_examples(found[main], first.rows, others[main].rows, redact),
         },
-        "warnings": warnings + more + _cautions(home, arms, found),
+        "warnings": warnings + more + looked_often(max(looks)) + _cautions(home, arms, found),
         "next": [*wanted, _read_changed(others[main])],
     }
     return _fitted(result)
+
+
+def _looks(home: Home, first: Arm, other: Arm) -> int:
+    """How often the two were evaluated to tell them apart; seeds taken together count their own."""
+    if first.members or other.members:
+        return 1
+    labels = (first.label, other.label)
+    return looks_at_pair(home, first.env_id, labels, (first.source, other.source))
 
 
 def _checked(ids: Sequence[str]) -> list[str]:
@@ -130,6 +143,7 @@ def _cautions(home: Home, arms: Sequence[Arm], found: Sequence[Comparison]) -> l
     unpaired = max(item.outcome.unpaired for item in found)
     if unpaired:
         notes.append(f"Up to {unpaired} tasks were scored on one side only and are left out.")
+    notes += dict.fromkeys(note for item in found for note in how_it_was_counted(item))
     for arm in arms:
         looked = sum(row.get("half") == "select" for row in arm.rows)
         config = load_config(home.run(arm.run_id)) if arm.run_id else {}
@@ -156,6 +170,9 @@ def _more_evidence(
     taken together it is seeds: what lies between those no task takes away."""
     if found.outcome.verdict != "inconclusive" or found.measure is None:
         return [], []
+    if found.errors_decide:
+        worst = max((first, other), key=lambda arm: sum(bool(row.get("error")) for row in arm.rows))
+        return [], failed_calls(worst.source)
     if first.members or other.members:
         return ["One more seed on each side would tell more than tasks or attempts."], []
     needed = tasks_wanted(found.outcome)
@@ -169,7 +186,7 @@ def _more_evidence(
     if rows is None or len(asked) < rows:
         call["rows"] = min(max(400, needed or 2 * found.outcome.n), rows or 10**6)
         return [], [{"tool": "evaluate", "arguments": call}]
-    sides = [side(arm.rows, found.measure) for arm in (first, other)]
+    sides = [side(rows, found.measure) for rows in by_prompt(first.rows, other.rows)]
     attempts = attempts_wanted(sides[0], sides[1], found.outcome.margin)
     used = f"All {rows} rows of the {split} split are used"
     if attempts is not None:

@@ -19,6 +19,7 @@ LITTLE = 0.2  # share of groups with variance below which GRPO learns little
 MANY = 0.4  # share of tasks out of reach, or solved, from which the rest is better taken first
 ALIKE = 0.35  # share of distinct answers in a group below which it says the same again and again
 ENOUGH = 0.85  # of what the largest group would carry
+BROKEN = 0.2  # share of scores that failed above which the others say nothing of the tasks
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,14 @@ def learnability(groups: Sequence[Samples], group_size: int, max_tokens: int) ->
     """
     scored = [[s for s in group if not s.error] for group in groups]
     mixed = [group for group in scored if _mixed(group)]
-    easy = sum(bool(g) and not _mixed(g) and all(s.solved for s in g) for g in scored)
-    hard = len(groups) - len(mixed) - easy
-    counts = {"effective": len(mixed), "too_easy": easy, "too_hard": hard}
+    # What is left of a group is no judgement of its task where a score of it failed: the answers
+    # whose scores fail are seldom those that are right.
+    whole = [g for g in groups if g and not _mixed(g) and not any(s.error for s in g)]
+    easy = sum(all(s.solved for s in g) for g in whole)
+    counts = {"effective": len(mixed), "too_easy": easy, "too_hard": len(whole) - easy}
     everything = [sample for group in groups for sample in group]
-    solved = [(len(g), sum(s.solved for s in g)) for g in scored if g]
+    solved = [(len(g), sum(s.solved and not s.error for s in g)) for g in groups if g]
+    failed = sum(sample.error for sample in everything)
     lengths = sorted(sample.tokens for sample in everything)
     result: dict[str, Any] = {
         "tasks": len(groups),
@@ -72,7 +76,8 @@ def learnability(groups: Sequence[Samples], group_size: int, max_tokens: int) ->
         "solved_counts": [c for _, c in solved],
         "reward_mean": _mean([sample.reward for sample in everything]),
         "truncated_share": _mean([float(sample.cut) for sample in everything]),
-        "error_share": _mean([float(sample.error) for sample in everything]),
+        "error_share": failed / max(1, len(everything)),
+        "failed_scores": {"failed": failed, "of": len(everything)},
         "distinct_share": _mean([len({s.said for s in g}) / len(g) for g in scored if g]),
         "length": {
             "p50": _quantile(lengths, 0.5),
@@ -83,11 +88,20 @@ def learnability(groups: Sequence[Samples], group_size: int, max_tokens: int) ->
     share, size = result["effective"], result["samples_per_task"]
     low, high = result["intervals"]["effective"]
     result["advice"] = advice(result)
-    result["summary"] = (
+    result["summary"] = scores_failed(result) + (
         f"{share:.0%} of {len(groups)} tasks ({low:.0%} to {high:.0%}) have rewards that differ "
         f"within {size} samples"
     )
     return result
+
+
+def scores_failed(found: dict[str, Any]) -> str:
+    """The failed scores of a probe as the opening of a sentence, "" without any."""
+    share = found["error_share"]
+    if not share:
+        return ""
+    ready = "Not ready: " if share > BROKEN else ""
+    return f"{ready}{share:.0%} of the scores failed; "
 
 
 def teaches(scored: Sequence[Samples], size: int) -> float:
@@ -139,6 +153,13 @@ def advice(found: dict[str, Any]) -> list[dict[str, str]]:
     def say(lever: str, text: str) -> None:
         said.append({"lever": lever, "say": text})
 
+    if found["error_share"]:
+        say(
+            "score",
+            f"{found['error_share']:.0%} of the scores failed: mend score() and push again",
+        )
+    if found["error_share"] > BROKEN:
+        return said
     length, shares = found["length"], found["gradient_share"]
     if found["truncated_share"] > CUT:
         wanted = 2 * length["max_tokens"]
@@ -147,9 +168,9 @@ def advice(found: dict[str, Any]) -> list[dict[str, str]]:
             f"{found['truncated_share']:.0%} of the answers are cut at {length['max_tokens']} "
             f"tokens: raise max_tokens to {wanted}, or ask for shorter answers",
         )
-    if found["effective"] < LITTLE and found["too_hard"] >= found["too_easy"]:
+    if found["effective"] < LITTLE and found["too_hard"] >= max(found["too_easy"], 1e-9):
         say("sft", "hardly any answer is right: train by SFT first, or give partial credit")
-    elif found["effective"] < LITTLE:
+    elif found["effective"] < LITTLE and found["too_easy"]:
         say("data", "the tasks are solved already: take harder ones")
     elif found["too_hard"] >= MANY:
         say(

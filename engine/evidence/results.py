@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from engine.evidence.stats import NEGLIGIBLE, Interval, Side, paired_bootstrap, wilson
 from engine.run_dir import RunDir, read_lines
+from engine.split import prompt_key
 
 Row = dict[str, Any]
 Measure = Literal["success", "reward", "loss"]
@@ -58,13 +59,44 @@ def value_of(row: Row, measure: Measure) -> float | None:
     return float(value) if isinstance(value, bool) else _number(value)
 
 
-def side(rows: Iterable[Row], measure: Measure) -> Side:
-    """One model's results by task; attempts that failed to score are counted apart."""
+def by_prompt(*row_sets: Iterable[Row]) -> list[list[Row]]:
+    """The rows with all tasks of one prompt under one id: they are attempts, not so many tasks.
+
+    That holds where the answer hangs on the prompt alone. Where an environment went on talking,
+    what it hides may differ, and where no prompt was recorded nobody knows: there a task is an id.
+    """
+    sets = [list(rows) for rows in row_sets]
+    asked: dict[str, str] = {}
+    for row in (row for rows in sets for row in rows):
+        if any(turn.get("role") != "assistant" for turn in _turns(row.get("messages"))):
+            return sets
+        task, prompt = str(row.get("task")), _turns(row.get("prompt"))
+        if prompt and task not in asked:
+            asked[task] = prompt_key(prompt)
+    first: dict[str, str] = {}
+    for task in sorted(asked):
+        first.setdefault(asked[task], task)
+    if len(first) == len(asked):
+        return sets
+    ids = {task: first[prompt] for task, prompt in asked.items()}
+    return [[row | {"task": ids.get(str(row.get("task")), row.get("task"))} for row in rows]
+            for rows in sets]  # fmt: skip
+
+
+def _turns(messages: Any) -> list[Mapping[str, Any]]:
+    turns = messages if isinstance(messages, list) else []
+    return [turn for turn in turns if isinstance(turn, Mapping)]
+
+
+def side(rows: Iterable[Row], measure: Measure, failed: float | None = None) -> Side:
+    """One model's results by task; attempts that failed to score are counted apart, or with the
+    value `failed` where one is given."""
     values: dict[str, list[float]] = {}
     attempts = errors = 0
     for row in rows:
         attempts += 1
         value = value_of(row, measure)
+        value = failed if value is None else value
         if value is None:
             errors += 1
         else:
@@ -101,7 +133,8 @@ class Level:
 
 def level(rows: Sequence[Row], measure: Measure) -> Level:
     """Wilson's interval where a task is one yes or no, a bootstrap over tasks elsewhere."""
-    result = side(rows, measure)
+    (asked,) = by_prompt(rows)
+    result = side(asked, measure)
     means = {task: math.fsum(got) / len(got) for task, got in result.values.items()}
     n = len(means)
     if n == 0:

@@ -13,9 +13,9 @@ from dataclasses import replace
 from engine.evidence.arms import Arm
 from engine.evidence.distributions import t_cdf, t_quantile
 from engine.evidence.levers import NEUTRAL, making_of
-from engine.evidence.results import HIGHER_IS_BETTER, side
+from engine.evidence.results import HIGHER_IS_BETTER, Measure, Row, by_prompt, side
 from engine.evidence.stats import ALPHA, POWER, Interval, PairedVerdict
-from engine.evidence.verdict import Comparison, compare_rows
+from engine.evidence.verdict import Comparison, compare_rows, failures, heed_errors
 from engine.run_dir import Home
 
 
@@ -42,9 +42,16 @@ def compare_arms(home: Home, first: Arm, other: Arm) -> Comparison:
     sides = (first.members or (first,), other.members or (other,))
     if max(map(len, sides)) < 2 or found.outcome.diff is None or found.measure is None:
         return found
-    means = [[_by_task(arm, found) for arm in members] for members in sides]
-    outcome = _seeded(found, means)
-    return replace(found, outcome=outcome)
+    measure = found.measure
+    prompts = iter(by_prompt(*(arm.rows for members in sides for arm in members)))
+    rows = [[next(prompts) for _ in members] for members in sides]
+    every = [got for members in rows for got in members]
+    ways = [
+        _seeded(found, [[_by_task(got, measure, failed) for got in members] for members in rows])
+        for failed in failures(measure, *every)
+    ]
+    decide = found.errors_decide and bool(ways[0].reason)  # seeds alike: the verdict stays
+    return heed_errors(replace(found, outcome=ways[0], errors_decide=decide), ways[-1])
 
 
 def _identity(home: Home, arm: Arm) -> str:
@@ -78,9 +85,8 @@ def _same_seed(members: list[Arm]) -> Arm:
     return members[-1]
 
 
-def _by_task(arm: Arm, found: Comparison) -> dict[str, float]:
-    assert found.measure is not None
-    values = side(arm.rows, found.measure).values
+def _by_task(rows: Sequence[Row], measure: Measure, failed: float | None) -> dict[str, float]:
+    values = side(rows, measure, failed).values
     return {task: math.fsum(got) / len(got) for task, got in values.items()}
 
 

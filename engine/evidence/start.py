@@ -1,5 +1,6 @@
 """What a run began with, for detectors: its first exam, and each later one held against it."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,14 @@ def _reference(task: Mapping[str, Any]) -> str:
     if not isinstance(turns, list):
         return ""
     said = [turn for turn in turns if isinstance(turn, Mapping) and turn.get("role") == "assistant"]
-    return max((str(turn.get("content") or "") for turn in said), key=len, default="")
+    return max(map(_said, said), key=len, default="")
+
+
+def _said(turn: Mapping[str, Any]) -> str:
+    """What a turn says, its tool calls about as templates write them."""
+    calls = turn.get("tool_calls") or []
+    written = [f"<tool_call>{json.dumps(call.get('function'))}</tool_call>" for call in calls]
+    return "\n".join([str(turn.get("content") or ""), *written])
 
 
 def _asked(rows: Sequence[Row]) -> Sequence[Row]:

@@ -12,7 +12,7 @@ from typing import Any
 from engine.clean import Redactor, clip, redactor_for
 from engine.evidence.descent import better_start
 from engine.evidence.kept import kept_skills, losses
-from engine.evidence.looks import caution, exam_use
+from engine.evidence.looks import caution, exam_use, looks_at_pair, price
 from engine.evidence.rescored import warnings as rescored_warnings
 from engine.evidence.results import (
     HIGHER_IS_BETTER,
@@ -20,6 +20,7 @@ from engine.evidence.results import (
     Measure,
     Row,
     answer_of,
+    by_prompt,
     level,
     load_rows,
     measure_of,
@@ -31,6 +32,7 @@ from engine.evidence.results import (
     show_change,
     side,
     text_of,
+    value_of,
 )
 from engine.evidence.stats import (
     ALPHA,
@@ -46,6 +48,7 @@ from engine.run_dir import RunDir
 _EXAMPLES = 2  # per direction, in a result
 _EXAMPLE_CHARS = 240
 _OTHER_HALF = ", half of its eval_rows: the other half chose the checkpoint"
+_DECIDED = ("better", "worse", "no_difference")
 _WORDS = {
     "better": "better",
     "worse": "worse",
@@ -57,12 +60,18 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two sets of rows on the same tasks, compared."""
+    """Two sets of rows on the same tasks, compared.
+
+    `errors_decide` where the verdict was taken back because it hangs on the answers whose scoring
+    failed; `ids` is how many task ids the outcome's tasks had, where rows share their prompts.
+    """
 
     measure: Measure | None
     outcome: PairedVerdict
     before: Level | None
     after: Level | None
+    errors_decide: bool = False
+    ids: int = 0
 
     @property
     def lead(self) -> float:
@@ -106,7 +115,13 @@ class Comparison:
 
 
 def compare_rows(before: Sequence[Row], after: Sequence[Row]) -> Comparison:
-    """Compare two evaluations task by task, on what both were scored by."""
+    """Compare two evaluations task by task, on what both were scored by.
+
+    Tasks of one prompt are one task (`results.by_prompt`).
+    """
+    ids = len({str(row.get("task")) for rows in (before, after) for row in rows})
+    before, after = by_prompt(before, after)
+    prompts = len({str(row.get("task")) for rows in (before, after) for row in rows})
     measure = measure_of(before, after)
     if measure is None:
         missing = "the first" if not before else "the second" if not after else "either"
@@ -118,13 +133,40 @@ def compare_rows(before: Sequence[Row], after: Sequence[Row]) -> Comparison:
         margin = MARGIN
     elif measure == "loss":
         margin = 0.01 * abs(old.value or 0.0)  # of a loss, one percent is no difference
-    outcome = paired_verdict(
-        side(before, measure),
-        side(after, measure),
-        higher_is_better=HIGHER_IS_BETTER[measure],
-        margin=margin,
+    ways = [
+        paired_verdict(
+            side(before, measure, failed),
+            side(after, measure, failed),
+            higher_is_better=HIGHER_IS_BETTER[measure],
+            margin=margin,
+        )
+        for failed in failures(measure, before, after)
+    ]
+    found = Comparison(measure, ways[0], old, new, ids=ids if prompts < ids else 0)
+    return heed_errors(found, ways[-1])
+
+
+def failures(measure: Measure, *row_sets: Sequence[Row]) -> list[float | None]:
+    """What a failed scoring counts as, each way a comparison is judged: left out (None), and where
+    one failed as not solved, for its absence must not make a side look better than it is."""
+    failed = any(value_of(row, measure) is None for rows in row_sets for row in rows)
+    return [None, 0.0] if failed and measure != "loss" else [None]
+
+
+def heed_errors(found: Comparison, counted: PairedVerdict) -> Comparison:
+    """Takes a verdict back that does not stand with failed scorings counted as not solved."""
+    old = found.outcome
+    if found.measure is None or old.verdict not in _DECIDED or counted.verdict == old.verdict:
+        return found
+    levels = f"{show(counted.before, found.measure)} to {show(counted.after, found.measure)}"
+    failed = sum(old.errors)
+    who = f"the {failed} answers" if failed > 1 else "the one answer"
+    reason = (
+        f"{who} whose scoring failed decide: left out, the verdict is {_WORDS[old.verdict]}; "
+        f"counted as not solved, {_WORDS[counted.verdict]} ({levels})"
     )
-    return Comparison(measure, outcome, old, new)
+    outcome = replace(old, verdict="inconclusive", reason=reason)
+    return replace(found, outcome=outcome, errors_decide=True)
 
 
 def run_verdict(run_dir: RunDir) -> dict[str, Any]:
@@ -262,7 +304,7 @@ def _training_verdict(
         result["go_on_with"] = start["model"]
     result["summary"] = " ".join([*said, *forgot])
     result |= {"exam_use": use} | ({"kept_skills": kept} if kept else {})
-    result["next"] = _next_calls(run_dir.id, found.outcome.verdict)
+    result["next"] = _next_calls(run_dir.id, found)
     return result
 
 
@@ -302,7 +344,9 @@ def _evaluation_verdict(
         }
     first, *others = models
     found = [compare_rows(models[first], models[ref]) for ref in others]
-    correct_for_many(found)
+    env_id = str(config.get("env_id"))
+    looks = [looks_at_pair(run_dir.home, env_id, (first, ref), (run_dir.id,)) for ref in others]
+    correct_for_many(found, looks)
     main = max(range(len(others)), key=lambda i: found[i].lead)
     return found[main].as_dict() | {
         "before": {"model": first, **_level_dict(found[main].before)},
@@ -316,8 +360,10 @@ def _evaluation_verdict(
         "summary": f"{others[main]} against {first}: {sentence(found[main])}",
         "warnings": shared_rows(run_dir)
         + rescored_warnings(run_dir)
+        + looked_often(looks[main])
         + _cautions(found[main], config),
         "next": [
+            *(failed_calls(run_dir.id) if found[main].errors_decide else []),
             {"tool": "compare_runs", "arguments": {"ids": [run_dir.id]}},
             {"tool": "read_rollouts", "arguments": {"run_id": run_dir.id, "pick": "changed"}},
         ],
@@ -336,8 +382,9 @@ def evaluated_models(run_dir: RunDir, config: Mapping[str, Any]) -> dict[str, li
     return models
 
 
-def correct_for_many(found: list[Comparison]) -> list[float | None]:
-    """Holm's correction over several comparisons; takes back verdicts that do not survive it.
+def correct_for_many(found: list[Comparison], looks: Sequence[int] = ()) -> list[float | None]:
+    """Holm's correction over several comparisons, and the price of evaluations before this one
+    (`looks` by comparison, see looks_at_pair); takes back verdicts that do not survive.
 
     Changes `found` in place and returns the adjusted p values, None where there was no test.
     """
@@ -345,16 +392,31 @@ def correct_for_many(found: list[Comparison]) -> list[float | None]:
     adjusted = holm([found[i].outcome.p or 0.0 for i in tested])
     result: list[float | None] = [None] * len(found)
     for index, p in zip(tested, adjusted, strict=True):
+        looked = looks[index] if looks else 1
+        p = min(1.0, p * price(looked))
         result[index] = p
         item = found[index]
         if item.outcome.verdict in ("better", "worse") and p >= ALPHA:
+            many = [f"{len(tested)} comparisons"] if len(tested) > 1 else []
+            many += [f"{looked} evaluations of these models"] if looked > 1 else []
             reason = (
-                f"not significant after correction for {len(tested)} comparisons (p = {p:.2g}), "
+                f"not significant after correction for {' and '.join(many)} (p = {p:.2g}), "
                 "which the interval does not hold"
             )
             outcome = replace(item.outcome, verdict="inconclusive", reason=reason)
-            found[index] = Comparison(item.measure, outcome, item.before, item.after)
+            found[index] = replace(item, outcome=outcome)
     return result
+
+
+def looked_often(looks: int) -> list[str]:
+    """The warning where two models were evaluated until they differed, or may have been."""
+    if looks < 2:
+        return []
+    return [
+        f"These models were evaluated {looks} times on this environment version: each is a chance "
+        f"to differ by luck, so better and worse are said only where p times {price(looks)} is "
+        f"below {ALPHA}."
+    ]
 
 
 def sentence(found: Comparison, kind: str = "") -> str:
@@ -428,7 +490,9 @@ def _cautions(found: Comparison, config: Mapping[str, Any], half: str = "all") -
             f"Scoring failed on {outcome.errors[0]} attempts before and {outcome.errors[1]} after; "
             "they are left out of the comparison."
         )
-    if outcome.verdict == "inconclusive" and found.measure == "success" and outcome.n:
+    notes += how_it_was_counted(found)
+    unsure = outcome.verdict == "inconclusive" and not found.errors_decide
+    if unsure and found.measure == "success" and outcome.n:
         share = (len(outcome.gained) + len(outcome.lost) + 1) / (outcome.n + 1)
         needed = tasks_needed(MARGIN, share)
         if needed > outcome.n:
@@ -445,6 +509,28 @@ def _cautions(found: Comparison, config: Mapping[str, Any], half: str = "all") -
     return notes
 
 
+def how_it_was_counted(found: Comparison) -> list[str]:
+    """What to know of a comparison whose scorings failed or whose tasks share their prompts."""
+    notes = []
+    if found.errors_decide:
+        notes.append(
+            "The answers whose scoring failed decide this verdict: read them, mend the scorer, "
+            "push it and score the answers again (evaluate with regrade)."
+        )
+    if found.ids:
+        notes.append(
+            f"{found.ids} tasks have {found.outcome.n} different prompts: tasks of one prompt are "
+            "one question and count as one."
+        )
+    return notes
+
+
+def failed_calls(run_id: str) -> list[dict[str, Any]]:
+    """The next moves where failed scorings decide."""
+    look = {"tool": "read_rollouts", "arguments": {"run_id": run_id, "pick": "error"}}
+    return [look, {"tool": "diagnose", "arguments": {"run_id": run_id}}]
+
+
 def _expectation(config: Mapping[str, Any], verdict: str) -> dict[str, Any]:
     expected = config.get("expect") or ""
     if expected not in ("better", "no_difference"):
@@ -453,7 +539,10 @@ def _expectation(config: Mapping[str, Any], verdict: str) -> dict[str, Any]:
     return {"expected": expected, "as_expected": verdict == expected if known else None}
 
 
-def _next_calls(run_id: str, verdict: str) -> list[dict[str, Any]]:
+def _next_calls(run_id: str, found: Comparison) -> list[dict[str, Any]]:
+    verdict = found.outcome.verdict
+    if found.errors_decide:
+        return failed_calls(run_id)
     changed = {"tool": "read_rollouts", "arguments": {"run_id": run_id, "pick": "changed"}}
     if verdict == "better":
         return [changed, {"tool": "deploy", "arguments": {"run_id": f"{run_id}@best"}}]

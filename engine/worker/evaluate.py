@@ -192,4 +192,9 @@ def _curves(groups: Sequence[Group]) -> dict[str, float]:
 def _line(result: dict[str, Any]) -> str:
     value = result["success"] if result["success"] is not None else result["reward"]
     kind = "success" if result["success"] is not None else "reward"
-    return f"{kind} {value:.3f} over {result['tasks']} tasks"
+    said = f"{kind} {value:.3f} over {result['tasks']} tasks"
+    if not result["errors"]:
+        return said
+    count = "not solved" if kind == "success" else "reward 0"
+    failed = f"{result['errors']} of {result['attempts']} scores failed (they count as {count})"
+    return f"{failed}, {said}"

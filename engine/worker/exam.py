@@ -48,6 +48,18 @@ class Best:
     since: int = 0
 
 
+@dataclass(frozen=True)
+class Half:
+    """What the policy did on one half: its columns, and apart from them what chooses by it.
+
+    A column may be named by the environment; score and loss are what was measured here.
+    """
+
+    curves: dict[str, float]
+    score: float | None = None
+    loss: float | None = None
+
+
 class Exam:
     """See the module.
 
@@ -95,23 +107,24 @@ class Exam:
         path.parent.mkdir(parents=True, exist_ok=True)
         # An attempt that was cut short may have left rows: each task counts once.
         keep_lines(path, lambda row: row["half"] not in halves)
-        curves: dict[str, float] = {}
+        chose = Half({})
         with Appender(path) as file:
             for half in halves:
-                values = self._examine(half, file)
+                found = self._examine(half, file)
                 if half == heldout.SELECT:
-                    curves = values
-        if heldout.SELECT in halves and curves:
-            self._note(step, curves)
+                    chose = found
+        if chose.curves:
+            self._note(step, chose)
         if step == 0:
             self.sampler.load(self.policy.adapter)
             self.kept.sit("before")
         self.sampler.rest()
-        return curves
+        return chose.curves
 
-    def _examine(self, half: str, file: Appender) -> dict[str, float]:
+    def _examine(self, half: str, file: Appender) -> Half:
         tasks = [t for t in self.tasks if self.half[t["id"]] == half]
         curves: dict[str, float] = {}
+        score = loss = None
         if self.stage is not None and tasks:
             self.sampler.load(self.policy.adapter)
             groups = heldout.evaluate(tasks, self.stage, self.sampler, self.params)
@@ -120,14 +133,16 @@ class Exam:
             self._episodes += len(members)
             self._said += sum(t.trained_tokens for t in members)
             self._turns += sum(t.turns for t in members)
-            curves |= heldout.summarise(members).curves()
+            summary = heldout.summarise(members)
+            curves, score = summary.curves(), summary.score
         rows = [r for r in self.loss_rows if self.half[r.task_id] == half]
         if rows:
-            curves |= self._loss(rows, half, file)
-        return curves
+            loss = self._loss(rows, half, file)
+            curves["heldout_loss"] = loss
+        return Half(curves, score, loss)
 
     @torch.no_grad()
-    def _loss(self, rows: list[LossRow], half: str, file: Appender) -> dict[str, float]:
+    def _loss(self, rows: list[LossRow], half: str, file: Appender) -> float:
         """Mean cross-entropy over all supervised tokens of the rows."""
         network = self.policy.base.network
         total, tokens = 0.0, 0
@@ -142,7 +157,7 @@ class Exam:
                 if self.stage is None:  # where tasks are played, their rows are the played ones
                     loss = float(sums[at]) / max(1, int(counts[at]))
                     file.append(self._loss_row(rows[index].task_id, half, loss, int(counts[at])))
-        return {"heldout_loss": total / max(1, tokens)}
+        return total / max(1, tokens)
 
     def _loss_row(self, task_id: str, half: str, loss: float, tokens: int) -> dict[str, Any]:
         return {
@@ -155,10 +170,10 @@ class Exam:
             "error": None,
         }
 
-    def _note(self, step: int, curves: dict[str, float]) -> None:
-        score = curves.get("heldout_success", curves.get("heldout_reward"))
-        if score is None:
-            score = -curves["heldout_loss"]
+    def _note(self, step: int, found: Half) -> None:
+        loss = math.inf if found.loss is None else found.loss
+        score = -loss if found.score is None else found.score
+        curves = found.curves
         text = ", ".join(f"{k} {v:.3f}" for k, v in curves.items())
         text = (
             f"step {step}: {text} (the {self.choosing} held-out tasks that choose the checkpoint)"
@@ -166,7 +181,6 @@ class Exam:
         self.job.event("evaluated", text, step=step, **curves)
         if step == 0:
             return
-        loss = curves.get("heldout_loss", math.inf)
         since = 0 if score > self.best.score else self.best.since + 1
         if (score, -loss) > (self.best.score, -self.best.loss):
             self.best = Best(step, score, loss)

@@ -41,7 +41,7 @@ from engine.worker.trajectory import Group, Trajectory
 from engine.worker.workbench import environment, microbatch_tokens, prepare, sampling, tasks_of
 
 NO_SIGNAL_STEPS = 10
-ERRORS_JUDGED_FROM = 32
+ERRORS_JUDGED_FROM = 32  # completions of a run; engine/settings.py says so
 GROUPS_WITH_IDS = 4
 
 
@@ -68,7 +68,7 @@ def train(job: Job) -> dict[str, Any]:
             limits=settings,
             budget=budget,
         )
-        guard = Guard(settings, training.extra)
+        guard = Guard(settings, training.extra, job.run.id)
         player = Player(tasks, stage, bench.sampler, settings)
         feed = Feed(player, training.policy, training.total)
         sync = _sync_check(training)
@@ -87,7 +87,7 @@ def train(job: Job) -> dict[str, Any]:
             seconds = time.monotonic() - began
             training.log(step, learned | describe(played, seconds) | {"train_s": train_s})
         guard.close(training)
-        return training.finish()
+        return training.finish() | {"failed_scores": guard.failed_scores()}
 
 
 def _sync_check(training: Training) -> SyncCheck:
@@ -384,8 +384,9 @@ class Guard:
     Its counters live in `extra`, which checkpoints carry, so a resumed run counts on.
     """
 
-    def __init__(self, settings: dict[str, Any], extra: dict[str, Any]) -> None:
+    def __init__(self, settings: dict[str, Any], extra: dict[str, Any], run_id: str) -> None:
         self.limit = settings["max_reward_errors"]
+        self.run_id = run_id
         self.extra = extra
         extra.setdefault("silent_steps", 0)
         extra.setdefault("played", 0)
@@ -397,14 +398,15 @@ class Guard:
         failed = [t for t in members if t.error is not None]
         self.extra["played"] += len(members)
         self.extra["errors"] += len(failed)
+        self.extra["last_errors"] = [len(failed), len(members)]
         share = self.extra["errors"] / self.extra["played"]
         if failed and self.extra["played"] >= ERRORS_JUDGED_FROM and share > self.limit:
             raise WorkerFailure(
                 "reward",
                 f"{share:.0%} of the completions could not be scored.",
                 evidence=f"step {step}: {failed[0].error}",
-                hint="Mend score() for this completion (read_rollouts pick=error), push again; "
-                "or raise max_reward_errors.",
+                hint=f'Mend score(): read_rollouts(run_id="{self.run_id}", pick="error") shows the '
+                "completions, where a step was done. Push again; or raise max_reward_errors.",
             )
         silent = all(t.advantage == 0.0 for t in members)
         self.extra["silent_steps"] = self.extra["silent_steps"] + 1 if silent else 0
@@ -417,6 +419,12 @@ class Guard:
                 hint="All alike and low: easier tasks, partial credit or SFT first. All alike and "
                 "high: the tasks are learnt, use harder ones. Then submit again.",
             )
+
+    def failed_scores(self) -> dict[str, Any]:
+        """How many completions could not be scored, in all steps and in the last one."""
+        last, of = self.extra.get("last_errors", (0, 0))
+        found = {"failed": self.extra["errors"], "of": self.extra["played"]}
+        return found | {"last_step": {"failed": last, "of": of}}
 
     def close(self, training: Training) -> None:
         """A run in which no step had a gradient is not blamed for unchanged weights."""

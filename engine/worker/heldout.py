@@ -3,7 +3,7 @@
 The held-out tasks are ordered by the hash of their id, so every run of an environment meets the
 same ones. They alternate between two halves: `select` is looked at while training, to choose the
 best checkpoint; `report` only at step 0 and for the checkpoint chosen, so that what is reported
-was chosen on other tasks.
+was chosen on other tasks. Tasks of one prompt stand in one half: they are no other tasks.
 """
 
 import hashlib
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.files import Appender
-from engine.metrics import curve_name
+from engine.metrics import HELDOUT, curve_name
+from engine.split import prompt_key
 from engine.worker.rollouts import Stage, collect
 from engine.worker.sampler import Sampler, SamplingParams
 from engine.worker.trajectory import Group, Trajectory
@@ -27,8 +28,20 @@ def ordered(tasks: Sequence[dict[str, Any]], limit: int) -> list[dict[str, Any]]
 
 
 def halves(tasks: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Task id to half, alternating over tasks already `ordered`."""
-    return {task["id"]: REPORT if at % 2 else SELECT for at, task in enumerate(tasks)}
+    """Task id to half, over tasks already `ordered`.
+
+    A prompt not met before goes to the half with fewer tasks, so tasks whose prompts all differ
+    alternate. Where all have one prompt there is nothing to keep apart, and they alternate too.
+    """
+    prompts = [prompt_key(t["prompt"]) if t.get("prompt") else f"id {t['id']}" for t in tasks]
+    if len(set(prompts)) == 1:
+        prompts = [task["id"] for task in tasks]
+    of: dict[str, str] = {}
+    sizes = {SELECT: 0, REPORT: 0}
+    for prompt in prompts:
+        half = of.setdefault(prompt, REPORT if sizes[REPORT] < sizes[SELECT] else SELECT)
+        sizes[half] += 1
+    return {task["id"]: of[prompt] for task, prompt in zip(tasks, prompts, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -43,13 +56,17 @@ class Summary:
     metrics: dict[str, float]
 
     def curves(self) -> dict[str, float]:
-        """As columns of metrics.jsonl."""
-        values = {"heldout_reward": self.reward}
+        """As columns of metrics.jsonl; what was measured stands over whatever a scorer named."""
+        measured = {"heldout_reward": self.reward}
         if self.success is not None:
-            values["heldout_success"] = self.success
-        for name, value in self.metrics.items():
-            values[f"heldout_{curve_name(name)}"] = value
-        return values
+            measured["heldout_success"] = self.success
+        named = {f"{HELDOUT}{curve_name(name)}": value for name, value in self.metrics.items()}
+        return measured | named | measured
+
+    @property
+    def score(self) -> float:
+        """What checkpoints are chosen by."""
+        return self.reward if self.success is None else self.success
 
 
 def evaluate(

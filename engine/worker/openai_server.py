@@ -19,7 +19,7 @@ import time
 import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from engine.settings import MAX_RANK
 from engine.worker.runtime import prepare
@@ -56,6 +56,7 @@ STALL_S = 60.0  # for a client to read the next piece of a stream
 _LOCAL = ("127.0.0.1", "localhost")
 
 
+_T = TypeVar("_T")
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -86,6 +87,7 @@ class Server:
         self.last_used = time.monotonic()
         self.busy = 0
         self.uvicorn: uvicorn.Server | None = None
+        self.port = 0  # known once it listens
 
     def app(self) -> Starlette:
         return Starlette(
@@ -150,7 +152,7 @@ class Server:
         self.served.prompt_ids(asked)  # refusals come before the stream begins
         return ImpatientStream(self.events(asked), media_type="text/event-stream")
 
-    async def working(self, answer: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    async def working(self, answer: Awaitable[_T]) -> _T:
         self.busy += 1
         try:
             return await answer
@@ -175,7 +177,7 @@ class Server:
         folder = Path(str(body["path"]))
         check_rank(folder)
         try:
-            await run_in_threadpool(self.served.add, str(body["name"]), folder)
+            await self.working(run_in_threadpool(self.served.add, str(body["name"]), folder))
         except Refused:
             raise
         except Exception as error:
@@ -201,12 +203,6 @@ class Server:
             },
         )
 
-    @property
-    def port(self) -> int:
-        if self.uvicorn is None:
-            return 0
-        return int(self.uvicorn.servers[0].sockets[0].getsockname()[1])
-
     async def run(self, port: int) -> None:
         """Serve until stopped or idle for too long."""
         config = uvicorn.Config(
@@ -226,6 +222,7 @@ class Server:
                 await serving
                 raise RuntimeError("the port could not be opened")
             await asyncio.sleep(0.01)
+        self.port = int(server.servers[0].sockets[0].getsockname()[1])
         self.announce()
         while not serving.done():
             await asyncio.wait({serving}, timeout=1.0)

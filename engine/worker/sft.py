@@ -21,8 +21,8 @@ from engine.worker.losses import cross_entropy
 from engine.worker.training import Training
 from engine.worker.workbench import (
     Workbench,
-    answer_limit,
     environment,
+    exam_limits,
     microbatch_tokens,
     prepare,
     tasks_of,
@@ -39,10 +39,7 @@ def train(job: Job) -> dict[str, Any]:
     steps_per_epoch = math.ceil(len(rows) / settings["batch_size"])
     total = settings.get("steps") or steps_per_epoch * settings["epochs"]
     exam_tasks = heldout.ordered(tasks_of(bench, "heldout"), settings["eval_rows"])
-    limits = settings | {
-        "max_tokens": answer_limit(bench, train_tasks, settings),
-        "max_turns": settings.get("max_turns") or 8,
-    }
+    limits = settings | exam_limits(job, bench)
     budget = microbatch_tokens(bench.base, checkpointing=settings["gradient_checkpointing"])
     with environment(bench, job) as process, Training(job, bench, total) as training:
         training.examine(

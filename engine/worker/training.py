@@ -110,6 +110,7 @@ class Training:
             f"{self.total} steps, {len(tasks)} held-out tasks{halves if tasks else ''}",
             total_steps=self.total,
             heldout_tasks=len(tasks),
+            heldout_choose=select,
         )
         self.watch.exam_tasks = select
         resumed = self._resume()

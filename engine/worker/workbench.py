@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,8 @@ from typing import Any
 import torch
 import transformers
 
-from engine import workload
+from engine import recipe, workload
+from engine.env_facts import env_facts
 from engine.hardware import detect
 from engine.registry import EnvRecord, find_env, open_process, read_tasks
 from engine.worker import samplers
@@ -138,16 +139,10 @@ def sampling(settings: dict[str, Any], *, greedy: bool, seed: int) -> SamplingPa
     )
 
 
-def answer_limit(
-    bench: Workbench, tasks: Sequence[dict[str, Any]], settings: dict[str, Any]
-) -> int:
-    """Tokens an answer may take where no setting says so (SFT): twice the longest reference
-    turn, at least 16 and at most half of max_length."""
-    longest = 0
-    for task in tasks:
-        for message in task["answer"] or []:
-            longest = max(longest, len(bench.renderer.encode(message.get("content") or "")))
-    return max(16, min(2 * longest + 16, settings["max_length"] // 2))
+def exam_limits(job: Job, bench: Workbench) -> dict[str, int]:
+    """How long answers may get in the exams of SFT (recipe.exam_limits)."""
+    facts = env_facts(job.run.home, bench.env, job.base_path)
+    return recipe.exam_limits(facts, bench.base.network.shape.context, job.settings["max_length"])
 
 
 def microbatch_tokens(base: Base, *, checkpointing: bool) -> int:

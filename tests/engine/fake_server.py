@@ -2,7 +2,8 @@
 
 Answers with the model's name and the question. `behave` is a file in the home: "fail" (does not
 become ready), "crash" (ends without a word), "same" (refuses adapters as changing nothing),
-"stubborn" (ignores requests to stop).
+"stubborn" (ignores requests to stop), "busy" (has a request in progress), "leaving" (ends when it
+is given an adapter).
 """
 
 import json
@@ -54,6 +55,8 @@ def main() -> int:
                 if behave != "stubborn":
                     threading.Thread(target=server.shutdown).start()
             elif self.path == "/admin/adapters":
+                if behave == "leaving":
+                    os._exit(0)
                 if behave == "same":
                     self.refuse(409, "the same logits as the base")
                     return

@@ -1,5 +1,6 @@
 """Model references: what each means, and what is said when one means nothing."""
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -178,3 +179,24 @@ def test_a_name_with_a_nul_is_no_model(home: Home):
     with pytest.raises(UserError) as caught:
         catalog.resolve_model(home, "/tmp/a\0b")
     assert caught.value.code == "MODEL_NOT_FOUND"
+
+
+def test_who_may_not_look_around_learns_nothing_from_a_path(
+    home: Home, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes" / "private").mkdir(parents=True)
+    (tmp_path / "notes" / "file").touch()
+    os.mkfifo(tmp_path / "notes" / "private" / "config.json")
+    refused = {}
+    for ref in ("notes/private", "notes/file", "notes/none"):
+        for written in (ref, f"./{ref}", str(tmp_path / ref)):
+            with pytest.raises(UserError) as caught:
+                # An id that is at no hub is refused where every id is.
+                catalog.check_in_sight(home, written)
+                catalog.resolve_model(home, written)
+            said = caught.value.code, caught.value.message, caught.value.hint
+            refused.setdefault(written[: -len(ref)], set()).add(str(said).replace(ref, "REF"))
+    assert all(len(said) == 1 for said in refused.values()), refused
+    for ref in (str(base), "./base", "pebble", "arith-sft-1@best", "org/model"):
+        catalog.check_in_sight(home, ref)

@@ -44,7 +44,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("grpo", {"temperature": 0}, "SETTING_INVALID", "1.0"),
     ("grpo", {"temperature": 0.0}, "SETTING_INVALID", "1.0"),
     ("grpo", {"max_tokens": 256, "max_length": 256}, "SETTING_INVALID", "max_length"),
-    ("grpo", {"max_tokens": 4000, "max_length": 1024}, "SETTING_INVALID", "max_length"),
+    ("grpo", {"max_tokens": 4000, "max_length": 1024}, "SETTING_INVALID", "Lower max_tokens."),
     ("grpo", {"max_tokens": 1024}, "SETTING_INVALID", "max_tokens"),
     ("sft", {"learning_rate": 50}, "SETTING_INVALID", "Leave it out"),
     ("sft", {"learning_rate": 0.11}, "SETTING_INVALID", "Leave it out"),
@@ -463,3 +463,10 @@ def test_the_reference_names_every_setting_with_range_and_default():
             assert field.description
     assert "a whole number from 2 to 512" in page
     assert len(page) < 10_000
+
+
+@pytest.mark.parametrize(("length", "raise_it"), [({}, False), ({"max_length": 512}, True)])
+def test_a_longer_max_length_is_only_advised_where_the_model_has_room(length, raise_it):
+    with pytest.raises(UserError) as caught:
+        resolve("grpo", {"max_tokens": 100_000} | length)
+    assert ("raise max_length" in caught.value.hint) == raise_it

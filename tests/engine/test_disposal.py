@@ -168,6 +168,40 @@ def test_a_run_resumed_while_it_is_about_to_be_deleted_keeps_its_checkpoints(
     assert run.checkpoint(1).exists() and not run.deleted.exists()
 
 
+def test_a_run_regraded_while_it_is_about_to_be_deleted_keeps_its_answers(
+    home: Home, env_id: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(launcher, "start_queued", lambda home: None)
+    run = evaluation(home, env_id, {"pebble": GOOD})
+    monkeypatch.setattr(
+        disposal,
+        "write_report",
+        lambda home, run_id: runs.submit_evaluation(home, env_id=env_id, regrade=run_id),
+    )
+    with pytest.raises(UserError) as refusal:
+        disposal.delete_run(home, run.id)
+    assert refusal.value.code == "RUN_STATE" and "is needed by sums-regrade-1" in str(refusal.value)
+    assert not run.deleted.exists() and run.model_evals(0).stat().st_size
+
+
+def test_answers_deleted_while_they_are_about_to_be_regraded_are_refused(
+    home: Home, env_id: str, monkeypatch: pytest.MonkeyPatch
+):
+    run = evaluation(home, env_id, {"pebble": GOOD})
+    shared = submit.leaks.of_models
+
+    def meanwhile(*asked):
+        disposal.delete_run(home, run.id)
+        return shared(*asked)
+
+    monkeypatch.setattr(submit.leaks, "of_models", meanwhile)
+    with pytest.raises(UserError) as refusal:
+        runs.submit_evaluation(home, env_id=env_id, regrade=run.id)
+    assert refusal.value.code == "RUN_STATE" and refusal.value.field == "regrade"
+    with Store(home) as store:
+        assert [row.kind for row in store.list_runs()] == ["evaluate"], "none but the deleted one"
+
+
 def test_a_run_deleted_while_it_is_about_to_be_resumed_stays_ended(
     home: Home, env_id: str, monkeypatch: pytest.MonkeyPatch
 ):

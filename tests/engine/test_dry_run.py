@@ -9,6 +9,7 @@ import pytest
 
 from engine import dry_run, hardware, runs
 from engine.errors import UserError
+from engine.evidence.learnability import Sample, learnability
 from engine.hardware import Device, Hardware
 from engine.run_dir import Home, append_line, write_json
 from engine.store import Store
@@ -319,11 +320,28 @@ def test_a_probe_is_run_once_and_judged(home: Home):
         ({"effective": 0.05, "too_hard": 0.0, "too_easy": 0.95}, "warn", "harder"),
         ({"truncated_share": 0.4}, "warn", "max_tokens"),
         ({"error_share": 0.5}, "fail", "score()"),
+        ({"error_share": 0.1}, "warn", "score()"),
+        ({"error_share": 0.1, "effective": 0.05, "too_hard": 0.9}, "warn", "SFT first"),
     ],
 )
 def test_a_probe_points_at_one_lever(change: dict[str, float], status: str, words: str):
     found = dry_run._judge_probe(LEARNABLE | {"tasks": 16} | change)
     assert found.status == status and words in found.fix
+
+
+def test_a_probe_whose_scores_fail_says_so_whoever_waits_for_it(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    groups = [[Sample(1.0, True), Sample(0.0, error=True)]] * 4
+    monkeypatch.setenv("HONESMITH_TEST_PROBE", json.dumps(learnability(groups, 2, 32)))
+    report = dry_run.dry_run(home, add(home), samples=4)
+    assert report["summary"].startswith("Not ready: probe: 50% of the scores failed")
+    assert report["next"] == []
+    waited = runs.wait(home, report["run_id"])
+    assert "Not ready: 50% of the scores failed" in waited["summary"]
+    assert waited["warnings"][0].startswith("4 of 8 scores failed")
+    assert [call["tool"] for call in waited["next"]] == ["diagnose", "read_rollouts"]
+    assert "solved" not in json.dumps(waited["result"]["advice"])
 
 
 def test_a_model_that_earns_less_than_nothing_pays_is_warned_about(

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from machines import CPU, GB, GPU
 
-from engine import catalog, config, estimate, speed, workload
+from engine import catalog, config, estimate, registry, speed, workload
 from engine.env_facts import EnvFacts, RowLengths
 from engine.errors import UserError
 from engine.hardware import Device, Hardware
@@ -118,10 +118,11 @@ def test_a_larger_run_never_takes_less_time_or_memory(
 @given(st.integers(1, 400), st.integers(1, 400), st.integers(1, 300))
 def test_longer_rows_never_take_less(prompt: int, said: int, more: int):
     home = Home(Path("/nowhere"))
+    model = replace(SMALL, max_positions=4096)  # a full context leaves less room for answers
     for algorithm in ("sft", "grpo"):
         given_settings = STILL | ({"max_tokens": 64} if algorithm == "grpo" else {})
         short, long = (
-            figures(home, algorithm, given_settings, env=replace(ENV, lengths=lengths))
+            figures(home, algorithm, given_settings, model, replace(ENV, lengths=lengths))
             for lengths in (rows(prompt, said), rows(prompt + more, said + more))
         )
         assert short["hours"]["likely"] <= long["hours"]["likely"]
@@ -192,7 +193,7 @@ def test_a_model_too_large_for_the_device_does_not_fit_and_says_what_to_lower(ho
     assert not found["fits"] and found["fit"] == "too_big"
     assert found["peak_memory"]["weights"] == LARGE.params * 2
     name = found["lower_this"].split()[0]
-    assert name in ("gradient_checkpointing", "max_length", "batch_size")
+    assert name in ("gradient_checkpointing", "lora_rank", "batch_size")  # the rows need 3507
     assert figures(home, "sft", model=LARGE, hardware=GPU)["fits"]
 
 
@@ -203,6 +204,46 @@ def test_lowering_what_is_named_saves_most(home: Home):
     for other in ("group_size", "prompts_per_step", "lora_rank"):
         halved = STILL | {other: resolve("grpo", STILL).settings[other] // 2}
         assert after <= figures(home, "grpo", halved)["hours"]["likely"]
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "grpo"])
+def test_what_is_to_be_lowered_never_cuts_the_rows(home: Home, algorithm: str):
+    long = replace(ENV, lengths=rows(300, 30))
+    resolved = resolve(algorithm, {"steps": 1}, env=long)
+    plan = workload.Plan(algorithm, resolved.settings, SMALL, long, CPU.device)
+    offered = [name for name, _ in estimate._candidates(plan)]
+    assert offered and "max_length" not in offered
+    roomy = resolve(algorithm, {"steps": 1, "max_length": 1024}, env=long)
+    plan = workload.Plan(algorithm, roomy.settings, SMALL, long, CPU.device)
+    assert ("max_length", 512) in estimate._candidates(plan)
+
+
+LONG_ROWS = """
+from envs import SingleTurnEnv, Task
+
+class Long(SingleTurnEnv):
+    def tasks(self):
+        return [Task(str(n), f"{n} " * 200, answer="yes", split="heldout" if n < 20 else "train")
+                for n in range(60)]
+    def score(self, task, completion):
+        return float(completion == task.answer)
+
+def load_environment():
+    return Long()
+"""
+
+
+def test_a_plan_that_no_row_fits_is_warned_of_and_not_offered(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(estimate.speed, "ensure", lambda *_: None)
+    (tmp_path / "environment.py").write_text(LONG_ROWS)
+    env_id = registry.push_env(home, str(tmp_path), name="long", roots=[tmp_path])["env_id"]
+    found = estimate.estimate_cost(home, env_id, algorithm="sft", settings={"max_length": 64})
+    assert found["next"] == [] and "no row fits into max_length = 64" in found["warnings"][0]
+    assert "no row fits" in found["summary"]
+    whole = estimate.estimate_cost(home, env_id, algorithm="sft")
+    assert whole["next"][0]["tool"] == "submit_train"
 
 
 def test_disk_counts_what_is_kept_and_what_is_fetched(home: Home):

@@ -247,3 +247,12 @@ def test_what_is_no_object_reads_as_an_empty_one(tmp_path: Path, text: str | Non
     assert read_object(path) == {}
     path.write_text('{"a": 1}')
     assert read_object(path) == {"a": 1}
+
+
+@pytest.mark.parametrize("read", [read_json, read_lines, last_line, lambda p: read_tail(p, 9)])
+def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(tmp_path: Path, read):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="pipe or a device"):
+        read(tmp_path / "pipe")
+    with pytest.raises(IsADirectoryError, match=str(tmp_path)):
+        read(tmp_path)

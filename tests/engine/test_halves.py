@@ -35,6 +35,13 @@ def test_a_run_without_an_exam_says_nothing_of_halves(run: RunDir):
     assert choosing(run) == {} and scores_in_words({}, {}) == ""
 
 
+def test_a_run_whose_halves_are_unequal_says_how_many_choose(run: RunDir):
+    more = {"heldout_tasks": 10, "heldout_choose": 7}
+    append_line(run.events, {"event": "started"} | more)
+    exam = choosing(run)
+    assert exam["tasks"] == 7 and exam["about"].endswith("the verdict is read on the other 3")
+
+
 def test_scores_are_said_with_the_tasks_they_are_of(run: RunDir):
     scores = {"heldout_success": 0.775, "heldout_loss": 1.2345, "step": 4, "heldout_x": 1.0}
     said = "success 77.5 %, loss 1.23 on the 4 held-out tasks that choose"

@@ -1,6 +1,7 @@
 """Facts of a model folder: exact where they are numbers, refused with the reason otherwise."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -185,3 +186,8 @@ def test_no_header_makes_the_reader_fail_in_another_way(header: dict):
         model_files.parse_header(raw, "x.safetensors", len(raw) + 100)
     except UserError as error:
         assert error.code == "MODEL_UNSUPPORTED"
+
+
+def test_a_pipe_for_a_config_is_refused_and_not_waited_for(tmp_path: Path):
+    os.mkfifo(tmp_path / "config.json")
+    assert "pipe or a device" in refusal(tmp_path).message

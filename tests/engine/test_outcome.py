@@ -115,3 +115,13 @@ def test_an_outcome_is_applied_once_with_the_hours_it_took(home, state):
         after = store.get_run(row.run_id)
     assert (after.state, after.verdict, after.spent_hours) == ("done", "better", 3.0)
     assert after.ended == end.time
+
+
+def test_what_looks_like_a_key_is_hidden_in_the_reason_and_the_evidence(home):
+    run, row = made(home)
+    key = "sk-abcdefghijklmnop1234567890"
+    failure = {"kind": "reward", "message": f"raised {key}", "evidence": f"ValueError: {key}"}
+    write_json(run.failure, failure)
+    end = decide(run, row, 3)
+    assert end.reason == "raised [secret]"
+    assert outcome.evidence(run) == "ValueError: [secret]"

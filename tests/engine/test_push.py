@@ -291,10 +291,171 @@ def test_a_full_disk_is_told_and_leaves_nothing_behind(home: Home, write, monkey
 
 
 def test_tasks_that_hang_are_given_up(home: Home, write, monkeypatch):
-    monkeypatch.setattr(push, "START_SECONDS", 0.4)
+    monkeypatch.setattr(push, "PUSH_SECONDS", 4.0)
+    monkeypatch.setattr(push, "TASKS_SECONDS", 0.4)
     code = DOUBLES.replace("return [Task", "__import__('time').sleep(60)\n            return [Task")
     error = refused("ENV_IMPORT", lambda: push_env(home, write(code)))
     assert "tasks() did not answer within 0.4 s" in error.message
+    assert "limits.start_seconds in environment.toml is 60" in error.hint
+
+
+def test_an_import_may_take_what_a_push_has_and_its_limit_is_named(home: Home, write, monkeypatch):
+    monkeypatch.setattr(push, "PUSH_SECONDS", 9.0)
+    monkeypatch.setattr(push, "AFTER_START", 1.0)
+    monkeypatch.setattr(push, "START_SECONDS", 0.1)
+    late = "    import time; time.sleep(SECONDS)\n" + DOUBLES
+    assert push_env(home, write(late.replace("SECONDS", "0.5")))["rows"]["train"] == 240
+    monkeypatch.setattr(push, "PUSH_SECONDS", 3.0)
+    error = refused("ENV_IMPORT", lambda: push_env(home, write(late.replace("SECONDS", "60"))))
+    assert "importing the environment did not answer within" in error.message
+    assert "limits.start_seconds in environment.toml is 60" in error.hint
+    assert "a push has 3 s in all" in error.hint
+
+
+JUDGED = """
+    import os
+    from envs import Score, SingleTurnEnv, Task
+
+    class Judged(SingleTurnEnv):
+        def tasks(self):
+            return [Task(str(n), f"Twice {n}?", str(2 * n)) for n in range(60)]
+
+        def score(self, task, completion):
+            right = bool(os.environ["MY_JUDGE_KEY"]) and completion == task.answer
+            return Score(float(right), success=right)
+
+    def load_environment():
+        return Judged()
+"""
+
+
+def test_a_push_with_the_secret_that_was_missing_makes_the_audit_again(
+    home: Home, write, monkeypatch
+):
+    folder = write(JUDGED, environment__toml='secrets = ["MY_JUDGE_KEY"]\n')
+    first = push_env(home, folder)
+    assert "secrets not set for this server: MY_JUDGE_KEY" in first["warnings"]
+    record = find_env(home, first["env_id"])
+    stamps = {p: p.stat().st_mtime_ns for p in record.dir.rglob("*") if p.is_file()}
+    again = push_env(home, folder)  # still unset: nothing is made anew
+    assert again == first
+    assert {p: p.stat().st_mtime_ns for p in record.dir.rglob("*") if p.is_file()} == stamps
+
+    monkeypatch.setenv("MY_JUDGE_KEY", "a-key-of-some-length")
+    second = push_env(home, folder)
+    assert second["env_id"] == first["env_id"] and second["audit"]["verdict"] == "ok"
+    assert "MY_JUDGE_KEY" not in json.dumps(second["warnings"])
+    found = find_env(home, first["env_id"])
+    assert found.audit["verdict"] == "ok" and found.facts == record.facts
+    assert registry.list_envs(home)[0]["audit"] == "ok"
+    (kept,) = (found.dir / registry.EARLIER).iterdir()
+    assert json.loads(kept.read_text()) == record.audit
+    assert push_env(home, folder) == second
+
+    monkeypatch.delenv("MY_JUDGE_KEY")
+    third = push_env(home, folder)
+    assert "secrets not set for this server: MY_JUDGE_KEY" in third["warnings"]
+    assert third["audit"] == second["audit"]
+
+
+def test_who_may_not_use_its_secrets_does_not_have_the_audit_made_again(
+    home: Home, write, monkeypatch
+):
+    folder = write(JUDGED, environment__toml='secrets = ["MY_JUDGE_KEY"]\n')
+    first = push_env(home, folder)
+    monkeypatch.setenv("MY_JUDGE_KEY", "a-key-of-some-length")
+
+    def forbidden(_: object) -> None:
+        raise UserError("FORBIDDEN", "no")
+
+    second = push_env(home, folder, allowed=forbidden)
+    assert second["audit"] == first["audit"]
+    assert "the audit was made without the secrets MY_JUDGE_KEY" in second["warnings"]
+
+
+def test_an_audit_of_an_older_release_is_made_again_too(home: Home, write, monkeypatch):
+    folder = write(JUDGED, environment__toml='secrets = ["MY_JUDGE_KEY"]\n')
+    record = find_env(home, push_env(home, folder)["env_id"])
+    old = {key: value for key, value in record.audit.items() if key != "secrets_unset"}
+    (record.dir / "audit.json").write_text(json.dumps(old))
+    said = ["secrets not set for this server: MY_JUDGE_KEY"]
+    (record.dir / "env.json").write_text(json.dumps(record.facts | {"warnings": said}))
+    monkeypatch.setenv("MY_JUDGE_KEY", "a-key-of-some-length")
+    assert push_env(home, folder)["warnings"] == []
+
+
+READY = """
+    from envs import child
+    child._describe = lambda env: {ready!r}
+"""
+
+
+@pytest.mark.parametrize(
+    "ready",
+    [
+        {},
+        {"kind": "single", "scored": True, "tools": 5},
+        {"kind": ["x"], "scored": "<b>", "tools": 5},
+        {"kind": "single", "scored": 1, "tools": []},
+        {
+            "kind": "single",
+            "scored": True,
+            "tools": [{"type": "function", "function": {"name": "\ud800"}}],
+        },
+    ],
+)
+def test_what_a_process_says_of_itself_is_not_believed(home: Home, write, ready: dict):
+    forged = textwrap.dedent(READY.format(ready=ready)) + textwrap.dedent(DOUBLES)
+    refused("ENV_INVALID", lambda: push_env(home, write(forged)))
+    assert list(home.envs.iterdir()) == []
+
+
+def test_a_stored_folder_that_is_no_version_is_made_anew(home: Home, write):
+    pushed = push_env(home, write(DOUBLES))
+    record = find_env(home, pushed["env_id"])
+    (record.dir / "env.json").write_text(json.dumps(record.facts | {"tools": 5}))
+    refused("ENV_NOT_FOUND", lambda: find_env(home, pushed["env_id"]))
+    push_env(home, write(DOUBLES))
+    assert find_env(home, pushed["env_id"]).tools == []
+
+
+def test_a_version_that_got_no_row_is_not_left_behind(home: Home, write, monkeypatch):
+    monkeypatch.setattr(
+        push, "Store", lambda _: (_ for _ in ()).throw(UserError("HOME_UNUSABLE", "no"))
+    )
+    refused("HOME_UNUSABLE", lambda: push_env(home, write(DOUBLES)))
+    assert list(home.envs.iterdir()) == []
+
+
+@pytest.mark.parametrize("code", ["shape", "tasks"])
+def test_what_looks_like_a_key_is_hidden_in_all_a_push_says(home: Home, write, code: str):
+    key = "sk-abcdefghijklmnop1234567890"
+    if code == "tasks":
+        broken = DOUBLES.replace("return [Task", f"raise ValueError('{key}')\n            [Task")
+        error = refused("ENV_INVALID", lambda: push_env(home, write(broken)))
+        assert key not in str(error.payload()) and "[secret]" in error.message
+        return
+    raising = DOUBLES.replace("right = completion", f"raise ValueError('{key}')  # completion")
+    pushed = push_env(home, write(raising))
+    assert key not in json.dumps(pushed) and "[secret]" in json.dumps(pushed["warnings"])
+    assert key not in (find_env(home, pushed["env_id"]).dir / "audit.json").read_text()
+
+
+def test_a_file_that_may_not_grow_is_told_like_a_full_disk(home: Home, write):
+    folder = write(DOUBLES)
+    (folder / "large.txt").write_text("x" * 400_000)
+    code = (
+        "import resource, sys; from engine.errors import UserError\n"
+        "from engine.registry import push_env; from engine.run_dir import Home\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))\n"
+        "try: push_env(Home.locate(), sys.argv[1])\n"
+        "except UserError as error: print(error.code, error.message, error.hint)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, str(folder)], capture_output=True, text=True
+    )
+    assert done.stdout.startswith("DISK_FULL") and "ulimit -f" in done.stdout, done.stderr
+    assert list(home.envs.iterdir()) == []
 
 
 def test_scoring_again_costs_no_start_that_was_not_there(home: Home, write, monkeypatch):

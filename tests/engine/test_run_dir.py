@@ -106,6 +106,8 @@ def test_config_toml_is_optional_and_typed(home):
         'serve_with = "vllm"\n'
     )
     assert home.user_config() == UserConfig(2.0, 40.5, None, 10.0, "required", True, "vllm")
+    home.config_file.write_text('key_secrets = ["JUDGE_API_KEY"]\nkey_network = true\n')
+    assert home.user_config() == UserConfig(key_secrets=("JUDGE_API_KEY",), key_network=True)
 
 
 @pytest.mark.parametrize(
@@ -119,6 +121,9 @@ def test_config_toml_is_optional_and_typed(home):
         ('sandbox = "maybe"', "SETTING_INVALID", "sandbox"),
         ("allow_root = 1", "SETTING_INVALID", "allow_root"),
         ('serve_with = "tgi"', "SETTING_INVALID", "serve_with"),
+        ('key_secrets = "JUDGE_API_KEY"', "SETTING_INVALID", "key_secrets"),
+        ("key_secrets = [1]", "SETTING_INVALID", "key_secrets"),
+        ('key_network = "yes"', "SETTING_INVALID", "key_network"),
         ("= 4", "SETTING_INVALID", ""),
         ("x = " + "[" * 5000, "SETTING_INVALID", ""),
     ],

@@ -250,15 +250,15 @@ def test_a_running_run_stops_with_a_checkpoint_and_resumes_where_it_was(bench):
     assert run.log(2).exists()
 
 
-def test_a_resume_without_a_checkpoint_says_it_starts_over(bench):
-    run = bench.start(steps=2, behave="odd_exit")
+def test_a_resume_without_a_checkpoint_says_it_starts_over_under_its_own_cap(bench):
+    run = bench.start(steps=2, behave="odd_exit", max_gpu_hours=0.4)
     bench.until_state(run, "failed")
     config = read_json(run.config)
     config["settings"].pop("behave")
     run.config.write_text(json.dumps(config))
     said = runs.submit(bench.home, resume=run.id)
     assert said["resumed_from"] == "" and "step 0" in said["warnings"][0]
-    bench.until_state(run, "done")
+    assert bench.until_state(run, "done").max_gpu_hours == 0.4
 
 
 def test_a_done_run_never_changes(bench):
@@ -511,6 +511,19 @@ def test_the_overview_pages_through_runs_and_names_what_there_is(busy, bench, en
     assert names == ["sums-sft-4", "sums-sft-3", "sums-sft-2", "sums-sft-1", busy.id]
     running = runs.overview(bench.home, "runs", 9)["runs"][-1]
     assert (running["state"], running["step"], running["total_steps"]) == ("running", 1, 2)
+
+
+def test_the_overview_counts_the_whole_home_and_says_what_follows(busy, bench, env):
+    for number in range(3):
+        bench.add_env(f"more-{number}")
+    submit(bench.home, env)
+    few = runs.overview(bench.home, limit=1)
+    assert len(few["envs"]) == len(few["runs"]) == 1
+    assert few["summary"].startswith("1 running, 1 queued, 4 environments, ")
+    assert few["summary"].endswith('More runs, envs follow: get_status(scope="runs").')
+    assert few["next"] == runs.overview(bench.home)["next"]
+    whole = runs.overview(bench.home)["summary"]
+    assert whole == few["summary"].partition(" More ")[0]
 
 
 def test_an_empty_home_is_told_what_to_do_first(home):

@@ -5,7 +5,7 @@ import dataclasses
 from engine import outcome
 from engine.progress import write_status
 from engine.run_dir import write_json
-from engine.salvage import run_rows
+from engine.salvage import env_rows, run_rows
 from engine.store import Store
 
 
@@ -58,3 +58,18 @@ def test_a_folder_whose_submit_was_never_answered_becomes_no_run(home):
     write_json(run.config, {"run_id": "arith-grpo-1", "algorithm": "grpo"})
     (home.runs / "no run at all").mkdir()
     assert run_rows(home) == []
+
+
+def test_a_folder_that_is_no_version_is_left_out_with_a_word_and_the_others_are_kept(home, caplog):
+    good = {"kind": "single", "scored": True, "rows": {"train": 2, "heldout": 1}, "tools": []}
+    for number, facts in enumerate(
+        [good, good | {"tools": 5}, good | {"kind": ["x"]}, good | {"rows": None}, []]
+    ):
+        folder = home.env("sums", f"{number:012d}")
+        folder.mkdir(parents=True)
+        write_json(folder / "env.json", facts)
+        write_json(folder / "audit.json", {"verdict": "ok", "headline": "fine"})
+    assert [row["env_id"] for row in env_rows(home)] == ["sums@000000000000"]
+    assert caplog.text.count("is no whole environment version") == 4
+    with Store(home) as store:  # a database that is lost is made again from them
+        assert [row.env_id for row in store.list_envs()] == ["sums@000000000000"]

@@ -11,7 +11,7 @@ import pytest
 
 from engine import deployments, hardware, launcher, runs, serving, vllm_env
 from engine.errors import UserError
-from engine.run_dir import Home, read_json
+from engine.run_dir import Home, read_json, read_lines, write_json
 from engine.store import NewRun, Store
 
 # Each of these takes about a second; the limit is for a machine that is busy with other things.
@@ -76,7 +76,7 @@ def test_the_process_ends_with_the_last_model_asked_for(home, server, tuned):
     serving.deploy(home, f"{tuned}@step10", "stop")
     assert serving.list_deployments(home) == []
     assert not deployments.is_alive(home.deployment(deployment_id))
-    assert "not being served" in serving.deploy(home, f"{tuned}@best", "stop")["summary"]
+    assert "stopped on request" in serving.deploy(home, f"{tuned}@best", "stop")["summary"]
     with Store(home) as store:
         assert store.get_deployment(deployment_id).message == "stopped on request"
 
@@ -86,7 +86,7 @@ def test_a_deployment_can_be_stopped_by_its_id(home, server, tuned):
     serving.deploy(home, deployment_id, "stop")
     assert serving.list_deployments(home) == []
     assert serving.deploy(home, deployment_id, "stop")["state"] == "stopped"
-    assert "already" in serving.deploy(home, deployment_id, "stop")["summary"]
+    assert "stopped on request" in serving.deploy(home, deployment_id, "stop")["summary"]
     with pytest.raises(UserError) as caught:
         serving.deploy(home, "nobody", "stop")
     assert caught.value.code == "MODEL_NOT_FOUND"
@@ -226,16 +226,49 @@ def test_a_process_that_dies_of_every_question_fails_in_words(home, server):
     assert caught.value.code == "DEPLOY_FAILED" and "did not answer" in caught.value.message
 
 
-def test_a_run_stops_idle_deployments_and_leaves_busy_ones(home, server, bench):
+def needing(bench, share: float, **settings):
+    """A started run that is estimated to take this share of the machine's memory."""
+    run = bench.queue(**settings)
+    total = hardware.detect().device.memory_total
+    estimate = {"peak_memory": {"total": int(share * total)}}
+    write_json(run.config, read_json(run.config) | {"estimate": estimate})
+    launcher.start_queued(bench.home)
+    return run
+
+
+def test_a_run_leaves_deployments_alone_where_its_memory_is_free_beside_them(home, server, bench):
     serving.deploy(home, "pebble")
-    run = bench.start(steps=1)
+    bench.until_state(needing(bench, 0.01, steps=1), "done")
+    assert [item["deployment_id"] for item in serving.list_deployments(home)] == ["pebble-1"]
+
+
+def test_a_run_that_needs_the_memory_stops_idle_deployments_and_says_so(home, server, bench):
+    serving.deploy(home, "pebble")
+    run = needing(bench, 1.0, steps=1)
     bench.until_state(run, "done")
     assert serving.list_deployments(home) == []
+    told = [event for event in read_lines(run.events)[0] if event["event"] == "room_made"]
+    assert [event["deployments"] for event in told] == [["pebble-1"]]
+    for name in ("pebble-1", "pebble"):
+        said = serving.deploy(home, name, "stop")["summary"]
+        assert f"stopped to make room for {run.id}" in said
+
+
+def test_a_run_that_needs_the_memory_leaves_busy_deployments(home, server, bench):
     server("busy")
     serving.deploy(home, "pebble")
-    bench.until_state(bench.start(steps=1), "done")
-    assert [item["deployment_id"] for item in serving.list_deployments(home)] == ["pebble-2"]
+    bench.until_state(needing(bench, 1.0, steps=1), "done")
+    assert [item["deployment_id"] for item in serving.list_deployments(home)] == ["pebble-1"]
     assert runs.overview(home, "deployments")["deployments"][0]["models"] == ["pebble"]
+
+
+def test_a_process_that_ends_while_it_is_asked_for_an_adapter_is_started_again(home, server, tuned):
+    """It was idle for too long, or made room, between the look at it and the question."""
+    server("leaving")
+    first = serving.deploy(home, "pebble")["deployment_id"]
+    server("")
+    second = serving.deploy(home, f"{tuned}@best")
+    assert second["deployment_id"] != first and f"{tuned}@best" in second["models"]
 
 
 def test_a_deployment_needs_an_interpreter_with_torch(home, monkeypatch):

@@ -111,3 +111,16 @@ def test_roles_and_tool_calls_make_prompts_differ():
     other = [{"role": "system", "content": "a"}]
     assert prompt_key(one) != prompt_key(other)
     assert prompt_key(one) == prompt_key([{"content": " a\n", "role": "user"}])
+
+
+def test_copies_of_a_few_held_out_questions_are_said_with_both_numbers():
+    rows = [row(n, f"t{n}", "train") for n in range(80)]
+    rows += [row(100 + n, f"h{n % 4}", "heldout") for n in range(400)]
+    (said,) = split_rows(rows).warnings
+    assert said.startswith("400 held-out rows, 4 different prompts: ")
+
+
+def test_a_few_repeated_prompts_are_not_worth_a_warning():
+    rows = [row(n, f"t{n}", "train") for n in range(80)]
+    rows += [row(100 + n, f"h{n % 95}", "heldout") for n in range(100)]
+    assert split_rows(rows).warnings == []

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envs.base import Score
 from envs.dataset import (
     MAX_ROW_BYTES,
     BadRow,
@@ -266,3 +267,56 @@ def test_tools_that_all_rows_share_are_those_of_the_environment(tmp_path: Path):
     rows[1].pop("tools")
     path = written(tmp_path, "s.jsonl", "\n".join(map(json.dumps, rows)))
     assert list(DatasetEnv(path).tools) == []
+
+
+def test_the_bad_lines_of_all_files_are_told_at_once(tmp_path: Path):
+    table = written(tmp_path, "more.csv", "prompt,completion\na,b\n,c\nd\n")
+    lines = written(tmp_path, "rows.jsonl", '{"prompt": "", "completion": "x"}\n[1]\n')
+    empty = written(tmp_path, "none.jsonl", "")
+    with pytest.raises(EnvProblem) as caught:
+        read_tasks(table, lines, empty)
+    said = caught.value.message
+    assert "more.csv line 3: prompt is empty; more.csv line 4: 1 cells" in said
+    assert "rows.jsonl line 1: prompt is empty; rows.jsonl line 2: a row is" in said
+    assert "none.jsonl: the file holds no row" in said
+    assert (caught.value.file, caught.value.line) == ("more.csv", 3)
+
+
+def test_a_row_to_learn_from_without_an_answer_is_a_bad_line(tmp_path: Path):
+    rows = [
+        {"prompt": "a", "completion": "b"},
+        {"prompt": "alone"},
+        {"messages": [USER]},
+        {"prompt": "q", "completion": [USER]},
+    ]
+    path = written(tmp_path, "r.jsonl", "\n".join(map(json.dumps, rows)))
+    with pytest.raises(EnvProblem) as caught:
+        DatasetEnv(path)
+    said = caught.value.message
+    assert "3 of 4 rows" in said and "line 2: has no answer to learn from" in said
+    assert "line 3: has no answer" in said and "line 4: its answer has no assistant" in said
+
+
+def test_rows_that_are_scored_need_no_answer(tmp_path: Path):
+    class Scored(DatasetEnv):
+        def score(self, task, completion):
+            return Score(1.0)
+
+    path = written(tmp_path, "r.jsonl", '{"prompt": "alone"}')
+    assert [task.prompt for task in Scored(path).tasks()] == ["alone"]
+
+
+def test_a_line_that_breaks_off_says_where(tmp_path: Path):
+    text = '{"prompt": "q", "completion": "a"'
+    data = read_rows(written(tmp_path, "r.jsonl", f"{text}\r\n"))
+    assert f"(column {len(text) + 1})" in data.bad[0].message
+
+
+def test_long_faults_are_told_as_far_as_an_answer_holds_them_and_the_rest_is_counted(tmp_path):
+    row = {"messages": [{"role": "x" * 100, "content": "y"}]}
+    path = written(tmp_path, "r.jsonl", "\n".join([json.dumps(row)] * 30))
+    with pytest.raises(EnvProblem) as caught:
+        read_tasks(path)
+    said = str(caught.value)
+    told = said.count("line ")
+    assert 1 <= told < 20 and said.endswith(f"; and {30 - told} more") and len(said) < 2000

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from envs.pipe import REPLY_BYTES
+from envs.problem import EnvProblem
 from envs.process import EnvProcess
 from envs.settings import Limits
 
@@ -253,3 +254,56 @@ def test_its_folders_are_gone_afterwards(obedient: Path, start, tmp_path: Path, 
     assert len(os.listdir(place)) == 1
     process.close()
     assert os.listdir(place) == []
+
+
+FORGED = """
+import sys
+class Env(SingleTurnEnv):
+    def tasks(self):
+        frame = sys._getframe()
+        while "ident" not in frame.f_locals:
+            frame = frame.f_back
+        ident, host = frame.f_locals["ident"], frame.f_locals["self"]
+        rows = {rows!r}
+        for row in rows:
+            host.answer({{"id": ident, "row": row}})
+        host.answer({{"id": ident, "ok": True, "value": len(rows)}})
+        os._exit(0)
+
+    def score(self, task, completion):
+        return 1.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([], "sent 0 tasks"),
+        ([TASK, TASK], "share the id 'a'"),
+        ([TASK, 5], "tasks()[1] is no task"),
+        ([{**TASK, "text": ["half"]}], "is no task"),
+        ([{**TASK, "prompt": [], "text": ["prompt"]}], "is no task"),
+        ([{**TASK, "metadata": {"x": "\ud800"}}], "half of a surrogate pair"),
+        ([{**TASK, "metadata": {"x": float("nan")}}], "is no task"),
+    ],
+)
+def test_rows_that_no_task_would_write_are_refused(write_env, start, rows: list, said: str):
+    body = FORGED.format(rows=rows).replace("nan", "float('nan')")
+    with pytest.raises(EnvProblem) as caught:
+        start(write_env(body)).tasks()
+    assert caught.value.code == "ENV_INVALID"
+    assert said in caught.value.message or "not JSON" in caught.value.message
+
+
+def test_a_row_is_taken_as_its_task_writes_it(write_env, start):
+    row = {**TASK, "prompt": "say a", "text": [], "gold": 5, "half": "report"}
+    assert start(write_env(FORGED.format(rows=[row]))).tasks() == [
+        {**TASK, "split": None, "metadata": {}, "text": ["prompt"]}
+    ]
+
+
+def test_a_code_of_a_problem_that_nobody_knows_is_not_believed():
+    odd = {"code": {"x": 1}, "message": 5, "hint": [], "file": 7, "line": True}
+    problem = EnvProblem.from_dict(odd)
+    assert (problem.code, problem.line) == ("ENV_INVALID", 0)
+    assert EnvProblem.from_dict({"code": "INTERNAL"}).code == "ENV_INVALID"

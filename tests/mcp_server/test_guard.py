@@ -14,6 +14,7 @@ from engine.run_dir import Home
 from mcp_server import verbs
 from mcp_server.app import build_server
 from mcp_server.guard import check_arguments
+from mcp_server.keys import LOCAL
 from mcp_server.log import log_file
 from mcp_server.replies import RESULT_CHARS
 from mcp_server.tools import offered
@@ -46,7 +47,19 @@ async def test_an_unknown_argument_is_refused_with_the_nearest_name(home: Home, 
 async def test_a_setting_given_flat_is_sent_into_settings(home: Home, mode: str):
     payload = await refused(home, mode, "submit_train", {"env_id": "a", "learning_rte": 1e-4})
     assert payload["code"] == "UNKNOWN_ARGUMENT"
-    assert 'settings={"learning_rte": ...}' in payload["hint"]
+    assert 'settings={"learning_rate": ...}' in payload["hint"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "given"),
+    [("evaluate", "max_gpu_hours"), ("evaluate", "steps"), ("estimate_cost", "max_gpu_hours")],
+)
+async def test_what_is_no_setting_either_is_not_sent_into_settings(
+    home: Home, tool: str, given: str
+):
+    payload = await refused(home, ERAS[0], tool, {"env_id": "a", given: 1})
+    assert payload["code"] == "UNKNOWN_ARGUMENT" and payload["field"] == given
+    assert "settings=" not in payload["hint"] and "Available: " in payload["hint"]
 
 
 @pytest.mark.parametrize("mode", ERAS)
@@ -181,7 +194,7 @@ async def test_an_optional_argument_given_as_null_takes_its_default(
     async with Client(build_server(home, [])) as client:
         result = await client.call_tool("get_status", {"scope": None, "limit": 7})
     assert not result.is_error
-    assert seen == [(home, "all", 7, "")]
+    assert seen == [(home, "all", 7, "", LOCAL)]
 
 
 async def test_a_list_or_object_sent_as_json_text_is_understood(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -20,8 +21,18 @@ from mcp_server.app import build_server
 from mcp_server.audit import Audit, Call
 from mcp_server.cli import app
 from mcp_server.guard import GuardedServer
-from mcp_server.keys import LOCAL, OWNER, SCOPES, Key, Keys, add_key, list_keys, remove_key
-from mcp_server.quotas import LEAST_HOURS, afford_of, check_quota, starts_a_run
+from mcp_server.keys import (
+    LOCAL,
+    OWNER,
+    SCOPES,
+    Key,
+    Keys,
+    add_key,
+    list_keys,
+    own_request_id,
+    remove_key,
+)
+from mcp_server.quotas import LEAST_HOURS, Cap, afford_of, check_quota, standing, starts_a_run
 from mcp_server.rate import Rates
 from mcp_server.sessions import Sessions
 
@@ -222,7 +233,10 @@ def refused(
     try:
         check_quota(home, key, tool, arguments, clock=lambda: now)
     except UserError as error:
-        assert error.code == "QUOTA" and error.retryable and error.hint
+        asked = arguments.get("max_gpu_hours", 0)
+        fits_a_day = not key.gpu_hours_per_day or asked <= key.gpu_hours_per_day
+        assert error.code == "QUOTA" and error.hint
+        assert error.retryable == fits_a_day, "more than a day has fits on no day"
         return error.message
     return ""
 
@@ -243,7 +257,7 @@ def test_the_hours_of_a_day_come_back_after_a_day(home: Home):
     run = started(home, "agent", 1_000, hours=2)
     assert "promised 2" in refused(home, key, 1_000, max_gpu_hours=1.5)
     assert not refused(home, key, 1_000, max_gpu_hours=1)
-    assert "asks for 2" in refused(home, key, 1_000), "a submit that names no hours asks for two"
+    assert not refused(home, key, 1_000), "a submit that names no hours is given what is left"
     end(home, run, 0.5)
     assert not refused(home, key, 1_000, max_gpu_hours=2.5), "an ended run counts what it took"
     later = 1_000 + 86_401
@@ -333,7 +347,7 @@ def test_what_was_answered_before_may_be_asked_again(home: Home):
             NewRun(
                 *("arith-grpo", "train", "grpo", "arith@0", "pebble"),
                 max_gpu_hours=2,
-                request_id="once",
+                request_id=own_request_id(key, "once"),
                 body={"env_id": "arith@0"},
             )
         )
@@ -341,6 +355,64 @@ def test_what_was_answered_before_may_be_asked_again(home: Home):
         r.ok({"run_id": row.run_id})
     assert not refused(home, key, 1_000, request_id="once")
     assert refused(home, key, 1_000, request_id="twice") and refused(home, key, 1_000)
+
+
+@pytest.mark.parametrize("spent", [0.0001, 0.00349, 0.1 + 0.2, 1.4996, 1.9985])
+def test_the_hours_that_a_refusal_names_are_not_refused_again(home: Home, spent: float):
+    key = Key("agent", gpu_hours_per_day=2)
+    end(home, started(home, "agent", 1_000), spent)
+    with pytest.raises(UserError) as refusal:
+        check_quota(home, key, "submit_train", {"max_gpu_hours": 2.0}, clock=lambda: 1_000)
+    named = re.search(r"max_gpu_hours=([\d.]+)", refusal.value.hint)
+    assert named, refusal.value.hint
+    hours = float(named.group(1))
+    assert 0 < hours <= 2 - spent and not refused(home, key, 1_000, max_gpu_hours=hours)
+
+
+def test_a_submit_that_names_no_cap_is_given_what_is_left_and_a_resumed_run_its_own(home: Home):
+    key = Key("agent", gpu_hours_per_day=3)
+
+    def given(**arguments: object) -> Cap | None:
+        return check_quota(home, key, "submit_train", arguments, clock=lambda: 1_000)
+
+    assert given() == Cap(2.0) and given(max_gpu_hours=1.0) is None
+    run = started(home, "agent", 1_000, hours=0.4)
+    end(home, run, 0.1)
+    resumed = given(resume=run)
+    assert resumed and resumed.hours == 0.4 and "as the run had" in resumed.said
+    end(home, started(home, "agent", 1_000), 2.65)
+    left = given()
+    assert left and left.hours == 0.25 and "0.25, what is left" in left.said
+    resumed = given(resume=run)
+    assert resumed and resumed.hours == 0.25
+    end(home, started(home, "agent", 1_000), 0.25)
+    assert "promised 3" in refused(home, key, 1_000) and refused(home, key, 1_000, resume=run)
+
+
+def test_a_key_is_told_what_it_may_still_start(home: Home):
+    key = Key("agent", max_runs=3, gpu_hours_per_day=3)
+    assert verbs.get_status(home, key=key)["key"]["left_gpu_hours"] == 3
+    assert "key" not in verbs.get_status(home) and "key" not in verbs.get_status(home, key=Key("a"))
+    started(home, "somebody", 1_000, hours=2)
+    run = started(home, "agent", 1_000, hours=0.4)
+    assert standing(home, key, clock=lambda: 1_000) == {
+        "name": "agent",
+        "open_runs": [run],
+        "max_runs": 3,
+        "gpu_hours_per_day": 3,
+        "used_gpu_hours": 0.4,
+        "left_gpu_hours": 2.6,
+    }
+
+
+def test_what_a_key_asked_for_under_an_id_is_nothing_to_another_key(home: Home):
+    night, day = Key("night"), Key("day")
+    ids = [own_request_id(key, "try-1") for key in (night, day, LOCAL)]
+    assert len(set(ids)) == 3 and ids[2] == "try-1"
+    assert own_request_id(night, "") == ""
+    long, longer = (own_request_id(night, "x" * size) for size in (199, 200))
+    assert long != longer and max(len(long), len(longer)) <= 200
+    assert own_request_id(night, "x" * 201) == "x" * 201, "refused in the words for all"
 
 
 class Waiting:

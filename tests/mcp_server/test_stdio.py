@@ -3,7 +3,10 @@
 import asyncio
 import json
 import os
+import signal
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -131,3 +134,51 @@ async def test_what_the_engine_refuses_is_one_line_with_a_hint(
     assert payload["code"] != "INTERNAL"
     assert payload["hint"] and "\n" not in result.content[0].text
     assert queue.structured_content["queue"] == []
+
+
+@asynccontextmanager
+async def started(home: Home) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A server that has answered its first message."""
+    server = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "mcp_server.cli", "serve", "--home", str(home.root)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert server.stdin and server.stdout
+    try:
+        server.stdin.write(json.dumps(initialize()).encode() + b"\n")
+        assert await asyncio.wait_for(server.stdout.readline(), 20)
+        yield server
+    finally:
+        if server.returncode is None:
+            server.kill()
+        await server.wait()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_server_ends_by_ctrl_c_as_by_sigterm_though_its_client_is_there(
+    home: Home, number: signal.Signals
+):
+    async with started(home) as server:
+        server.send_signal(number)
+        assert await asyncio.wait_for(server.wait(), 5) == -number
+
+
+@pytest.mark.timeout(60)
+async def test_a_client_that_no_longer_reads_has_left_and_nothing_went_wrong(home: Home):
+    reading, writing = os.pipe()
+    server = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "mcp_server.cli", "serve", "--home", str(home.root)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=writing,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    os.close(writing)
+    os.close(reading)
+    _, said = await asyncio.wait_for(
+        server.communicate(json.dumps(initialize()).encode() + b"\n"), 30
+    )
+    assert (server.returncode, said) == (0, b"")

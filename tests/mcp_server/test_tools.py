@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from mcp import Client
 
+from engine.admission import DEFAULT_HOURS
 from engine.run_dir import Home
+from engine.store import NewRun, Store
 from mcp_server import verbs
 from mcp_server.app import build_server
 from mcp_server.tools import offered
@@ -136,7 +138,9 @@ def test_defaults_are_those_of_the_verbs(home: Home):
         verb = inspect.signature(getattr(verbs, tool.name)).parameters
         for argument, part in tool.parameters["properties"].items():
             assert argument in verb, f"{tool.name}.{argument}"
-            if "default" in part:
+            if (tool.name, argument) == ("submit_train", "max_gpu_hours"):
+                assert part["default"] == DEFAULT_HOURS  # a resumed run's own, see the guard
+            elif "default" in part:
                 assert part["default"] == verb[argument].default, f"{tool.name}.{argument}"
 
 
@@ -172,3 +176,24 @@ async def test_a_tool_call_reaches_its_verb_with_every_argument(
             assert {name: seen[name] for name in given} == given
     assert calls["push_env"]["roots"] == (root,)
     assert calls["deploy"]["roots"] == (root,)
+
+
+async def test_a_resume_that_names_no_cap_has_the_one_of_the_run(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    with Store(home) as store:
+        row = store.insert_run(
+            NewRun("sums-sft", "train", "sft", "sums@0", "pebble", max_gpu_hours=0.4)
+        )
+    caps = []
+
+    def submit(*args, **kwargs):
+        caps.append(args[8])
+        return {"summary": "s"}
+
+    monkeypatch.setattr(verbs, "submit_train", submit)
+    async with Client(build_server(home, [])) as client:
+        for given in ({}, {"max_gpu_hours": None}, {"max_gpu_hours": 3}):
+            result = await client.call_tool("submit_train", {"resume": row.run_id} | given)
+            assert not result.is_error, result.content
+    assert caps == [0.4, 0.4, 3]

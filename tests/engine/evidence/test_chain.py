@@ -1,5 +1,6 @@
 """The seal of a run: what was changed by hand afterwards shows, by name."""
 
+import hashlib
 import json
 
 import pytest
@@ -173,3 +174,19 @@ def test_the_model_card_prints_the_chain(home, sealed):
     assert head in card and f"honesmith verify {sealed.id}" in card
     for link in LINKS:
         assert f" {link}: " in card
+
+
+def test_an_audit_that_was_made_again_does_not_break_the_seal_while_the_first_is_kept(home, sealed):
+    env = home.env("arith", "0123456789ab")
+    write_json(env / "audit.json", {"verdict": "risk"})
+    seal(sealed.run)
+    first = (env / "audit.json").read_bytes()
+    kept = env / "earlier" / f"{hashlib.sha256(first).hexdigest()}.json"
+    kept.parent.mkdir()
+    kept.write_bytes(first)
+    write_json(env / "audit.json", {"verdict": "ok"})
+    assert verify(home, sealed.id)["intact"] is True
+    kept.write_bytes(first + b" ")
+    assert broken(verify(home, sealed.id)) == {"environment": ["audit.json"]}
+    kept.unlink()
+    assert broken(verify(home, sealed.id)) == {"environment": ["audit.json"]}

@@ -10,6 +10,7 @@ from engine.evidence import stats
 from engine.evidence.arms import Arm, sampling_of
 from engine.evidence.compare import compare_runs
 from engine.evidence.power import attempts_wanted
+from engine.evidence.results import load_rows
 from engine.evidence.seeds import compare_arms
 from engine.files import write_json
 
@@ -422,3 +423,33 @@ def test_attempts_help_against_chance_and_not_against_the_choice_of_tasks():
     assert stats.smallest_detectable_mean(200, (0.5 / found) ** 0.5) == pytest.approx(0.05, rel=0.2)
     single = [stats.Side({f"t{i}": [1.0] for i in range(50)}, 50)] * 2
     assert attempts_wanted(*single, 0.05) is None
+
+
+def test_failed_scorings_that_decide_send_to_the_scorer_and_not_for_more_rows(
+    home, evaluation, rows
+):
+    run = evaluation({"pebble": 100, "tuned": 100}, n=200)
+    made = [rows.eval(f"t{i}", i < 108) for i in range(200)]
+    for row in made[:9]:
+        row |= {"error": "score() raised", "reward": 0.0, "success": None}
+    run.run.model_evals(1).unlink()
+    run.model_evals(1, made)
+    found = compare_runs(home, [run.id])
+    assert found["verdict"] == "inconclusive" and "scoring failed decide" in found["summary"]
+    assert [call["tool"] for call in found["next"]][:2] == ["read_rollouts", "diagnose"]
+    assert any("mend the scorer" in said for said in found["warnings"])
+
+
+def test_seeds_do_not_get_better_by_breaking_the_scorer(home, trained):
+    before = seeds_of(trained, (0.5, 0.5, 0.5), 1)
+    after = seeds_of(trained, (0.53, 0.53, 0.53), 11, learning_rate=3e-4)
+    for run in after:
+        made = load_rows(run.run.evals(20))
+        solved = [row for row in made if row["success"] and row["half"] == "report"]
+        for row in solved[:9]:
+            row |= {"error": "score() raised", "reward": 0.0, "success": None}
+        run.run.evals(20).unlink()
+        run.evals(20, made)
+    found = compare_runs(home, [run.id for run in (*before, *after)])
+    assert found["comparisons"][0]["method"].startswith("t over")
+    assert found["verdict"] == "inconclusive" and "scoring failed decide" in found["summary"]

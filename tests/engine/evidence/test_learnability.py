@@ -87,8 +87,24 @@ def test_answers_cut_at_the_limit_and_answers_all_alike_are_named():
     assert "temperature" in levers(alike)
 
 
-def test_failed_scores_are_left_out_and_counted():
+def test_failed_scores_are_never_solved_and_never_silent():
     broken = [[*answers(1.0, 1.0), Sample(0.0, error=True)]] * 4
     found = learnability(broken, 3, 32)
-    assert (found["effective"], found["too_easy"]) == (0.0, 1.0)
+    assert (found["effective"], found["too_easy"], found["too_hard"]) == (0.0, 0.0, 0.0)
+    assert found["pass_at_k"]["1"] == pytest.approx(2 / 3)
     assert found["error_share"] == pytest.approx(1 / 3)
+    assert found["failed_scores"] == {"failed": 4, "of": 12}
+    assert found["summary"].startswith("Not ready: 33% of the scores failed")
+    assert [item["lever"] for item in found["advice"]] == ["score"]
+
+
+def test_a_few_failed_scores_stand_before_the_other_advice():
+    groups = [answers(*[0.0] * 8)] * 9 + [[*answers(*[0.0] * 7), Sample(0.0, error=True)]]
+    found = learnability(groups, 8, 32)
+    assert found["summary"].startswith("1% of the scores failed; ")
+    assert [item["lever"] for item in found["advice"]][:2] == ["score", "sft"]
+
+
+def test_what_is_left_beside_failed_scores_is_called_neither_solved_nor_too_hard():
+    groups = [[*answers(*[1.0] * 9), Sample(0.0, error=True)]] * 4
+    assert [item["lever"] for item in learnability(groups, 10, 32)["advice"]] == ["score"]

@@ -3,7 +3,9 @@
 import random
 
 from engine.evidence import looks
-from engine.evidence.looks import caution, exam_use, use_by_env
+from engine.evidence.compare import compare_runs
+from engine.evidence.looks import caution, exam_use, price, use_by_env
+from engine.evidence.stats import ALPHA, mcnemar_midp
 from engine.evidence.verdict import run_verdict
 from engine.overview import overview
 from engine.store import Store
@@ -97,3 +99,59 @@ def test_the_overview_says_it_beside_the_environment(home, make_run, rows):
     envs = {env["env_id"]: env for env in overview(home, "envs")["envs"]}
     assert envs[run.config["env_id"]]["exam_use"] == 3
     assert "exam_use" not in envs[f"{name}@eeeeeeeeeeee"]
+
+
+def test_looking_until_two_models_differ_costs_little_more_than_one_look():
+    """Two equal models on 100, 400, 800 and 1600 rows, one asking more while nothing is said."""
+    rng, known, found = random.Random(1), {}, {"once": 0, "paid": 0, "unpaid": 0}
+    trials = 300
+    for _ in range(trials):
+        moves = [rng.choices((0, 1, -1), (0.85, 0.075, 0.075))[0] for _ in range(1600)]
+        ps = []
+        for n in (100, 400, 800, 1600):
+            pair = (moves[:n].count(1), moves[:n].count(-1))
+            if pair not in known:
+                known[pair] = mcnemar_midp(*pair)
+            ps.append(known[pair])
+        found["once"] += ps[0] < ALPHA
+        found["unpaid"] += min(ps) < ALPHA
+        found["paid"] += any(p * price(look) < ALPHA for look, p in enumerate(ps, 1))
+    assert found["unpaid"] > 0.1 * trials
+    assert found["paid"] < 0.08 * trials and found["paid"] - found["once"] < 0.03 * trials
+
+
+def evaluated(make_run, rows, n, gained, lost, refs=("pebble", "tuned"), **more):
+    config = {"split": "heldout", "rows": n, "attempts": 1} | more
+    run = make_run("evaluate", kind="evaluate", models=[{"ref": ref} for ref in refs], **config)
+    run.model_evals(0, [rows.eval(f"t{i}", i < lost) for i in range(n)])
+    run.model_evals(1, [rows.eval(f"t{i}", lost <= i < lost + gained) for i in range(n)])
+    return run.finish()
+
+
+def test_a_difference_found_by_evaluating_again_has_to_be_clearer(home, make_run, rows):
+    first = evaluated(make_run, rows, 100, 6, 3)
+    assert not any("evaluated" in said for said in run_verdict(first.run)["warnings"])
+    lucky = evaluated(make_run, rows, 400, 15, 5)  # mid-p 0.027
+    for found in (run_verdict(lucky.run), compare_runs(home, [lucky.id])):
+        assert found["verdict"] == "inconclusive"
+        assert "after correction for 2 evaluations of these models" in found["summary"]
+        assert any("evaluated 2 times on this environment" in said for said in found["warnings"])
+    clear = evaluated(make_run, rows, 800, 40, 10)
+    for found in (run_verdict(clear.run), compare_runs(home, [clear.id])):
+        assert found["verdict"] == "better"
+        assert any("evaluated 3 times on this environment" in said for said in found["warnings"])
+
+
+def test_a_first_evaluation_and_other_models_rows_and_versions_are_no_looks(home, make_run, rows):
+    evaluated(make_run, rows, 100, 6, 3, refs=("pebble", "another"))
+    evaluated(make_run, rows, 100, 6, 3, env_id=OTHER)
+    evaluated(make_run, rows, 100, 6, 3, split="train")
+    evaluated(make_run, rows, 400, 15, 5, regrade="x")
+    found = evaluated(make_run, rows, 400, 15, 5)
+    evaluated(make_run, rows, 400, 15, 5)  # the same again
+    again = evaluated(make_run, rows, 400, 15, 5)
+    evaluated(make_run, rows, 900, 15, 5)  # later
+    for run in (found, again):
+        verdict = run_verdict(run.run)
+        assert verdict["verdict"] == "better"
+        assert not any("evaluated" in said for said in verdict["warnings"])

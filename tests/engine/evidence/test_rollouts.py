@@ -135,6 +135,23 @@ def test_the_group_view_puts_the_widest_spread_first_with_all_advantages(home, m
     assert len(filtered["groups"][0]["members"]) == 4  # a group is shown whole
 
 
+def test_the_mean_reward_is_the_one_of_the_metrics_and_failed_scores_are_named(
+    home, make_run, rows
+):
+    run = make_run()
+    failed = [rows.rollout(0, m, 0.0, error="ValueError: no", success=None) for m in range(1, 4)]
+    run.rollouts(1, [rows.rollout(0, 0, 1.0), *failed])
+    said = read_rollouts(home, run.id)["summary"]
+    assert "mean reward 1 over 1; 3 could not be scored (left out)." in said
+    (group,) = read_rollouts(home, run.id, "group")["groups"]
+    assert (group["reward_mean"], group["reward_std"], group["errors"]) == (1.0, 0.0, 3)
+    assert group["solved"] == 1
+    exam = make_run(kind="evaluate", models=[{"ref": "pebble"}])
+    exam.model_evals(0, [rows.eval("a", True), rows.eval("b", None, error="ValueError: no")])
+    said = read_rollouts(home, exam.id)["summary"]
+    assert "mean reward 0.5 over 2; 1 could not be scored (reward 0)." in said
+
+
 def test_tokens_come_with_their_loss_mask_where_they_were_kept(home, make_run, rows):
     run = make_run()
     run.rollouts(1, [rows.rollout(0, 0, 0.0, loss_mask=[1, 0, 0, 1])])

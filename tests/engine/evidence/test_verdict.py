@@ -346,3 +346,91 @@ def test_a_run_that_beat_its_start_on_the_half_that_chooses_is_the_one_to_go_on_
     run.evals(20, rows.halved(lambda i: i // 2 % 10 < 5 or i == 12, 60)).checkpoint(20, best=True)
     verdict = run_verdict(run.run)
     assert verdict["verdict"] != "better" and "go_on_with" not in verdict
+
+
+# --- failed scorings and repeated prompts -------------------------------------------------------
+
+
+def solved_and_failed(rows, solved, failed=(), n=200, **more):
+    """Reported tasks; `failed` ones could not be scored."""
+    made = [rows.eval(f"t{i}", i in solved, **more) for i in range(n)]
+    for at in failed:
+        made[at] |= {"error": "score() raised ValueError", "reward": 0.0, "success": None}
+    return made
+
+
+def test_a_side_does_not_get_better_by_breaking_the_scorer_where_it_would_fail(make_run, rows):
+    """Nine solved tasks fail to score afterwards and eight others are gained: one fewer in all."""
+    run = make_run()
+    run.evals(0, solved_and_failed(rows, range(100)))
+    run.evals(10, solved_and_failed(rows, range(108), failed=range(9)))
+    verdict = run_verdict(run.run)
+    assert verdict["verdict"] == "inconclusive"
+    assert (
+        "the 9 answers whose scoring failed decide: left out, the verdict is better; "
+        in (verdict["summary"])
+    )
+    assert "counted as not solved, no difference (50.0 % to 49.5 %)" in verdict["reason"]
+    assert any("mend the scorer" in said for said in verdict["warnings"])
+    assert [call["tool"] for call in verdict["next"]] == ["read_rollouts", "diagnose"]
+    assert verdict["next"][0]["arguments"]["pick"] == "error"
+
+
+def test_a_graded_reward_is_judged_with_its_failed_scorings_too(rows):
+    before = [row | {"success": None} for row in solved_and_failed(rows, range(100))]
+    after = solved_and_failed(rows, range(108), failed=range(9))
+    after = [row | {"success": None, "reward": row["reward"] and 0.9} for row in after]
+    found = compare_rows([row | {"reward": row["reward"] and 0.9} for row in before], after)
+    assert found.measure == "reward" and found.errors_decide
+    assert found.outcome.verdict == "inconclusive"
+
+
+def test_copies_of_a_question_are_one_question(rows):
+    def copies(solved):
+        return [
+            rows.eval(f"h{k}-{i}", solved, prompt=[{"role": "user", "content": f"After {k}?"}])
+            for k in range(4) for i in range(50)
+        ]  # fmt: skip
+
+    found = compare_rows(copies(False), copies(True))
+    assert (found.outcome.n, len(found.outcome.gained), found.ids) == (4, 4, 200)
+    assert found.outcome.verdict == "inconclusive"
+    assert found.after is not None and found.after.tasks == 4
+
+
+def test_copies_of_some_questions_weigh_no_more_than_the_others(rows):
+    """Fifty questions of their own lost, and one that was gained and stands there fifty times."""
+
+    def exam(own, copied):
+        one = [{"role": "user", "content": "Again and again?"}]
+        made = [rows.eval(f"own{i}", own) for i in range(50)]
+        return made + [rows.eval(f"copy{i}", copied, prompt=one) for i in range(50)]
+
+    found = compare_rows(exam(True, False), exam(False, True))
+    assert (found.outcome.n, found.outcome.verdict) == (51, "worse")
+    assert (len(found.outcome.gained), len(found.outcome.lost)) == (1, 50)
+
+
+def test_tasks_of_one_prompt_stay_apart_where_the_environment_went_on_talking(rows):
+    def episode(solved):
+        said = {"role": "assistant", "content": "5"}
+        return [
+            rows.eval(f"t{i}", solved, prompt=[{"role": "user", "content": "Guess my number."}],
+                      messages=[said, {"role": "user", "content": "Higher."}, said])
+            for i in range(30)
+        ]  # fmt: skip
+
+    found = compare_rows(episode(False), episode(True))
+    assert (found.outcome.n, found.outcome.verdict, found.ids) == (30, "better", 0)
+
+
+def test_a_verdict_on_repeated_prompts_says_how_many_differ(make_run, rows):
+    run = make_run()
+    for step in (0, 10):
+        run.evals(step, [
+            rows.eval(f"t{i}", step > 0, prompt=[{"role": "user", "content": f"{i % 20}?"}])
+            for i in range(100)
+        ])  # fmt: skip
+    verdict = run_verdict(run.run)
+    assert verdict["n"] == 20 and verdict["verdict"] == "better"
+    assert any("100 tasks have 20 different prompts" in said for said in verdict["warnings"])

@@ -8,7 +8,10 @@ from loops import ENVIRONMENT, curve, go, make_run, push, weights
 from engine.evidence.chain import seal, verify
 from engine.evidence.detect_rewards import scorer_moves
 from engine.evidence.rescored import rescored
+from engine.evidence.results import load_rows, only_half
 from engine.evidence.views import Facts
+from engine.files import read_json
+from engine.halves import choosing
 from engine.registry import find_env
 from engine.run_dir import Home
 from engine.store import NewRun, Store
@@ -83,3 +86,34 @@ def test_the_seal_covers_what_was_scored_again(home: Home, tmp_path: Path) -> No
     run.rescored.write_text(run.rescored.read_text().replace('"differing": 0', '"differing":  0'))
     found = verify(home, run.id)
     assert not found["intact"] and "evals/rescored.json was changed" in found["summary"]
+
+
+def test_a_scorers_own_success_is_a_curve_and_chooses_nothing(home: Home, tmp_path: Path) -> None:
+    named = ENVIRONMENT.replace(
+        'metrics={"short"', 'metrics={"success": 7.0, "reward": 7.0, "short"'
+    )
+    run = make_run(home, push(home, tmp_path / "sums", named), "sft", SETTINGS)
+    go(run)
+    said = [event for event in load_rows(run.events) if event["event"] == "evaluated"]
+    for event in said:
+        rows = only_half(load_rows(run.evals(event["step"])), "select")
+        solved = sum(row["success"] for row in rows) / len(rows)
+        assert event["heldout_success"] == event["heldout_reward"] == pytest.approx(solved)
+        assert event["heldout_env_success"] == event["heldout_env_reward"] == 7.0
+    state = read_json(run.checkpoint(2) / "trainer_state.json")
+    assert state["best"]["score"] == pytest.approx(said[-1]["heldout_success"])
+
+
+def test_copies_of_a_question_stand_in_one_half_and_count_once(home: Home, tmp_path: Path) -> None:
+    copies = ENVIRONMENT.replace('Task(f"{a}+{b}"', 'Task(f"{a}+{b} {copy}"')
+    copies = copies.replace("for a, b in pairs", "for a, b in pairs for copy in range(3)")
+    run = make_run(home, push(home, tmp_path / "sums", copies), "sft", SETTINGS)
+    result = go(run)
+    rows = load_rows(run.evals(0))
+    halves = {half: only_half(rows, half) for half in ("select", "report")}
+    asked = {half: {row["prompt"][-1]["content"] for row in halves[half]} for half in halves}
+    assert asked["select"] and asked["report"] and not asked["select"] & asked["report"]
+    assert len(asked["report"]) < len(halves["report"]), "some are asked twice"
+    assert result["evidence"]["n"] == len(asked["report"])
+    exam = choosing(run)
+    assert (exam["tasks"], exam["of"]) == (len(halves["select"]), len(rows))

@@ -1,8 +1,11 @@
 """Which held-out tasks are met, in which half, and what a summary counts."""
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.metrics import HELDOUT, LINE_KEYS, METRICS, curve_name
 from engine.worker import heldout
 from engine.worker.evaluate import samples_of
 from engine.worker.trajectory import Group, Trajectory
@@ -36,6 +39,33 @@ def test_the_halves_differ_by_at_most_one_task(names: list[str]) -> None:
     assert abs(halves.count(heldout.SELECT) - halves.count(heldout.REPORT)) <= 1
 
 
+def asking(prompts: list[int]) -> list[dict[str, Any]]:
+    return heldout.ordered(
+        [
+            {"id": f"{at}", "prompt": [{"role": "user", "content": f"What is {prompt}?"}]}
+            for at, prompt in enumerate(prompts)
+        ],
+        1000,
+    )
+
+
+@given(st.lists(st.integers(0, 9), min_size=2, max_size=60))
+def test_tasks_of_one_prompt_stand_in_one_half(prompts: list[int]) -> None:
+    asked = asking(prompts)
+    half = heldout.halves(asked)
+    by_prompt: dict[str, set[str]] = {}
+    for task in asked:
+        by_prompt.setdefault(str(task["prompt"]), set()).add(half[task["id"]])
+    assert all(len(found) == 1 for found in by_prompt.values()) or len(by_prompt) == 1
+    assert set(half.values()) == {heldout.SELECT, heldout.REPORT}
+
+
+@given(st.integers(1, 60))
+def test_tasks_of_different_prompts_alternate(n: int) -> None:
+    halves = list(heldout.halves(asking(list(range(n)))).values())
+    assert halves == [heldout.REPORT if at % 2 else heldout.SELECT for at in range(n)]
+
+
 def play(reward: float, success: bool | None = None, error: str | None = None) -> Trajectory:
     return Trajectory("t", [], [1], reward=reward, success=success, error=error)
 
@@ -49,6 +79,35 @@ def test_errors_count_as_not_solved_and_are_told_apart() -> None:
 
 def test_without_success_there_is_no_success_curve() -> None:
     assert "heldout_success" not in heldout.summarise([play(0.5)]).curves()
+
+
+def test_a_metric_named_like_a_measured_column_stands_beside_it() -> None:
+    named = {"success": 9.0, "reward": 8.0, "loss": 7.0, "parsed": 1.0}
+    right = Trajectory("t", [], [1], reward=0.25, success=False, metrics=named)
+    curves = heldout.summarise([right]).curves()
+    assert curves == {
+        "heldout_success": 0.0,
+        "heldout_reward": 0.25,
+        "heldout_env_success": 9.0,
+        "heldout_env_reward": 8.0,
+        "heldout_env_loss": 7.0,
+        "heldout_parsed": 1.0,
+    }
+
+
+@given(st.sampled_from([*METRICS, *LINE_KEYS]), st.sampled_from(["", HELDOUT]))
+def test_no_name_of_a_scorer_is_a_column_of_ours(column: str, before: str) -> None:
+    for name in (column, column.removeprefix(HELDOUT)):
+        assert before + curve_name(name) not in METRICS | dict.fromkeys(LINE_KEYS)
+
+
+def test_a_checkpoint_is_chosen_by_success_and_else_by_reward() -> None:
+    named = {"success": 1.0, "reward": 1.0}
+    plays = [
+        Trajectory("t", [], [1], reward=0.75, success=ok, metrics=named) for ok in (True, False)
+    ]
+    assert heldout.summarise(plays).score == 0.5
+    assert heldout.summarise([play(0.75)]).score == 0.75
 
 
 def test_trajectories_are_judged_by_reward_success_error_and_length() -> None:

@@ -117,11 +117,11 @@ def test_what_a_run_measured_stands_in_its_metrics_manifest_and_result(
     run = make_run(home, env_id, "sft", SFT | {"steps": 2})
     result = go(run)
     lines = metrics(run)[1:]
-    assert all(0 < line["mfu"] < 2 and line["peak_memory"] > 1e8 for line in lines)
+    assert all(0 < line["mfu"] <= 1 and line["peak_memory"] > 1e8 for line in lines)
     manifest = json.loads(run.manifest.read_text())
     assert manifest["isolation"].partition(":")[0] in ("full", "no-namespaces", "limits")
     rate = manifest["matrix_flops"]
-    assert result["measured"]["matrix_flops"] == rate > 0
+    assert result["measured"]["matrix_flops"] >= rate > 0
     spent = sum(line["train_s"] for line in lines)
     assert result["measured"]["seconds"]["train_s"] == pytest.approx(spent, abs=1e-3)
     assert result["measured"]["peak_memory"] == max(line["peak_memory"] for line in lines)

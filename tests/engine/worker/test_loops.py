@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from loops import (
     BASE,
+    ENVIRONMENT,
     GRPO,
+    PEBBLE,
     SFT,
     curve,
     go,
@@ -20,6 +22,8 @@ from loops import (
     weights,
 )
 
+from engine import env_facts, registry
+from engine.files import read_json
 from engine.metrics import METRICS, names
 from engine.run_dir import Home
 from engine.worker import grpo, losses, training
@@ -250,6 +254,27 @@ def test_max_turns_ends_a_game(home: Home, tmp_path: Path) -> None:
         if "ids" in row:  # what the environment said is read, never trained
             assert 0 < sum(row["loss_mask"]) <= len(row["ids"])
             assert (sum(row["loss_mask"]) < len(row["ids"])) is (row["turns"] > 1)
+
+
+@pytest.mark.parametrize("kind", ["long", "tool"])
+def test_the_exams_of_sft_leave_room_for_what_its_rows_teach(
+    home: Home, tmp_path: Path, kind: str
+) -> None:
+    """As much as GRPO and evaluate leave: a call of a tool, an answer longer than its prompt."""
+    if kind == "tool":
+        example = PEBBLE.parents[1] / "envs" / "examples" / "tool_call"
+        env = registry.push_env(home, str(example), name="calls", roots=[example])["env_id"]
+    else:
+        told = ENVIRONMENT.replace('answer=f"{a + b}"', 'answer=f"{a + b} " * 30')
+        env = push(home, tmp_path / "long", told, "long")
+    usual = make_run(home, env, "grpo", GRPO | {"max_tokens": None}, run_id="usual-1")
+    run = make_run(home, env, "sft", SFT | {"steps": 1, "eval_rows": 4})
+    go(run)
+    asked = read_json(run.manifest)["eval_sampling"]
+    wanted = read_json(usual.config)["settings"]
+    assert asked["max_tokens"] == wanted["max_tokens"] >= 40
+    facts = env_facts.env_facts(home, registry.find_env(home, env), PEBBLE)
+    assert facts.longest_turn <= asked["max_tokens"]
 
 
 def test_tasks_that_do_not_fit_are_left_out(home: Home, env_id: str) -> None:

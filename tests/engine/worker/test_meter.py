@@ -11,7 +11,7 @@ from engine import workload
 from engine.model_files import ModelFacts
 from engine.run_dir import RunDir
 from engine.worker.batch import Row
-from engine.worker.meter import matrix_rate, peak_memory, sizes, totals
+from engine.worker.meter import Meter, matrix_rate, peak_memory, sizes, totals
 from engine.worker.packing import pack
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
@@ -63,6 +63,18 @@ def test_the_operations_of_an_update_are_those_of_the_formula() -> None:
 def test_the_matrix_rate_is_one_that_this_machine_reaches() -> None:
     rate = matrix_rate(torch.device("cpu"), torch.float32)
     assert 1e8 < rate < 1e14
+
+
+def test_a_step_above_the_measured_rate_is_the_measure_from_then_on() -> None:
+    meter = Meter.__new__(Meter)  # of a machine that was busy while it was measured
+    meter.device, meter.matrix_flops, meter._operations = torch.device("cpu"), 1e6, 0.0
+
+    def share(operations: float) -> float:
+        meter._operations = operations
+        return meter.step(1.0)["mfu"]
+
+    assert [share(5e5), share(4e6), share(1e6)] == [0.5, 1.0, 0.25]
+    assert meter.matrix_flops == 4e6
 
 
 def test_peak_memory_grows_by_what_is_held_and_does_not_shrink() -> None:
