@@ -5,7 +5,7 @@ import errno
 import json
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -130,7 +130,12 @@ def _set_note(home: Home, run: RunDir) -> None:
 # --- the N-th call fails ----------------------------------------------------------------------
 
 CALLS = ("open", "write", "fsync", "replace", "rename", "mkdir", "link", "ftruncate")
+OPEN = os.open
 FAULTS = (errno.EIO, errno.ENOSPC, errno.EMFILE)  # EINTR never arrives: Python calls again
+
+
+def is_to_read(call: Callable[..., Any], args: Sequence[Any]) -> bool:
+    return call is OPEN and not args[1] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
 
 
 class Faulty:
@@ -143,7 +148,7 @@ class Faulty:
 
     def wrapped(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def guarded(*args: Any, **kwargs: Any) -> Any:
-            if self.left:
+            if self.left and not is_to_read(call, args):
                 self.left -= 1
                 if not self.left:
                     raise OSError(self.number, os.strerror(self.number))
