@@ -1,7 +1,8 @@
 """The packages an environment names in requirements.txt: are they here, and a place of their own.
 
 With `install` a virtual environment is built once per content of requirements.txt, in the home's
-cache, by a process of its own: a long installation outlives the call that started it.
+cache, by a process of its own: a long installation outlives the call that started it. pip itself
+runs in the box that user code runs in (envs/installer.py).
 """
 
 import contextlib
@@ -11,22 +12,33 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import shutil
+import stat
 import subprocess
 import sys
+import tempfile
 import time
-import venv
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 
+from engine import pip_index
 from engine.errors import UserError
-from engine.files import is_locked, write_json
+from engine.files import is_locked, read_tail, write_json
 from engine.run_dir import Home
+from envs.packages import Order, packages_of
+from envs.pipe import Fault, Pipe
+from envs.problem import EnvProblem
+from envs.sandbox import Reach, Sandbox
+from envs.settings import Limits
 
 FILE = "requirements.txt"
 BUILT = "built.json"
 POLL_S = 0.05
+BUILD_S = 3_600.0  # that one installation may take
+LIMITS = Limits(memory_mb=8192, processes=256, file_mb=8192, open_files=1024)
 
 
 @dataclass(frozen=True)
@@ -41,7 +53,7 @@ class Venv:
 
     @property
     def outcome(self) -> Path:
-        """Written last: {"ok": bool, "error": str}."""
+        """Written last: {"ok": bool, "error": str, "hint": str, "isolation": str}."""
         return self.folder / BUILT
 
     @property
@@ -84,6 +96,8 @@ def read_requirements(source: Path) -> list[Requirement]:
             if line.startswith("-"):
                 raise InvalidRequirement("options are not read here")
             requirement = Requirement(line)
+            if requirement.url:
+                raise InvalidRequirement("addresses and paths are not installed from")
         except InvalidRequirement as error:
             raise UserError(
                 "ENV_INVALID",
@@ -135,7 +149,7 @@ def install(home: Home, requirements: list[Requirement], patience_s: float) -> P
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            cwd=place.folder,
+            cwd="/",
             start_new_session=True,
         )
     deadline = time.monotonic() + patience_s
@@ -154,51 +168,128 @@ def install(home: Home, requirements: list[Requirement], patience_s: float) -> P
         builder.wait(5)
     if place.is_ready():
         return place.python
+    error, hint = _error_of(place)
     raise UserError(
         "ENV_DEPS",
-        f"the packages could not be installed: {_error_of(place)}",
-        hint=f"Correct {FILE}; pip's whole output is in {place.log}.",
+        f"the packages could not be installed: {error}",
+        hint=f"{hint or f'Correct {FILE}.'} pip's whole output is in {place.log}.",
     )
 
 
 def build(folder: Path) -> None:
     """Runs in a process of its own: makes the environment in `folder` and says how it ended."""
     place = Venv(folder)
-    os.umask(0o022)  # the env process may run under another uid
+    home = Home(folder.parents[2])
     with open(place.lock, "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a second builder waits, then finds the work done
         if place.is_ready():
             return
-        # Our own pip can install into another environment, which saves unpacking one there.
-        own_pip = importlib.util.find_spec("pip") is not None
-        venv.create(folder, with_pip=not own_pip, symlinks=True)
-        pip = [sys.executable, "-m", "pip", "--python", str(place.python)]
-        if not own_pip:
-            pip = [str(place.python), "-m", "pip"]
-        options = ["--disable-pip-version-check", "--no-input"]
-        done = subprocess.run(
-            [*pip, *options, "install", "--no-warn-script-location", "-r", str(folder / FILE)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONNOUSERSITE": "1"},
-        )
-        sys.stdout.write(done.stdout + done.stderr)
-        error = "" if done.returncode == 0 else _pip_error(done.stderr)
-        write_json(place.outcome, {"ok": done.returncode == 0, "error": error})
+        requirements = (folder / FILE).read_text().splitlines()
+        _empty(folder)
+        outcome: dict[str, Any] = {"ok": False, "error": "", "hint": "", "isolation": ""}
+        try:
+            outcome["isolation"] = _install_in_box(home, place, requirements)
+            outcome["ok"] = True
+        except (EnvProblem, Fault, UserError) as problem:
+            lines = (str(problem), _pip_error(place.log))
+            outcome["error"] = ": ".join(filter(None, lines))
+            outcome["hint"] = getattr(problem, "hint", "")
+        write_json(place.outcome, outcome)
 
 
-def _pip_error(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.startswith("ERROR")]
-    return " ".join(lines or text.splitlines()[-3:])[:600]
+def _install_in_box(home: Home, place: Venv, requirements: list[str]) -> str:
+    """Has pip install into the empty folder of `place`; what held it, in words.
+
+    Raises EnvProblem, Fault, UserError.
+    """
+    config = home.user_config()
+    pip = _own_pip()
+    index = pip_index.read(pip)
+    order = Order(
+        tuple(requirements), str(place.folder), str(pip), index.variables,
+        source_builds=config.allow_source_builds,
+    )  # fmt: skip
+    limits = replace(LIMITS, network=bool(index.ports))
+    reach = Reach((str(pip), *index.paths), (str(place.folder),), index.ports)
+    sandbox = Sandbox(config.sandbox, config.allow_root, (str(home.root),))
+    here = packages_of(sys.executable)
+    with tempfile.TemporaryDirectory() as nothing:
+        pipe = Pipe(Path(nothing), here, limits, {}, place.log, sandbox, order, reach)
+        try:
+            held, _ = pipe.greet(BUILD_S)
+        finally:
+            pipe.close()  # every process of it has ended
+            _settle(place.folder)
+    return f"{held.get('level')}: {held.get('isolation')}"
 
 
-def _error_of(place: Venv) -> str:
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        return json.loads(place.outcome.read_text())["error"]
+def _own_pip() -> Path:
+    """The folder with this interpreter's pip, or the wheel that comes with Python.
+
+    Raises UserError ENV_DEPS where there is neither.
+    """
+    spec = importlib.util.find_spec("pip")
+    if spec is not None and spec.origin:
+        return Path(spec.origin).parents[1]
+    with contextlib.suppress(ImportError):
+        import ensurepip  # noqa: PLC0415 - Debian leaves it out of Python
+
+        bundled = sorted((Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl"))
+        if bundled:
+            return bundled[-1]
+    raise UserError(
+        "ENV_DEPS",
+        f"{sys.executable} has no pip, which installs packages",
+        hint="Install pip for it, or start the server with a Python that has ensurepip.",
+    )
+
+
+def _empty(folder: Path) -> None:
+    """Nothing of an earlier attempt stays, so nothing of it can run."""
+    shutil.rmtree(folder)
+    folder.mkdir(mode=0o755)
+    folder.chmod(0o755)  # whatever the umask: the env process may run under another uid
+
+
+def _settle(folder: Path) -> None:
+    """What was installed belongs to this user again, readable by all; links that lead out go."""
+    own = (os.geteuid(), os.getegid())
+    base = Path(sys.base_prefix).resolve()
+    for parent, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(parent, name)
+            if path.is_symlink():
+                real = path.resolve()
+                if not real.is_relative_to(folder.resolve()) and not real.is_relative_to(base):
+                    path.unlink()
+                else:
+                    os.lchown(path, *own)
+                continue
+            mode = path.lstat().st_mode
+            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                path.unlink()
+                continue
+            os.chown(path, *own, follow_symlinks=False)
+            runs = stat.S_ISDIR(mode) or mode & 0o100
+            path.chmod(0o755 if runs else 0o644)
+    os.chown(folder, *own)
+    folder.chmod(0o755)
+
+
+def _pip_error(log: Path) -> str:
+    """What pip said was wrong; "" where it said nothing."""
     with contextlib.suppress(OSError):
-        return " ".join(place.log.read_text("utf-8", "replace").splitlines()[-2:])[:600]
-    return "the builder left no word"
+        lines = read_tail(log, 20_000).splitlines()
+        return " ".join(line for line in lines if line.startswith("ERROR"))[:600]
+    return ""
+
+
+def _error_of(place: Venv) -> tuple[str, str]:
+    """Why it was not built, and what to do about it."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        outcome = json.loads(place.outcome.read_text())
+        return outcome["error"], outcome.get("hint", "")
+    return _pip_error(place.log) or "the installation was ended from outside", "Push again."
 
 
 if __name__ == "__main__":

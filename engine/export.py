@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engine import catalog, launcher
+from engine.agent_files import refuse_agent_place
 from engine.catalog import ModelRef
 from engine.errors import UserError
 from engine.files import is_locked, read_json, read_tail, sync_folder, take_lock, write_json
@@ -52,6 +53,8 @@ def export(home: Home, ref: str, export_format: str = "adapter", path: str = "")
         "base": model.base_ref,
         "format": export_format,
     }
+    if path:
+        refuse_agent_place(target, "path")
     if _is_ours(target, origin):
         return _exported(model, target, export_format, "already")
     try:

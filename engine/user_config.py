@@ -12,7 +12,7 @@ from typing import Any
 from engine.errors import UserError
 
 _CHOICES = {"sandbox": ("auto", "required", "off"), "serve_with": ("auto", "torch", "vllm")}
-_YES_OR_NO = ("allow_root", "key_network")
+_YES_OR_NO = ("allow_root", "key_network", "allow_source_builds")
 _NAMES = ("key_secrets",)
 
 
@@ -27,6 +27,8 @@ class UserConfig:
     sandbox: str = "auto"
     allow_root: bool = False
     serve_with: str = "auto"
+    # Whether packages may be built from source distributions, which runs code of theirs in the box.
+    allow_source_builds: bool = False
     # What an environment may ask for that another key than the owner's pushes.
     key_secrets: tuple[str, ...] = ()
     key_network: bool = False

@@ -5,10 +5,12 @@ Their packages are built ahead of a push, their files compared, taken out, and t
 
 import difflib
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from engine import env_packages
+from engine.agent_files import is_agent_file, refuse_agent_place
 from engine.errors import UserError
 from engine.registry import FACTS, EnvRecord, find_env, prefix_meant
 from engine.rows import OPEN
@@ -72,13 +74,19 @@ def diff(home: Home, before: str, after: str) -> dict[str, Any]:
 def pull(home: Home, ref: str, folder: Path) -> dict[str, Any]:
     """Copy a version's files into the new folder `folder`.
 
-    Raises UserError ENV_NOT_FOUND, ENV_AMBIGUOUS, or BAD_ARGUMENT when the folder holds something.
+    Files that coding agents obey (AGENTS.md, say) are left out. Raises UserError ENV_NOT_FOUND,
+    ENV_AMBIGUOUS, or BAD_ARGUMENT when the folder holds something, is a link, or is a place that
+    agents obey.
     """
     record = find_env(home, ref)
+    refuse_agent_place(folder.absolute(), "folder")
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise _bad(folder, "exists and is not empty", "Name a new folder; nothing is replaced.")
-        shutil.copytree(record.source, folder, dirs_exist_ok=True)
+        left_out: list[str] = []
+        shutil.copytree(
+            record.source, folder, dirs_exist_ok=True, ignore=partial(_obeyed, left_out)
+        )
     except OSError as error:
         raise _bad(folder, f"cannot be written: {error.strerror or error}", "Name another.") from (
             error
@@ -88,6 +96,7 @@ def pull(home: Home, ref: str, folder: Path) -> dict[str, Any]:
         "env_id": record.env_id,
         "files": [path.relative_to(folder).as_posix() for path in files],
         "summary": f"Wrote {counted(len(files), 'file')} of {record.env_id} to {folder}.",
+        "warnings": [f"left out, coding agents would obey it: {name}" for name in left_out],
         "next": [{"tool": "push_env", "arguments": {"path": str(folder)}}],
     }
 
@@ -116,6 +125,13 @@ def delete(home: Home, ref: str, force: bool = False) -> dict[str, Any]:
         "warnings": prefix_meant(ref, record)
         + ([f"{counted(len(users), 'run')} used it"] if users else []),
     }
+
+
+def _obeyed(left_out: list[str], folder: str, names: list[str]) -> list[str]:
+    """Of the `names` in `folder` those that agents obey, which a stranger may have written."""
+    found = [name for name in names if is_agent_file(name)]
+    left_out += sorted(found)
+    return found
 
 
 def _files(record: EnvRecord) -> dict[str, bytes]:

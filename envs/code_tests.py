@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from envs import sandbox
+from envs import packages, sandbox
 
 FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 OUTPUT_BYTES = 1 << 20
@@ -43,6 +43,7 @@ inner_box.close(job["readable"], job["writable"], keeper)
 for name in [name for name in sys.modules if name.split(".")[0] == "envs"]:
     del sys.modules[name]
 del inner_box
+sys.path += job["packages"]
 results = os.fdopen(os.dup(1), "w")
 if job["calls"] is not None:
     null = os.open(os.devnull, os.O_WRONLY)
@@ -118,13 +119,14 @@ def _run(text: str, calls: list[str] | None, stdin: str, timeout_s: float, memor
             "readable": readable,
             "writable": writable,
             "envs": str(Path(__file__).resolve().parent),
+            "packages": packages.on_path(),
         }
         job.write_text(json.dumps(order))
         Path(folder, "stdin").write_text(stdin)
         # Files, not pipes: their size is limited, so a flood cannot fill our memory.
         with open(Path(folder, "stdin"), "rb") as given, open(Path(folder, "out"), "wb+") as out:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-B", "-c", RUNNER, str(job)],
+                [sys.executable, "-I", "-S", "-B", "-c", RUNNER, str(job)],
                 stdin=given,
                 stdout=out,
                 stderr=subprocess.DEVNULL,

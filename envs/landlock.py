@@ -22,7 +22,8 @@ _EXECUTE, _WRITE, _READ, _LIST = 1, 1 << 1, 1 << 2, 1 << 3
 _MAKE_CHAR, _MAKE_SOCK, _MAKE_BLOCK = 1 << 6, 1 << 9, 1 << 11
 _FIRST = (1 << 13) - 1  # all that ABI 1 knows
 _REFER, _TRUNCATE, _IOCTL = 1 << 13, 1 << 14, 1 << 15
-_TCP = 0b11  # to listen, to connect
+_PORT = 2  # a rule on a port
+_TCP, _CONNECT = 0b11, 0b10  # to listen and to connect; to connect
 _SCOPES = 0b11  # abstract sockets, signals
 _ON_FILES = _EXECUTE | _WRITE | _READ | _TRUNCATE | _IOCTL
 
@@ -36,13 +37,16 @@ def abi() -> int:
     return 0
 
 
-def restrict(readable: Iterable[str], writable: Iterable[str], network: bool) -> int:
+def restrict(
+    readable: Iterable[str], writable: Iterable[str], network: bool, ports: Iterable[int] = ()
+) -> int:
     """From now on only these paths; no TCP unless `network`; no signals out of here.
 
     Args:
         readable: folders and files to read and run; those that are missing are left out.
         writable: folders and files to read, write, make and remove in.
         network: whether TCP stays as it is.
+        ports: with `network`, the only ones to connect to, where the ABI knows of them.
 
     Returns the ABI. Raises OSError where the kernel has no Landlock; it needs `no_new_privs`.
     """
@@ -53,7 +57,7 @@ def restrict(readable: Iterable[str], writable: Iterable[str], network: bool) ->
     files |= _IOCTL if version >= 5 else 0
     fields = [files]
     if version >= 4:
-        fields.append(0 if network else _TCP)
+        fields.append(0 if network and not ports else _TCP)
     if version >= 6:
         fields.append(_SCOPES)
     attributes = struct.pack(f"{len(fields)}Q", *fields)
@@ -63,6 +67,9 @@ def restrict(readable: Iterable[str], writable: Iterable[str], network: bool) ->
             _allow(rules, path, files & (_EXECUTE | _READ | _LIST))
         for path in writable:
             _allow(rules, path, files & ~(_MAKE_CHAR | _MAKE_SOCK | _MAKE_BLOCK))
+        for port in ports if version >= 4 and network else ():
+            rule = struct.pack("=QQ", _CONNECT, port)
+            kernel.call(_ADD, rules, _PORT, ctypes.c_char_p(rule), 0)
         kernel.call(_RESTRICT, rules, 0)
     finally:
         os.close(rules)

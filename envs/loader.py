@@ -16,6 +16,7 @@ from typing import Any
 
 from envs.base import Env, MultiTurnEnv, SingleTurnEnv, Task, is_scored, kind_of
 from envs.dataset import DatasetEnv, data_files
+from envs.packages import add_source
 from envs.problem import EnvProblem
 from envs.settings import read_settings
 
@@ -150,8 +151,7 @@ def _import(folder: Path) -> ModuleType:
         hint = f"Push the folder {nested[0]!r} instead." if nested else f"Create {ENTRY} there."
         hint += " Rows to learn from alone go into datasets/ as JSONL."
         raise EnvProblem("ENV_INVALID", f"the folder has no {ENTRY}", hint=hint)
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+    add_source(folder)
     spec = importlib.util.spec_from_file_location("environment", path)
     assert spec is not None and spec.loader is not None  # a .py path always has a loader
     module = importlib.util.module_from_spec(spec)

@@ -9,7 +9,7 @@ import contextlib
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 from envs import kernel
@@ -91,7 +91,12 @@ def bwrap(network: bool) -> list[str]:
 
 
 def first_process(
-    box: str, uid: int, room_mb: int, status: int, work: Callable[[], None]
+    box: str,
+    uid: int,
+    room_mb: int,
+    status: int,
+    work: Callable[[], None],
+    writable: Iterable[str] = (),
 ) -> NoReturn:
     """The life of the first process of the namespaces: it forks `work`, collects orphans, writes
     how `work` ended to the descriptor `status` (as os.waitpid gives it), and takes all with it.
@@ -100,9 +105,10 @@ def first_process(
         box: the one folder that stays writable; its folder `work` is in memory from now on.
         uid: who owns that one.
         room_mb: what its files may take together, and those of a private /dev/shm, in MiB.
+        writable: further folders that stay writable, where they are.
     """
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    _arrange(box, uid, room_mb)
+    _arrange(box, uid, room_mb, writable)
     pid = os.fork()
     if pid == 0:
         work()
@@ -115,15 +121,17 @@ def first_process(
                 os._exit(0)
 
 
-def _arrange(box: str, uid: int, room_mb: int) -> None:
+def _arrange(box: str, uid: int, room_mb: int, writable: Iterable[str]) -> None:
     """The file system as user code sees it. What the kernel refuses stays as it was; what that
     leaves open is found by the self-test."""
     with contextlib.suppress(OSError):
         kernel.unshare(kernel.CLONE_NEWNS)
         kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
-        kernel.mount(box, box, None, kernel.MS_BIND | kernel.MS_REC)
+        for folder in (box, *writable):
+            kernel.mount(folder, folder, None, kernel.MS_BIND | kernel.MS_REC)
         kernel.set_read_only("/", on=True, below=True)
-        kernel.set_read_only(box, on=False, below=False)
+        for folder in (box, *writable):
+            kernel.set_read_only(folder, on=False, below=False)
         safe = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
         size = f"size={room_mb}m,nr_inodes={_FILES}"
         owned = f"mode=755,uid={uid},gid={uid},{size}"

@@ -11,6 +11,7 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -18,9 +19,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from envs.packages import Order, Packages
 from envs.problem import EnvProblem
 from envs.redact import Redactor
-from envs.sandbox import Sandbox
+from envs.sandbox import Reach, Sandbox
 from envs.settings import Limits
 
 REPLY_BYTES = 1 << 20  # of one score or one env message
@@ -48,12 +50,15 @@ class Pipe:
     def __init__(
         self,
         source: Path,
-        python: str,
+        packages: Packages,
         limits: Limits,
         secrets: Mapping[str, str],
         log: Path | None,
         sandbox: Sandbox,
+        install: Order | None = None,
+        reach: Reach | None = None,
     ) -> None:
+        """Starts the warden; `install` makes its child an installer that may `reach` further."""
         _sweep(tempfile.gettempdir())
         self.box = tempfile.mkdtemp(prefix=BOX)
         self.redactor = Redactor(secrets)
@@ -74,15 +79,20 @@ class Pipe:
             "box": self.box,
             "sandbox": asdict(sandbox),
             "spaces": "",
+            "packages": asdict(packages),
+            "install": asdict(install) if install else None,
+            "reach": asdict(reach or Reach()),
         }
         try:
             self.warden = subprocess.Popen(
-                [python, "-P", "-s", "-B", "-u", str(WARDEN), json.dumps(config)],
+                # Without `site` no line of a path file runs and no sitecustomize. `-I` would say
+                # the same but for one of the variables, which are ours alone: the hash seed.
+                [sys.executable, "-P", "-s", "-S", "-B", "-u", str(WARDEN), json.dumps(config)],
                 stdin=life,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 cwd="/",
-                env=_clean_environment(python) | dict(secrets),
+                env=_clean_environment(packages.python) | dict(secrets),
                 pass_fds=(requests, replies),
                 start_new_session=True,
             )
@@ -90,9 +100,8 @@ class Pipe:
             for fd in (self.requests, self.replies, self.life):
                 os.close(fd)
             shutil.rmtree(self.box, ignore_errors=True)
-            raise EnvProblem(
-                "ENV_IMPORT", f"the interpreter {python} does not start: {error}"
-            ) from error
+            what = f"the interpreter {sys.executable} does not start: {error}"
+            raise EnvProblem("ENV_IMPORT", what) from error
         finally:
             for fd in (requests, replies, life):
                 os.close(fd)

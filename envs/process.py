@@ -19,6 +19,7 @@ from typing import Any
 
 from envs.base import Message, Task
 from envs.loader import MAX_TASKS, check_tools, task_problem
+from envs.packages import packages_of
 from envs.pipe import Fault, Pipe
 from envs.problem import EnvProblem
 from envs.sandbox import Held, Sandbox
@@ -39,7 +40,8 @@ class EnvProcess:
 
     Args:
         source: the environment's folder.
-        python: the interpreter to run it with; this one by default.
+        python: the interpreter whose packages it may import; this one's by default. It runs on
+            this one in any case.
         limits: what it may use; those of its environment.toml by default.
         secrets: names and values that only this process gets to see.
         log: where its output goes, up to 1 MiB; nowhere by default.
@@ -194,7 +196,12 @@ class EnvProcess:
         try:
             limits = self.limits
             self._pipe = Pipe(
-                self.source, self.python, limits, self.secrets, self.log, self.sandbox
+                self.source,
+                packages_of(self.python),
+                limits,
+                self.secrets,
+                self.log,
+                self.sandbox,
             )
             self._held, ready = self._pipe.greet(limits.start_seconds)
             self._facts = _checked_ready(ready)

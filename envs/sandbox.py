@@ -6,14 +6,13 @@ A level is what the self-test inside found, never what a version promises.
 """
 
 import contextlib
-import functools
 import os
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from envs import confine, kernel, landlock, seccomp
+from envs import confine, kernel, landlock, packages, seccomp
 from envs.problem import EnvProblem
 from envs.settings import Limits
 
@@ -27,7 +26,8 @@ _SYSTEM = (
     "/etc/timezone", "/etc/ssl", "/etc/pki", "/etc/ca-certificates", "/etc/crypto-policies",
     "/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf",
     "/etc/services", "/etc/protocols", "/etc/passwd", "/etc/group", "/etc/mime.types",
-    "/etc/alternatives", "/etc/os-release", "/sys/devices/system/cpu",
+    "/etc/alternatives", "/etc/os-release", "/etc/debian_version", "/etc/lsb-release",
+    "/etc/redhat-release", "/etc/fedora-release", "/sys/devices/system/cpu",
 )  # fmt: skip
 # Without a /proc of its own: what says nothing of other processes.
 _PROC = (
@@ -56,6 +56,21 @@ class Sandbox:
 
 
 @dataclass(frozen=True)
+class Reach:
+    """What a process may reach beside the system's files and its own box.
+
+    Args:
+        readable: folders and files to read and run.
+        writable: folders to write in.
+        ports: the only TCP ports to connect to; empty: what its limits say of the network.
+    """
+
+    readable: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
+    ports: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class Held:
     """What holds user code in this process: the level, all that holds, what stays open."""
 
@@ -64,17 +79,14 @@ class Held:
     gaps: tuple[str, ...]
 
 
-@functools.cache
-def interpreter_folders() -> tuple[str, ...]:
-    """What this interpreter, its packages and libraries need to read beside the system's files."""
+def interpreter_folders(more: Iterable[str] = ()) -> tuple[str, ...]:
+    """What this interpreter, its packages and libraries need to read beside the system's files.
+
+    Args:
+        more: folders of packages that are not on its path yet.
+    """
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
-    folders = {os.path.realpath(path) for path in prefixes}
-    # A path file may name other folders, a whole project for instance: those stay closed.
-    folders.update(
-        real
-        for path in sys.path
-        if path and os.path.basename(real := os.path.realpath(path)).endswith("-packages")
-    )
+    folders = {os.path.realpath(path) for path in (*prefixes, *packages.on_path(), *more)}
     folders.update(_library_folders())
     return tuple(sorted(folders))
 
@@ -87,7 +99,13 @@ def _library_folders() -> set[str]:
 
 
 def close(
-    limits: Limits, sandbox: Sandbox, box: Path, uid: int | None, spaces: str, offline: bool
+    limits: Limits,
+    sandbox: Sandbox,
+    box: Path,
+    uid: int | None,
+    spaces: str,
+    offline: bool,
+    reach: Reach,
 ) -> Held:
     """Puts this process under everything that works, then tries to get out.
 
@@ -95,6 +113,7 @@ def close(
         uid: the uid to drop to, None to stay.
         spaces: whose namespaces this process is in: "", "own" or "bubblewrap".
         offline: whether its network namespace is empty.
+        reach: what it needs beside the system's files and `box`.
     """
     holds = ["own process", "clean environment", *confine.apply(limits, uid, spaces != "")]
     if sandbox.mode == "off":
@@ -102,12 +121,12 @@ def close(
         return Held(LIMITS, tuple(holds), ('config.toml says sandbox = "off"',))
     kernel.drop_capabilities()
     own_proc = spaces != "" and _fresh_proc()
-    readable = _readable(box, own_proc)
+    readable = _readable(box, own_proc, reach.readable)
     shared = ["/dev/shm"] if spaces == "own" and own_proc else []
-    writable = [str(box / "work"), *_DEVICES, *shared]
+    writable = [str(box / "work"), *_DEVICES, *shared, *reach.writable]
     abi, filtered, gaps = 0, False, []
     with contextlib.suppress(OSError):
-        abi = landlock.restrict(readable, writable, limits.network)
+        abi = landlock.restrict(readable, writable, limits.network, reach.ports)
     with contextlib.suppress(OSError):
         apart = uid is not None or spaces != "" or abi >= landlock.HOLDS_SIGNALS
         seccomp.install(
@@ -192,8 +211,8 @@ def escapes(box: Path, network: bool, hidden: Iterable[str] = ()) -> set[str]:
     return out
 
 
-def _readable(box: Path, own_proc: bool) -> list[str]:
-    needed = [path for path in interpreter_folders() if Path(path) not in box.parents]
+def _readable(box: Path, own_proc: bool, wanted: Iterable[str]) -> list[str]:
+    needed = [path for path in wanted if Path(path) not in box.parents]
     proc = ("/proc",) if own_proc else _PROC
     certificates = [os.environ["SSL_CERT_FILE"]] if os.environ.get("SSL_CERT_FILE") else []
     return [*_SYSTEM, *needed, *proc, *certificates, _HERE, str(box / "source")]

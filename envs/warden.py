@@ -1,9 +1,10 @@
 """The parent of user code: limits before it starts, nothing of it left when it ends.
 
-Started as a script by envs/process.py, in whatever virtual environment the environment needs; only
-the package `envs` is made importable there, never the rest of this installation. It forks once:
-the child loads and serves the environment (envs/child.py), the parent drains its output into a
-capped log and waits. When the client goes away (its end of descriptor 0 closes) or the child ends,
+Started as a script by envs/pipe.py on the server's own interpreter without `site`; only the package
+`envs` is made importable there, and the environment's packages when the child is confined. It forks
+once: the child loads and serves the environment (envs/child.py), or installs its packages
+(envs/installer.py), the parent drains its output into a capped log and waits. When the client goes
+away (its end of descriptor 0 closes) or the child ends,
 every descendant is killed, daemons included, and the private folder is removed.
 """
 
@@ -19,6 +20,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -38,15 +40,18 @@ def _register() -> None:
 if __name__ == "__main__":
     _register()
 
-from envs import child, confine, kernel, namespaces, sandbox  # noqa: E402 - registered before
+from envs import child, confine, kernel, namespaces, packages, sandbox  # noqa: E402
+from envs.packages import Order, Packages  # noqa: E402
+from envs.problem import EnvProblem  # noqa: E402
 from envs.redact import Redactor  # noqa: E402
-from envs.sandbox import Sandbox  # noqa: E402
+from envs.sandbox import Reach, Sandbox  # noqa: E402
 from envs.settings import Limits  # noqa: E402
 
 LOG_LINE = 8192  # a longer line is cut, so that nothing unbounded is held in memory
 TAIL = 1500
 KILL_SECONDS = 5.0
 FILES = 4  # as many of the largest size fit into the folder of user code
+INSTALLER_MB = 256  # the same folder while packages are installed, which go elsewhere
 
 
 class Log:
@@ -115,9 +120,10 @@ def main() -> None:
         values = {name: os.environ.get(name, "") for name in config["secrets"]}
         log = Log(config["log"], config["log_cap"], Redactor(values))
         here = str(Path(__file__).resolve().parent)
-        uid = confine.spare_uid([*sandbox.interpreter_folders(), here], box)
+        reach = _reach(config)
+        uid = confine.spare_uid([*reach.readable, *reach.writable, here], box)
         if uid is not None:
-            for path in (box, box / "work"):
+            for path in (box, box / "work", *reach.writable):
                 os.chown(path, uid, uid)
         offline = not limits.network and (spaces != "" or confine.cut_network())
         output, output_end = os.pipe()
@@ -128,11 +134,16 @@ def main() -> None:
         def work() -> None:
             parent = 1 if spaces == "own" else warden
             pid = None if spaces == "bubblewrap" else _pid_in(outside)
-            _run_child(config, limits, wanted, uid, spaces, offline, output_end, parent, pid)
+            held = partial(sandbox.close, limits, wanted, box, uid, spaces, offline, reach)
+            _run_child(config, held, wanted, output_end, parent, pid)
 
         pid = os.fork()
         if pid == 0:
-            _begin(work, box, uid, limits, ended_end if spaces == "own" else -1)
+            install = config["install"] is not None
+            room_mb = INSTALLER_MB if install else FILES * limits.file_mb
+            own = partial(namespaces.first_process, str(box), os.geteuid() if uid is None else uid)
+            own = partial(own, room_mb, ended_end, work, reach.writable)
+            _begin(own if spaces == "own" else work)
         for fd in (output_end, ended_end, requests):
             os.close(fd)
         how = _watch(pid, output, log, ended)
@@ -160,17 +171,21 @@ def _spaces(wanted: Sandbox, limits: Limits, config: dict[str, Any]) -> str:
     return ""
 
 
-def _begin(
-    work: Callable[[], None], box: Path, uid: int | None, limits: Limits, status: int
-) -> NoReturn:
+def _begin(work: Callable[[], None]) -> NoReturn:
     """Never returns, whatever happens: this is the forked process."""
     try:
-        if status >= 0:
-            owner = os.geteuid() if uid is None else uid
-            namespaces.first_process(str(box), owner, FILES * limits.file_mb, status, work)
         work()
     finally:
         os._exit(1)
+
+
+def _reach(config: dict[str, Any]) -> Reach:
+    """What the child needs beside the system's files, in real paths."""
+    wanted = config["reach"]
+    needed = [*config["packages"]["folders"], config["packages"]["prefix"], *wanted["readable"]]
+    return Reach(
+        sandbox.interpreter_folders(needed), tuple(wanted["writable"]), tuple(wanted["ports"])
+    )
 
 
 def _copy(source: str, target: Path) -> None:
@@ -187,11 +202,8 @@ def _copy(source: str, target: Path) -> None:
 
 def _run_child(
     config: dict[str, Any],
-    limits: Limits,
+    confined: Callable[[], sandbox.Held],
     wanted: Sandbox,
-    uid: int | None,
-    spaces: str,
-    offline: bool,
     output: int,
     parent: int,
     pid: int | None,
@@ -208,7 +220,7 @@ def _run_child(
         for fd, source in ((0, null), (1, output), (2, output)):
             os.dup2(source, fd)
         _close_all_but(requests, replies)
-        held = sandbox.close(limits, wanted, box, uid, spaces, offline)
+        held = confined()
         # Set after the change of uid, which clears it: this process dies with its warden.
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
@@ -223,6 +235,16 @@ def _run_child(
         os.write(replies, json.dumps(hello).encode() + b"\n")
         if refused := sandbox.refusal(held, wanted):
             os.write(replies, json.dumps({"problem": refused.to_dict()}).encode() + b"\n")
+            return
+        if (order := config["install"]) is not None:
+            from envs import installer  # noqa: PLC0415 - rarely needed, and slow to import
+
+            installer.serve(replies, Order(**order))
+            return
+        try:
+            packages.enter(Packages(**config["packages"]))
+        except EnvProblem as problem:
+            os.write(replies, json.dumps({"problem": problem.to_dict()}).encode() + b"\n")
             return
         child.serve(requests, replies, box / "source")
     finally:

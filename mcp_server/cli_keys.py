@@ -24,7 +24,7 @@ def add(
     name: Name,
     scope: Annotated[
         list[str] | None,
-        typer.Option(help="read, train or deploy; several with commas. Default: read."),
+        typer.Option(help="read, train, install or deploy; several with commas. Default: read."),
     ] = None,
     days: Annotated[float, typer.Option(min=0, max=36_500, help="Until it expires; 0: never.")] = 0,
     calls_per_minute: Annotated[int, typer.Option(min=0, help="0: no limit.")] = (

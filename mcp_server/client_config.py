@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.agent_files import refuse_links
 from engine.errors import UserError
 from engine.files import write_text
 
@@ -90,10 +91,11 @@ def serve_argv(project: Path, home: Path | None = None) -> tuple[str, ...]:
 def write_entry(project: Path, client: str, launch: Launch, force: bool = False) -> str:
     """Bring one client's file up to date; says what was done: written, kept or unchanged.
 
-    Raises UserError BAD_ARGUMENT when the file is there and cannot be parsed.
+    Raises UserError BAD_ARGUMENT when the file is there and cannot be parsed, or is a link.
     """
     spec = CLIENTS[client]
     path = project / spec.file
+    refuse_links(project, spec.file)
     # A token in the file is a secret; a plain command may be shared with the project.
     mode = 0o600 if launch.token else 0o644
     change = _into_toml if path.suffix == ".toml" else _into_json

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from envs.settings import EnvSettings
 
-Scope = Literal["read", "train", "deploy"]
+Scope = Literal["read", "train", "install", "deploy"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 OWNER = "owner"
 STDIO = "stdio"
@@ -43,7 +43,7 @@ class Key:
 
     Args:
         name: as the audit log calls it.
-        scopes: of read, train, deploy.
+        scopes: of read, train, install, deploy.
         digest: SHA-256 of its token in hex; "" for the owner and for stdio.
         created: unix seconds.
         expires: unix seconds from which it is refused; 0: never.

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from engine.agent_files import refuse_agent_place, refuse_links
 from engine.errors import UserError
 from envs import scaffold
 from envs.problem import EnvProblem
@@ -59,6 +60,7 @@ def new_env(folder: Path, template: str = DEFAULT_TEMPLATE) -> list[str]:
             hint="Go there first, or name it in full.",
             field="folder",
         )
+    refuse_agent_place(folder.absolute(), "folder")
     try:
         written = scaffold.copy_template(template, folder)
     except EnvProblem as problem:
@@ -71,6 +73,8 @@ def starter_project(folder: Path, env: str = FIRST_ENV) -> tuple[list[str], list
     written: list[str] = []
     kept: list[str] = []
     target = folder / "environments" / env
+    refuse_links(folder, f"environments/{env}")
+    refuse_links(folder, "train.toml")
     if target.exists():
         kept.append(f"environments/{env}/")
     else:

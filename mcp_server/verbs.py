@@ -45,6 +45,8 @@ def push_env(
 ) -> Reply:
     from engine import registry
 
+    if install:
+        key.require("install", "push_env with install=true")
     place = path if roots is None else from_roots(path, roots)
     reply = registry.push_env(
         home,

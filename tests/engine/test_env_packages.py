@@ -1,37 +1,17 @@
 """requirements.txt: what is missing is named, and an environment is built once per content."""
 
-import base64
-import hashlib
 import json
+import os
 import subprocess
-import zipfile
 from pathlib import Path
 
 import pytest
+from packages import source, wheel
 
-from engine import env_packages
+from engine import env_packages, pip_index
 from engine.env_packages import install, missing, read_requirements, venv_of
 from engine.errors import UserError
 from engine.run_dir import Home
-
-
-def wheel(folder: Path, name: str, version: str, code: str) -> None:
-    """A wheel, written by hand so that nothing has to be fetched or built."""
-    info = f"{name}-{version}.dist-info"
-    files = {
-        f"{name}.py": code,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: hand\nRoot-Is-Purelib: true\n"
-        "Tag: py3-none-any\n",
-    }
-    record = ""
-    for path, text in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=")
-        record += f"{path},sha256={digest.decode()},{len(text.encode())}\n"
-    files[f"{info}/RECORD"] = record + f"{info}/RECORD,,\n"
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
-        for path, text in files.items():
-            archive.writestr(path, text)
 
 
 @pytest.fixture
@@ -72,7 +52,21 @@ def test_without_the_file_nothing_is_needed(tmp_path: Path):
     assert read_requirements(tmp_path) == []
 
 
-@pytest.mark.parametrize("line", ["-r other.txt", "--index-url x", "a b c", "../local", "==1"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-r other.txt",
+        "--index-url x",
+        "a b c",
+        "../local",
+        "==1",
+        "-e .",
+        "--find-links /tmp",
+        "x @ file:///tmp/x",
+        "x @ https://host/x.whl",
+        "/tmp/x.whl",
+    ],
+)
 def test_a_line_that_names_no_package_is_told_by_its_number(tmp_path: Path, line: str):
     with pytest.raises(UserError, match=r"requirements\.txt:2") as caught:
         requirements(tmp_path / "env", f"pydantic\n{line}\n")
@@ -100,6 +94,55 @@ def test_an_environment_is_built_once_and_found_again(home: Home, index: Path, t
     (index / "tiny_tasks-1.2-py3-none-any.whl").unlink()
     assert install(home, needed, patience_s=1) == python
     assert venv_of(home, needed).outcome.stat().st_mtime_ns == stamp
+
+
+@pytest.mark.timeout(60)
+def test_no_variable_of_the_server_reaches_an_installation(
+    home: Home, index: Path, tmp_path: Path, monkeypatch
+):
+    monkeypatch.setenv("HF_TOKEN", "canary-of-the-server")
+    canary = tmp_path / "canary"
+    spy = f"""
+import os
+print("VARIABLES", dict(os.environ), "HOME", os.listdir(os.environ["HOME"]), flush=True)
+open({str(canary)!r}, "w").write("x")
+"""
+    source(index, "evil", "1.0", spy)
+    needed = requirements(tmp_path / "env", "evil==1.0\n")
+    with pytest.raises(UserError, match="evil") as caught:
+        install(home, needed, patience_s=50)
+    assert caught.value.code == "ENV_DEPS" and "allow_source_builds = true" in caught.value.hint
+    assert not canary.exists()
+    home.config_file.write_text("allow_source_builds = true\nallow_root = true\n")
+    with pytest.raises(UserError):  # its code fails where it may not write
+        install(home, needed, patience_s=50)
+    log = venv_of(home, needed).log.read_text()
+    assert "VARIABLES" in log and "canary-of-the-server" not in log
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "ports"),
+    [
+        ({}, (443,)),
+        ({"PIP_NO_INDEX": "1"}, ()),
+        ({"PIP_INDEX_URL": "http://mirror:3141/simple"}, (3141,)),
+        ({"PIP_INDEX_URL": "file:///srv/index/simple"}, ()),
+        ({"PIP_INDEX_URL": "https://a/simple", "PIP_EXTRA_INDEX_URL": "http://b/c"}, (80, 443)),
+        ({"PIP_PROXY": "proxy:3128"}, (443, 3128)),
+    ],
+)
+def test_only_the_ports_of_the_indexes_are_left_open(monkeypatch, settings, ports):
+    for name in [*os.environ]:
+        if name.startswith("PIP_") or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    for name, value in {"PIP_CONFIG_FILE": "/dev/null", **settings}.items():
+        monkeypatch.setenv(name, value)
+    found = pip_index.read(env_packages._own_pip())
+    assert found.ports == ports
+    assert {name: found.variables[name] for name in settings} == settings
+    if settings.get("PIP_INDEX_URL", "").startswith("file:"):
+        assert "/srv/index" in found.paths
 
 
 @pytest.mark.timeout(60)
@@ -139,6 +182,7 @@ def test_a_builder_that_died_leaves_no_half_environment_behind(home: Home, tmp_p
     assert not place.is_ready()
 
 
-def test_the_words_of_pip_are_cut_to_what_matters():
-    text = "Looking\nERROR: No matching distribution found for x\nnotice: new pip\n"
-    assert env_packages._pip_error(text) == "ERROR: No matching distribution found for x"
+def test_the_words_of_pip_are_cut_to_what_matters(tmp_path: Path):
+    log = tmp_path / "pip.log"
+    log.write_text("Looking\nERROR: No matching distribution found for x\nnotice: new pip\n")
+    assert env_packages._pip_error(log) == "ERROR: No matching distribution found for x"

@@ -105,3 +105,9 @@ def test_what_cannot_be_exported_is_refused(home, tuned, tmp_path):
         with pytest.raises(UserError) as caught:
             export(home, *arguments)
         assert caught.value.code == code and caught.value.hint
+
+
+def test_an_export_is_not_put_where_agents_look(home, tuned, tmp_path):
+    with pytest.raises(UserError, match="coding agents"):
+        export(home, f"{tuned}@best", "adapter", str(tmp_path / ".claude" / "skills"))
+    assert not (tmp_path / ".claude").exists()

@@ -510,3 +510,15 @@ def test_a_folder_of_keys_is_told(home: Home, tmp_path: Path):
     with pytest.raises(UserError) as refusal:
         list_keys(home)
     assert refusal.value.code == "HOME_UNUSABLE"
+
+
+def test_installing_packages_is_a_scope_of_its_own(home: Home, tmp_path: Path):
+    (tmp_path / "environment.py").write_text("x = 1")
+    trains, _ = add_key(home, "trains", ["read", "train"])
+    with pytest.raises(UserError) as refused:
+        verbs.push_env(home, str(tmp_path), "tiny", install=True, key=trains)
+    assert refused.value.code == "FORBIDDEN" and "install" in refused.value.message
+    installs, _ = add_key(home, "installs", ["read", "train", "install"])
+    with pytest.raises(UserError) as refused:
+        verbs.push_env(home, str(tmp_path), "tiny", install=True, key=installs)
+    assert refused.value.code == "ENV_INVALID"  # as far as its contents

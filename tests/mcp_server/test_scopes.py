@@ -14,7 +14,7 @@ from mcp_server.bearer import load_token
 from mcp_server.keys import SCOPES, add_key
 from mcp_server.tools import LOOK, NEEDS, offered
 
-SETS = [pick for size in (1, 2, 3) for pick in combinations(SCOPES, size)]
+SETS = [pick for size in (1, 2, 4) for pick in combinations(SCOPES, size)]
 VALUES = {"string": "nobody", "integer": 1, "number": 1, "boolean": False, "array": ["nobody"]}
 
 

@@ -10,6 +10,7 @@ import json
 import mmap
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -111,6 +112,41 @@ def open_to_all(path):
 def litter_shared_memory(path):
     write(path)
     time.sleep(0.2)  # while somebody outside looks
+
+
+@attack
+def read_beside_descriptors(path):
+    """Through whatever file or folder was left open."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            Path(f"/proc/self/fd/{name}/../../../..{path}").read_bytes()
+            return
+        except (NotADirectoryError, FileNotFoundError):
+            continue
+    raise PermissionError("no descriptor leads there")
+
+
+def _shown(argv, run):
+    done = subprocess.run([run, *argv[1:]], capture_output=True, pass_fds=argv[0])
+    if done.returncode:
+        raise PermissionError(done.stderr.decode()[-200:])
+
+
+@attack
+def read_by_the_loader(path, loader):
+    """A file without the right to run is run by the loader of libraries."""
+    shutil.copyfile("/bin/cat", "data")
+    os.chmod("data", 0o600)
+    _shown([(), "data", path], loader)
+
+
+@attack
+def read_from_memory(path):
+    """A program that is in no folder."""
+    held = os.memfd_create("program", 0)
+    with open("/bin/cat", "rb") as program:
+        os.write(held, program.read())
+    _shown([(held,), path], f"/proc/self/fd/{held}")
 
 
 @attack
