@@ -21,6 +21,7 @@ from engine.hardware import Hardware
 from engine.model_files import ModelFacts
 from engine.settings import (
     ALGORITHMS,
+    GIVEN,
     SCHEMAS,
     CommonSettings,
     GRPOSettings,
@@ -96,7 +97,7 @@ def validate(algorithm: str, settings: dict[str, Any]) -> dict[str, Any]:
     _check_names(algorithm, schema, settings)
     given = {name: value for name, value in settings.items() if value is not None}
     try:
-        checked = schema.model_validate(given)
+        checked = GIVEN[algorithm].model_validate(given)
     except ValidationError as error:
         raise _invalid(algorithm, schema, error, given) from error
     values = {name: getattr(checked, name) for name in given}
