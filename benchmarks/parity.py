@@ -191,7 +191,7 @@ def their_gradients(model: Any) -> State:
 
 def settings_of(**more: Any) -> dict[str, Any]:
     from benchmarks.cases import ALPHA, RANK
-    from engine.model_files import PROJECTIONS
+    from engine.settings import PROJECTIONS
 
     return {
         "lora_rank": RANK,

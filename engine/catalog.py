@@ -17,6 +17,7 @@ from engine import hub, model_files
 from engine.errors import UserError
 from engine.model_files import ModelFacts
 from engine.run_dir import Home, RunDir, read_json
+from engine.settings import PROJECTIONS
 from engine.store import TERMINAL, Store
 
 __all__ = ["BUILTIN", "ModelFacts", "ModelRef", "resolve_model", "usable_models"]
@@ -193,9 +194,9 @@ def _adapter_facts(checkpoint: Path) -> dict[str, Any]:
     if not isinstance(rank, int) or not isinstance(alpha, int | float) or not targets:
         raise _mismatch(f"{checkpoint} is no LoRA adapter in PEFT's format")
     names = [targets] if isinstance(targets, str) else [str(name) for name in targets]
-    known = [name for name in model_files.PROJECTIONS if name in names]
+    known = [name for name in PROJECTIONS if name in names]
     if "all-linear" in names:
-        known = list(model_files.PROJECTIONS)
+        known = list(PROJECTIONS)
     if not known:
         raise _mismatch(f"{checkpoint} adapts {', '.join(names)}, which are not trained here")
     return {"rank": rank, "alpha": alpha, "targets": known}

@@ -24,8 +24,9 @@ from engine.env_facts import EnvFacts
 from engine.errors import UserError
 from engine.experience import CALIBRATE_FROM, experience
 from engine.hardware import Hardware
-from engine.model_files import PROJECTIONS, ModelFacts
+from engine.model_files import ModelFacts
 from engine.run_dir import Home
+from engine.settings import PROJECTIONS
 from engine.store import Store
 from engine.words import size, words
 from engine.workload import Battery, Lengths, Plan

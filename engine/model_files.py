@@ -24,9 +24,6 @@ ARCHITECTURES = (
     "LlamaForCausalLM",
     "MistralForCausalLM",
 )
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-MLP = ("gate_proj", "up_proj", "down_proj")
-PROJECTIONS = ATTENTION + MLP
 
 HEADER = ".header"  # beside a weight file's name: its header, fetched before the weights are
 

@@ -13,7 +13,8 @@ from typing import Any
 from engine.env_facts import EnvFacts
 from engine.errors import UserError
 from engine.hardware import Hardware
-from engine.model_files import PROJECTIONS, ModelFacts
+from engine.model_files import ModelFacts
+from engine.settings import PROJECTIONS
 
 USER, RECIPE, MODEL, HARDWARE, PARENT = "user", "recipe", "model", "hardware", "parent run"
 EVAL_ROWS = 400

@@ -10,9 +10,11 @@ from typing import Annotated, Any, Literal, Optional, get_args, get_origin
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
 from pydantic.fields import FieldInfo
 
-from engine.model_files import ATTENTION, MLP, PROJECTIONS
-
 ALGORITHMS = ("sft", "grpo")
+# The projections of a layer that can carry an adapter, by the names most families give them.
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP = ("gate_proj", "up_proj", "down_proj")
+PROJECTIONS = ATTENTION + MLP
 
 _TARGET_GROUPS = {
     "all-linear": list(PROJECTIONS),
