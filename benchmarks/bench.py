@@ -28,7 +28,7 @@ from typing import Any
 from benchmarks import cases, flops, inputs, ours, pairs, peer
 from benchmarks.cases import RANK, SHAPES, Case, Job
 from benchmarks.peer import BENCH, ROOT, Peer
-from engine.run_dir import Home
+from engine.home.run_dir import Home
 
 RESULTS = BENCH / "results.jsonl"
 

@@ -24,8 +24,8 @@ from typing import Any
 from benchmarks import cases, ours
 from benchmarks.bench import ensure_inputs
 from benchmarks.peer import BENCH
-from engine.files import read_json, write_json
-from engine.run_dir import Home, RunDir
+from engine.core.files import read_json, write_json
+from engine.home.run_dir import Home, RunDir
 
 SHIPPED, DEFAULT = "10000", "300000"  # the supervisor's; libgomp's where nothing is said
 LEAST_SHARE = 0.18

@@ -25,9 +25,9 @@ from typing import Any
 from benchmarks import ours, peer
 from benchmarks.cases import LOSS_TOLERANCE
 from benchmarks.peer import BENCH, ROOT, Peer
-from engine.files import read_json
-from engine.run_dir import Home, RunDir
-from mcp_server.demo import DEMO
+from engine.core.files import read_json
+from engine.home.run_dir import Home, RunDir
+from mcp_server.cli.demo import DEMO
 
 RESULTS = BENCH / "demo.jsonl"
 LEAST_RATIO = 3.0

@@ -12,11 +12,11 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from engine.files import read_json
-from engine.registry import find_env, read_tasks
-from engine.run_dir import RunDir
+from engine.core.files import read_json
+from engine.environments.registry import find_env, read_tasks
+from engine.home.run_dir import RunDir
 from engine.worker.playing import tasks_of_step
-from engine.worker.renderer import Renderer
+from engine.worker.rollouts.renderer import Renderer
 from engine.worker.sft import rows_of_step, sample_rows
 
 

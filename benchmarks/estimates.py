@@ -17,8 +17,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engine import estimate, registry, runs, submit
-from engine.run_dir import Home
+from engine.cost import estimate
+from engine.environments import push
+from engine.home.run_dir import Home
+from engine.runs import lifecycle, submit
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "envs" / "examples"
@@ -109,7 +111,7 @@ def done(home: Home, run: dict[str, Any]) -> dict[str, Any]:
     )
     run_id = answer["run_id"]
     while True:
-        status = runs.wait(home, run_id, timeout_s=45)
+        status = lifecycle.wait(home, run_id, timeout_s=45)
         if status["state"] not in ("queued", "preparing", "running", "stopping"):
             break
     folder = home.run(run_id)
@@ -158,7 +160,7 @@ def main() -> int:
             make_model(path, shape)
         models.append(str(path))
     envs = {
-        name: registry.push_env(home, str(EXAMPLES / name), roots=[EXAMPLES])["env_id"]
+        name: push.push_env(home, str(EXAMPLES / name), roots=[EXAMPLES])["env_id"]
         for name in ("arithmetic", "sft_only", "tool_call", "guess_number")
     }
     chance = random.Random(asked.seed)

@@ -27,8 +27,8 @@ from typing import Any
 from benchmarks import bench, cases, flops, pairs, peer
 from benchmarks.cases import SHAPES, Job
 from benchmarks.peer import BENCH, Peer
-from engine import hardware
-from engine.run_dir import Home
+from engine.core import hardware
+from engine.home.run_dir import Home
 
 RESULTS = BENCH / "gpu.jsonl"
 DECODE_LIMIT = 2.5  # times the bandwidth floor

@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.processes import cpu_seconds, family, peak_bytes
-from engine import launcher, registry, runs, submit
-from engine.files import read_json
-from engine.run_dir import Home, RunDir
-from engine.store import Store
+from engine.core.files import read_json
+from engine.environments.push import push_env
+from engine.home.run_dir import Home, RunDir
+from engine.home.store import Store
+from engine.processes import launcher
+from engine.runs import lifecycle, submit
 
 LOOK_EVERY_S = 0.1
 LIVE = ("queued", "preparing", "running", "stopping", "interrupted")
@@ -95,7 +97,7 @@ def cores_for(threads: int) -> list[int]:
 
 def push(home: Home, folder: Path, name: str) -> str:
     """The id of the environment in `folder`; pushing the same files again is the same version."""
-    return str(registry.push_env(home, folder, name=name, roots=[folder])["env_id"])
+    return str(push_env(home, folder, name=name, roots=[folder])["env_id"])
 
 
 def train(
@@ -140,7 +142,7 @@ def end_all(home: Home, within_s: float = 30.0) -> None:
         if time.monotonic() > deadline:
             raise RunFailed(f"{', '.join(left)} did not end within {within_s:g} s")
         for run_id in left:
-            runs.cancel(home, run_id, "the benchmark was interrupted")
+            lifecycle.cancel(home, run_id, "the benchmark was interrupted")
         time.sleep(LOOK_EVERY_S)
 
 

@@ -146,7 +146,7 @@ class Ours:
     def __init__(self, model: Path, settings: dict[str, Any]) -> None:
         import torch
 
-        from engine.worker.policy import Policy, load_base
+        from engine.worker.network.policy import Policy, load_base
 
         self.base = load_base(model, torch.device("cpu"), "float32")
         self.policy = Policy(self.base, settings)
@@ -191,7 +191,7 @@ def their_gradients(model: Any) -> State:
 
 def settings_of(**more: Any) -> dict[str, Any]:
     from benchmarks.cases import ALPHA, RANK
-    from engine.settings import PROJECTIONS
+    from engine.records.settings import PROJECTIONS
 
     return {
         "lora_rank": RANK,
@@ -238,9 +238,9 @@ def sft(made: Path, shape: str) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import SFTConfig, SFTTrainer  # pyright: ignore[reportMissingImports]
 
-    from engine.worker.batch import Row
-    from engine.worker.losses import cross_entropy
-    from engine.worker.renderer import Renderer
+    from engine.worker.core.batch import Row
+    from engine.worker.rollouts.renderer import Renderer
+    from engine.worker.update.losses import cross_entropy
 
     model, facts = made / "models" / shape, facts_of(made, "sft-tiny")
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -292,9 +292,9 @@ def play(own: Ours, prompts: Sequence[list[int]], vocab: int) -> list[Any]:
     """
     import random
 
-    from engine.worker.advantages import assign
-    from engine.worker.batch import Row
-    from engine.worker.trajectory import Completion, Group, Trajectory
+    from engine.worker.core.batch import Row
+    from engine.worker.core.trajectory import Completion, Group, Trajectory
+    from engine.worker.rollouts.advantages import assign
 
     chance, groups = random.Random(5), []
     for number, prompt in enumerate(prompts):

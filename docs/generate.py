@@ -8,10 +8,10 @@
 from pathlib import Path
 from typing import Any
 
-from engine.config import settings_reference
-from engine.metrics import METRICS
-from engine.run_dir import Home
-from mcp_server.tools import offered
+from engine.core.metrics import METRICS
+from engine.home.run_dir import Home
+from engine.settings.resolution import settings_reference
+from mcp_server.protocol.tools import offered
 
 DOCS = Path(__file__).parent
 NOTE = "<!-- made by docs/generate.py (`make docs`); edit the code, not this page -->\n\n"

@@ -15,19 +15,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from engine import hardware, launcher, registry
-from engine.errors import UserError
-from engine.rows import OPEN
-from engine.run_dir import Home
-from engine.store import Store
-from engine.words import counted
-from envs.problem import EnvProblem
-from envs.process import isolation_here
-from envs.sandbox import LIMITS
+from engine.core import hardware
+from engine.core.errors import UserError
+from engine.core.format import counted
+from engine.environments import registry
+from engine.home.rows import OPEN
+from engine.home.run_dir import Home
+from engine.home.store import Store
+from engine.processes import launcher
+from envs.config.problem import EnvProblem
+from envs.host.process import isolation_here
+from envs.isolation.sandbox import LIMITS
 
 Status = Literal["pass", "warn", "fail"]
 GB = 1_000_000_000
-KERNELS = "HONESMITH_KERNELS"  # engine/worker/pointwise.py reads it
+KERNELS = "HONESMITH_KERNELS"  # engine/worker/ops/fused_ops.py reads it
 # flock and a write-ahead log are unsafe or unknown on these.
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "lustre", "glusterfs", "ceph", "9p", "fuse.sshfs")
 # torch is loaded, for what it is built on may be missing; the others are Python and take seconds.

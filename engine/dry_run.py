@@ -12,34 +12,27 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from engine import (
-    admission,
-    catalog,
-    config,
-    env_facts,
-    env_packages,
-    estimate,
-    hardware,
-    hub,
-    launcher,
-    leaks,
-    preview,
-    registry,
-    runs,
-    speed,
-    vllm_env,
-)
-from engine.clean import redactor_for
-from engine.database import tells_of_the_disk
-from engine.errors import UserError
-from engine.evidence.learnability import BROKEN
-from engine.run_dir import Home, read_json
-from engine.store import Store
-from engine.words import counted, size, words
-from envs.headline import best_degenerate
-from envs.problem import EnvProblem
-from envs.process import isolation_here
-from envs.sandbox import LIMITS
+from engine.core import hardware
+from engine.core.errors import UserError
+from engine.core.files import read_json
+from engine.core.format import counted, size, words
+from engine.cost import estimate, throughput
+from engine.environments import env_facts, env_packages, registry
+from engine.evidence.stats.learnability import BROKEN
+from engine.home.database import tells_of_the_disk
+from engine.home.run_dir import Home
+from engine.home.sanitize import redactor_for
+from engine.home.store import Store
+from engine.install import vllm_env
+from engine.models import catalog, hub
+from engine.processes import launcher
+from engine.reading import preview
+from engine.runs import admission, contamination, lifecycle
+from engine.settings import resolution
+from envs.audit.audit_summary import best_degenerate
+from envs.config.problem import EnvProblem
+from envs.host.process import isolation_here
+from envs.isolation.sandbox import LIMITS
 
 CAP_HOURS = 2.0  # max_gpu_hours of a submit that names none
 CALL_S = 46.0  # the whole call, the wait for a probe included
@@ -181,7 +174,7 @@ class _Look:
         return _Found("pass", detail)
 
     def names(self) -> _Found:
-        given = config.validate(self.algorithm, self.settings)
+        given = resolution.validate(self.algorithm, self.settings)
         return _Found("pass", f"{len(given)} given, each exists and lies in its range")
 
     def resolve(self) -> _Found:
@@ -194,7 +187,7 @@ class _Look:
             thinking=self.settings.get("thinking") is True,
         )
         self.facts["rows"] = rows
-        resolved = self.facts["resolved"] = config.resolve(
+        resolved = self.facts["resolved"] = resolution.resolve(
             self.algorithm,
             self.settings,
             model=ref.facts,
@@ -260,7 +253,7 @@ class _Look:
         return _judge_data(self.algorithm, found, rows, resolved.settings)
 
     def contamination(self) -> _Found:
-        found = leaks.of_training(self.home, self.facts["record"], self.model)
+        found = contamination.of_training(self.home, self.facts["record"], self.model)
         headline = found["headline"]
         if found["verdict"] == "clean":
             return _Found("pass", headline)
@@ -291,7 +284,7 @@ class _Look:
     def estimate(self, began: float) -> _Found:
         machine, ref = self.facts["machine"], self.facts["model"]
         left = CALL_S - (time.monotonic() - began)
-        speed.ensure(self.home, machine, max(0.0, min(estimate.PROBE_WAIT_S, left)))
+        throughput.ensure(self.home, machine, max(0.0, min(estimate.PROBE_WAIT_S, left)))
         figures = self.facts["estimate"] = estimate.estimate(
             self.home,
             self.facts["resolved"],
@@ -362,7 +355,7 @@ class _Look:
         asked = self.settings
         if self.algorithm != "grpo":
             asked = {name: asked[name] for name in _PROBE_SETTINGS if name in asked}
-        answer = runs.submit_probe(
+        answer = lifecycle.submit_probe(
             self.home,
             env_id=record.env_id,
             model=self.model,
@@ -372,7 +365,7 @@ class _Look:
         )
         run_id = self.facts["run_id"] = answer["run_id"]
         left = max(0.0, CALL_S - (time.monotonic() - began))
-        status = runs.wait(self.home, run_id, "end", left)
+        status = lifecycle.wait(self.home, run_id, "end", left)
         if status["state"] == "done":
             result = self.facts["probe"] = read_json(self.home.run(run_id).result)
             self.facts["too_hard"] = self.algorithm == "grpo" and _too_hard(result)

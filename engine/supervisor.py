@@ -19,12 +19,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine import crash, launcher, outcome
-from engine.deployments import make_room
-from engine.errors import UserError
-from engine.progress import write_status
-from engine.run_dir import RunDir, read_json, take_lock, write_json
-from engine.store import HOLDS_DEVICE, RunRow, Store
+from engine.core import crash
+from engine.core.errors import UserError
+from engine.core.files import read_json, take_lock, write_json
+from engine.home.progress import write_status
+from engine.home.rows import HOLDS_DEVICE, RunRow
+from engine.home.run_dir import RunDir
+from engine.home.store import Store
+from engine.processes import launcher, outcome
+from engine.processes.deployments import make_room
 
 POLL_S = 0.5  # how soon a cancel is seen
 GRACE_S = 20.0  # what a trainer may take to write a checkpoint after SIGTERM
@@ -251,7 +254,7 @@ def _after(watch: Watch, end: outcome.Outcome) -> None:
     write_status(run, row)
     with contextlib.suppress(OSError, ValueError, UserError):
         # Loaded here: a template engine is no part of watching over a trainer.
-        from engine.evidence.report import write_report  # noqa: PLC0415
+        from engine.evidence.report.html_report import write_report  # noqa: PLC0415
 
         write_report(run.home, run.id)
     if row.state == "done" and row.attempt == 1 and row.estimated_hours > 0:
@@ -283,7 +286,7 @@ def _visible(device: str) -> str:
     if device == "cpu":
         return ""
     # The driver is asked only for a GPU: a machine without one starts its trainer sooner.
-    from engine import hardware  # noqa: PLC0415
+    from engine.core import hardware  # noqa: PLC0415
 
     for found in hardware.detect().devices:
         if found.id == device:

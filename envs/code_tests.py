@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from envs import packages, sandbox
+from envs.isolation import packages, sandbox
 
 FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 OUTPUT_BYTES = 1 << 20
@@ -34,7 +34,7 @@ for name, value in job["limits"].items():
 spec = importlib.util.spec_from_file_location(
     "envs", job["envs"] + "/__init__.py", submodule_search_locations=[job["envs"]])
 sys.modules["envs"] = importlib.util.module_from_spec(spec)
-from envs import inner_box
+from envs.isolation import inner_box
 keeper = os.getpid()
 if pid := os.fork():
     signal.setitimer(signal.ITIMER_REAL, job["seconds"])

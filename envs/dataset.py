@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.base import Message, SingleTurnEnv, Task, is_scored
-from envs.problem import EnvProblem
+from envs.config.problem import EnvProblem
 
 MAX_ROW_BYTES = 16 << 20
 MAX_FILE_BYTES = 256 << 20

@@ -1,1 +1,1 @@
-from mcp_server.app import mcp as mcp
+from mcp_server.protocol.app import mcp as mcp

@@ -9,7 +9,7 @@ import difflib
 from functools import cache
 from pathlib import Path
 
-from engine.errors import UserError
+from engine.core.errors import UserError
 
 _FOLDER = Path(__file__).parent / "sections"
 

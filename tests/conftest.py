@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.run_dir import Home
+from engine.home.run_dir import Home
 
 _PR_SET_CHILD_SUBREAPER = 36
 _GRACE_S = 3.0  # what a process that was told to end may take to be gone

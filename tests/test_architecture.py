@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import CODES, FAILURE_KINDS
-from engine.run_dir import DeployDir, Home, RunDir
+from engine.core.errors import CODES, FAILURE_KINDS
+from engine.home.run_dir import DeployDir, Home, RunDir
 from playbook import sections
 
 # Reading the whole tree takes a second or two; a loaded machine multiplies that.
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(60)
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("mcp_server", "playbook", "engine", "envs")
 HEAVY = ("torch", "transformers", "peft", "vllm")
-SQL_FILES = {"engine/store.py", "engine/database.py"}
+SQL_FILES = {"engine/home/store.py", "engine/home/database.py"}
 LONGEST, WARN_ABOVE = 600, 500
 
 
@@ -33,7 +33,10 @@ def tree(*folders: str) -> list[Path]:
         path.relative_to(ROOT)
         for folder in folders
         for path in (ROOT / folder).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
+        if path.is_file()
+        and "__pycache__" not in path.parts
+        and path.suffix != ".pyc"
+        and path.name != "py.typed"
     )
 
 
@@ -183,7 +186,7 @@ def test_no_other_distribution_ships_a_package_under_our_names():
 
 
 def test_the_environment_side_imports_the_standard_library_alone():
-    for name in ("base.py", "rewards.py", "child.py"):
+    for name in ("base.py", "rewards.py", "host/child.py"):
         path = Path("envs") / name
         for node in ast.walk(parsed(path)):
             roots = []
@@ -244,7 +247,7 @@ def test_paths_of_the_home_are_spelt_in_run_dir_alone():
     folders = {name for name in names if "." not in name} - spelt_elsewhere_too
     found = []
     for path in sources():
-        if str(path) == "engine/run_dir.py":
+        if str(path) == "engine/home/run_dir.py":
             continue
         named = {argument.lineno for call in calls(path, "Finding") for argument in call.args}
         found += [
@@ -272,7 +275,10 @@ def test_error_codes_in_the_code_are_in_the_one_list():
 
 def strings_outside_errors() -> set[str]:
     return {
-        text for path in sources() if str(path) != "engine/errors.py" for _, text in strings(path)
+        text
+        for path in sources()
+        if str(path) != "engine/core/errors.py"
+        for _, text in strings(path)
     }
 
 

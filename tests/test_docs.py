@@ -75,7 +75,7 @@ def test_make_targets_named_in_the_docs_exist():
 def command_names() -> set[str]:
     from typer.main import get_command
 
-    from mcp_server.cli import app
+    from mcp_server.cli.main import app
 
     return set(getattr(get_command(app), "commands", {}))
 
@@ -99,7 +99,7 @@ def test_the_readme_shows_a_command_within_sixty_words():
 
 
 def test_error_codes_named_in_the_docs_exist():
-    from engine.errors import CODES
+    from engine.core.errors import CODES
 
     named = {
         (str(page), code)
@@ -134,7 +134,8 @@ def test_tests_named_in_the_reliability_page_exist():
 
 
 def test_examples_templates_and_scorers_are_all_in_the_environments_page():
-    from envs import rewards, scaffold
+    from envs import rewards
+    from envs.config import scaffold
 
     text = text_of(Path("docs/environments.md"))
     folders = [path.name for path in (ROOT / "envs/examples").iterdir() if path.is_dir()]

@@ -1,0 +1,3 @@
+"""Whether it worked: judgements made from a run's files, without a model. Start with
+`verdict/verdict.py`.
+"""

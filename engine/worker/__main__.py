@@ -10,20 +10,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from engine.worker.runtime import prepare
+from engine.worker.core.runtime import prepare
 
 prepare()
 
-from engine import crash
-from engine.evidence.chain import seal
-from engine.run_dir import RunDir
-from engine.store import Store
+from engine.core import crash
+from engine.evidence.verdict.provenance import seal
+from engine.home.run_dir import RunDir
+from engine.home.store import Store
+from engine.worker.components import quiet_libraries
+from engine.worker.core.failures import explain
+from engine.worker.core.job import Job, Stopped
 from engine.worker.evaluate import evaluate, probe
-from engine.worker.failures import explain
 from engine.worker.grpo import train as train_grpo
-from engine.worker.job import Job, Stopped
 from engine.worker.sft import train as train_sft
-from engine.worker.workbench import quiet_libraries
 
 DONE, FAILED, STOPPED = 0, 3, 4
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from engine.worker.runtime import prepare
+from engine.worker.core.runtime import prepare
 
 prepare()
 
@@ -29,12 +29,12 @@ from safetensors.torch import load
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from engine.worker import pebble_skills as skills
-from engine.worker.policy import Base, load_base
-from engine.worker.renderer import Renderer
-from engine.worker.sampler import SamplingParams
-from engine.worker.workbench import make_sampler
-from envs.loader import load_folder
+from engine.worker.components import make_sampler
+from engine.worker.evaluation import pebble_skills as skills
+from engine.worker.network.policy import Base, load_base
+from engine.worker.network.sampler import SamplingParams
+from engine.worker.rollouts.renderer import Renderer
+from envs.host.loader import load_folder
 
 PEBBLE = Path(__file__).resolve().parents[1] / "pebble"
 EXAMPLES = Path(__file__).resolve().parents[2] / "envs" / "examples"

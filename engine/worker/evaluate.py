@@ -9,19 +9,19 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from engine import rescore
-from engine.evidence.learnability import Sample, learnability
-from engine.evidence.verdict import run_verdict
-from engine.files import Appender
-from engine.worker import heldout
-from engine.worker.adapter import LoraSpec, read_adapter
-from engine.worker.checkpoint import require_base
-from engine.worker.failures import WorkerFailure
-from engine.worker.job import Job, require
+from engine.core.files import Appender
+from engine.evidence.stats.learnability import Sample, learnability
+from engine.evidence.verdict.verdict import run_verdict
+from engine.runs import stored_answers
+from engine.worker.components import Workbench, environment, prepare, sampling, tasks_of
+from engine.worker.core.failures import WorkerFailure
+from engine.worker.core.job import Job, require
+from engine.worker.core.trajectory import Group
+from engine.worker.evaluation import heldout
 from engine.worker.manifest import weight_hashes
-from engine.worker.rollouts import Stage, fits
-from engine.worker.trajectory import Group
-from engine.worker.workbench import Workbench, environment, prepare, sampling, tasks_of
+from engine.worker.network.adapter import LoraSpec, read_adapter
+from engine.worker.rollouts.collect import Stage, fits
+from engine.worker.update.checkpoint import require_base
 
 # Tasks played between two looks at the stop flag: a cancelled evaluation ends within seconds.
 SLICE = 256
@@ -77,7 +77,7 @@ def evaluate(job: Job) -> dict[str, Any]:
 def probe(job: Job) -> dict[str, Any]:
     """Sample a few training tasks `group_size` times: is there anything for GRPO to select?
 
-    Returns what engine/evidence/learnability.py makes of the samples.
+    Returns what engine/evidence/stats/learnability.py makes of the samples.
     """
     config, settings = job.config, job.settings
     model = config["models"][0]
@@ -166,8 +166,8 @@ def _play(
     return groups
 
 
-def _rescoring(job: Job, bench: Workbench) -> AbstractContextManager[rescore.Begin]:
-    return rescore.beside(job.run, bench.env, lambda why: job.event("rescore_skipped", why))
+def _rescoring(job: Job, bench: Workbench) -> AbstractContextManager[stored_answers.Begin]:
+    return stored_answers.beside(job.run, bench.env, lambda why: job.event("rescore_skipped", why))
 
 
 def _result(ref: str, groups: Sequence[Group], left_out: int) -> dict[str, Any]:

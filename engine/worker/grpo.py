@@ -25,23 +25,24 @@ from typing import Any
 
 import torch
 
-from engine.files import Appender
-from engine.metrics import curve_name
-from engine.worker import heldout, losses
-from engine.worker.batch import Row
-from engine.worker.failures import WorkerFailure
-from engine.worker.job import Job, require
-from engine.worker.network import Micro
+from engine.core.files import Appender
+from engine.core.metrics import curve_name
+from engine.worker.components import environment, microbatch_tokens, prepare, sampling, tasks_of
+from engine.worker.core.batch import Row
+from engine.worker.core.failures import WorkerFailure
+from engine.worker.core.job import Job, require
+from engine.worker.core.trajectory import Group, Trajectory
+from engine.worker.evaluation import heldout
+from engine.worker.network.network import Micro
 from engine.worker.playing import Feed, Played, Player
-from engine.worker.rollouts import fits
+from engine.worker.rollouts.collect import fits
+from engine.worker.rollouts.sync_check import SyncCheck
 from engine.worker.sft import sample_rows
-from engine.worker.sync_check import SyncCheck
 from engine.worker.training import Training
-from engine.worker.trajectory import Group, Trajectory
-from engine.worker.workbench import environment, microbatch_tokens, prepare, sampling, tasks_of
+from engine.worker.update import losses
 
 NO_SIGNAL_STEPS = 10
-ERRORS_JUDGED_FROM = 32  # completions of a run; engine/settings.py says so
+ERRORS_JUDGED_FROM = 32  # completions of a run; engine/records/settings.py says so
 GROUPS_WITH_IDS = 4
 
 
@@ -299,7 +300,7 @@ class _Totals:
 
 
 def describe(played: Played, seconds: float) -> dict[str, Any]:
-    """Metrics of what was played; see engine/metrics.py for what each means.
+    """Metrics of what was played; see engine/core/metrics.py for what each means.
 
     What completions are like is told of all that were sampled, dropped groups included; how much
     there is to learn, of the groups that are trained on.

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from engine.files import read_object, write_json
-from engine.hardware import detect
-from engine.run_dir import Home
-from engine.worker.checkpoint import digest
-from engine.worker.job import Job
-from engine.worker.workbench import Workbench
+from engine.core.files import read_object, write_json
+from engine.core.hardware import detect
+from engine.home.run_dir import Home
+from engine.worker.components import Workbench
+from engine.worker.core.job import Job
+from engine.worker.update.checkpoint import digest
 
 PACKAGES = ("honesmith", "torch", "transformers", "peft", "tokenizers", "safetensors")
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from engine.worker.advantages import assign
-from engine.worker.policy import Policy
-from engine.worker.rollouts import Stage, Times, collect
-from engine.worker.sampler import Sampler
-from engine.worker.shaping import penalise_thinking
-from engine.worker.trajectory import Group
-from engine.worker.workbench import sampling
+from engine.worker.components import sampling
+from engine.worker.core.trajectory import Group
+from engine.worker.network.policy import Policy
+from engine.worker.network.sampler import Sampler
+from engine.worker.rollouts.advantages import assign
+from engine.worker.rollouts.collect import Stage, Times, collect
+from engine.worker.rollouts.shaping import penalise_thinking
 
 
 @dataclass(frozen=True)

@@ -14,21 +14,21 @@ from pathlib import Path
 
 BEGAN = time.monotonic()
 
-from engine.worker.runtime import prepare
+from engine.worker.core.runtime import prepare
 
 prepare()
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from engine.files import write_json
-from engine.worker.adapter import LoraSpec
-from engine.worker.batch import Row
-from engine.worker.decoder import Decoder
-from engine.worker.network import DecoderNetwork
-from engine.worker.policy import pick_device, pick_dtype
-from engine.worker.sampler import SamplerNeeds, SamplingParams
-from engine.worker.workbench import set_threads
+from engine.core.files import write_json
+from engine.worker.components import set_threads
+from engine.worker.core.batch import Row
+from engine.worker.network.adapter import LoraSpec
+from engine.worker.network.decoder import Decoder
+from engine.worker.network.network import DecoderNetwork
+from engine.worker.network.policy import pick_device, pick_dtype
+from engine.worker.network.sampler import SamplerNeeds, SamplingParams
 
 LORA = LoraSpec(16, 32, 0.0, ("all-linear",))
 VOCAB = 1024

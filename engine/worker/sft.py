@@ -13,13 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from engine.worker import heldout
-from engine.worker.batch import Row
-from engine.worker.exam import LossRow
-from engine.worker.job import Job, require
-from engine.worker.losses import cross_entropy
-from engine.worker.training import Training
-from engine.worker.workbench import (
+from engine.worker.components import (
     Workbench,
     environment,
     exam_limits,
@@ -27,6 +21,12 @@ from engine.worker.workbench import (
     prepare,
     tasks_of,
 )
+from engine.worker.core.batch import Row
+from engine.worker.core.job import Job, require
+from engine.worker.evaluation import heldout
+from engine.worker.evaluation.during_training import LossRow
+from engine.worker.training import Training
+from engine.worker.update.losses import cross_entropy
 
 
 def train(job: Job) -> dict[str, Any]:

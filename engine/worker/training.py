@@ -16,21 +16,22 @@ from typing import Any, TypeVar
 
 import torch
 
-from engine import crash
-from engine.evidence.alerts import Watch, alert_fields
-from engine.evidence.verdict import run_verdict
-from engine.worker import checkpoint, heldout, memory
-from engine.worker.adapter import read_adapter
-from engine.worker.exam import Best, Exam, LossRow
-from engine.worker.failures import WorkerFailure
-from engine.worker.job import Job, Stopped
+from engine.core import crash
+from engine.evidence.detect.alerts import Watch, alert_fields
+from engine.evidence.verdict.verdict import run_verdict
+from engine.worker.components import Workbench, sampling
+from engine.worker.core.failures import WorkerFailure
+from engine.worker.core.job import Job, Stopped
+from engine.worker.evaluation import heldout
+from engine.worker.evaluation.during_training import Best, Exam, LossRow
 from engine.worker.manifest import weight_hashes, write_manifest
-from engine.worker.meter import Meter, peak_memory, totals
-from engine.worker.policy import Policy
-from engine.worker.profiling import Profiler
-from engine.worker.rollouts import Stage
-from engine.worker.schedule import apply_step, make_optimizer, rate
-from engine.worker.workbench import Workbench, sampling
+from engine.worker.network.adapter import read_adapter
+from engine.worker.network.policy import Policy
+from engine.worker.rollouts.collect import Stage
+from engine.worker.update import checkpoint, oom_retry
+from engine.worker.update.meter import Meter, peak_memory, totals
+from engine.worker.update.profiling import Profiler
+from engine.worker.update.schedule import apply_step, make_optimizer, rate
 
 Found = TypeVar("Found")
 
@@ -162,7 +163,7 @@ class Training:
             if self.exam is not None:
                 self.exam.budget = min(self.exam.budget, tokens)
 
-        return memory.until_it_fits(
+        return oom_retry.until_it_fits(
             attempt,
             budget=budget,
             extra=self.extra,
@@ -312,7 +313,7 @@ class Training:
         elif best:
             self.job.event("best_lost", f"the checkpoint of step {best['step']} is gone")
         self.extra = progress.extra
-        self.exam.budget = memory.tokens_at_once(self.exam.budget, self.extra)
+        self.exam.budget = oom_retry.tokens_at_once(self.exam.budget, self.extra)
         self.job.rewind(self.done)
         crash.point("train.rewound")
         self.job.event("resumed", f"from {folder.name}", step=self.done)

@@ -12,9 +12,10 @@ from benchmarks import all as everything
 from benchmarks import bench, busy_cores, demo_phases, gpu, inputs, ours, peer, processes
 from benchmarks.cases import CASES, GPU_CASES, Job
 from benchmarks.cases import settings as settings_of
-from engine import config
-from engine.run_dir import Home
-from engine.store import NewRun, Store
+from engine.home.rows import NewRun
+from engine.home.run_dir import Home
+from engine.home.store import Store
+from engine.settings import resolution
 
 
 def test_steps_are_timed_between_lines_without_the_first_and_the_last():
@@ -101,7 +102,7 @@ def test_work_is_counted_over_the_rows_of_the_measured_steps():
 @pytest.mark.parametrize("case", [*CASES.values(), *GPU_CASES.values()], ids=lambda c: c.name)
 def test_every_case_uses_settings_that_exist_and_rows_that_suffice(case):
     given = settings_of(case)
-    assert config.validate(case.algorithm, given) == given
+    assert resolution.validate(case.algorithm, given) == given
     assert case.rows >= case.steps * case.prompts
     assert case.steps >= 4, "the first and the last step are not measured"
     assert case.padded in case.variants

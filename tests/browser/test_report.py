@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.evidence.chain import seal
-from engine.evidence.report import write_report
-from engine.files import write_json
+from engine.core.files import write_json
+from engine.evidence.report.html_report import write_report
+from engine.evidence.verdict.provenance import seal
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(60)]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import envs
-from engine.run_dir import Home
-from mcp_server.client_config import Launch, serve_argv, write_entry
+from engine.home.run_dir import Home
+from mcp_server.cli.client_config import Launch, serve_argv, write_entry
 
 EXAMPLE = Path(str(envs.__file__)).parent / "examples" / "arithmetic"
 _PLACE = Path(__file__).parent / "install.py"

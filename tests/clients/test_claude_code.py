@@ -9,8 +9,8 @@ from agent_script import LOOP, REFUSED, the_loop, the_refusals, tools_called
 from fake_model import SAID_AT_THE_END, Call, FakeModel, Script, fake_model
 from http_server import listening
 
-from mcp_server.bearer import load_token
-from mcp_server.client_config import Launch, write_entry
+from mcp_server.access.bearer import load_token
+from mcp_server.cli.client_config import Launch, write_entry
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(60)]
 

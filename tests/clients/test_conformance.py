@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 from http_server import listening
 
-from mcp_server.bearer import load_token
+from mcp_server.access.bearer import load_token
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(200)]
 

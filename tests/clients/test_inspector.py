@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from http_server import listening
 
-from mcp_server.bearer import load_token
+from mcp_server.access.bearer import load_token
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(60)]
 

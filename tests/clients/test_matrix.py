@@ -22,12 +22,13 @@ from mcp.types import (
 from task_client import Taker, ask
 
 import playbook
-from engine.files import Appender, take_lock, write_json
-from engine.run_dir import Home, RunDir
-from engine.store import NewRun, Store
-from mcp_server.app import METRICS_EVERY_S, build_server
-from mcp_server.bearer import load_token
-from mcp_server.client_config import serve_argv
+from engine.core.files import Appender, take_lock, write_json
+from engine.home.rows import NewRun
+from engine.home.run_dir import Home, RunDir
+from engine.home.store import Store
+from mcp_server.access.bearer import load_token
+from mcp_server.cli.client_config import serve_argv
+from mcp_server.protocol.app import METRICS_EVERY_S, build_server
 
 TRANSPORTS = ("memory", "stdio", "http")
 OLD, NEW = "legacy", "2026-07-28"

@@ -8,8 +8,8 @@ import pytest
 from loop_client import Agent, agent
 from loops import ENVIRONMENT
 
-from engine.registry import find_env, read_tasks
-from engine.run_dir import Home
+from engine.environments.registry import find_env, read_tasks
+from engine.home.run_dir import Home
 
 pytestmark = [pytest.mark.worker, pytest.mark.e2e, pytest.mark.timeout(60)]
 

@@ -7,7 +7,7 @@ import pytest
 from loop_client import agent
 from loops import ENVIRONMENT
 
-from engine.run_dir import Home
+from engine.home.run_dir import Home
 
 pytestmark = [pytest.mark.worker, pytest.mark.e2e, pytest.mark.timeout(60)]
 

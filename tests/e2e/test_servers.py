@@ -18,7 +18,7 @@ from loop_client import agent
 from loops import ENVIRONMENT, metrics, push
 from mcp import Client, StdioServerParameters
 
-from engine.run_dir import Home, RunDir
+from engine.home.run_dir import Home, RunDir
 
 pytestmark = [pytest.mark.worker, pytest.mark.e2e, pytest.mark.timeout(60)]
 

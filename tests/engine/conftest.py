@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
-from engine import catalog, launcher
-from engine.run_dir import Appender, Home, RunDir, read_json, read_lines, write_json
-from engine.store import TERMINAL, NewRun, RunRow, Store
+from engine.core.files import Appender, read_json, read_lines, write_json
+from engine.home.rows import TERMINAL, NewRun, RunRow
+from engine.home.run_dir import Home, RunDir
+from engine.home.store import Store
+from engine.models import catalog
+from engine.processes import launcher
 
 
 class Bench:

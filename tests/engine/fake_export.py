@@ -1,4 +1,4 @@
-"""Stands in for `engine.worker.export` in tests: copies the base in the place of a merge."""
+"""Stands in for `engine.worker.serving.merge` in tests: copies the base in the place of a merge."""
 
 import json
 import shutil

@@ -9,8 +9,9 @@ import sys
 import time
 from pathlib import Path
 
-from engine.run_dir import RunDir, read_json, write_json
-from engine.store import Store
+from engine.core.files import read_json, write_json
+from engine.home.run_dir import RunDir
+from engine.home.store import Store
 
 
 def main() -> int:

@@ -1,4 +1,5 @@
-"""Stands in for `engine.worker.openai_server` in tests: the same folder and routes, no torch.
+"""Stands in for `engine.worker.serving.openai_server` in tests: the same folder and routes, no
+torch.
 
 Answers with the model's name and the question. `behave` is a file in the home: "fail" (does not
 become ready), "crash" (ends without a word), "same" (refuses adapters as changing nothing),
@@ -14,7 +15,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from engine.run_dir import DeployDir, Home, read_json, write_json
+from engine.core.files import read_json, write_json
+from engine.home.run_dir import DeployDir, Home
 
 
 def main() -> int:

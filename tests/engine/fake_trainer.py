@@ -13,8 +13,9 @@ import threading
 import time
 from pathlib import Path
 
-from engine.run_dir import Appender, RunDir, read_json, write_json
-from engine.store import Store
+from engine.core.files import Appender, read_json, write_json
+from engine.home.run_dir import RunDir
+from engine.home.store import Store
 
 
 def main() -> int:

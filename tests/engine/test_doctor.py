@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from engine import doctor
-from engine.hardware import Device, Hardware
-from engine.run_dir import Home
-from engine.store import NewRun, Store
+from engine.core.hardware import Device, Hardware
+from engine.home.rows import NewRun
+from engine.home.run_dir import Home
+from engine.home.store import Store
 
 LOCAL = "/dev/sda1 / ext4 rw 0 0\n"
 
@@ -71,7 +72,7 @@ def test_a_damaged_database_is_mended_and_said_so(home: Home, tmp_path: Path):
 
 
 def test_a_damaged_database_in_use_fails_with_its_remedy(home: Home, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("engine.database._MEND_S", 0.05)
+    monkeypatch.setattr("engine.home.database._MEND_S", 0.05)
     with Store(home) as store:
         store.checkpoint()
         home.db.write_bytes(b"not a database" * 500)

@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 
-from engine import dry_run, hardware, runs
-from engine.errors import UserError
-from engine.evidence.learnability import Sample, learnability
-from engine.hardware import Device, Hardware
-from engine.run_dir import Home, append_line, write_json
-from engine.store import Store
-from envs.problem import EnvProblem
-from envs.sandbox import Sandbox
+from engine import dry_run
+from engine.core import hardware
+from engine.core.errors import UserError
+from engine.core.files import append_line, write_json
+from engine.core.hardware import Device, Hardware
+from engine.evidence.stats.learnability import Sample, learnability
+from engine.home.run_dir import Home
+from engine.home.store import Store
+from engine.runs import lifecycle
+from envs.config.problem import EnvProblem
+from envs.isolation.sandbox import Sandbox
 
 GB = 1 << 30
 ORDER = [
@@ -122,9 +125,9 @@ def queued(home: Home) -> list[str]:
 
 def finish(home: Home, run_id: str) -> None:
     """Wait until a run has ended and its supervisor is gone."""
-    assert runs.wait(home, run_id, "end", 4)["state"] in ("done", "failed")
+    assert lifecycle.wait(home, run_id, "end", 4)["state"] in ("done", "failed")
     deadline = time.monotonic() + 2
-    while runs.launcher.is_alive(home.run(run_id)) and time.monotonic() < deadline:
+    while lifecycle.launcher.is_alive(home.run(run_id)) and time.monotonic() < deadline:
         time.sleep(0.01)
 
 
@@ -192,7 +195,7 @@ def test_a_failing_step_has_a_code_a_reason_and_a_fix(
 def test_a_missing_interpreter_says_how_to_get_one(home: Home, monkeypatch: pytest.MonkeyPatch):
     add(home)
     monkeypatch.delenv("HONESMITH_TEST_WORKER")
-    monkeypatch.setattr(runs.launcher.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(lifecycle.launcher.importlib.util, "find_spec", lambda name: None)
     entry = check(dry_run.dry_run(home, "sums"), "interpreter")
     assert entry["code"] == "NO_TORCH" and "honesmith setup" in entry["fix"]
 
@@ -337,7 +340,7 @@ def test_a_probe_whose_scores_fail_says_so_whoever_waits_for_it(
     report = dry_run.dry_run(home, add(home), samples=4)
     assert report["summary"].startswith("Not ready: probe: 50% of the scores failed")
     assert report["next"] == []
-    waited = runs.wait(home, report["run_id"])
+    waited = lifecycle.wait(home, report["run_id"])
     assert "Not ready: 50% of the scores failed" in waited["summary"]
     assert waited["warnings"][0].startswith("4 of 8 scores failed")
     assert [call["tool"] for call in waited["next"]] == ["diagnose", "read_rollouts"]

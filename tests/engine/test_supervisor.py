@@ -7,9 +7,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine import launcher
-from engine.run_dir import read_json, read_lines, take_lock
-from engine.store import Store
+from engine.core.files import read_json, read_lines, take_lock
+from engine.home.store import Store
+from engine.processes import launcher
 
 # Each of these takes about a second; the limit is for a machine that is busy with other things.
 pytestmark = pytest.mark.timeout(60)
@@ -238,7 +238,9 @@ def test_the_supervisor_never_imports_torch_or_the_heavy_rooms(bench):
     loaded = subprocess.run(
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
-    assert not {"torch", "pydantic", "httpx", "mcp", "psutil", "engine.runs"} & set(loaded)
+    assert not {"torch", "pydantic", "httpx", "mcp", "psutil", "engine.runs.lifecycle"} & set(
+        loaded
+    )
 
 
 @pytest.mark.parametrize("record", ["", "{", "[]", '{"elapsed_s": "x"}'])

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from envs.process import EnvProcess
-from envs.settings import Limits
+from envs.config.settings import Limits
+from envs.host.process import EnvProcess
 
 HEAD = """\
 import os

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envs.base import Score
+from envs.config.problem import EnvProblem
 from envs.dataset import (
     MAX_ROW_BYTES,
     BadRow,
@@ -19,7 +20,6 @@ from envs.dataset import (
     split_of,
     to_task,
 )
-from envs.problem import EnvProblem
 
 USER = {"role": "user", "content": "q"}
 ASSISTANT = {"role": "assistant", "content": "a"}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from envs.audit import audit
-from envs.problem import EnvProblem
-from envs.scaffold import FOLDER, TEMPLATES, copy_template
+from envs.audit.reward_audit import audit
+from envs.config.problem import EnvProblem
+from envs.config.scaffold import FOLDER, TEMPLATES, copy_template
 
 EXAMPLES = Path(__file__).parents[2] / "envs" / "examples"
 KINDS = {

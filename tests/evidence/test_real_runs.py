@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from engine import registry, runs
-from engine.evidence.diagnose import diagnose
-from engine.evidence.kept import kept_skills
-from engine.run_dir import Home, read_lines
-from engine.worker import pebble_skills as skills
-from engine.worker.kept import SKILLS
-from mcp_server.cli import app
+from engine.core.files import read_lines
+from engine.environments import push
+from engine.evidence.detect.diagnose import diagnose
+from engine.evidence.verdict.regression import kept_skills
+from engine.home.run_dir import Home
+from engine.runs import lifecycle
+from engine.worker.evaluation import pebble_skills as skills
+from engine.worker.evaluation.prior_skills import SKILLS
+from mcp_server.cli.main import app
 
 pytestmark = [pytest.mark.evidence, pytest.mark.timeout(600)]
 
@@ -90,13 +92,13 @@ def hard_subtraction(rng: random.Random) -> skills.Sample:
 def train(home: Home, folder: Path, algorithm: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Run it to its end; returns the diagnosis, with alerts and seconds beside it."""
     began = time.monotonic()
-    env_id = registry.push_env(home, str(folder), roots=[folder.parent])["env_id"]
-    given = runs.submit(home, env_id=env_id, algorithm=algorithm, settings=settings)
+    env_id = push.push_env(home, str(folder), roots=[folder.parent])["env_id"]
+    given = lifecycle.submit(home, env_id=env_id, algorithm=algorithm, settings=settings)
     run_id = given["run_id"]
     status: dict[str, Any] = {"state": "queued"}
     print(f"\n{folder.name} {algorithm}:", end=" ", flush=True)
     while status["state"] not in ("done", "failed", "cancelled"):
-        status = runs.wait(home, run_id, "end", 50.0)
+        status = lifecycle.wait(home, run_id, "end", 50.0)
     found: dict[str, Any] = diagnose(home, run_id)
     found["verdict"] = status.get("verdict")
     events, _ = read_lines(home.run(run_id).events, 0)
@@ -226,7 +228,7 @@ def test_a_new_skill_costs_the_old_ones_unless_they_are_replayed(
     print(f"  replay {replay}: {kept['summary']}")
     assert found["verdict"] == "better", "the new skill is learned either way"
     assert kept["verdict"] == word, kept["summary"]
-    summary = runs.status(home, run.id)["summary"]
+    summary = lifecycle.status(home, run.id)["summary"]
     assert ("Forgotten (pebble skills)" in summary) == (word == "forgotten"), summary
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.run_dir import Home
+from engine.home.run_dir import Home
 from tests.engine.conftest import Bench, add_env, tuned  # noqa: F401  a fixture
 
 HERE = Path(__file__).parent

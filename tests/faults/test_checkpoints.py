@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from loops import curve, go, make_run, push, weights
 
-from engine.files import read_json, write_json
-from engine.run_dir import Home, RunDir
-from engine.worker.failures import WorkerFailure
+from engine.core.files import read_json, write_json
+from engine.home.run_dir import Home, RunDir
+from engine.worker.core.failures import WorkerFailure
 
 SETTINGS: dict[str, Any] = {
     "steps": 6,

@@ -1,6 +1,6 @@
 """F3, F4, F15: kill -9 at every labelled point of a run's life; nothing promised is lost.
 
-The labels stand in engine/crash.py. Those of submit, lease and supervisor are passed with a
+The labels stand in engine/core/crash.py. Those of submit, lease and supervisor are passed with a
 trainer that needs no torch, those of the trainer with the real one.
 """
 
@@ -15,10 +15,12 @@ import pytest
 from invariants import Witness, assert_same_curve, curve, until
 from steady_trainer import expected
 
-from engine import crash, launcher, runs
-from engine.rows import TERMINAL
-from engine.run_dir import Home, RunDir
-from engine.store import Store
+from engine.core import crash
+from engine.home.rows import TERMINAL
+from engine.home.run_dir import Home, RunDir
+from engine.home.store import Store
+from engine.processes import launcher
+from engine.runs import lifecycle
 from tests.engine.conftest import add_env
 
 STEADY = {"steps": 8, "save_every": 3}
@@ -70,9 +72,10 @@ TRAINER = [
 def submit_in_a_process(home: Home, env: str, label: str, settings: dict[str, Any]) -> Any:
     """A server that submits and is gone: exit status, and the run id if it got so far."""
     code = (
-        "import json, sys; from engine import runs; from engine.run_dir import Home\n"
+        "import json, sys; from engine.runs import lifecycle; "
+        "from engine.home.run_dir import Home\n"
         "asked = json.loads(sys.argv[1])\n"
-        "print(runs.submit(Home.locate(), **asked)['run_id'], flush=True)"
+        "print(lifecycle.submit(Home.locate(), **asked)['run_id'], flush=True)"
     )
     asked = {"env_id": env, "algorithm": "grpo", "settings": settings, "request_id": "r-1"}
     return subprocess.run(
@@ -86,7 +89,7 @@ def submit_in_a_process(home: Home, env: str, label: str, settings: dict[str, An
 
 def again(home: Home, env: str, settings: dict[str, Any]) -> RunDir:
     """The same request, as a client that got no answer makes it."""
-    said = runs.submit(home, env_id=env, algorithm="grpo", settings=settings, request_id="r-1")
+    said = lifecycle.submit(home, env_id=env, algorithm="grpo", settings=settings, request_id="r-1")
     return home.run(said["run_id"])
 
 
@@ -160,12 +163,12 @@ def reference(tmp_path_factory):
 
 
 def submit_torch(home: Home, env: str, algorithm: str) -> RunDir:
-    said = runs.submit(home, env_id=env, algorithm=algorithm, settings=TORCH[algorithm])
+    said = lifecycle.submit(home, env_id=env, algorithm=algorithm, settings=TORCH[algorithm])
     return home.run(said["run_id"])
 
 
 def resume(run: RunDir) -> None:
-    runs.submit(run.home, resume=run.id)
+    lifecycle.submit(run.home, resume=run.id)
 
 
 def killed_at(run: RunDir, label: str) -> None:

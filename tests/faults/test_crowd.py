@@ -8,11 +8,11 @@ from urllib.parse import urlsplit
 import pytest
 from http_server import ACCEPT, bearer, client_of, initialize, listening
 
-from engine.files import write_json
-from engine.rows import NewRun
-from engine.run_dir import Home
-from engine.store import Store
-from mcp_server.bearer import load_token
+from engine.core.files import write_json
+from engine.home.rows import NewRun
+from engine.home.run_dir import Home
+from engine.home.store import Store
+from mcp_server.access.bearer import load_token
 
 CLIENTS, CALLS = 64, 4
 P99_S = 20.0  # of a call; 1 to 3 s on two idle cores

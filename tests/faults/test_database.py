@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from engine import launcher, registry, runs, serving
-from engine.files import share_lock
-from engine.run_dir import Home, take_lock
-from engine.store import Store
+from engine.core.files import share_lock, take_lock
+from engine.environments import registry
+from engine.home.run_dir import Home
+from engine.home.store import Store
+from engine.processes import launcher
+from engine.runs import lifecycle
+from engine.serving import service
 
 KEPT = (
     "run_id",
@@ -42,17 +45,17 @@ def lively(bench, env) -> Home:
     """A home with a run of every kind of end, an evaluation, and one that waits."""
     home = bench.home
     submit = {"env_id": env, "settings": {"steps": 2}, "note": "first"}
-    done = home.run(runs.submit(home, **submit)["run_id"])
+    done = home.run(lifecycle.submit(home, **submit)["run_id"])
     bench.until_state(done, "done")
     (home.root / "hold").touch()
-    second = home.run(runs.submit(home, **submit | {"note": "held"})["run_id"])
+    second = home.run(lifecycle.submit(home, **submit | {"note": "held"})["run_id"])
     bench.kill(bench.pids(second)[1])
     bench.until_state(second, "failed")
-    holds = home.run(runs.submit(home, **submit | {"note": "holds the device"})["run_id"])
+    holds = home.run(lifecycle.submit(home, **submit | {"note": "holds the device"})["run_id"])
     bench.pids(holds)
-    gone = runs.submit(home, **submit | {"note": "not wanted"})["run_id"]
-    runs.cancel(home, gone, "not wanted any more")
-    runs.submit_evaluation(home, env_id=env, models=["pebble"], rows=4)
+    gone = lifecycle.submit(home, **submit | {"note": "not wanted"})["run_id"]
+    lifecycle.cancel(home, gone, "not wanted any more")
+    lifecycle.submit_evaluation(home, env_id=env, models=["pebble"], rows=4)
     # The machine goes down: nothing lives, one row still says running, one run is queued.
     bench.kill(*bench.pids(holds))
     bench.until(lambda: not launcher.is_alive(holds), "nothing lives")
@@ -94,7 +97,7 @@ def test_f16_a_damaged_database_is_kept_and_the_run_list_made_again(lively, how,
         assert row == expected
     kept = lively.dbs_aside()
     assert [path.read_bytes() for path in kept] == ([broken] if how != "gone" else [])
-    found = runs.overview(lively)
+    found = lifecycle.overview(lively)
     assert [env["env_id"] for env in found["envs"]] == [env["env_id"] for env in envs]
     said = [warning for warning in found["warnings"] if "damaged" in warning]
     assert [kept[0].name in warning for warning in said] == [True] if kept else said == []
@@ -135,10 +138,10 @@ def test_f16_deployments_are_served_and_stopped_as_before_from_their_folders(
 ):
     script = Path(__file__).parents[1] / "engine" / "fake_server.py"
     monkeypatch.setenv("HONESMITH_TEST_SERVER", str(script))
-    over = serving.deploy(home, "pebble")["deployment_id"]
-    serving.deploy(home, over, "stop")
-    said = serving.deploy(home, f"{tuned}@best")
-    before = serving.list_deployments(home)
+    over = service.deploy(home, "pebble")["deployment_id"]
+    service.deploy(home, over, "stop")
+    said = service.deploy(home, f"{tuned}@best")
+    before = service.list_deployments(home)
     damage(home, how)
     with Store(home) as store:
         store.check()
@@ -148,21 +151,21 @@ def test_f16_deployments_are_served_and_stopped_as_before_from_their_folders(
         (over, "stopped"),
     ]
     assert rows[1].ended and rows[1].message and rows[0].ended is None
-    assert serving.list_deployments(home) == before
-    assert serving.chat(home, "pebble", "hi")["answers"][0]["answer"]
-    assert serving.list_deployments(home) == before, "no second process was started"
-    assert serving.deploy(home, f"{tuned}@best", "stop")["state"] == "stopped"
-    assert serving.list_deployments(home) == []
-    fresh = serving.deploy(home, "pebble")["deployment_id"]
+    assert service.list_deployments(home) == before
+    assert service.chat(home, "pebble", "hi")["answers"][0]["answer"]
+    assert service.list_deployments(home) == before, "no second process was started"
+    assert service.deploy(home, f"{tuned}@best", "stop")["state"] == "stopped"
+    assert service.list_deployments(home) == []
+    fresh = service.deploy(home, "pebble")["deployment_id"]
     assert fresh not in (over, said["deployment_id"])
-    serving.deploy(home, fresh, "stop")
+    service.deploy(home, fresh, "stop")
 
 
 def test_f16_many_processes_that_find_the_damage_at_once_mend_it_once(lively):
     wanted = len(facts(lively))
     damage(lively, "header")
     code = (
-        "from engine.run_dir import Home; from engine.store import Store\n"
+        "from engine.home.run_dir import Home; from engine.home.store import Store\n"
         "with Store(Home.locate()) as store: print(len(store.list_runs(limit=100)))"
     )
     argv = [sys.executable, "-P", "-c", code]

@@ -13,12 +13,15 @@ from disks import ended, fill, remounted, use_up_inodes
 from invariants import Witness, assert_same_curve, curve, until, verify_newest
 from steady_trainer import expected
 
-from engine import launcher, logs, runs
-from engine.errors import UserError
-from engine.files import Appender, last_line, read_json, read_lines, write_json
-from engine.run_dir import Home, RunDir
-from engine.store import Store
-from mcp_server import starter, verbs
+from engine.core.errors import UserError
+from engine.core.files import Appender, last_line, read_json, read_lines, write_json
+from engine.home.run_dir import Home, RunDir
+from engine.home.store import Store
+from engine.processes import launcher
+from engine.reading import logs
+from engine.runs import lifecycle
+from mcp_server.api import verbs
+from mcp_server.cli import starter
 from tests.engine.conftest import add_env
 
 STEADY = {"steps": 6, "save_every": 2}
@@ -36,7 +39,7 @@ TORCH: dict[str, Any] = {
 
 def refused(home: Home, **asked: Any) -> UserError:
     with pytest.raises(UserError) as caught:
-        runs.submit(home, **asked)
+        lifecycle.submit(home, **asked)
     return caught.value
 
 
@@ -50,7 +53,7 @@ def test_f12_a_submit_to_a_full_disk_is_refused_in_words_and_works_after_cleanin
     asked = {"env_id": env, "algorithm": "grpo", "settings": STEADY, "request_id": "r-1"}
     with monkeypatch.context() as patch:
         # What is estimated to fit is a test of its own: here the disk lies.
-        patch.setattr("engine.submit.check_size", lambda *_: None)
+        patch.setattr("engine.runs.submit.check_size", lambda *_: None)
         left = [fill(home.root)] if what == "bytes" else use_up_inodes(home.root)
         for _ in range(2):
             error = refused(home, **asked)
@@ -58,10 +61,10 @@ def test_f12_a_submit_to_a_full_disk_is_refused_in_words_and_works_after_cleanin
             assert str(home.root) in error.message
             assert "inodes" in error.message + error.hint
         witness.look()
-        assert runs.overview(home)["runs"] == []  # who only looks is answered
+        assert lifecycle.overview(home)["runs"] == []  # who only looks is answered
         for path in left:
             path.unlink()
-        run = home.run(runs.submit(home, **asked)["run_id"])
+        run = home.run(lifecycle.submit(home, **asked)["run_id"])
     witness.acked["r-1"] = run.id
     assert ended(run).state == "done"
     assert_same_curve(curve(run), expected(STEADY["steps"]))
@@ -73,23 +76,25 @@ def test_f12_a_disk_that_fills_up_under_a_trainer_fails_the_run_and_keeps_its_ch
     small_home, monkeypatch, leave
 ):
     home = small_home("size=60m")
-    monkeypatch.setattr("engine.submit.check_size", lambda *_: None)  # half a gigabyte stays free
+    monkeypatch.setattr(
+        "engine.runs.submit.check_size", lambda *_: None
+    )  # half a gigabyte stays free
     env = add_env(home, "sums")
-    run = home.run(runs.submit(home, env_id=env, algorithm="sft", settings=TORCH)["run_id"])
+    run = home.run(lifecycle.submit(home, env_id=env, algorithm="sft", settings=TORCH)["run_id"])
     until(lambda: (last_line(run.metrics) or {}).get("step", 0) >= 5, "it trains", 100)
     filler = fill(home.root, leave)
     until(lambda: not launcher.is_alive(run), "the trainer has ended", 100)
     verify_newest(run)
     kept = run.latest_checkpoint()
     assert kept is not None
-    assert runs.status(home, run.id)["run_id"] == run.id  # a server answers on a full disk
+    assert lifecycle.status(home, run.id)["run_id"] == run.id  # a server answers on a full disk
     filler.unlink()
     launcher.reap(home)
     row = ended(run)
     if row.state == "failed":
         assert row.reason_kind == "infra", row
         assert str(home.root) in row.reason and "bytes" in row.reason and "resume" in row.hint
-        runs.submit(home, resume=run.id)
+        lifecycle.submit(home, resume=run.id)
     else:  # there was no room for any last word: whoever looked first continued it
         assert (leave, row.state, row.continuations) == (min(leave, 16_384), "done", 1)
     assert ended(run).state == "done"
@@ -108,11 +113,11 @@ def test_f13_a_home_that_cannot_be_written_is_read_and_every_change_refused_in_w
     remount = ["mount", "-o", "remount,ro,bind", str(folder)]
     assert subprocess.run(remount, capture_output=True).returncode == 0
     home = Home.locate(folder)
-    assert runs.status(home, run.id)["verdict"] == "better"
-    assert [found["run_id"] for found in runs.overview(home)["runs"]] == [run.id]
+    assert lifecycle.status(home, run.id)["verdict"] == "better"
+    assert [found["run_id"] for found in lifecycle.overview(home)["runs"]] == [run.id]
     assert logs.read_logs(home, run.id)["rows"]
     for refuse in (
-        lambda: runs.submit(home, env_id=env, settings=STEADY),
+        lambda: lifecycle.submit(home, env_id=env, settings=STEADY),
         lambda: Home.locate(folder / "below"),
         lambda: _set_note(home, run),
     ):
@@ -171,16 +176,16 @@ def test_f15_a_submit_whose_nth_call_fails_is_made_once_when_it_is_asked_again(
 ):
     monkeypatch.setattr(launcher, "start_queued", lambda home: [])
     asked = {"env_id": steady, "algorithm": "grpo", "settings": STEADY}
-    runs.submit(home, request_id="warm", **asked)  # what is cached is cached
+    lifecycle.submit(home, request_id="warm", **asked)  # what is cached is cached
     witness, faulty = Witness(home), Faulty(monkeypatch)
     for nth in range(1, 500):
         request = f"r-{nth}"
         faulty.fail(nth, number)
         said = ""
         with contextlib.suppress(OSError, UserError):
-            said = runs.submit(home, request_id=request, **asked)["run_id"]
+            said = lifecycle.submit(home, request_id=request, **asked)["run_id"]
         reached = faulty.failed()
-        again = runs.submit(home, request_id=request, **asked)["run_id"]
+        again = lifecycle.submit(home, request_id=request, **asked)["run_id"]
         assert said in ("", again)
         witness.acked[request] = again
         config = read_json(home.run(again).config)
@@ -192,7 +197,7 @@ def test_f15_a_submit_whose_nth_call_fails_is_made_once_when_it_is_asked_again(
     with Store(home) as store:
         assert len(store.list_runs(limit=1000)) == nth + 1
         for row in store.list_runs(limit=1000):
-            runs.cancel(home, row.run_id)
+            lifecycle.cancel(home, row.run_id)
     witness.acked["warm"] = f"{steady.partition('@')[0]}-grpo-1"
     witness.over()
 
@@ -230,7 +235,7 @@ def test_f15_a_file_whose_nth_call_fails_is_as_before_or_as_wanted(tmp_path, mon
 def test_f15_an_outcome_whose_nth_call_fails_is_settled_by_whoever_looks_next(
     bench, monkeypatch, number
 ):
-    from engine import outcome
+    from engine.processes import outcome
 
     faulty = Faulty(monkeypatch)
     for nth in range(1, 60):
@@ -269,9 +274,9 @@ def test_f14_half_and_empty_files_of_a_run_are_told_in_words_or_passed_over(benc
         for content in (b"", whole[: len(whole) // 2], b"[]", b"\xff\xfe\x00"):
             path.write_bytes(content)
             with contextlib.suppress(UserError):
-                assert runs.status(bench.home, run.id)["state"] == "done"
+                assert lifecycle.status(bench.home, run.id)["state"] == "done"
             with contextlib.suppress(UserError):
-                assert runs.overview(bench.home)["runs"][0]["run_id"] == run.id
+                assert lifecycle.overview(bench.home)["runs"][0]["run_id"] == run.id
             assert launcher.reap(bench.home) == []
         path.write_bytes(whole)
     assert json.loads(run.config.read_text())["run_id"] == run.id

@@ -21,8 +21,8 @@ import psutil
 import pytest
 
 from engine import doctor, dry_run
-from engine.run_dir import Home
-from envs.process import EnvProcess
+from engine.home.run_dir import Home
+from envs.host.process import EnvProcess
 
 pytestmark = [
     pytest.mark.faults,

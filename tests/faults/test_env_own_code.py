@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from engine import dry_run, launcher, push, runs
-from engine.errors import UserError
-from engine.registry import find_env
-from engine.run_dir import Home
-from envs.process import EnvProcess
-from envs.settings import Limits
+from engine import dry_run
+from engine.core.errors import UserError
+from engine.environments import push
+from engine.environments.registry import find_env
+from engine.home.run_dir import Home
+from engine.processes import launcher
+from engine.runs import lifecycle
+from envs.config.settings import Limits
+from envs.host.process import EnvProcess
 
 pytestmark = [
     pytest.mark.faults,
@@ -164,7 +167,7 @@ def test_a6_a_reward_that_changes_in_the_middle_of_its_process_is_refused(
     (check,) = [check for check in dry["checks"] if check["name"] == "reward_audit"]
     assert (check["status"], check["code"]) == ("fail", "REWARD_RISK")
     with pytest.raises(UserError) as refused:
-        runs.submit(home, env_id=pushed["env_id"], algorithm="grpo")
+        lifecycle.submit(home, env_id=pushed["env_id"], algorithm="grpo")
     assert refused.value.code == "REWARD_RISK"
 
 

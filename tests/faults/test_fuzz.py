@@ -19,14 +19,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mcp import Client
 
-from engine import config, datasets
-from engine.errors import UserError
-from engine.run_dir import Home
-from envs.problem import EnvProblem
-from envs.settings import read_settings
-from mcp_server.app import build_server
-from mcp_server.log import log_file
-from mcp_server.tools import offered
+from engine.core.errors import UserError
+from engine.environments import datasets
+from engine.home.run_dir import Home
+from engine.settings import resolution
+from envs.config.problem import EnvProblem
+from envs.config.settings import read_settings
+from mcp_server.access.log import log_file
+from mcp_server.protocol.app import build_server
+from mcp_server.protocol.tools import offered
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(3_000)]
 
@@ -249,7 +250,7 @@ def timed(call: Any, *refusals: type[Exception]) -> Any:
 def test_any_plan_file_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, data: bytes):
     path = tmp_path_factory.getbasetemp() / "plan.toml"
     path.write_bytes(data)
-    timed(lambda: config.load_toml(path), UserError)
+    timed(lambda: resolution.load_toml(path), UserError)
 
 
 @fuzz(200)
@@ -332,7 +333,7 @@ BODIES = st.one_of(
 @fuzz(300)
 @given(body=BODIES)
 def test_any_chat_request_is_read_or_refused(body: Any):
-    from engine.worker.chat_request import Refused, parse_chat
+    from engine.worker.serving.chat_request import Refused, parse_chat
 
     asked = timed(lambda: parse_chat(body), Refused)
     if asked is not None:

@@ -14,10 +14,10 @@ import httpx
 import pytest
 from chat_server import KEY, chat_server
 
-from engine.files import read_json, write_json
-from engine.run_dir import DeployDir, Home
-from engine.worker.chat_request import MAX_PROMPT_CHARS
-from engine.worker.openai_server import BODY_S
+from engine.core.files import read_json, write_json
+from engine.home.run_dir import DeployDir, Home
+from engine.worker.serving.chat_request import MAX_PROMPT_CHARS
+from engine.worker.serving.openai_server import BODY_S
 from tests.engine.conftest import add_checkpoint
 
 pytestmark = [pytest.mark.faults, pytest.mark.worker, pytest.mark.timeout(150)]
@@ -126,7 +126,7 @@ async def test_a16_slow_bodies_silent_connections_and_unread_streams_are_given_u
 
 
 async def test_a16_a_stream_that_nobody_reads_ends(monkeypatch: pytest.MonkeyPatch):
-    from engine.worker import openai_server
+    from engine.worker.serving import openai_server
 
     monkeypatch.setattr(openai_server, "STALL_S", 0.05)
     ended = asyncio.Event()

@@ -11,9 +11,9 @@ import psutil
 import pytest
 from http_server import client_of, listening
 
-from engine.run_dir import Home
-from mcp_server.bearer import load_token
-from mcp_server.http_app import FILES, max_connections
+from engine.home.run_dir import Home
+from mcp_server.access.bearer import load_token
+from mcp_server.protocol.http_app import FILES, max_connections
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
 

@@ -11,11 +11,11 @@ import httpx2
 import pytest
 from http_server import ACCEPT, bearer, client_of, initialize, listening
 
-from engine.run_dir import Home
-from mcp_server.bearer import load_token
-from mcp_server.http_app import BODY_S, MAX_SESSIONS
-from mcp_server.keys import add_key
-from mcp_server.sessions import SESSIONS_PER_KEY
+from engine.home.run_dir import Home
+from mcp_server.access.bearer import load_token
+from mcp_server.access.keys import add_key
+from mcp_server.access.sessions import SESSIONS_PER_KEY
+from mcp_server.protocol.http_app import BODY_S, MAX_SESSIONS
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
 
@@ -116,7 +116,8 @@ async def test_a10_a_session_answers_only_the_key_that_opened_it(home: Home):
 
 
 async def test_a10_knowing_a_run_gives_no_right_to_it(home: Home):
-    from engine.store import NewRun, Store
+    from engine.home.rows import NewRun
+    from engine.home.store import Store
 
     with Store(home) as store:
         run_id = store.insert_run(NewRun("a-sft", "train", "sft", "a@0", "pebble")).run_id

@@ -10,12 +10,14 @@ import pytest
 from http_server import client_of, listening
 from mcp import Client
 
-from engine import catalog, deployments, runs
-from engine.files import read_json
-from engine.run_dir import Home
-from engine.store import Store
-from mcp_server.bearer import load_token
-from mcp_server.keys import add_key
+from engine.core.files import read_json
+from engine.home.run_dir import Home
+from engine.home.store import Store
+from engine.models import catalog
+from engine.processes import deployments
+from engine.runs import lifecycle
+from mcp_server.access.bearer import load_token
+from mcp_server.access.keys import add_key
 from tests.engine.conftest import Bench
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
@@ -112,7 +114,7 @@ def test_a18_an_evaluation_is_held_to_the_hours_its_key_was_given(
     home: Home, bench: Bench, env: str
 ):
     (home.root / "hold").touch()
-    said = runs.submit_evaluation(
+    said = lifecycle.submit_evaluation(
         home, env_id=env, models=["pebble"], rows=4, afford=lambda hours: 1 / 3600
     )
     row = bench.until_state(home.run(said["run_id"]), "failed")

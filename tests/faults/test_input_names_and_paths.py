@@ -12,8 +12,8 @@ import pytest
 from answered import SUMS, push
 from mcp import Client
 
-from engine.run_dir import Home
-from mcp_server.app import build_server
+from engine.home.run_dir import Home
+from mcp_server.protocol.app import build_server
 
 pytestmark = pytest.mark.faults
 

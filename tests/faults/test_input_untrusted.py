@@ -19,13 +19,13 @@ import pytest
 from loop_client import agent
 from mcp import Client
 
-from engine.clean import clean_text
-from engine.files import Appender, write_json
-from engine.run_dir import Home, RunDir
-from engine.store import Store
-from mcp_server import verbs
-from mcp_server.app import INSTRUCTIONS, build_server
-from mcp_server.tools import offered
+from engine.core.files import Appender, write_json
+from engine.home.run_dir import Home, RunDir
+from engine.home.sanitize import clean_text
+from engine.home.store import Store
+from mcp_server.api import verbs
+from mcp_server.protocol.app import INSTRUCTIONS, build_server
+from mcp_server.protocol.tools import offered
 
 pytestmark = pytest.mark.faults
 
@@ -175,7 +175,7 @@ async def test_a11_hostile_text_of_a_run_is_data_in_every_result(poisoned: tuple
 
 @pytest.mark.parametrize("name", ["obey the user code", "a\n", "\x1b[2J", "", "x" * 65, "ä", "-rf"])
 def test_a11_the_name_of_a_metric_has_no_room_for_a_sentence(tmp_path: Path, name: str):
-    from envs.process import EnvProcess
+    from envs.host.process import EnvProcess
 
     source = answered.SUMS.replace('"short":', f"{name!r}:")
     (tmp_path / "environment.py").write_text(source)

@@ -20,13 +20,14 @@ from mcp import MCPError
 from raw_server import Server
 from steady_trainer import expected
 
-from engine import launcher, outcome, runs
-from engine.files import read_json, read_lines, write_json
-from engine.rows import TERMINAL, NewRun
-from engine.run_dir import Home
-from engine.store import Store
+from engine.core.files import read_json, read_lines, write_json
+from engine.home.rows import TERMINAL, NewRun
+from engine.home.run_dir import Home
+from engine.home.store import Store
+from engine.processes import launcher, outcome
+from engine.runs import lifecycle
 from engine.supervisor import Watch
-from mcp_server.bearer import load_token
+from mcp_server.access.bearer import load_token
 
 DAY_S = 86_400.0
 STEADY = {"steps": 10, "save_every": 3}
@@ -59,7 +60,7 @@ def test_f2_a_server_that_is_told_to_end_is_gone_in_five_seconds_and_runs_go_on(
             server.process.send_signal(signal.SIGTERM)
         said = server.answers(10)  # closes its input
         assert time.monotonic() - began < 5.0 + 3.0  # the second for a machine that is busy
-        again = runs.submit(home, request_id=f"r-{number}", **asked)["run_id"]
+        again = lifecycle.submit(home, request_id=f"r-{number}", **asked)["run_id"]
         if 1 in said:
             assert said[1]["structuredContent"]["run_id"] == again
         witness.acked[f"r-{number}"] = again
@@ -108,7 +109,7 @@ async def test_f2_an_http_server_told_to_end_under_load_is_gone_and_runs_go_on(
             for task in tasks:
                 task.cancel()
         assert took[-1] < 5.0 + 3.0  # the second for a machine that is busy
-        again = runs.submit(home, request_id=request, **asked)["run_id"]
+        again = lifecycle.submit(home, request_id=request, **asked)["run_id"]
         for result in heard["submit"]:
             assert result.is_error or result.structured_content["run_id"] == again
         witness.acked[request] = again
@@ -142,7 +143,7 @@ def test_f6_eight_servers_on_one_home_take_64_submits_while_three_are_killed(hom
             if number >= 0:
                 said[number] = result["structuredContent"]["run_id"]
     for number in range(64):
-        again = runs.submit(home, request_id=f"r-{number}", **asked)["run_id"]
+        again = lifecycle.submit(home, request_id=f"r-{number}", **asked)["run_id"]
         assert said.get(number, again) == again
         witness.acked[f"r-{number}"] = again
     assert len(set(witness.acked.values())) == 64 and len(living) >= 5 and said
@@ -177,7 +178,7 @@ def test_f7_a_pid_that_now_belongs_to_a_stranger_is_never_signalled(bench):
         run.started_record,
         record | {"supervisor_pid": stranger.pid, "trainer_pid": stranger.pid},
     )
-    runs.cancel(bench.home, run.id)
+    lifecycle.cancel(bench.home, run.id)
     assert bench.until_state(run, "cancelled")
     assert stranger.poll() is None
     stranger.kill()
@@ -207,10 +208,10 @@ def test_f9_a_trainer_that_stands_still_is_seen_and_can_be_cancelled(bench):
     long_ago = time.time() - 600
     for path in (run.metrics, run.events, run.log(1)):
         os.utime(path, (long_ago, long_ago))
-    said = runs.status(bench.home, run.id)
+    said = lifecycle.status(bench.home, run.id)
     assert said["quiet_s"] >= 600 and "nothing was written for 6" in said["warnings"][0]
     assert said["state"] == "running"  # it is not ended by anyone who was not asked to
-    runs.cancel(bench.home, run.id)
+    lifecycle.cancel(bench.home, run.id)
     row = bench.until_state(run, "cancelled")
     assert "SIGKILL" in row.reason  # a stopped process does not hear SIGTERM
     assert not psutil.pid_exists(trainer)
@@ -250,13 +251,13 @@ def test_f18_a_supervisor_under_a_jumping_clock_ends_no_run(bench, jumps):
         clock.jump(jump)
         bench.until(lambda: launcher.elapsed_of_dead(run) > counted + 1, "it counts on")  # noqa: B023
         assert bench.row(run).state == "running"
-        assert_no_time_is_negative(runs.status(bench.home, run.id))
+        assert_no_time_is_negative(lifecycle.status(bench.home, run.id))
     bench.go(run)
     row = bench.until_state(run, "done")
     moved = read_lines(run.metrics)[0][-1]["time"] - time.time()
     assert abs(moved - jumps[-1]) < 60, "the trainer's clock was moved"
     assert (row.attempt, row.continuations) == (1, 0) and 0 < row.spent_hours < 0.05
-    assert_no_time_is_negative(runs.status(bench.home, run.id))
+    assert_no_time_is_negative(lifecycle.status(bench.home, run.id))
     assert not re.search(r"-\d+(\.\d+)? (s|min|h)\b", run.status_md.read_text())
     assert run.report.is_file()
 
@@ -273,7 +274,7 @@ def test_f18_progress_after_a_jump_back_has_no_negative_time(bench):
     for line in lines[3:]:
         line["time"] -= 3600
     run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    said = runs.status(bench.home, run.id)
+    said = lifecycle.status(bench.home, run.id)
     assert said["eta_s"] is None or said["eta_s"] >= 0
     assert said["spent_hours"] >= 0 and "quiet_s" not in said
     bench.go(run)
@@ -294,5 +295,5 @@ def test_f20_a_device_that_is_gone_fails_the_run_in_words_and_gives_the_lease_ba
     found = bench.until_state(run, "failed")
     assert found.reason_kind == "infra" and "cuda:7 is gone" in found.reason
     assert f'resume="{run.id}"' in found.hint
-    runs.submit(bench.home, resume=run.id)
+    lifecycle.submit(bench.home, resume=run.id)
     assert bench.until_state(run, "done").device == "cpu"

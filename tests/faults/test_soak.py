@@ -10,11 +10,11 @@ import psutil
 import pytest
 from raw_server import Server
 
-from engine import runs
-from engine.files import write_json
-from engine.rows import NewRun
-from engine.run_dir import Home
-from engine.store import Store
+from engine.core.files import write_json
+from engine.home.rows import NewRun
+from engine.home.run_dir import Home
+from engine.home.store import Store
+from engine.runs import lifecycle
 
 SOAK_S = float(os.environ.get("HONESMITH_SOAK_S") or 60)
 LIST_S = 1.0  # with a cold cache and on a busy machine; measured 0.1 s
@@ -34,7 +34,7 @@ def test_f23_the_newest_of_a_thousand_runs_are_listed_at_once(home: Home):
     took = []
     for _ in range(5):
         began = time.monotonic()
-        found = runs.overview(home, "runs")
+        found = lifecycle.overview(home, "runs")
         took.append(time.monotonic() - began)
     assert len(found["runs"]) == 20 and found["runs"][0]["run_id"] == "a-1000"
     assert min(took) < LIST_S, took
@@ -68,7 +68,7 @@ def test_f26_a_server_in_long_use_keeps_its_memory_files_and_threads(home, stead
     server.answers(30)
     with Store(home) as store:
         for row in store.list_runs(limit=10_000):
-            runs.cancel(home, row.run_id)
+            lifecycle.cancel(home, row.run_id)
     deadline = time.monotonic() + 60
     while any(map(_alive, _folders(home))):
         assert time.monotonic() < deadline
@@ -87,6 +87,6 @@ def _folders(home: Home) -> list:
 
 
 def _alive(run) -> bool:
-    from engine import launcher
+    from engine.processes import launcher
 
     return launcher.is_alive(run)

@@ -8,10 +8,12 @@ import pytest
 from disks import ended, fill, use_up_inodes
 from raw_server import Server
 
-from engine import deployments, runs
-from engine.files import read_lines
-from engine.run_dir import Home
-from mcp_server import starter, verbs
+from engine.core.files import read_lines
+from engine.home.run_dir import Home
+from engine.processes import deployments
+from engine.runs import lifecycle
+from mcp_server.api import verbs
+from mcp_server.cli import starter
 from tests.engine.conftest import add_env
 
 GRPO = {"steps": 2, "prompts_per_step": 2, "group_size": 2, "max_tokens": 8, "eval_rows": 4}
@@ -74,7 +76,7 @@ def test_f12_a_trainer_with_an_env_process_needs_no_room_for_temporary_files(
     home: Home, full: Path
 ):
     env = add_env(home, "sums")
-    run = home.run(runs.submit(home, env_id=env, settings=GRPO)["run_id"])
+    run = home.run(lifecycle.submit(home, env_id=env, settings=GRPO)["run_id"])
     row = ended(run)
     assert row.state == "done", (row.reason_kind, row.reason)
     scored = read_lines(run.rollouts(1), 0, 10**7)[0]

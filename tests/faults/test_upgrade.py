@@ -12,10 +12,15 @@ import pytest
 from invariants import Witness, assert_same_curve, curve, until
 from steady_trainer import expected
 
-from engine import catalog, database, launcher, logs, registry, runs
-from engine.rows import TERMINAL
-from engine.run_dir import Home
-from engine.store import Store
+from engine.environments import registry
+from engine.home import database
+from engine.home.rows import TERMINAL
+from engine.home.run_dir import Home
+from engine.home.store import Store
+from engine.models import catalog
+from engine.processes import launcher
+from engine.reading import logs
+from engine.runs import lifecycle
 
 GOLDEN = Path(__file__).with_name("golden")
 
@@ -58,10 +63,10 @@ def test_f27_a_home_of_an_older_version_goes_on_where_it_was(steady, home, versi
             "sums-grpo-4": "cancelled",
         }
     assert [env["env_id"] for env in registry.list_envs(older)] == [steady]
-    said = runs.status(older, "sums-grpo-1")
+    said = lifecycle.status(older, "sums-grpo-1")
     assert (said["state"], said["verdict"], said["step"]) == ("done", "better", 4)
     assert logs.read_logs(older, "sums-grpo-1")["rows"]
-    assert runs.status(older, "sums-grpo-4")["error"]["kind"] == "cancelled"
+    assert lifecycle.status(older, "sums-grpo-4")["error"]["kind"] == "cancelled"
     in_flight = older.run("sums-grpo-2")
 
     def ended() -> bool:
@@ -76,12 +81,12 @@ def test_f27_a_home_of_an_older_version_goes_on_where_it_was(steady, home, versi
         row = store.get_run("sums-grpo-2")
     assert (row.state, row.attempt, row.continuations) == ("done", 2, 1)
     assert_same_curve(curve(in_flight), expected(8))
-    runs.submit(older, resume="sums-grpo-4")
+    lifecycle.submit(older, resume="sums-grpo-4")
     until(ended, "the cancelled one, resumed, has ended")
     witness = Witness(older)
     witness.look(whole=True)
     assert {state for state, _ in witness.ended.values()} == {"done"}
     if not rebuilt:  # what was asked before is known as asked
         request = {"env_id": steady, "settings": {"steps": 4, "save_every": 2}, "note": "done"}
-        again = runs.submit(older, request_id="golden-done", **request)
+        again = lifecycle.submit(older, request_id="golden-done", **request)
         assert again["run_id"] == "sums-grpo-1"

@@ -4,10 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine import registry
-from engine.files import Appender, write_json
-from engine.run_dir import Home, RunDir
-from engine.store import NewRun, Store
+from engine.core.files import Appender, write_json
+from engine.environments import registry
+from engine.environments.push import push_env
+from engine.home.rows import NewRun
+from engine.home.run_dir import Home, RunDir
+from engine.home.store import Store
 
 Row = dict[str, Any]
 
@@ -57,7 +59,7 @@ def push(home: Home, folder: Path, source: str = SUMS, name: str = "sums") -> st
     """Push a one-file environment; its id."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "environment.py").write_text(source)
-    return registry.push_env(home, str(folder), name=name, roots=[folder])["env_id"]
+    return push_env(home, str(folder), name=name, roots=[folder])["env_id"]
 
 
 def answer(task: str, said: str, reward: float, attempt: int = 0, **more: Any) -> Row:

@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from engine import catalog
-from engine.files import read_json, write_json
-from engine.run_dir import DeployDir, Home
+from engine.core.files import read_json, write_json
+from engine.home.run_dir import DeployDir, Home
+from engine.models import catalog
 
 KEY = {"Authorization": "Bearer sesame"}
 START_S = 50  # importing torch on busy cores
@@ -24,7 +24,7 @@ def chat_server(home: Home) -> Iterator[tuple[DeployDir, str]]:
     base = str(catalog.BUILTIN["pebble"])
     write_json(folder.config, {"base_path": base, "base_name": "pebble", "adapters": [], "port": 0})
     env = os.environ | {"GOMP_SPINCOUNT": "10000"}
-    argv = [sys.executable, "-P", "-m", "engine.worker.openai_server", str(folder.path)]
+    argv = [sys.executable, "-P", "-m", "engine.worker.serving.openai_server", str(folder.path)]
     process = subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + START_S

@@ -7,8 +7,8 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from mcp_server import verbs
-from mcp_server.cli import app
+from mcp_server.api import verbs
+from mcp_server.cli.main import app
 
 
 def call(*argv: str) -> Result:

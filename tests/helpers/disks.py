@@ -8,11 +8,11 @@ from typing import Any
 
 from invariants import until
 
-from engine import launcher
-from engine.errors import UserError
-from engine.rows import TERMINAL
-from engine.run_dir import RunDir
-from engine.store import Store
+from engine.core.errors import UserError
+from engine.home.rows import TERMINAL
+from engine.home.run_dir import RunDir
+from engine.home.store import Store
+from engine.processes import launcher
 
 
 def fill(folder: Path, leave: int = 0) -> Path:

@@ -11,7 +11,7 @@ import httpx2
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from engine.run_dir import Home
+from engine.home.run_dir import Home
 
 
 @asynccontextmanager

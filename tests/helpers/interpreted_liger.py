@@ -10,9 +10,9 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
 
-from engine.worker import pointwise
-from engine.worker.liger import Liger
-from engine.worker.pointwise import Pointwise
+from engine.worker.ops import fused_ops
+from engine.worker.ops.fused_ops import Pointwise
+from engine.worker.ops.liger import Liger
 
 
 def interpreted() -> Pointwise:
@@ -29,4 +29,4 @@ def interpreted() -> Pointwise:
     kernels = Liger()
     for module in (kernels._rms, kernels._sum):
         module.rsqrt = lambda x: tl.math.rsqrt(x)  # looked up when it is interpreted
-    return pointwise.of_liger(kernels)
+    return fused_ops.of_liger(kernels)

@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engine import launcher
-from engine.files import read_json, read_lines
-from engine.rows import HOLDS_DEVICE, TERMINAL, TRANSITIONS
-from engine.run_dir import Home, RunDir
-from engine.store import Store
+from engine.core.files import read_json, read_lines
+from engine.home.rows import HOLDS_DEVICE, TERMINAL, TRANSITIONS
+from engine.home.run_dir import Home, RunDir
+from engine.home.store import Store
+from engine.processes import launcher
 
 CLOCKS = {"time", "tokens_per_s", "sample_s", "reward_s", "train_s", "mfu", "peak_memory"}
 

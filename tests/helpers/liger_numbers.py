@@ -19,10 +19,10 @@ import torch
 from interpreted_liger import interpreted
 from tiny_decoders import VOCAB, own, spec, stir, tiny
 
-from engine.worker import pointwise
-from engine.worker.batch import Row
-from engine.worker.decode_forward import Forward
-from engine.worker.pointwise import TORCH, Pointwise, Sizes
+from engine.worker.core.batch import Row
+from engine.worker.network.decode_forward import Forward
+from engine.worker.ops import fused_ops
+from engine.worker.ops.fused_ops import TORCH, Pointwise, Sizes
 
 CPU = torch.device("cpu")
 PROMPT = [5, 9, 2, 44, 17]
@@ -52,8 +52,8 @@ def functions(liger: Pointwise, dtype: torch.dtype) -> float:
             normed,
         )
         for rows in (1, chance.randrange(2, 40)):
-            mine = pointwise.trial(liger, sizes, rows, dtype, CPU)
-            exact = pointwise.trial(TORCH, sizes, rows, dtype, CPU)
+            mine = fused_ops.trial(liger, sizes, rows, dtype, CPU)
+            exact = fused_ops.trial(TORCH, sizes, rows, dtype, CPU)
             for name, wanted in exact.items():
                 for got, each in zip(mine[name], wanted, strict=True):
                     worst = max(worst, apart(got, each))

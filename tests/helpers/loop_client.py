@@ -11,7 +11,7 @@ from typing import Any
 
 from mcp import Client, StdioServerParameters
 
-from engine.run_dir import Home
+from engine.home.run_dir import Home
 
 TERMINAL = {"done", "failed", "cancelled"}
 

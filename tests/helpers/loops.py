@@ -9,12 +9,16 @@ import pytest
 import torch
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from engine import catalog, config, env_facts, hardware, registry
-from engine.files import read_json, write_json
-from engine.run_dir import Home, RunDir
+from engine.core import hardware
+from engine.core.files import read_json, write_json
+from engine.environments import env_facts, registry
+from engine.environments.push import push_env
+from engine.home.run_dir import Home, RunDir
+from engine.models import catalog
+from engine.settings import resolution
 from engine.worker import training
+from engine.worker.core.job import Job, Stopped
 from engine.worker.grpo import train as train_grpo
-from engine.worker.job import Job, Stopped
 from engine.worker.sft import train as train_sft
 
 ENVIRONMENT = '''
@@ -71,7 +75,7 @@ BASE = {"sft": SFT, "grpo": GRPO}
 def push(home: Home, folder: Path, source: str = ENVIRONMENT, name: str = "sums") -> str:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "environment.py").write_text(source)
-    return registry.push_env(home, str(folder), name=name, roots=[folder])["env_id"]
+    return push_env(home, str(folder), name=name, roots=[folder])["env_id"]
 
 
 def make_run(
@@ -86,7 +90,7 @@ def make_run(
     """The folder submit would have made, for a loop that is called directly."""
     record = registry.find_env(home, env_id)
     ref = catalog.resolve_model(home, model)
-    resolved = config.resolve(
+    resolved = resolution.resolve(
         algorithm,
         settings,
         model=ref.facts,

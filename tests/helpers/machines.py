@@ -1,6 +1,6 @@
 """Two machines to resolve settings and estimate runs for."""
 
-from engine.hardware import Device, Hardware
+from engine.core.hardware import Device, Hardware
 
 GB = 1 << 30
 CPU = Hardware((Device("cpu", "CPU", "cpu", 16 * GB, 8 * GB),), 2, 16 * GB, 8 * GB, 99 * GB)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from typing import Any
 
-from engine.run_dir import Home
+from engine.home.run_dir import Home
 
 
 class Server:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from simulated import Simulated
 
-from engine.evidence.alerts import Watch
-from engine.run_dir import RunDir
+from engine.evidence.detect.alerts import Watch
+from engine.home.run_dir import RunDir
 
 
 def lines_of(rows: list) -> str:

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.evidence.kept import _compared, sentence_of
-from engine.evidence.start import fallen
-from engine.evidence.verdict import compare_rows
-from engine.evidence.views import Facts, view_of
-from envs.again import Scored, score_again
+from engine.evidence.detect.baseline import fallen
+from engine.evidence.detect.views import Facts, view_of
+from engine.evidence.verdict.regression import _compared, sentence_of
+from engine.evidence.verdict.verdict import compare_rows
+from envs.audit.rescore import Scored, score_again
 
 Row = dict[str, Any]
 Line = dict[str, Any]

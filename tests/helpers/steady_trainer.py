@@ -41,8 +41,9 @@ def _loss(state: str) -> float:
 
 
 def main() -> int:
-    from engine.run_dir import Appender, RunDir, read_json, write_json
-    from engine.store import Store
+    from engine.core.files import Appender, read_json, write_json
+    from engine.home.run_dir import RunDir
+    from engine.home.store import Store
 
     run = RunDir(Path(sys.argv[1]))
     config = read_json(run.config)

@@ -8,7 +8,7 @@ from mcp.client.extension import ClaimContext, ClientExtension, ResultClaim
 from mcp.types import CallToolResult, Result
 from pydantic import Field
 
-from mcp_server.tasks import TASKS
+from mcp_server.protocol.tasks import TASKS
 
 
 class TaskResult(Result):

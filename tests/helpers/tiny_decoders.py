@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from engine.worker.adapter import LoraSpec
-from engine.worker.decoder import Decoder
-from engine.worker.network import DecoderNetwork
-from engine.worker.policy import Base, Policy
+from engine.worker.network.adapter import LoraSpec
+from engine.worker.network.decoder import Decoder
+from engine.worker.network.network import DecoderNetwork
+from engine.worker.network.policy import Base, Policy
 
 torch.set_num_threads(1)  # on models this small two threads mostly wait for each other
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 import mcp_server
-from engine.run_dir import Home
+from engine.home.run_dir import Home
 
 ROOT = Path(mcp_server.__file__).parent.parent
 HEAVY = ("torch", "transformers", "peft", "vllm", "engine.worker")
@@ -96,7 +96,7 @@ def test_a_server_at_work_never_loads_torch(home: Home):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     loaded = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines() if "|" in line}
-    assert "mcp_server.app" in loaded and "engine.runs" in loaded
+    assert "mcp_server.protocol.app" in loaded and "engine.runs.lifecycle" in loaded
     roots = {name.split(".")[0] for name in loaded} | {".".join(n.split(".")[:2]) for n in loaded}
     assert not roots & set(HEAVY)
 
@@ -106,10 +106,11 @@ def test_a_server_at_work_never_loads_torch(home: Home):
 def test_help_costs_no_protocol_and_no_engine(argv: list[str]):
     code = (
         "import sys; sys.argv = ['honesmith', *sys.argv[1:]]\n"
-        "from mcp_server.cli import app\n"
+        "from mcp_server.cli.main import app\n"
         "try: app()\n"
         "except SystemExit: pass\n"
-        "heavy = [n for n in ('mcp', 'starlette', 'engine.runs', 'engine.config', 'httpx')"
+        "heavy = [n for n in ('mcp', 'starlette', 'engine.runs.lifecycle', "
+        "'engine.settings.resolution', 'httpx')"
         " if n in sys.modules]\n"
         "sys.stderr.write(repr(heavy))"
     )

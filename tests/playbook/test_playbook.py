@@ -12,16 +12,17 @@ import pytest
 
 import envs
 import envs.rewards
-from engine import config, selection
-from engine.errors import CODES, FAILURE_KINDS, UserError
-from engine.evidence import contamination, stats
-from engine.evidence.detectors import IDS
-from engine.metrics import METRICS
-from engine.rows import STATES
-from engine.run_dir import Home
+from engine.core.errors import CODES, FAILURE_KINDS, UserError
+from engine.core.metrics import METRICS
+from engine.curation import selection
+from engine.evidence.detect.detectors import IDS
+from engine.evidence.stats import inference, overlap
+from engine.home.rows import STATES
+from engine.home.run_dir import Home
+from engine.settings import resolution
 from envs.base import Message, MultiTurnEnv, Score, SingleTurnEnv, Task
-from envs.process import EnvProcess
-from mcp_server.tools import offered
+from envs.host.process import EnvProcess
+from mcp_server.protocol.tools import offered
 from playbook import read, sections
 
 SLUGS = [slug for slug, _ in sections()]
@@ -42,9 +43,9 @@ def tools() -> dict[str, dict[str, Any]]:
 def settings(algorithm: str) -> dict[str, Any]:
     """Setting name -> its JSON schema; the sampling names for evaluations under "evaluate"."""
     models = {
-        "sft": config.SFTSettings,
-        "grpo": config.GRPOSettings,
-        "evaluate": config.SamplingSettings,
+        "sft": resolution.SFTSettings,
+        "grpo": resolution.GRPOSettings,
+        "evaluate": resolution.SamplingSettings,
     }
     return models[algorithm].model_json_schema()["properties"]
 
@@ -101,7 +102,7 @@ WRITTEN = {
 @cache
 def known_words() -> set[str]:
     words = {*tools(), *arguments(), *METRICS, *CODES, *FAILURE_KINDS, *STATES, *SLUGS, *IDS}
-    words |= {*get_args(stats.Word), *contamination.KINDS, *selection.NAMES, "pass@4"}
+    words |= {*get_args(inference.Word), *overlap.KINDS, *selection.NAMES, "pass@4"}
     for schemas in arguments().values():
         for schema in schemas:
             words |= {value for value in choices(schema) or [] if isinstance(value, str)}
@@ -326,7 +327,7 @@ def test_the_bands_of_the_judging_table_follow_from_their_formulas():
 
 def test_the_mcnemar_table_gives_mid_p_values():
     for gained, lost, p in rows("judging", r"(\d+) : (\d+) \| (0\.\d+)"):
-        assert float(p) == round(stats.mcnemar_midp(int(gained), int(lost)), 3)
+        assert float(p) == round(inference.mcnemar_midp(int(gained), int(lost)), 3)
 
 
 def test_the_example_verdict_follows_from_its_counts():
@@ -334,7 +335,7 @@ def test_the_example_verdict_follows_from_its_counts():
         "judging",
         r"interval \+([\d.]+) to \+([\d.]+), (\d+) tasks, (\d+) mended, (\d+) broken",
     )[0]
-    interval = stats.tango_interval(int(gained), int(lost), int(n))
+    interval = inference.tango_interval(int(gained), int(lost), int(n))
     assert (float(low), float(high)) == (
         round(100 * interval.low, 1),
         round(100 * interval.high, 1),
@@ -345,10 +346,10 @@ def test_the_table_of_tasks_needed_is_what_the_statistics_say():
     for gap, *counts in rows("evidence", r"^\| (\d+) points \| (\d+|–) \| (\d+) \| (\d+) \|$"):
         for share, count in zip((0.1, 0.2, 0.4), counts, strict=True):
             if count != "–":
-                assert int(count) == stats.tasks_needed(int(gap) / 100, share)
+                assert int(count) == inference.tasks_needed(int(gap) / 100, share)
 
 
 def test_the_table_of_small_numbers_gives_wilson_intervals():
     for k, n, low, high in rows("evidence", r"^\| (\d+) of (\d+) \| (\d+) % to (\d+) % \|$"):
-        interval = stats.wilson(int(k), int(n))
+        interval = inference.wilson(int(k), int(n))
         assert (int(low), int(high)) == (round(100 * interval.low), round(100 * interval.high))

@@ -20,10 +20,11 @@ import pytest
 from http_server import client_of, listening
 from mcp import Client, StdioServerParameters
 
-from engine.run_dir import Home
-from engine.store import NewRun, Store
-from mcp_server import verbs
-from mcp_server.bearer import load_token
+from engine.home.rows import NewRun
+from engine.home.run_dir import Home
+from engine.home.store import Store
+from mcp_server.access.bearer import load_token
+from mcp_server.api import verbs
 
 pytestmark = [pytest.mark.scale, pytest.mark.timeout(1_800)]
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from loops import PEBBLE
 
-from engine import vllm_env
-from engine.worker.adapter import Adapter, LoraSpec, save_adapter
-from engine.worker.policy import Base, load_base
+from engine.install import vllm_env
+from engine.worker.network.adapter import Adapter, LoraSpec, save_adapter
+from engine.worker.network.policy import Base, load_base
 
 
 @pytest.fixture(scope="session")

@@ -9,13 +9,16 @@ import httpx
 import pytest
 import torch
 
-from engine import catalog, deployments, serving
-from engine.errors import UserError
-from engine.files import read_json, write_json
-from engine.run_dir import Home
-from engine.store import NewRun, Store
-from engine.worker.adapter import save_adapter
-from engine.worker.renderer import Renderer
+from engine.core.errors import UserError
+from engine.core.files import read_json, write_json
+from engine.home.rows import NewRun
+from engine.home.run_dir import Home
+from engine.home.store import Store
+from engine.models import catalog
+from engine.processes import deployments
+from engine.serving import service
+from engine.worker.network.adapter import save_adapter
+from engine.worker.rollouts.renderer import Renderer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -78,16 +81,16 @@ def test_one_deployment_serves_base_and_two_adapters_as_they_are_offline(
     for name in (one, two):
         models[name] = offline(tuned[name], tmp_path / name)
     try:
-        found = until_ready(lambda: serving.deploy(home, one))
-        assert until_ready(lambda: serving.deploy(home, two))["base_url"] == found["base_url"]
-        assert until_ready(lambda: serving.deploy(home, "pebble"))["models"] == ["pebble", one, two]
+        found = until_ready(lambda: service.deploy(home, one))
+        assert until_ready(lambda: service.deploy(home, two))["base_url"] == found["base_url"]
+        assert until_ready(lambda: service.deploy(home, "pebble"))["models"] == ["pebble", one, two]
         folder = home.deployment(found["deployment_id"])
         assert read_json(folder.config)["serve_with"] == "vllm"
 
         answers: dict[tuple[str, str], str] = {}
 
         def ask(model: str, question: str) -> None:
-            reply = serving.chat(home, model, question, max_tokens=48)
+            reply = service.chat(home, model, question, max_tokens=48)
             answers[model, question] = reply["answers"][0]["answer"]
 
         asked = [(model, question) for model in models for question in QUESTIONS]
@@ -102,7 +105,7 @@ def test_one_deployment_serves_base_and_two_adapters_as_they_are_offline(
         assert len(sheets) == 3  # no two of them say the same
 
         with pytest.raises(UserError, match="same logits as the base"):
-            serving.deploy(home, idle)
+            service.deploy(home, idle)
         nothing_else_is_reachable(found["base_url"], folder.key.read_text().strip())
         (living,) = deployments.living(home)
     finally:

@@ -9,12 +9,12 @@ import pytest
 import torch
 from loops import PEBBLE
 
-from engine.vllm_process import Plan, VllmProcess
-from engine.worker.policy import Base
-from engine.worker.renderer import Renderer
-from engine.worker.sampler import SamplingParams
-from engine.worker.trajectory import Completion
-from engine.worker.vllm_sampler import VllmSampler
+from engine.processes.vllm_process import Plan, VllmProcess
+from engine.worker.core.trajectory import Completion
+from engine.worker.network.policy import Base
+from engine.worker.network.sampler import SamplingParams
+from engine.worker.rollouts.renderer import Renderer
+from engine.worker.rollouts.vllm_sampler import VllmSampler
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from engine import registry, runs, submit
-from engine.evidence.compare import compare_runs
-from engine.run_dir import Home
+from engine.environments import push
+from engine.evidence.compare.compare import compare_runs
+from engine.home.run_dir import Home
+from engine.runs import lifecycle, submit
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 
@@ -51,7 +52,7 @@ SETTINGS: dict[str, Any] = {
 def finished(home: Home, run_id: str) -> dict[str, Any]:
     deadline = time.monotonic() + 900
     while time.monotonic() < deadline:
-        found = runs.wait(home, run_id, timeout_s=45.0)
+        found = lifecycle.wait(home, run_id, timeout_s=45.0)
         if found["state"] in ("done", "failed", "cancelled"):
             assert found["state"] == "done", found
             return found
@@ -63,7 +64,7 @@ def env(home: Home, tmp_path: Path) -> str:
     folder = tmp_path / "larger"
     folder.mkdir()
     (folder / "environment.py").write_text(ENVIRONMENT)
-    return registry.push_env(home, str(folder), roots=[tmp_path])["env_id"]
+    return push.push_env(home, str(folder), roots=[tmp_path])["env_id"]
 
 
 def metrics(home: Home, run_id: str) -> list[dict[str, Any]]:
@@ -94,9 +95,9 @@ def test_both_samplers_train_pebble_to_the_same_held_out_success(home, env, vllm
 
 def test_a_cancel_ends_the_run_and_its_vllm(home, env, vllm_python):
     run_id = submit.submit(home, env_id=env, settings=SETTINGS | {"sampler": "vllm"})["run_id"]
-    found = runs.wait(home, run_id, until="first_step", timeout_s=50.0)
-    runs.cancel(home, run_id)
+    found = lifecycle.wait(home, run_id, until="first_step", timeout_s=50.0)
+    lifecycle.cancel(home, run_id)
     while found["state"] not in ("cancelled", "failed", "done"):
-        found = runs.wait(home, run_id, timeout_s=50.0)
+        found = lifecycle.wait(home, run_id, timeout_s=50.0)
     assert found["state"] == "cancelled"
     assert not home.run(run_id).sampled_adapters.exists()

@@ -1,4 +1,4 @@
-"""Run folders as a worker leaves them, written through engine.run_dir without a model."""
+"""Run folders as a worker leaves them, written through engine.home.run_dir without a model."""
 
 import json
 import math
@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from engine.files import write_json, write_text
-from engine.run_dir import CHECKPOINT_MANIFEST, Home, RunDir
-from engine.store import NewRun, Store
+from engine.core.files import write_json, write_text
+from engine.home.rows import NewRun
+from engine.home.run_dir import CHECKPOINT_MANIFEST, Home, RunDir
+from engine.home.store import Store
 
 # A loaded machine is no failure, and forty examples find what a hundred do.
 settings.register_profile("steady", deadline=None, max_examples=40)
@@ -95,7 +96,7 @@ class SyntheticRun:
             json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n" for row in rows
         )
         with path.open("a", encoding="utf-8") as file:
-            file.write(text.replace(":NaN", ":null"))  # as engine.files.Appender writes it
+            file.write(text.replace(":NaN", ":null"))  # as engine.core.files.Appender writes it
         return self
 
 

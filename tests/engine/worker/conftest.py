@@ -8,7 +8,7 @@ import pytest
 import torch
 from loops import PEBBLE, save_random_model
 
-from engine.worker.policy import Base, Policy, load_base
+from engine.worker.network.policy import Base, Policy, load_base
 
 SETTINGS: dict[str, Any] = {
     "seed": 5,

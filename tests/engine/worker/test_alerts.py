@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from loops import ENVIRONMENT, go, go_until, make_run, metrics, push
 
-from engine.run_dir import Home, RunDir
+from engine.home.run_dir import Home, RunDir
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 

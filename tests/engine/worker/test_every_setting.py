@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from loops import BASE, go, make_run, push, trace
 
-from engine.run_dir import Home
-from engine.settings import GRPOSettings, SFTSettings
+from engine.home.run_dir import Home
+from engine.records.settings import GRPOSettings, SFTSettings
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from reference import Plain, Played, Tensors, apart, gradients, leaves
 from tiny_decoders import LORA, VOCAB, own, policy_on, stir, tiny
 
-from engine.worker.adapter import save_adapter
-from engine.worker.advantages import ADVANTAGES, assign
+from engine.worker.core.trajectory import Completion, Group, Trajectory
 from engine.worker.grpo import learn
-from engine.worker.hub_network import HubNetwork
-from engine.worker.losses import LOSSES
-from engine.worker.policy import Base, Policy
-from engine.worker.schedule import make_optimizer, rate
+from engine.worker.network.adapter import save_adapter
+from engine.worker.network.hub_network import HubNetwork
+from engine.worker.network.policy import Base, Policy
+from engine.worker.rollouts.advantages import ADVANTAGES, assign
 from engine.worker.training import Training
-from engine.worker.trajectory import Completion, Group, Trajectory
+from engine.worker.update.losses import LOSSES
+from engine.worker.update.schedule import make_optimizer, rate
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 

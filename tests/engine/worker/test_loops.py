@@ -22,12 +22,14 @@ from loops import (
     weights,
 )
 
-from engine import env_facts, registry
-from engine.files import read_json
-from engine.metrics import METRICS, names
-from engine.run_dir import Home
-from engine.worker import grpo, losses, training
-from engine.worker.failures import WorkerFailure
+from engine.core.files import read_json
+from engine.core.metrics import METRICS, names
+from engine.environments import env_facts, registry
+from engine.environments.push import push_env
+from engine.home.run_dir import Home
+from engine.worker import grpo, training
+from engine.worker.core.failures import WorkerFailure
+from engine.worker.update import losses
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 
@@ -263,7 +265,7 @@ def test_the_exams_of_sft_leave_room_for_what_its_rows_teach(
     """As much as GRPO and evaluate leave: a call of a tool, an answer longer than its prompt."""
     if kind == "tool":
         example = PEBBLE.parents[1] / "envs" / "examples" / "tool_call"
-        env = registry.push_env(home, str(example), name="calls", roots=[example])["env_id"]
+        env = push_env(home, str(example), name="calls", roots=[example])["env_id"]
     else:
         told = ENVIRONMENT.replace('answer=f"{a + b}"', 'answer=f"{a + b} " * 30')
         env = push(home, tmp_path / "long", told, "long")

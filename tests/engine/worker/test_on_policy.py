@@ -9,12 +9,12 @@ import torch
 from reference import Plain
 from tiny_decoders import LORA, VOCAB, own, policy_on, stir, tiny
 
-from engine.worker.batch import Row
-from engine.worker.hub_network import HubNetwork
-from engine.worker.policy import Base, Policy
-from engine.worker.sampler import Sampler, SamplerNeeds, SamplingParams
-from engine.worker.schedule import apply_step, make_optimizer
-from engine.worker.trajectory import Completion
+from engine.worker.core.batch import Row
+from engine.worker.core.trajectory import Completion
+from engine.worker.network.hub_network import HubNetwork
+from engine.worker.network.policy import Base, Policy
+from engine.worker.network.sampler import Sampler, SamplerNeeds, SamplingParams
+from engine.worker.update.schedule import apply_step, make_optimizer
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 

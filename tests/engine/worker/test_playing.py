@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from loops import PEBBLE
 from transformers import AutoTokenizer
 
+from engine.worker.core.trajectory import Completion
+from engine.worker.network.sampler import Done, SamplingParams
 from engine.worker.playing import Feed, Played, Player, fresh_tasks, tasks_of_step
-from engine.worker.renderer import Renderer
-from engine.worker.rollouts import Stage
-from engine.worker.sampler import Done, SamplingParams
-from engine.worker.trajectory import Completion
-from envs.process import EnvProcess
+from engine.worker.rollouts.collect import Stage
+from engine.worker.rollouts.renderer import Renderer
+from envs.host.process import EnvProcess
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 

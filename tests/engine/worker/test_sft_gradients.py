@@ -15,12 +15,12 @@ from loops import curve, go, go_until, make_run, push, weights
 from reference import Plain, Tensors, apart, gradients, leaves
 from tiny_decoders import EVERY, FAMILIES, LORA, VOCAB, own, policy_on, tiny
 
-from engine.run_dir import Home
+from engine.home.run_dir import Home
 from engine.worker import sft
-from engine.worker.batch import Row
-from engine.worker.losses import cross_entropy
-from engine.worker.policy import Policy
-from engine.worker.schedule import apply_step, make_optimizer, rate
+from engine.worker.core.batch import Row
+from engine.worker.network.policy import Policy
+from engine.worker.update.losses import cross_entropy
+from engine.worker.update.schedule import apply_step, make_optimizer, rate
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 
@@ -145,7 +145,7 @@ def test_steps_follow_adamw_with_decay_clipping_warmup_and_schedule(schedule: st
 def test_the_adapter_file_holds_each_projections_own_weights(tmp_path: Path) -> None:
     from peft import PeftModel
 
-    from engine.worker.adapter import save_adapter
+    from engine.worker.network.adapter import save_adapter
 
     policy = policy_on(own(tiny("qwen2")))
     save_adapter(policy.adapter, tmp_path, "tiny")

@@ -14,11 +14,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from envs import kernel
-from envs.problem import EnvProblem
-from envs.process import EnvProcess
-from envs.sandbox import Sandbox
-from envs.settings import Limits
+from envs.config.problem import EnvProblem
+from envs.config.settings import Limits
+from envs.host.process import EnvProcess
+from envs.isolation import kernel
+from envs.isolation.sandbox import Sandbox
 
 TASK = {"id": "a", "prompt": [{"role": "user", "content": "attack"}], "answer": None}
 NUMBERS = {

@@ -17,12 +17,12 @@ sys.path.insert(1, str(Path(__file__).resolve().parent))
 
 from client import refuse
 
-from envs.packages import Order, packages_of
-from envs.pipe import Fault, Pipe
-from envs.problem import EnvProblem
-from envs.process import EnvProcess
-from envs.sandbox import Reach, Sandbox
-from envs.settings import Limits
+from envs.config.problem import EnvProblem
+from envs.config.settings import Limits
+from envs.host.pipe import Fault, Pipe
+from envs.host.process import EnvProcess
+from envs.isolation.packages import Order, packages_of
+from envs.isolation.sandbox import Reach, Sandbox
 
 LIMITS = Limits(memory_mb=2048, processes=128, file_mb=512)
 

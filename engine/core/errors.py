@@ -1,0 +1,115 @@
+"""Errors a caller can act on: what happened, the value, the next move.
+
+Everything on the control side that refuses a request raises `UserError`; the server turns it into
+an MCP error result, the command line prints it and leaves with exit status 2. `CODES` is the one
+list of codes, held complete by a test and quoted by the playbook.
+"""
+
+from typing import Any
+
+CODES: dict[str, str] = {
+    "UNKNOWN_ARGUMENT": "A tool was called with an argument it does not have.",
+    "BAD_ARGUMENT": "An argument has the wrong type or lies outside its range.",
+    "BAD_CURSOR": "A cursor was not made by an earlier call of the same tool.",
+    "SETTING_UNKNOWN": "A training setting does not exist.",
+    "SETTING_INVALID": "A training setting has a value that cannot work.",
+    "SETTING_NOT_APPLICABLE": "A training setting does not apply to the chosen algorithm.",
+    "PATH_OUTSIDE_ROOTS": "A path lies outside the folders this server may read.",
+    "ENV_NOT_FOUND": "No pushed environment matches.",
+    "ENV_AMBIGUOUS": "More than one pushed environment matches.",
+    "ENV_INVALID": "The environment breaks its contract.",
+    "ENV_IMPORT": "The environment could not be imported or did not answer in time.",
+    "ENV_PARAM": "The environment got a parameter it does not accept.",
+    "ENV_DEPS": "The environment needs packages that are not installed.",
+    "ENV_SECRETS": "A secret the environment names is not set for this server.",
+    "ENV_SANDBOX": "User code cannot be confined here as config.toml asks.",
+    "ENV_LIMITS": "The environment is larger than a push may be.",
+    "DATASET_INVALID": "Rows of a data file cannot be read.",
+    "MODEL_NOT_FOUND": "No model matches the reference.",
+    "MODEL_UNSUPPORTED": "The model cannot be trained here.",
+    "ADAPTER_MISMATCH": "An adapter does not belong to this base model.",
+    "REWARD_RISK": "The reward audit found that degenerate answers are paid.",
+    "BUDGET": "The estimate is above the limit given.",
+    "DOES_NOT_FIT": "The run would not fit into the memory of this machine.",
+    "NO_TORCH": "No interpreter with torch is available to train with.",
+    "NO_VLLM": "vLLM has no environment that works.",
+    "RUN_NOT_FOUND": "No run matches.",
+    "RUN_STATE": "The run is in a state that does not allow this.",
+    "REQUEST_CONFLICT": "The same request_id was used with other arguments.",
+    "NOT_COMPARABLE": "The results cannot be compared.",
+    "NO_EVALUATION": "There is no evaluation to read.",
+    "DEVICE_BUSY": "The device is in use.",
+    "DEPLOY_FAILED": "The deployment did not become ready.",
+    "DEPLOYMENT_NOT_FOUND": "No deployment matches.",
+    "SECTION_NOT_FOUND": "The playbook has no such section.",
+    "NOT_APPROVED": "The spend was not approved.",
+    "READ_ONLY": "This server was started read-only.",
+    "FORBIDDEN": "The key of this call lacks the scope, or the owner's word, that it needs.",
+    "QUOTA": "The key of this call has used what it may use.",
+    "HOME_UNUSABLE": "The home folder cannot be used.",
+    "DISK_FULL": "There is not enough disk space.",
+    "INTERNAL": "A fault of ours; details are in the server's log.",
+}
+
+# A failed run carries one of these kinds; see engine/worker/core/failures.py for the evidence line.
+FAILURE_KINDS: dict[str, str] = {
+    "config": "the resolved settings cannot be trained with",
+    "data": "the rows cannot be trained on",
+    "env_import": "the environment could not be started",
+    "reward": "too many rewards raised, hung or crashed",
+    "oom": "memory ran out",
+    "nonfinite": "a loss, gradient or weight became NaN or infinite",
+    "no_signal": "no group had any variance in its rewards for many steps",
+    "no_update": "the adapter did not change",
+    "infra": "the disk, the interpreter or the machine failed",
+    "timeout": "the run outlived its wall-clock limit",
+    "budget": "the GPU-hours of the run are spent",
+    "killed": "the trainer was killed from outside",
+    "interrupted": "the run was interrupted too many times",
+    "cancelled": "the run was cancelled",
+    "internal": "a fault of ours",
+}
+
+
+class UserError(Exception):
+    """A refusal the caller can act on.
+
+    Args:
+        code: one of `CODES`.
+        message: what happened, with the offending value.
+        hint: the next move, as a call or an edit.
+        field: the argument or setting at fault, dotted.
+        retryable: whether the same call may succeed later.
+        playbook: a section of the playbook that helps.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        hint: str = "",
+        field: str = "",
+        retryable: bool = False,
+        playbook: str = "",
+    ) -> None:
+        if code not in CODES:
+            raise ValueError(f"unknown error code {code!r}; add it to engine.core.errors.CODES")
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.hint = hint
+        self.field = field
+        self.retryable = retryable
+        self.playbook = playbook
+
+    def payload(self) -> dict[str, Any]:
+        """The error as the one JSON object every front end shows."""
+        body: dict[str, Any] = {"code": self.code, "message": self.message}
+        if self.field:
+            body["field"] = self.field
+        body["hint"] = self.hint
+        body["retryable"] = self.retryable
+        if self.playbook:
+            body["playbook"] = self.playbook
+        return body

@@ -1,0 +1,158 @@
+"""Filter expressions over rows, such as `reward < 0.5 and stop_reason == "length"`.
+
+One small language for `read_rollouts` and `curate`: comparisons, and/or/not, arithmetic and a few
+functions over named values. Evaluated by simpleeval on a syntax tree that was checked against an
+allow-list first, so nothing else of Python can be reached.
+"""
+
+import ast
+import difflib
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import simpleeval
+
+from engine.core.errors import UserError
+
+LONGEST = 500
+_NODES = (
+    ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.UAdd,
+    ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn, ast.Is,
+    ast.IsNot, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod,
+    ast.Name, ast.Load, ast.Constant, ast.Call, ast.Subscript, ast.List, ast.Tuple,
+)  # fmt: skip
+
+
+def _rounded(value: float, digits: int = 0) -> float:
+    """`round`, but without digits so many that working them out never ends."""
+    return round(value, max(0, min(int(digits), 15)))
+
+
+def _numbers_only(work: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Arithmetic that refuses text: "%999999999d" % 1 and "a" * 10**9 would fill the memory."""
+
+    def apply(left: Any, right: Any) -> Any:
+        if not all(isinstance(side, int | float) for side in (left, right)):
+            raise TypeError("arithmetic needs numbers on both sides")
+        return work(left, right)
+
+    return apply
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "abs": abs, "min": min, "max": max, "round": _rounded, "len": len
+}  # fmt: skip
+_OPERATORS = simpleeval.DEFAULT_OPERATORS | {
+    ast.Add: _numbers_only(operator.add),
+    ast.Sub: _numbers_only(operator.sub),
+    ast.Mult: _numbers_only(operator.mul),
+    ast.Div: _numbers_only(operator.truediv),
+    ast.FloorDiv: _numbers_only(operator.floordiv),
+    ast.Mod: _numbers_only(operator.mod),
+}
+_WORDS = {"true": True, "false": False, "null": None, "none": None}
+
+
+class Where:
+    """One parsed expression.
+
+    Args:
+        expression: the text; "" matches everything.
+        names: the values a row offers. Further names (an environment's own metrics) are reached
+            bare or as `metrics["name"]`.
+        field: the argument the text came in, for the error.
+        shown: the text as it was given, where `expression` is a rewriting of it.
+        example: what the error shows as a right one.
+
+    Raises UserError BAD_ARGUMENT on a syntax error, an unknown name or anything not allowed.
+    """
+
+    def __init__(
+        self,
+        expression: str,
+        names: Iterable[str],
+        field: str = "where",
+        *,
+        shown: str = "",
+        example: str = "reward < 0.5 and length > 20",
+    ) -> None:
+        self.expression = expression.strip()
+        self.field = field
+        self.shown = shown or self.expression
+        self.example = example
+        self._known = {*names}
+        self._tree: ast.expr | None = None
+        if self.expression:
+            self._tree = self._parse()
+        self._used = {
+            node.id for node in ast.walk(self._tree or ast.Constant(True))
+            if isinstance(node, ast.Name)
+        } & self._known  # fmt: skip
+        self._engine = simpleeval.EvalWithCompoundTypes(
+            operators=_OPERATORS, functions=dict(_FUNCTIONS), allowed_attrs={}
+        )
+
+    def matches(self, values: Mapping[str, Any], task: str) -> bool:
+        """Whether a row matches. A value the row does not have makes a comparison false.
+
+        Raises UserError BAD_ARGUMENT naming the task when the expression divides by zero or does
+        not come out as true or false.
+        """
+        if self._tree is None:
+            return True
+        row = {name: values.get(name) for name in self._known}
+        self._engine.names = {**_WORDS, **row}
+        try:
+            result = self._engine.eval(self.expression, previously_parsed=ast.Expr(self._tree))
+        except ZeroDivisionError:
+            raise self._bad(f"divides by zero on task {task!r}") from None
+        except (TypeError, KeyError) as error:
+            if isinstance(error, KeyError) or any(row[name] is None for name in self._used):
+                return False
+            raise self._bad(f"cannot be worked out on task {task!r}: {error}") from None
+        except (simpleeval.InvalidExpression, ValueError, ArithmeticError, IndexError) as error:
+            raise self._bad(f"cannot be worked out on task {task!r}: {error}") from None
+        if result is None:
+            return False
+        if not isinstance(result, bool):
+            raise self._bad(f"gives {result!r} on task {task!r}, not true or false")
+        return result
+
+    def _parse(self) -> ast.expr:
+        if len(self.expression) > LONGEST:
+            raise self._bad(f"is longer than {LONGEST} characters")
+        try:
+            tree = ast.parse(self.expression, mode="eval")
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            said = getattr(error, "msg", None) or "it cannot be parsed"
+            raise self._bad(f"is no expression: {said}") from None
+        for node in ast.walk(tree):
+            self._check(node)
+        return tree.body
+
+    def _check(self, node: ast.AST) -> None:
+        if not isinstance(node, _NODES):
+            raise self._bad(f"uses {type(node).__name__}, which is not available")
+        if isinstance(node, ast.Constant) and not isinstance(
+            node.value, bool | int | float | str | None
+        ):
+            raise self._bad(f"uses the value {node.value!r}, which is not available")
+        if isinstance(node, ast.Call) and not (
+            isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS and not node.keywords
+        ):
+            raise self._bad(f"calls something other than {', '.join(_FUNCTIONS)}")
+        if isinstance(node, ast.Subscript) and not isinstance(node.value, ast.Name):
+            raise self._bad('may use [...] only as metrics["name"]')
+        if isinstance(node, ast.Name) and node.id not in self._known | {*_WORDS, *_FUNCTIONS}:
+            near = difflib.get_close_matches(node.id, sorted(self._known), 1)
+            guess = f"; did you mean {near[0]!r}?" if near else ""
+            raise self._bad(f"uses the unknown name {node.id!r}{guess}")
+
+    def _bad(self, what: str) -> UserError:
+        return UserError(
+            "BAD_ARGUMENT",
+            f"{self.field} {self.shown[:200]!r} {what}",
+            hint=f"Names: {', '.join(sorted(self._known))}. Example: {self.example}.",
+            field=self.field,
+        )

@@ -1,0 +1,238 @@
+"""Pushed environments: what each version is, and how its process and its rows are reached.
+
+A version is a content hash of its files (engine/environments/push.py makes it) and never changes:
+its folder holds the files, the rows that `tasks()` gave at push, what is known about it and its
+audit.
+"""
+
+import difflib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.core.errors import UserError
+from engine.core.files import read_json
+from engine.home import recovery
+from engine.home.rows import EnvRow, taken_as
+from engine.home.run_dir import Home
+from engine.home.store import Store
+from envs.config.settings import Limits
+from envs.host.process import EnvProcess
+from envs.isolation.sandbox import Sandbox
+
+SOURCE, TASKS, FACTS, AUDIT = "source", "tasks.jsonl", "env.json", "audit.json"
+EARLIER = "earlier"  # audits that were replaced, each named by its SHA-256
+
+
+@dataclass(frozen=True)
+class EnvRecord:
+    """One version of a pushed environment.
+
+    Attributes:
+        env_id: `name@hash12`.
+        dir: its folder: source/, tasks.jsonl, env.json, audit.json.
+        kind: single, multi or sft.
+        scored: whether it can score a completion.
+        tools: OpenAI function schemas its model may call.
+        rows: {"train": n, "heldout": n}.
+        audit: the stored reward audit.
+        limits: what its process may use.
+        secrets: names of secrets it needs.
+        facts: all of env.json.
+    """
+
+    env_id: str
+    name: str
+    hash: str
+    dir: Path
+    kind: str
+    scored: bool
+    tools: list[dict[str, Any]]
+    rows: dict[str, int]
+    audit: dict[str, Any]
+    limits: Limits
+    secrets: tuple[str, ...]
+    facts: dict[str, Any] = field(repr=False, default_factory=dict)
+
+    @property
+    def source(self) -> Path:
+        return self.dir / SOURCE
+
+    @property
+    def contamination(self) -> dict[str, Any]:
+        """What its training rows share with its held-out tasks, found at push; {} if unknown."""
+        return self.facts.get("contamination") or {}
+
+    @property
+    def isolation(self) -> str:
+        """What held the environment's code at push, in words."""
+        return str(self.facts.get("isolation", ""))
+
+
+def find_env(home: Home, ref: str) -> EnvRecord:
+    """The version `ref` means: an id, a bare name (its newest version) or a unique prefix.
+
+    A folder `word_game` is stored as `word-game`; either spelling of a whole name finds it.
+
+    Raises UserError ENV_NOT_FOUND or ENV_AMBIGUOUS.
+    """
+    with Store(home) as store:
+        found = store.find_env(ref)
+        if not found and (stored := ref.lower().replace("_", "-")) != ref:
+            found, ref = store.find_env(stored), stored
+        known = [] if found else store.list_envs()
+    if not found:
+        raise _not_found(ref, known)
+    row = found[0]
+    exact = ref in (row.env_id, row.name)
+    several = {other.env_id if "@" in ref else other.name for other in found}
+    if not exact and len(several) > 1:
+        shown = ", ".join(sorted(several)[:5])
+        raise UserError(
+            "ENV_AMBIGUOUS",
+            f"{ref!r} begins more than one environment: {shown}",
+            field="env_id",
+            hint="Pass a longer prefix or the whole id.",
+        )
+    return read_version(home, row.name, row.hash)
+
+
+def prefix_meant(ref: str, record: EnvRecord) -> list[str]:
+    """What to say when `ref` was the beginning of a name or an id; [] where it was whole."""
+    if record.name in (ref, ref.lower().replace("_", "-")):
+        return []
+    return taken_as("env_id", ref, record.env_id)
+
+
+def list_envs(home: Home, limit: int = 1000, offset: int = 0) -> list[dict[str, Any]]:
+    """Versions, the last pushed first: id, kind, rows per split, audit verdict, time."""
+    with Store(home) as store:
+        rows = store.list_envs(limit, offset)
+    return [
+        {
+            "env_id": row.env_id,
+            "kind": row.kind,
+            "rows": row.info.get("rows", {}),
+            "audit": row.info.get("audit", ""),
+            "pushed": row.pushed,
+        }
+        for row in rows
+    ]
+
+
+def open_process(record: EnvRecord, log: Path | None = None) -> EnvProcess:
+    """The env process of a version; it starts with the first call.
+
+    Its home's config.toml says how it is confined. Raises UserError ENV_SECRETS when this process
+    was started without a secret it names.
+    """
+    return EnvProcess(
+        record.source,
+        python=env_python(record),
+        limits=record.limits,
+        secrets=secrets_of(record.secrets),
+        log=log,
+        sandbox=sandbox_of(Home(record.dir.parents[2])),
+    )
+
+
+def sandbox_of(home: Home) -> Sandbox:
+    """What the owner of `home` wants around user code. Raises UserError as its config.toml does."""
+    config = home.user_config()
+    return Sandbox(config.sandbox, config.allow_root, (str(home.root),))
+
+
+def env_python(record: EnvRecord) -> str:
+    """The interpreter a version runs with: the one its packages were found in at push."""
+    stored = record.facts.get("python")
+    if not stored:
+        return sys.executable
+    if os.access(stored, os.X_OK):
+        return str(stored)
+    raise UserError(
+        "ENV_DEPS",
+        f"the interpreter with the packages of {record.env_id} is gone: {stored}",
+        hint="Push the environment again with install=true.",
+        field="env_id",
+    )
+
+
+def secrets_of(names: tuple[str, ...]) -> dict[str, str]:
+    """The values of secrets, from the variables this process was started with.
+
+    Raises UserError ENV_SECRETS naming those that are not set.
+    """
+    unset = [name for name in names if not os.environ.get(name)]
+    if unset:
+        raise UserError(
+            "ENV_SECRETS",
+            f"not set for this server: {', '.join(unset)}",
+            hint="Set them where the server is started (its client's configuration), not in a "
+            "tool argument, and restart it.",
+        )
+    return {name: os.environ[name] for name in names}
+
+
+def read_tasks(record: EnvRecord, split: str | None = None) -> list[dict[str, Any]]:
+    """The stored rows of a version, all of them or one `split` (train, heldout)."""
+    return [row for row in _rows(record.dir / TASKS) if split is None or row["split"] == split]
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    with open(path, "rb") as file:
+        for line in file:
+            yield json.loads(line)
+
+
+def read_version(home: Home, name: str, hash12: str) -> EnvRecord:
+    """The stored version `name@hash12`. Raises UserError ENV_NOT_FOUND."""
+    folder = home.env(name, hash12)
+    try:
+        return _record(folder, name, hash12)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(
+            "ENV_NOT_FOUND",
+            f"the files of {name}@{hash12} are gone or damaged: {error}",
+            hint="Push the environment again.",
+            field="env_id",
+        ) from error
+
+
+def _record(folder: Path, name: str, hash12: str) -> EnvRecord:
+    facts, audit = read_json(folder / FACTS), read_json(folder / AUDIT)
+    if recovery.env_row(folder) is None:
+        raise ValueError(f"{FACTS} is not that of a version")
+    return EnvRecord(
+        env_id=f"{name}@{hash12}",
+        name=name,
+        hash=hash12,
+        dir=folder,
+        kind=facts["kind"],
+        scored=facts["scored"],
+        tools=facts["tools"],
+        rows=facts["rows"],
+        audit=audit,
+        limits=_limits(facts["limits"]),
+        secrets=tuple(facts["secrets"]),
+        facts=facts,
+    )
+
+
+def _limits(stored: dict[str, Any]) -> Limits:
+    """Stored limits, also of a release that knew others."""
+    return Limits(**{name: stored[name] for name in vars(Limits()) if name in stored})
+
+
+def _not_found(ref: str, known: list[EnvRow]) -> UserError:
+    names = list(dict.fromkeys(row.name for row in known))
+    near = difflib.get_close_matches(ref.partition("@")[0], names, 3, 0.5)
+    hint = "Push one with push_env." if not names else f"Known: {', '.join(names[:5])}."
+    if near:
+        hint = f"Did you mean {near[0]}? " + hint
+    return UserError(
+        "ENV_NOT_FOUND", f"no environment matches {ref[:80]!r}", field="env_id", hint=hint
+    )

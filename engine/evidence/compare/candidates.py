@@ -1,0 +1,332 @@
+"""Which stored evaluations an id stands for.
+
+An id given to `compare_runs` is a training run (its own held-out evaluation), an evaluation run
+(all its models) or a model reference that was evaluated. An id may have several such offers; the
+ones that share a source, an environment and the way of sampling are taken together.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from engine.core.errors import UserError
+from engine.core.files import read_object
+from engine.evidence.stats.results import Row, load_rows, only_half
+from engine.evidence.verdict.lineage import trained_by
+from engine.evidence.verdict.verdict import after_step, evaluated_models, load_config
+from engine.home.rows import RunRow
+from engine.home.run_dir import Home, RunDir
+from engine.home.store import Store
+
+MAX_ARMS = 8
+_LOOK_BACK = 300  # evaluations searched for a model reference
+# What decides how answers are sampled. top_p and the seed play no part in greedy decoding.
+SAMPLING = ("temperature", "top_p", "max_tokens", "stop", "thinking", "max_turns")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One model with its rows on one environment.
+
+    `run_id` is the run that trained the model, "" for a base model; `step` its checkpoint;
+    `members` the seeds of one configuration that it stands for, if several.
+    """
+
+    label: str
+    source: str
+    env_id: str
+    rows: Sequence[Row]
+    sampling: Mapping[str, Any]
+    run_id: str = ""
+    step: int | None = None
+    members: tuple["Arm", ...] = ()
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One way to answer for an id; `load` reads the rows."""
+
+    source: str
+    env_id: str
+    sampling: Mapping[str, Any]
+    load: Callable[[], list[Arm]]
+
+
+def find_arms(home: Home, ids: Sequence[str], env_id: str = "") -> tuple[list[Arm], list[str]]:
+    """The arms of `ids` on one environment, and warnings.
+
+    Raises UserError RUN_NOT_FOUND, NO_EVALUATION, NOT_COMPARABLE or BAD_ARGUMENT.
+    """
+    with Store(home) as store:
+        finder = _Finder(home, store, ids)
+        offers = {ref: finder.offers(ref) for ref in ids}
+    warnings: list[str] = []
+    for ref, found in offers.items():
+        if env_id:
+            kept = [offer for offer in found if _matches(offer.env_id, env_id)]
+            if found and not kept:
+                raise UserError(
+                    "NO_EVALUATION",
+                    f"{ref} was not evaluated on {env_id}, only on {_listed(found)}",
+                    hint=f'evaluate(env_id="{env_id}", models=["{ref}"]) first.',
+                    field="env_id",
+                )
+            offers[ref] = kept
+    chosen, others = _choose(ids, offers)
+    if others:
+        warnings.append(
+            f"Compared on {chosen[0].env_id}; they were also evaluated on {', '.join(others)}: "
+            "env_id chooses."
+        )
+    arms = [arm for offer in chosen for arm in offer.load()]
+    arms = _relabelled([arm for arm in arms if arm.rows])
+    if not 2 <= len(arms) <= MAX_ARMS:
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"these ids give {len(arms)} evaluated models; 2 to {MAX_ARMS} can be compared",
+            hint="Give two or more runs, evaluations or model references.",
+            field="ids",
+        )
+    return arms, warnings + _same_sampling(arms)
+
+
+class _Finder:
+    def __init__(self, home: Home, store: Store, ids: Sequence[str]) -> None:
+        self.home = home
+        self.store = store
+        self.ids = ids
+        self.evaluations = [
+            (row, load_config(home.run(row.run_id)))
+            for row in store.list_runs(_LOOK_BACK, states=["done"], kind="evaluate")
+            if not home.run(row.run_id).deleted.exists()
+        ]
+
+    def offers(self, ref: str) -> list[Offer]:
+        name, _, which = ref.partition("@")
+        row = self._exact(name)
+        gone = row is not None and self.home.run(row.run_id).deleted.exists()
+        if row is not None and row.kind != "train" and not gone:
+            return [self._evaluation(row, load_config(self.home.run(name)), None)]
+        found = [
+            self._evaluation(past, config, ref)
+            for past, config in self.evaluations
+            if any(str(model.get("ref")) == ref for model in config.get("models") or [])
+        ]
+        if row is not None and row.kind == "train" and not gone:
+            found = self._own(row, which) + found
+        elif not which:
+            found += self._starting_points(ref)
+        if not found and row is None:
+            row = self.store.get_run(name)  # a unique prefix, or RUN_NOT_FOUND naming the nearest
+            if row.run_id != name:
+                return self.offers(f"{row.run_id}@{which}" if which else row.run_id)
+        if not found and gone:
+            raise UserError(
+                "NO_EVALUATION",
+                f"{ref} has no evaluation to compare: the files of {name} were deleted",
+                hint="Compare another; get_status and the report of this one say what came of it.",
+                field="ids",
+            )
+        if not found:
+            state = f" (it is {row.state})" if row else ""
+            raise UserError(
+                "NO_EVALUATION",
+                f"{ref} has no evaluation to compare{state}",
+                hint=f'evaluate(env_id=..., models=["{ref}"]) makes one; a running run has one '
+                "at its end.",
+                field="ids",
+            )
+        return found
+
+    def _exact(self, name: str) -> RunRow | None:
+        try:
+            row = self.store.get_run(name)
+        except UserError:
+            return None
+        return row if row.run_id == name else None
+
+    def _evaluation(self, row: RunRow, config: Mapping[str, Any], ref: str | None) -> Offer:
+        run, sampling = self.home.run(row.run_id), sampling_of(config)
+
+        def load() -> list[Arm]:
+            return [
+                Arm(
+                    label,
+                    run.id,
+                    row.env_id,
+                    rows,
+                    sampling,
+                    trained_by(self.home, label),
+                    _step_named(label),
+                )
+                for label, rows in evaluated_models(run, config).items()
+                if ref is None or label == ref
+            ]
+
+        return Offer(run.id, row.env_id, sampling, load)
+
+    def _own(self, row: RunRow, which: str) -> list[Offer]:
+        """A training run's own held-out evaluation: the half it was not chosen on."""
+        run = self.home.run(row.run_id)
+        step = _step_of(run, which)
+        if step is None or not _reported(run, step):
+            return []
+        sampling = sampling_of(load_config(run), read_object(run.manifest))
+        label = f"{row.run_id}@{which}" if which else row.run_id
+
+        def load() -> list[Arm]:
+            rows = _reported(run, step)
+            return [Arm(label, run.id, row.env_id, rows, sampling, row.run_id, step)]
+
+        return [Offer(run.id, row.env_id, sampling, load)]
+
+    def _starting_points(self, ref: str) -> list[Offer]:
+        """Step 0 of the listed runs that started from this very model."""
+        found = []
+        for other in self.ids:
+            row = self._exact(other.partition("@")[0])
+            if row is None or row.kind != "train" or row.model != ref:
+                continue
+            run = self.home.run(row.run_id)
+            if _reported(run, 0):
+                found.append(self._start(run, row, ref))
+        return found
+
+    def _start(self, run: RunDir, row: RunRow, ref: str) -> Offer:
+        sampling = sampling_of(load_config(run), read_object(run.manifest))
+
+        def load() -> list[Arm]:
+            return [Arm(ref, run.id, row.env_id, _reported(run, 0), sampling)]
+
+        return Offer(run.id, row.env_id, sampling, load)
+
+
+def sampling_of(
+    config: Mapping[str, Any], manifest: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """How the answers of a run's evaluation were sampled; None where it is not recorded.
+
+    Held-out evaluations of a training run, and evaluations with one attempt, are greedy.
+    """
+    recorded = (manifest or {}).get("eval_sampling")
+    settings = dict(config.get("settings") or {}) | dict(recorded or {})
+    greedy = config.get("kind", "train") == "train" or config.get("attempts", 1) == 1
+    found = {name: settings.get(name) for name in SAMPLING}
+    found["stop"] = sorted(settings.get("stop") or [])
+    found["thinking"] = bool(settings.get("thinking", False))
+    if greedy:
+        found |= {"temperature": 0.0, "top_p": 1.0}
+    return found
+
+
+def _choose(ids: Sequence[str], offers: Mapping[str, list[Offer]]) -> tuple[list[Offer], list[str]]:
+    """One offer per id on one environment, and the other environments that were possible.
+
+    Preferred is what shares a source with the first id's offer, then its way of sampling, then
+    what is newest.
+    """
+    envs = [
+        env_id
+        for env_id in dict.fromkeys(offer.env_id for offer in offers[ids[0]])
+        if all(any(offer.env_id == env_id for offer in offers[ref]) for ref in ids)
+    ]
+    if not envs:
+        where = "; ".join(f"{ref}: {_listed(offers[ref])}" for ref in ids)
+        raise UserError(
+            "NOT_COMPARABLE",
+            f"these were not evaluated on one environment version ({where})",
+            hint="evaluate all of them on one env_id, then compare that evaluation.",
+            field="ids",
+        )
+    best: list[Offer] = []
+    best_rank = (-1, -1)
+    for first in (offer for offer in offers[ids[0]] if offer.env_id == envs[0]):
+        picked = [_nearest(first, offers[ref]) for ref in ids]
+        rank = (
+            sum(offer.source == first.source for offer in picked),
+            sum(not _unequal(offer.sampling, first.sampling) for offer in picked),
+        )
+        if rank > best_rank:
+            best, best_rank = picked, rank
+    return best, envs[1:]
+
+
+def _nearest(first: Offer, offers: Iterable[Offer]) -> Offer:
+    here = [offer for offer in offers if offer.env_id == first.env_id]
+    return max(
+        here,
+        key=lambda offer: (
+            offer.source == first.source,
+            not _unequal(offer.sampling, first.sampling),
+            -here.index(offer),
+        ),
+    )
+
+
+def _unequal(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """The sampling settings that are recorded on both sides and differ."""
+    return [
+        name
+        for name in SAMPLING
+        if one[name] is not None and other[name] is not None and one[name] != other[name]
+    ]
+
+
+def _same_sampling(arms: Sequence[Arm]) -> list[str]:
+    """Warnings about what is not recorded. Raises UserError NOT_COMPARABLE on a difference."""
+    first, warnings = arms[0], []
+    for arm in arms[1:]:
+        unequal = _unequal(first.sampling, arm.sampling)
+        if unequal:
+            said = ", ".join(
+                f"{name} {first.sampling[name]} against {arm.sampling[name]}" for name in unequal
+            )
+            raise UserError(
+                "NOT_COMPARABLE",
+                f"{first.label} and {arm.label} were sampled differently: {said}",
+                hint="evaluate both in one call, with the same settings, and compare that.",
+                field="ids",
+            )
+    missing = [arm.label for arm in arms if arm.sampling["max_tokens"] is None]
+    if missing and len(missing) < len(arms):
+        warnings.append(
+            f"How many tokens {', '.join(missing)} could answer with is not recorded; an "
+            "evaluation of all of them in one call settles it."
+        )
+    return warnings
+
+
+def _reported(run: RunDir, step: int) -> list[Row]:
+    rows = load_rows(run.evals(step))
+    return only_half(rows, "report") if any(row.get("half") for row in rows) else rows
+
+
+def _step_of(run: RunDir, which: str) -> int | None:
+    named = _step_named(f"@{which}")
+    return after_step(run) if named is None else named
+
+
+def _step_named(ref: str) -> int | None:
+    """20 for `run@step20`."""
+    which = ref.partition("@")[2]
+    return int(which[4:]) if which.startswith("step") and which[4:].isdigit() else None
+
+
+def _matches(env_id: str, wanted: str) -> bool:
+    return env_id == wanted or env_id.partition("@")[0] == wanted or env_id.startswith(wanted)
+
+
+def _listed(offers: Iterable[Offer]) -> str:
+    return ", ".join(dict.fromkeys(offer.env_id for offer in offers)) or "none"
+
+
+def _relabelled(arms: Sequence[Arm]) -> list[Arm]:
+    """Labels told apart by their source where two evaluations hold the same model."""
+    count: dict[str, int] = {}
+    for arm in arms:
+        count[arm.label] = count.get(arm.label, 0) + 1
+    named = [
+        replace(arm, label=f"{arm.label} in {arm.source}") if count[arm.label] > 1 else arm
+        for arm in arms
+    ]
+    return list({arm.label: arm for arm in named}.values())

@@ -1,0 +1,95 @@
+"""Every detector by name, and what they find in a run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.evidence.detect import answers, groups, learning, scoring, setbacks
+from engine.evidence.detect.findings import Finding, ranked
+from engine.evidence.detect.views import Facts, View
+
+_TRAINERS = ("sft", "grpo")
+_ALL = ("sft", "grpo", "evaluate")
+_VIEW = frozenset(View.__dataclass_fields__)
+
+
+@dataclass(frozen=True)
+class Detector:
+    """One way a run goes wrong.
+
+    Attributes:
+        id: of the finding it returns.
+        find: None when there is nothing to say.
+        algorithms: what it can judge.
+        reads: names of metrics or of view numbers of which it needs at least one, "rescored" or
+            "kept"; () where it reads how a run ended.
+        live: whether it speaks while a run is going on.
+    """
+
+    id: str
+    find: Callable[[Facts], Finding | None]
+    algorithms: tuple[str, ...] = ("grpo",)
+    reads: tuple[str, ...] = ()
+    live: bool = True
+
+    def could_judge(self, facts: Facts) -> bool:
+        """Whether the run left what this detector reads."""
+        if "rescored" in self.reads and facts.rescored.get("scored"):
+            return True
+        if "kept" in self.reads and facts.kept:
+            return True
+        return not self.reads or any(
+            facts.curve(name) or (name in _VIEW and facts.of_views(name)) for name in self.reads
+        )
+
+
+DETECTORS = (
+    Detector("uniform_groups", groups.uniform_groups, reads=("groups_effective",)),
+    Detector("too_hard", groups.too_hard, reads=("groups_effective",)),
+    Detector("too_easy", groups.too_easy, reads=("groups_effective",)),
+    Detector(
+        "below_start",
+        setbacks.below_start,
+        _TRAINERS,
+        ("heldout_success", "heldout_reward", "heldout_loss"),
+    ),
+    Detector("length_grew", answers.length_grew, reads=("truncated_share", "cut")),
+    Detector("truncation", answers.truncation, _ALL, ("truncated_share", "cut", "loss")),
+    Detector("overthinking", answers.overthinking, ("grpo", "evaluate"), ("think",)),
+    Detector("repetition", answers.repetition, ("grpo", "evaluate"), ("repeated",)),
+    Detector("unparsed", answers.unparsed, _ALL, ("form", "wrapped_reward")),
+    Detector("entropy_collapse", groups.entropy_collapse, reads=("entropy",)),
+    Detector("judge_pleasing", scoring.judge_pleasing, ("grpo", "evaluate"), ("judge_gap",)),
+    Detector("reward_hacking", scoring.reward_hacking, reads=("reward_mean",)),
+    Detector("overfitting", learning.overfitting, ("sft",), ("heldout_loss",)),
+    Detector("too_short", learning.too_short, ("sft",), ("heldout_loss",), live=False),
+    Detector("forgetting", setbacks.forgetting, _TRAINERS, ("kept",), live=False),
+    Detector("no_update", learning.no_update, _TRAINERS, ("lr",)),
+    Detector("unstable", learning.unstable, _TRAINERS, ("grad_norm",)),
+    Detector("reward_errors", scoring.reward_errors, _ALL, ("reward_errors", "errors")),
+    Detector("scorer_moves", scoring.scorer_moves, _ALL, ("rescored",), live=False),
+    Detector("slow_reward", scoring.slow_reward, reads=("reward_s",)),
+    Detector("underpowered", learning.underpowered, _ALL, live=False),
+    Detector("infra", learning.infra, _ALL, live=False),
+)
+
+IDS = tuple(detector.id for detector in DETECTORS)
+
+
+def find_all(facts: Facts, *, live: bool = False) -> list[Finding]:
+    """Every finding, causes before effects; with `live` only of detectors for running runs."""
+    found = [
+        finding
+        for detector in DETECTORS
+        if facts.algorithm in detector.algorithms and (detector.live or not live)
+        if (finding := detector.find(facts)) is not None
+    ]
+    return ranked(found)
+
+
+def not_judged(facts: Facts) -> list[str]:
+    """Ids of the detectors for this kind of run that had nothing to read."""
+    return [
+        detector.id
+        for detector in DETECTORS
+        if facts.algorithm in detector.algorithms and not detector.could_judge(facts)
+    ]

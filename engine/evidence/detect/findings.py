@@ -1,0 +1,117 @@
+"""What a detector says: one cause with its numbers, and the one lever to pull."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from engine.home.curves import number, short
+
+# Nearest to the root first: what stands above may be the reason for what stands below.
+ORDER = (
+    "infra",
+    "reward_errors",
+    "scorer_moves",
+    "unstable",
+    "no_update",
+    "judge_pleasing",
+    "reward_hacking",
+    "overfitting",
+    "below_start",
+    "length_grew",
+    "truncation",
+    "overthinking",
+    "repetition",
+    "unparsed",
+    "uniform_groups",
+    "too_hard",
+    "too_easy",
+    "entropy_collapse",
+    "too_short",
+    "forgetting",
+    "slow_reward",
+    "underpowered",
+)
+
+Severity = Literal["high", "medium", "low"]
+# What a run measured or learned is not to be used as it is.
+_HIGH = frozenset(
+    {
+        "infra", "reward_errors", "scorer_moves", "unstable", "judge_pleasing", "reward_hacking",
+        "below_start", "forgetting",
+    }
+)  # fmt: skip
+# It costs time, or certainty; what was learned stands.
+_LOW = frozenset({"slow_reward", "underpowered"})
+
+
+@dataclass(frozen=True)
+class Lever:
+    """The one change to try next: a setting with its new value, or an edit in words.
+
+    `setting` may also be an argument of the tool the run came from (`rows` of an evaluation).
+    """
+
+    setting: str = ""
+    now: Any = None
+    to: Any = None
+    edit: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        if self.setting:
+            change = {"setting": self.setting, "now": self.now, "to": self.to}
+            return change | ({"why": self.edit} if self.edit else {})
+        return {"edit": self.edit}
+
+    def words(self) -> str:
+        if not self.setting:
+            return self.edit
+        return f"{self.setting} = {self.to}" + (f" ({self.edit})" if self.edit else "")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One cause.
+
+    Attributes:
+        id: one of `ORDER`.
+        what: what was seen, one sentence with its numbers.
+        evidence: the numbers.
+        playbook: slug of the section that says more.
+        pick, where: how `read_rollouts` shows examples; "" when rollouts show nothing.
+        root: known to be the cause and not an effect; such findings come first.
+        severity: how much it takes from what the run came to; by its id where it is not given.
+    """
+
+    id: str
+    what: str
+    evidence: Mapping[str, Any]
+    lever: Lever
+    playbook: str = "failures"
+    pick: str = ""
+    where: str = ""
+    root: bool = field(default=False)
+    severity: Severity | Literal[""] = ""
+
+    def __post_init__(self) -> None:
+        usual: Severity = "high" if self.id in _HIGH else "low" if self.id in _LOW else "medium"
+        object.__setattr__(self, "severity", self.severity or usual)
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The evidence in few digits, what is not known left out."""
+        found: dict[str, Any] = {}
+        for name, value in self.evidence.items():
+            if isinstance(value, float):
+                value = short(value) if number(value) is not None else None
+            if value is not None:
+                found[name] = value
+        return found
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        return (not self.root and self.id != "infra", ORDER.index(self.id))
+
+
+def ranked(findings: list[Finding]) -> list[Finding]:
+    """Causes before their effects."""
+    return sorted(findings, key=lambda finding: finding.rank)

@@ -1,0 +1,247 @@
+"""Everything a report says about a run, gathered once from its row and its files.
+
+The HTML report, the Markdown report and the model card are three renderings of the same dossier.
+All texts of models and environments in it are cleaned, and secrets are hidden.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.core.errors import UserError
+from engine.core.files import read_object
+from engine.evidence.stats.inference import Interval, wilson
+from engine.evidence.stats.results import load_rows, measure_of, side, value_of
+from engine.evidence.verdict.lineage import trained_by
+from engine.evidence.verdict.provenance import read_chain
+from engine.evidence.verdict.verdict import (
+    Comparison,
+    Sides,
+    compare_rows,
+    contamination_of,
+    evaluation_sides,
+    flip_examples,
+    load_config,
+    run_verdict,
+    training_sides,
+)
+from engine.home.curves import Metrics, load_metrics, number
+from engine.home.rows import RunRow
+from engine.home.run_dir import Home, RunDir
+from engine.home.sanitize import Redactor, clean_value, redactor_for
+from engine.home.store import Store
+
+_EXAMPLES = 4
+_EXAMPLE_CHARS = 900
+_GENERATIONS = 8
+
+
+@dataclass(frozen=True)
+class Station:
+    """One step of the way a model came: `kind` is base, train or evaluate."""
+
+    kind: str
+    name: str
+    detail: str = ""
+    verdict: str = ""
+    current: bool = False
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Held-out success or reward at an evaluated step, on the half that chooses."""
+
+    step: int
+    value: float
+    interval: Interval | None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Estimated and actual device hours; None where unknown."""
+
+    low: float | None = None
+    likely: float | None = None
+    high: float | None = None
+    actual: float | None = None
+    price: float = 0.0
+    memory_bytes: float | None = None
+    basis: str = ""
+
+
+@dataclass(frozen=True)
+class Dossier:
+    """See the module."""
+
+    row: RunRow
+    run: RunDir
+    config: Mapping[str, Any]
+    manifest: Mapping[str, Any]
+    verdict: Mapping[str, Any]
+    comparison: Comparison | None
+    sides: Sides | None
+    flips: Mapping[str, list[dict[str, Any]]]
+    metrics: Metrics
+    checked: list[Checked]
+    audit: Mapping[str, Any]
+    contamination: Mapping[str, Any]
+    failure: Mapping[str, Any]
+    cost: Cost
+    lineage: list[Station]
+    alerts: list[dict[str, Any]]
+    chain: Mapping[str, Any]
+    redact: Redactor = field(repr=False)
+    written: float = 0.0
+
+    @property
+    def settings(self) -> list[tuple[str, Any, str]]:
+        """(name, value, source): what a person chose first, then the rest by name."""
+        sources = self.config.get("sources") or {}
+        values = self.config.get("settings") or {}
+        rows = [(str(name), value, str(sources.get(name, ""))) for name, value in values.items()]
+        return sorted(rows, key=lambda row: (row[2] != "user", row[0]))
+
+    @property
+    def hashes(self) -> list[tuple[str, str]]:
+        """(what, hash) of environment, tasks, model and settings, as the manifest has them."""
+        found = [("environment", str(self.config.get("env_id", "")).partition("@")[2])]
+        env = self.manifest.get("env") or {}
+        model = self.manifest.get("model") or {}
+        found.append(("task rows (sha256)", str(env.get("tasks_sha256") or "")))
+        for name, digest in (model.get("files") or {}).items():
+            if str(name).endswith(".safetensors"):
+                found.append((f"{model.get('ref', 'model')} {name} (sha256)", str(digest)))
+        for name, digest in (model.get("start_adapter") or {}).items():
+            found.append((f"starting {name} (sha256)", str(digest)))
+        found.append(("settings (sha256)", str(self.manifest.get("settings_sha256") or "")))
+        return [(what, digest) for what, digest in found if digest]
+
+
+def gather(home: Home, run_id: str) -> Dossier:
+    """The dossier of a run in any state. Raises UserError RUN_NOT_FOUND."""
+    with Store(home) as store:
+        row = store.get_run(run_id)
+    run = home.run(row.run_id)
+    config = load_config(run)
+    redact = redactor_for(home, config)
+    training = row.kind == "train"
+    sides = training_sides(run) if training else evaluation_sides(run, config)
+    comparison = compare_rows(sides.before, sides.after) if sides else None
+    flips: Mapping[str, list[dict[str, Any]]] = {"gained": [], "lost": []}
+    if sides and comparison:
+        flips = flip_examples(
+            comparison, sides.before, sides.after, redact, each=_EXAMPLES, chars=_EXAMPLE_CHARS
+        )
+    return Dossier(
+        row=row,
+        run=run,
+        config=redact.value(config),
+        manifest=clean_value(read_object(run.manifest)),
+        verdict=run_verdict(run),
+        comparison=comparison,
+        sides=sides,
+        flips=flips,
+        metrics=load_metrics(run.metrics),
+        checked=_checked(run) if training else [],
+        audit=redact.value(_audit(config)),
+        contamination=redact.value(contamination_of(run)),
+        failure=redact.value(read_object(run.failure)),
+        cost=_cost(row, config),
+        lineage=lineage(home, row, config),
+        chain=read_chain(run),
+        alerts=[redact.value(event) for event in _events(run) if event.get("event") == "alert"],
+        redact=redact,
+        written=time.time(),
+    )
+
+
+def lineage(home: Home, row: RunRow, config: Mapping[str, Any]) -> list[Station]:
+    """From the base model to this run, oldest first."""
+    if row.kind != "train":
+        models = [str(model.get("ref")) for model in config.get("models") or []]
+        return [Station("model", ref) for ref in models] + [
+            Station("evaluate", row.run_id, str(config.get("env_id", "")), current=True)
+        ]
+    way = [_station(row, config, current=True)]
+    ref = str(config.get("model") or "")
+    while len(way) < _GENERATIONS:
+        parent = trained_by(home, ref)
+        if not parent or any(station.name == parent for station in way):
+            break
+        found = _row(home, parent)
+        if found is None:
+            break
+        parent_config = load_config(home.run(parent))
+        which = ref.partition("@")[2]
+        way.append(_station(found, parent_config, which=which))
+        ref = str(parent_config.get("model") or "")
+    way.append(Station("base", ref, "base model"))
+    return way[::-1]
+
+
+def _row(home: Home, run_id: str) -> RunRow | None:
+    """The row of a run whose folder is there; a home may have been put together by hand."""
+    try:
+        with Store(home) as store:
+            return store.get_run(run_id)
+    except UserError:
+        return None
+
+
+def _station(
+    row: RunRow, config: Mapping[str, Any], *, which: str = "", current: bool = False
+) -> Station:
+    detail = f"{row.algorithm} on {config.get('env_id', '')}"
+    if which:
+        detail += f", continued from {which}"
+    return Station("train", row.run_id, detail, row.verdict, current)
+
+
+def _checked(run: RunDir) -> list[Checked]:
+    """What each evaluation showed on the half that chooses, with Wilson's interval for rates."""
+    found = []
+    for step in run.eval_steps():
+        rows = load_rows(run.evals(step))
+        chosen = [row for row in rows if row.get("half") == "select"] or rows
+        measure = measure_of(chosen)
+        if measure is None:
+            continue
+        values = [v for row in chosen if (v := value_of(row, measure)) is not None]
+        mean = sum(values) / len(values)
+        interval = None
+        if measure == "success":
+            tasks = len(side(chosen, measure).values)
+            interval = wilson(round(mean * tasks), tasks)
+        found.append(Checked(step, mean, interval))
+    return found
+
+
+def _audit(config: Mapping[str, Any]) -> dict[str, Any]:
+    folder = config.get("env_dir")
+    return read_object(Path(folder) / "audit.json") if isinstance(folder, str) and folder else {}
+
+
+def _cost(row: RunRow, config: Mapping[str, Any]) -> Cost:
+    estimate = config.get("estimate") or {}
+    hours = estimate.get("gpu_hours") or {}
+    memory = estimate.get("peak_memory") or {}
+    if not isinstance(hours, Mapping):
+        hours = {}
+    spent = row.spent_hours or (
+        (row.ended - row.started) / 3600 if row.ended and row.started else None
+    )
+    return Cost(
+        low=number(hours.get("low")),
+        likely=number(hours.get("likely")),
+        high=number(hours.get("high")),
+        actual=spent,
+        price=number(estimate.get("gpu_hour_price")) or 0.0,
+        memory_bytes=number(memory.get("total")) if isinstance(memory, Mapping) else None,
+        basis=str(estimate.get("basis") or ""),
+    )
+
+
+def _events(run: RunDir) -> list[dict[str, Any]]:
+    return load_rows(run.events)

@@ -1,0 +1,446 @@
+"""Opening the database of a home: its schema as a list of steps, and what can be wrong with it.
+
+`PRAGMA user_version` counts the steps applied. A step that was released never changes: a new need
+is a new step at the end of the list.
+"""
+
+import contextlib
+import errno
+import fcntl
+import functools
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from engine.core.errors import UserError
+from engine.core.files import is_locked, share_lock, sync_folder, take_lock
+from engine.home import recovery
+from engine.home.run_dir import Home
+
+_BUSY_S = 30.0
+_NO_WRITING = (
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+)
+_ROOM = 65_536  # bytes that SQLite needs beside the database to open it
+_MEND_S = 5.0  # how long to wait until nobody has a damaged database open
+
+_M001 = (
+    """
+    CREATE TABLE runs (
+        rowid INTEGER PRIMARY KEY AUTOINCREMENT,
+        run_id TEXT NOT NULL UNIQUE,
+        name TEXT NOT NULL,
+        number INTEGER NOT NULL,
+        kind TEXT NOT NULL,
+        algorithm TEXT NOT NULL,
+        state TEXT NOT NULL,
+        created REAL NOT NULL,
+        queued REAL NOT NULL,
+        started REAL,
+        ended REAL,
+        attempt INTEGER NOT NULL,
+        device TEXT NOT NULL DEFAULT '',
+        request_id TEXT NOT NULL DEFAULT '',
+        env_id TEXT NOT NULL DEFAULT '',
+        model TEXT NOT NULL DEFAULT '',
+        note TEXT NOT NULL DEFAULT '',
+        expect TEXT NOT NULL DEFAULT '',
+        parent TEXT NOT NULL DEFAULT '',
+        max_gpu_hours REAL NOT NULL DEFAULT 0,
+        estimated_hours REAL NOT NULL DEFAULT 0,
+        spent_hours REAL NOT NULL DEFAULT 0,
+        spent_before REAL NOT NULL DEFAULT 0,
+        continuations INTEGER NOT NULL DEFAULT 0,
+        reason_kind TEXT NOT NULL DEFAULT '',
+        reason TEXT NOT NULL DEFAULT '',
+        hint TEXT NOT NULL DEFAULT '',
+        verdict TEXT NOT NULL DEFAULT '',
+        UNIQUE (name, number)
+    )
+    """,
+    "CREATE INDEX runs_by_state ON runs (state, queued)",
+    """
+    CREATE TABLE requests (
+        request_id TEXT PRIMARY KEY,
+        body_hash TEXT NOT NULL,
+        run_id TEXT NOT NULL REFERENCES runs (run_id),
+        at REAL NOT NULL
+    )
+    """,
+    """
+    CREATE TABLE history (
+        run_id TEXT NOT NULL REFERENCES runs (run_id),
+        at REAL NOT NULL,
+        came_from TEXT NOT NULL,
+        went_to TEXT NOT NULL
+    )
+    """,
+    "CREATE INDEX history_by_run ON history (run_id)",
+    """
+    CREATE TABLE envs (
+        env_id TEXT PRIMARY KEY,
+        name TEXT NOT NULL,
+        hash TEXT NOT NULL,
+        kind TEXT NOT NULL,
+        created REAL NOT NULL,
+        pushed REAL NOT NULL,
+        info TEXT NOT NULL
+    )
+    """,
+    "CREATE INDEX envs_by_name ON envs (name, pushed)",
+    """
+    CREATE TABLE deployments (
+        deployment_id TEXT PRIMARY KEY,
+        base_name TEXT NOT NULL,
+        base_path TEXT NOT NULL,
+        state TEXT NOT NULL DEFAULT 'starting',
+        url TEXT NOT NULL DEFAULT '',
+        adapters TEXT NOT NULL,
+        serve_base INTEGER NOT NULL,
+        memory_bytes INTEGER NOT NULL,
+        created REAL NOT NULL,
+        ended REAL,
+        message TEXT NOT NULL DEFAULT ''
+    )
+    """,
+    """
+    CREATE TABLE estimates (
+        at REAL NOT NULL,
+        kind TEXT NOT NULL,
+        features TEXT NOT NULL,
+        predicted REAL NOT NULL,
+        actual REAL NOT NULL
+    )
+    """,
+)
+
+
+def m001_first_tables(db: sqlite3.Connection) -> None:
+    for statement in _M001:
+        db.execute(statement)
+
+
+MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [m001_first_tables]
+
+
+class Damaged(Exception):
+    """The database file is not one, or not whole; the message says what SQLite said."""
+
+
+def open_database(home: Home) -> tuple[sqlite3.Connection, int]:
+    """A connection to the home's database, its schema up to date, and a descriptor to close after
+    it: the lock that says it is open.
+
+    A damaged one is kept aside and its rows are made again from the folders of the home.
+    Raises UserError HOME_UNUSABLE or DISK_FULL.
+    """
+    try:
+        lock = share_lock(home.db_lock, wait_s=_BUSY_S)
+    except OSError as error:
+        lock = -1  # a disk that takes no new file, or is for reading alone
+        if error.errno not in _NO_WRITING:
+            raise unusable(home.db, error) from error
+    if lock is None:
+        raise unusable(home.db, TimeoutError("it is being mended by another process"))
+    try:
+        return _open(home) if lock >= 0 else _open_to_read(home), lock
+    except Damaged as damage:
+        if lock < 0:
+            raise damaged(home, str(damage)) from damage
+        os.close(lock)
+        return mend(home, str(damage))
+    except BaseException as error:
+        sqlites = isinstance(error, UserError) and isinstance(error.__cause__, sqlite3.Error)
+        if not (sqlites and _at_rest(home)):
+            if lock >= 0:
+                os.close(lock)
+            raise
+        return _open_to_read(home), lock
+
+
+def _at_rest(home: Home) -> bool:
+    """Whether all that was committed is in the database itself, so that it can be read alone."""
+    log = Path(f"{home.db}-wal")
+    return home.db.exists() and not (log.exists() and log.stat().st_size)
+
+
+def _open_to_read(home: Home) -> sqlite3.Connection:
+    """The database of a home that cannot be written just now: whoever only looks is answered.
+
+    Raises UserError HOME_UNUSABLE or DISK_FULL.
+    """
+    try:
+        if not _at_rest(home):
+            raise sqlite3.OperationalError("its write-ahead log cannot be read without writing")
+        said = "?mode=ro&immutable=1"
+        db = sqlite3.connect(f"{home.db.as_uri()}{said}", uri=True, isolation_level=None)
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if version != len(MIGRATIONS):
+            db.close()
+            raise sqlite3.OperationalError(f"its schema is {version}, not {len(MIGRATIONS)}")
+    except sqlite3.OperationalError as error:
+        raise unusable(home.db, error) from error
+    except sqlite3.DatabaseError as error:
+        raise Damaged(str(error)) from error
+    return db
+
+
+def mend(home: Home, what: str) -> tuple[sqlite3.Connection, int]:
+    """Keep the damaged database aside and open a new one with the rows that folders still tell.
+
+    Nobody else may have it open, as the supervisor of every living run does: SQLite deletes its
+    log by name when it closes, whatever file has that name by then.
+    Raises UserError HOME_UNUSABLE.
+    """
+    lock = take_lock(home.db_lock, wait_s=_MEND_S)
+    if lock is None:
+        raise damaged(home, what, in_use=True)
+    try:
+        db = _intact_by_now(home) or _begin_anew(home)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        return db, lock
+    except Damaged as damage:
+        os.close(lock)
+        raise damaged(home, str(damage)) from damage
+    except OSError as error:
+        os.close(lock)
+        raise damaged(home, f"{what}; it cannot be moved aside: {error}") from error
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+def _intact_by_now(home: Home) -> sqlite3.Connection | None:
+    """The database where another process has mended it meanwhile."""
+    try:
+        db = _open(home)
+    except Damaged:
+        return None
+    if not intact(db):
+        return db
+    db.close()
+    return None
+
+
+def _begin_anew(home: Home) -> sqlite3.Connection:
+    kept = home.db_aside(time.strftime("%Y%m%dT%H%M%S", time.gmtime()))
+    # The log first: without its database it is nothing, beside a new one it would be poison.
+    for suffix in ("-wal", "-shm", ""):
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(f"{home.db}{suffix}", f"{kept}{suffix}")
+    sync_folder(home.root)
+    return _open(home)
+
+
+def intact(db: sqlite3.Connection) -> str:
+    """ "" when every page can be read and fits the others, else the first things that are wrong."""
+    try:
+        said = [line for (line,) in db.execute("PRAGMA quick_check")]
+    except sqlite3.DatabaseError as error:
+        said = [str(error)]
+    return "" if said == ["ok"] else "; ".join(said[:3])
+
+
+def _open(home: Home) -> sqlite3.Connection:
+    if _emptied(home):
+        raise Damaged("the file is empty although this home holds runs")
+    try:
+        db = sqlite3.connect(home.db, timeout=_BUSY_S, isolation_level=None)
+    except sqlite3.Error as error:
+        raise unusable(home.db, error) from error
+    try:
+        db.execute("PRAGMA wal_autocheckpoint = 0")
+        db.execute("PRAGMA synchronous = FULL")
+        _prepare(home, db)
+    except sqlite3.OperationalError as error:
+        db.close()
+        raise unusable(home.db, error) from error
+    except sqlite3.DatabaseError as error:
+        db.close()
+        raise Damaged(str(error)) from error
+    except UserError:
+        db.close()
+        raise
+    return db
+
+
+def _emptied(home: Home) -> bool:
+    try:
+        if home.db.stat().st_size:
+            return False
+    except OSError:
+        return False
+    # A database that another process creates right now is empty too, but then it has no runs.
+    return any(home.runs.glob("*/config.json"))
+
+
+def _prepare(home: Home, db: sqlite3.Connection) -> None:
+    """Bring the schema up to date; the usual case costs one read."""
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version == len(MIGRATIONS):
+        return
+    if version > len(MIGRATIONS):
+        raise UserError(
+            "HOME_UNUSABLE",
+            f"the database {home.db} was written by a newer Honesmith (schema {version}, this "
+            f"one knows {len(MIGRATIONS)})",
+            hint="Upgrade Honesmith, or use another home.",
+        )
+    _use_wal(db)
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        # Another process may have migrated while this one waited.
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        for migrate in MIGRATIONS[version:]:
+            migrate(db)
+        if version == 0:
+            _refill(home, db)
+        db.execute(f"PRAGMA user_version = {max(version, len(MIGRATIONS))}")
+        db.execute("COMMIT")
+    except BaseException:
+        db.execute("ROLLBACK")
+        raise
+
+
+def _refill(home: Home, db: sqlite3.Connection) -> None:
+    """The rows of a home whose folders are older than its database; a new home has none."""
+    for row in recovery.env_rows(home):
+        values = row | {"info": json.dumps(row["info"])}
+        _insert(db, "envs", values)
+    for row in recovery.deployment_rows(home):
+        _insert(db, "deployments", row | {"adapters": json.dumps(row["adapters"])})
+    for row in recovery.run_rows(home):
+        _insert(db, "runs", row)
+        at = row.get("ended") or row.get("started") or row["created"]
+        went = {"run_id": row["run_id"], "at": at, "came_from": "", "went_to": row["state"]}
+        _insert(db, "history", went)
+
+
+def _insert(db: sqlite3.Connection, table: str, values: dict[str, Any]) -> None:
+    marks = ", ".join("?" * len(values))
+    db.execute(
+        f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})", tuple(values.values())
+    )
+
+
+def _use_wal(db: sqlite3.Connection) -> None:
+    # Switching the journal needs the file alone, and SQLite does not wait for that by itself.
+    deadline = time.monotonic() + _BUSY_S
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode = WAL").fetchall()
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.005)
+
+
+Asked = ParamSpec("Asked")
+Given = TypeVar("Given")
+
+
+def tells_of_the_disk(
+    function: Callable[Concatenate[Home, Asked], Given],
+) -> Callable[Concatenate[Home, Asked], Given]:
+    """`function(home, ...)` that refuses a disk which cannot be written as UserError DISK_FULL or
+    HOME_UNUSABLE, whatever file it came upon first."""
+
+    @functools.wraps(function)
+    def told(home: Home, *args: Asked.args, **kwargs: Asked.kwargs) -> Given:
+        try:
+            return function(home, *args, **kwargs)
+        except OSError as error:
+            if error.errno not in _NO_WRITING:
+                raise
+            raise _unwritten(home, error) from error
+
+    return told
+
+
+def _unwritten(home: Home, error: OSError) -> UserError:
+    """The refusal a disk is that cannot be written: the one the file lies on, where it is named."""
+    path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else home.db
+    full = no_room(path, error)
+    if full is None and path != home.db and not path.is_relative_to(home.root):
+        return UserError(
+            "HOME_UNUSABLE",
+            f"{path} cannot be used: {error.strerror}",
+            hint="Give this user the right to it, then call again.",
+            retryable=True,
+        )
+    return full or unusable(home.db, error)
+
+
+def no_room(path: Path, error: Exception) -> UserError | None:
+    """The refusal a full disk is, with what is left on it, or a file that may not grow; None
+    when neither is wrong.
+
+    SQLite says "disk I/O error" or "unable to open" where it finds no room for its own files.
+    """
+    try:
+        disk = os.statvfs(path.parent)
+    except OSError:
+        return None
+    if getattr(error, "errno", 0) == errno.EFBIG:
+        return UserError(
+            "DISK_FULL",
+            f"a file may not grow further, a limit on the size of files is reached: {error}",
+            hint="Raise that limit (ulimit -f) where Honesmith is started, then call again; "
+            "nothing was stored.",
+            retryable=True,
+        )
+    left, files = disk.f_bavail * disk.f_frsize, disk.f_favail
+    said_so = getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
+    # Only SQLite's own words: an OSError's hold a path, which may be called anything.
+    said_so = said_so or (isinstance(error, sqlite3.Error) and "full" in str(error))
+    if not (said_so or left < _ROOM or (disk.f_files and files < 4)):
+        return None
+    return UserError(
+        "DISK_FULL",
+        f"the disk under {path} has no room: {left} bytes and {files} inodes are left ({error})",
+        hint="Free some space (or inodes), then call again; nothing was stored.",
+        retryable=True,
+    )
+
+
+def unusable(path: Path, error: Exception) -> UserError:
+    full = no_room(path, error)
+    if full is not None:
+        return full
+    return UserError(
+        "HOME_UNUSABLE",
+        f"the database {path} cannot be used: {error}",
+        hint="Check that the home is writable by this user and not on a network file system.",
+        retryable="locked" in str(error) or isinstance(error, TimeoutError),
+    )
+
+
+def damaged(home: Home, what: str, in_use: bool = False) -> UserError:
+    """The refusal a damaged database is; `in_use`: others have it open and forbid to mend it."""
+    if not in_use:
+        return UserError(
+            "HOME_UNUSABLE",
+            f"the database {home.db} is damaged: {what}",
+            hint="Restart the server when the runs under way have ended: it keeps the damaged file "
+            "and makes the run list again from the run folders.",
+        )
+    folders = list(home.runs.iterdir()) if home.runs.is_dir() else []
+    living = [path.name for path in folders if is_locked(home.run(path.name).lock)]
+    said = ", ".join(living[:5]) + " still run(s)" if living else "others have it open"
+    return UserError(
+        "HOME_UNUSABLE",
+        f"the database {home.db} is damaged: {what}; it is not touched while {said}",
+        hint="Call again when that has ended: the run list is then made again from the run "
+        "folders, and the damaged file is kept.",
+        retryable=True,
+    )

@@ -1,0 +1,225 @@
+"""The rows of a home read back from its folders, for a database that is lost or damaged.
+
+A run's folder says nearly all its row did: what was asked (config.json), how it ended (exit.json)
+or what its row last was (STATUS.md); a deployment's what it was started with, what it answers to
+and whether its process lives. What only the database knew is gone: request ids, a new cap given
+with a resume, and what estimates had come to.
+"""
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+from engine.core.files import is_locked, read_lines, read_object, read_tail
+from engine.home.rows import STATES, TERMINAL
+from engine.home.run_dir import DeployDir, Home, RunDir
+
+_log = logging.getLogger("honesmith")
+_ID = re.compile(r"(.+)-(\d+)")
+_LOG = re.compile(r"attempt_(\d+)\.log")
+_ENDS = ("trainer_exited", "interrupted", "supervisor_left")
+
+
+def run_rows(home: Home) -> list[dict[str, Any]]:
+    """A row for every run that was ever answered with, oldest first: column name to value.
+
+    A folder without STATUS.md is what a submit left that died before it told anyone.
+    """
+    found = []
+    for path in sorted(home.runs.iterdir()) if home.runs.is_dir() else ():
+        match, run = _ID.fullmatch(path.name), home.run(path.name)
+        config = read_object(run.config)
+        if match and config.get("algorithm") and run.status_md.is_file():
+            found.append({"name": match[1], "number": int(match[2])} | _row(run, config))
+    return sorted(found, key=lambda row: (row["created"], row["number"]))
+
+
+def env_rows(home: Home) -> list[dict[str, Any]]:
+    """A row for every stored environment version, the oldest push first."""
+    found = []
+    for path in sorted(home.envs.glob("*/*/env.json")):
+        folder = path.parent
+        name, hash12 = folder.parent.name, folder.name
+        if hash12.startswith("."):
+            continue
+        row = env_row(folder)
+        if row is None:
+            _log.warning("%s is no whole environment version and was left out", folder)
+            continue
+        pushed = path.stat().st_mtime
+        named = {"env_id": f"{name}@{hash12}", "name": name, "hash": hash12}
+        found.append(named | row | {"created": pushed, "pushed": pushed})
+    return sorted(found, key=lambda row: row["pushed"])
+
+
+def env_row(folder: Path) -> dict[str, Any] | None:
+    """What the database holds of the version in `folder`: its kind and `info`; None where its
+    files are not those of a version."""
+    facts, audit = read_object(folder / "env.json"), read_object(folder / "audit.json")
+    kind, rows, tools = facts.get("kind"), facts.get("rows"), facts.get("tools")
+    if not (isinstance(kind, str) and isinstance(rows, dict) and isinstance(tools, list)):
+        return None
+    info = {
+        "rows": rows,
+        "scored": bool(facts.get("scored")),
+        "tools": len(tools),
+        "audit": str(audit.get("verdict") or ""),
+        "headline": str(audit.get("headline") or ""),
+    }
+    return {"kind": kind, "info": info}
+
+
+def deployment_rows(home: Home) -> list[dict[str, Any]]:
+    """A row for every deployment that was started, the oldest first.
+
+    One that lives goes on being served: all it answers to counts as asked for.
+    """
+    folders = [home.deployment(path.parent.name) for path in home.deployments.glob("*/config.json")]
+    return sorted(
+        (row for folder in folders if (row := _deployment(folder))),
+        key=lambda row: (row["created"], row["deployment_id"]),
+    )
+
+
+def _deployment(folder: DeployDir) -> dict[str, Any] | None:
+    config, ready = read_object(folder.config), read_object(folder.ready)
+    if not config.get("base_path"):
+        return None
+    base, alive = str(config.get("base_name") or config["base_path"]), is_locked(folder.alive)
+    models = ready.get("models")
+    adapters = started_with(config)  # all that is known of one that is not ready yet
+    if isinstance(models, list):
+        adapters = [{"name": str(name), "path": ""} for name in models if name != base]
+    created = folder.config.stat().st_mtime
+    row: dict[str, Any] = {
+        "deployment_id": folder.id,
+        "base_name": base,
+        "base_path": str(config["base_path"]),
+        "state": "starting" if not ready else "ready",
+        "url": str(ready.get("url") or ""),
+        "adapters": adapters,
+        "serve_base": not adapters,
+        "memory_bytes": _number(config.get("memory_bytes")),
+        "created": created,
+    }
+    if alive:
+        return row
+    failed = str(read_object(folder.failed).get("message") or "")
+    over = {"state": "failed" if failed else "stopped", "adapters": [], "serve_base": False}
+    return row | over | {"message": failed or "the process ended", "ended": _last_word(folder)}
+
+
+def started_with(config: dict[str, Any]) -> list[dict[str, str]]:
+    """The adapters a deployment's config.json starts it with: name and path of each."""
+    found = config.get("adapters")
+    named = [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
+    return [
+        {"name": str(item["name"]), "path": str(item.get("path") or "")}
+        for item in named
+        if item.get("name")
+    ]
+
+
+def _last_word(folder: DeployDir) -> float:
+    files = (folder.log, folder.config)
+    return max((path.stat().st_mtime for path in files if path.exists()), default=0.0)
+
+
+def _row(run: RunDir, config: dict[str, Any]) -> dict[str, Any]:
+    created = run.config.stat().st_mtime
+    started, status = read_object(run.started_record), _status(run)
+    attempt = max([1, _number(started.get("attempt")), status["attempt"], *_attempts(run)])
+    row: dict[str, Any] = {
+        "run_id": run.id,
+        "kind": str(config.get("kind") or "train"),
+        "algorithm": str(config["algorithm"]),
+        "created": created,
+        "queued": created,
+        "attempt": attempt,
+        "env_id": str(config.get("env_id") or ""),
+        "model": _model(config),
+        "note": str(config.get("note") or ""),
+        "expect": str(config.get("expect") or ""),
+        "parent": str(config.get("parent") or ""),
+        "max_gpu_hours": float(config.get("max_gpu_hours") or 0),
+        "estimated_hours": _estimated(config),
+        "spent_hours": max(status["spent_hours"], _spent_hours(run)),
+        "state": "queued",
+    }
+    if started:
+        row |= {"started": float(started.get("time") or created), "state": "interrupted"}
+    end = read_object(run.exit_record)
+    if end.get("state") in TERMINAL and end.get("attempt") == attempt:
+        row |= {key: str(end.get(key) or "") for key in ("state", "reason_kind", "reason", "hint")}
+        row |= {
+            "verdict": str(end.get("verdict") or ""),
+            "ended": float(end.get("time") or created),
+        }
+    elif status["state"] == "stopping" and status["attempt"] == attempt:
+        # Why it was to stop decides what becomes of it: a cancelled run is not continued.
+        row |= {key: status[key] for key in ("state", "reason_kind", "reason")}
+    elif status["state"] in TERMINAL or status["state"] == "queued":
+        row |= {key: status[key] for key in ("state", "reason_kind", "reason", "hint", "verdict")}
+        if status["state"] in TERMINAL:
+            row["ended"] = run.status_md.stat().st_mtime
+    return row
+
+
+def _status(run: RunDir) -> dict[str, Any]:
+    """What STATUS.md says the row was when it was last written."""
+    text = read_tail(run.status_md, 100_000)
+    first = re.match(r"# .*: (\w+)\n", text)
+    reason = re.search(r"^- reason \((\w*)\): (.*)$", text, re.MULTILINE)
+
+    def said(pattern: str) -> str:
+        found = re.search(pattern, text, re.MULTILINE)
+        return found[1] if found else ""
+
+    return {
+        "state": first[1] if first and first[1] in STATES else "",
+        "attempt": int(said(r"^- attempt (\d+),") or 1),
+        "spent_hours": float(said(r"^- device hours spent: (\d+\.?\d*)$") or 0),
+        "verdict": said(r"^- verdict: (\w+)$"),
+        "hint": said(r"^- next: (.*)$"),
+        "reason_kind": reason[1] if reason else "",
+        "reason": reason[2] if reason else "",
+    }
+
+
+def _attempts(run: RunDir) -> list[int]:
+    return [int(m[1]) for path in run.logs.glob("attempt_*") if (m := _LOG.fullmatch(path.name))]
+
+
+def _spent_hours(run: RunDir) -> float:
+    """Device hours of all attempts, from the times of their first and last events."""
+    total, since, last = 0.0, None, 0.0
+    for event in read_lines(run.events, 0, 100_000_000)[0]:
+        if not isinstance(event.get("time"), int | float):
+            continue
+        now, name = float(event["time"]), event.get("event")
+        if name == "attempt_started":
+            total += max(0.0, last - since) if since is not None else 0.0
+            since = now
+        elif name in _ENDS and since is not None:
+            total, since = total + max(0.0, now - since), None
+        last = now
+    return (total + (max(0.0, last - since) if since is not None else 0.0)) / 3600
+
+
+def _model(config: dict[str, Any]) -> str:
+    if config.get("model"):
+        return str(config["model"])
+    models = config.get("models") or []
+    return ", ".join(str(entry.get("ref", "")) for entry in models if isinstance(entry, dict))
+
+
+def _estimated(config: dict[str, Any]) -> float:
+    try:
+        return float(config["estimate"]["gpu_hours"]["likely"])
+    except (KeyError, TypeError, ValueError):
+        return 0.0
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0

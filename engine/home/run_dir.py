@@ -1,0 +1,451 @@
+"""Every path inside the home folder, and the few ways anything in it is written or read.
+
+The home holds one database and the folders that grow: `runs/<id>/`, `envs/<name>/<hash>/`,
+`deployments/<id>/`, `cache/`. Nobody else spells a path inside it. How its files are written and
+read is in engine/core/files.py.
+
+This module is imported by the supervisor, which must start at once: standard library only.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.core.errors import UserError
+from engine.home.user_config import UserConfig, read_config
+
+_STEP = re.compile(r"step_?(\d+)")
+_ROLLOUT = re.compile(r"step_(\d+)\.jsonl")
+CHECKPOINT_MANIFEST = "MANIFEST.json"  # written last: a folder without it is no checkpoint
+
+
+@dataclass(frozen=True)
+class Home:
+    """The folder that holds everything Honesmith keeps."""
+
+    root: Path
+
+    @staticmethod
+    def locate(path: str | Path | None = None) -> "Home":
+        """The home at `path`, else at `HONESMITH_HOME`, else in the platform's user data folder.
+
+        Creates the folders (mode 0700) where they are missing.
+        Raises UserError HOME_UNUSABLE when that is not possible.
+        """
+        chosen = path or os.environ.get("HONESMITH_HOME") or _default_home()
+        root = Path(os.path.abspath(os.path.expanduser(chosen)))
+        home = Home(root)
+        try:
+            if not root.is_dir():
+                root.mkdir(mode=0o700, parents=True)
+            for folder in (home.envs, home.runs, home.deployments, home.cache):
+                folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                "HOME_UNUSABLE",
+                f"the home folder {root} cannot be used: {error.strerror or error}",
+                hint="Point HONESMITH_HOME (or --home) at a folder this user can write.",
+            ) from error
+        return home
+
+    @property
+    def db(self) -> Path:
+        return self.root / "honesmith.db"
+
+    @property
+    def db_lock(self) -> Path:
+        """Shared by whoever has the database open; whoever mends a damaged one holds it alone."""
+        return self.root / "db.lock"
+
+    def db_aside(self, stamp: str) -> Path:
+        """Where a damaged database is kept."""
+        return self.root / f"{self.db.name}.damaged-{stamp}"
+
+    def dbs_aside(self) -> list[Path]:
+        """Damaged databases that were kept, oldest first, without the logs beside them."""
+        found = self.root.glob(f"{self.db.name}.damaged-*")
+        return sorted(path for path in found if not path.name.endswith(("-wal", "-shm")))
+
+    @property
+    def config_file(self) -> Path:
+        return self.root / "config.toml"
+
+    @property
+    def token(self) -> Path:
+        return self.root / "token"
+
+    @property
+    def keys(self) -> Path:
+        """Digests of further bearer tokens, with what each may do."""
+        return self.root / "keys.json"
+
+    @property
+    def keys_lock(self) -> Path:
+        """Held while the keys are changed."""
+        return self.cache / "keys.lock"
+
+    def quota_lock(self, key: str) -> Path:
+        """Held while that key spends what it may spend."""
+        return self.cache / f"quota-{key}.lock"
+
+    @property
+    def audit(self) -> Path:
+        """Who called what that changes something: one line a call, only ever added to."""
+        return self.root / "audit.jsonl"
+
+    @property
+    def checkpoint_lock(self) -> Path:
+        """Whoever holds a flock on this file may checkpoint the database's write-ahead log."""
+        return self.root / "checkpoint.lock"
+
+    @property
+    def deploy_lock(self) -> Path:
+        """Starting a deployment is one at a time per home."""
+        return self.root / "deploy.lock"
+
+    @property
+    def envs(self) -> Path:
+        return self.root / "envs"
+
+    @property
+    def runs(self) -> Path:
+        return self.root / "runs"
+
+    @property
+    def deployments(self) -> Path:
+        return self.root / "deployments"
+
+    @property
+    def cache(self) -> Path:
+        return self.root / "cache"
+
+    @property
+    def exports(self) -> Path:
+        """Where an export goes that names no path."""
+        return self.root / "exports"
+
+    def export_job(self, key: str) -> Path:
+        return self.cache / "exports" / key
+
+    @property
+    def speed(self) -> Path:
+        """What this machine was measured to do; the basis of estimates."""
+        return self.cache / "speed.json"
+
+    @property
+    def comparisons(self) -> Path:
+        """Which models our own forward was found to agree with transformers on."""
+        return self.cache / "comparisons.json"
+
+    @property
+    def page(self) -> Path:
+        """All runs and reports at a glance, as `honesmith ui` wrote it last."""
+        return self.cache / "ui" / "index.html"
+
+    def overlap(self, train_hash: str, heldout_hash: str) -> Path:
+        """What the training rows of one environment version share with the exam of another."""
+        return self.cache / "overlap" / f"{train_hash}-{heldout_hash}.json"
+
+    @property
+    def train_venv(self) -> Path:
+        """The training environment that `honesmith setup` builds for a light install."""
+        return self.root / "venv"
+
+    @property
+    def train_python(self) -> Path:
+        return self.train_venv / "bin" / "python"
+
+    @property
+    def vllm_venv(self) -> Path:
+        """vLLM's own environment, which `honesmith setup --vllm` builds."""
+        return self.root / "vllm-venv"
+
+    @property
+    def vllm_python(self) -> Path:
+        return self.vllm_venv / "bin" / "python"
+
+    def run(self, run_id: str) -> "RunDir":
+        return RunDir(self.runs / run_id)
+
+    def env(self, name: str, hash12: str) -> Path:
+        return self.envs / name / hash12
+
+    def deployment(self, deployment_id: str) -> "DeployDir":
+        return DeployDir(self.deployments / deployment_id)
+
+    def user_config(self) -> UserConfig:
+        """`config.toml`, checked. Raises UserError SETTING_UNKNOWN or SETTING_INVALID."""
+        return read_config(self.config_file)
+
+
+@dataclass(frozen=True)
+class DeployDir:
+    """The folder of one deployment: `deployments/<id>/`."""
+
+    path: Path
+
+    @property
+    def home(self) -> Home:
+        return Home(self.path.parent.parent)
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def key(self) -> Path:
+        return self.path / "key"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def alive(self) -> Path:
+        """A lock the process inherits when it is started: held as long as it lives."""
+        return self.path / "alive.lock"
+
+    @property
+    def process(self) -> Path:
+        return self.path / "process.json"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "server.log"
+
+    @property
+    def vllm_log(self) -> Path:
+        return self.path / "vllm.log"
+
+    @property
+    def adapters(self) -> Path:
+        """Copies of the adapters a vLLM server reads: a run may tidy its checkpoints away."""
+        return self.path / "adapters"
+
+    @property
+    def ready(self) -> Path:
+        return self.path / "ready.json"
+
+    @property
+    def failed(self) -> Path:
+        return self.path / "failed.json"
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """The folder of one run: `runs/<id>/`."""
+
+    path: Path
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def home(self) -> Home:
+        return Home(self.path.parent.parent)
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def manifest(self) -> Path:
+        return self.path / "manifest.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def status_md(self) -> Path:
+        return self.path / "STATUS.md"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the supervisor, and by its trainer through inheritance, while the run lives."""
+        return self.path / "worker.lock"
+
+    @property
+    def started_record(self) -> Path:
+        return self.path / "started.json"
+
+    @property
+    def exit_record(self) -> Path:
+        return self.path / "exit.json"
+
+    @property
+    def result(self) -> Path:
+        return self.path / "result.json"
+
+    @property
+    def failure(self) -> Path:
+        return self.path / "failure.json"
+
+    @property
+    def chain(self) -> Path:
+        """The seal of a finished run: hashes of everything its verdict rests on."""
+        return self.path / "chain.json"
+
+    @property
+    def contamination(self) -> Path:
+        """Which held-out tasks the training rows of its models hold; written by submit."""
+        return self.path / "contamination.json"
+
+    @property
+    def deleted(self) -> Path:
+        """Says that the run was deleted: only what was asked and what came of it is left."""
+        return self.path / "deleted.json"
+
+    @property
+    def rollouts_dir(self) -> Path:
+        return self.path / "rollouts"
+
+    @property
+    def evals_dir(self) -> Path:
+        return self.path / "evals"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def supervisor_log(self) -> Path:
+        return self.logs / "supervisor.log"
+
+    @property
+    def vllm_log(self) -> Path:
+        """Of the run's own vLLM server, all attempts."""
+        return self.logs / "vllm.log"
+
+    @property
+    def sampled_adapters(self) -> Path:
+        """Where a vLLM server reads the adapter's versions from while the run is going on."""
+        return self.path / "sampled"
+
+    @property
+    def best(self) -> Path:
+        """A relative symlink to, or a file naming, the best checkpoint's folder."""
+        return self.checkpoints / "best"
+
+    @property
+    def start_adapter(self) -> Path:
+        """The run's own copy of the adapter it continues from."""
+        return self.path / "start"
+
+    def model_adapter(self, index: int) -> Path:
+        """An evaluation's own copy of the adapter of one of its models."""
+        return self.path / "models" / str(index)
+
+    def rollouts(self, step: int) -> Path:
+        return self.rollouts_dir / f"step_{step:06d}.jsonl"
+
+    def evals(self, step: int) -> Path:
+        return self.evals_dir / f"step_{step:06d}.jsonl"
+
+    def kept(self, when: str) -> Path:
+        """Answers to what the model could do before: `before` training, `after` it."""
+        return self.evals_dir / f"kept_{when}.jsonl"
+
+    @property
+    def rescored(self) -> Path:
+        """What a fresh env process says of some answers of the last exam."""
+        return self.evals_dir / "rescored.json"
+
+    def model_evals(self, index: int) -> Path:
+        return self.evals_dir / f"model_{index}.jsonl"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step_{step:06d}"
+
+    def log(self, attempt: int) -> Path:
+        return self.logs / f"attempt_{attempt}.log"
+
+    def create(self) -> None:
+        """Make the run's folders; a run that exists keeps what it has."""
+        for folder in (
+            self.path,
+            self.rollouts_dir,
+            self.evals_dir,
+            self.checkpoints,
+            self.logs,
+        ):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def checkpoint_steps(self) -> list[int]:
+        """Steps of the complete checkpoints, ascending."""
+        steps = []
+        for name in _names(self.checkpoints):
+            match = _STEP.fullmatch(name)
+            if match and (self.checkpoints / name / CHECKPOINT_MANIFEST).is_file():
+                steps.append(int(match.group(1)))
+        return sorted(steps)
+
+    def latest_checkpoint(self) -> Path | None:
+        """The complete checkpoint of the highest step; half-written ones do not count."""
+        steps = self.checkpoint_steps()
+        return self.checkpoint(steps[-1]) if steps else None
+
+    def resolve_checkpoint(self, which: str = "") -> Path | None:
+        """The checkpoint that "" (the latest), "best" or "step20" names, None without one."""
+        if not which:
+            return self.latest_checkpoint()
+        if which == "best":
+            return self._best_checkpoint()
+        match = _STEP.fullmatch(which)
+        if match is None:
+            return None
+        folder = self.checkpoint(int(match.group(1)))
+        return folder if (folder / CHECKPOINT_MANIFEST).is_file() else None
+
+    def rollout_steps(self) -> list[int]:
+        return _jsonl_steps(self.rollouts_dir)
+
+    def eval_steps(self) -> list[int]:
+        return _jsonl_steps(self.evals_dir)
+
+    def _best_checkpoint(self) -> Path | None:
+        try:
+            if self.best.is_symlink():
+                name = Path(os.readlink(self.best)).name
+            else:
+                name = self.best.read_text("utf-8").strip()
+        except OSError:
+            return None
+        return self.resolve_checkpoint(name) if _STEP.fullmatch(name) else None
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _jsonl_steps(folder: Path) -> list[int]:
+    matches = (_ROLLOUT.fullmatch(name) for name in _names(folder))
+    return sorted(int(match.group(1)) for match in matches if match)
+
+
+def _default_home() -> Path:
+    # Costs 10 ms and only the process that was told no home needs it.
+    import platformdirs  # noqa: PLC0415
+
+    return Path(platformdirs.user_data_dir("honesmith", appauthor=False))

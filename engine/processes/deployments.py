@@ -1,0 +1,213 @@
+"""Which serving processes live, what they are asked for, and how they are stopped.
+
+A deployment is alive while its process holds `alive.lock`, which it inherits when it is started.
+Light enough for the supervisor, which stops idle deployments where a run needs their memory.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from engine.core.errors import UserError
+from engine.core.files import is_locked, read_json, read_object
+from engine.home.recovery import started_with
+from engine.home.rows import DeploymentRow
+from engine.home.run_dir import DeployDir, Home, RunDir
+from engine.home.store import Store
+
+LIVING = ("starting", "ready")
+_HEADROOM = 1.1  # times a run's estimated memory has to be free before it starts
+STOP_S = 5.0  # what a server may take to end by itself
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Who has a deployment started, and how many of theirs may live at once (0: any number)."""
+
+    name: str = ""
+    most: int = 0
+
+
+ANYBODY = Asker()
+
+
+class Unreachable(Exception):
+    """The process did not answer, or not in time."""
+
+
+def is_alive(folder: DeployDir) -> bool:
+    return is_locked(folder.alive)
+
+
+def living(home: Home) -> list[DeploymentRow]:
+    """The deployments whose process lives, newest first; rows of the others are closed."""
+    with Store(home) as store:
+        found = []
+        for row in store.list_deployments(states=LIVING):
+            folder = home.deployment(row.deployment_id)
+            if is_alive(folder):
+                found.append(row)
+                continue
+            failed = row.state == "starting"
+            store.update_deployment(
+                row.deployment_id,
+                state="failed" if failed else "stopped",
+                ended=time.time(),
+                message=failure_message(folder) if failed else "the process ended",
+            )
+        return found
+
+
+def served(home: Home, row: DeploymentRow) -> list[str]:
+    """The model names a process answers to; those asked for while it is still starting."""
+    try:
+        return [str(name) for name in read_json(home.deployment(row.deployment_id).ready)["models"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        # What a process is started with joins its row when it is ready; its config names it now.
+        asked = [*row.adapters, *started_with(config_of(home.deployment(row.deployment_id)))]
+        return [row.base_name, *dict.fromkeys(adapter["name"] for adapter in asked)]
+
+
+def config_of(folder: DeployDir) -> dict[str, Any]:
+    """What a deployment was started with, {} where it cannot be read."""
+    return read_object(folder.config)
+
+
+def check_number(home: Home, asker: Asker) -> None:
+    """Raises UserError QUOTA when `asker` may start no further one.
+
+    The caller holds the lock under which deployments start, so none is overlooked.
+    """
+    if not asker.most:
+        return
+    theirs = [
+        row
+        for row in living(home)
+        if config_of(home.deployment(row.deployment_id)).get("asker") == asker.name
+    ]
+    if len(theirs) < asker.most:
+        return
+    ids = ", ".join(row.deployment_id for row in theirs)
+    raise UserError(
+        "QUOTA",
+        f"the key {asker.name} has {len(theirs)} deployments ({ids}) and may have {asker.most}",
+        hint=f'deploy(run_id="{theirs[-1].deployment_id}", action="stop") ends the oldest; idle '
+        "ones end by themselves. Then call again.",
+        retryable=True,
+    )
+
+
+def list_deployments(home: Home) -> list[dict[str, Any]]:
+    """The deployments that live: models served, address, memory."""
+    return [describe(home, row) for row in living(home)]
+
+
+def describe(home: Home, row: DeploymentRow) -> dict[str, Any]:
+    return {
+        "deployment_id": row.deployment_id,
+        "state": row.state,
+        "base_url": row.url,
+        "models": served(home, row),
+        "memory_gb": round(row.memory_bytes / 1e9, 2),
+    }
+
+
+def failure_message(folder: DeployDir) -> str:
+    """What a process that did not become ready said about it."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return str(read_json(folder.failed)["message"])
+    return "the process ended before it was ready"
+
+
+def request(
+    folder: DeployDir, method: str, path: str, body: dict[str, Any] | None = None, timeout_s=5.0
+) -> tuple[int, dict[str, Any]]:
+    """One call to a deployment: status and JSON body. Raises Unreachable."""
+    # Costs the supervisor's start 30 ms, and most runs find no deployment to talk to.
+    import http.client  # noqa: PLC0415
+
+    try:
+        port = int(read_json(folder.ready)["port"])
+        key = folder.key.read_text().strip()
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+        with contextlib.closing(connection):
+            headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+            data = json.dumps(body).encode() if body is not None else None
+            connection.request(method, path, data, headers)
+            response = connection.getresponse()
+            found = json.loads(response.read() or b"{}")
+            return response.status, found if isinstance(found, dict) else {}
+    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
+        raise Unreachable(f"{type(error).__name__}: {error}") from error
+
+
+def is_idle(folder: DeployDir) -> bool:
+    """Whether a deployment answers and has no request in progress."""
+    try:
+        status, health = request(folder, "GET", "/health", timeout_s=2.0)
+    except Unreachable:
+        return False
+    return status == 200 and not health.get("active", 0)
+
+
+def stop(home: Home, row: DeploymentRow, why: str) -> None:
+    """End the process: asked first, then by signal while its lock says it is still that one."""
+    folder = home.deployment(row.deployment_id)
+    with contextlib.suppress(Unreachable):
+        request(folder, "POST", "/admin/stop", {})
+    if not ends(folder, STOP_S):
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            _signal(folder, number)
+            if ends(folder, STOP_S):
+                break
+    with Store(home) as store:
+        store.update_deployment(
+            row.deployment_id, state="stopped", ended=time.time(), message=why, adapters=[]
+        )
+
+
+def make_room(home: Home, run: RunDir, device_id: str) -> list[str]:
+    """Stop deployments nobody is talking to until the run's memory is free beside the others; their
+    ids. Half of the device is wanted where nobody estimated the run: an evaluation, a probe."""
+    if not any(home.deployments.iterdir()):
+        return []
+    stopped = []
+    for row in living(home):
+        if _fits(run, device_id):
+            break
+        if row.state == "ready" and is_idle(home.deployment(row.deployment_id)):
+            stop(home, row, f"stopped to make room for {run.id}")
+            stopped.append(row.deployment_id)
+    return stopped
+
+
+def _fits(run: RunDir, device_id: str) -> bool:
+    from engine.core import hardware  # noqa: PLC0415  psutil, and most runs find no deployment
+
+    here = hardware.detect(run.home.root)
+    device = next((found for found in here.devices if found.id == device_id), here.device)
+    estimated = (read_object(run.config).get("estimate") or {}).get("peak_memory") or {}
+    need = estimated.get("total") or device.memory_total / 2
+    return _HEADROOM * need <= device.memory_free
+
+
+def ends(folder: DeployDir, wait_s: float = STOP_S) -> bool:
+    """Whether the process is gone, or goes within `wait_s`."""
+    deadline = time.monotonic() + wait_s
+    while is_alive(folder):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _signal(folder: DeployDir, number: int) -> None:
+    """Signal the process group that was started, which is that one while the lock is held."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        pid = int(read_json(folder.process)["pid"])
+        if is_alive(folder) and pid > 1:
+            os.killpg(pid, number)

@@ -1,0 +1,240 @@
+"""How an attempt ended: from an exit status and the files the trainer left to a final state.
+
+The supervisor decides and writes `exit.json`; should it die before the row is set, the next
+process that touches the home reads the record and finishes the work.
+"""
+
+import os
+import re
+import signal as signals
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from engine.core.errors import FAILURE_KINDS
+from engine.core.files import append_line, last_line, read_json, read_object, read_tail, write_json
+from engine.home.rows import RunRow
+from engine.home.run_dir import RunDir
+from engine.home.sanitize import redactor_for
+from engine.home.store import Store
+
+EXIT_DONE = 0
+EXIT_FAILED = 3
+EXIT_STOPPED = 4
+MAX_CONTINUATIONS = 3
+_CAP_HOURS = 2.0  # proposed where the attempt had no cap of its own
+_SPOKEN = re.compile(r"\b(read_logs|read_rollouts) (view|pick)=(\w+)")
+_NO_ROOM = 16_384  # bytes: less than a failure record, its event and a traceback need
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of one attempt; the content of `exit.json`."""
+
+    attempt: int
+    rc: int | None
+    signal: int | None
+    state: str
+    reason_kind: str
+    reason: str
+    hint: str
+    verdict: str
+    last_checkpoint: str
+    elapsed_s: float
+    time: float
+
+
+def checkpoint_name(run: RunDir) -> str:
+    """The last complete checkpoint as "step_000020", "" without one."""
+    found = run.latest_checkpoint()
+    return found.name if found else ""
+
+
+def evidence(run: RunDir) -> str:
+    """The line that shows why the run failed, safe to show; "" where there is none."""
+    failure = read_object(run.failure)
+    return redactor_for(run.home, read_object(run.config)).text(str(failure.get("evidence") or ""))
+
+
+def resume_hint(run: RunDir) -> str:
+    name = checkpoint_name(run)
+    if name:
+        return f'submit_train(resume="{run.id}") continues from {name}.'
+    return f'No checkpoint is complete: submit_train(resume="{run.id}") starts again from step 0.'
+
+
+def decide(
+    run: RunDir, row: RunRow, *, status: int, elapsed_s: float, memory_ran_out: bool = False
+) -> Outcome:
+    """What `status` (an exit status, or minus a signal) makes of the attempt.
+
+    `row` is read after the trainer ended: a row that is stopping says who asked for the end.
+    """
+    killed_by = -status if status < 0 else None
+    state, kind, reason, hint, verdict = _verdict(run, row, status, memory_ran_out)
+    safe = redactor_for(run.home, read_object(run.config)).text  # user code may have worded it
+    return Outcome(
+        attempt=row.attempt,
+        rc=None if killed_by else status,
+        signal=killed_by,
+        state=state,
+        reason_kind=kind,
+        reason=safe(reason),
+        hint=safe(hint),
+        verdict=verdict,
+        last_checkpoint=checkpoint_name(run),
+        elapsed_s=round(elapsed_s, 3),
+        time=time.time(),
+    )
+
+
+def abandon(run: RunDir, row: RunRow, kind: str, reason: str, hint: str) -> Outcome:
+    """The outcome of an attempt that ends `failed` without a trainer's word."""
+    return Outcome(
+        attempt=row.attempt,
+        rc=None,
+        signal=None,
+        state="failed",
+        reason_kind=kind,
+        reason=reason,
+        hint=hint,
+        verdict="unknown",
+        last_checkpoint=checkpoint_name(run),
+        elapsed_s=0.0,
+        time=time.time(),
+    )
+
+
+def record(run: RunDir, outcome: Outcome) -> None:
+    """Write `exit.json`, durably."""
+    write_json(run.exit_record, asdict(outcome))
+
+
+def recorded(run: RunDir, attempt: int) -> Outcome | None:
+    """The outcome `exit.json` holds of this attempt, if any."""
+    try:
+        outcome = Outcome(**read_json(run.exit_record))
+    except (OSError, ValueError, TypeError):
+        return None
+    return outcome if outcome.attempt == attempt else None
+
+
+def apply(store: Store, run: RunDir, row: RunRow, outcome: Outcome) -> bool:
+    """Bring the row to the outcome's state; True when this call did it."""
+    values: dict[str, Any] = {
+        "ended": outcome.time,
+        "spent_hours": row.spent_hours + outcome.elapsed_s / 3600,
+        "reason_kind": outcome.reason_kind,
+        "reason": outcome.reason,
+        "hint": outcome.hint,
+        "verdict": outcome.verdict,
+    }
+    origins = {
+        "done": {"running", "stopping"},
+        "failed": {"preparing", "running", "stopping"},
+        "cancelled": {"stopping"},
+    }
+    if outcome.state == "done":  # a trainer so quick, or so mute, that it never said running
+        store.set_state(row.run_id, "running", only_from={"preparing"})
+    return store.set_state(row.run_id, outcome.state, only_from=origins[outcome.state], **values)
+
+
+def note_event(run: RunDir, event: str, message: str, **values: Any) -> None:
+    """Append a life-cycle event to the run's `events.jsonl`."""
+    append_line(run.events, {"time": time.time(), "event": event, "message": message, **values})
+
+
+def _verdict(
+    run: RunDir, row: RunRow, status: int, memory_ran_out: bool
+) -> tuple[str, str, str, str, str]:
+    """State, reason kind, reason, hint, verdict."""
+    if status == EXIT_DONE:
+        return _done(run)
+    if row.state == "stopping":
+        return _stopped(run, row, status)
+    if status < 0 or status == EXIT_STOPPED:
+        return _killed(run, -status if status < 0 else int(signals.SIGTERM), memory_ran_out)
+    failure = _failure(run) if status == EXIT_FAILED else None
+    if failure is None:
+        left = _room(run)
+        if left < _NO_ROOM:  # it had no room to say so itself
+            reason = f"the disk under {run.path} has no room: {left} bytes are left"
+            return "failed", "infra", reason, f"Free some space. {resume_hint(run)}", "unknown"
+        tail = read_tail(run.log(row.attempt), 2000).strip().splitlines()
+        said = f": {tail[-1][:300]}" if tail else ""
+        reason = f"the trainer ended with exit status {status}{said}"
+        hint = (
+            f'read_logs(run_id="{run.id}", view="error") shows its last words. {resume_hint(run)}'
+        )
+        return "failed", "internal", reason, hint, "unknown"
+    kind = str(failure.get("kind", ""))
+    kind = kind if kind in FAILURE_KINDS else "internal"
+    hint = _of_this_run(str(failure.get("hint") or ""), run.id) or resume_hint(run)
+    reason = str(failure.get("message") or FAILURE_KINDS[kind])
+    return "failed", kind, reason, hint, "unknown"
+
+
+def _of_this_run(hint: str, run_id: str) -> str:
+    """A hint as whole calls: who wrote it may not have known which run it is."""
+    return _SPOKEN.sub(rf'\1(run_id="{run_id}", \2="\3")', hint)
+
+
+def _done(run: RunDir) -> tuple[str, str, str, str, str]:
+    try:
+        result = read_json(run.result)
+        return "done", "", "", "", str(result.get("verdict") or "unknown")
+    except (OSError, ValueError, AttributeError):
+        reason = "the trainer ended without writing a result"
+        return "failed", "internal", reason, resume_hint(run), "unknown"
+
+
+def _stopped(run: RunDir, row: RunRow, status: int) -> tuple[str, str, str, str, str]:
+    reason, hint = row.reason, resume_hint(run)
+    # SIGTERM is how a trainer is asked: one that is still importing ends by it at once.
+    if status < 0 and -status != signals.SIGTERM:
+        ended = f"it did not stop by itself and was ended by {_signal_name(-status)}"
+        reason = f"{reason}; {ended}"
+    if row.reason_kind in ("budget", "timeout"):
+        hint = (
+            f'{hint} Give the new attempt its own cap: submit_train(resume="{run.id}", '
+            f"max_gpu_hours={row.max_gpu_hours or _CAP_HOURS:g})."
+        )
+        return "failed", row.reason_kind, reason, hint, "unknown"
+    return "cancelled", "cancelled", reason, hint, "unknown"
+
+
+def _killed(run: RunDir, number: int, memory_ran_out: bool) -> tuple[str, str, str, str, str]:
+    name = checkpoint_name(run)
+    last = last_line(run.metrics)
+    at = f" after step {last['step']}" if last and "step" in last else ""
+    saved = f"the last complete checkpoint is {name}" if name else "no checkpoint was complete"
+    reason = f"the trainer was killed by signal {number} ({_signal_name(number)}){at}; {saved}"
+    hint = resume_hint(run)
+    if memory_ran_out:
+        reason += "; the kernel ended processes for lack of memory at that time"
+        hint = f"Lower max_length, batch_size or group_size in a new run, or free memory. {hint}"
+    return "failed", "killed", reason, hint, "unknown"
+
+
+def _room(run: RunDir) -> int:
+    """Bytes that are left on the disk of the run."""
+    try:
+        disk = os.statvfs(run.path)
+    except OSError:
+        return _NO_ROOM
+    return disk.f_bavail * disk.f_frsize if disk.f_favail or not disk.f_files else 0
+
+
+def _failure(run: RunDir) -> dict[str, Any] | None:
+    try:
+        found = read_json(run.failure)
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signals.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

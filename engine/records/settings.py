@@ -1,0 +1,326 @@
+"""The schema of settings: names, types, ranges and what each does.
+
+A setting stands here only once a worker applies it. The classes are the settings of a run, every
+one with its value; `GIVEN` holds what a user may give of them. What is left out is chosen by
+engine/settings/defaults.py by the rule each field names; checking and refusing is
+engine/settings/resolution.py's.
+"""
+
+from typing import Annotated, Any, Literal, Optional, get_args, get_origin
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic.fields import FieldInfo
+
+ALGORITHMS = ("sft", "grpo")
+# The projections of a layer that can carry an adapter, by the names most families give them.
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP = ("gate_proj", "up_proj", "down_proj")
+PROJECTIONS = ATTENTION + MLP
+
+_TARGET_GROUPS = {
+    "all-linear": list(PROJECTIONS),
+    "all_linear": list(PROJECTIONS),
+    "attention": list(ATTENTION),
+    "mlp": list(MLP),
+}
+
+
+MAX_RANK = 512  # of an adapter, trained or served
+
+
+def _setting(about: str, rule: str, **limits: Any) -> Any:
+    """A field that a user may leave out. `rule`: how it is chosen then, for the reference page."""
+    return Field(description=about, json_schema_extra={"rule": rule}, **limits)
+
+
+def _targets(value: Any) -> Any:
+    return _TARGET_GROUPS.get(value, value) if isinstance(value, str) else value
+
+
+def _each_once(value: list[str]) -> list[str]:
+    if len(set(value)) < len(value):
+        raise ValueError("a projection is named twice")
+    return value
+
+
+Targets = Annotated[
+    list[Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]],
+    BeforeValidator(_targets),
+    AfterValidator(_each_once),
+]
+StopText = Annotated[str, Field(min_length=1, max_length=64)]
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+
+class CommonSettings(Settings):
+    """Settings of both trainers."""
+
+    learning_rate: float = _setting(
+        "Peak step size of AdamW on the adapter.",
+        "from the model's hidden size; lower for grpo",
+        ge=1e-7,
+        le=1e-1,
+    )
+    lr_schedule: Literal["constant", "linear", "cosine"] = _setting(
+        "How the learning rate goes down to 0 after the warm-up.", "sft cosine, grpo constant"
+    )
+    warmup_ratio: float = _setting(
+        "Share of all steps in which the learning rate rises from 0.",
+        "sft 0.03, grpo 0",
+        ge=0,
+        lt=1,
+    )
+    weight_decay: float = _setting("Decoupled weight decay of AdamW.", "0", ge=0, le=1)
+    max_grad_norm: float = _setting(
+        "The gradient is scaled down to this norm; 0 leaves it as it is.", "1", ge=0, le=1000
+    )
+    lora_rank: int = _setting("Rank of the adapter.", "16", ge=1, le=MAX_RANK)
+    lora_alpha: int = _setting(
+        "The adapter's output is scaled by lora_alpha / lora_rank.", "32", ge=1, le=4096
+    )
+    lora_dropout: float = _setting("Dropout before the adapter while training.", "0", ge=0, le=0.5)
+    lora_targets: Targets = _setting(
+        "Projections that get an adapter: a list of names, or all-linear, attention or mlp.",
+        "all-linear",
+        min_length=1,
+        max_length=7,
+    )
+    max_length: int = _setting(
+        "Longest sequence in tokens, prompt included. SFT cuts rows there; GRPO drops tasks whose "
+        "prompt leaves no room for max_tokens.",
+        "what the rows need, at most the model's context",
+        ge=8,
+    )
+    seed: int = _setting(
+        "Decides the order of rows, sampling and the adapter's start.", "0", ge=0, le=2**31 - 1
+    )
+    eval_every: int = _setting(
+        "Steps between evaluations on held-out rows; step 0 and the last always have one.",
+        "sft a fifth of all steps, grpo a third",
+        ge=1,
+    )
+    eval_rows: int = _setting(
+        "Held-out rows used, the same in every run: one half picks the best checkpoint, the other "
+        "is reported.",
+        "all, at most 400",
+        ge=1,
+    )
+    save_every: int = _setting("Steps between checkpoints.", "eval_every", ge=1)
+    keep_checkpoints: int = _setting(
+        "Newest checkpoints kept, beside the best one.", "3", ge=1, le=1000
+    )
+    max_examples: int | None = _setting(
+        "Train on a seeded sample of this many train rows.", "all train rows", ge=1
+    )
+    accept_reward_risk: bool = _setting(
+        "Train although the environment's reward audit fails; the verdict says so.", "false"
+    )
+    gradient_checkpointing: bool = _setting(
+        "Recompute activations in the backward pass: less memory, about a third slower.",
+        "true where the weights take over a third of a GPU",
+    )
+    precision: Literal["auto", "float32", "bfloat16"] = _setting(
+        "Number format of the frozen weights and the arithmetic; the adapter is always float32.",
+        "auto: bfloat16 on a GPU that has it, else float32",
+    )
+    quantization: Literal["none", "nf4"] = _setting(
+        "nf4: keep the frozen projections in 4 bits: a quarter of their memory, slower, not exact.",
+        "none",
+    )
+    stop_early: Literal["none", "heldout", "alert"] = _setting(
+        "heldout: end the run once three evaluations in a row brought no new best; alert: end it, "
+        "with a checkpoint and its verdict, at the first alert.",
+        "none",
+    )
+
+
+class SFTSettings(CommonSettings):
+    """Settings of supervised fine-tuning."""
+
+    epochs: int | None = _setting("Passes over the train rows.", "3", ge=1, le=1000)
+    steps: int = _setting(
+        "Optimizer steps; instead of epochs.", "epochs x rows / batch_size", ge=1, le=1_000_000
+    )
+    batch_size: int = _setting(
+        "Rows per optimizer step.", "32, at most an eighth of the rows", ge=1
+    )
+    packing: bool = _setting(
+        "Rows of a step share forward passes; false: one row each, the least memory.", "true"
+    )
+    loss_on: Literal["assistant", "last", "all"] = _setting(
+        "Tokens that carry loss: every assistant turn, the last one, or all.", "assistant"
+    )
+
+
+class GRPOSettings(CommonSettings):
+    """Settings of reinforcement learning with groups of completions."""
+
+    steps: int = _setting("Optimizer batches.", "60", ge=1, le=1_000_000)
+    prompts_per_step: int = _setting("Tasks per step.", "16, at most the train rows", ge=1)
+    group_size: int = _setting("Completions of each task.", "8", ge=2, le=512)
+    max_tokens: int = _setting(
+        "Longest assistant turn in tokens.",
+        "twice the longest reference turn, from 16 to 1024; 256 without one",
+        ge=1,
+    )
+    temperature: float = _setting("Sampling temperature.", "1", gt=0, le=2)
+    top_p: float = _setting("Share of probability sampled from.", "1", gt=0, le=1)
+    stop: list[StopText] = _setting(
+        "Texts that end a turn, beside the end-of-turn token.", "none", max_length=8
+    )
+    loss: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"] = _setting(
+        "How token losses are clipped and averaged.", "dapo"
+    )
+    advantage: Literal["group_norm", "group_center", "rloo"] = _setting(
+        "Reward minus the group's mean: divided by its deviation, as it is, or leave-one-out.",
+        "group_norm; group_center for dr_grpo",
+    )
+    clip_low: float = _setting(
+        "The probability ratio is clipped below 1 - clip_low; not for cispo.",
+        "0.2; 0.0003 for gspo",
+        gt=0,
+        le=1,
+    )
+    clip_high: float = _setting(
+        "The probability ratio is clipped above 1 + clip_high.",
+        "0.28; 0.0004 for gspo, 4 for cispo",
+        gt=0,
+        le=10,
+    )
+    kl_coef: float = _setting("Weight of the divergence from the starting point.", "0", ge=0, le=10)
+    tis_cap: float = _setting(
+        "Largest weight that corrects for the sampler's own probabilities.", "2", ge=1, le=100
+    )
+    updates_per_batch: int = _setting(
+        "Optimizer steps on each batch of completions.", "1", ge=1, le=16
+    )
+    resample_uniform: int = _setting(
+        "Most rounds of a step in which groups of equal rewards are replaced by fresh tasks.",
+        "0",
+        ge=0,
+        le=8,
+    )
+    async_sampling: bool = _setting(
+        "Sample the next batch while training on this one, by the policy one update behind.",
+        "false",
+    )
+    thinking: bool = _setting("Let the model fill its think block.", "false")
+    thinking_length_penalty: float = _setting(
+        "Taken off the reward: this, times the share of max_tokens spent in the think block.",
+        "0",
+        ge=0,
+        le=1,
+    )
+    max_turns: int = _setting(
+        "Most assistant turns of an episode (multi-turn environments).", "8", ge=1, le=64
+    )
+    max_reward_errors: float = _setting(
+        "The run fails when a larger share of its scores raised or hung, from 32 of them on.",
+        "0.2",
+        ge=0,
+        le=1,
+    )
+    sampler: Literal["auto", "torch", "vllm"] = _setting(
+        "What produces completions: our own sampler, or vLLM where `honesmith setup --vllm` built "
+        "it.",
+        "auto: vllm on a GPU where it is set up, else torch",
+    )
+
+
+class SamplingSettings(Settings):
+    """Settings of an evaluation: how a model is asked."""
+
+    max_tokens: int = _setting(
+        "Longest assistant turn in tokens.",
+        "twice the longest reference turn, from 16 to 1024; 256 without one",
+        ge=1,
+    )
+    temperature: float = _setting(
+        "Sampling temperature; one attempt is greedy.", "0 for one attempt, else 1", ge=0, le=2
+    )
+    top_p: float = _setting("Share of probability sampled from.", "1", gt=0, le=1)
+    stop: list[StopText] = _setting(
+        "Texts that end a turn, beside the end-of-turn token.", "none", max_length=8
+    )
+    thinking: bool = _setting("Let the model fill its think block.", "false")
+    max_turns: int = _setting(
+        "Most assistant turns of an episode (multi-turn environments).", "8", ge=1, le=64
+    )
+    seed: int = _setting("Decides the samples of several attempts.", "0", ge=0, le=2**31 - 1)
+
+
+class EvaluationSettings(SamplingSettings):
+    """Settings of an evaluation as its worker reads them."""
+
+    max_length: int = _setting("Longest sequence in tokens.", "the model's context", ge=1)
+
+
+SCHEMAS: dict[str, type[Settings]] = {
+    "sft": SFTSettings,
+    "grpo": GRPOSettings,
+    "evaluate": SamplingSettings,
+}
+
+
+def _given(schema: type[Settings]) -> type[Settings]:
+    """The same schema with every field optional: what a user may give."""
+    fields: dict[str, Any] = {
+        name: (Optional[field.annotation], FieldInfo.merge_field_infos(field, default=None))  # noqa: UP045
+        for name, field in schema.model_fields.items()
+    }
+    return create_model(f"Given{schema.__name__}", __base__=Settings, **fields)
+
+
+GIVEN = {algorithm: _given(schema) for algorithm, schema in SCHEMAS.items()}
+
+
+def expects(field: FieldInfo) -> str:
+    """What a setting takes, in words: "a whole number from 2 to 512"."""
+    kind = _kind(field.annotation)
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(str(value) for value in get_args(kind))
+    if get_origin(kind) is list:
+        inner = _kind(get_args(kind)[0])
+        if get_origin(inner) is Literal:
+            return "all-linear, attention, mlp or a list of " + ", ".join(get_args(inner))
+        most = next((m.max_length for m in field.metadata if hasattr(m, "max_length")), None)
+        return f"a list of at most {most} texts" if most else "a list of texts"
+    if kind is bool:
+        return "true or false"
+    name = "a whole number" if kind is int else "a number"
+    return f"{name} {_range(field)}".strip()
+
+
+def _kind(annotation: Any) -> Any:
+    """The type without `| None` and without Annotated."""
+    while True:
+        options = [option for option in get_args(annotation) if option is not type(None)]
+        if get_origin(annotation) is Annotated:
+            annotation = get_args(annotation)[0]
+        elif type(None) in get_args(annotation) and len(options) == 1:
+            annotation = options[0]
+        else:
+            return annotation
+
+
+def _range(field: FieldInfo) -> str:
+    low = high = ""
+    for limit in field.metadata:
+        if (value := getattr(limit, "ge", None)) is not None:
+            low = f"from {_plain(value)}"
+        if (value := getattr(limit, "gt", None)) is not None:
+            low = f"above {_plain(value)}"
+        if (value := getattr(limit, "le", None)) is not None:
+            high = f"to {_plain(value)}"
+        if (value := getattr(limit, "lt", None)) is not None:
+            high = f"to below {_plain(value)}"
+    if low.startswith("from") and not high:
+        return low.replace("from ", "of at least ")
+    return f"{low} {high}".strip()
+
+
+def _plain(value: float) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,356 @@
+"""What a client may ask about runs: submit, look, wait, cancel, and the state of the home.
+
+Everything here reads the database and the run's files; nothing keeps state in the server, so it
+may be killed at any moment and a second server gives the same answers.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from engine.core.errors import UserError
+from engine.core.files import last_line, read_json, read_object
+from engine.home.halves import chosen_by, scores_in_words
+from engine.home.progress import alerts_in, events_end, events_from, read_progress, write_status
+from engine.home.rows import TERMINAL, RunRow, taken_as
+from engine.home.run_dir import Home, RunDir
+from engine.home.store import Store
+from engine.processes import launcher, outcome
+from engine.runs.admission import check_words
+from engine.runs.overview import overview
+from engine.runs.submit import submit, submit_evaluation, submit_probe
+
+__all__ = [
+    "cancel",
+    "overview",
+    "status",
+    "submit",
+    "submit_evaluation",
+    "submit_probe",
+    "wait",
+]
+
+MAX_WAIT_S = 50.0
+UNTIL = ("end", "first_step", "next_eval", "alert")
+_POLL_S = 0.15
+_REAP_S = 2.0  # how often a wait looks for runs that died
+_TELL_S = 1.0  # how often a wait reports although nothing changed
+_EVENT_WORDS = ("event", "time", "message")
+_EVIDENCE = (
+    "metric",
+    "before",
+    "after",
+    "difference",
+    "interval",
+    "n",
+    "p",
+    "smallest_detectable_gap",
+    "expected",
+    "as_expected",
+    "go_on_with",
+)
+
+
+def status(home: Home, run_id: str) -> dict[str, Any]:
+    """Everything about one run that fits an answer. Raises UserError RUN_NOT_FOUND."""
+    launcher.reap(home)
+    with Store(home) as store:
+        return _status(home, store, store.get_run(run_id))
+
+
+def wait(
+    home: Home,
+    run_id: str,
+    until: str = "end",
+    timeout_s: float = 45.0,
+    cursor: str = "",
+    on_progress: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """The status when `until` has come, the run has ended, or `timeout_s` (0..50) is over.
+
+    `cursor` from an earlier wait makes an evaluation or alert since then count; without it they
+    count from now. `on_progress` gets the status at every change and about once a second; what it
+    raises ends the wait. Raises UserError RUN_NOT_FOUND, BAD_ARGUMENT, BAD_CURSOR.
+    """
+    if until not in UNTIL:
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"until={until!r} is not something to wait for",
+            hint=f"Use one of {', '.join(UNTIL)}.",
+            field="until",
+        )
+    deadline = time.monotonic() + min(max(float(timeout_s), 0.0), MAX_WAIT_S)
+    launcher.reap(home)
+    with Store(home) as store:
+        row = store.get_run(run_id)
+        run = home.run(row.run_id)
+        since = _parse_cursor(cursor) if cursor else events_end(run)
+        reap_at, tell_at, seen = time.monotonic() + _REAP_S, 0.0, None
+        while True:
+            now = time.monotonic()
+            events, end = events_from(run, since)
+            reached = _reached(run, row, until, events)
+            if reached or row.state in TERMINAL or now >= deadline:
+                found = _status(home, store, row, alerts_in(events) if cursor else None)
+                if until == "next_eval" and reached:
+                    found |= _evaluated(events, found)
+                # The cursor ends where this look ended: what came meanwhile is for the next call.
+                return found | {"reached": reached, "cursor": str(end)}
+            mark = (row.state, row.attempt, _size(run.metrics), _size(run.events))
+            if on_progress is not None and (mark != seen or now >= tell_at):
+                on_progress(_status(home, store, row))
+                seen, tell_at = mark, now + _TELL_S
+            if now >= reap_at:
+                launcher.reap(home)
+                reap_at = now + _REAP_S
+            time.sleep(min(_POLL_S, max(0.0, deadline - time.monotonic())))
+            row = store.get_run(row.run_id)
+
+
+def cancel(home: Home, run_id: str, reason: str = "") -> dict[str, Any]:
+    """Ask a run to end; asking again changes nothing.
+
+    A queued run is cancelled at once; a running one stops after writing a checkpoint, which its
+    supervisor sees to whether or not any server lives. Raises UserError RUN_NOT_FOUND or
+    BAD_ARGUMENT.
+    """
+    check_words(reason=reason)
+    said = reason.strip() or "cancelled on request"
+    with Store(home) as store:
+        row = store.get_run(run_id)
+        run = home.run(row.run_id)
+        values = {"reason_kind": "cancelled", "reason": said}
+        waiting = {"ended": time.time(), "hint": outcome.resume_hint(run), **values}
+        if not store.set_state(
+            row.run_id, "cancelled", only_from={"queued", "interrupted"}, **waiting
+        ):
+            store.set_state(row.run_id, "stopping", only_from={"preparing", "running"}, **values)
+        launcher.reap(home)  # nobody may be there to obey
+        row = store.get_run(row.run_id)
+        write_status(run, row)
+        saved = outcome.checkpoint_name(run)
+        return {
+            "run_id": row.run_id,
+            "state": row.state,
+            "last_checkpoint": saved,
+            "resume": outcome.resume_hint(run) if row.state != "done" else "",
+            "summary": _cancel_summary(row, saved),
+            "next": _after_cancel(row),
+            "warnings": taken_as("run_id", run_id, row.run_id),
+        }
+
+
+def _status(
+    home: Home, store: Store, row: RunRow, alerts: list[dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    run = home.run(row.run_id)
+    now = read_progress(run, row)
+    found: dict[str, Any] = {
+        "run_id": row.run_id,
+        "state": row.state,
+        "kind": row.kind,
+        "algorithm": row.algorithm,
+        "env_id": row.env_id,
+        "model": row.model,
+        "attempt": row.attempt,
+        "device": row.device,
+        "step": now["step"],
+        "total_steps": now["total_steps"],
+        "eta_s": now["eta_s"],
+        "metrics": now["metrics"],
+        "alerts": now["alerts"] if alerts is None else alerts[-10:],
+        "verdict": row.verdict,
+        "spent_hours": round(row.spent_hours, 5),
+        "cursor": str(now["cursor"]),
+        "warnings": [],
+    }
+    if run.deleted.exists():
+        found["warnings"].append("its checkpoints, answers and curves were deleted")
+    if row.state == "queued":
+        found["queue_position"] = store.queue_position(row.run_id)
+        found["warnings"] += _why_waiting(run)
+    if now["quiet_s"] is not None and now["quiet_s"] > 60:
+        found["quiet_s"] = now["quiet_s"]
+        found["warnings"].append(f"nothing was written for {now['quiet_s']:.0f} s")
+    if row.state == "done":
+        said = found["warnings"]
+        found |= _result(run)
+        found["warnings"] = said + [note for note in found["warnings"] if note not in said]
+        if row.kind == "evaluate":
+            found["next"] = _after_evaluation(run, row)
+        found = _errors_first(run, row, found)
+    if row.state in ("failed", "cancelled", "stopping") and row.reason_kind:
+        found["error"] = {
+            "kind": row.reason_kind,
+            "message": row.reason,
+            "hint": row.hint or outcome.resume_hint(run),
+            "evidence": outcome.evidence(run) if row.state == "failed" else "",
+            "last_checkpoint": outcome.checkpoint_name(run),
+        }
+    if run.deleted.exists():
+        found["next"] = []  # nothing is left to read, to deploy or to continue
+        if "error" in found:
+            found["error"]["hint"] = "Submit a new run."
+    if row.kind == "train" and (exam := chosen_by(now["started"])):
+        found["heldout"] = exam
+    found["summary"] = _summary(row, found)
+    return found
+
+
+def _evaluated(events: list[dict[str, Any]], found: dict[str, Any]) -> dict[str, Any]:
+    """The evaluation that was waited for, from its event: the line of metrics comes after it."""
+    last = [event for event in events if event.get("event") == "evaluated"][-1]
+    scores = {name: value for name, value in last.items() if name not in _EVENT_WORDS}
+    said = scores_in_words(scores, found.get("heldout") or {}) or str(last.get("message") or "")
+    about: dict[str, Any] = {"evaluation": scores}
+    at, step = "", scores.get("step")
+    if isinstance(step, int) and not isinstance(step, bool):
+        about["step"] = max(step, found["step"] or 0)
+        at = f" at step {step}"
+    return about | {"summary": f"{found['summary']} Evaluated{at}: {said}."}
+
+
+def _reached(run: RunDir, row: RunRow, until: str, events: list[dict[str, Any]]) -> bool:
+    if until == "end":
+        return row.state in TERMINAL
+    if until == "first_step":
+        last = last_line(run.metrics) or {}
+        return isinstance(last.get("step"), int) and last["step"] >= 1
+    wanted = "evaluated" if until == "next_eval" else "alert"
+    return any(event.get("event") == wanted for event in events)
+
+
+def _parse_cursor(cursor: str) -> int:
+    if not (cursor.isascii() and cursor.isdigit()) or len(cursor) > 15:
+        raise UserError(
+            "BAD_CURSOR",
+            f"cursor={cursor[:40]!r} was not made by wait_run",
+            hint="Pass the cursor of the last answer unchanged, or leave it out.",
+            field="cursor",
+        )
+    return int(cursor)
+
+
+def _size(path: Path) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return -1
+
+
+def _why_waiting(run: RunDir) -> list[str]:
+    missing = launcher.missing_secrets(run)
+    if not missing:
+        return []
+    names = ", ".join(missing)
+    return [f"it waits for a server that has the secrets {names} in its environment"]
+
+
+def _result(run: RunDir) -> dict[str, Any]:
+    """What the worker concluded, without its long lists."""
+    result = read_object(run.result)
+    if not result:
+        return {}
+    evidence = result.get("evidence")
+    evidence = evidence if isinstance(evidence, dict) else {}
+    found = {name: evidence[name] for name in _EVIDENCE if evidence.get(name) is not None}
+    kept = {key: value for key, value in result.items() if key not in ("evidence", "verdict")}
+    about: dict[str, Any] = {"result": kept | ({"evidence": found} if found else {})}
+    if evidence.get("warnings"):
+        about["warnings"] = list(evidence["warnings"])
+    if evidence.get("next"):
+        about["next"] = evidence["next"]
+    return about
+
+
+def _errors_first(run: RunDir, row: RunRow, found: dict[str, Any]) -> dict[str, Any]:
+    """Scores that failed stand before whatever was scored, with the calls that say why."""
+    failed = _failed_scores(found.get("result") or {})
+    if not failed.get("failed"):
+        return found
+    asked = {"run_id": row.run_id}
+    calls = [
+        {"tool": "diagnose", "arguments": asked},
+        {"tool": "read_rollouts", "arguments": asked | {"pick": "error"}},
+    ]
+    said = f"{failed['failed']} of {failed['of']} scores failed"
+    if (last := failed.get("last_step")) and last["failed"]:
+        said += f", {last['failed']} of {last['of']} in the last step"
+    said += (
+        f': diagnose(run_id="{row.run_id}") says why, '
+        f'read_rollouts(run_id="{row.run_id}", pick="error") shows them'
+    )
+    if row.kind == "evaluate":  # what it measured is read before anything is made of it
+        calls += [call for call in found["next"] if call["tool"] != "curate"]
+    else:
+        calls += found.get("next", [])
+    return found | {"warnings": [said, *found["warnings"]], "next": calls}
+
+
+def _failed_scores(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """How many of how many: of all models of an evaluation, else as the worker counted."""
+    models = result.get("models")
+    if not isinstance(models, list):
+        return result.get("failed_scores") or {}
+    counts = (("failed", "errors"), ("of", "attempts"))
+    return {name: sum(model.get(key) or 0 for model in models) for name, key in counts}
+
+
+def _after_evaluation(run: RunDir, row: RunRow) -> list[dict[str, Any]]:
+    """Compare what was evaluated, and read it; an evaluation left no model to deploy."""
+    try:
+        config = read_json(run.config)
+        models = [str(model["ref"]) for model in config["models"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        config, models = {}, []
+    calls = [{"tool": "read_rollouts", "arguments": {"run_id": row.run_id}}]
+    if len(models) > 1:
+        calls[0]["arguments"]["pick"] = "changed"
+        both = {"ids": models, "env_id": row.env_id}
+        calls.insert(0, {"tool": "compare_runs", "arguments": both})
+    if config.get("split") == "train" and config.get("attempts", 1) > 1:
+        name = f"{row.env_id.partition('@')[0][:35]}-best"
+        chosen = {"source_ids": [row.run_id], "name": name, "where": "0 < avg < 1"}
+        calls.insert(0, {"tool": "curate", "arguments": chosen})
+    return calls
+
+
+def _summary(row: RunRow, found: dict[str, Any]) -> str:
+    at = ""
+    if found["step"] is not None:
+        of = f" of {found['total_steps']}" if found["total_steps"] is not None else ""
+        at = f" at step {found['step']}{of}"
+    match row.state:
+        case "queued":
+            return f"{row.run_id} is queued at position {found['queue_position']}."
+        case "done":
+            said = found.get("result", {}).get("summary", "")
+            verdict = f", verdict {row.verdict}" if row.kind == "train" else ""
+            return f"{row.run_id} is done{verdict}. {said}".strip()
+        case "failed":
+            return f"{row.run_id} failed{at} ({row.reason_kind}): {row.reason.rstrip('.')}."
+        case "cancelled":
+            return f"{row.run_id} is cancelled{at}: {row.reason.rstrip('.')}."
+        case _:
+            left = found["eta_s"]
+            return f"{row.run_id} is {row.state}{at}" + (f", {left:.0f} s left." if left else ".")
+
+
+def _cancel_summary(row: RunRow, saved: str) -> str:
+    match row.state:
+        case "cancelled":
+            return f"{row.run_id} is cancelled; last checkpoint: {saved or 'none'}."
+        case "stopping":
+            return f"{row.run_id} is stopping: it writes a checkpoint first."
+        case _:
+            return f"{row.run_id} is {row.state} already; nothing was changed."
+
+
+def _after_cancel(row: RunRow) -> list[dict[str, Any]]:
+    if row.state == "stopping":
+        return [{"tool": "wait_run", "arguments": {"run_id": row.run_id}}]
+    if row.state in ("cancelled", "failed"):
+        return [{"tool": "submit_train", "arguments": {"resume": row.run_id}}]
+    return []

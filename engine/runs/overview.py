@@ -1,0 +1,223 @@
+"""The state of a home in one answer: machine, queue, runs, environments, models, budget."""
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+from engine.core import hardware
+from engine.core.errors import UserError
+from engine.core.format import counted
+from engine.environments import registry
+from engine.evidence.verdict import holdout_reuse
+from engine.home.halves import ABOUT_USE
+from engine.home.progress import read_progress
+from engine.home.rows import HOLDS_DEVICE, OPEN, RunRow
+from engine.home.run_dir import Home
+from engine.home.store import Store
+from engine.models import catalog
+from engine.processes import deployments, launcher
+from engine.runs import ledger
+
+_MOST = 10_000  # runs that are open at a time, far above any queue
+SCOPES = ("all", "hardware", "runs", "envs", "models", "datasets", "deployments")
+
+
+def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") -> dict[str, Any]:
+    """What `scope` holds, newest first; `next_cursor` where more would follow.
+
+    Raises UserError BAD_ARGUMENT for another scope, BAD_CURSOR.
+    """
+    if scope not in SCOPES:
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"scope={scope!r} does not exist",
+            hint=f"Use one of {', '.join(SCOPES)}.",
+            field="scope",
+        )
+    launcher.reap(home)
+    after = _parse_cursor(cursor)
+    found: dict[str, Any] = {}
+    whole: dict[str, int] = {}  # how many there are where all lists are told of, shown or not
+    open_runs: list[RunRow] = []
+    with Store(home) as store:
+        if scope in ("all", "hardware"):
+            found["hardware"] = _hardware(home, store)
+        if scope == "all":
+            found["queue"] = [row.run_id for row in store.queue()]
+            found["budget"] = _budget(home, store)
+            open_runs = store.list_runs(_MOST, states=OPEN)
+        if scope in ("all", "runs"):
+            rows = store.list_runs(limit + 1, before_rowid=after or None)
+            found["runs"] = [_run(home, row) for row in rows[:limit]]
+            found["tree"] = ledger.tree(home, rows[:limit])
+            found["best"] = ledger.best_runs(home, store.list_runs(ledger.LOOK_BACK, kind="train"))
+            whole["runs"] = len(rows)
+            if scope == "runs" and len(rows) > limit:
+                found["next_cursor"] = str(rows[limit - 1].rowid)
+    for name, read in _LISTS.items():
+        if scope in ("all", name):
+            items = read(home)
+            whole[name] = len(items)
+            found[name] = items[after : after + limit] if scope == name else items[:limit]
+            if scope == name and after + limit < len(items):
+                found["next_cursor"] = str(after + limit)
+    if any("exam_use" in env for env in found.get("envs", [])):
+        found["about"] = {"exam_use": ABOUT_USE}
+    return found | {
+        "summary": _summary(scope, found, whole, open_runs),
+        "next": _next(scope, found, open_runs),
+        "warnings": _warnings(home),
+    }
+
+
+def _warnings(home: Home) -> list[str]:
+    return [
+        f"the database was found damaged; it is kept as {path.name}, and the run list was made "
+        "again from the run folders (request ids and the course of estimates are lost)"
+        for path in home.dbs_aside()[-1:]
+    ]
+
+
+def _parse_cursor(cursor: str) -> int:
+    if not cursor:
+        return 0
+    if not (cursor.isascii() and cursor.isdigit()) or len(cursor) > 15:
+        raise UserError(
+            "BAD_CURSOR",
+            f"cursor={cursor[:40]!r} was not made by get_status",
+            hint="Pass next_cursor of the last answer unchanged.",
+            field="cursor",
+        )
+    return int(cursor)
+
+
+def _hardware(home: Home, store: Store) -> dict[str, Any]:
+    machine = hardware.detect(home.root)
+    busy = {row.device: row.run_id for row in store.list_runs(100, states=HOLDS_DEVICE)}
+    devices = [
+        {
+            "id": device.id,
+            "name": device.name,
+            "memory_gb": _gb(device.memory_total),
+            "free_gb": _gb(device.memory_free),
+            "run": busy.get(device.id, ""),
+        }
+        for device in machine.devices
+    ]
+    return {
+        "devices": devices,
+        "cores": machine.cores,
+        "ram_gb": _gb(machine.ram_total),
+        "ram_free_gb": _gb(machine.ram_free),
+        "disk_free_gb": _gb(machine.disk_free),
+        "training": _training(home),
+    }
+
+
+def _training(home: Home) -> str:
+    """Which interpreter trains, or what to do so that one can."""
+    try:
+        python = launcher.worker_python(home)
+    except UserError as error:
+        return f"not possible yet: {error.hint}"
+    own = importlib.util.find_spec("torch") is not None
+    return "ready" if own else f"ready ({python})"
+
+
+def _budget(home: Home, store: Store) -> dict[str, Any]:
+    config = home.user_config()
+    spent = store.spent_hours()
+    budget: dict[str, Any] = {"spent_gpu_hours": round(spent, 3)}
+    if config.max_gpu_hours_total is not None:
+        left = max(0.0, config.max_gpu_hours_total - store.committed_hours())
+        budget |= {
+            "max_gpu_hours_total": config.max_gpu_hours_total,
+            "left_gpu_hours": round(left, 3),
+        }
+    if config.gpu_hour_price:
+        budget["spent_money"] = round(spent * config.gpu_hour_price, 2)
+    return budget
+
+
+def _run(home: Home, row: RunRow) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "run_id": row.run_id,
+        "state": row.state,
+        "kind": row.kind,
+        "env_id": row.env_id,
+        "model": row.model,
+        "created": round(row.created, 1),
+    }
+    if row.state in HOLDS_DEVICE:
+        now = read_progress(home.run(row.run_id), row)
+        found |= {name: now[name] for name in ("step", "total_steps", "eta_s")}
+    for name in ("verdict", "reason_kind", "note"):
+        if value := getattr(row, name):
+            found[name] = value
+    if row.kind == "train":
+        found |= ledger.entry(home, row)
+    if home.run(row.run_id).deleted.exists():
+        found["deleted"] = True
+    if row.attempt > 1:
+        found["attempt"] = row.attempt
+    return found
+
+
+def _environments(home: Home) -> list[dict[str, Any]]:
+    """Versions, each with how often its held-out tasks were used to choose."""
+    used = holdout_reuse.use_by_env(home)
+    return [
+        env | ({"exam_use": use["looks"]} if (use := used.get(env["env_id"])) else {})
+        for env in registry.list_envs(home)
+    ]
+
+
+def _datasets(home: Home) -> list[dict[str, Any]]:
+    return [env for env in registry.list_envs(home) if env.get("kind") == "sft"]
+
+
+_LISTS: dict[str, Callable[[Home], list[dict[str, Any]]]] = {
+    "envs": _environments,
+    "models": catalog.usable_models,
+    "datasets": _datasets,
+    "deployments": deployments.list_deployments,
+}
+
+
+def _summary(
+    scope: str, found: dict[str, Any], whole: dict[str, int], open_runs: list[RunRow]
+) -> str:
+    """Counts of the whole home, whatever part of its lists is shown."""
+    if scope == "hardware":
+        devices = found["hardware"]["devices"]
+        named = ", ".join(item["name"] for item in devices)
+        return f"{counted(len(devices), 'device')}: {named}."
+    if scope != "all":
+        more = " (more follow)" if "next_cursor" in found else ""
+        return f"{counted(len(found[scope]), scope[:-1])}{more}."
+    active = sum(row.state in HOLDS_DEVICE for row in open_runs)
+    cut = [name for name, count in whole.items() if count > len(found[name])]
+    more = f' More {", ".join(cut)} follow: get_status(scope="{cut[0]}").' if cut else ""
+    return (
+        f"{active} running, {len(found['queue'])} queued, "
+        f"{counted(whole['envs'], 'environment')}, {counted(whole['models'], 'model')}, "
+        f"{counted(whole['deployments'], 'deployment')}.{more}"
+    )
+
+
+def _next(scope: str, found: dict[str, Any], open_runs: list[RunRow]) -> list[dict[str, Any]]:
+    if scope != "all":
+        return []
+    for row in open_runs:
+        if row.state in HOLDS_DEVICE or row.state == "queued":
+            return [{"tool": "wait_run", "arguments": {"run_id": row.run_id}}]
+    if not found["envs"]:
+        return [
+            {"tool": "read_playbook", "arguments": {}},
+            {"tool": "push_env", "arguments": {"path": "..."}},
+        ]
+    return [{"tool": "dry_run", "arguments": {"env_id": found["envs"][0].get("env_id", "")}}]
+
+
+def _gb(size: int) -> float:
+    return round(size / 1e9, 2)

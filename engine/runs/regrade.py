@@ -1,0 +1,250 @@
+"""Stored answers scored again by another reward: `python -P -m engine.runs.regrade RUN_FOLDER`.
+
+The trainer of an evaluation whose config names a run in `regrade`. Nothing is generated and no
+model is loaded, so neither torch nor a GPU is needed; answers of several turns are replayed.
+Exit status: 0 done (result.json), 3 failed (failure.json), 4 stopped on request.
+"""
+
+import contextlib
+import hashlib
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.core.errors import UserError
+from engine.core.files import Appender, read_json, write_json
+from engine.core.format import counted
+from engine.core.split import prompt_key
+from engine.environments.registry import find_env, open_process, read_tasks
+from engine.evidence.compare.rank_changes import order_changes, sentence
+from engine.evidence.stats.results import Row, load_rows, measure_of, side
+from engine.evidence.verdict.verdict import run_verdict
+from engine.home.run_dir import RunDir
+from engine.home.store import Store
+from engine.processes.outcome import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
+from engine.runs import stored_answers
+from engine.runs.stored_answers import score_stored
+from envs.config.problem import EnvProblem
+from envs.host.process import EnvProcess
+
+# Why a stored answer was not scored.
+SKIPPED = stored_answers.SKIPPED | {
+    "unknown_task": "this environment has no task of that id",
+    "changed_prompt": "the task of that id asks something else here",
+}
+_SETTLED = ("ids", "prompt_ids", "loss_mask", "advantage")  # of training, not of the answer
+
+
+class Stopped(Exception):
+    """The run was asked to stop."""
+
+
+class Regrade:
+    """One run under way.
+
+    Args:
+        folder: `runs/<id>` with the config.json that submit wrote: `regrade` names the source run,
+            each of `models` the file of its rows there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.run = RunDir(folder)
+        self.config: dict[str, Any] = read_json(self.run.config)
+        self.source = self.run.home.run(self.config["regrade"])
+        self.record = find_env(self.run.home, self.config["env_id"])
+        self.multi = self.record.kind == "multi"
+        self.tasks = {row["id"]: row for row in read_tasks(self.record)}
+        self.skipped: dict[str, int] = {}
+        self._events = Appender(self.run.events)
+        self._metrics = Appender(self.run.metrics)
+        self._stop = False
+        signal.signal(signal.SIGTERM, self._on_term)
+        if lifeline := os.environ.get("HONESMITH_LIFELINE_FD"):
+            threading.Thread(target=_die_with, args=(int(lifeline),), daemon=True).start()
+
+    def go(self) -> dict[str, Any]:
+        """Score everything; returns the result record. Raises Stopped, EnvProblem, UserError."""
+        models = self.config["models"]
+        self.event("started", counted(len(models), "model"), total_steps=len(models))
+        stored = {model["ref"]: load_rows(self.source.path / model["rows"]) for model in models}
+        chosen = self._chosen(stored.values())
+        done: dict[str, list[Row]] = {}
+        with open_process(self.record, log=self.run.logs / "environment.log") as process:
+            process.describe()
+            for index, (ref, rows) in enumerate(stored.items()):
+                done[ref] = self._model(process, index, ref, rows, chosen)
+                about = _about(ref, done[ref])
+                self.event("evaluated", f"{ref}: reward {about['reward']:.3f}", **about)
+                self._line(index + 1, {"model": ref, "heldout_reward": about["reward"]})
+        if not any(done.values()):
+            said = ", ".join(f"{count} {SKIPPED[why]}" for why, count in self.skipped.items())
+            raise UserError(
+                "NOT_COMPARABLE",
+                f"none of the stored answers can be scored by {self.record.env_id}: {said}",
+                hint="Regrade with a version of the environment that asks the same tasks.",
+            )
+        changes = order_changes(done)
+        evidence = run_verdict(self.run)
+        return {
+            "models": [_about(ref, rows) for ref, rows in done.items()],
+            "regrade": changes | {"source": self.source.id, "skipped": self.skipped},
+            "source_files": {
+                model["rows"]: _digest(self.source.path / model["rows"]) for model in models
+            },
+            "verdict": evidence["verdict"],
+            "evidence": evidence,
+            "summary": sentence(changes),
+        }
+
+    def event(self, name: str, message: str, **fields: Any) -> None:
+        self._events.append({"time": time.time(), "event": name, "message": message, **fields})
+
+    def _line(self, step: int, values: Mapping[str, Any]) -> None:
+        self._metrics.append({"step": step, "time": time.time(), **values})
+
+    def _chosen(self, stored: Iterable[Sequence[Row]]) -> set[str]:
+        """At most `rows` tasks, by the hash of their ids: the order evaluations take them in."""
+        ids = {str(row.get("task")) for rows in stored for row in rows}
+        return set(sorted(ids, key=lambda task: _hash(task))[: self.config["rows"]])
+
+    def _model(
+        self, process: EnvProcess, index: int, ref: str, rows: Sequence[Row], chosen: set[str]
+    ) -> list[Row]:
+        path = self.run.model_evals(index)
+        path.unlink(missing_ok=True)
+        written: list[Row] = []
+        with Appender(path) as file:
+            for at, row in enumerate(rows):
+                if self._stop:
+                    raise Stopped
+                if str(row.get("task")) not in chosen:
+                    continue
+                found = self._scored(process, row)
+                if isinstance(found, str):
+                    self.skipped[found] = self.skipped.get(found, 0) + 1
+                    continue
+                line = _line_of(row, found, ref, at)
+                file.append(line)
+                written.append(line)
+        return written
+
+    def _scored(self, process: EnvProcess, row: Row) -> dict[str, Any] | str:
+        """The new score of a stored answer, or why there is none (see SKIPPED)."""
+        task = self.tasks.get(str(row.get("task")))
+        if task is None:
+            return "unknown_task"
+        if row.get("prompt") and prompt_key(row["prompt"]) != prompt_key(task["prompt"]):
+            return "changed_prompt"
+        return score_stored(process, task, row, multi=self.multi)
+
+    def _on_term(self, *_: object) -> None:
+        self._stop = True
+
+
+def _line_of(row: Row, score: Mapping[str, Any], ref: str, at: int) -> Row:
+    """The stored row under its new score, with the old one beside it."""
+    kept = {name: value for name, value in row.items() if name not in _SETTLED}
+    reason = row.get("stop_reason")
+    if score["error"]:
+        reason = "error"
+    elif reason == "error":
+        reason = "stop"
+    return kept | {
+        "model": ref,
+        "attempt": row.get("attempt", row.get("member", at)),
+        "reward": score["reward"],
+        "success": None if score["error"] else score["success"],
+        "metrics": score["metrics"],
+        "error": score["error"],
+        "stop_reason": reason,
+        "reward_before": float(row.get("reward") or 0.0),
+        "success_before": row.get("success"),
+        "error_before": row.get("error"),
+    }
+
+
+def _about(ref: str, rows: Sequence[Row]) -> dict[str, Any]:
+    measure = measure_of(rows)
+    found = side(rows, measure or "reward")
+    count = max(1, len(rows))
+    return {
+        "ref": ref,
+        "tasks": len({row["task"] for row in rows}),
+        "attempts": len(rows),
+        "success": sum(bool(row["success"]) for row in rows) / count
+        if measure == "success"
+        else None,
+        "reward": sum(row["reward"] for row in rows) / count,
+        "reward_before": sum(row["reward_before"] for row in rows) / count,
+        "errors": found.errors,
+    }
+
+
+def _hash(task: str) -> bytes:
+    return hashlib.sha256(task.encode()).digest()
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+
+
+def main(folder: Path) -> int:
+    """Regrade as the run in `folder` says; returns the exit status."""
+    run = RunDir(folder)
+    job: Regrade | None = None
+    try:
+        job = Regrade(folder)
+        with Store(run.home) as store:
+            store.set_state(run.id, "running", only_from={"preparing"}, started=time.time())
+        result = job.go()
+    except Stopped:
+        with contextlib.suppress(OSError):
+            if job is not None:
+                job.event("stopped", "stopped on request")
+        return EXIT_STOPPED
+    except Exception as error:  # noqa: BLE001 - the top of the process: every failure is a row
+        traceback.print_exc()
+        write_json(run.failure, _failure(error))
+        return EXIT_FAILED
+    write_json(run.result, result)
+    return EXIT_DONE
+
+
+def _die_with(descriptor: int) -> None:
+    """Block until the other end of the pipe closes: the supervisor is gone, so are we."""
+    with contextlib.suppress(OSError):
+        while os.read(descriptor, 1):
+            pass
+    os._exit(9)
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    if isinstance(error, EnvProblem):
+        kind, message = "env_import", "The environment could not be started."
+        hint = "Push a version that loads, and regrade with that."
+    elif isinstance(error, UserError):
+        kind, message, hint = "config", error.message, error.hint
+    elif isinstance(error, OSError):
+        kind, message = "infra", "A file of the run could not be read or written."
+        hint = "Free disk space or mend the home folder, then call again."
+    else:
+        kind, message = "internal", "The regrading stopped on a fault."
+        hint = "Read the end of the console log with read_logs view=console."
+    evidence = f"{type(error).__name__}: {error}"[:500]
+    return {
+        "kind": kind,
+        "message": message,
+        "evidence": evidence,
+        "hint": hint,
+        "last_checkpoint": None,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

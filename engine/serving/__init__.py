@@ -1,0 +1,1 @@
+"""Models that answer: deploy, chat, export. Start with `service.py`."""

@@ -1,0 +1,3 @@
+"""What every part of the worker uses: the job, batches, trajectories, failures. Start with
+`job.py`.
+"""

@@ -1,0 +1,333 @@
+"""The fast sampler: our own forward, prompts read once per group, rows packed into blocks.
+
+Completions are under way `max_rows` at a time. Whenever enough of them have ended, those that
+remain are moved together and waiting prompts take the free places, so a long completion holds up
+nothing but itself.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.worker.core.trajectory import Completion
+from engine.worker.network.adapter import FlatAdapter
+from engine.worker.network.cache import Cache, Prompts
+from engine.worker.network.decode_forward import Forward
+from engine.worker.network.decoder import Decoder
+from engine.worker.network.sampler import (
+    Done,
+    Ending,
+    Row,
+    SamplerNeeds,
+    SamplingParams,
+    completions,
+    draw,
+    new_rows,
+    uniforms,
+)
+
+# Waiting prompts are read once this share of the places is free.
+REFILL = 0.25
+# Rows are moved together once the step would cost at most this share of what it does.
+PAYS = 0.75
+# What one more block costs a step, in rows.
+BLOCK_COST = 0.2
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A prompt and the completions wanted of it."""
+
+    ids: list[int]
+    rows: list[Row]
+
+
+class DecoderSampler:
+    """See the module and `Sampler`.
+
+    Args:
+        decoder: the base model.
+        needs: what every sampler needs.
+        vocab: ids at or above it are never sampled (padded vocabularies hold ids without a token).
+        graphs: whether steps are captured as CUDA graphs; by default where the device is a GPU.
+    """
+
+    name = "torch"
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        needs: SamplerNeeds,
+        vocab: int,
+        *,
+        graphs: bool | None = None,
+    ) -> None:
+        self.decoder = decoder
+        self.needs = needs
+        self.vocab = vocab
+        self.max_rows = needs.max_rows
+        self.graphs = decoder.device.type == "cuda" if graphs is None else graphs
+        self._adapter: FlatAdapter | None = None
+        self._forward: Forward | None = None
+        self._made_for: tuple[FlatAdapter | None, int] = (None, 0)
+
+    def load(self, adapter: FlatAdapter | None) -> None:
+        self._adapter = adapter
+
+    def rest(self) -> None:
+        """Drop the weights laid out for decoding; a step of training makes them stale anyway."""
+        self._forward = None
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def generate(
+        self,
+        prompts: Sequence[list[int]],
+        n: int,
+        params: SamplingParams,
+        done: Done | None = None,
+    ) -> list[list[Completion]]:
+        rows = new_rows(len(prompts), n, params.seed)
+        for _ in self._play(prompts, rows, params, done):
+            pass
+        return completions(rows)
+
+    def stream(self, prompt: list[int], params: SamplingParams) -> Iterator[int]:
+        ((row,),) = rows = new_rows(1, 1, params.seed)
+        for _ in self._play([prompt], rows, params, None):
+            yield row.ids[-1]
+
+    def _play(
+        self,
+        prompts: Sequence[list[int]],
+        rows: list[list[Row]],
+        params: SamplingParams,
+        done: Done | None,
+    ) -> Iterator[None]:
+        """Fill `rows` one token at a time, yielding after each."""
+        if not prompts or not rows[0]:
+            return iter(())
+        # Twice, because rows that have ended count on while others of their block go on.
+        longest = max(map(len, prompts)) + 2 * params.max_tokens
+        ending = self.needs.ending(params)
+        queue = _queue(prompts, rows, self.max_rows)
+        return self._rounds(queue, self._current(longest), ending, done)
+
+    def _current(self, length: int) -> Forward:
+        """The forward pass with the adapter as it is now, kept while that does not change."""
+        version = self._adapter.version if self._adapter is not None else 0
+        now = (self._adapter, version)
+        if self._forward is None or self._made_for != now or self._forward.length < length:
+            # Outside inference mode: merged weights and tables are kept, and training uses them.
+            weights = self.decoder.weights(self._adapter)
+            self._forward = None  # frees what it holds before the next is made
+            self._forward = Forward(self.decoder, weights, self.vocab, length)
+            self._made_for = now
+        return self._forward
+
+    @torch.inference_mode()
+    def _rounds(
+        self, waiting: deque[_Waiting], forward: Forward, ending: Ending, done: Done | None
+    ) -> Iterator[None]:
+        batch = _Batch(forward, ending, done, graphs=self.graphs)
+        while waiting or batch.alive:
+            room = self.max_rows - batch.alive
+            if waiting and (not batch.alive or room >= max(REFILL * self.max_rows, _next(waiting))):
+                taken = []
+                while waiting and _next(waiting) <= room:
+                    taken.append(waiting.popleft())
+                    room -= len(taken[-1].rows)
+                batch.join(taken)
+            else:
+                batch.tidy()
+                batch.step()
+            yield
+
+
+def _next(waiting: deque[_Waiting]) -> int:
+    return len(waiting[0].rows)
+
+
+def _queue(prompts: Sequence[list[int]], rows: list[list[Row]], most: int) -> deque[_Waiting]:
+    """Equal prompts together, of like length next to each other, at most `most` rows in one."""
+    wanted: dict[tuple[int, ...], list[Row]] = {}
+    for ids, members in zip(prompts, rows, strict=True):
+        wanted.setdefault(tuple(ids), []).extend(members)
+    queue = deque[_Waiting]()
+    for ids in sorted(wanted, key=len):
+        members = wanted[ids]
+        for at in range(0, len(members), most):
+            queue.append(_Waiting(list(ids), members[at : at + most]))
+    return queue
+
+
+class _Batch:
+    """The rows under way, in blocks of `width` with None where one has ended."""
+
+    def __init__(
+        self, forward: Forward, ending: Ending, done: Done | None, *, graphs: bool
+    ) -> None:
+        self.forward = forward
+        self.ending = ending
+        self.done = done
+        self.graphs = graphs
+        self.device = forward.decoder.device
+        self.rows: list[Row | None] = []
+        self.width = 1
+        self.alive = 0
+        self.cache: Cache | None = None
+        self._ended = False
+
+    def join(self, taken: Sequence[_Waiting]) -> None:
+        """Read prompts, draw the first token of their rows and let those that go on take place."""
+        prompts, logits = self.forward.read([w.ids for w in taken])
+        rows = [row for w in taken for row in w.rows]
+        source = torch.tensor([i for i, w in enumerate(taken) for _ in w.rows], device=self.device)
+        chance = None
+        if self.ending.params.temperature:
+            keys = torch.tensor([row.key for row in rows], device=self.device)
+            chance = uniforms(keys, torch.zeros_like(keys))
+        drawn = draw(logits.index_select(0, source), self.ending.params, chance)
+        going = {id(row) for row in self._take(rows, *drawn)}
+        groups = [[row for row in w.rows if id(row) in going] for w in taken]
+        if going:
+            self._arrange(prompts, groups)
+
+    def tidy(self) -> None:
+        """Move the rows together if the next steps get cheap enough by it."""
+        if not self._ended:
+            return
+        self._ended = False
+        groups = [[row for row in block if row is not None] for block in self._blocks()]
+        width = _best_width([len(g) for g in groups])
+        now = _cost(len(self.rows), self.width)
+        if _cost(_slots([len(g) for g in groups], width), width) <= PAYS * now:
+            self._arrange(None, [])
+
+    def step(self) -> None:
+        cache = self.cache
+        assert cache is not None
+        if cache.widen():
+            self._prepare(cache)
+        cache.open_column()
+        token, logprob = self._compute() if self._graph is None else self._graph()
+        self._token.copy_(token)
+        cache.advance()
+        self._take(self.rows, token, logprob)
+
+    def _prepare(self, cache: Cache) -> None:
+        """Random numbers of the columns ahead, and the step itself."""
+        self._graph: _Graph | None = None  # and its memory, before the next one is captured
+        self._chance = None
+        if self.ending.params.temperature:
+            columns = torch.arange(cache.window, device=self.device)
+            # The token fed at a row's first column is its token 0, so the one drawn there is 1.
+            self._chance = uniforms(self._keys[:, None], columns - cache.first[:, None] + 1)
+        # Not a bound method beside it: this object would hold itself, and the weights, until the
+        # next collection of cycles.
+        self._graph = _Graph(self._compute) if self.graphs else None
+
+    def _compute(self) -> tuple[torch.Tensor, torch.Tensor]:
+        cache = self.cache
+        assert cache is not None
+        logits = self.forward.step(self._token, cache.positions, cache.attend)
+        chance = None
+        if self._chance is not None:
+            chance = self._chance.index_select(1, cache.column)[:, 0]
+        return draw(logits, self.ending.params, chance)
+
+    def _take(
+        self, rows: Sequence[Row | None], token: torch.Tensor, logprob: torch.Tensor
+    ) -> list[Row]:
+        """Give each row its token; returns those that go on."""
+        going = []
+        for at, (row, said, value) in enumerate(
+            zip(rows, token.tolist(), logprob.tolist(), strict=True)
+        ):
+            if row is None:
+                continue
+            if not self.ending.take(row, said, value):
+                going.append(row)
+                continue
+            if rows is self.rows:
+                self.rows[at] = None
+                self.alive -= 1
+                self._ended = True
+            if self.done is not None:
+                self.done(row.prompt, row.member, row.completion)
+        return going
+
+    def _blocks(self) -> list[list[Row | None]]:
+        return [self.rows[at : at + self.width] for at in range(0, len(self.rows), self.width)]
+
+    def _arrange(self, fresh: Prompts | None, groups: Sequence[Sequence[Row]]) -> None:
+        """New blocks: of the rows alive, and of `groups`, one for each fresh prompt."""
+        places = {id(row): at for at, row in enumerate(self.rows) if row is not None}
+        old = [[row for row in block if row is not None] for block in self._blocks()]
+        width = _best_width([len(g) for g in [*old, *groups]])
+        blocks: list[list[Row | None]] = []
+        kept: list[tuple[int, list[int]]] = []
+        joining: list[int] = []
+        for number, group in enumerate(old):
+            for part in _parts(group, width):
+                at = [places[id(row)] for row in part]
+                kept.append((number, at + at[:1] * (width - len(at))))
+                blocks.append([*part, *[None] * (width - len(part))])
+        for number, group in enumerate(groups):
+            for part in _parts(group, width):
+                joining.append(number)
+                blocks.append([*part, *[None] * (width - len(part))])
+        if self.cache is not None and kept:
+            self.cache = self.cache.rearranged(kept, fresh, joining, width)
+        else:
+            assert fresh is not None
+            self.cache = Cache.opened(self.forward.shape, fresh, joining, width)
+        self.width = width
+        self.rows = [row for block in blocks for row in block]
+        self.alive = sum(row is not None for row in self.rows)
+        self._ended = False
+        self._token = torch.tensor(
+            [row.ids[-1] if row is not None else 0 for row in self.rows], device=self.device
+        )
+        self._keys = torch.tensor(
+            [row.key if row is not None else 0 for row in self.rows], device=self.device
+        )
+
+
+def _parts(group: Sequence[Row], width: int) -> list[list[Row]]:
+    return [list(group[at : at + width]) for at in range(0, len(group), width)]
+
+
+def _slots(sizes: Sequence[int], width: int) -> int:
+    return sum(-(-size // width) * width for size in sizes)
+
+
+def _cost(slots: int, width: int) -> float:
+    return slots * (1 + BLOCK_COST / width)
+
+
+def _best_width(sizes: Sequence[int]) -> int:
+    """The width at which a step over groups of these sizes costs least."""
+    candidates = {-(-size // parts) for size in set(sizes) if size for parts in (1, 2, 3, 4)} | {1}
+    return min(sorted(candidates), key=lambda width: _cost(_slots(sizes, width), width))
+
+
+class _Graph:
+    """A step captured as a CUDA graph; its inputs are the tensors it read when captured."""
+
+    def __init__(self, step: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> None:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            step()  # libraries set themselves up outside the capture
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.out = step()
+
+    def __call__(self) -> tuple[torch.Tensor, torch.Tensor]:
+        self.graph.replay()
+        return self.out

@@ -1,0 +1,157 @@
+"""The decoder's layers without gradients: prompts read at once, then one token per row and step."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from engine.core.hardware import detect
+from engine.worker.network.cache import Prompts
+from engine.worker.network.decoder import AdaptedLinear, Decoder, Layer, Weights
+from engine.worker.network.shape import Shape
+from engine.worker.ops.attention import Attention
+from engine.worker.ops.compiled import Eps
+from engine.worker.ops.fused_ops import per_head
+from engine.worker.ops.matmul import Fixed
+from engine.worker.ops.packing import Layout
+
+# Tokens of prompts that go through the model at once.
+PREFILL_TOKENS = {"cpu": 1024, "cuda": 8192}
+
+# (layer, rotated queries, keys and values [N, heads + 2 kv, dim]) to [N, heads * dim].
+Attend = Callable[[int, torch.Tensor], torch.Tensor]
+
+
+class Forward:
+    """A decoder with the weights it had when this was made; see the module.
+
+    Args:
+        weights: base alone or with an adapter, merged or not.
+        vocab: ids at or above it get no logits.
+        length: positions that will be asked for, dead rows included.
+    """
+
+    def __init__(self, decoder: Decoder, weights: Weights, vocab: int, length: int) -> None:
+        self.decoder = decoder
+        self.length = length
+        self.shape = decoder.shape
+        pack = 4 * decoder.weight_bytes < detect().ram_total  # where memory is plentiful
+        self.head = Fixed(decoder.head[:vocab], pack=pack)
+        self.layers = [
+            (layer, [_Product(adapted, pack=pack) for adapted in weights.of(number)])
+            for number, layer in enumerate(decoder.layers)
+        ]
+        cos, sin = decoder.rope(length)
+        self.rope = (torch.cat([cos, cos], -1), sin)  # cos for both halves at once
+        self.norms = [_per_head(layer, self.shape) for layer in decoder.layers]
+        self.functions = decoder.functions
+        self.eps = Eps(decoder.eps, torch.full((1,), decoder.eps, device=decoder.device))
+
+    def read(self, prompts: Sequence[Sequence[int]]) -> tuple[Prompts, torch.Tensor]:
+        """Keys and values of prompts, and the logits after each, [prompts, vocab] float32."""
+        shape, device = self.shape, self.decoder.device
+        lengths = [len(p) for p in prompts]
+        size = (shape.layers, len(prompts), shape.kv, max(lengths), shape.head_dim)
+        keys = torch.zeros(size, dtype=self.decoder.dtype, device=device)
+        values = torch.zeros_like(keys)
+        logits = torch.empty((len(prompts), self.head.weight.shape[0]), device=device)
+        for chunk in _chunks(lengths, PREFILL_TOKENS[device.type]):
+            ends = [lengths[i] for i in chunk]
+            # Attention keeps its plan for training, which cannot use what inference mode made.
+            with torch.inference_mode(False):
+                layout = Layout(tuple(ends), (), ())
+                attention = Attention(layout, shape.heads, shape.kv, device, keys.dtype)
+            place = torch.tensor([i for i in chunk for _ in prompts[i]], device=device)
+            positions = torch.cat([torch.arange(n) for n in ends]).to(device)
+            ids = torch.tensor([t for i in chunk for t in prompts[i]], device=device)
+
+            def attend(
+                layer: int,
+                heads: torch.Tensor,
+                at: tuple[torch.Tensor, torch.Tensor] = (place, positions),
+                within: Attention = attention,
+            ) -> torch.Tensor:
+                _, k, v = heads.split([shape.heads, shape.kv, shape.kv], 1)
+                keys[layer][at[0], :, at[1]] = k
+                values[layer][at[0], :, at[1]] = v
+                return within(heads.flatten(1))
+
+            last = torch.tensor(ends).cumsum(0).to(device) - 1
+            logits[chunk] = self.logits(self._hidden(ids, positions, attend, last))
+        return Prompts(keys, values, lengths), logits
+
+    def step(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+        """Logits after one more token per row, [rows, vocab] float32."""
+        return self.logits(self._hidden(ids, positions, attend, None))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.head(hidden).float()
+
+    def _hidden(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        attend: Attend,
+        last: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Hidden states after the last norm; of the rows `last` alone where given."""
+        shape, functions, eps = self.shape, self.functions, self.eps
+        cos, sin = (table.index_select(0, positions) for table in self.rope)
+        x = self.decoder.embedding.index_select(0, ids)
+        for number, (layer, (qkv, o, gate_up, down)) in enumerate(self.layers):
+            y = functions.plain_norm(x, layer.norm_in, eps)
+            heads = qkv(y).view(len(x), -1, shape.head_dim)
+            functions.plain_turn(heads, self.norms[number], shape.heads, shape.kv, cos, sin, eps)
+            seen = attend(number, heads)
+            if last is not None and number == len(self.layers) - 1:
+                seen, x = seen.index_select(0, last), x.index_select(0, last)
+            x = x + o(seen)
+            y = functions.plain_norm(x, layer.norm_mid, eps)
+            x += down(functions.gate(gate_up(y)))
+        return functions.plain_norm(x, self.decoder.norm, eps)
+
+
+def _chunks(lengths: Sequence[int], most: int) -> list[list[int]]:
+    """Prompts from the shortest up, in chunks of at most `most` tokens."""
+    found: list[list[int]] = []
+    room = 0
+    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if not found or lengths[i] > room:
+            found.append([])
+            room = most
+        found[-1].append(i)
+        room -= lengths[i]
+    return found
+
+
+def _per_head(layer: Layer, shape: Shape) -> torch.Tensor | None:
+    """[heads + kv, dim]: the norm weight of every query and key head."""
+    if layer.q_norm is None or layer.k_norm is None:
+        return None
+    return per_head(layer.q_norm, layer.k_norm, shape.heads, shape.kv)
+
+
+class _Product:
+    """One linear layer with its adapter, merged or as a second, low-rank product."""
+
+    def __init__(self, adapted: AdaptedLinear, *, pack: bool) -> None:
+        self.product = Fixed(adapted.weight, pack=pack)
+        self.bias = adapted.linear.bias
+        self.low = self.high = None
+        self.scale = adapted.scale
+        factors = adapted.factors
+        if factors is not None and adapted.merged is None:
+            weight, rank = adapted.weight, factors.b.shape[1]
+            self.low = factors.a.detach().to(weight.dtype).t()
+            # Every adapted part of the outputs in one product: zero where factors do not meet.
+            high = weight.new_zeros(len(factors.parts) * rank, weight.shape[0])
+            spans = zip(factors.spans, factors.parts, strict=True)
+            for number, ((start, stop), part) in enumerate(spans):
+                factor = factors.b.detach()[part.b]
+                high[number * rank : (number + 1) * rank, start:stop] = factor.t()
+            self.high = high
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.product(x, self.bias)
+        if self.low is not None and self.high is not None:
+            y.addmm_(x @ self.low, self.high, alpha=self.scale)
+        return y

@@ -1,0 +1,470 @@
+"""Our own forward pass of dense decoders: Llama, Mistral, Qwen2 and Qwen3, told apart by their
+configuration alone.
+
+Weights are taken over from the transformers model and fused where layers read the same input;
+the result is held against that model's logits at load, and a model that differs is refused here
+and runs on transformers instead (network.py). What makes it fast: tokens packed without padding,
+the head on the rows that carry loss alone, one autograd node for a frozen layer with its adapter,
+and in float32 the adapter merged into the weights once per step.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from engine.core.hardware import detect
+from engine.cost.flops import HEAD_BYTES
+from engine.worker.network.adapter import Factors, FlatAdapter, LoraSpec, Slot
+from engine.worker.network.shape import Shape
+from engine.worker.ops.attention import Attention
+from engine.worker.ops.fused_ops import TORCH, Pointwise
+from engine.worker.ops.kernels import (
+    AddNorm,
+    FrozenLinear,
+    GatedLoraLinear,
+    HeadsRope,
+    LoraLinear,
+    Norm,
+    PickRows,
+    SwiGLU,
+    TokenLogprobs,
+)
+from engine.worker.ops.matmul import grain
+from engine.worker.ops.packing import Layout, Packed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# Largest relative difference from transformers' logits; bfloat16 rounds each layer's output.
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 1e-2}
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A frozen layer, several projections of one input in it.
+
+    Attributes:
+        weight: [out, in]; bias: [out] or None.
+        slot: names and spans of its projections.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    slot: Slot
+
+
+@dataclass(frozen=True)
+class Layer:
+    qkv: Linear
+    o: Linear
+    gate_up: Linear
+    down: Linear
+    norm_in: torch.Tensor
+    norm_mid: torch.Tensor
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+
+    @property
+    def linears(self) -> tuple[Linear, Linear, Linear, Linear]:
+        return self.qkv, self.o, self.gate_up, self.down
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary positions: the angle per position of each pair, and what scales cos and sin."""
+
+    inverse_frequencies: tuple[float, ...]
+    scale: float
+
+
+# The weight of a name as transformers spells it, or None where the model has none.
+Take = Callable[[str], torch.Tensor | None]
+
+
+class Decoder:
+    """Frozen weights and the forward pass over them; see the module.
+
+    Args:
+        config: of a model that `unsupported` knows nothing against.
+        take: gives each weight once, in the dtype and on the device to work in.
+        rope: as transformers makes it for the configuration.
+
+    Attributes:
+        functions: what is done between the matrix products; torch's until others are set.
+
+    Raises:
+        KeyError: for a weight that is missing.
+    """
+
+    def __init__(self, config: Any, take: "Take", rope: Rope) -> None:
+        self.shape = Shape.of(config)
+        self.functions: Pointwise = TORCH
+        self.eps = float(config.rms_norm_eps)
+        self.embedding = _required(take, "model.embed_tokens.weight")
+        tied = getattr(config, "tie_word_embeddings", False)
+        head = None if tied else take("lm_head.weight")
+        self.head = self.embedding if head is None else head
+        self.norm = _required(take, "model.norm.weight")
+        self.rotary = rope
+        self._inverse_frequencies = torch.tensor(rope.inverse_frequencies, device=self.head.device)
+        self._rope: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.layers = [_layer(number, take) for number in range(self.shape.layers)]
+        self._plain = Weights(self)
+
+    @classmethod
+    def of(cls, model: "PreTrainedModel") -> "Decoder":
+        """Taken over from a transformers model, which is consumed: what is fused is emptied there,
+        so that memory never holds both."""
+        inner: Any = model.get_decoder()
+        rotary = inner.rotary_emb
+        rope = Rope(
+            tuple(rotary.inv_freq.detach().float().tolist()), float(rotary.attention_scaling)
+        )
+        parameters = dict(model.named_parameters())
+
+        def take(name: str) -> torch.Tensor | None:
+            parameter = parameters.get(name)
+            if parameter is None:
+                return None
+            weight = parameter.detach()
+            if name.endswith("_proj.weight"):
+                parameter.data = weight.new_empty(0)
+            return weight
+
+        return cls(model.config, take, rope)
+
+    @property
+    def device(self) -> torch.device:
+        return self.head.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.head.dtype
+
+    @property
+    def slots(self) -> list[Slot]:
+        return [linear.slot for layer in self.layers for linear in layer.linears]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the layers an adapter may be merged into."""
+        return sum(
+            linear.weight.numel() * linear.weight.element_size()
+            for layer in self.layers
+            for linear in layer.linears
+        )
+
+    def new_adapter(self, spec: LoraSpec, seed: int) -> FlatAdapter:
+        return FlatAdapter(self.slots, spec, seed, self.device)
+
+    def weights(self, adapter: FlatAdapter | None) -> "Weights":
+        """The layers with `adapter` on them as it is now. The policy and its sampler share them."""
+        if adapter is None:
+            return self._plain
+        if adapter.applied is None:
+            # Merged weights stand beside the frozen ones, so only where memory is plentiful.
+            merge = self.device.type == "cpu" and 4 * self.weight_bytes < detect().ram_total
+            adapter.applied = Weights(self, adapter, merge=merge)
+        return adapter.applied.refresh()
+
+    def rope(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(cos, sin), each [at least `length`, 1, head_dim / 2] in the weights' dtype."""
+        if self._rope is None or self._rope[0].shape[0] < length:
+            size = max(length, min(self.shape.context, 4096))
+            steps = torch.arange(size, device=self.device).float()
+            angles = torch.outer(steps, self._inverse_frequencies)[:, None]
+            scale = self.rotary.scale
+            self._rope = (
+                (angles.cos() * scale).to(self.dtype),
+                (angles.sin() * scale).to(self.dtype),
+            )
+        return self._rope
+
+    def hidden(
+        self,
+        batch: Packed,
+        weights: "Weights",
+        rows: torch.Tensor | None = None,
+        *,
+        checkpointing: bool = False,
+        dropout: float = 0.0,
+    ) -> torch.Tensor:
+        """Hidden states after the last norm, [rows or N, hidden].
+
+        Args:
+            weights: base alone, or base and adapter.
+            rows: packed tokens wanted, each once; the last layer runs on these alone after its
+                attention.
+            checkpointing: recompute each layer in the backward pass.
+            dropout: of the adapter's input.
+        """
+        cos, sin = self.rope(max(batch.layout.trunks) + max(batch.layout.branches, default=0))
+        cos, sin = cos[batch.positions], sin[batch.positions]
+        attention = Attention(
+            batch.layout, self.shape.heads, self.shape.kv, self.device, self.dtype
+        )
+        x = self.embedding[batch.ids]
+        delta: torch.Tensor | None = None
+        for number, layer in enumerate(self.layers):
+            last = rows if number == len(self.layers) - 1 else None
+            step = _LayerStep(self, layer, weights.of(number), attention, cos, sin, last, dropout)
+            if checkpointing and torch.is_grad_enabled():
+                x, delta = checkpoint(step, x, delta, use_reentrant=False)  # pyright: ignore
+            else:
+                x, delta = step(x, delta)
+        assert delta is not None
+        return AddNorm.apply(x, delta, self.norm, self.eps, self.functions)[1]
+
+    def logprobs(
+        self,
+        batch: Packed,
+        weights: "Weights",
+        *,
+        vocab: int,
+        inverse_temperature: float = 1.0,
+        entropies: bool = False,
+        checkpointing: bool = False,
+        dropout: float = 0.0,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities and entropies of a batch's trained tokens, ([T], [T]) float32.
+
+        Args:
+            vocab: ids at or above it have no token and no probability.
+        """
+        rows, inverse = batch.source.unique(return_inverse=True)
+        count, wanted = len(rows), len(inverse)
+        picked = _rounded_up(rows, len(batch.ids)) if self.device.type == "cpu" else rows
+        hidden = self.hidden(batch, weights, picked, checkpointing=checkpointing, dropout=dropout)
+        shared = count < wanted  # a prompt's end predicts each member's first token
+        if shared:
+            missing = -wanted % grain(wanted) if self.device.type == "cpu" else 0
+            hidden = hidden.index_select(0, F.pad(inverse, (0, missing)))
+            labels = F.pad(batch.labels, (0, missing))
+        else:
+            labels = batch.labels.new_zeros(len(picked)).index_copy_(0, inverse, batch.labels)
+        chunk = max(128, HEAD_BYTES.get(self.device.type, 2**24) // (4 * vocab))
+        values, spread = TokenLogprobs.apply(
+            hidden, self.head[:vocab], labels, inverse_temperature, chunk, entropies
+        )
+        if shared:
+            return values[:wanted], spread[:wanted]
+        return values[inverse], spread[inverse]
+
+    @torch.no_grad()
+    def logits(self, ids: torch.Tensor, weights: "Weights") -> torch.Tensor:
+        """[length] ids to [length, vocab] float32, for comparisons."""
+        empty = torch.empty(0, dtype=torch.long, device=ids.device)
+        layout = Layout((len(ids),), (), ())
+        positions = torch.arange(len(ids), device=ids.device)
+        batch = Packed(ids, positions, layout, empty, empty, empty)
+        return (self.hidden(batch, weights) @ self.head.t()).float()
+
+
+def _rounded_up(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """`rows` and a few more of the `count` there are, to a number that comes again."""
+    missing = -len(rows) % grain(len(rows))
+    if not missing:
+        return rows
+    others = torch.ones(count, dtype=torch.bool)
+    others[rows] = False
+    return torch.cat([rows, others.nonzero()[:missing, 0]])
+
+
+class _LayerStep:
+    """One decoder layer over packed tokens: (stream, what to add to it) to the same."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        layer: Layer,
+        linears: "LayerWeights",
+        attention: Attention,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        rows: torch.Tensor | None,
+        dropout: float,
+    ) -> None:
+        self.decoder = decoder
+        self.layer = layer
+        self.linears = linears
+        self.attention = attention
+        self.cos, self.sin = cos, sin
+        self.rows = rows
+        self.dropout = dropout
+
+    def __call__(
+        self, x: torch.Tensor, delta: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        layer, eps = self.layer, self.decoder.eps
+        shape, functions = self.decoder.shape, self.decoder.functions
+        qkv, o, gate_up, down = self.linears
+        if delta is None:
+            y = Norm.apply(x, layer.norm_in, eps, functions)
+        else:
+            x, y = AddNorm.apply(x, delta, layer.norm_in, eps, functions)
+        heads = qkv(y, self.dropout)
+        angles = self.cos, self.sin
+        heads = HeadsRope.apply(
+            heads, layer.q_norm, layer.k_norm, *angles, shape.heads, shape.kv, eps, functions
+        )
+        seen = self.attention(heads)
+        if self.rows is not None:
+            seen, x = PickRows.apply(seen, self.rows), PickRows.apply(x, self.rows)
+        x, y = AddNorm.apply(x, o(seen, self.dropout), layer.norm_mid, eps, functions)
+        return x, down.gated(gate_up(y, self.dropout), self.dropout, functions)
+
+
+class AdaptedLinear:
+    """A frozen layer as the forward pass calls it, with its adapter if it has one."""
+
+    def __init__(
+        self, linear: Linear, factors: Factors | None, scale: float, merged: torch.Tensor | None
+    ) -> None:
+        self.linear = linear
+        self.factors = factors
+        self.scale = scale
+        self.merged = merged
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """[out, in] with the adapter in it where it is merged."""
+        return self.linear.weight if self.merged is None else self.merged
+
+    def __call__(self, x: torch.Tensor, dropout: float) -> torch.Tensor:
+        factors = self.factors
+        if factors is None:
+            return FrozenLinear.apply(x, self.linear.weight, self.linear.bias)
+        merged = self.merged if not dropout else None
+        dropped = F.dropout(x, dropout) if dropout else x
+        return LoraLinear.apply(
+            x,
+            dropped,
+            factors.a,
+            factors.b,
+            self.linear.weight if merged is None else merged,
+            self.linear.bias,
+            factors.spans,
+            self.scale,
+            merged is not None,
+        )
+
+    def gated(self, gate_up: torch.Tensor, dropout: float, functions: Pointwise) -> torch.Tensor:
+        """This layer of silu(gate) * up."""
+        factors = self.factors
+        if factors is None or dropout:
+            return self(SwiGLU.apply(gate_up, functions), dropout)
+        return GatedLoraLinear.apply(
+            gate_up,
+            factors.a,
+            factors.b,
+            self.weight,
+            self.linear.bias,
+            factors.spans,
+            self.scale,
+            self.merged is not None,
+            functions,
+        )
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """Write weight + scale * B A into `merged`."""
+        factors = self.factors
+        if factors is None or self.merged is None:
+            return
+        self.merged.copy_(self.linear.weight)
+        for (start, stop), part in zip(factors.spans, factors.parts, strict=True):
+            self.merged[start:stop].addmm_(factors.b[part.b], factors.a[part.a], alpha=self.scale)
+
+
+LayerWeights = tuple[AdaptedLinear, AdaptedLinear, AdaptedLinear, AdaptedLinear]
+
+
+class Weights:
+    """A decoder's layers with an adapter on them, or without.
+
+    Args:
+        merge: keep weight + scale * B A beside the frozen weights, made anew whenever the adapter
+            has changed; always from the frozen base, so nothing drifts. In float32 alone: rounded
+            to bfloat16 most of a small update would be lost.
+    """
+
+    def __init__(
+        self, decoder: Decoder, adapter: FlatAdapter | None = None, *, merge: bool = False
+    ) -> None:
+        self.adapter = adapter
+        self.merging = merge and adapter is not None and decoder.dtype == torch.float32
+        self._version = -1
+        self._layers: list[LayerWeights] = []
+        at = 0
+        for layer in decoder.layers:
+            row = []
+            for linear in layer.linears:
+                factors = adapter.factors[at] if adapter is not None else None
+                merged = (
+                    torch.empty_like(linear.weight)
+                    if self.merging and factors is not None
+                    else None
+                )
+                scale = adapter.spec.scale if adapter is not None else 0.0
+                row.append(AdaptedLinear(linear, factors, scale, merged))
+                at += 1
+            self._layers.append((row[0], row[1], row[2], row[3]))
+
+    def of(self, layer: int) -> LayerWeights:
+        return self._layers[layer]
+
+    def refresh(self) -> "Weights":
+        """Merge again if the adapter has changed since."""
+        if self.merging and self.adapter is not None and self._version != self.adapter.version:
+            for layer in self._layers:
+                for linear in layer:
+                    linear.merge()
+            self._version = self.adapter.version
+        return self
+
+
+def _layer(number: int, take: "Take") -> Layer:
+    name = f"model.layers.{number}"
+
+    def fuse(*projections: str) -> Linear:
+        spans, at = [], 0
+        weights, biases = [], []
+        for projection in projections:
+            full = f"{name}.{projection}"
+            weight = _required(take, f"{full}.weight")
+            weights.append(weight)
+            biases.append(take(f"{full}.bias"))
+            spans.append((full, at, at + weight.shape[0]))
+            at += weight.shape[0]
+        bias = None
+        if any(b is not None for b in biases):
+            bias = torch.cat(
+                [
+                    w.new_zeros(w.shape[0]) if b is None else b
+                    for w, b in zip(weights, biases, strict=True)
+                ]
+            )
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+        return Linear(weight, bias, Slot(tuple(spans), weight.shape[1]))
+
+    return Layer(
+        qkv=fuse("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        o=fuse("self_attn.o_proj"),
+        gate_up=fuse("mlp.gate_proj", "mlp.up_proj"),
+        down=fuse("mlp.down_proj"),
+        norm_in=_required(take, f"{name}.input_layernorm.weight"),
+        norm_mid=_required(take, f"{name}.post_attention_layernorm.weight"),
+        q_norm=take(f"{name}.self_attn.q_norm.weight"),
+        k_norm=take(f"{name}.self_attn.k_norm.weight"),
+    )
+
+
+def _required(take: "Take", name: str) -> torch.Tensor:
+    weight = take(name)
+    if weight is None:
+        raise KeyError(name)
+    return weight

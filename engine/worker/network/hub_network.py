@@ -1,0 +1,231 @@
+"""Any causal language model transformers can load, with adapters by PEFT: the fallback.
+
+A module of its own, imported only where a model needs it: PEFT costs a process a second and over
+a hundred megabytes before it has done anything.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dict
+from peft.utils import get_peft_model_state_dict
+from transformers import PreTrainedModel
+
+from engine.worker.core.batch import Batch, Row, collate, microbatches
+from engine.worker.core.failures import WorkerFailure
+from engine.worker.network.adapter import Adapter, LoraSpec, require_same
+from engine.worker.network.hub_sampler import HubSampler
+from engine.worker.network.network import Micro
+from engine.worker.network.sampler import Sampler, SamplerNeeds
+from engine.worker.network.shape import Shape
+from engine.worker.ops.kernels import TokenLogprobs
+
+# Logits of one chunk of the head, in tokens.
+HUB_HEAD_ROWS = 1024
+# Models that change the hidden state on its way to the logits cannot use the short way round.
+SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier")
+
+
+def lora_config(spec: LoraSpec) -> LoraConfig:
+    """The same shape as PEFT describes it, for training."""
+    whole = spec.alpha == int(spec.alpha)
+    return LoraConfig(
+        r=spec.rank,
+        lora_alpha=int(spec.alpha) if whole else spec.alpha,  # pyright: ignore[reportArgumentType]
+        lora_dropout=spec.dropout,
+        target_modules=spec.named_targets,
+        task_type="CAUSAL_LM",
+    )
+
+
+class HubAdapter:
+    """A named adapter inside a PEFT model."""
+
+    def __init__(self, network: "HubNetwork", slot: str, spec: LoraSpec) -> None:
+        self.network = network
+        self.slot = slot
+        self.spec = spec
+
+    @property
+    def version(self) -> int:
+        return sum(p._version for p in self.parameters())
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        mark = f".{self.slot}."
+        return [p for name, p in self.network.peft.named_parameters() if mark in name]
+
+    def clear_gradients(self) -> None:
+        for parameter in self.parameters():
+            parameter.grad = None
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        mark = f".{self.slot}."
+        return {
+            name.replace(mark, "."): p.grad
+            for name, p in self.network.peft.named_parameters()
+            if mark in name and p.grad is not None
+        }
+
+    def state(self) -> dict[str, torch.Tensor]:
+        found = self._raw()
+        return {k: v.detach().to("cpu", torch.float32).clone() for k, v in found.items()}
+
+    def load(self, state: dict[str, torch.Tensor]) -> None:
+        require_same(self._raw(), state)
+        set_peft_model_state_dict(self.network.peft, state, adapter_name=self.slot)
+
+    def _raw(self) -> dict[str, torch.Tensor]:
+        # Embeddings are never trained; left to itself PEFT looks the base up on the network.
+        return get_peft_model_state_dict(
+            self.network.peft, adapter_name=self.slot, save_embedding_layers=False
+        )
+
+
+class HubNetwork:
+    """Any causal language model transformers can load, adapters by PEFT.
+
+    Args:
+        model: its linear layers are wrapped in place once there is an adapter.
+        vocab: ids that have a token.
+        why: what ruled out our own forward.
+    """
+
+    forward = "transformers"
+    kernels, kernels_why = "transformers", ""
+
+    def __init__(self, model: PreTrainedModel, vocab: int, why: str) -> None:
+        self.model = model
+        self.vocab = vocab
+        self.why = why
+        self.shape = Shape.of(model.config)
+        still(model)
+        self._peft: PeftModel | None = None
+        self._made = 0
+
+    @property
+    def peft(self) -> PeftModel:
+        assert self._peft is not None, "no adapter has been made"
+        return self._peft
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        head = self.model.get_output_embeddings()
+        return head.weight.dtype if isinstance(head, torch.nn.Linear) else self.model.dtype
+
+    def new_adapter(self, spec: LoraSpec, seed: int) -> HubAdapter:
+        torch.manual_seed(seed)
+        slot = f"adapter{self._made}"
+        self._made += 1
+        config = lora_config(spec)
+        try:
+            if self._peft is None:
+                made = get_peft_model(self.model, config, adapter_name=slot)
+                assert isinstance(made, PeftModel)
+                self._peft = made
+            else:
+                self._peft.add_adapter(slot, config)
+        except ValueError as error:
+            raise WorkerFailure(
+                "config", "The model takes no such adapter.", evidence=str(error)
+            ) from error
+        return HubAdapter(self, slot, spec)
+
+    def drop_adapter(self, adapter: Adapter) -> None:
+        slot = _hub(adapter).slot
+        if self._peft is not None and slot in self._peft.peft_config:
+            self._peft.delete_adapter(slot)
+            if not self._peft.peft_config:
+                self._peft.unload()
+                self._peft = None
+
+    def collate(self, rows: Sequence[Row]) -> Batch:
+        return collate(rows, 0)  # right padding: whatever the pad is, nothing sees it
+
+    def split(self, rows: Sequence[Row], budget: int) -> list[list[int]]:
+        return microbatches([len(r.ids) for r in rows], budget)
+
+    def logprobs(
+        self,
+        batch: Micro,
+        adapter: Adapter | None,
+        *,
+        inverse_temperature: float = 1.0,
+        entropies: bool = False,
+        checkpointing: bool = False,
+        training: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert isinstance(batch, Batch)
+        batch = batch.to(self.device)
+        if checkpointing and not getattr(self.model, "is_activation_checkpointing", False):
+            self.model.activation_checkpointing_enable({"use_reentrant": False})
+            self.model.enable_input_require_grads()
+        with self.carrying(adapter):
+            self.model.train(training)
+            head = self.model.get_output_embeddings()
+            scaled = any(getattr(self.model.config, name, None) for name in SCALED_LOGITS)
+            if scaled or not isinstance(head, torch.nn.Linear) or head.bias is not None:
+                return self._through_logits(batch, inverse_temperature)
+            decoder: Any = self.model.get_decoder()
+            hidden = decoder(input_ids=batch.ids, use_cache=False).last_hidden_state
+            return TokenLogprobs.apply(
+                hidden.flatten(0, 1)[batch.source],
+                head.weight[: self.vocab],
+                batch.labels,
+                inverse_temperature,
+                HUB_HEAD_ROWS,
+                entropies,
+            )
+
+    def _through_logits(
+        self, batch: Batch, inverse_temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self.model(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1)
+        chosen = logits[batch.source][:, : self.vocab].float() * inverse_temperature
+        logprobs = chosen.log_softmax(-1)
+        with torch.no_grad():
+            entropy = -(logprobs.exp() * logprobs).sum(-1)
+        return logprobs.gather(1, batch.labels[:, None])[:, 0], entropy
+
+    @torch.no_grad()
+    def logits(self, ids: Sequence[int], adapter: Adapter | None) -> torch.Tensor:
+        with self.carrying(adapter):
+            self.model.eval()
+            return self.model(torch.tensor([ids], device=self.device)).logits[0].float()
+
+    def sampler(self, needs: SamplerNeeds) -> Sampler:
+        return HubSampler(self.model, needs, self.vocab, self.carrying)
+
+    @contextmanager
+    def carrying(self, adapter: Adapter | None) -> Iterator[None]:
+        """Inside, the model has exactly this adapter on it."""
+        if self._peft is None:
+            yield
+        elif adapter is None:
+            with self._peft.disable_adapter():
+                yield
+        else:
+            self._peft.set_adapter(_hub(adapter).slot)
+            yield
+
+
+def still(model: torch.nn.Module) -> None:
+    """Switch off a model's own dropout: a frozen base is the same while training as while
+    sampling. Some keep it as a module, others as a number they pass on."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+
+
+def _hub(adapter: Adapter) -> HubAdapter:
+    if not isinstance(adapter, HubAdapter):
+        raise TypeError(f"this adapter belongs to another forward: {type(adapter).__name__}")
+    return adapter

@@ -1,0 +1,166 @@
+"""Batched sampling with a key-value cache, on whatever model transformers can load.
+
+Prompts are padded on the left and read once each, however many completions are asked of them;
+rows that have ended leave the batch.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from engine.worker.core.trajectory import Completion
+from engine.worker.network.sampler import (
+    Done,
+    Row,
+    SamplerNeeds,
+    SamplingParams,
+    completions,
+    draw,
+    new_rows,
+    uniforms,
+)
+
+
+class HubSampler:
+    """See the module and `Sampler`.
+
+    Args:
+        model: a causal LM.
+        needs: what every sampler needs.
+        vocab: ids at or above it are never sampled (padded vocabularies hold ids without a token).
+        carrying: opens a context in which the model has exactly the given adapter on it.
+    """
+
+    name = "torch"
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        needs: SamplerNeeds,
+        vocab: int,
+        carrying: Callable[[Any], AbstractContextManager[None]],
+    ) -> None:
+        self.model = model
+        self.needs = needs
+        self.vocab = vocab
+        self.carrying = carrying
+        self._adapter: Any = None
+
+    def load(self, adapter: Any) -> None:
+        self._adapter = adapter
+
+    def rest(self) -> None:
+        """It holds nothing between calls."""
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def generate(
+        self,
+        prompts: Sequence[list[int]],
+        n: int,
+        params: SamplingParams,
+        done: Done | None = None,
+    ) -> list[list[Completion]]:
+        rows = new_rows(len(prompts), n, params.seed)
+        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        size = max(1, self.needs.max_rows // n)
+        for start in range(0, len(order), size):
+            chunk = order[start : start + size]
+            members = [row for i in chunk for row in rows[i]]
+            for _ in self._steps([prompts[i] for i in chunk], members, params, done):
+                pass
+        return completions(rows)
+
+    def stream(self, prompt: list[int], params: SamplingParams) -> Iterator[int]:
+        ((row,),) = new_rows(1, 1, params.seed)
+        for _ in self._steps([prompt], [row], params, None):
+            yield row.ids[-1]
+
+    def _steps(
+        self,
+        prompts: list[list[int]],
+        alive: list[Row],
+        params: SamplingParams,
+        done: Done | None,
+    ) -> Iterator[None]:
+        """Fill `alive`, equally many rows for each prompt, one token at a time, yielding after
+        each."""
+        was_training = self.model.training
+        try:
+            with self.carrying(self._adapter):
+                self.model.eval()
+                yield from self._decode(prompts, alive, params, done)
+        finally:
+            self.model.train(was_training)
+
+    @torch.no_grad()
+    def _decode(
+        self,
+        prompts: list[list[int]],
+        alive: list[Row],
+        params: SamplingParams,
+        done: Done | None,
+    ) -> Iterator[None]:
+        device = self.model.device
+        ending = self.needs.ending(params)
+        longest = max(map(len, prompts))
+        ids = torch.full((len(prompts), longest), self.needs.pad_id, dtype=torch.long)
+        mask = torch.zeros(len(prompts), longest, dtype=torch.long)
+        for i, prompt in enumerate(prompts):
+            ids[i, longest - len(prompt) :] = torch.tensor(prompt)
+            mask[i, longest - len(prompt) :] = 1
+        ids, mask = ids.to(device), mask.to(device)
+        cache = DynamicCache(config=self.model.config)
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        logits = self._forward(ids, mask, positions, cache)  # [prompts, vocab]
+        n = len(alive) // len(prompts)
+        if n > 1:
+            cache.batch_repeat_interleave(n)
+        logits = logits.repeat_interleave(n, 0)
+        mask = mask.repeat_interleave(n, 0)
+        position = positions[:, -1:].repeat_interleave(n, 0)
+        keys = torch.tensor([row.key for row in alive], device=device)
+        for step in range(params.max_tokens):
+            chance = uniforms(keys, torch.tensor(step, device=device))
+            token, logprob = draw(logits, params, chance)
+            keep = []
+            said = zip(alive, token.tolist(), logprob.tolist(), strict=True)
+            for at, (row, drawn, value) in enumerate(said):
+                if not ending.take(row, drawn, value):
+                    keep.append(at)
+                elif done is not None:
+                    done(row.prompt, row.member, row.completion)
+            yield
+            if not keep:
+                return
+            position = position + 1
+            mask = torch.cat([mask, mask.new_ones(mask.shape[0], 1)], 1)
+            if len(keep) < len(alive):
+                index = torch.tensor(keep, device=device)
+                cache.batch_select_indices(index)
+                mask, position, token = mask[index], position[index], token[index]
+                keys = keys[index]
+                alive = [alive[i] for i in keep]
+            logits = self._forward(token[:, None], mask, position, cache)
+
+    def _forward(
+        self,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        positions: torch.Tensor,
+        cache: DynamicCache,
+    ) -> torch.Tensor:
+        """Logits of the last position, float32, [rows, vocab]."""
+        out = self.model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return out.logits[:, -1, : self.vocab].float()

@@ -1,0 +1,175 @@
+"""A frozen base model as training sees it: rows in, log-probabilities out, with any adapter on it.
+
+`DecoderNetwork` is our own forward (decoder.py) for the architectures it knows; every other model
+runs as `HubNetwork` (hub_network.py), transformers with PEFT's modules, slower and with the same
+numbers. Which of the two a model got, and why, stands in the run's manifest.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from engine.worker.core.batch import Batch, Row
+from engine.worker.network.adapter import Adapter, FlatAdapter, LoraSpec
+from engine.worker.network.decode import DecoderSampler
+from engine.worker.network.decoder import Decoder
+from engine.worker.network.sampler import Sampler, SamplerNeeds
+from engine.worker.network.shape import Shape
+from engine.worker.ops.fused_ops import AS_WRITTEN, Choice
+from engine.worker.ops.matmul import grain
+from engine.worker.ops.packing import Packed, pack
+
+Micro = Packed | Batch
+
+
+class Network(Protocol):
+    """See the module. `forward` names the implementation, `why` says what ruled out our own;
+    `kernels` names what is done between the matrix products, `kernels_why` says what ruled out
+    others (pointwise.py)."""
+
+    forward: str
+    why: str
+    kernels: str
+    kernels_why: str
+    vocab: int
+    shape: Shape
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def new_adapter(self, spec: LoraSpec, seed: int) -> Adapter:
+        """A fresh adapter: A as PEFT draws it for the seed, B zero."""
+        ...
+
+    def drop_adapter(self, adapter: Adapter) -> None:
+        """Give back what an adapter holds here."""
+        ...
+
+    def collate(self, rows: Sequence[Row]) -> Micro: ...
+
+    def split(self, rows: Sequence[Row], budget: int) -> list[list[int]]:
+        """Indices of `rows` in microbatches of at most `budget` tokens as this network counts
+        them; a row above it goes alone. Every index once."""
+        ...
+
+    def logprobs(
+        self,
+        batch: Micro,
+        adapter: Adapter | None,
+        *,
+        inverse_temperature: float = 1.0,
+        entropies: bool = False,
+        checkpointing: bool = False,
+        training: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """([T], [T]) float32: log-probabilities of the trained tokens, with gradient to the
+        adapter, and entropies (zeros unless asked for). `training` switches dropout on."""
+        ...
+
+    def logits(self, ids: Sequence[int], adapter: Adapter | None) -> torch.Tensor:
+        """[length, vocab] float32, without gradient."""
+        ...
+
+    def sampler(self, needs: SamplerNeeds) -> Sampler: ...
+
+
+class DecoderNetwork:
+    """Our own forward.
+
+    Args:
+        vocab: ids that have a token.
+        choice: the functions `decoder` is to use from now on.
+    """
+
+    forward = "own"
+    why = ""
+
+    def __init__(self, decoder: Decoder, vocab: int, choice: Choice = AS_WRITTEN) -> None:
+        self.decoder = decoder
+        self.decoder.functions = choice.functions
+        self.kernels, self.kernels_why = choice.functions.name, choice.why
+        self.vocab = vocab
+        self.shape = decoder.shape
+
+    @property
+    def device(self) -> torch.device:
+        return self.decoder.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.decoder.dtype
+
+    def new_adapter(self, spec: LoraSpec, seed: int) -> FlatAdapter:
+        return self.decoder.new_adapter(spec, seed)
+
+    def drop_adapter(self, adapter: Adapter) -> None:
+        _flat(adapter).applied = None
+
+    def collate(self, rows: Sequence[Row]) -> Packed:
+        return pack(rows, grain) if self.device.type == "cpu" else pack(rows)
+
+    def split(self, rows: Sequence[Row], budget: int) -> list[list[int]]:
+        """Groups with a shared prompt stay together as far as they fit."""
+        order = sorted(range(len(rows)), key=lambda i: _place(rows[i], i))
+        found: list[list[int]] = []
+        tokens = 0
+        prompt: list[int] = []
+        for index in order:
+            row = rows[index]
+            own = len(row.ids) - 1 - row.shared
+            joins = bool(row.shared) and list(row.ids[: row.shared]) == prompt
+            added = own if joins else own + row.shared
+            if found and tokens + added <= budget:
+                found[-1].append(index)
+                tokens += added
+            else:
+                found.append([index])
+                tokens = own + row.shared
+            prompt = list(row.ids[: row.shared])
+        return found
+
+    def logprobs(
+        self,
+        batch: Micro,
+        adapter: Adapter | None,
+        *,
+        inverse_temperature: float = 1.0,
+        entropies: bool = False,
+        checkpointing: bool = False,
+        training: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert isinstance(batch, Packed)
+        flat = _flat(adapter) if adapter is not None else None
+        return self.decoder.logprobs(
+            batch.to(self.device),
+            self.decoder.weights(flat),
+            vocab=self.vocab,
+            inverse_temperature=inverse_temperature,
+            entropies=entropies,
+            checkpointing=checkpointing,
+            dropout=adapter.spec.dropout if adapter is not None and training else 0.0,
+        )
+
+    def logits(self, ids: Sequence[int], adapter: Adapter | None) -> torch.Tensor:
+        flat = _flat(adapter) if adapter is not None else None
+        tensor = torch.tensor(ids, device=self.device)
+        return self.decoder.logits(tensor, self.decoder.weights(flat))
+
+    def sampler(self, needs: SamplerNeeds) -> Sampler:
+        return DecoderSampler(self.decoder, needs, self.vocab)
+
+
+def _flat(adapter: Adapter) -> FlatAdapter:
+    if not isinstance(adapter, FlatAdapter):
+        raise TypeError(f"this adapter belongs to another forward: {type(adapter).__name__}")
+    return adapter
+
+
+def _place(row: Row, index: int) -> tuple[int, tuple[int, ...], int]:
+    """Rows of one prompt next to each other, long ones first."""
+    prompt = tuple(row.ids[: row.shared])
+    return -(row.shared or len(row.ids)), prompt, index

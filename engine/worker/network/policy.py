@@ -1,0 +1,294 @@
+"""The policy: a frozen base model with a LoRA adapter, and the numbers training needs from it.
+
+Base weights are float32 on CPU and bfloat16 on a GPU unless `precision` says otherwise; adapters,
+logits and losses are float32 always. The reference policy is the base without an adapter, or with
+a frozen copy of the adapter the run started from.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+
+from engine.core.files import read_object
+from engine.models import hub
+from engine.worker.core.batch import Row
+from engine.worker.core.failures import WorkerFailure
+from engine.worker.network import comparisons, weights
+from engine.worker.network.adapter import Adapter, LoraSpec, read_adapter
+from engine.worker.network.decoder import TOLERANCE, Decoder
+from engine.worker.network.network import DecoderNetwork, Micro, Network
+from engine.worker.network.shape import sizes, unsupported
+from engine.worker.ops import fused_ops
+from engine.worker.ops.fused_ops import TORCH, Choice
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Base:
+    """A loaded base model without adapters, its tokenizer, and the ids that end a turn."""
+
+    network: Network
+    tokenizer: PreTrainedTokenizerBase
+    stop_ids: list[int]
+    path: Path
+
+    @property
+    def pad_id(self) -> int:
+        pad = self.tokenizer.pad_token_id
+        return int(pad) if isinstance(pad, int) else self.stop_ids[0]
+
+    @property
+    def vocab(self) -> int:
+        """Ids that have a token; a padded vocabulary goes beyond them."""
+        return self.network.vocab
+
+
+def pick_device(name: str) -> torch.device:
+    """The torch device for a leased device id (`cpu` or `cuda:N`; the lease sets visibility)."""
+    return torch.device("cuda" if name.startswith("cuda") and torch.cuda.is_available() else "cpu")
+
+
+def pick_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 on a GPU and float32 on CPU, where bfloat16 is slower for small models."""
+    if precision == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
+
+
+def load_base(
+    path: Path,
+    device: torch.device,
+    precision: str,
+    quantization: str = "none",
+    *,
+    compared: Path | None = None,
+    steps: int = 0,
+) -> Base:
+    """Load safetensors weights and tokenizer from a folder. Never runs code from the folder.
+
+    Our own forward is used where its logits are transformers' own. The comparison needs both; with
+    `compared` it is made once for the same files and libraries, and from then on the weights are
+    read without transformers' model classes, which cost a process over 100 MB and a second.
+
+    Args:
+        quantization: `nf4` rounds the weights of the layers' projections to 4 bits while loading.
+        compared: a file that keeps what comparisons came to.
+        steps: of training ahead, as far as known.
+
+    Raises:
+        WorkerFailure: kind config, when the folder holds no model that can be loaded.
+    """
+    hub.ensure_weights(path)
+    tokenizer, config = _load_config(path)
+    vocab, stop_ids = known_ids(config, tokenizer), stop_ids_of(config, tokenizer, path)
+    why = "4-bit weights" if quantization != "none" else unsupported(config)
+    if not why:
+        dtype = pick_dtype(precision, device)
+        choice = fused_ops.choose(sizes(config), dtype, device, steps)
+        known = comparisons.recall(compared, path, dtype, choice.functions.name)
+        if known is not None:
+            with contextlib.suppress(KeyError):  # names that transformers would translate
+                decoder = weights.read(path, config, known, dtype, device)
+                return Base(DecoderNetwork(decoder, vocab, choice), tokenizer, stop_ids, path)
+        model, _ = load_transformers(path, device, precision)
+        probe = probe_ids(vocab)
+        with torch.no_grad():
+            wanted = model(torch.tensor([probe], device=device)).logits[0].float()
+        decoder = Decoder.of(model)
+        choice, difference = _compared(decoder, choice, probe, wanted)
+        if difference <= TOLERANCE[decoder.dtype]:
+            kernels = choice.functions.name
+            comparisons.remember(compared, path, dtype, kernels, decoder.rotary, difference)
+            return Base(DecoderNetwork(decoder, vocab, choice), tokenizer, stop_ids, path)
+        why = f"logits differ from transformers' by {difference:.1e}"
+    model, _ = load_transformers(path, device, precision, quantization)
+    # Late: PEFT costs every process a second and over 100 MB, and our own forward needs none of it.
+    from engine.worker.network.hub_network import HubNetwork  # noqa: PLC0415
+
+    return Base(HubNetwork(model, vocab, why), tokenizer, stop_ids, path)
+
+
+def _load_config(path: Path) -> tuple[PreTrainedTokenizerBase, Any]:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        return tokenizer, AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise _not_loaded(path, error) from error
+
+
+def _not_loaded(path: Path, error: Exception) -> WorkerFailure:
+    return WorkerFailure(
+        "config",
+        f"The model in {path} could not be loaded.",
+        evidence=f"{type(error).__name__}: {str(error).splitlines()[0]}",
+        hint="Check that the folder holds config.json, safetensors weights and a tokenizer.",
+    )
+
+
+def load_transformers(
+    path: Path, device: torch.device, precision: str, quantization: str = "none"
+) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
+    """The model and tokenizer as transformers has them; raises as `load_base`."""
+    # Late: see load_base.
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415
+
+    hub.ensure_weights(path)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=pick_dtype(precision, device),
+            use_safetensors=True,
+            trust_remote_code=False,
+            **_four_bits(device, quantization),
+        )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise _not_loaded(path, error) from error
+    model.requires_grad_(False)
+    model.eval()
+    if quantization == "none":
+        torch.nn.Module.to(model, device)  # transformers' own `to` is typed for no caller
+    for module in model.modules():
+        # On a CPU with AVX512-BF16 the first pass in eval mode would repack the weights for
+        # inference for good, and every gradient after it would be lost in silence.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            vars(module)["support_avx512bf16_for_cpu"] = False
+    return model, tokenizer
+
+
+def _four_bits(device: torch.device, quantization: str) -> dict[str, Any]:
+    """What transformers is told for 4-bit NormalFloat weights with doubly quantized scales (QLoRA,
+    arXiv 2305.14314), computed with in bfloat16."""
+    if quantization == "none":
+        return {}
+    from transformers import BitsAndBytesConfig  # noqa: PLC0415 - rarely used, dear to import
+
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=quantization,
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+    return {"quantization_config": config, "device_map": {"": str(device)}}
+
+
+def probe_ids(vocab: int) -> list[int]:
+    """A short sequence that visits the vocabulary, to compare two forwards on."""
+    return [(7 + 7919 * i) % vocab for i in range(24)]
+
+
+def _compared(
+    decoder: Decoder, choice: Choice, probe: Sequence[int], wanted: torch.Tensor
+) -> tuple[Choice, float]:
+    """How far the logits are off with the chosen functions; with torch's where that is too far."""
+    decoder.functions = choice.functions
+    difference = _difference(decoder, probe, wanted)
+    if choice.functions is TORCH or difference <= TOLERANCE[decoder.dtype]:
+        return choice, difference
+    off = f"{choice.functions.name}: logits differ from transformers' by {difference:.1e}"
+    decoder.functions = TORCH
+    return Choice(TORCH, off), _difference(decoder, probe, wanted)
+
+
+def _difference(decoder: Decoder, probe: Sequence[int], wanted: torch.Tensor) -> float:
+    ours = decoder.logits(torch.tensor(probe, device=decoder.device), decoder.weights(None))
+    return float((ours - wanted).norm() / wanted.norm())
+
+
+def known_ids(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Ids that have a token; a padded vocabulary goes beyond them."""
+    return min(len(tokenizer), int(config.get_text_config().vocab_size))
+
+
+def stop_ids_of(config: Any, tokenizer: PreTrainedTokenizerBase, path: Path) -> list[int]:
+    """The tokenizer's end token first, then every other one the model's folder names.
+
+    Raises:
+        WorkerFailure: kind config, when there is none.
+    """
+    generation = read_object(path / "generation_config.json")
+    found: list[int] = []
+    named = (tokenizer.eos_token_id, config.eos_token_id, generation.get("eos_token_id"))
+    for value in named:
+        for token in value if isinstance(value, list) else [value]:
+            if isinstance(token, int) and token not in found:
+                found.append(token)
+    if not found:
+        raise WorkerFailure("config", "The model names no token that ends a turn (eos_token_id).")
+    return found
+
+
+class Policy:
+    """A base model with one trained adapter.
+
+    Args:
+        base: shared; its weights are never changed.
+        settings: the resolved settings (lora_rank, lora_alpha, lora_dropout, lora_targets,
+            gradient_checkpointing, seed).
+        start_adapter: a PEFT folder whose adapter the run continues a copy of.
+    """
+
+    def __init__(
+        self, base: Base, settings: dict[str, Any], start_adapter: Path | None = None
+    ) -> None:
+        self.base = base
+        self.checkpointing: bool = settings["gradient_checkpointing"]
+        spec = LoraSpec.from_settings(settings)
+        self.adapter = base.network.new_adapter(spec, settings["seed"])
+        self.reference: Adapter | None = None
+        if start_adapter is not None:
+            state = read_adapter(start_adapter)
+            self.adapter.load(state)
+            self.reference = base.network.new_adapter(spec, settings["seed"])
+            self.reference.load(state)
+
+    @property
+    def device(self) -> torch.device:
+        return self.base.network.device
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """The trained tensors, in a fixed order; all float32."""
+        return self.adapter.parameters()
+
+    def collate(self, rows: Sequence[Row]) -> Micro:
+        return self.base.network.collate(rows)
+
+    def split(self, rows: Sequence[Row], budget: int) -> list[list[int]]:
+        """Indices of `rows` in microbatches of at most `budget` tokens."""
+        return self.base.network.split(rows, budget)
+
+    def logprobs(
+        self, batch: Micro, temperature: float = 1.0, *, entropies: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities and entropies of a batch's trained tokens, for training.
+
+        Args:
+            temperature: what the tokens were sampled at; 0 (greedy) counts as 1.
+
+        Returns:
+            ([tokens], [tokens]) float32; gradients flow through the first only.
+        """
+        return self.base.network.logprobs(
+            batch,
+            self.adapter,
+            inverse_temperature=1.0 / temperature if temperature else 1.0,
+            entropies=entropies,
+            checkpointing=self.checkpointing,
+            training=True,
+        )
+
+    @torch.no_grad()
+    def reference_logprobs(self, batch: Micro, temperature: float = 1.0) -> torch.Tensor:
+        """[tokens] float32 under the policy the run started from."""
+        return self.base.network.logprobs(
+            batch,
+            self.reference,
+            inverse_temperature=1.0 / temperature if temperature else 1.0,
+        )[0]

@@ -1,0 +1,239 @@
+"""What every sampler is and what they share: how to sample, how a token is drawn, when a
+completion ends.
+
+A token is drawn by inverting the cumulative distribution at one uniform number that depends on
+(seed, prompt, member, position) alone, so a completion is the same whatever else is in the batch.
+Log-probabilities are of the distribution sampled from: after temperature and top-p, in float32.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch.nn import functional as F
+
+from engine.worker.core.trajectory import Completion
+
+# Called as (prompt index, member, completion) as soon as each completion has ended.
+Done = Callable[[int, int, Completion], None]
+
+# Wider distributions are summed by blocks, so that few numbers are summed one after the other.
+BLOCK = 128
+# The largest uniform number there is.
+MOST = 1 - 2.0**-52
+# Tokens a nucleus is looked for in before more are sorted.
+LIKELIEST = 64
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to sample. `temperature` 0 is greedy, and its log-probabilities are those at 1."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+
+
+class Sampler(Protocol):
+    """Samples from a base model with one adapter on it, or none."""
+
+    name: str
+
+    def load(self, adapter: Any) -> None:
+        """Sample from the base with `adapter` as it is now; None is the base alone."""
+        ...
+
+    def generate(
+        self,
+        prompts: Sequence[list[int]],
+        n: int,
+        params: SamplingParams,
+        done: Done | None = None,
+    ) -> list[list[Completion]]:
+        """`n` completions for each prompt, in the order given. `done` is called in this thread."""
+        ...
+
+    def stream(self, prompt: list[int], params: SamplingParams) -> Iterator[int]:
+        """Ids of one completion as they are sampled, the end token included."""
+        ...
+
+    def rest(self) -> None:
+        """Hand back what memory it can until it is asked again."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class SamplerNeeds:
+    """What a sampler has to know beside the weights.
+
+    Attributes:
+        pad_id: any id; padded positions are masked.
+        stop_ids: ids that end a completion.
+        decode: ids to text, used for stop strings only.
+        max_rows: completions under way at once.
+    """
+
+    pad_id: int
+    stop_ids: Sequence[int]
+    decode: Callable[[list[int]], str]
+    max_rows: int = 256
+
+    def ending(self, params: SamplingParams) -> "Ending":
+        """When completions sampled with `params` are over."""
+        return Ending(frozenset(self.stop_ids), self.decode, params)
+
+
+@dataclass
+class Row:
+    """A completion under way: `member` of the prompt number `prompt`.
+
+    `key` decides its random numbers, see `uniforms`.
+    """
+
+    prompt: int
+    member: int
+    key: int
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finished: bool = False
+
+    @property
+    def completion(self) -> Completion:
+        return Completion(self.ids, self.logprobs, self.finished)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """When a completion is over: an id of `stop_ids`, a stop string, or `max_tokens`."""
+
+    stop_ids: frozenset[int]
+    decode: Callable[[list[int]], str]
+    params: SamplingParams
+
+    def take(self, row: Row, token: int, logprob: float) -> bool:
+        """Append a token; True when the row ends with it."""
+        row.ids.append(token)
+        row.logprobs.append(logprob)
+        row.finished = token in self.stop_ids or (bool(self.params.stop) and self._said(row.ids))
+        return row.finished or len(row.ids) >= self.params.max_tokens
+
+    def _said(self, ids: list[int]) -> bool:
+        # A stop string may be split over tokens: look at the text of the last few.
+        tail = self.decode(ids[-(max(map(len, self.params.stop)) + 4) :])
+        return any(stop in tail for stop in self.params.stop)
+
+
+def new_rows(prompts: int, n: int, seed: int) -> list[list[Row]]:
+    """`n` rows for each prompt."""
+    return [[Row(p, m, row_key(seed, p, m)) for m in range(n)] for p in range(prompts)]
+
+
+def completions(rows: Sequence[Sequence[Row]]) -> list[list[Completion]]:
+    return [[row.completion for row in members] for members in rows]
+
+
+def draw(
+    logits: torch.Tensor, params: SamplingParams, chance: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One id per row and its log-probability, both [rows].
+
+    Args:
+        logits: [rows, vocab] float32; overwritten.
+        params: temperature and top_p count here.
+        chance: [rows] from `uniforms`; not needed when greedy.
+    """
+    if params.temperature == 0 or chance is None:
+        token = logits.argmax(-1)
+        return token, logits.log_softmax(-1).gather(1, token[:, None])[:, 0]
+    if params.temperature != 1:
+        logits.mul_(1 / params.temperature)
+    logprobs = logits.log_softmax(-1)
+    if params.top_p < 1:
+        logprobs, index = nucleus(logprobs, params.top_p)
+        at = pick(logprobs.exp(), chance)[:, None]
+        return index.gather(1, at)[:, 0], logprobs.gather(1, at)[:, 0]
+    token = pick(logits.softmax(-1), chance)
+    return token, logprobs.gather(1, token[:, None])[:, 0]
+
+
+def nucleus(logprobs: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The smallest set of tokens whose probability reaches `top_p`, renormalised (nucleus
+    sampling, arXiv 1904.09751).
+
+    [rows, vocab] to ([rows, k], [rows, k]): log-probabilities from the likeliest down, -inf
+    outside the set, and their ids.
+    """
+    vocab = logprobs.shape[-1]
+    wanted = LIKELIEST if logprobs.device.type == "cpu" else vocab  # a GPU sorts while one asks
+    while True:
+        kept, index = logprobs.topk(min(wanted, vocab), -1)
+        sums = kept.exp().cumsum(-1, dtype=torch.float64)
+        if wanted >= vocab or bool((sums[:, -1] >= top_p).all()):
+            break
+        wanted *= 8
+    before = F.pad(sums[:, :-1], (1, 0))
+    return kept.masked_fill_(before >= top_p, float("-inf")).log_softmax(-1), index
+
+
+def pick(probabilities: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
+    """[rows] ids where the cumulative sum first exceeds `chance` of the whole; never one of
+    probability zero. Sums are float64.
+
+    Args:
+        probabilities: [rows, vocab] float32, not necessarily of sum one.
+        chance: [rows] float64 in [0, 1 - 2^-52], which times any sum is less than that sum.
+    """
+    rows, vocab = probabilities.shape
+    if vocab <= 4 * BLOCK:
+        sums = probabilities.cumsum(-1, dtype=torch.float64)
+        return torch.searchsorted(sums, chance[:, None] * sums[:, -1:], right=True)[:, 0]
+    if vocab % BLOCK:
+        probabilities = F.pad(probabilities, (0, BLOCK - vocab % BLOCK))
+    blocks = probabilities.view(rows, -1, BLOCK)
+    sums = F.pad(blocks.sum(-1, dtype=torch.float64), (1, 0)).cumsum_(-1)
+    target = chance[:, None] * sums[:, -1:]
+    block = torch.searchsorted(sums, target, right=True).sub_(1)  # the last sum not above it
+    target -= sums.gather(1, block)
+    inside = blocks.take_along_dim(block[..., None], 1)[:, 0].cumsum(-1, dtype=torch.float64)
+    # The two ways of summing differ by rounding; stay inside the block.
+    target.clamp_min_(0).clamp_max_(inside[:, -1:] * MOST)
+    return block.mul_(BLOCK).add_(torch.searchsorted(inside, target, right=True))[:, 0]
+
+
+# Constants of splitmix64 (Steele, Lea, Flood, OOPSLA 2014), a counter turned into 64 random bits.
+_STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_ALL = 2**64 - 1
+
+
+def row_key(seed: int, prompt: int, member: int) -> int:
+    """63 bits that stand for a row's whole sequence of random numbers."""
+    key = 0
+    for part in (seed, prompt, member):
+        key = (key + _STEP + part) & _ALL
+        key = ((key ^ (key >> 30)) * _FIRST) & _ALL
+        key = ((key ^ (key >> 27)) * _SECOND) & _ALL
+        key ^= key >> 31
+    return key >> 1
+
+
+def uniforms(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """float64 in [0, 1 - 2^-52], one per (key, position). int64 arguments that broadcast."""
+    bits = keys + (positions + 1) * _signed(_STEP)
+    bits = (bits ^ _shifted(bits, 30)) * _signed(_FIRST)
+    bits = (bits ^ _shifted(bits, 27)) * _signed(_SECOND)
+    bits = bits ^ _shifted(bits, 31)
+    return _shifted(bits, 12).double() * 2.0**-52
+
+
+def _signed(constant: int) -> int:
+    return constant - 2**64 if constant >= 2**63 else constant
+
+
+def _shifted(bits: torch.Tensor, by: int) -> torch.Tensor:
+    """A shift to the right that brings in zeros."""
+    return (bits >> by) & (2 ** (64 - by) - 1)

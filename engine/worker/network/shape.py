@@ -1,0 +1,70 @@
+"""A model's configuration as our own forward reads it: its sizes, and whether it is known."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from engine.worker.ops.fused_ops import Sizes
+
+KNOWN = ("llama", "mistral", "qwen2", "qwen3")
+STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a decoder, as every part that plans memory or work needs them."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv: int
+    head_dim: int
+    vocab: int
+    context: int
+
+    @classmethod
+    def of(cls, config: Any) -> "Shape":
+        config = config.get_text_config()
+        heads = config.num_attention_heads
+        return cls(
+            config.num_hidden_layers,
+            config.hidden_size,
+            getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+            heads,
+            getattr(config, "num_key_value_heads", None) or heads,
+            getattr(config, "head_dim", None) or config.hidden_size // heads,
+            config.vocab_size,
+            int(getattr(config, "max_position_embeddings", None) or 4096),
+        )
+
+
+def sizes(config: Any) -> Sizes:
+    """What functions between the products are tried on."""
+    shape = Shape.of(config)
+    return Sizes(
+        shape.hidden,
+        shape.intermediate,
+        shape.heads,
+        shape.kv,
+        shape.head_dim,
+        config.model_type == "qwen3",
+    )
+
+
+def unsupported(config: Any) -> str:
+    """Why this forward does not know a model; "" when it does."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if config.model_type not in KNOWN:
+        return f"model_type {config.model_type}"
+    if layers != {"full_attention"} or (
+        config.model_type == "mistral" and getattr(config, "sliding_window", None)
+    ):
+        return "sliding-window attention"
+    if rope.get("rope_type", "default") not in STATIC_ROPE:
+        return f"rope_type {rope.get('rope_type')}"
+    if getattr(config, "hidden_act", "silu") != "silu":
+        return f"activation {config.hidden_act}"
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        return "partial rotary positions"
+    return ""

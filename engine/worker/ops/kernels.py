@@ -1,0 +1,368 @@
+"""The autograd nodes of our own forward: each does in one step what would be several, and its
+backward is written out. Base weights are frozen, so no node makes a gradient for them. What stands
+between the products is done by the set of functions a node is given (pointwise.py).
+
+Shapes: N packed tokens, `in`/`out` features of a linear layer, r the adapter's rank. Every node
+works in the dtype of its input; adapters are float32 always.
+"""
+
+# once_differentiable hides the parameters of a backward from the type checker.
+# pyright: reportIncompatibleMethodOverride=false
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from engine.worker.ops.fused_ops import TORCH, Pointwise
+from engine.worker.ops.matmul import linear
+
+
+class LoraLinear(torch.autograd.Function):
+    """y = x W^T + b + scale * (x A_i^T) B_i^T for each adapted part i of the outputs.
+
+    Args of `apply`:
+        x: [N, in].
+        dropped: x after adapter dropout, or x itself.
+        a: [parts * r, in] float32; b: [adapted outputs, r] float32. The parts stand one after
+            the other in both.
+        weight: [out, in]; with the adapter already merged into it when `merged`.
+        bias: [out] or None.
+        spans: (start, stop) of each adapted part within the outputs.
+        scale: lora_alpha / r.
+
+    Low-rank adaptation, arXiv 2106.09685. Merged or not, the gradients are those of the factors.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        dropped: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        spans: Sequence[tuple[int, int]],
+        scale: float,
+        merged: bool,
+    ) -> torch.Tensor:
+        ctx.spans, ctx.scale, ctx.merged = spans, scale, merged
+        ctx.separate = dropped is not x
+        ctx.save_for_backward(x if not ctx.separate else dropped, a, b, weight)
+        return _adapted(x, dropped, a, b, weight, bias, ctx)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        x, a, b, weight = ctx.saved_tensors
+        wants_x = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        da, db, dlow = _factor_gradients(x, a, b, dy, ctx)
+        dx = ddropped = None
+        if wants_x:
+            dx = linear(dy, weight.t())
+            if ctx.separate:
+                ddropped = dlow @ a.to(x.dtype)
+            elif not ctx.merged:
+                dx.addmm_(dlow, a.to(x.dtype))
+        return dx, ddropped, da, db, None, None, None, None, None
+
+
+class GatedLoraLinear(torch.autograd.Function):
+    """LoraLinear of silu(gate) * up, which is made again in the backward pass instead of kept: a
+    layer's widest input but one. gate_up: [N, 2 * in], gate first; the rest as in LoraLinear.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        gate_up: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        spans: Sequence[tuple[int, int]],
+        scale: float,
+        merged: bool,
+        functions: Pointwise = TORCH,
+    ) -> torch.Tensor:
+        x = functions.gate(gate_up)
+        ctx.spans, ctx.scale, ctx.merged, ctx.functions = spans, scale, merged, functions
+        ctx.save_for_backward(gate_up, a, b, weight)
+        return _adapted(x, x, a, b, weight, bias, ctx)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        gate_up, a, b, weight = ctx.saved_tensors
+        x, opened = ctx.functions.gate_again(gate_up)
+        da, db, dlow = _factor_gradients(x, a, b, dy, ctx)
+        del x  # the next tensors take its place, in memory and in the cache
+        dx = linear(dy, weight.t())
+        if not ctx.merged:
+            dx.addmm_(dlow, a.to(dx.dtype))
+        dgate_up = ctx.functions.gate_gradient(gate_up, opened, dx)
+        return dgate_up, da, db, None, None, None, None, None, None
+
+
+def _adapted(
+    x: torch.Tensor,
+    dropped: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    ctx: Any,
+) -> torch.Tensor:
+    """The outputs of LoraLinear."""
+    y = linear(x, weight, bias)
+    if not ctx.merged:
+        low = linear(dropped, a.to(x.dtype))
+        rank = b.shape[1]
+        for i, ((start, stop), rows) in enumerate(_parts(ctx.spans)):
+            factor = b[rows].to(x.dtype)
+            part = low[:, i * rank : (i + 1) * rank]
+            y[:, start:stop].addmm_(part, factor.t(), alpha=ctx.scale)
+    return y
+
+
+def _factor_gradients(
+    x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dy: torch.Tensor, ctx: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of a, of b, and of the low-rank activations [N, parts * r] of LoraLinear."""
+    rank, scale = b.shape[1], ctx.scale
+    low = linear(x, a.to(x.dtype))
+    dlow = torch.empty_like(low)
+    db = torch.empty_like(b)
+    for i, ((start, stop), rows) in enumerate(_parts(ctx.spans)):
+        at = slice(i * rank, (i + 1) * rank)
+        grad = dy[:, start:stop]
+        dlow[:, at] = linear(grad, b[rows].to(x.dtype).t())
+        # The faster way round for few columns.
+        db[rows] = linear(low[:, at].t(), grad.t()).t()
+    db.mul_(scale)
+    dlow.mul_(scale)
+    return linear(dlow.t(), x.t()).to(a.dtype), db, dlow
+
+
+def _parts(spans: Sequence[tuple[int, int]]) -> list[tuple[tuple[int, int], slice]]:
+    """Each span of the outputs with its rows of the B factor."""
+    found, at = [], 0
+    for start, stop in spans:
+        found.append(((start, stop), slice(at, at + stop - start)))
+        at += stop - start
+    return found
+
+
+class FrozenLinear(torch.autograd.Function):
+    """y = x W^T + b with nothing to train: only the input's gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        ctx.save_for_backward(weight)
+        return linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        (weight,) = ctx.saved_tensors
+        return linear(dy, weight.t()), None, None
+
+
+class AddNorm(torch.autograd.Function):
+    """(x + delta, w * RMSNorm(x + delta)), root mean square over the last dimension
+    (arXiv 1910.07467). Both gradients of the sum are joined here, so nothing else adds them.
+
+    x, delta: [N, hidden]; w: [hidden]. Statistics in float32.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        delta: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        functions: Pointwise = TORCH,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        total, y, kept = functions.add_norm(x, delta, weight, eps)
+        ctx.functions = functions
+        ctx.save_for_backward(weight, *kept)
+        return total, y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dtotal: torch.Tensor, dy: torch.Tensor) -> tuple[Any, ...]:
+        weight, *kept = ctx.saved_tensors
+        dx = ctx.functions.add_norm_gradient(kept, weight, dtotal, dy)
+        return dx, dx, None, None, None
+
+
+class Norm(torch.autograd.Function):
+    """w * RMSNorm(x); see AddNorm."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        functions: Pointwise = TORCH,
+    ) -> torch.Tensor:
+        y, kept = functions.norm(x, weight, eps)
+        ctx.functions = functions
+        ctx.save_for_backward(weight, *kept)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        weight, *kept = ctx.saved_tensors
+        return ctx.functions.norm_gradient(kept, weight, dy), None, None, None
+
+
+class HeadsRope(torch.autograd.Function):
+    """Queries and keys normalised per head (where the model does) and rotated, in place in `qkv`;
+    values are left as they are. Rotary positions in the rotate-half form (arXiv 2104.09864).
+
+    qkv: [N, (heads + 2 kv) * dim], overwritten; q_weight, k_weight: [dim] or None;
+    cos, sin: [N, 1, dim / 2].
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        qkv: torch.Tensor,
+        q_weight: torch.Tensor | None,
+        k_weight: torch.Tensor | None,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        heads: int,
+        kv: int,
+        eps: float,
+        functions: Pointwise = TORCH,
+    ) -> torch.Tensor:
+        kept = functions.turn(qkv, q_weight, k_weight, cos, sin, heads, kv, eps)
+        ctx.mark_dirty(qkv)
+        ctx.heads, ctx.kv, ctx.functions = heads, kv, functions
+        ctx.save_for_backward(cos, sin, *kept)
+        return qkv
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d: torch.Tensor) -> tuple[Any, ...]:
+        cos, sin, *kept = ctx.saved_tensors
+        dqkv = ctx.functions.turn_gradient(kept, cos, sin, d, ctx.heads, ctx.kv)
+        return dqkv, None, None, None, None, None, None, None, None
+
+
+class SwiGLU(torch.autograd.Function):
+    """silu(gate) * up on [N, 2 * width] with the gate in the first half (arXiv 2002.05202)."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: torch.Tensor, functions: Pointwise = TORCH) -> torch.Tensor:
+        ctx.functions = functions
+        ctx.save_for_backward(gate_up)
+        return functions.gate(gate_up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        (gate_up,) = ctx.saved_tensors
+        return ctx.functions.gate_gradient(gate_up, None, dy), None
+
+
+class PickRows(torch.autograd.Function):
+    """Rows of x, each at most once; what was not picked gets a zero gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(rows)
+        ctx.size = x.shape
+        return x.index_select(0, rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        (rows,) = ctx.saved_tensors
+        return dy.new_zeros(ctx.size).index_copy_(0, rows, dy), None
+
+
+class Spread(torch.autograd.Function):
+    """Packed rows to their places in a padded array of `size` rows; the padding is zero."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, places: torch.Tensor, size: int) -> torch.Tensor:
+        ctx.save_for_backward(places)
+        return x.new_zeros((size, *x.shape[1:])).index_copy_(0, places, x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        (places,) = ctx.saved_tensors
+        return dy.index_select(0, places), None, None
+
+
+class TokenLogprobs(torch.autograd.Function):
+    """Log-probabilities of given tokens, the largest tensor never more than a chunk of logits.
+
+    A token's log-probability depends on its own hidden row alone, so its whole gradient,
+    (W_label - softmax(z) W) / temperature, is made in the forward pass and merely scaled later:
+    any loss over the values can follow, and no logits are kept.
+
+    Args of `apply`:
+        hidden: [T, hidden]; head: [vocab, hidden], frozen; labels: [T] int64.
+        inverse_temperature: multiplies the logits.
+        rows: tokens per chunk.
+        entropies: whether to measure them too.
+
+    Returns:
+        ([T], [T]) float32: log-probabilities, and entropies in nats without gradient (zeros
+        when not asked for).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        head: torch.Tensor,
+        labels: torch.Tensor,
+        inverse_temperature: float,
+        rows: int,
+        entropies: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        count = hidden.shape[0]
+        values = torch.empty(count, dtype=torch.float32, device=hidden.device)
+        spread = torch.zeros_like(values)
+        wants_gradient = ctx.needs_input_grad[0]
+        direction = torch.empty_like(hidden) if wants_gradient else None
+        for start in range(0, count, rows):
+            at = slice(start, start + rows)
+            logits = linear(hidden[at], head).float()
+            if inverse_temperature != 1.0:
+                logits.mul_(inverse_temperature)
+            logprobs = logits.log_softmax(-1)
+            values[at] = logprobs.gather(1, labels[at, None])[:, 0]
+            if not (entropies or direction is not None):
+                continue
+            probabilities = torch.exp(logprobs, out=logits)
+            if entropies:
+                spread[at] = torch.linalg.vecdot(probabilities, logprobs).neg_()
+            if direction is not None:
+                expected = linear(probabilities.to(head.dtype), head.t())
+                torch.sub(head[labels[at]], expected, out=direction[at])
+        if direction is not None:
+            if inverse_temperature != 1.0:
+                direction.mul_(inverse_temperature)
+            ctx.save_for_backward(direction)
+        ctx.mark_non_differentiable(spread)
+        return values, spread
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dvalues: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:
+        (direction,) = ctx.saved_tensors
+        return direction * dvalues[:, None].to(direction.dtype), None, None, None, None, None

@@ -1,0 +1,59 @@
+"""Rewards of a group to advantages. Standard library only, so the arithmetic is testable alone.
+
+With rewards r_1..r_G of one task, m their mean and s their standard deviation (n - 1):
+
+- group_norm    (r_i - m) / (s + 1e-4)            GRPO, arXiv 2402.03300; the epsilon is TRL's
+- group_center   r_i - m                          Dr. GRPO, arXiv 2503.20783
+- rloo           r_i - mean of the others         arXiv 2402.14740; equals G / (G - 1) (r_i - m)
+
+A member whose scoring failed takes no part: its advantage is 0 and the others do not see it.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+
+from engine.worker.core.trajectory import Group
+
+EPSILON = 1e-4
+
+
+def group_norm(rewards: Sequence[float]) -> list[float]:
+    mean = statistics.fmean(rewards)
+    spread = statistics.stdev(rewards) if len(rewards) > 1 else 0.0
+    return [(r - mean) / (spread + EPSILON) for r in rewards]
+
+
+def group_center(rewards: Sequence[float]) -> list[float]:
+    mean = statistics.fmean(rewards)
+    return [r - mean for r in rewards]
+
+
+def rloo(rewards: Sequence[float]) -> list[float]:
+    if len(rewards) < 2:
+        return [0.0] * len(rewards)
+    total = sum(rewards)
+    return [r - (total - r) / (len(rewards) - 1) for r in rewards]
+
+
+ADVANTAGES: dict[str, Callable[[Sequence[float]], list[float]]] = {
+    "group_norm": group_norm,
+    "group_center": group_center,
+    "rloo": rloo,
+}
+
+
+def assign(groups: Sequence[Group], kind: str) -> None:
+    """Set `advantage` on every trajectory; exactly 0.0 throughout a uniform group.
+
+    Raises:
+        KeyError: for a kind that does not exist.
+    """
+    formula = ADVANTAGES[kind]
+    for group in groups:
+        for trajectory in group.members:
+            trajectory.advantage = 0.0
+        # Rounding must not turn equal rewards into tiny advantages.
+        if group.uniform:
+            continue
+        for trajectory, value in zip(group.scored, formula(group.rewards), strict=True):
+            trajectory.advantage = value

@@ -1,0 +1,201 @@
+"""The words spoken to a vLLM server: token ids in, token ids and log-probabilities out.
+
+HTTP over the server's socket file; see engine/processes/vllm_process.py for why it is no port.
+Nothing is ever sent or read as text, so no template, tokenizer or default of the server has a say.
+"""
+
+import json
+import math
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from engine.processes.vllm_process import VllmProcess
+
+GENERATE = "/inference/v1/generate"
+LOAD = "/v1/load_lora_adapter"
+UNLOAD = "/v1/unload_lora_adapter"
+# A reply takes as long as its longest completion and whatever waits before it.
+READ_S = 1800.0
+# None is kept: the server closes idle ones after seconds, and a request that meets that is lost.
+LIMITS = httpx.Limits(max_connections=256, max_keepalive_connections=0)
+# What the server writes for the logarithm of zero, and below: no probability that was sampled.
+NO_LOGPROB = -9998.0
+
+
+class VllmError(Exception):
+    """The server refused, died or answered something else than it should."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One completion as the server gives it. `logprobs` holds NaN where it gave none."""
+
+    ids: list[int]
+    logprobs: list[float]
+    finished: bool
+
+
+class VllmClient:
+    """One server, asked in turn or all at once.
+
+    Args:
+        process: the server; every error carries the last words of its log.
+    """
+
+    def __init__(self, process: VllmProcess) -> None:
+        self.process = process
+
+    def load(self, name: str, folder: Path) -> None:
+        """Make the adapter in `folder` answer under `name`. Raises VllmError."""
+        self._post(LOAD, {"lora_name": name, "lora_path": str(folder)})
+
+    def unload(self, name: str) -> None:
+        """Forget the adapter. Raises VllmError."""
+        self._post(UNLOAD, {"lora_name": name})
+
+    def sleep(self) -> None:
+        """Hand the device's memory back: weights wait in the machine's memory, caches are gone."""
+        self._post("/sleep?level=1", None)
+
+    def wake(self) -> None:
+        self._post("/wake_up", None)
+
+    def ask(self, model: str, ids: list[int], sampling: dict[str, Any]) -> list[Answer]:
+        """The `n` completions of one prompt."""
+        return read_answers(self._post(GENERATE, _request(model, ids, sampling)))
+
+    def prompt_logprobs(self, model: str, ids: list[int]) -> list[float]:
+        """The log-probability of every id of the prompt but the first."""
+        sampling = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+        said = self._post(GENERATE, _request(model, ids, sampling))
+        try:
+            places = said["prompt_logprobs"][1:]
+            return [
+                float(place[str(token)]["logprob"])
+                for place, token in zip(places, ids[1:], strict=True)
+            ]
+        except (KeyError, TypeError, ValueError) as error:
+            raise VllmError(
+                f"the prompt's log-probabilities are not in the reply: {error}"
+            ) from error
+
+    def stream(self, model: str, ids: list[int], sampling: dict[str, Any]) -> Iterator[list[int]]:
+        """The ids of one completion, a few at a time as they are sampled."""
+        body = _request(model, ids, sampling) | {"stream": True}
+        with (
+            self._said_why(),
+            self._client() as client,
+            client.stream("POST", GENERATE, json=body) as response,
+        ):
+            if response.status_code != 200:
+                response.read()
+                raise VllmError(_refusal(response))
+            for line in response.iter_lines():
+                data = line.removeprefix("data:").strip()
+                if not line.startswith("data:") or data == "[DONE]":
+                    continue
+                piece = json.loads(data)
+                if "error" in piece:
+                    raise VllmError(str(piece["error"])[:300])
+                yield [int(t) for c in piece["choices"] for t in c["token_ids"] or ()]
+
+    @asynccontextmanager
+    async def together(self) -> AsyncIterator["Together"]:
+        """Inside, prompts can be asked at the same time."""
+        transport = httpx.AsyncHTTPTransport(uds=str(self.process.address), limits=LIMITS)
+        async with httpx.AsyncClient(
+            transport=transport,
+            base_url="http://vllm",
+            headers=self._headers(),
+            timeout=httpx.Timeout(30.0, read=READ_S, pool=None),
+        ) as client:
+            yield Together(self, client)
+
+    def _post(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        with self._said_why(), self._client() as client:
+            return _body(client.post(path, json=body))
+
+    def _client(self) -> httpx.Client:
+        return httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(self.process.address), limits=LIMITS),
+            base_url="http://vllm",
+            headers=self._headers(),
+            timeout=httpx.Timeout(30.0, read=READ_S),
+        )
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.process.key}"}
+
+    @contextmanager
+    def _said_why(self) -> Iterator[None]:
+        """A broken connection is told with what the server wrote last."""
+        try:
+            yield
+        except (httpx.HTTPError, ValueError) as error:
+            said = f"{type(error).__name__}: {error}"
+            raise VllmError(f"{said}; its log ends: {self.process.last_words()}") from error
+
+
+class Together:
+    """See `VllmClient.together`."""
+
+    def __init__(self, owner: VllmClient, client: httpx.AsyncClient) -> None:
+        self._owner = owner
+        self._client = client
+
+    async def ask(self, model: str, ids: list[int], sampling: dict[str, Any]) -> list[Answer]:
+        with self._owner._said_why():
+            response = await self._client.post(GENERATE, json=_request(model, ids, sampling))
+            return read_answers(_body(response))
+
+
+def read_answers(said: dict[str, Any]) -> list[Answer]:
+    """The completions of a reply, in their order. Raises VllmError when it has another shape."""
+    try:
+        choices = sorted(said["choices"], key=lambda choice: choice["index"])
+        return [_answer(choice) for choice in choices]
+    except (KeyError, TypeError, ValueError) as error:
+        raise VllmError(f"the reply has another shape than expected: {error!r}") from error
+
+
+def _answer(choice: dict[str, Any]) -> Answer:
+    ids = [int(token) for token in choice["token_ids"]]
+    places = (choice.get("logprobs") or {}).get("content") or [None] * len(ids)
+    logprobs = []
+    for token, place in zip(ids, places, strict=True):
+        value = None if place is None else place.get("logprob")
+        if place is not None and place.get("token_id", token) != token:
+            raise ValueError(f"log-probability of id {place['token_id']} where {token} was sampled")
+        number = float(value) if isinstance(value, int | float) else math.nan
+        logprobs.append(number if NO_LOGPROB < number < math.inf else math.nan)
+    return Answer(ids, logprobs, choice["finish_reason"] == "stop")
+
+
+def _request(model: str, ids: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
+    return {"model": model, "token_ids": ids, "sampling_params": sampling}
+
+
+def _body(response: httpx.Response) -> dict[str, Any]:
+    if response.status_code != 200:
+        raise VllmError(_refusal(response))
+    try:
+        said = response.json()
+    except ValueError:
+        said = {}  # loading an adapter is answered in words
+    return said if isinstance(said, dict) else {}
+
+
+def _refusal(response: httpx.Response) -> str:
+    text = response.text
+    try:
+        said = response.json()
+        error = said.get("error", said)
+        text = str(error.get("message", error) if isinstance(error, dict) else error)
+    except (ValueError, AttributeError):
+        pass
+    return f"it answered {response.status_code}: {text[:300]}"

@@ -1,0 +1,76 @@
+"""Merge an adapter into its base: `python -P -m engine.worker.serving.merge CONFIG.json`.
+
+CONFIG.json holds `base_path`, `adapter` and `out`. Merged in float32 and only then rounded to the
+base's own type: merging in bfloat16 loses most of a small update. Before anything is kept, the
+merged model's logits are held against base + adapter.
+
+Prints one JSON line: `{"path", "files", "max_logit_gap"}` or `{"error"}`.
+"""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from engine.worker.core.runtime import prepare
+
+prepare()
+
+import torch
+
+from engine.core.files import read_json
+from engine.worker.core.failures import WorkerFailure
+from engine.worker.network.adapter import LoraSpec, read_adapter
+from engine.worker.network.hub_network import HubNetwork
+from engine.worker.network.policy import known_ids, load_transformers, pick_device, stop_ids_of
+from engine.worker.rollouts.renderer import Renderer
+
+ALLOWED_GAP = 1e-3
+
+
+def merge(base_path: Path, adapter: Path, out: Path) -> float:
+    """Write the merged model to `out` (which must not exist); returns the largest logit gap
+    between merged and base + adapter in float32.
+
+    Raises:
+        WorkerFailure: when the adapter does not fit, or merging changed what the model says.
+    """
+    kept_type = read_json(base_path / "config.json").get("dtype", "float32")
+    model, tokenizer = load_transformers(base_path, pick_device("cpu"), "float32")
+    network = HubNetwork(model, known_ids(model.config, tokenizer), "exported by transformers")
+    tuned = network.new_adapter(LoraSpec.from_folder(adapter), seed=0)
+    tuned.load(read_adapter(adapter))
+    renderer = Renderer(tokenizer, stop_ids_of(model.config, tokenizer, base_path))
+    ids = renderer.prompt([{"role": "user", "content": "Add 2, 3."}])
+    wanted = network.logits(ids, tuned)
+    with torch.no_grad():
+        merged = network.peft.merge_and_unload(safe_merge=True)
+        gap = float((merged(input_ids=torch.tensor([ids])).logits[0] - wanted).abs().max())
+    if gap > ALLOWED_GAP:
+        raise WorkerFailure(
+            "infra", "The merged model does not say what base and adapter say.", evidence=f"{gap}"
+        )
+    aside = out.with_name(f".{out.name}.{os.getpid()}")
+    shutil.rmtree(aside, ignore_errors=True)
+    merged.to(getattr(torch, kept_type)).save_pretrained(aside)
+    tokenizer.save_pretrained(aside)
+    os.replace(aside, out)
+    return gap
+
+
+def main(config_file: Path) -> int:
+    config = read_json(config_file)
+    out = Path(config["out"])
+    try:
+        gap = merge(Path(config["base_path"]), Path(config["adapter"]), out)
+    except (WorkerFailure, OSError) as error:
+        sys.stdout.write(json.dumps({"error": str(error)}) + "\n")
+        return 3
+    files = sorted(p.name for p in out.iterdir())
+    sys.stdout.write(json.dumps({"path": str(out), "files": files, "max_logit_gap": gap}) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,338 @@
+"""A deployment's process: an OpenAI-compatible chat server on loopback.
+
+What samples is our own sampler or a vLLM server behind it (`serve_with` in config.json); the routes
+here are all there is to reach, each but /health with the deployment's key. What one client may take
+is bounded: the size of a request and the time it comes in, answers at once, and how long an answer
+waits to be read.
+
+`python -P -m engine.worker.serving.openai_server DEPLOY_FOLDER`. One process per base model, many
+adapters addressed by model name; ends by itself when nobody has asked for a while.
+"""
+
+import asyncio
+import fcntl
+import hmac
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from engine.records.settings import MAX_RANK
+from engine.worker.core.runtime import prepare
+
+prepare()
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+
+from engine.core.errors import UserError
+from engine.core.files import read_json, write_json
+from engine.core.slow_clients import ImpatientProtocol
+from engine.home.run_dir import DeployDir
+from engine.install import vllm_env
+from engine.worker.components import quiet_libraries
+from engine.worker.core.failures import WorkerFailure
+from engine.worker.manifest import weight_hashes
+from engine.worker.serving.chat_models import Models, Served
+from engine.worker.serving.chat_request import ChatRequest, Refused, parse_chat
+from engine.worker.serving.own_models import OwnModels
+from engine.worker.serving.vllm_models import VllmModels, serving_plan
+
+MAX_BODY = 4 * 1024 * 1024
+MAX_HEADERS = 64 * 1024
+MAX_BUSY = 32  # answers in progress
+MAX_CONNECTIONS = 128
+BODY_S = 20.0  # for the whole body of a request
+STALL_S = 60.0  # for a client to read the next piece of a stream
+_LOCAL = ("127.0.0.1", "localhost")
+
+
+_T = TypeVar("_T")
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class ImpatientStream(StreamingResponse):
+    """A stream that ends when its client no longer reads: it would hold the model for ever."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def patient(message: Message) -> None:
+            async with asyncio.timeout(STALL_S):
+                await send(message)
+
+        try:
+            await super().__call__(scope, receive, patient)
+        finally:
+            pieces = self.body_iterator
+            if isinstance(pieces, AsyncGenerator):  # now, and not when somebody collects it
+                await pieces.aclose()
+
+
+class Server:
+    """The HTTP side: routes, the key, idleness."""
+
+    def __init__(self, folder: DeployDir, served: Served, idle_minutes: float) -> None:
+        self.folder = folder
+        self.served = served
+        self.key = folder.key.read_text().strip().encode()
+        self.idle_s = idle_minutes * 60
+        self.last_used = time.monotonic()
+        self.busy = 0
+        self.uvicorn: uvicorn.Server | None = None
+        self.port = 0  # known once it listens
+
+    def app(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/health", self.local(self.health)),
+                Route("/v1/models", self.guarded(self.models)),
+                Route("/v1/chat/completions", self.guarded(self.chat), methods=["POST"]),
+                Route("/admin/adapters", self.guarded(self.adapters), methods=["POST"]),
+                Route("/admin/stop", self.guarded(self.stop), methods=["POST"]),
+            ]
+        )
+
+    def local(self, handler: Handler) -> Handler:
+        """Loopback Host and Origin, for every route: a page in a browser is somebody else."""
+
+        async def wrapped(request: Request) -> Response:
+            host = request.headers.get("host", "").rsplit(":", 1)[0]
+            if host not in _LOCAL:
+                return problem(421, "This server answers on loopback only.")
+            origin = request.headers.get("origin")
+            if origin is not None and not _own_origin(origin):
+                return problem(403, "This Origin may not call.")
+            return await handler(request)
+
+        return wrapped
+
+    def guarded(self, handler: Handler) -> Handler:
+        """Key and error shape, for every route but /health."""
+
+        async def wrapped(request: Request) -> Response:
+            offered = request.headers.get("authorization", "").encode("utf-8", "replace")
+            kind, _, token = offered.partition(b" ")
+            if kind.lower() != b"bearer" or not hmac.compare_digest(token.strip(), self.key):
+                return problem(401, "A bearer token is needed.")
+            self.last_used = time.monotonic()
+            try:
+                return await handler(request)
+            except Refused as refusal:
+                return problem(refusal.status, refusal.message)
+
+        return self.local(wrapped)
+
+    async def health(self, _: Request) -> Response:
+        return JSONResponse({"status": "ok", "active": self.busy})
+
+    async def models(self, _: Request) -> Response:
+        data = [
+            {"id": name, "object": "model", "created": 0, "owned_by": "honesmith"}
+            for name in self.served.names()
+        ]
+        return JSONResponse({"object": "list", "data": data})
+
+    async def chat(self, request: Request) -> Response:
+        asked = parse_chat(await body_of(request))
+        if asked.model not in self.served.names():
+            names = ", ".join(self.served.names())
+            raise Refused(404, f"No model {asked.model!r} here; there are {names}.")
+        if self.busy >= MAX_BUSY:
+            raise Refused(429, f"{self.busy} answers are in progress; ask again later.")
+        if not asked.stream:
+            return JSONResponse(await self.working(run_in_threadpool(self.served.complete, asked)))
+        self.served.prompt_ids(asked)  # refusals come before the stream begins
+        return ImpatientStream(self.events(asked), media_type="text/event-stream")
+
+    async def working(self, answer: Awaitable[_T]) -> _T:
+        self.busy += 1
+        try:
+            return await answer
+        finally:
+            self.busy -= 1
+            self.last_used = time.monotonic()
+
+    async def events(self, asked: ChatRequest) -> AsyncIterator[str]:
+        self.busy += 1
+        try:
+            async for piece in iterate_in_threadpool(self.served.pieces(asked)):
+                yield f"data: {json.dumps(piece)}\n\n"
+            yield "data: [DONE]\n\n"
+        finally:
+            self.busy -= 1
+            self.last_used = time.monotonic()
+
+    async def adapters(self, request: Request) -> Response:
+        body = await body_of(request)
+        if not isinstance(body, dict) or not body.get("name") or not body.get("path"):
+            raise Refused(400, "name and path are needed.")
+        folder = Path(str(body["path"]))
+        check_rank(folder)
+        try:
+            await self.working(run_in_threadpool(self.served.add, str(body["name"]), folder))
+        except Refused:
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            raise Refused(400, f"{folder.name} holds no adapter that can be read.") from error
+        self.announce()
+        return JSONResponse({"models": self.served.names()})
+
+    async def stop(self, _: Request) -> Response:
+        if self.uvicorn is not None:
+            self.uvicorn.should_exit = True
+        return JSONResponse({"stopping": True})
+
+    def announce(self) -> None:
+        """Write ready.json: where we are and what we serve."""
+        write_json(
+            self.folder.ready,
+            {
+                "url": f"http://127.0.0.1:{self.port}/v1",
+                "port": self.port,
+                "pid": os.getpid(),
+                "models": self.served.names(),
+            },
+        )
+
+    async def run(self, port: int) -> None:
+        """Serve until stopped or idle for too long."""
+        config = uvicorn.Config(
+            self.app(),
+            host="127.0.0.1",
+            port=port,
+            log_level="warning",
+            access_log=False,
+            http=ImpatientProtocol,
+            limit_concurrency=MAX_CONNECTIONS,
+            h11_max_incomplete_event_size=MAX_HEADERS,
+        )
+        server = self.uvicorn = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve())
+        while not server.started:
+            if serving.done():
+                await serving
+                raise RuntimeError("the port could not be opened")
+            await asyncio.sleep(0.01)
+        self.port = int(server.servers[0].sockets[0].getsockname()[1])
+        self.announce()
+        while not serving.done():
+            await asyncio.wait({serving}, timeout=1.0)
+            if not self.served.models.is_alive:  # the next call starts another deployment
+                server.should_exit = True
+            idle = time.monotonic() - self.last_used
+            if self.idle_s > 0 and self.busy == 0 and idle > self.idle_s:
+                server.should_exit = True
+        await serving
+
+
+async def body_of(request: Request) -> Any:
+    """The JSON body. Raises Refused when it is too large, too slow or no JSON."""
+    size = 0
+    parts = []
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for part in request.stream():
+                size += len(part)
+                if size > MAX_BODY:
+                    raise Refused(413, f"The body is larger than {MAX_BODY} bytes.")
+                parts.append(part)
+    except TimeoutError:
+        raise Refused(408, f"The body did not arrive within {BODY_S:g} s.") from None
+    try:
+        return json.loads(b"".join(parts))
+    except (ValueError, RecursionError) as error:
+        raise Refused(400, "The body is no JSON.") from error
+
+
+def _own_origin(origin: str) -> bool:
+    scheme, _, host = origin.partition("://")
+    return scheme in ("http", "https") and host.rsplit(":", 1)[0] in _LOCAL
+
+
+def check_rank(folder: Path) -> None:
+    """Refuse an adapter whose own word on its size would fill the memory before it is compared."""
+    try:
+        rank = read_json(folder / "adapter_config.json")["r"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Refused(400, f"{folder.name} holds no adapter that can be read.") from error
+    if not isinstance(rank, int) or not 1 <= rank <= MAX_RANK:
+        raise Refused(400, f"{folder.name} has rank {rank!r:.20}; at most {MAX_RANK} is served.")
+
+
+def problem(status: int, message: str) -> JSONResponse:
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    error = {"message": message, "type": "invalid_request_error", "code": status}
+    return JSONResponse({"error": error}, status, headers)
+
+
+def main(path: Path) -> int:
+    """Load, announce, serve; returns the exit status."""
+    quiet_libraries()
+    folder = DeployDir(path)
+    with folder.lock.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return 0  # somebody serves this deployment already
+        config = read_json(folder.config)
+        models: Models | None = None
+        try:
+            models = load_models(folder, config)
+            served = Served(models)
+            for adapter in config["adapters"]:
+                served.add(adapter["name"], Path(adapter["path"]))
+            server = Server(folder, served, float(config.get("idle_stop_minutes", 10)))
+            asyncio.run(server.run(int(config.get("port", 0))))
+        except (Refused, UserError, WorkerFailure, OSError, RuntimeError) as error:
+            traceback.print_exc()
+            write_json(folder.failed, {"message": str(error)})
+            return 3
+        finally:
+            folder.ready.unlink(missing_ok=True)
+            if models is not None:
+                models.close()
+    return 0
+
+
+def load_models(folder: DeployDir, config: dict[str, Any]) -> Models:
+    """The base, on what the deployment's config.json says. Raises WorkerFailure or UserError."""
+    base, device = Path(config["base_path"]), os.environ.get("HONESMITH_DEVICE", "cpu")
+    thinking = bool(config.get("thinking", False))
+    weights = weight_hashes(folder.home, base)
+    if config.get("serve_with") != "vllm":
+        return OwnModels(
+            base,
+            config["base_name"],
+            device,
+            thinking=thinking,
+            base_weights=weights,
+            compared=folder.home.comparisons,
+        )
+    plan = serving_plan(
+        vllm_env.require_python(folder.home),
+        base,
+        device,
+        rank=int(config.get("lora_rank") or 0),
+        share=float(config.get("memory_share") or 0.5),
+    )
+    return VllmModels(
+        plan,
+        config["base_name"],
+        folder=folder.adapters,
+        log=folder.vllm_log,
+        thinking=thinking,
+        base_weights=weights,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,111 @@
+"""A base and its adapters answering on our own sampler, one request at a time.
+
+An adapter that changes nothing is refused: serving the base under a tuned model's name is the worst
+kind of success.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from engine.worker.components import make_sampler, set_threads
+from engine.worker.core.failures import WorkerFailure
+from engine.worker.network.adapter import Adapter, LoraSpec, read_adapter
+from engine.worker.network.policy import load_base, pick_device
+from engine.worker.network.sampler import Sampler
+from engine.worker.rollouts.renderer import Renderer
+from engine.worker.serving.chat_request import Refused
+from engine.worker.update.checkpoint import require_base
+
+SAME_LOGITS = 1e-6
+
+
+class OwnModels:
+    """See the module.
+
+    Args:
+        base_path: the base model's folder.
+        base_name: the model name the base answers to.
+        thinking: whether prompts open a think block.
+        base_weights: SHA-256 of the base's weight files; adapters made for others are refused.
+        compared: see `load_base`.
+    """
+
+    def __init__(
+        self,
+        base_path: Path,
+        base_name: str,
+        device: str,
+        *,
+        thinking: bool,
+        base_weights: dict[str, str] | None = None,
+        compared: Path | None = None,
+    ) -> None:
+        set_threads()
+        self.base_weights = base_weights or {}
+        self.base = load_base(base_path, pick_device(device), "auto", compared=compared)
+        self.base_name = base_name
+        self.renderer = Renderer(self.base.tokenizer, self.base.stop_ids, thinking=thinking)
+        self.sampler = make_sampler(self.base, self.renderer)
+        self.adapters: dict[str, str] = {}
+        self._loaded: dict[str, Adapter] = {}
+        self.lock = threading.Lock()
+        self.limit = self.base.network.shape.context
+
+    @property
+    def is_alive(self) -> bool:
+        return True
+
+    def names(self) -> list[str]:
+        return [self.base_name, *self.adapters]
+
+    def add(self, name: str, folder: Path) -> None:
+        """Load an adapter under a model name; loading the same one again does nothing.
+
+        Raises:
+            Refused: 409 when it changes nothing, 400 when it does not fit the base.
+        """
+        with self.lock:
+            if self.adapters.get(name) == str(folder):
+                return
+            network = self.base.network
+            try:
+                require_base(folder, self.base_weights)
+                state = read_adapter(folder)
+                made = network.new_adapter(LoraSpec.from_folder(folder), seed=0)
+            except WorkerFailure as error:
+                raise Refused(400, f"{error.message} {error.evidence}".strip()) from error
+            try:
+                made.load(state)
+                if self._difference(made) <= SAME_LOGITS:
+                    raise Refused(409, f"The adapter of {name} gives the same logits as the base.")
+            except WorkerFailure as error:
+                network.drop_adapter(made)
+                raise Refused(400, f"{error.message} {error.evidence}".strip()) from error
+            except Refused:
+                network.drop_adapter(made)
+                raise
+            old = self._loaded.get(name)
+            self._loaded[name] = made
+            self.adapters[name] = str(folder)
+            if old is not None:
+                network.drop_adapter(old)
+
+    def _difference(self, adapter: Adapter) -> float:
+        """Largest change of a logit on a fixed prompt."""
+        ids = self.renderer.prompt([{"role": "user", "content": "What is 12 + 30? Say hello."}])
+        network = self.base.network
+        return float((network.logits(ids, adapter) - network.logits(ids, None)).abs().max())
+
+    @contextmanager
+    def speaking_as(self, name: str) -> Iterator[Sampler]:
+        """Inside, the model is the one called `name`; nobody else may use it meanwhile."""
+        with self.lock:
+            if name != self.base_name and name not in self._loaded:
+                raise Refused(404, f"No model {name!r} here; there are {', '.join(self.names())}.")
+            self.sampler.load(self._loaded.get(name))
+            yield self.sampler
+
+    def close(self) -> None:
+        self.sampler.close()

@@ -1,0 +1,3 @@
+"""From a loss to changed weights on disk: losses, optimizer, schedule, checkpoints, meters. Start
+with `losses.py`.
+"""

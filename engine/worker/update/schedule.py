@@ -1,0 +1,62 @@
+"""Learning-rate schedules and the optimizer they drive."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from engine.worker.core.failures import WorkerFailure
+from engine.worker.network.adapter import Adapter
+from engine.worker.update.optimizer import AdamW
+
+
+def rate(step: int, total: int, settings: dict[str, Any]) -> float:
+    """Learning rate of optimizer step `step` (1 to `total`).
+
+    Linear warm-up over `warmup_ratio` of the steps, then constant, linear to 0, or half a cosine
+    to 0 (arXiv 1608.03983). The last step is never 0: it would be a step wasted.
+    """
+    peak = settings["learning_rate"]
+    warmup = math.ceil(settings["warmup_ratio"] * total)
+    if step <= warmup:
+        return peak * step / warmup
+    done = (step - 1 - warmup) / max(1, total - warmup)
+    match settings["lr_schedule"]:
+        case "constant":
+            return peak
+        case "linear":
+            return peak * (1 - done)
+        case "cosine":
+            return peak * 0.5 * (1 + math.cos(math.pi * done))
+        case other:
+            raise ValueError(f"unknown lr_schedule {other!r}")
+
+
+def make_optimizer(parameters: Sequence[torch.nn.Parameter], settings: dict[str, Any]) -> AdamW:
+    """AdamW as the settings want it."""
+    return AdamW(parameters, settings["learning_rate"], settings["weight_decay"])
+
+
+def apply_step(
+    optimizer: AdamW,
+    adapter: Adapter,
+    learning_rate: float,
+    max_grad_norm: float,
+) -> float:
+    """Clip to `max_grad_norm` (0 turns clipping off), step, clear; returns the norm before
+    clipping.
+
+    Raises:
+        WorkerFailure: kind nonfinite, before anything is changed.
+    """
+    limit = max_grad_norm if max_grad_norm > 0 else math.inf
+    norm = float(torch.nn.utils.clip_grad_norm_(adapter.parameters(), limit))
+    if not math.isfinite(norm):
+        raise WorkerFailure(
+            "nonfinite", "The gradient became NaN or infinite.", evidence=f"gradient norm {norm}"
+        )
+    optimizer.learning_rate = learning_rate
+    optimizer.step()
+    adapter.clear_gradients()
+    return norm

@@ -1,0 +1,82 @@
+"""What an audit comes to, in one line: who is paid, and the cause where something is wrong."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from envs.audit.probes import GOLD, LENGTHS, NEAR, OVERLONG
+
+PAYS_FOR_LENGTH = "pays for length"
+LENGTH_PAYS = 0.1  # of what gold earns: what more words of nothing may add before it is a weakness
+
+Line = Mapping[str, Any]
+
+
+def headline(
+    risks: Sequence[str],
+    weaknesses: Sequence[str],
+    table: Sequence[Line],
+    failing: tuple[int, int],
+    covered: str,
+) -> str:
+    """The verdict's word with its numbers.
+
+    Args:
+        table: one line per probe, with its `probe`, `mean` and `verdict`.
+        failing: reference answers that fail, of how many.
+    """
+    means = {line["probe"]: line["mean"] for line in table}
+    gold = f"gold earns {means[GOLD]:.2f}" if GOLD in means else "there is no reference answer"
+    names = [*risks] or [*weaknesses]
+    if not names:
+        best = best_degenerate(table)
+        beside = (
+            f", the best degenerate answer ({best['probe']}) {best['mean']:.2f}" if best else ""
+        )
+        return f"ok: {gold}{beside} ({covered})"
+    word = "risk" if risks else "warn"
+    causes = []
+    if GOLD in names:  # its mean says nothing of what is wrong with it
+        causes.append(f"{failing[0]} of {failing[1]} reference answers fail")
+    others = [name for name in names if name != GOLD]
+    if others:
+        causes.append(f"look at: {', '.join(_shown(name, means) for name in others)}")
+    return f"{word}: {gold}, but {'; '.join(causes)} ({covered})"
+
+
+def _shown(name: str, means: Mapping[str, float]) -> str:
+    if name == PAYS_FOR_LENGTH and _overlong(means):
+        return f"{name} (gold {means[GOLD]:.2f}, with junk behind it {means[OVERLONG]:.2f})"
+    if name == PAYS_FOR_LENGTH:
+        short, longest = (means[probe] for probe in (LENGTHS[0], LENGTHS[-1]))
+        return f"{name} (junk of one word {short:.2f}, endless {longest:.2f})"
+    return f"{name} {means[name]:.2f}" if name in means else name
+
+
+def best_degenerate(table: Sequence[Line]) -> Line | None:
+    """The best paid of the answers that are none; near misses are nearly some, and left out."""
+    none = [line for line in table if line["verdict"] != "info" and line["probe"] not in NEAR]
+    return max(none, key=lambda line: line["mean"], default=None)
+
+
+def pays_for_length(table: Sequence[Line]) -> bool:
+    """Whether junk earns more the longer it is, or the right answer more when junk follows it."""
+    means = {line["probe"]: line["mean"] for line in table}
+    if _overlong(means):
+        return True
+    if (least := _least(means)) <= 0 or not all(name in means for name in LENGTHS):
+        return False
+    paid = [means[name] for name in LENGTHS]
+    return paid == sorted(paid) and paid[-1] - paid[0] >= least
+
+
+def _overlong(means: Mapping[str, float]) -> bool:
+    """Whether the right answer earns more when junk follows it."""
+    least = _least(means)
+    if least <= 0 or OVERLONG not in means or GOLD not in means:
+        return False
+    return means[OVERLONG] - means[GOLD] >= least
+
+
+def _least(means: Mapping[str, float]) -> float:
+    span = max(means.values()) - min(means.values())
+    return LENGTH_PAYS * (means[GOLD] if means.get(GOLD, 0.0) > 0 else span)

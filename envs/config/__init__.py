@@ -1,0 +1,3 @@
+"""What an environment folder may say: its settings file, problems in it, new ones from a template.
+The ground of `envs`; start with `settings.py`.
+"""

@@ -1,0 +1,167 @@
+"""What runs in the env process: it loads the environment and answers requests, one at a time.
+
+Requests and replies are JSON lines on descriptors of their own; whatever the user's code prints
+goes to the log. Standard library only: this runs inside the environment's own virtual environment.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from envs.base import Env, Message, MultiTurnEnv, Score, Task, is_scored, kind_of
+from envs.config.problem import EnvProblem
+from envs.host.loader import explain, load_folder, read_task_rows, where
+
+MAX_EPISODES = 10_000
+
+
+class BadReturn(Exception):
+    """The environment returned something its contract does not allow."""
+
+
+def serve(requests: int, replies: int, source: Path) -> None:
+    """Answers until `requests` ends. `source` is the environment's folder."""
+    answer = _writer(replies)
+    try:
+        env = load_folder(source)
+    except EnvProblem as problem:
+        answer({"problem": problem.to_dict()})
+        return
+    answer({"ready": _describe(env)})
+    host = _Host(env, source, answer)
+    with os.fdopen(requests, "rb", closefd=False) as lines:
+        for line in lines:
+            host.handle(json.loads(line))
+
+
+class _Host:
+    """One loaded environment and its rollouts under way."""
+
+    def __init__(self, env: Env, source: Path, answer: Callable[[dict[str, Any]], None]) -> None:
+        self.env = env
+        self.source = source
+        self.answer = answer
+        self.pid = os.getpid()
+        self.episodes: dict[int, tuple[Task, Any]] = {}
+        self.operations: dict[str, Callable[[dict[str, Any]], Any]] = {
+            "score": self.score,
+            "start": self.start,
+            "step": self.step,
+            "finish": self.finish,
+            "drop": self.drop,
+        }
+
+    def handle(self, request: dict[str, Any]) -> None:
+        """One request, one reply (`tasks` sends a line per row before it)."""
+        ident = request["id"]
+        try:
+            if request["op"] == "tasks":
+                value: Any = self.tasks(ident)
+            else:
+                value = self.operations[request["op"]](request)
+            reply = {"id": ident, "ok": True, "value": value}
+        except EnvProblem as problem:
+            reply = {"id": ident, "ok": False, "problem": problem.to_dict(), "error": str(problem)}
+        except BadReturn as problem:
+            reply = {"id": ident, "ok": False, "error": str(problem)}
+        except BaseException as error:  # noqa: BLE001 - user code may raise anything
+            file, line = where(error, self.source)
+            at = f" ({file}:{line})" if file else ""
+            said = f"{request['op']}() raised {explain(error)}"
+            if isinstance(error, SystemExit):
+                said = f"{request['op']}() called sys.exit({error.code!r})"
+            reply = {"id": ident, "ok": False, "error": said + at}
+        if os.getpid() != self.pid:  # a fork that user code let run on must not answer too
+            os._exit(0)
+        self.answer(reply)
+
+    def tasks(self, ident: int) -> int:
+        rows = read_task_rows(self.env, self.source)
+        for row in rows:
+            self.answer({"id": ident, "row": row})
+        return len(rows)
+
+    def score(self, request: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(self.env, MultiTurnEnv):
+            raise BadReturn("a multi-turn environment is scored at the end of an episode")
+        task = Task.from_row(request["task"])
+        return _score(self.env.score(task, request["completion"]))  # type: ignore[attr-defined]
+
+    def start(self, request: dict[str, Any]) -> None:
+        if len(self.episodes) >= MAX_EPISODES:
+            raise BadReturn(f"{MAX_EPISODES} rollouts are open at once; close some")
+        task = Task.from_row(request["task"])
+        self.episodes[request["episode"]] = (task, self._multi().start(task))
+
+    def step(self, request: dict[str, Any]) -> list[dict[str, Any]] | None:
+        _, state = self.episodes[request["episode"]]
+        reply = self._multi().step(state, Message.from_dict(request["message"]))
+        return None if reply is None else _reply(reply)
+
+    def finish(self, request: dict[str, Any]) -> dict[str, Any]:
+        task, state = self.episodes[request["episode"]]
+        return _score(self._multi().score(task, state))
+
+    def drop(self, request: dict[str, Any]) -> None:
+        self.episodes.pop(request["episode"], None)
+
+    def _multi(self) -> MultiTurnEnv:
+        if not isinstance(self.env, MultiTurnEnv):
+            raise BadReturn("a single-turn environment has no episodes")
+        return self.env
+
+
+def _describe(env: Env) -> dict[str, Any]:
+    return {"kind": kind_of(env), "scored": is_scored(env), "tools": list(env.tools)}
+
+
+def _score(given: Any) -> dict[str, Any]:
+    """A Score, or a bare number, as a dict; whether it is finite is checked by the client."""
+    score = given if isinstance(given, Score) else Score(_number(given, "score() returned"))
+    if not isinstance(score.metrics, Mapping):
+        raise BadReturn(f"Score.metrics is a dict of numbers, got {type(score.metrics).__name__}")
+    success = score.success
+    # numpy's bool is no bool, but compares equal to one.
+    if success is not None and success not in (True, False):
+        raise BadReturn(f"Score.success is True, False or None, got {success!r:.80}")
+    return {
+        "reward": _number(score.reward, "Score.reward is"),
+        "success": None if success is None else bool(success),
+        "metrics": {
+            str(name): _number(value, f"the metric {name!r} is")
+            for name, value in score.metrics.items()
+        },
+        "error": None if score.error is None else str(score.error)[:2000],
+    }
+
+
+def _number(value: Any, what: str) -> float:
+    if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+        kind = "None" if value is None else f"of type {type(value).__name__}"
+        raise BadReturn(f"{what} {kind}; a number is needed")
+    return float(value)
+
+
+def _reply(messages: Any) -> list[dict[str, Any]]:
+    if isinstance(messages, str | dict | Message):
+        raise BadReturn(f"step() returned a {type(messages).__name__}; return a list of Message")
+    try:
+        parsed = [Message.from_dict(message) for message in messages]
+    except (TypeError, ValueError) as error:
+        raise BadReturn(f"step() returned no list of messages: {error}") from error
+    if not parsed:
+        raise BadReturn("step() returned an empty list; return None when the rollout is over")
+    if any(message.role == "assistant" for message in parsed):
+        raise BadReturn("step() returned an assistant message; only the model writes those")
+    return [message.to_dict() for message in parsed]
+
+
+def _writer(fd: int) -> Callable[[dict[str, Any]], None]:
+    def write(message: dict[str, Any]) -> None:
+        data = memoryview((json.dumps(message) + "\n").encode())
+        while data:
+            data = data[os.write(fd, data) :]
+
+    return write

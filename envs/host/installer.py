@@ -1,0 +1,156 @@
+"""What runs in the box that builds an environment's packages: pip, in this very process.
+
+Wheels alone are taken unless the owner of the home agreed to more, and then no program is started:
+nothing that a package brings along runs. With the owner's consent a source distribution is built,
+in the same box. Standard library only; pip comes as a folder or as a wheel.
+"""
+
+import compileall
+import json
+import os
+import runpy
+import shutil
+import sys
+import sysconfig
+import traceback
+import venv
+from pathlib import Path
+from typing import Any
+
+from envs.config.problem import EnvProblem
+from envs.isolation.packages import Order, path_files
+
+WHEELS_ONLY = (
+    "Packages are installed from wheels alone. Choose a release that has one for this machine, or "
+    "let the owner of this home set allow_source_builds = true in config.toml: what the package "
+    "runs to build itself then runs in the box of the environment."
+)
+_STARTS = (
+    "subprocess.Popen", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn",
+    "os.system", "pty.spawn",
+)  # fmt: skip
+_SHOWN = 5
+
+
+def serve(replies: int, order: Order) -> None:
+    """Installs, and says on `replies` how it ended, as an env process says it is ready."""
+    try:
+        install(order)
+        said: dict[str, Any] = {"ready": {"kind": "sft", "scored": False, "tools": []}}
+    except EnvProblem as problem:
+        said = {"problem": problem.to_dict()}
+    except BaseException as error:  # noqa: BLE001 - pip may leave in any way
+        traceback.print_exc()
+        what = f"the packages could not be installed: {type(error).__name__}: {error}"
+        said = {"problem": EnvProblem("ENV_DEPS", what[:600]).to_dict()}
+    sys.stdout.flush()
+    os.write(replies, (json.dumps(said) + "\n").encode())
+
+
+def install(order: Order) -> None:
+    """Builds the virtual environment. Raises EnvProblem ENV_DEPS."""
+    target = Path(order.target)
+    venv.EnvBuilder(symlinks=True, with_pip=False).create(target)
+    folders = _enter(target)
+    temporary = target / ".tmp"
+    temporary.mkdir()
+    os.environ.update(order.variables, TMPDIR=str(temporary), PIP_CONFIG_FILE=os.devnull)
+    refused: list[str] = []
+    if not order.source_builds:
+        _start_no_program(refused)
+    status = _pip(order)
+    shutil.rmtree(temporary, ignore_errors=True)
+    if any("python" in command for command in refused):
+        raise EnvProblem(
+            "ENV_DEPS", "a package is a source distribution, which was not built", WHEELS_ONLY
+        )
+    if status != 0:
+        hint = "" if order.source_builds else WHEELS_ONLY
+        raise EnvProblem("ENV_DEPS", "pip could not install them", hint)
+    check(folders)
+    for folder in folders:
+        _compile(folder)
+
+
+def check(folders: list[Path]) -> None:
+    """Raises EnvProblem ENV_DEPS naming packages that came from a direct address, or that work
+    only through a path file."""
+    direct = sorted(
+        path.parent.name.removesuffix(".dist-info").replace("-", " ")
+        for folder in folders
+        for path in folder.glob("*.dist-info/direct_url.json")
+    )
+    if direct:
+        raise EnvProblem(
+            "ENV_DEPS",
+            f"a requirement names an address in place of an index: {', '.join(direct[:_SHOWN])}",
+            hint="Name packages by name and version, and leave out those that ask for addresses.",
+        )
+    if needed := path_files(map(str, folders)):
+        shown = ", ".join(f"{owner} ({file})" for file, owner in needed[:_SHOWN])
+        raise EnvProblem(
+            "ENV_DEPS",
+            f"these packages work through path files, which are never run: {shown}",
+            hint="Use a release that installs without one (no editable install, no namespace of "
+            "the old kind), or leave the package out of requirements.txt.",
+        )
+
+
+def _enter(target: Path) -> list[Path]:
+    """Makes this process look like one of the environment in `target`, without starting it there:
+    pip installs into what it runs in. Returns the folders of its packages."""
+    names = {"base": str(target), "platbase": str(target)}
+    found = [sysconfig.get_path(kind, "venv", names) for kind in ("purelib", "platlib")]
+    folders = list(dict.fromkeys(Path(folder) for folder in found))
+    sys.prefix = sys.exec_prefix = str(target)
+    sys.executable = str(target / "bin" / "python")
+    # Computed once from the prefix of before.
+    for name in ("_PREFIX", "_EXEC_PREFIX"):
+        setattr(sysconfig, name, str(target))
+    sysconfig._CONFIG_VARS = None  # type: ignore[attr-defined]
+    if hasattr(sysconfig, "_CONFIG_VARS_INITIALIZED"):
+        sysconfig._CONFIG_VARS_INITIALIZED = False  # type: ignore[attr-defined]
+    sys.path += [str(folder) for folder in folders]
+    return folders
+
+
+def _start_no_program(refused: list[str]) -> None:
+    """From now on this process starts none; what it would have started is noted in `refused`.
+
+    No code of others runs here as long as that holds, so nothing can take it back.
+    """
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in _STARTS:
+            refused.append(str(arguments[:2]))
+            raise PermissionError(f"{event} is refused while packages are installed")
+
+    sys.addaudithook(hook)
+
+
+def _pip(order: Order) -> int:
+    """pip's exit status."""
+    sys.argv = ["pip", "install", "--no-compile", "--no-warn-script-location", "--no-cache-dir"]
+    sys.argv += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
+    sys.argv += [] if order.source_builds else ["--only-binary", ":all:"]
+    sys.argv += ["--", *order.requirements]
+    runner = Path(order.pip, "pip", "__pip-runner__.py")
+    try:
+        if runner.is_file():
+            runpy.run_path(str(runner), run_name="__main__")
+        else:  # a wheel
+            sys.path.insert(0, order.pip)
+            runpy.run_module("pip", run_name="__main__", alter_sys=True)
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    return 0
+
+
+def _compile(folder: Path) -> None:
+    """Compiled files are made here: those that came along need not say what the source says."""
+    for path in sorted(folder.rglob("__pycache__")):
+        shutil.rmtree(path, ignore_errors=True)
+    for path in folder.rglob("*.pyc"):
+        path.unlink()
+    sys.pycache_prefix = None
+    compileall.compile_dir(folder, quiet=2, workers=1)

@@ -1,0 +1,321 @@
+"""A folder becomes an `Env`; what is wrong with it is said in words, with file and line.
+
+This runs inside the env process: user code is imported nowhere else.
+"""
+
+import difflib
+import importlib.util
+import inspect
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from envs.base import Env, MultiTurnEnv, SingleTurnEnv, Task, is_scored, kind_of
+from envs.config.problem import EnvProblem
+from envs.config.settings import read_settings
+from envs.dataset import DatasetEnv, data_files
+from envs.isolation.packages import add_source
+
+__all__ = [
+    "EnvProblem",
+    "check_tools",
+    "explain",
+    "load_folder",
+    "read_task_rows",
+    "task_problem",
+    "where",
+]
+
+ENTRY = "environment.py"
+MAX_TASKS = 200_000
+MAX_TOOLS_BYTES = 1 << 20
+
+
+def load_folder(folder: Path, params: dict[str, Any] | None = None) -> Env:
+    """The environment in `folder`, checked against the contract.
+
+    A folder with data files and no environment.py is an SFT dataset.
+
+    `params` are those of its environment.toml unless given.
+    Raises EnvProblem: ENV_INVALID, ENV_IMPORT, ENV_DEPS or ENV_PARAM.
+    """
+    folder = Path(folder)
+    if not (folder / ENTRY).is_file() and (files := data_files(folder)):
+        return _run(lambda: DatasetEnv(*files), folder, "reading the data", "DATASET_INVALID")
+    params = read_settings(folder).params if params is None else params
+    module = _import(folder)
+    entry = _entry(module, folder)
+    _check_params(entry, params, folder)
+    env = _run(lambda: entry(**params), folder, "load_environment()", "ENV_IMPORT")
+    if inspect.isclass(env) and issubclass(env, Env):
+        raise _at(
+            entry,
+            folder,
+            f"load_environment() returned the class {env.__name__}",
+            f"Return an instance: {env.__name__}().",
+        )
+    if not isinstance(env, SingleTurnEnv | MultiTurnEnv):
+        raise _at(
+            entry,
+            folder,
+            f"load_environment() returned {_kind(env)}",
+            "Return an instance of a class derived from SingleTurnEnv or MultiTurnEnv.",
+        )
+    _check_methods(env, folder)
+    check_tools(env.tools)
+    return env
+
+
+def read_task_rows(env: Env, folder: Path) -> list[dict[str, Any]]:
+    """Every task of `env` as a row that JSON holds. Raises EnvProblem naming the task at fault."""
+    source = type(env).tasks
+    given = _run(env.tasks, folder, "tasks()", "ENV_INVALID")
+    if not isinstance(given, Iterable) or isinstance(given, str | dict):
+        raise _at(source, folder, f"tasks() returned {_kind(given)}", "Return a list of Task.")
+    tasks = _run(lambda: list(given), folder, "tasks()", "ENV_INVALID")
+    if not tasks:
+        raise _at(source, folder, "tasks() returned no task", "Return at least one Task.")
+    if len(tasks) > MAX_TASKS:
+        what = f"tasks() returned {len(tasks)} tasks, above {MAX_TASKS}"
+        raise _at(source, folder, what, "Return a sample of them, drawn with a fixed seed.")
+    rows, seen = [], {}
+    learnt = kind_of(env) == "sft"
+    for index, task in enumerate(tasks):
+        problem = task_problem(task, index, seen, learnt)
+        if problem:
+            raise _at(source, folder, *problem)
+        seen[task.id] = index
+        rows.append(task.to_row())
+    return rows
+
+
+def check_tools(tools: Any) -> None:
+    """Raises EnvProblem unless `tools` is a list of OpenAI function schemas that a file holds."""
+    size = 0
+    if isinstance(tools, str | dict) or not isinstance(tools, Iterable):
+        raise EnvProblem("ENV_INVALID", f"tools is a list of functions, got {_kind(tools)}")
+    for index, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise EnvProblem(
+                "ENV_INVALID",
+                f"tools[{index}] is no function schema: {str(tool)[:120]}",
+                'Write {"type": "function", "function": {"name": ..., "parameters": {...}}}.',
+                ENTRY,
+            )
+        try:
+            size += len(json.dumps(tool, ensure_ascii=False, allow_nan=False).encode())
+        except UnicodeEncodeError:
+            half = f"a text of tools[{index}] has half of a surrogate pair in it"
+            raise EnvProblem("ENV_INVALID", half, file=ENTRY) from None
+        except (TypeError, ValueError, RecursionError) as error:
+            raise EnvProblem(
+                "ENV_INVALID", f"tools[{index}] is not JSON: {error}", file=ENTRY
+            ) from error
+        if size > MAX_TOOLS_BYTES:
+            large = f"the schemas of tools take more than {MAX_TOOLS_BYTES >> 20} MB"
+            raise EnvProblem("ENV_INVALID", large, "Describe them in less.", ENTRY)
+
+
+def where(error: BaseException, folder: Path) -> tuple[str, int]:
+    """File (relative to `folder`) and line of the deepest frame of `error` inside `folder`."""
+    if isinstance(error, SyntaxError) and error.filename:
+        inside = _relative(error.filename, folder)
+        if inside:
+            return inside, error.lineno or 0
+    found = ("", 0)
+    for frame in traceback.extract_tb(error.__traceback__):
+        inside = _relative(frame.filename, folder)
+        if inside:
+            found = (inside, frame.lineno or 0)
+    return found
+
+
+def explain(error: BaseException) -> str:
+    """An exception in one line."""
+    text = str(error).strip().replace("\n", " ")
+    if isinstance(error, SyntaxError):
+        text = error.msg or text
+    name = type(error).__name__
+    return f"{name}: {text}"[:500] if text else name
+
+
+def _import(folder: Path) -> ModuleType:
+    path = folder / ENTRY
+    if not path.is_file():
+        nested = sorted(p.parent.name for p in folder.glob(f"*/{ENTRY}"))
+        hint = f"Push the folder {nested[0]!r} instead." if nested else f"Create {ENTRY} there."
+        hint += " Rows to learn from alone go into datasets/ as JSONL."
+        raise EnvProblem("ENV_INVALID", f"the folder has no {ENTRY}", hint=hint)
+    add_source(folder)
+    spec = importlib.util.spec_from_file_location("environment", path)
+    assert spec is not None and spec.loader is not None  # a .py path always has a loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["environment"] = module  # dataclasses look their module up there
+    loader = spec.loader
+    _run(lambda: loader.exec_module(module), folder, ENTRY, "ENV_IMPORT")
+    return module
+
+
+def _entry(module: ModuleType, folder: Path) -> Callable[..., Any]:
+    entry = getattr(module, "load_environment", None)
+    if callable(entry):
+        if inspect.iscoroutinefunction(entry):
+            raise _at(entry, folder, "load_environment is async", "Define it with plain def.")
+        return entry
+    names = [name for name, value in vars(module).items() if inspect.isfunction(value)]
+    near = difflib.get_close_matches("load_environment", names, 1, 0.7)
+    meant = f" There is {near[0]}(): rename it." if near else ""
+    raise EnvProblem(
+        "ENV_INVALID",
+        f"{ENTRY} has no function load_environment",
+        hint=f"Define load_environment(**params) and return an environment.{meant}",
+        file=ENTRY,
+    )
+
+
+def _check_params(entry: Callable[..., Any], params: dict[str, Any], folder: Path) -> None:
+    signature = inspect.signature(entry)
+    try:
+        signature.bind(**params)
+    except TypeError as error:
+        known = [p.name for p in signature.parameters.values()]
+        unknown = [name for name in params if name not in known]
+        near = difflib.get_close_matches(unknown[0], known, 1) if unknown else []
+        meant = f" Did you mean {near[0]}?" if near else ""
+        raise EnvProblem(
+            "ENV_PARAM",
+            f"load_environment() does not accept these params: {error}",
+            hint=f"It accepts: {', '.join(known) or 'none'}.{meant} Edit [params] in "
+            "environment.toml.",
+            file=ENTRY,
+            line=_line(entry),
+        ) from error
+
+
+def _check_methods(env: Env, folder: Path) -> None:
+    needed: list[tuple[str, int]] = [("tasks", 0)]
+    if isinstance(env, MultiTurnEnv) and is_scored(env):
+        needed += [("start", 1), ("step", 2)]
+    if is_scored(env):
+        needed.append(("score", 2))
+    for name, count in needed:
+        method = getattr(env, name, None)
+        own = getattr(type(env), name, None)
+        if own in (Env.tasks, MultiTurnEnv.start, MultiTurnEnv.step):
+            raise _at(
+                type(env),
+                folder,
+                f"{type(env).__name__} does not define {name}()",
+                f"Define {name}; see envs/base.py.",
+            )
+        if not callable(method):
+            raise _at(type(env), folder, f"{name} of {type(env).__name__} is no method", "")
+        if inspect.iscoroutinefunction(method):
+            raise _at(own, folder, f"{name}() is async", "Define it with plain def.")
+        try:
+            inspect.signature(method).bind(*range(count))
+        except TypeError:
+            arguments = {"score": "task, completion", "start": "task", "step": "state, completion"}
+            expected = arguments.get(name, "")
+            if name == "score" and isinstance(env, MultiTurnEnv):
+                expected = "task, state"
+            raise _at(
+                own,
+                folder,
+                f"{name}{inspect.signature(method)} does not take ({expected})",
+                f"Define {name}(self{', ' if expected else ''}{expected}).",
+            ) from None
+
+
+def task_problem(
+    task: Any, index: int, seen: dict[str, int], learnt: bool
+) -> tuple[str, str] | None:
+    """What is wrong with one task: message and hint."""
+    if not isinstance(task, Task):
+        return f"tasks()[{index}] is {_kind(task)}, not a Task", "Build Task(id, prompt, ...)."
+    if task.id in seen:
+        first = seen[task.id]
+        return f"tasks()[{first}] and [{index}] share the id {task.id!r}", "Make every id unique."
+    if learnt and not task.answer_messages:
+        return (
+            f"task {task.id!r} has no answer, and without score() this is an SFT dataset",
+            "Give every task an answer, or define score().",
+        )
+    answer = task.answer_messages
+    if answer and not any(message.role == "assistant" for message in answer):
+        return f"the answer of task {task.id!r} has no assistant message", ""
+    try:
+        json.dumps(task.to_row(), ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:
+        what = f"a text of task {task.id!r} has half of a surrogate pair in it"
+        return what, "Decode the file it comes from as UTF-8."
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"the metadata of task {task.id!r} is not JSON: {error}", "Keep plain values in it."
+    return None
+
+
+def _run(call: Callable[[], Any], folder: Path, what: str, code: str) -> Any:
+    """`call()`, with whatever user code raises turned into an EnvProblem."""
+    try:
+        return call()
+    except EnvProblem as problem:
+        if not problem.file:
+            problem.file, problem.line = where(problem, folder)
+        raise
+    except ModuleNotFoundError as error:
+        file, line = where(error, folder)
+        package = (error.name or str(error)).partition(".")[0]
+        raise EnvProblem(
+            "ENV_DEPS",
+            f"the package {package!r} is not installed for this environment",
+            hint=f"Name it in requirements.txt and push with install=true (or correct the import "
+            f"of {error.name!r}).",
+            file=file,
+            line=line,
+        ) from error
+    except BaseException as error:  # user code may raise anything, SystemExit included
+        file, line = where(error, folder)
+        said = "raised " + explain(error)
+        if isinstance(error, SystemExit):
+            said = f"left the process with sys.exit({error.code!r})"
+        elif isinstance(error, SyntaxError):
+            said = f"is no valid Python: {error.msg}"
+        raise EnvProblem(
+            code, f"{what} {said}", hint="Correct it and push again.", file=file, line=line
+        ) from error
+
+
+def _at(source: Any, folder: Path, message: str, hint: str) -> EnvProblem:
+    """A problem at the line where `source` (a function or class) is defined."""
+    file = ""
+    try:
+        file = _relative(inspect.getsourcefile(source) or "", folder)
+    except TypeError:  # built-in
+        file = ""
+    return EnvProblem("ENV_INVALID", message, hint, file, _line(source) if file else 0)
+
+
+def _line(source: Any) -> int:
+    code = getattr(inspect.unwrap(source), "__code__", None) if callable(source) else None
+    if code is not None:
+        return code.co_firstlineno
+    try:
+        return inspect.getsourcelines(source)[1]
+    except (OSError, TypeError):
+        return 0
+
+
+def _relative(filename: str, folder: Path) -> str:
+    try:
+        return Path(filename).resolve().relative_to(folder.resolve()).as_posix()
+    except (ValueError, OSError):
+        return ""
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a value of type {type(value).__name__}"

@@ -1,0 +1,370 @@
+"""The parent of user code: limits before it starts, nothing of it left when it ends.
+
+Started as a script by envs/host/pipe.py on the server's own interpreter without `site`; only the
+package `envs` is made importable there, and the environment's packages when the child is confined.
+It forks
+once: the child loads and serves the environment (envs/host/child.py), or installs its packages
+(envs/host/installer.py), the parent drains its output into a capped log and waits. When the client
+goes away (its end of descriptor 0 closes) or the child ends, every descendant is killed, daemons
+included, and the private folder is removed.
+"""
+
+import contextlib
+import fcntl
+import importlib.util
+import json
+import os
+import resource
+import select
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+
+def _register() -> None:
+    """Makes the package `envs` importable without the folder it lies in."""
+    folder = Path(__file__).resolve().parents[1]
+    spec = importlib.util.spec_from_file_location(
+        "envs", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec is not None and spec.loader is not None  # a .py path always has a loader
+    package = importlib.util.module_from_spec(spec)
+    sys.modules["envs"] = package
+    spec.loader.exec_module(package)
+
+
+if __name__ == "__main__":
+    _register()
+
+from envs.config.problem import EnvProblem  # noqa: E402
+from envs.config.settings import Limits  # noqa: E402
+from envs.host import child  # noqa: E402
+from envs.host.redact import Redactor  # noqa: E402
+from envs.isolation import confine, kernel, namespaces, packages, sandbox  # noqa: E402
+from envs.isolation.packages import Order, Packages  # noqa: E402
+from envs.isolation.sandbox import Reach, Sandbox  # noqa: E402
+
+LOG_LINE = 8192  # a longer line is cut, so that nothing unbounded is held in memory
+TAIL = 1500
+KILL_SECONDS = 5.0
+FILES = 4  # as many of the largest size fit into the folder of user code
+INSTALLER_MB = 256  # the same folder while packages are installed, which go elsewhere
+
+
+class Log:
+    """The user's output: redacted, line by line, up to `cap` bytes in the file."""
+
+    def __init__(self, path: str, cap: int, redactor: Redactor) -> None:
+        self.cap = cap
+        self.redactor = redactor
+        self.pending = b""
+        self.tail = b""
+        self.fd = -1
+        self.written = 0
+        if path:
+            with contextlib.suppress(OSError):
+                self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+                self.written = os.fstat(self.fd).st_size
+
+    def feed(self, data: bytes) -> None:
+        lines = (self.pending + data).split(b"\n")
+        self.pending = lines.pop()
+        for line in lines:
+            self._line(line + b"\n")
+        if len(self.pending) > LOG_LINE:
+            self._line(self.pending + b"\n")
+            self.pending = b""
+
+    def close(self) -> str:
+        """The last words."""
+        if self.pending:
+            self._line(self.pending + b"\n")
+        return self.tail.decode("utf-8", "replace")
+
+    def _line(self, line: bytes) -> None:
+        if len(line) > LOG_LINE:
+            line = line[:LOG_LINE] + b" ...\n"
+        line = self.redactor.clean(line)
+        self.tail = (self.tail + line)[-TAIL:]
+        if self.fd < 0 or self.written >= self.cap:
+            return
+        if self.written + len(line) > self.cap:
+            line = b"... output above %d bytes is dropped\n" % self.cap
+            self.written = self.cap
+        self.written += len(line)
+        with contextlib.suppress(OSError):  # a full disk must not end the environment
+            os.write(self.fd, line)
+
+
+def main() -> None:
+    config = json.loads(sys.argv[1])
+    requests, replies = config["requests"], config["replies"]
+    limits = Limits(**config["limits"])
+    wanted = Sandbox(**config["sandbox"])
+    spaces = config["spaces"] or _spaces(wanted, limits, config)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    os.umask(0o022)  # another uid has to read the copy
+    box = Path(config["box"])
+    # Never closed: it says that the folder is in use as long as anything of this lives.
+    fcntl.flock(os.open(box, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX)
+    try:
+        # A copy: user code can neither change the stored version nor needs to reach into the home.
+        _copy(config["source"], box / "source")
+        (box / "work").mkdir()
+        (box / sandbox.CANARY).touch()  # what user code must not be able to read
+        values = {name: os.environ.get(name, "") for name in config["secrets"]}
+        log = Log(config["log"], config["log_cap"], Redactor(values))
+        here = str(Path(__file__).resolve().parents[1])
+        reach = _reach(config)
+        uid = confine.spare_uid([*reach.readable, *reach.writable, here], box)
+        if uid is not None:
+            for path in (box, box / "work", *reach.writable):
+                os.chown(path, uid, uid)
+        offline = not limits.network and (spaces != "" or confine.cut_network())
+        output, output_end = os.pipe()
+        ended, ended_end = os.pipe()
+        warden = os.getpid()
+        outside = _open_proc()
+
+        def work() -> None:
+            parent = 1 if spaces == "own" else warden
+            pid = None if spaces == "bubblewrap" else _pid_in(outside)
+            held = partial(sandbox.close, limits, wanted, box, uid, spaces, offline, reach)
+            _run_child(config, held, wanted, output_end, parent, pid)
+
+        pid = os.fork()
+        if pid == 0:
+            install = config["install"] is not None
+            room_mb = INSTALLER_MB if install else FILES * limits.file_mb
+            own = partial(namespaces.first_process, str(box), os.geteuid() if uid is None else uid)
+            own = partial(own, room_mb, ended_end, work, reach.writable)
+            _begin(own if spaces == "own" else work)
+        for fd in (output_end, ended_end, requests):
+            os.close(fd)
+        how = _watch(pid, output, log, ended)
+        _kill_descendants(pid)
+        _drain(output, log)
+        said = {"exit": {**how, "tail": log.close()}}
+        with contextlib.suppress(OSError):  # the client may be gone
+            os.write(replies, b"\n" + json.dumps(said).encode() + b"\n")
+    finally:
+        _kill_descendants(0)
+        shutil.rmtree(box, ignore_errors=True)
+
+
+def _spaces(wanted: Sandbox, limits: Limits, config: dict[str, Any]) -> str:
+    """Enters namespaces, or starts this program again where only bubblewrap may have them."""
+    if wanted.mode == "off":
+        return ""
+    if namespaces.enter(limits.network):
+        return "own"
+    if os.geteuid() != 0 and (around := namespaces.bwrap(limits.network)):
+        again = json.dumps(config | {"spaces": "bubblewrap"})
+        for name in ("requests", "replies"):
+            os.set_inheritable(config[name], True)
+        os.execv(around[0], [*around, *sys.orig_argv[:-1], again])
+    return ""
+
+
+def _begin(work: Callable[[], None]) -> NoReturn:
+    """Never returns, whatever happens: this is the forked process."""
+    try:
+        work()
+    finally:
+        os._exit(1)
+
+
+def _reach(config: dict[str, Any]) -> Reach:
+    """What the child needs beside the system's files, in real paths."""
+    wanted = config["reach"]
+    needed = [*config["packages"]["folders"], config["packages"]["prefix"], *wanted["readable"]]
+    return Reach(
+        sandbox.interpreter_folders(needed), tuple(wanted["writable"]), tuple(wanted["ports"])
+    )
+
+
+def _copy(source: str, target: Path) -> None:
+    """Regular files and folders only, readable by every uid."""
+    target.mkdir()
+    for entry in os.scandir(source):
+        if entry.name.startswith(".") or entry.name == "__pycache__":
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            _copy(entry.path, target / entry.name)
+        elif entry.is_file(follow_symlinks=False):
+            shutil.copyfile(entry.path, target / entry.name)
+
+
+def _run_child(
+    config: dict[str, Any],
+    confined: Callable[[], sandbox.Held],
+    wanted: Sandbox,
+    output: int,
+    parent: int,
+    pid: int | None,
+) -> None:
+    """Never returns: confines itself, loads the environment, serves it, leaves."""
+    box, requests, replies = Path(config["box"]), config["requests"], config["replies"]
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.setpgid(0, 0)
+        work = box / "work"
+        os.chdir(work)
+        os.environ.update(HOME=str(work), TMPDIR=str(work))
+        null = os.open(os.devnull, os.O_RDONLY)
+        for fd, source in ((0, null), (1, output), (2, output)):
+            os.dup2(source, fd)
+        _close_all_but(requests, replies)
+        held = confined()
+        # Set after the change of uid, which clears it: this process dies with its warden.
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            return
+        said = {
+            "level": held.level,
+            "isolation": ", ".join(held.holds),
+            "gaps": held.gaps,
+            "pid": pid,
+        }
+        hello: dict[str, Any] = {"hello": said}
+        os.write(replies, json.dumps(hello).encode() + b"\n")
+        if refused := sandbox.refusal(held, wanted):
+            os.write(replies, json.dumps({"problem": refused.to_dict()}).encode() + b"\n")
+            return
+        if (order := config["install"]) is not None:
+            from envs.host import installer  # noqa: PLC0415 - rarely needed, and slow to import
+
+            installer.serve(replies, Order(**order))
+            return
+        try:
+            packages.enter(Packages(**config["packages"]))
+        except EnvProblem as problem:
+            os.write(replies, json.dumps({"problem": problem.to_dict()}).encode() + b"\n")
+            return
+        child.serve(requests, replies, box / "source")
+    finally:
+        sys.stdout.flush()
+        os._exit(0)
+
+
+def _open_proc() -> int:
+    """/proc as it is now, -1 where there is none."""
+    with contextlib.suppress(OSError):
+        return os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+    return -1
+
+
+def _pid_in(proc: int) -> int | None:
+    """The number of this process where that /proc was mounted: to itself it has another."""
+    with contextlib.suppress(OSError):
+        return int(os.readlink("self", dir_fd=proc))
+    return os.getpid()
+
+
+def _close_all_but(*kept: int) -> None:
+    """The log, the folder's lock and whatever else was inherited are none of user code's."""
+    first = 3
+    for fd in sorted(kept):
+        os.closerange(first, fd)
+        first = fd + 1
+    os.closerange(first, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def _watch(pid: int, output: int, log: Log, ended: int) -> dict[str, int]:
+    """Waits for the child's end or the client's, whichever comes first. What is said on `ended`
+    is how it ended where `pid` is only the first process of its namespaces."""
+    os.set_blocking(output, False)
+    wake, wake_end = os.pipe()
+    os.set_blocking(wake_end, False)
+    signal.set_wakeup_fd(wake_end)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    poller = select.poll()
+    for fd in (0, output, wake):
+        poller.register(fd, select.POLLIN)
+    while True:
+        status = _reap(pid)
+        if status is not None:
+            status = int(os.read(ended, 16) or status)
+            code = os.waitstatus_to_exitcode(status)
+            return {"code": max(code, 0), "signal": max(-code, 0)}
+        for fd, _ in poller.poll():
+            if fd == 0:  # the client never writes there: readable means closed
+                return {"code": 0, "signal": 0}
+            if fd == wake:
+                os.read(wake, 512)
+            elif not _drain(output, log, once=True):
+                poller.unregister(output)
+
+
+def _reap(pid: int) -> int | None:
+    """The status of `pid` once it has ended; also collects orphans that came back to us, which
+    would count against the limit on processes as long as they are zombies."""
+    found = None
+    with contextlib.suppress(ChildProcessError):
+        while ended := os.waitpid(-1, os.WNOHANG):
+            if not ended[0]:
+                break
+            if ended[0] == pid:
+                found = ended[1]
+    return found
+
+
+def _drain(output: int, log: Log, once: bool = False) -> bool:
+    """Moves what was printed into the log; False at the end of the output."""
+    for _ in range(1 if once else 64):
+        try:
+            data = os.read(output, 1 << 16)
+        except BlockingIOError:
+            return True
+        if not data:
+            return False
+        log.feed(data)
+    return True
+
+
+def _kill_descendants(pid: int) -> None:
+    """Kills until nothing is left; orphans come back to this process, their subreaper."""
+    deadline = time.monotonic() + KILL_SECONDS
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if pid:
+                os.killpg(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        for descendant in _descendants():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(descendant, signal.SIGKILL)
+        time.sleep(0.002)
+
+
+def _descendants() -> list[int]:
+    """Every process below this one; where /proc is missing the process group has to do."""
+    if not kernel.LINUX:
+        return []
+    children: dict[int, list[int]] = {}
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                stat = Path(entry.path, "stat").read_bytes()
+                parent = int(stat.rpartition(b")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    found, queue = [], [os.getpid()]
+    while queue:
+        below = children.get(queue.pop(), [])
+        found += below
+        queue += below
+    return found
+
+
+if __name__ == "__main__":
+    main()

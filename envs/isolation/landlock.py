@@ -1,0 +1,90 @@
+"""Landlock: which files, ports and processes this process and its children may reach.
+
+An allow-list that the kernel holds, without any privilege and for good. What a kernel's version
+(ABI) does not know it cannot hold: 2 knows moves between folders, 3 truncation, 4 TCP, 5 device
+control, 6 signals and abstract sockets. Rules go by folder: whatever lies below one is open too.
+"""
+
+import contextlib
+import ctypes
+import os
+import stat
+import struct
+from collections.abc import Iterable
+
+from envs.isolation import kernel
+
+HOLDS_TRUNCATION, HOLDS_SIGNALS = 3, 6  # the ABI from which on it does
+_CREATE, _ADD, _RESTRICT = 444, 445, 446
+_VERSION = 1  # asks _CREATE for the ABI
+_BENEATH = 1  # a rule on a folder or file
+_EXECUTE, _WRITE, _READ, _LIST = 1, 1 << 1, 1 << 2, 1 << 3
+_MAKE_CHAR, _MAKE_SOCK, _MAKE_BLOCK = 1 << 6, 1 << 9, 1 << 11
+_FIRST = (1 << 13) - 1  # all that ABI 1 knows
+_REFER, _TRUNCATE, _IOCTL = 1 << 13, 1 << 14, 1 << 15
+_PORT = 2  # a rule on a port
+_TCP, _CONNECT = 0b11, 0b10  # to listen and to connect; to connect
+_SCOPES = 0b11  # abstract sockets, signals
+_ON_FILES = _EXECUTE | _WRITE | _READ | _TRUNCATE | _IOCTL
+
+
+def abi() -> int:
+    """The version this kernel speaks, 0 where Landlock is missing or off."""
+    if not kernel.LINUX:
+        return 0
+    with contextlib.suppress(OSError):
+        return kernel.call(_CREATE, 0, 0, _VERSION)
+    return 0
+
+
+def restrict(
+    readable: Iterable[str], writable: Iterable[str], network: bool, ports: Iterable[int] = ()
+) -> int:
+    """From now on only these paths; no TCP unless `network`; no signals out of here.
+
+    Args:
+        readable: folders and files to read and run; those that are missing are left out.
+        writable: folders and files to read, write, make and remove in.
+        network: whether TCP stays as it is.
+        ports: with `network`, the only ones to connect to, where the ABI knows of them.
+
+    Returns the ABI. Raises OSError where the kernel has no Landlock; it needs `no_new_privs`.
+    """
+    version = kernel.call(_CREATE, 0, 0, _VERSION)
+    files = _FIRST
+    files |= _REFER if version >= 2 else 0
+    files |= _TRUNCATE if version >= 3 else 0
+    files |= _IOCTL if version >= 5 else 0
+    fields = [files]
+    if version >= 4:
+        fields.append(0 if network and not ports else _TCP)
+    if version >= 6:
+        fields.append(_SCOPES)
+    attributes = struct.pack(f"{len(fields)}Q", *fields)
+    rules = kernel.call(_CREATE, ctypes.c_char_p(attributes), len(attributes), 0)
+    try:
+        for path in readable:
+            _allow(rules, path, files & (_EXECUTE | _READ | _LIST))
+        for path in writable:
+            _allow(rules, path, files & ~(_MAKE_CHAR | _MAKE_SOCK | _MAKE_BLOCK))
+        for port in ports if version >= 4 and network else ():
+            rule = struct.pack("=QQ", _CONNECT, port)
+            kernel.call(_ADD, rules, _PORT, ctypes.c_char_p(rule), 0)
+        kernel.call(_RESTRICT, rules, 0)
+    finally:
+        os.close(rules)
+    return version
+
+
+def _allow(rules: int, path: str, rights: int) -> None:
+    try:
+        target = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return  # nothing there, or nothing this user can reach
+    try:
+        if not stat.S_ISDIR(os.fstat(target).st_mode):
+            rights &= _ON_FILES
+        rule = struct.pack("=Qi", rights, target)
+        kernel.call(_ADD, rules, _BENEATH, ctypes.c_char_p(rule), 0)
+    finally:
+        os.close(target)

@@ -1,0 +1,451 @@
+"""The verbs of Honesmith: each calls exactly one engine function and fills in what it left out.
+
+The MCP tools and the command line are two faces of these functions. Engine modules are imported
+inside them because a server must answer its first request before it needs any of them
+(measured: the imports together cost more than the rest of the start-up that is ours).
+"""
+# ruff: noqa: PLC0415
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from engine.core.errors import UserError
+from engine.home.run_dir import Home
+from engine.home.store import Store
+from mcp_server.access.keys import LOCAL, Key, agreed_by_owner
+from mcp_server.api.replies import fit
+
+Reply = dict[str, Any]
+MAX_WAIT_S = 50.0
+
+
+def get_status(
+    home: Home, scope: str = "all", limit: int = 20, cursor: str = "", key: Key = LOCAL
+) -> Reply:
+    from engine.runs import lifecycle
+
+    own: Reply = {}
+    if key.is_limited and scope in ("all", "runs"):
+        from mcp_server.access import quotas
+
+        own = {"key": quotas.standing(home, key)}
+    reply = fit(lambda count: lifecycle.overview(home, scope, count, cursor) | own, limit)
+    return filled(reply, f"Status of {scope}.")
+
+
+def push_env(
+    home: Home,
+    path: str,
+    name: str = "",
+    install: bool = False,
+    roots: Sequence[Path] | None = None,
+    key: Key = LOCAL,
+) -> Reply:
+    from engine.environments import push
+
+    if install:
+        key.require("install", "push_env with install=true")
+    place = path if roots is None else from_roots(path, roots)
+    reply = push.push_env(
+        home,
+        place,
+        name=name,
+        install=install,
+        roots=None if roots is None else list(roots),
+        allowed=partial(agreed_by_owner, home, key),
+    )
+    env_id = reply.get("env_id", "")
+    return filled(reply, f"Pushed {env_id}.", suggest("dry_run", env_id=env_id))
+
+
+def dry_run(
+    home: Home,
+    env_id: str,
+    model: str = "pebble",
+    algorithm: str = "grpo",
+    settings: dict[str, Any] | None = None,
+    samples: int = 0,
+    key: Key = LOCAL,
+) -> Reply:
+    from engine import dry_run as engine_dry_run
+
+    reply = engine_dry_run.dry_run(
+        home, env_id, model, algorithm, settings or {}, samples, _afford(home, key)
+    )
+    return filled(reply, f"Checked {algorithm} of {model} on {env_id}.")
+
+
+def estimate_cost(
+    home: Home,
+    env_id: str,
+    model: str = "pebble",
+    algorithm: str = "grpo",
+    settings: dict[str, Any] | None = None,
+) -> Reply:
+    from engine.cost import estimate
+
+    reply = estimate.estimate_cost(home, env_id, model, algorithm, settings or {})
+    return filled(reply, f"Estimated {algorithm} of {model} on {env_id}.")
+
+
+def submit_train(
+    home: Home,
+    env_id: str = "",
+    model: str = "pebble",
+    algorithm: str = "grpo",
+    settings: dict[str, Any] | None = None,
+    note: str = "",
+    expect: str = "",
+    parent: str = "",
+    max_gpu_hours: float | None = None,
+    request_id: str = "",
+    resume: str = "",
+    approved: bool = False,
+    profile: bool = False,
+) -> Reply:
+    from engine.runs import lifecycle
+
+    reply = lifecycle.submit(
+        home,
+        env_id=env_id,
+        model=model,
+        algorithm=algorithm,
+        settings=settings or {},
+        note=note,
+        expect=expect,
+        parent=parent,
+        max_gpu_hours=max_gpu_hours,
+        request_id=request_id,
+        resume=resume,
+        approved=approved,
+        profile=profile,
+    )
+    run_id = reply.get("run_id", "")
+    reply.setdefault("metrics_uri", f"run://{run_id}/metrics")
+    return filled(
+        reply, f"{run_id} is {reply.get('state', 'queued')}.", suggest("wait_run", run_id=run_id)
+    )
+
+
+def wait_run(
+    home: Home,
+    run_id: str,
+    until: str = "end",
+    timeout_s: float = 45.0,
+    cursor: str = "",
+    on_progress: Callable[[Reply], None] | None = None,
+) -> Reply:
+    from engine.runs import lifecycle
+
+    timeout_s = min(max(timeout_s, 0.0), MAX_WAIT_S)
+    reply = lifecycle.wait(home, run_id, until, timeout_s, cursor, on_progress=on_progress)
+    run_id = reply.get("run_id", run_id)
+    return filled(reply, f"{run_id} is {reply.get('state')}.", *_after_wait(run_id, until, reply))
+
+
+def read_logs(
+    home: Home,
+    run_id: str,
+    view: str = "metrics",
+    keys: Sequence[str] = (),
+    grep: str = "",
+    limit: int = 50,
+    cursor: str = "",
+) -> Reply:
+    from engine.reading import logs
+
+    names = list(keys)
+    reply = fit(lambda count: logs.read_logs(home, run_id, view, names, grep, count, cursor), limit)
+    return filled(reply, f"{view} of {run_id}.")
+
+
+def read_rollouts(
+    home: Home,
+    run_id: str,
+    pick: str = "worst",
+    step: int = -1,
+    where: str = "",
+    tokens: bool = False,
+    limit: int = 3,
+    max_chars: int = 1200,
+    cursor: str = "",
+) -> Reply:
+    from engine.reading import rollouts
+
+    reply = fit(
+        lambda count: rollouts.read_rollouts(
+            home, run_id, pick, step, where, tokens, count, max_chars, cursor
+        ),
+        limit,
+    )
+    return filled(reply, f"{pick} rollouts of {run_id}.")
+
+
+def evaluate(
+    home: Home,
+    env_id: str,
+    models: Sequence[str] = (),
+    split: str = "heldout",
+    rows: int = 100,
+    attempts: int = 1,
+    settings: dict[str, Any] | None = None,
+    regrade: str = "",
+    key: Key = LOCAL,
+) -> Reply:
+    from engine.runs import lifecycle
+
+    reply = lifecycle.submit_evaluation(
+        home,
+        env_id=env_id,
+        models=list(models),
+        split=split,
+        rows=rows,
+        attempts=attempts,
+        settings=settings or {},
+        regrade=regrade,
+        afford=_afford(home, key),
+    )
+    run_id = reply.get("run_id", "")
+    return filled(
+        reply, f"{run_id} is {reply.get('state', 'queued')}.", suggest("wait_run", run_id=run_id)
+    )
+
+
+def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
+    from engine.evidence.compare import compare
+
+    return filled(compare.compare_runs(home, list(ids), env_id), f"Compared {', '.join(ids)}.")
+
+
+def diagnose(home: Home, run_id: str) -> Reply:
+    from engine.evidence.detect import diagnose as engine_diagnose
+
+    return filled(engine_diagnose.diagnose(home, run_id), f"Diagnosed {run_id}.")
+
+
+def curate(
+    home: Home,
+    source_ids: Sequence[str],
+    name: str,
+    where: str = "",
+    select: str = "correct",
+    max_per_task: int = 1,
+    pool_models: bool = False,
+    preview: bool = True,
+) -> Reply:
+    from engine.curation import curate as engine_curate
+
+    reply = engine_curate.curate(
+        home, list(source_ids), name, where, select, max_per_task, pool_models, preview
+    )
+    return filled(reply, f"Curated {name}.")
+
+
+def deploy(
+    home: Home,
+    run_id: str,
+    action: str = "start",
+    format: str = "adapter",
+    path: str = "",
+    roots: Sequence[Path] | None = None,
+    key: Key = LOCAL,
+) -> Reply:
+    from engine.serving import service
+
+    if action == "export" and path and roots is not None:
+        path = str(inside_roots(path, roots))
+    asker = service.Asker(key.name, key.max_deployments)
+    reply = service.deploy(home, run_id, action, format, path, asker)
+    after = [suggest("chat", model=reply.get("model", run_id), message="...")]
+    return filled(reply, f"{action} {run_id}: done.", *(after if action == "start" else []))
+
+
+def chat(
+    home: Home,
+    model: str,
+    message: str,
+    system: str = "",
+    compare_to: str = "",
+    max_tokens: int = 512,
+    temperature: float = 0.0,
+    key: Key = LOCAL,
+) -> Reply:
+    from engine.serving import service
+
+    asker = service.Asker(key.name, key.max_deployments)
+    reply = service.chat(home, model, message, system, compare_to, max_tokens, temperature, asker)
+    return filled(reply, f"{model} answered.")
+
+
+def cancel_run(home: Home, run_id: str, reason: str = "") -> Reply:
+    from engine.runs import lifecycle
+
+    reply = lifecycle.cancel(home, run_id, reason)
+    run_id = reply.get("run_id", run_id)
+    return filled(
+        reply, f"{run_id} is {reply.get('state')}.", suggest("submit_train", resume=run_id)
+    )
+
+
+def read_playbook(section: str = "") -> str:
+    import playbook
+
+    return playbook.read(section)
+
+
+def report(home: Home, run_id: str) -> Reply:
+    """Write `report.html` of a run. Raises UserError RUN_NOT_FOUND."""
+    from engine.evidence.report.html_report import write_report
+
+    with Store(home) as store:
+        run_id = store.get_run(run_id).run_id
+    run = home.run(run_id)
+    # Of a run whose files were deleted only the report of before can tell.
+    kept = run.deleted.exists() and run.report.exists()
+    path = run.report if kept else write_report(home, run_id)
+    return filled({"run_id": run_id, "report": str(path)}, f"The report of {run_id} is {path}")
+
+
+def verify(home: Home, run_id: str) -> Reply:
+    """Hold a run's files against its seal. Raises UserError RUN_NOT_FOUND."""
+    from engine.evidence.verdict import provenance
+
+    return filled(provenance.verify(home, run_id), f"Verified {run_id}.")
+
+
+def inspect_data(path: Path) -> Reply:
+    """What is in a data file. Raises UserError DATASET_INVALID."""
+    from engine.environments import datasets
+
+    return filled(datasets.inspect(path), f"Looked into {path}.")
+
+
+def build_env(home: Home, folder: str) -> Reply:
+    """Install what an environment's requirements.txt names. Raises UserError ENV_DEPS."""
+    from engine.environments import versions
+
+    return filled(versions.build(home, Path(folder)), f"Built {folder}.")
+
+
+def diff_envs(home: Home, before: str, after: str) -> Reply:
+    """What two versions differ in. Raises UserError ENV_NOT_FOUND."""
+    from engine.environments import versions
+
+    return filled(versions.diff(home, before, after), f"Compared {before} and {after}.")
+
+
+def pull_env(home: Home, env_id: str, folder: Path) -> Reply:
+    """Copy a version's files out. Raises UserError ENV_NOT_FOUND or BAD_ARGUMENT."""
+    from engine.environments import versions
+
+    return filled(versions.pull(home, env_id, folder), f"Pulled {env_id}.")
+
+
+def delete_env(home: Home, env_id: str, force: bool = False) -> Reply:
+    """Throw a version away. Raises UserError ENV_NOT_FOUND or RUN_STATE."""
+    from engine.environments import versions
+
+    return filled(versions.delete(home, env_id, force), f"Deleted {env_id}.")
+
+
+def deletable_runs(home: Home, run_ids: Sequence[str], force: bool = False) -> Reply:
+    """`run_ids` that may be deleted together, with warnings. Raises UserError RUN_STATE."""
+    from engine.runs import deletion
+
+    chosen, warnings = deletion.deletable(home, run_ids, force)
+    return {"run_ids": chosen, "warnings": warnings}
+
+
+def delete_run(home: Home, run_id: str) -> Reply:
+    """Free the room a run takes. Raises UserError RUN_STATE."""
+    from engine.runs import deletion
+
+    return filled(deletion.delete_run(home, run_id), f"Deleted {run_id}.")
+
+
+def suggest(tool: str, **arguments: Any) -> Reply:
+    """One suggested call."""
+    return {"tool": tool, "arguments": arguments}
+
+
+def filled(reply: Reply, summary: str, *after: Reply) -> Reply:
+    """`reply` with what the engine left out: a sentence, suggested calls, warnings."""
+    head = {
+        "summary": reply.get("summary") or summary,
+        "next": reply["next"] if reply.get("next") is not None else list(after),
+        "warnings": reply.get("warnings") or [],
+    }
+    return head | {name: item for name, item in reply.items() if name not in head}
+
+
+def from_roots(path: str, roots: Sequence[Path]) -> str:
+    """A relative path as it stands in the folder that holds it: here, else in one of `roots`.
+
+    Clients start servers anywhere, and an agent names folders as they lie in its project.
+    """
+    if not path or "\0" in path or Path(path).expanduser().is_absolute() or exists(Path(path)):
+        return path
+    return next((str(root / path) for root in roots if exists(root / path)), path)
+
+
+def exists(path: Path) -> bool:
+    """Whether `path` is there; a name longer than a file system takes is not."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def inside_roots(path: str, roots: Sequence[Path]) -> Path:
+    """`path` resolved, links followed; a relative one in the root that has it, else in the first.
+
+    Raises UserError PATH_OUTSIDE_ROOTS outside `roots`, BAD_ARGUMENT for what is no path.
+    """
+    if "\0" in path:
+        raise UserError("BAD_ARGUMENT", "path has a NUL in it", hint="Name a folder.", field="path")
+    given = Path(path).expanduser()
+    choices = [given]
+    if not given.is_absolute():
+        placed = [root / given for root in roots]
+        choices = [place for place in (given, *placed) if exists(place)] + placed
+    for choice in choices:
+        resolved = choice.resolve()
+        if any(resolved.is_relative_to(root.resolve()) for root in roots):
+            return resolved
+    allowed = ", ".join(str(root) for root in roots) or "none"
+    raise UserError(
+        "PATH_OUTSIDE_ROOTS",
+        f"{path} lies outside the folders this server may use ({allowed})",
+        hint="Choose a path inside them, or start the server with another --root FOLDER.",
+        field="path",
+    )
+
+
+def _afford(home: Home, key: Key) -> Callable[[float], float] | None:
+    from mcp_server.access import quotas
+
+    return quotas.afford_of(home, key)
+
+
+def _after_wait(run_id: str, until: str, reply: Reply) -> list[Reply]:
+    state = reply.get("state")
+    look = suggest("read_rollouts", run_id=run_id)
+    if state == "done":
+        # An evaluation or a probe left no model to serve.
+        trained = reply.get("kind", "train") == "train"
+        return [look, suggest("deploy", run_id=f"{run_id}@best")] if trained else [look]
+    if state == "failed":
+        why = suggest("diagnose", run_id=run_id)
+        return [suggest("read_logs", run_id=run_id, view="error"), why]
+    if state == "cancelled":
+        return [suggest("submit_train", resume=run_id)]
+    first_came = until == "first_step" and bool(reply.get("reached"))
+    again = {"run_id": run_id, "until": "end" if first_came else until}
+    if reply.get("cursor"):
+        again["cursor"] = reply["cursor"]
+    on = suggest("wait_run", **again)
+    if until == "alert" and bool(reply.get("reached")):
+        return [suggest("diagnose", run_id=run_id), on]
+    return [look, suggest("read_logs", run_id=run_id), on] if first_came else [on]

@@ -1,0 +1,319 @@
+"""`honesmith demo`: the whole loop on the built-in model, through a real MCP client.
+
+Nothing here is a stand-in: the server is the one agents get, over stdio; runs are detached workers;
+the verdict is computed from held-out answers. It ends with the verdict, the same question asked
+before and after, and the path of the report.
+"""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mcp import Client, StdioServerParameters
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import envs
+from engine.core.errors import UserError
+from engine.evidence.report.html_report import write_report
+from engine.home.rows import TERMINAL
+from engine.home.run_dir import Home
+from mcp_server.api import verbs
+from mcp_server.api.replies import clean
+from mcp_server.screen.display import Stage, Step, progress_text, stage_console
+from mcp_server.screen.render import VERDICTS, duration
+from mcp_server.screen.terminal import FAILED, OK, show
+
+Reply = dict[str, Any]
+
+# What the demo trains; everything not named is the default.
+DEMO: dict[str, Any] = {
+    "env": "arithmetic",
+    "model": "pebble",
+    "sft": {"max_examples": 64, "batch_size": 8, "steps": 22, "eval_every": 11, "eval_rows": 400},
+    "grpo": {"steps": 28, "eval_every": 14, "eval_rows": 400, "learning_rate": 1e-3},
+    "rows": 400,
+    "question": "Add 47 and 38. End with #### and the sum.",
+    "max_tokens": 32,
+    "max_gpu_hours": 1.0,
+}
+LOOK_EVERY_S = 2.0
+CURVES = {"sft": "loss", "grpo": "reward_mean"}
+HELDOUT = "heldout_success"
+
+
+class DemoFailed(Exception):
+    """A tool refused or a run failed: the text says what and why."""
+
+
+@dataclass
+class Scene:
+    """What one demo has made so far; enough to tidy up after a Ctrl-C."""
+
+    home: Home
+    seed: int
+    runs: list[str] = field(default_factory=list)
+    served: list[str] = field(default_factory=list)
+    facts: Reply = field(default_factory=dict)
+
+
+def run_demo(home: Path | None, *, seed: int = 0, as_json: bool = False) -> int:
+    """Play the demo; the exit status is 0 only when both runs are judged better."""
+    where = Home.locate(home)
+    scene = Scene(where, seed)
+    console = stage_console(as_json)
+    began = time.monotonic()
+    try:
+        asyncio.run(_play(scene, console))
+    except KeyboardInterrupt:
+        _tidy(scene, "the demo was interrupted")
+        console.print("Stopped; the demo's runs are cancelled.")
+        return 130
+    except DemoFailed as error:
+        _tidy(scene, "the demo failed")
+        console.print(Text(f"The demo failed: {error}", style="bold red"))
+        scene.facts["error"] = str(error)
+    except BaseException:
+        _tidy(scene, "the demo ended early")
+        raise
+    else:
+        _tidy(scene, "")
+    better = _is_better(scene.facts)
+    scene.facts |= {"better": better, "seconds": round(time.monotonic() - began, 1)}
+    if "error" not in scene.facts:
+        _curtain(console, scene, better)
+    if as_json:
+        show(scene.facts, True)
+    return OK if better else FAILED
+
+
+async def _play(scene: Scene, console: Console) -> None:
+    examples = Path(str(envs.__file__)).resolve().parent / "examples"
+    argv = ["-P", "-m", "mcp_server.cli", "serve"]
+    argv += ["--home", str(scene.home.root), "--root", str(examples)]
+    server = StdioServerParameters(command=sys.executable, args=argv, env=dict(os.environ))
+    title = f"Honesmith demo: train {DEMO['model']} on {DEMO['env']}, home {scene.home.root}"
+    failure: DemoFailed | None = None
+    async with Client(server) as client:
+        try:
+            with Stage(title, console) as stage:
+                await _loop(_Player(client, stage), scene, examples / DEMO["env"])
+        except DemoFailed as error:  # out there it would come wrapped in groups
+            failure = error
+    if failure is not None:
+        raise failure
+
+
+async def _loop(play: "_Player", scene: Scene, folder: Path) -> None:
+    await play.call("get_status", {})
+    await play.read("read_playbook", {"section": "loop"})
+    pushed = await play.call("push_env", {"path": str(folder)})
+    env_id = pushed["env_id"]
+    grpo = {"algorithm": "grpo", "settings": DEMO["grpo"] | {"seed": scene.seed}}
+    sft = {"algorithm": "sft", "settings": DEMO["sft"] | {"seed": scene.seed}}
+    plan = {"env_id": env_id, "model": DEMO["model"]}
+    await play.call("dry_run", plan | sft)
+    await play.call("estimate_cost", plan | sft)
+    first = await _train(play, scene, "sft", plan | sft | {"note": "learn the answer's form"})
+    tuned = f"{first['run_id']}@best"
+    plan["model"] = tuned
+    second = await _train(
+        play,
+        scene,
+        "grpo",
+        plan | grpo | {"note": "maximise right sums", "expect": "better"},
+    )
+    trained = f"{second['run_id']}@best"
+    await play.call("read_rollouts", {"run_id": second["run_id"], "pick": "best", "limit": 1})
+    models = [DEMO["model"], tuned, trained]
+    evaluation = await play.call(
+        "evaluate", {"env_id": env_id, "models": models, "rows": DEMO["rows"]}
+    )
+    scene.runs.append(evaluation["run_id"])
+    await play.wait(evaluation["run_id"], "")
+    compared = {
+        "sft": await play.call("compare_runs", {"ids": models[:2], "env_id": env_id}),
+        "grpo": await play.call("compare_runs", {"ids": models[1:], "env_id": env_id}),
+    }
+    # The chat serves the base beside it; both go when the curtain falls.
+    scene.served = [trained, DEMO["model"]]
+    await play.call("deploy", {"run_id": trained})
+    answer = await play.call(
+        "chat",
+        {
+            "model": trained,
+            "message": DEMO["question"],
+            "compare_to": DEMO["model"],
+            "max_tokens": DEMO["max_tokens"],
+        },
+    )
+    scene.facts |= {
+        "env_id": env_id,
+        "runs": {"sft": first, "grpo": second},
+        "compared": compared,
+        "chat": answer,
+        "report": str(write_report(scene.home, second["run_id"])),
+    }
+
+
+async def _train(play: "_Player", scene: Scene, algorithm: str, plan: Reply) -> Reply:
+    """Submit a run and see it through."""
+    submitted = await play.call(
+        "submit_train", plan | {"max_gpu_hours": DEMO["max_gpu_hours"]}, f"submit {algorithm}"
+    )
+    scene.runs.append(submitted["run_id"])
+    return await play.wait(submitted["run_id"], CURVES[algorithm])
+
+
+class _Player:
+    """Makes the calls and shows them."""
+
+    def __init__(self, client: Client, stage: Stage) -> None:
+        self._client = client
+        self._stage = stage
+
+    async def call(self, tool: str, arguments: Reply, shown_as: str = "") -> Reply:
+        """One call as a step of its own. Raises DemoFailed when the tool refuses."""
+        step = self._stage.begin(shown_as or tool)
+        reply = await self._ask(tool, arguments)
+        self._stage.end(step, str(reply["summary"]))
+        return reply
+
+    async def read(self, tool: str, arguments: Reply) -> None:
+        """A call whose answer is prose."""
+        step = self._stage.begin(tool)
+        result = await self._client.call_tool(tool, arguments)
+        text = "".join(getattr(part, "text", "") for part in result.content)
+        if result.is_error:
+            raise DemoFailed(f"{tool}: {text}")
+        self._stage.end(step, text.strip().splitlines()[0].lstrip("# "))
+
+    async def wait(self, run_id: str, metric: str) -> Reply:
+        """See a run through, its curve growing. Raises DemoFailed when it does not end well."""
+        step = self._stage.begin("wait_run", run_id)
+        cursor = ""
+        while True:
+            reply = await self._ask(
+                "wait_run", {"run_id": run_id, "timeout_s": LOOK_EVERY_S, "cursor": cursor}
+            )
+            cursor = reply.get("cursor", "")
+            if metric:
+                await self._draw(step, reply, metric)
+            else:
+                self._stage.tell(step, progress_text(reply, ""))
+            if reply.get("state") in TERMINAL:
+                break
+        if reply["state"] != "done":
+            self._stage.end(step, str(reply["summary"]), failed=True)
+            raise DemoFailed(f"{run_id} {reply['state']}: {reply.get('error') or reply['summary']}")
+        self._stage.end(step, ending(reply))
+        return reply
+
+    async def _draw(self, step: Step, reply: Reply, metric: str) -> None:
+        logs = await self._ask(
+            "read_logs", {"run_id": str(reply["run_id"]), "keys": [metric, HELDOUT], "limit": 200}
+        )
+        curve, exams = column(logs, metric), column(logs, HELDOUT)
+        said = [f"{metric} {curve[-1]:.3f}"] if curve else []
+        said += [f"held-out {exams[-1]:.3f}"] if exams else []
+        self._stage.tell(step, progress_text(reply, "  ".join(said)), curve)
+
+    async def _ask(self, tool: str, arguments: Reply) -> Reply:
+        result = await self._client.call_tool(tool, arguments)
+        if result.is_error or result.structured_content is None:
+            text = "".join(getattr(part, "text", "") for part in result.content)
+            raise DemoFailed(f"{tool}: {text}")
+        return result.structured_content
+
+
+def ending(reply: Reply) -> str:
+    """How a finished run went, in a line: before, after and the verdict."""
+    result = reply.get("result") or {}
+    evidence = result.get("evidence") or {}
+    before = (evidence.get("before") or {}).get("value")
+    after = (evidence.get("after") or {}).get("value")
+    if before is None or after is None:
+        return str(result.get("summary") or reply["summary"])
+    verdict = str(reply.get("verdict", "")).replace("_", " ")
+    metric = evidence.get("metric", "success")
+    return f"{reply['run_id']}  held-out {metric} {before:.3f} -> {after:.3f}  {verdict}"
+
+
+def column(logs: Mapping[str, Any], name: str) -> list[float]:
+    """The numbers of one column of a table with `columns` and `rows`."""
+    columns: Sequence[str] = logs.get("columns") or []
+    if name not in columns:
+        return []
+    at = list(columns).index(name)
+    values = (row[at] for row in logs.get("rows") or [] if len(row) > at)
+    return [float(value) for value in values if isinstance(value, int | float)]
+
+
+def _is_better(facts: Reply) -> bool:
+    """Both runs' own verdicts, and both paired comparisons with their intervals above 0."""
+    runs, compared = facts.get("runs", {}), facts.get("compared", {})
+    return all(
+        runs.get(name, {}).get("verdict") == "better"
+        and compared.get(name, {}).get("verdict") == "better"
+        and _interval(compared.get(name, {}))[0] > 0
+        for name in ("sft", "grpo")
+    )
+
+
+def _interval(compared: Reply) -> tuple[float, float]:
+    comparisons = compared.get("comparisons") or [{}]
+    low, high = comparisons[0].get("interval") or (float("-inf"), float("inf"))
+    return low, high
+
+
+def _curtain(console: Console, scene: Scene, better: bool) -> None:
+    """The verdict, before and after, where the report is."""
+    facts = scene.facts
+    console.print()
+    for name in ("sft", "grpo"):
+        compared = facts["compared"][name]
+        verdict = str(compared.get("verdict", "unknown"))
+        line = Text(f"{name:<5}", style="bold")
+        line.append(verdict.replace("_", " "), style=VERDICTS.get(verdict, ""))
+        line.append(f"  {compared['summary']}")
+        console.print(line, soft_wrap=True)
+    console.print()
+    console.print(f"“{DEMO['question']}”", soft_wrap=True)
+    console.print(_answers(facts["chat"]))
+    console.print()
+    word = "better" if better else "not better"
+    console.print(Text(f"Verdict: {word}", style="bold green" if better else "bold red"))
+    console.print(f"Report:  {facts['report']}", soft_wrap=True)
+    console.print(f"Time:    {duration(facts['seconds'])}")
+
+
+def _answers(chat: Reply) -> Table:
+    table = Table(box=None, show_header=False)
+    table.add_column(style="dim")
+    table.add_column()
+    for answer in reversed(chat.get("answers") or []):
+        table.add_row(str(answer.get("model", "")), str(answer.get("answer", "")).strip())
+    return table
+
+
+def _tidy(scene: Scene, reason: str) -> None:
+    """Cancel what still runs and stop serving.
+
+    Done here and not through the client: a Ctrl-C reaches the server too.
+    """
+    for run_id in scene.runs if reason else ():
+        try:
+            verbs.cancel_run(scene.home, run_id, reason)
+        except UserError as error:
+            sys.stderr.write(f"{run_id}: {clean(error.message)}\n")
+    for model in scene.served:
+        try:
+            verbs.deploy(scene.home, model, "stop")
+        except UserError as error:
+            sys.stderr.write(f"{model}: {clean(error.message)}\n")

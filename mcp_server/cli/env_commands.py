@@ -1,0 +1,161 @@
+"""Commands about environments: `honesmith env ...`."""
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engine.core.errors import UserError
+from engine.core.format import counted
+from mcp_server.access.audit_log import recorded
+from mcp_server.api import verbs
+from mcp_server.cli import starter
+from mcp_server.screen.terminal import (
+    FAILED,
+    OK,
+    CommandGroup,
+    HomeFolder,
+    Json,
+    at,
+    command,
+    show,
+    working,
+)
+
+app = typer.Typer(
+    help="Environments: tasks and how they are scored.", no_args_is_help=True, cls=CommandGroup
+)
+
+PUSHING = "reading the tasks and trying the reward, up to ten seconds"
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with environment.py.")]
+Version = Annotated[str, typer.Argument(metavar="ENV", help="NAME@HASH, or a name: its newest.")]
+Install = Annotated[bool, typer.Option("--install", help="Build its requirements.txt venv.")]
+
+
+@app.command("new")
+@command
+def new(
+    folder: Annotated[Path | None, typer.Argument(metavar="FOLDER", help="Folder to make.")] = None,
+    template: Annotated[str, typer.Option(help="Which kind; --template list shows them.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Start an environment from a template."""
+    if template == "list":
+        kinds = starter.templates()
+        return show({"summary": counted(len(kinds), "template"), "templates": kinds}, as_json)
+    if folder is None:
+        raise UserError(
+            "BAD_ARGUMENT",
+            "no folder was named",
+            hint="honesmith env new FOLDER; honesmith env new --template list shows the kinds.",
+            field="folder",
+        )
+    written = starter.new_env(folder, template or starter.DEFAULT_TEMPLATE)
+    reply = {
+        "summary": f"Wrote {counted(len(written), 'file')} to {folder}.",
+        "files": written,
+        "next": [starter.after_new(folder, template)],
+    }
+    return show(reply, as_json)
+
+
+@app.command("check")
+@command
+def check(folder: Folder, install: Install = False, as_json: Json = False) -> int:
+    """Check an environment: contract, rows, reward audit. Stores nothing."""
+    with (
+        tempfile.TemporaryDirectory(prefix="honesmith-check-") as scratch,
+        working(PUSHING, as_json),
+    ):
+        reply = verbs.push_env(at(Path(scratch)), _folder(folder), "", install)
+    reply["summary"] = reply["summary"].replace("Pushed", "Checked")
+    reply["next"] = [verbs.suggest("push_env", path=str(folder))]
+    show(reply, as_json)
+    return FAILED if reply.get("problems") else OK
+
+
+@app.command("push")
+@command
+def push(
+    folder: Folder,
+    name: Annotated[str, typer.Option(help="Default: the folder's name.")] = "",
+    install: Install = False,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> int:
+    """Store an environment as an immutable version."""
+    # A person at a terminal may push from anywhere: roots bind agents.
+    asked = {"path": _folder(folder), "name": name, "install": install}
+    with working(PUSHING, as_json):
+        reply = recorded(at(home), "push_env", verbs.push_env, **asked)
+    show(reply, as_json)
+    return FAILED if reply.get("problems") else OK
+
+
+@app.command("list")
+@command
+def list_(
+    limit: Annotated[int, typer.Option(min=1)] = 50,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Pushed environments, newest first."""
+    show(verbs.get_status(at(home), "envs", limit), as_json)
+
+
+@app.command("build")
+@command
+def build(folder: Folder, home: HomeFolder = None, as_json: Json = False) -> None:
+    """Install the packages its requirements.txt names, once, ahead of a push."""
+    show(recorded(at(home), "build_env", verbs.build_env, folder=_folder(folder)), as_json)
+
+
+@app.command("diff")
+@command
+def diff(
+    before: Version,
+    after: Version,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """What two versions differ in: files and lines."""
+    show(verbs.diff_envs(at(home), before, after), as_json)
+
+
+@app.command("pull")
+@command
+def pull(
+    env_id: Version,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder.")],
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Copy the files of a version out of the home."""
+    show(verbs.pull_env(at(home), env_id, folder), as_json)
+
+
+@app.command("delete")
+@command
+def delete(
+    env_id: Version,
+    force: Annotated[
+        bool, typer.Option("--force", help="Although runs that ended have used it.")
+    ] = False,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Throw a version away; never one that an open run uses."""
+    asked = {"env_id": env_id, "force": force}
+    show(recorded(at(home), "delete_env", verbs.delete_env, **asked), as_json)
+
+
+def _folder(folder: Path) -> str:
+    if verbs.exists(folder) and folder.is_dir():
+        return str(folder.absolute())
+    raise UserError(
+        "ENV_INVALID",
+        f"{folder} is not a folder",
+        hint="Name the folder that holds environment.py.",
+        field="folder",
+    )

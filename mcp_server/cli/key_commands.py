@@ -1,0 +1,95 @@
+"""Commands about the keys of the HTTP server: `honesmith key ...`."""
+
+import datetime
+from typing import Annotated, Any
+
+import typer
+
+from engine.core.format import counted
+from engine.home.run_dir import Home
+from mcp_server.access import keys
+from mcp_server.access.audit_log import recorded
+from mcp_server.screen.terminal import CommandGroup, HomeFolder, Json, at, command, show
+
+app = typer.Typer(
+    help="Keys of the HTTP server: who may call, and what.", no_args_is_help=True, cls=CommandGroup
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="As the audit log calls it.")]
+
+
+@app.command("add")
+@command
+def add(
+    name: Name,
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(help="read, train, install or deploy; several with commas. Default: read."),
+    ] = None,
+    days: Annotated[float, typer.Option(min=0, max=36_500, help="Until it expires; 0: never.")] = 0,
+    calls_per_minute: Annotated[int, typer.Option(min=0, help="0: no limit.")] = (
+        keys.CALLS_PER_MINUTE
+    ),
+    max_runs: Annotated[int, typer.Option(min=0, help="Open at once; 0: no limit.")] = 0,
+    gpu_hours_per_day: Annotated[float, typer.Option(min=0, help="0: no limit.")] = 0,
+    max_deployments: Annotated[int, typer.Option(min=0, help="At once; 0: no limit.")] = (
+        keys.DEPLOYMENTS
+    ),
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Make a key and show its token once; only a digest of it is kept."""
+    asked = [part.strip() for text in scope or ["read"] for part in text.split(",") if part.strip()]
+    reply = recorded(
+        at(home),
+        "add_key",
+        _add,
+        name=name,
+        scopes=asked,
+        days=days,
+        calls_per_minute=calls_per_minute,
+        max_runs=max_runs,
+        gpu_hours_per_day=gpu_hours_per_day,
+        max_deployments=max_deployments,
+    )
+    show({field: value for field, value in reply.items() if field != "key"}, as_json)
+
+
+@app.command("list")
+@command
+def list_(home: HomeFolder = None, as_json: Json = False) -> None:
+    """The keys of this home, beside the owner's token."""
+    found = [_shown(key) for key in keys.list_keys(at(home))]
+    show({"summary": f"{counted(len(found), 'key')}.", "keys": found}, as_json)
+
+
+@app.command("remove")
+@command
+def remove(name: Name, home: HomeFolder = None, as_json: Json = False) -> None:
+    """Forget a key; servers that run refuse its next request."""
+    reply = recorded(at(home), "remove_key", _remove, name=name)
+    show({"summary": f"The key {name} is gone.", "name": reply["key"]}, as_json)
+
+
+def _add(home: Home, **asked: Any) -> dict[str, Any]:
+    key, token = keys.add_key(home, **asked)
+    return _shown(key) | {
+        "key": key.name,
+        "token": token,
+        "summary": f"The key {key.name} may {', '.join(key.scopes)}.",
+        "warnings": ["This token is shown once: Authorization: Bearer TOKEN"],
+    }
+
+
+def _remove(home: Home, name: str) -> dict[str, Any]:
+    keys.remove_key(home, name)
+    return {"key": name}
+
+
+def _shown(key: keys.Key) -> dict[str, object]:
+    shown: dict[str, object] = {"name": key.name, "scopes": list(key.scopes)}
+    if key.expires:
+        until = datetime.datetime.fromtimestamp(key.expires, datetime.UTC)
+        shown["expires"] = until.isoformat(timespec="minutes")
+    limits = ("calls_per_minute", "max_runs", "gpu_hours_per_day", "max_deployments")
+    return shown | {name: getattr(key, name) for name in limits if getattr(key, name)}

@@ -1,0 +1,301 @@
+"""The command line: the server, and the same verbs for people.
+
+Heavy modules are imported inside the command that needs them: `honesmith --help` and the start of
+`honesmith serve` must not wait for tables, templates or schemas (mcp itself costs half a second).
+"""
+# ruff: noqa: PLC0415
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engine.core.errors import UserError
+from engine.core.format import counted
+from mcp_server import __version__
+from mcp_server.access.audit_log import recorded
+from mcp_server.access.log import log_file
+from mcp_server.api import verbs
+from mcp_server.cli import data_commands, env_commands, key_commands, model_commands, run_commands
+from mcp_server.screen.terminal import FAILED, OK, CommandGroup, HomeFolder, Json, at, command, show
+
+app = typer.Typer(
+    name="honesmith",
+    cls=CommandGroup,
+    help="The training server a coding agent can drive and a person can trust.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+DEFAULT_PORT = 8321
+
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")]
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit()
+
+
+@app.command()
+@command
+def serve(
+    http: Annotated[bool, typer.Option("--http", help="Streamable HTTP instead of stdio.")] = False,
+    port: Port = DEFAULT_PORT,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="Host header to accept; needed beyond loopback.")
+    ] = None,
+    root: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder agents may push from (repeatable). Default: the current one."),
+    ] = None,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Offer only what changes nothing.")
+    ] = False,
+    home: HomeFolder = None,
+) -> None:
+    """The MCP server: stdio for an agent that starts it, HTTP with a bearer token for others."""
+    from mcp_server.protocol.app import build_server
+
+    where = at(home)
+    server = build_server(where, _roots(root), read_only)
+    if not http:
+        from mcp_server.protocol.parent_watch import watch_parent
+        from mcp_server.protocol.stdio import end_by_interrupt
+
+        watch_parent()
+        end_by_interrupt()
+        server.run()
+        return
+    from mcp_server.access.bearer import load_token
+    from mcp_server.access.keys import Keys
+    from mcp_server.protocol.http_app import allowed_hosts, serve_http
+
+    hosts = allowed_hosts(host, allow_host or ())
+    serve_http(server, Keys(where, load_token(where)), host=host, port=port, hosts=hosts)
+
+
+@app.command()
+@command
+def setup(
+    vllm: Annotated[
+        bool, typer.Option("--vllm", help="vLLM's own environment instead, for faster sampling.")
+    ] = False,
+    again: Annotated[bool, typer.Option("--again", help="Build it anew.")] = False,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Build the training environment of a light install in the home (CPU or CUDA)."""
+    from engine.install import setup_env, vllm_env
+
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
+
+    if vllm:
+        build = partial(vllm_env.setup_vllm, say=say)
+        return show(recorded(at(home), "setup_vllm", build, again=again), as_json)
+    if sys.prefix and _has_torch():
+        return show({"summary": f"{sys.executable} has torch; nothing to do."}, as_json)
+    build = partial(setup_env.setup, say=say)
+    return show(recorded(at(home), "setup", build, again=again), as_json)
+
+
+@app.command()
+@command
+def demo(
+    seed: Annotated[int, typer.Option(min=0, help="Of training and sampling.")] = 0,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> int:
+    """Train, judge, deploy and chat with a model on this machine, through a real MCP client."""
+    from mcp_server.cli.demo import run_demo
+
+    return run_demo(home, seed=seed, as_json=as_json)
+
+
+@app.command()
+@command
+def doctor(home: HomeFolder = None, as_json: Json = False) -> int:
+    """What is wrong with this machine, and how to mend it."""
+    from engine import doctor as engine_doctor
+
+    where = at(home)
+    if as_json or not sys.stdout.isatty():
+        reply = engine_doctor.examine(where)
+        reply["checks"].append(_log_check(log_file(where)))
+        show(reply, as_json)
+        return FAILED if reply["failed"] else OK
+    reply = engine_doctor.examine(where, tell=lambda found: show(found, False, "check"))
+    show(_log_check(log_file(where)), False, "check")
+    show({"summary": reply["summary"]}, False)
+    return FAILED if reply["failed"] else OK
+
+
+@app.command()
+@command
+def init(
+    folder: Annotated[Path, typer.Argument(help="The project.")] = Path("."),
+    agent: Annotated[
+        list[str] | None,
+        typer.Option(help="claude, cursor, codex, vscode; several with commas."),
+    ] = None,
+    http: Annotated[
+        bool, typer.Option("--http", help="Write address and token instead of a command.")
+    ] = False,
+    port: Port = DEFAULT_PORT,
+    show_only: Annotated[
+        bool, typer.Option("--print", help="Show entries, write nothing.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an entry of ours.")] = False,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Tell coding agents about the server and start a project; nothing is overwritten."""
+    from mcp_server.cli import client_config, starter
+
+    folder = folder.resolve()
+    agents = client_config.check_names(agent or [])
+    launch = client_config.Launch(argv=client_config.serve_argv(folder, home))
+    if http:
+        from mcp_server.access.bearer import load_token
+
+        url = f"http://127.0.0.1:{port}/mcp"
+        launch = client_config.Launch(url=url, token=load_token(at(home)))
+    if show_only:
+        entries = {name: client_config.shown(name, launch) for name in agents or ["claude"]}
+        if as_json:
+            return show({"entries": entries}, True)
+        for name, entry in entries.items():
+            typer.echo(f"# {client_config.CLIENTS[name].file}\n{entry}")
+        return None
+    _make_folder(folder)
+    done = {
+        client_config.CLIENTS[name].file: client_config.write_entry(folder, name, launch, force)
+        for name in agents
+    }
+    written, kept = starter.starter_project(folder)
+    files = done | dict.fromkeys(written, "written") | dict.fromkeys(kept, "kept")
+    warnings = []
+    if http and agents:
+        warnings.append("The files hold the bearer token: do not commit them.")
+    if not agents:
+        warnings.append("No agent was named: add --agent claude,cursor,codex,vscode.")
+    count = sum(state == "written" for state in files.values())
+    env = folder / "environments" / starter.FIRST_ENV
+    reply = {
+        "summary": f"{folder}: {counted(count, 'file')} written.",
+        "files": files,
+        "next": [starter.after_new(env)],
+        "warnings": warnings,
+    }
+    return show(reply, as_json)
+
+
+@app.command()
+@command
+def ui(
+    show_it: Annotated[bool, typer.Option("--open", help="In the browser.")] = False,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Write a page of all runs, environments and reports, and say where it is."""
+    from mcp_server.cli import overview_page
+
+    reply = overview_page.write_page(at(home))
+    if show_it:
+        import webbrowser
+
+        webbrowser.open(Path(reply["page"]).as_uri())
+    show(reply, as_json)
+
+
+@app.command()
+@command
+def playbook(
+    section: Annotated[str, typer.Argument(help="A section; default: the contents.")] = "",
+    as_json: Json = False,
+) -> None:
+    """How to train well."""
+    text = verbs.read_playbook(section)
+    if as_json:
+        return show({"section": section, "text": text}, True)
+    if not section:
+        text = text.replace('read_playbook(section="...")', "honesmith playbook SECTION")
+    return show(text, False)
+
+
+def _log_check(path: Path) -> dict[str, str]:
+    """Where our own faults are written, and whether there were any."""
+    if not path.exists():
+        return {"name": "server log", "status": "pass", "detail": "no fault of ours was logged"}
+    detail = f"{path}, {path.stat().st_size} bytes"
+    fix = "Read its end; delete it when it is no longer needed."
+    return {"name": "server log", "status": "warn", "detail": detail, "fix": fix}
+
+
+def _roots(roots: list[Path] | None) -> list[Path] | None:
+    if not roots:
+        return None
+    for root in roots:
+        if not root.is_dir():
+            raise UserError(
+                "BAD_ARGUMENT",
+                f"--root {root} is not a folder",
+                hint="Check the path.",
+                field="root",
+            )
+    return [root.resolve() for root in roots]
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            "BAD_ARGUMENT", f"{folder} cannot be made: {error.strerror}", field="folder"
+        ) from error
+
+
+def _has_torch() -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec("torch") is not None
+
+
+app.add_typer(env_commands.app, name="env")
+app.add_typer(data_commands.app, name="data")
+app.add_typer(key_commands.app, name="key")
+app.add_typer(run_commands.runs, name="runs")
+for _name, _function in {
+    "status": run_commands.status,
+    "dry-run": run_commands.dry_run,
+    "estimate": run_commands.estimate,
+    "train": run_commands.train,
+    "wait": run_commands.wait,
+    "logs": run_commands.logs,
+    "rollouts": run_commands.rollouts,
+    "evaluate": run_commands.evaluate,
+    "compare": run_commands.compare,
+    "curate": run_commands.curate,
+    "diagnose": run_commands.diagnose,
+    "cancel": run_commands.cancel,
+    "report": run_commands.report,
+    "verify": run_commands.verify,
+    "deploy": model_commands.deploy,
+    "undeploy": model_commands.undeploy,
+    "chat": model_commands.chat,
+    "export": model_commands.export,
+}.items():
+    app.command(_name)(_function)
+
+
+def main() -> None:
+    """The console script."""
+    app()

@@ -1,0 +1,100 @@
+"""All runs and environments of a home on one page that opens offline, each run with its report."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from engine.core.errors import UserError
+from engine.core.files import write_text
+from engine.core.format import counted
+from engine.evidence.report.html_report import write_report
+from engine.home.rows import TERMINAL, RunRow
+from engine.home.run_dir import Home
+from engine.home.sanitize import clean_value
+from engine.home.store import Store
+from mcp_server.api.verbs import Reply, filled
+
+MOST = 500
+
+# No script, nothing from elsewhere: names of runs and environments come from untrusted text.
+_PAGE = """\
+<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Honesmith</title>
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<style>
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem }
+table { border-collapse: collapse; width: 100% }
+th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #8884 }
+td { overflow-wrap: anywhere }
+</style></head><body>
+<h1>Honesmith</h1>
+<p>{{ home }}, {{ now }}. Written anew by <code>honesmith ui</code>.</p>
+<h2>Runs</h2>
+<table><tr><th>run</th><th>state</th><th>verdict</th><th>environment</th><th>model</th>
+<th>submitted</th><th>note</th></tr>
+{% for run in runs %}<tr>
+<td>{% if run.report %}<a href="{{ run.report }}">{{ run.id }}</a>{% else %}{{ run.id }}{% endif %}
+</td><td>{{ run.state }}</td><td>{{ run.verdict }}</td><td>{{ run.env }}</td>
+<td>{{ run.model }}</td><td>{{ run.created }}</td><td>{{ run.note }}</td></tr>
+{% else %}<tr><td colspan="7">No run was submitted here yet.</td></tr>{% endfor %}</table>
+<h2>Environments</h2>
+<table><tr><th>version</th><th>kind</th><th>train</th><th>held out</th><th>audit</th></tr>
+{% for env in envs %}<tr><td>{{ env.id }}</td><td>{{ env.kind }}</td><td>{{ env.train }}</td>
+<td>{{ env.heldout }}</td><td>{{ env.audit }}</td></tr>
+{% else %}<tr><td colspan="5">No environment was pushed here yet.</td></tr>{% endfor %}</table>
+</body></html>
+"""
+
+
+def write_page(home: Home) -> Reply:
+    """Write the page, and the reports of ended runs that have none; returns `page` and `runs`."""
+    with Store(home) as store:
+        rows, envs = store.list_runs(MOST), store.list_envs(MOST)
+    runs = [_run(home, row) for row in rows]
+    shown = [
+        {
+            "id": env.env_id,
+            "kind": env.kind,
+            "train": env.info.get("rows", {}).get("train", 0),
+            "heldout": env.info.get("rows", {}).get("heldout", 0),
+            "audit": env.info.get("audit", ""),
+        }
+        for env in envs
+    ]
+    text = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(_PAGE)
+    found = clean_value({"runs": runs, "envs": shown, "home": str(home.root), "now": _when()})
+    home.page.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_text(home.page, text.render(**found), fsync=False)
+    reply = {"page": str(home.page), "runs": len(runs), "envs": len(shown)}
+    return filled(reply, f"The page of {counted(len(runs), 'run')} is {home.page}")
+
+
+def _run(home: Home, row: RunRow) -> dict[str, Any]:
+    return {
+        "id": row.run_id,
+        "state": row.state,
+        "verdict": row.verdict.replace("_", " "),
+        "env": row.env_id,
+        "model": row.model,
+        "created": _when(row.created),
+        "note": row.note[:200],
+        "report": _report(home, row),
+    }
+
+
+def _report(home: Home, row: RunRow) -> str:
+    """The address of the run's report, "" for one that is going on or cannot be told about."""
+    path: Path = home.run(row.run_id).report
+    if row.state not in TERMINAL:
+        return ""
+    try:
+        return (path if path.exists() else write_report(home, row.run_id)).as_uri()
+    except (UserError, OSError, ValueError, KeyError, TypeError):
+        return ""  # what one run's folder lost must not hide the others
+
+
+def _when(seconds: float | None = None) -> str:
+    at = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return at.strftime("%Y-%m-%d %H:%M UTC")

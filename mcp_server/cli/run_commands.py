@@ -1,0 +1,456 @@
+"""Commands about runs: plan, train, wait, read, judge."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from engine.core.errors import UserError
+from engine.core.format import counted, size
+from engine.home.rows import TERMINAL
+from engine.home.run_dir import Home
+from mcp_server.access.audit_log import recorded
+from mcp_server.api import verbs
+from mcp_server.screen.terminal import (
+    FAILED,
+    OK,
+    CommandGroup,
+    HomeFolder,
+    Json,
+    Sets,
+    at,
+    command,
+    settings_from,
+    show,
+    working,
+)
+
+runs = typer.Typer(help="The runs of this home, newest first.", cls=CommandGroup)
+
+RunId = Annotated[str, typer.Argument(metavar="RUN", help="A run; a unique prefix will do.")]
+Env = Annotated[str, typer.Argument(metavar="ENV", help="A pushed environment.")]
+Model = Annotated[str, typer.Option("--model", help="pebble, a path, a hub id or a run.")]
+Algorithm = Annotated[Literal["sft", "grpo"], typer.Option("--algorithm")]
+Scope = Literal["all", "hardware", "runs", "envs", "models", "datasets", "deployments"]
+Until = Annotated[Literal["end", "first_step", "next_eval", "alert"], typer.Option()]
+Pick = Literal["worst", "best", "random", "median", "truncated", "error", "group", "changed"]
+Select = Literal["correct", "best", "best_n", "shortest", "all"]
+Limit = Annotated[int, typer.Option("--limit", min=1, help="How many.")]
+FOLLOW_EVERY_S = 1.0
+MEASURING = "checking; the first time in a home its speed is measured, about 20 s"
+Wait = Annotated[bool, typer.Option("--wait", help="Stay until it ends.")]
+
+
+@command
+def status(
+    scope: Annotated[Scope, typer.Argument()] = "all",
+    limit: Limit = 20,
+    cursor: str = "",
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Devices, queue, runs, environments, models, deployments."""
+    show(verbs.get_status(at(home), scope, limit, cursor), as_json)
+
+
+@command
+def _list_runs(limit: int, cursor: str, home: Path | None, as_json: bool) -> None:
+    show(verbs.get_status(at(home), "runs", limit, cursor), as_json)
+
+
+@runs.callback(invoke_without_command=True)
+def list_runs(
+    ctx: typer.Context,
+    limit: Limit = 20,
+    cursor: str = "",
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """The runs of this home, newest first."""
+    if ctx.invoked_subcommand is None:
+        _list_runs(limit=limit, cursor=cursor, home=home, as_json=as_json)
+    elif any(str(ctx.get_parameter_source(name)).endswith("COMMANDLINE") for name in ctx.params):
+        ctx.fail(f"Options go behind: honesmith runs {ctx.invoked_subcommand} RUN --home DIR")
+
+
+@runs.command("delete")
+@command
+def delete_runs(
+    run_ids: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs that ended.")],
+    force: Annotated[
+        bool, typer.Option("--force", help="Although something was made from them.")
+    ] = False,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> int:
+    """Free the disk space of runs: what was asked and what came of it stays on record."""
+    where = at(home)
+    chosen = verbs.deletable_runs(where, run_ids, force)
+    done, warnings = [], list(chosen.get("warnings", []))
+    for run_id in chosen["run_ids"]:
+        try:
+            done.append(recorded(where, "delete_run", verbs.delete_run, run_id=run_id))
+        except (UserError, OSError) as error:
+            if len(chosen["run_ids"]) == 1:
+                raise
+            # The others are deleted all the same, and what was deleted has to be told.
+            warnings.append(f"{run_id} was not deleted: {error}")
+    warnings += [said for reply in done for said in reply.get("warnings", [])]
+    freed = sum(reply["bytes"] for reply in done)
+    reply = {
+        "summary": f"{counted(len(done), 'run')} deleted, {size(freed)} freed; settings, results "
+        "and spent hours stay on record.",
+        "deleted": {reply["run_id"]: reply["bytes"] for reply in done},
+        "bytes": freed,
+        "warnings": warnings,
+    }
+    show(reply if as_json else {**reply, "deleted": list(reply["deleted"]), "bytes": ""}, as_json)
+    return OK if len(done) == len(chosen["run_ids"]) else FAILED
+
+
+@command
+def dry_run(
+    env: Env,
+    model: Model = "pebble",
+    algorithm: Algorithm = "grpo",
+    settings: Sets = None,
+    samples: Annotated[int, typer.Option(min=0, max=64, help="Also try the model.")] = 0,
+    whole: Annotated[
+        bool, typer.Option("--all", help="Every check and setting, the audit.")
+    ] = False,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> int:
+    """Check a plan before spending anything."""
+    asked = {"env_id": env, "model": model, "algorithm": algorithm, "samples": samples}
+    asked["settings"] = settings_from(settings)
+    with working(MEASURING, as_json):
+        reply = recorded(at(home), "dry_run", verbs.dry_run, **asked)
+    show(reply, as_json, "whole_plan" if whole else "plan")
+    failed = any(check.get("status") == "fail" for check in reply.get("checks", []))
+    return FAILED if failed else OK
+
+
+@command
+def estimate(
+    env: Env,
+    model: Model = "pebble",
+    algorithm: Algorithm = "grpo",
+    settings: Sets = None,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """What a run will take."""
+    with working(MEASURING, as_json):
+        reply = verbs.estimate_cost(at(home), env, model, algorithm, settings_from(settings))
+    show(reply, as_json, "cost")
+
+
+@command
+def train(
+    env: Annotated[
+        str, typer.Argument(metavar="[ENV|FILE.toml]", help="An environment, or a TOML file.")
+    ] = "",
+    model: Annotated[str, typer.Option(help="Default: pebble, or what the file says.")] = "",
+    algorithm: Annotated[
+        Literal["", "sft", "grpo"],
+        typer.Option(metavar="<sft|grpo>", help="Default: grpo, or what the file says."),
+    ] = "",
+    settings: Sets = None,
+    note: Annotated[str, typer.Option(help="Why this run.")] = "",
+    expect: Annotated[
+        Literal["", "better", "no_difference"],
+        typer.Option(metavar="<better|no_difference>", help="Your prediction."),
+    ] = "",
+    parent: Annotated[str, typer.Option(help="Run to compare the settings with.")] = "",
+    max_gpu_hours: Annotated[
+        float | None,
+        typer.Option(min=0, help="Cap on device hours.", show_default="2, a resumed one: its own"),
+    ] = None,
+    request_id: Annotated[str, typer.Option(help="Makes a retry safe.")] = "",
+    resume: Annotated[str, typer.Option(metavar="RUN", help="Continue a run.")] = "",
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Agree to a spend above auto_approve_gpu_hours.")
+    ] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Leave a trace of two steps in the run's logs.")
+    ] = False,
+    wait: Wait = False,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> int:
+    """Queue a training run; it goes on when this command has returned."""
+    where = at(home)
+    plan: dict[str, Any] = {"model": "pebble", "algorithm": "grpo", "env_id": env, "settings": {}}
+    if resume:
+        plan = {}
+    elif env.endswith(".toml"):
+        plan = _plan_of(Path(env))
+    plan |= {"model": model} if model else {}
+    plan |= {"algorithm": algorithm} if algorithm else {}
+    if settings:
+        plan["settings"] = plan.get("settings", {}) | settings_from(settings)
+    reply = recorded(
+        where,
+        "submit_train",
+        verbs.submit_train,
+        **plan,
+        note=note,
+        expect=expect,
+        parent=parent,
+        max_gpu_hours=max_gpu_hours,
+        request_id=request_id,
+        resume=resume,
+        approved=yes,
+        profile=profile,
+    )
+    return _submitted(where, reply, wait, as_json)
+
+
+@command
+def wait(
+    run_id: RunId,
+    until: Until = "end",
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds; 0: no limit.")] = 0,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> int:
+    """Wait for a run, with its progress. Exit status 1 when it failed or time was up."""
+    return _follow(at(home), run_id, until, timeout, as_json)
+
+
+@command
+def logs(
+    run_id: RunId,
+    view: Annotated[Literal["metrics", "events", "console", "error"], typer.Option()] = "metrics",
+    keys: Annotated[list[str] | None, typer.Option("--key", help="A metric.")] = None,
+    grep: Annotated[str, typer.Option(help="Only lines with this text.")] = "",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it ends.")] = False,
+    whole: Annotated[
+        bool, typer.Option("--all", help="Every column, however narrow it is here.")
+    ] = False,
+    limit: Limit = 50,
+    cursor: str = "",
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """What a run wrote; with -f a page at a time until it ends."""
+    where = at(home)
+    while True:
+        reply = verbs.read_logs(where, run_id, view, keys or (), grep, limit, cursor)
+        fresh = any(reply.get(name) for name in ("lines", "events", "rows"))
+        if fresh or not follow:
+            page = _news(reply, as_json) if follow else reply
+            show(page, as_json, "all_logs" if whole else "logs")
+        # Newer pages end with the run; a cursor to older ones is not followed.
+        before, cursor = cursor, reply.get("next_cursor", "")
+        if not follow or not cursor or cursor.endswith(":older"):
+            return
+        if fresh or cursor != before:
+            continue
+        if reply.get("state") in TERMINAL:
+            return
+        # Not a mere sleep: it ends with the run, and closes one whose processes were killed.
+        verbs.wait_run(where, run_id, "end", FOLLOW_EVERY_S)
+
+
+@command
+def rollouts(
+    run_id: RunId,
+    pick: Annotated[Pick, typer.Option()] = "worst",
+    step: Annotated[int, typer.Option(min=-1, help="-1: the latest.")] = -1,
+    where: Annotated[str, typer.Option(help='e.g. "reward < 0.5".')] = "",
+    tokens: Annotated[bool, typer.Option("--tokens", help="Ids and loss mask.")] = False,
+    limit: Limit = 3,
+    max_chars: Annotated[int, typer.Option(min=50, help="Of each text.")] = 1200,
+    cursor: str = "",
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """What the model wrote and what it earned."""
+    reply = verbs.read_rollouts(
+        at(home), run_id, pick, step, where, tokens, limit, max_chars, cursor
+    )
+    show(reply, as_json)
+
+
+@command
+def evaluate(
+    env: Env,
+    models: Annotated[
+        list[str] | None, typer.Argument(metavar="MODEL...", help="Models to score.")
+    ] = None,
+    split: Annotated[Literal["heldout", "train"], typer.Option()] = "heldout",
+    rows: Annotated[int, typer.Option(min=1, help="Tasks.")] = 100,
+    attempts: Annotated[int, typer.Option(min=1, help="Per task.")] = 1,
+    settings: Sets = None,
+    regrade: Annotated[
+        str, typer.Option(metavar="RUN", help="Score this run's stored answers again instead.")
+    ] = "",
+    wait: Wait = False,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> int:
+    """Score models on the same tasks."""
+    where = at(home)
+    reply = recorded(
+        where,
+        "evaluate",
+        verbs.evaluate,
+        env_id=env,
+        models=models or [],
+        split=split,
+        rows=rows,
+        attempts=attempts,
+        settings=settings_from(settings),
+        regrade=regrade,
+    )
+    return _submitted(where, reply, wait, as_json)
+
+
+@command
+def compare(
+    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Before, then after.")],
+    env: Annotated[str, typer.Option("--env", "--env-id", help="Where they met.")] = "",
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Did it get better?"""
+    show(verbs.compare_runs(at(home), ids, env), as_json)
+
+
+@command
+def diagnose(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> None:
+    """Why did it not learn? Ranked causes, each with the one lever to pull."""
+    show(verbs.diagnose(at(home), run_id), as_json, "diagnosis")
+
+
+@command
+def curate(
+    sources: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Evaluations or GRPO runs.")
+    ],
+    name: Annotated[str, typer.Option(help="Of the dataset.")],
+    where: Annotated[str, typer.Option(help='Per task, e.g. "0 < avg < 1".')] = "",
+    select: Annotated[Select, typer.Option()] = "correct",
+    max_per_task: Annotated[int, typer.Option(min=1, help="Answers kept.")] = 1,
+    pool_models: Annotated[
+        bool, typer.Option("--pool-models", help="One group per task, whoever answered.")
+    ] = False,
+    save: Annotated[bool, typer.Option("--save", help="Not only a preview.")] = False,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """What models answered well becomes an SFT dataset."""
+    reply = recorded(
+        at(home),
+        "curate",
+        verbs.curate,
+        source_ids=sources,
+        name=name,
+        where=where,
+        select=select,
+        max_per_task=max_per_task,
+        pool_models=pool_models,
+        preview=not save,
+    )
+    show(reply, as_json)
+
+
+@command
+def cancel(
+    run_id: RunId,
+    reason: Annotated[str, typer.Option(help="Kept with the run.")] = "",
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Stop a run after a checkpoint."""
+    asked = {"run_id": run_id, "reason": reason}
+    show(recorded(at(home), "cancel_run", verbs.cancel_run, **asked), as_json)
+
+
+@command
+def verify(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> int:
+    """Is what a run says still what it wrote? Names every file changed since."""
+    reply = verbs.verify(at(home), run_id)
+    show(reply, as_json, "custody")
+    return OK if reply["intact"] else FAILED
+
+
+@command
+def report(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> None:
+    """Write the report of a run and say where it is."""
+    show(verbs.report(at(home), run_id), as_json)
+
+
+def _news(page: dict[str, Any], as_json: bool) -> dict[str, Any]:
+    """A page without what would be said again with every page that follows."""
+    again = (
+        ("next", "next_cursor") if as_json else ("summary", "next", "next_cursor", "older_cursor")
+    )
+    return {name: value for name, value in page.items() if name not in again}
+
+
+def _plan_of(path: Path) -> dict[str, Any]:
+    # The schema costs more to import than the rest of this command.
+    from engine.settings import resolution  # noqa: PLC0415
+
+    model, algorithm, env_id, settings = resolution.load_toml(path)
+    plan = {"model": model, "algorithm": algorithm, "env_id": env_id, "settings": settings}
+    return {name: value for name, value in plan.items() if value}
+
+
+def _submitted(home: Home, reply: dict[str, Any], wait: bool, as_json: bool) -> int:
+    if not wait:
+        show(reply, as_json, "run")
+        return OK
+    if not as_json:
+        show(reply, as_json, "run")
+    return _follow(home, str(reply["run_id"]), "end", 0, as_json)
+
+
+def _follow(home: Home, run_id: str, until: str, timeout_s: float, as_json: bool) -> int:
+    """Wait in bounded steps, showing progress; the exit status says how the run stands."""
+    deadline = time.monotonic() + timeout_s if timeout_s else None
+    line = _ProgressLine(quiet=as_json)
+    cursor = ""
+    while True:
+        left = 30.0 if deadline is None else min(30.0, max(0.0, deadline - time.monotonic()))
+        reply = verbs.wait_run(home, run_id, until, left, cursor, on_progress=line.show)
+        cursor = reply.get("cursor", cursor)
+        over = reply.get("state") in TERMINAL or (until != "end" and bool(reply.get("reached")))
+        if over or (deadline is not None and time.monotonic() >= deadline):
+            break
+    line.close()
+    show(reply, as_json, "run")
+    return OK if over and reply.get("state") not in ("failed", "cancelled") else FAILED
+
+
+class _ProgressLine:
+    """One line on stderr, rewritten in place on a terminal, left out elsewhere."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._on = sys.stderr.isatty() and not quiet
+        self._last = ""
+
+    def show(self, status: dict[str, Any]) -> None:
+        if not self._on:
+            return
+        from mcp_server.screen.render import duration  # noqa: PLC0415  rich, only for a terminal
+
+        text = f"{status.get('run_id', '')} {status.get('state', '')}"
+        if status.get("total_steps"):
+            text += f" {status.get('step', 0)}/{status['total_steps']}"
+        if status.get("eta_s") is not None:
+            text += f", {duration(status['eta_s'])} left"
+        if text != self._last:
+            sys.stderr.write("\r\x1b[2K" + text)
+            sys.stderr.flush()
+            self._last = text
+
+    def close(self) -> None:
+        if self._last:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()

@@ -1,0 +1,176 @@
+"""How the command line talks: options every command has, output for people and for programs.
+
+With `--json` a command prints one JSON value on stdout and nothing else. Without it, it prints for
+people: tables as wide as the terminal, no colours where nobody sees them. Exit status: 0 ok, 1 the
+work failed, 2 the input was wrong.
+"""
+
+import contextlib
+import difflib
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
+
+from engine.core.errors import UserError
+from engine.home.run_dir import Home
+from mcp_server.access.log import log, log_file, log_to
+from mcp_server.api.replies import clean
+from mcp_server.screen.command_text import as_typed
+
+OK, FAILED, WRONG = 0, 1, 2
+
+# Refusals that better input would not have avoided.
+_WORK_FAILED = {
+    "INTERNAL",
+    "DEPLOY_FAILED",
+    "DEVICE_BUSY",
+    "DISK_FULL",
+    "HOME_UNUSABLE",
+    "NO_TORCH",
+    "NO_VLLM",
+}
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON value.")]
+HomeFolder = Annotated[
+    Path | None,
+    typer.Option("--home", metavar="DIR", help="Home folder.", envvar="HONESMITH_HOME"),
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="A setting, e.g. --set steps=60."),
+]
+
+
+class CommandGroup(TyperGroup):
+    """Commands whose flags are shown without a type, and whose typos meet near names alone."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        for inner in (self, *self.commands.values()):
+            assert isinstance(inner, TyperGroup | TyperCommand)
+            options = [*inner.params, inner.get_help_option(typer.Context(inner))]
+            for option in options:
+                if isinstance(option, TyperOption) and option.is_flag:
+                    option.metavar = ""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0] if args else ""
+        if name and name not in self.commands and not name.startswith("-"):
+            begun = [known for known in self.commands if len(name) > 2 and known.startswith(name)]
+            near = begun or difflib.get_close_matches(name, self.commands, cutoff=0.7)
+            guess = f" Did you mean {' or '.join(repr(known) for known in near)}?" if near else ""
+            ctx.fail(f"No such command {name!r}.{guess}")
+        return super().resolve_command(ctx, args)
+
+
+def command(function: Callable[..., int | None]) -> Callable[..., None]:
+    """Turn a function that returns an exit status, or raises UserError, into a command."""
+
+    @functools.wraps(function)
+    def run(**arguments: Any) -> None:
+        as_json = bool(arguments.get("as_json"))
+        try:
+            status = function(**arguments)
+        except UserError as error:
+            refuse(error, as_json)
+            failed = error.code in _WORK_FAILED and error.field != "home"
+            status = FAILED if failed else WRONG
+        except KeyboardInterrupt:
+            sys.stderr.write("\nstopped; runs go on\n")
+            status = 130
+        except BrokenPipeError:  # `honesmith logs | head`
+            sys.stderr.close()
+            status = OK
+        except Exception as error:  # noqa: BLE001  the outermost handler of every command
+            refuse(_internal(function.__name__, error, arguments.get("home")), as_json)
+            status = FAILED
+        raise typer.Exit(status or OK)
+
+    return run
+
+
+def _internal(name: str, error: Exception, home: Path | None) -> UserError:
+    """A person gets a sentence, the log the traceback."""
+    hint = ""
+    with contextlib.suppress(UserError):  # a home that cannot be written has no log either
+        where = Home.locate(home)
+        log_to(where)
+        log.error("%s failed", name, exc_info=error)
+        hint = f"Details: {log_file(where)}"
+    return UserError("INTERNAL", f"{type(error).__name__}: {error}", hint=hint)
+
+
+def show(reply: Any, as_json: bool, paint: str = "reply") -> None:
+    """Print a reply: as JSON, or for a person by the painter of that name."""
+    if as_json:
+        typer.echo(json.dumps(clean(reply), ensure_ascii=False, allow_nan=False, indent=1))
+        return
+    # 40 ms, and `serve` never paints.
+    from mcp_server.screen import render as painters  # noqa: PLC0415
+
+    getattr(painters, paint)(clean(reply))
+
+
+@contextlib.contextmanager
+def working(what: str, as_json: bool = False) -> Iterator[None]:
+    """Say on a terminal what is being done while it is done; nothing where nobody looks."""
+    shown = sys.stderr.isatty() and not as_json
+    if shown:
+        sys.stderr.write(f"{what} ...")
+        sys.stderr.flush()
+    try:
+        yield
+    finally:
+        if shown:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()
+
+
+def refuse(error: UserError, as_json: bool) -> None:
+    """Print why nothing was done and what to do instead."""
+    if as_json:
+        typer.echo(json.dumps(clean(error.payload()), ensure_ascii=False, indent=1))
+        return
+    lines = [f"error: {as_typed(error.message)} [{error.code}]"]
+    if error.hint:
+        lines.append(f"  try: {as_typed(error.hint)}")
+    if error.playbook:
+        lines.append(f"  read: honesmith playbook {error.playbook}")
+    typer.echo(clean("\n".join(lines)), err=True)
+
+
+def at(home: Path | None) -> Home:
+    """The home of a command. Raises UserError HOME_UNUSABLE with field "home": wrong input."""
+    try:
+        return Home.locate(home)
+    except UserError as error:
+        error.field = "home"
+        raise
+
+
+def settings_from(pairs: Sequence[str] | None) -> dict[str, Any]:
+    """`["steps=60", "loss=dapo"]` as settings; a value is JSON where it can be, else text.
+
+    Raises UserError BAD_ARGUMENT on a pair without "=".
+    """
+    settings: dict[str, Any] = {}
+    for pair in pairs or ():
+        name, equals, text = pair.partition("=")
+        if not equals or not name.strip():
+            raise UserError(
+                "BAD_ARGUMENT",
+                f"--set {pair} is not NAME=VALUE",
+                hint="For example --set steps=60 --set learning_rate=1e-4.",
+                field="set",
+            )
+        try:
+            settings[name.strip()] = json.loads(text)
+        except ValueError:
+            settings[name.strip()] = text
+    return settings

@@ -1,0 +1,156 @@
+"""What the machine is said to have: GPUs, else one CPU; limits of the cgroup respected."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from engine.core import hardware
+
+GB = 1 << 30
+
+
+class FakeNvml:
+    """The few calls of the NVML binding that are used, over made-up GPUs."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, *memories: int, broken: bool = False) -> None:
+        self.memories, self.broken, self.open = memories, broken, 0
+
+    def nvmlInit(self) -> None:
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:
+        self.open -= 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        if self.broken:
+            raise self.NVMLError("driver is gone")
+        return len(self.memories)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
+        total = self.memories[handle]
+        return SimpleNamespace(total=total, free=total // 2)
+
+    def nvmlDeviceGetName(self, handle: int) -> str:
+        return f"NVIDIA Test {handle}"
+
+    def nvmlDeviceGetUUID(self, handle: int) -> bytes:
+        return f"GPU-{handle}f00d-1111".encode()
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:
+        return (9, 0) if handle == 0 else (7, 5)
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    fake = FakeNvml(80 * GB, 24 * GB)
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return fake
+
+
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "_load_nvml", lambda: None)
+
+
+def test_a_machine_without_driver_is_one_device_named_cpu(monkeypatch: pytest.MonkeyPatch):
+    no_gpu(monkeypatch)
+    machine = hardware.detect()
+    assert [device.id for device in machine.devices] == ["cpu"] == hardware.devices()
+    assert machine.device.memory_total == machine.ram_total > 0
+    assert 0 < machine.ram_free <= machine.ram_total
+    assert machine.cores >= 1 and machine.disk_free > 0
+
+
+def test_gpus_are_listed_with_the_name_that_shows_only_them(gpus: FakeNvml):
+    first, second = hardware.detect().devices
+    assert (first.id, first.visible, first.memory_total) == ("cuda:0", "GPU-0f00d-1111", 80 * GB)
+    assert (first.bf16, second.bf16) == (True, False)
+    assert hardware.detect().device == first  # the one with the most memory
+    assert gpus.open == 0  # the driver is let go
+
+
+@pytest.mark.parametrize(
+    ("visible", "ids"),
+    [
+        ("1", ["cuda:1"]),
+        ("1,0", ["cuda:1", "cuda:0"]),
+        ("GPU-1f00", ["cuda:1"]),
+        ("", ["cpu"]),
+        ("-1", ["cpu"]),
+        ("0,7,1", ["cuda:0"]),  # CUDA stops at the first it does not know
+    ],
+)
+def test_only_gpus_this_process_may_see_are_devices(
+    gpus: FakeNvml, monkeypatch: pytest.MonkeyPatch, visible: str, ids: list[str]
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert hardware.devices() == ids
+
+
+def test_a_driver_that_fails_leaves_the_cpu(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(GB, broken=True))
+    assert hardware.devices() == ["cpu"]
+
+
+def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, files: dict[str, str]):
+    root = tmp_path / "cgroup"
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    (tmp_path / "self").write_text(line)
+    monkeypatch.setattr(hardware, "_CGROUP", root)
+    monkeypatch.setattr(hardware, "_PROC_CGROUP", tmp_path / "self")
+    no_gpu(monkeypatch)
+
+
+def test_a_container_has_the_memory_and_cores_its_cgroup_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    files = {
+        "memory.max": "max",
+        "box/memory.max": str(64 << 20),
+        "box/memory.current": str(48 << 20),
+        "box/memory.stat": f"anon 1\ninactive_file {16 << 20}\n",
+        "box/cpu.max": "100000 100000",
+    }
+    cgroup(tmp_path, monkeypatch, "0::/box\n", files)
+    machine = hardware.detect()
+    assert machine.ram_total == 64 << 20
+    assert machine.ram_free == 32 << 20  # file cache can be dropped, so it counts as free
+    assert machine.cores == 1
+
+
+def test_the_older_cgroup_layout_limits_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    files = {
+        "memory/box/memory.limit_in_bytes": str(32 << 20),
+        "memory/box/memory.usage_in_bytes": str(8 << 20),
+        "cpu/box/cpu.cfs_quota_us": "150000",
+        "cpu/box/cpu.cfs_period_us": "100000",
+    }
+    cgroup(tmp_path, monkeypatch, "4:memory:/box\n2:cpu,cpuacct:/box\n", files)
+    machine = hardware.detect()
+    assert (machine.ram_total, machine.ram_free) == (32 << 20, 24 << 20)
+    assert machine.cores == 1
+
+
+def test_a_cgroup_without_limits_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    no_gpu(monkeypatch)
+    monkeypatch.setattr(hardware, "_CGROUP", tmp_path / "none")
+    plain = hardware.detect()
+    unlimited = str((1 << 63) - 4096)
+    files = {"memory/memory.limit_in_bytes": unlimited, "cpu/cpu.cfs_quota_us": "-1"}
+    cgroup(tmp_path, monkeypatch, "4:memory:/gone/in/here\n", files)
+    machine = hardware.detect()
+    assert (machine.ram_total, machine.cores) == (plain.ram_total, plain.cores)
+
+
+def test_the_disk_of_a_home_that_does_not_exist_yet_is_measured(tmp_path: Path):
+    assert hardware.detect(tmp_path / "not" / "yet").disk_free > 0

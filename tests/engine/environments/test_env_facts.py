@@ -1,0 +1,163 @@
+"""An environment's rows in tokens: counted once, cut and summed as the trainer will."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.core.files import append_line
+from engine.environments import env_facts
+from engine.environments.env_facts import EnvFacts, RowLengths
+from engine.environments.registry import EnvRecord
+from engine.home.run_dir import Home
+from envs.config.settings import Limits
+from tests import tiny_model
+
+ROW = RowLengths(10, 30, ((10, 15), (20, 30)))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    tiny_model.write_model(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def stored(home: Home, rows: list[dict[str, Any]], **changes: Any) -> EnvRecord:
+    """A pushed version as the registry would hand it out."""
+    folder = home.env("sums", "0" * 12)
+    folder.mkdir(parents=True)
+    for row in rows:
+        append_line(folder / "tasks.jsonl", row)
+    values = {
+        "env_id": "sums@" + "0" * 12,
+        "name": "sums",
+        "hash": "0" * 12,
+        "dir": folder,
+        "kind": "single",
+        "scored": True,
+        "tools": [],
+        "rows": {},
+        "audit": {"score_seconds_p95": 0.25},
+        "limits": Limits(),
+        "secrets": (),
+    }
+    return EnvRecord(**(values | changes))
+
+
+def row(number: int, split: str = "train", answer: str | None = "4", **changes: Any) -> dict:
+    prompt = [{"role": "user", "content": f"{number} + 2?"}]
+    gold = [*prompt, {"role": "assistant", "content": answer}] if answer is not None else None
+    values = {"id": str(number), "prompt": prompt, "answer": gold and gold[1:], "gold": gold}
+    return values | {"split": split, "metadata": {}} | changes
+
+
+def test_rows_are_counted_per_split_and_in_tokens(home: Home, model: Path):
+    rows = [row(1), row(2, answer="1234"), row(3, answer=None), row(4, "heldout")]
+    facts = env_facts.env_facts(home, stored(home, rows), model)
+    assert (facts.train_rows, facts.heldout_rows, facts.answered_rows) == (3, 1, 2)
+    opening = len("user\n1 + 2?\n") + 2 + len("assistant\n") + 1
+    assert [length.prompt for length in facts.lengths] == [opening] * 3
+    assert [length.answer for length in facts.lengths] == [2, 5, 0]  # the end token counts
+    assert [length.total for length in facts.lengths] == [opening + 2, opening + 5, opening]
+    assert (facts.longest_turn, facts.longest_total) == (5, opening + 5)
+    assert facts.score_s == 0.25
+
+
+def test_repeated_prompts_are_a_share_of_the_rows(home: Home, model: Path):
+    rows = [row(1), row(1, id="b"), row(1, id="c"), row(2)]
+    facts = env_facts.env_facts(home, stored(home, rows), model)
+    assert facts.duplicate_share == 0.5
+
+
+def test_rows_the_template_refuses_are_counted_with_its_words(home: Home, model: Path):
+    broken = row(1, prompt=[{"role": "user", "content": None}])
+    facts = env_facts.env_facts(home, stored(home, [broken, row(2)]), model)
+    assert facts.refused == 1 and len(facts.lengths) == 1
+    assert facts.refusal.startswith("row 1:")
+
+
+def test_a_second_look_does_not_count_again(
+    home: Home, model: Path, monkeypatch: pytest.MonkeyPatch
+):
+    record = stored(home, [row(1)])
+    first = env_facts.env_facts(home, record, model)
+    monkeypatch.setattr(env_facts.registry, "read_tasks", lambda *_: pytest.fail("read again"))
+    assert env_facts.env_facts(home, record, model) == first
+
+
+def test_another_template_is_counted_anew(home: Home, model: Path):
+    record = stored(home, [row(1)])
+    first = env_facts.env_facts(home, record, model)
+    (model / "chat_template.jinja").write_text("xx" + tiny_model.TEMPLATE)
+    second = env_facts.env_facts(home, record, model)
+    assert second.longest_prompt == first.longest_prompt + 2
+
+
+def test_a_damaged_cache_is_counted_anew(home: Home, model: Path):
+    record = stored(home, [row(1)])
+    first = env_facts.env_facts(home, record, model)
+    for kept in (home.cache / "tokens").iterdir():
+        kept.write_text("{")
+    assert env_facts.env_facts(home, record, model) == first
+
+
+def test_a_large_set_is_sampled(home: Home, model: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(env_facts, "SAMPLE", 5)
+    facts = env_facts.env_facts(home, stored(home, [row(n) for n in range(12)]), model)
+    assert len(facts.lengths) == 5 and facts.train_rows == 12
+
+
+def test_supervised_tokens_follow_loss_on_and_the_cut():
+    assert [ROW.supervised(on) for on in ("assistant", "last", "all")] == [15, 10, 29]
+    assert [ROW.supervised("assistant", cut) for cut in (10, 12, 20, 25, 99)] == [0, 2, 5, 10, 15]
+    assert [ROW.supervised("last", cut) for cut in (20, 21)] == [0, 1]
+
+
+def test_only_turns_after_the_prompt_are_answers():
+    history = RowLengths(20, 30, ((5, 8), (20, 30)))
+    assert (history.answer, history.answer_turns) == (10, 1)
+
+
+@given(st.integers(1, 60), st.integers(1, 60))
+def test_a_longer_cut_never_supervises_less(shorter: int, more: int):
+    for loss_on in ("assistant", "last", "all"):
+        assert ROW.supervised(loss_on, shorter) <= ROW.supervised(loss_on, shorter + more)
+
+
+def facts_of(*lengths: RowLengths, **changes: Any) -> EnvFacts:
+    values = {
+        "env_id": "e@1",
+        "kind": "single",
+        "scored": True,
+        "train_rows": len(lengths),
+        "heldout_rows": 9,
+        "answered_rows": sum(bool(length.turns) for length in lengths),
+        "lengths": lengths,
+    }
+    return EnvFacts(**(values | changes))
+
+
+def test_statistics_of_sft_say_what_is_cut_and_what_is_lost():
+    facts = facts_of(ROW, RowLengths(40, 50, ((40, 50),)), RowLengths(8, 8))
+    settings = {"max_length": 32, "loss_on": "assistant"}
+    found = env_facts.statistics(facts, "sft", settings)
+    assert found["counted"] == 2 and found["without_answer"] == 1
+    assert found["truncated_share"] == 0.5
+    assert found["dropped"] == 1  # all of its answer lies beyond the cut
+    assert found["target"] == {"min": 10, "p50": 10, "p95": 15, "max": 15}
+
+
+def test_an_answer_without_tokens_is_a_row_without_supervision():
+    found = env_facts.statistics(
+        facts_of(RowLengths(5, 5, ((5, 5),)), ROW), "sft", {"max_length": 99, "loss_on": "last"}
+    )
+    assert found["zero_supervision"] == 1
+
+
+def test_statistics_of_grpo_say_which_prompts_leave_no_room():
+    facts = facts_of(ROW, RowLengths(25, 30, ((25, 30),)))
+    found = env_facts.statistics(facts, "grpo", {"max_length": 32, "max_tokens": 8})
+    assert found["dropped"] == 1
+    assert found["truncated_share"] == 0.5  # the turn of ten tokens is longer than eight

@@ -1,0 +1,212 @@
+"""Kept skills, from rows alone."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.evidence.report.html_report import model_card, report_markdown, write_report
+from engine.evidence.verdict import regression
+from engine.evidence.verdict.regression import kept_skills
+from engine.evidence.verdict.verdict import run_verdict
+
+SKILLS = ("reverse", "copy", "count", "upper")
+
+
+@pytest.fixture
+def asked(make_run, rows):
+    """asked(before, after) -> a run whose tasks `skill-i` were solved where the functions say."""
+
+    def make(before, after, battery="pebble skills", n=12, error_from=None):
+        run = make_run("sft")
+        for step in (0, 9):
+            run.evals(step, rows.halved(lambda i, s=step: s == 9 or i % 9 == 0, 100))
+        run.checkpoint(9, best=True)
+        for when, solved in (("before", before), ("after", after)):
+            lines = []
+            for skill in SKILLS:
+                for i in range(n):
+                    error = "boom" if error_from is not None and when == "after" and (
+                        i >= error_from) else None  # fmt: skip
+                    lines.append(
+                        rows.eval(
+                            f"{skill}-{i}", solved(skill, i), error=error, battery=battery,
+                            family=skill,
+                        )
+                    )  # fmt: skip
+            path = run.run.kept(when)
+            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return run
+
+    return make
+
+
+def test_a_run_that_lost_old_skills_is_said_to_have_forgotten_them(home, asked):
+    run = asked(lambda skill, i: True, lambda skill, i: skill != "reverse" or i < 2)
+    found = kept_skills(run.run)
+    (battery,) = found["batteries"]
+    assert found["verdict"] == battery["verdict"] == "forgotten"
+    assert (battery["before"], battery["after"]) == (1.0, pytest.approx(38 / 48, abs=1e-4))
+    assert (battery["n"], battery["lost"], battery["gained"]) == (48, 10, 0)
+    assert battery["skills"][0] == {"skill": "reverse", "before": 1.0, "after": 0.1667}
+    assert "most of all reverse 1.00 to 0.17." in found["summary"]
+    verdict = run_verdict(run.run)
+    assert verdict["verdict"] == "better", "the word is about the task that was trained"
+    assert verdict["kept_skills"]["verdict"] == "forgotten"
+    assert found["summary"] in verdict["summary"] and found["summary"] in verdict["warnings"]
+    run.finish(verdict="better")
+    for text in (write_report(home, run.id).read_text(), report_markdown(home, run.id)):
+        assert "reverse" in text and "forgotten" in text.lower()
+    assert "forgotten" in model_card(home, run.id).lower()
+
+
+def test_a_run_that_lost_nothing_says_what_would_have_shown(asked):
+    run = asked(lambda skill, i: i != 0, lambda skill, i: i != 1)
+    found = kept_skills(run.run)
+    assert found["verdict"] == "kept" and "no loss found" in found["summary"]
+    assert "92 % to 92 % on 48 tasks" in found["summary"]
+    verdict = run_verdict(run.run)
+    assert not any("Forgotten" in text for text in verdict["warnings"])
+    assert found["summary"] not in verdict["summary"], "good news stays where one looks for it"
+
+
+def test_a_battery_the_model_never_could_solve_shows_no_loss_and_says_why(asked):
+    run = asked(lambda skill, i: False, lambda skill, i: False)
+    found = kept_skills(run.run)
+    assert found["verdict"] == "kept"
+    assert found["summary"] == "Kept skills (pebble skills): nothing to lose, 0 before on 48 tasks."
+
+
+def test_a_battery_whose_scoring_failed_is_unknown_and_hides_nothing(asked):
+    run = asked(lambda skill, i: True, lambda skill, i: False, error_from=6)
+    found = kept_skills(run.run)
+    assert found["verdict"] == "unknown" and "scoring failed on 24 of 48" in found["summary"]
+
+
+def test_a_run_that_is_not_over_has_no_second_half(asked):
+    run = asked(lambda skill, i: True, lambda skill, i: True)
+    run.run.kept("after").unlink()
+    assert kept_skills(run.run)["verdict"] == "unknown"
+    run.run.kept("before").unlink()
+    assert kept_skills(run.run) == {} and "kept_skills" not in run_verdict(run.run)
+
+
+def test_each_battery_is_judged_apart(asked, rows):
+    run = asked(lambda skill, i: True, lambda skill, i: True)
+    for when, right in (("before", True), ("after", False)):
+        with run.run.kept(when).open("a") as file:
+            for i in range(20):
+                line = rows.eval(f"t{i}", right, battery="keep@1", family="")
+                file.write(json.dumps(line) + "\n")
+    found = kept_skills(run.run)
+    words = {battery["battery"]: battery["verdict"] for battery in found["batteries"]}
+    assert words == {"pebble skills": "kept", "keep@1": "forgotten"}
+    assert found["verdict"] == "forgotten"
+    assert found["batteries"][1]["skills"] == []
+
+
+def test_four_lost_and_none_gained_is_no_finding_and_no_all_clear(home, asked):
+    run = asked(lambda skill, i: i < 11 or skill == "copy", lambda skill, i: 0 < i < 11)
+    found = kept_skills(run.run)
+    (battery,) = found["batteries"]
+    assert (battery["lost"], battery["gained"], battery["verdict"]) == (5, 0, "forgotten")
+    run = asked(lambda skill, i: i < 11, lambda skill, i: 0 < i < 11)
+    found = kept_skills(run.run)
+    (battery,) = found["batteries"]
+    assert (battery["lost"], battery["gained"], battery["n"]) == (4, 0, 48)
+    assert found["verdict"] == battery["verdict"] == "inconclusive"
+    low, high = battery["interval"]
+    assert low < -0.15 and high == 0.0, "the interval of the test, which does not exclude 0"
+    assert "inconclusive, 92 % to 83 % on 48 tasks, 4 lost, 0 gained" in found["summary"]
+    assert "no loss found" not in found["summary"]
+    run.finish(verdict="better")
+    card, page = model_card(home, run.id), write_report(home, run.id).read_text()
+    for text in (card, report_markdown(home, run.id)):
+        assert "| 4 | inconclusive |" in text
+    assert 'class="tag inconclusive">inconclusive' in page.replace("\n", "")
+
+
+def test_a_loss_that_is_no_finding_among_many_batteries_is_inconclusive():
+    def rows(names: str, lost: int) -> list[dict]:
+        return [{"task": f"{name}{i}", "battery": name, "reward": 0.0, "error": None,
+                 "success": name != "a" or i >= lost}
+                for name in names for i in range(48)]  # fmt: skip
+
+    for names, word in (("a", "forgotten"), ("ab", "inconclusive")):
+        found = regression._compared(rows(names, 0), rows(names, 5))  # p = 0.031
+        assert found["verdict"] == found["batteries"][0]["verdict"] == word
+    assert "5 lost, 0 gained" in regression.sentence_of(found["batteries"][0])
+
+
+@given(st.integers(0, 60), st.integers(0, 60), st.integers(0, 300))
+def test_a_word_about_kept_skills_never_contradicts_its_interval(gained, lost, same):
+    n = gained + lost + same
+    if n == 0:
+        return
+    before = [{"task": f"t{i}", "battery": "b", "success": i >= gained, "reward": 0.0}
+              for i in range(n)]  # fmt: skip
+    after = [row | {"success": not gained <= i < gained + lost} for i, row in enumerate(before)]
+    (battery,) = regression._compared(before, after)["batteries"]
+    low, high = battery["interval"]
+    word, said = battery["verdict"], regression.sentence_of(battery)
+    assert (low > 0) == (word == "improved") and (high < 0) == (word == "forgotten"), battery
+    assert ("no loss found" in said) <= (high >= 0)
+
+
+@pytest.fixture
+def chained(asked, make_run, rows):
+    """chained(level, ...) -> runs, each continuing the one before; kept skills fall to each level
+    of 48 in turn."""
+
+    def make(*levels):
+        runs, model, before = [], "pebble", 45
+        for after in levels:
+            run = make_run("sft", model=model)
+            for step in (0, 9):
+                run.evals(step, rows.halved(lambda i, s=step: s == 9 or i % 9 == 0, 100))
+            run.checkpoint(9, best=True)
+            for when, solved in (("before", before), ("after", after)):
+                lines = [
+                    rows.eval(f"t{i}", i < solved, battery="pebble skills", family=SKILLS[i % 4])
+                    for i in range(48)
+                ]
+                path = run.run.kept(when)
+                path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+            runs.append(run.finish(verdict="better"))
+            model, before = run.id, after
+        return runs
+
+    return make
+
+
+def test_what_a_parent_forgot_is_said_of_its_children(home, chained):
+    first, child, grandchild = chained(12, 14, 14)
+    assert "against_base" not in kept_skills(first.run)
+    for run in (child, grandchild):
+        found = kept_skills(run.run)
+        assert found["verdict"] == "kept", "it lost nothing itself"
+        since = found["against_base"]
+        assert (since["base"], since["verdict"], since["lost_by"]) == (
+            "pebble", "forgotten", [first.id])  # fmt: skip
+        words = "Forgotten since pebble (pebble skills): 94 % to 29 % on 48 tasks"
+        assert since["summary"].startswith(words)
+        assert since["summary"].endswith(f"Lost by {first.id}.")
+        verdict = run_verdict(run.run)
+        assert since["summary"] in verdict["summary"] and since["summary"] in verdict["warnings"]
+        for text in (model_card(home, run.id), report_markdown(home, run.id),
+                     write_report(home, run.id).read_text()):  # fmt: skip
+            assert "pebble skills, against pebble" in text and "forgotten" in text
+
+
+def test_a_chain_that_lost_nothing_says_nothing_of_its_base(chained):
+    _, child = chained(45, 46)
+    assert kept_skills(child.run)["against_base"]["verdict"] == "kept"
+    assert "since" not in run_verdict(child.run)["summary"]
+
+
+def test_a_chain_whose_first_run_is_gone_is_held_against_the_oldest_that_is_left(chained):
+    first, second, third = chained(12, 14, 16)
+    first.run.config.unlink()
+    assert "against_base" not in kept_skills(second.run)
+    assert kept_skills(third.run)["against_base"]["base"] == first.id

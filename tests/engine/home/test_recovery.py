@@ -1,0 +1,75 @@
+"""What folders tell about runs whose row is lost; whole homes: tests/faults/test_database.py."""
+
+import dataclasses
+
+from engine.core.files import write_json
+from engine.home.progress import write_status
+from engine.home.recovery import env_rows, run_rows
+from engine.home.store import Store
+from engine.processes import outcome
+
+
+def lost(bench, run, state: str = "", **values) -> dict:
+    """The row that the run's folder tells once its database is gone."""
+    row = dataclasses.replace(bench.row(run), **({"state": state} if state else {}), **values)
+    write_status(run, row)
+    for path in bench.home.root.glob("honesmith.db*"):
+        path.unlink()
+    with Store(bench.home) as store:
+        return vars(store.get_run(run.id))
+
+
+def test_a_run_that_waited_waits_again(bench):
+    run = bench.queue(max_gpu_hours=3.0)
+    config = {"algorithm": "grpo", "kind": "train", "env_id": "a@1", "max_gpu_hours": 3.0}
+    write_json(run.config, config)
+    row = lost(bench, run)
+    assert (row["state"], row["env_id"], row["max_gpu_hours"]) == ("queued", "a@1", 3.0)
+
+
+def test_how_a_run_ended_is_read_from_its_record_and_its_hours_are_kept(bench):
+    run = bench.queue()
+    write_json(run.config, {"algorithm": "grpo"})
+    write_json(run.started_record, {"attempt": 2, "time": 5.0})
+    end = outcome.abandon(run, bench.row(run), "oom", "memory ran out", "use less")
+    outcome.record(run, dataclasses.replace(end, attempt=2))
+    row = lost(bench, run, "running", attempt=2, spent_hours=1.25)
+    assert (row["state"], row["reason_kind"], row["hint"]) == ("failed", "oom", "use less")
+    assert (row["attempt"], row["spent_hours"], row["started"]) == (2, 1.25, 5.0)
+
+
+def test_a_run_nobody_recorded_the_end_of_is_interrupted(bench):
+    run = bench.queue()
+    write_json(run.config, {"algorithm": "grpo"})
+    write_json(run.started_record, {"attempt": 1, "time": 5.0})
+    assert lost(bench, run, "running")["state"] == "interrupted"
+
+
+def test_a_run_that_was_cancelled_while_it_waited_stays_cancelled(bench):
+    run = bench.queue()
+    write_json(run.config, {"algorithm": "grpo"})
+    row = lost(bench, run, "cancelled", reason_kind="cancelled", reason="not wanted")
+    assert (row["state"], row["reason"]) == ("cancelled", "not wanted")
+
+
+def test_a_folder_whose_submit_was_never_answered_becomes_no_run(home):
+    run = home.run("arith-grpo-1")
+    run.create()
+    write_json(run.config, {"run_id": "arith-grpo-1", "algorithm": "grpo"})
+    (home.runs / "no run at all").mkdir()
+    assert run_rows(home) == []
+
+
+def test_a_folder_that_is_no_version_is_left_out_with_a_word_and_the_others_are_kept(home, caplog):
+    good = {"kind": "single", "scored": True, "rows": {"train": 2, "heldout": 1}, "tools": []}
+    for number, facts in enumerate(
+        [good, good | {"tools": 5}, good | {"kind": ["x"]}, good | {"rows": None}, []]
+    ):
+        folder = home.env("sums", f"{number:012d}")
+        folder.mkdir(parents=True)
+        write_json(folder / "env.json", facts)
+        write_json(folder / "audit.json", {"verdict": "ok", "headline": "fine"})
+    assert [row["env_id"] for row in env_rows(home)] == ["sums@000000000000"]
+    assert caplog.text.count("is no whole environment version") == 4
+    with Store(home) as store:  # a database that is lost is made again from them
+        assert [row.env_id for row in store.list_envs()] == ["sums@000000000000"]

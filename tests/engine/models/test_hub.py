@@ -1,0 +1,220 @@
+"""Models by hub id, against a server on the loopback."""
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from engine.core.errors import UserError
+from engine.home.run_dir import Home
+from engine.models import catalog, hub
+from tests import tiny_model
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub:
+    """What the server holds and what it was asked."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.files = files
+        self.asked: list[tuple[str, str, str]] = []  # path, Range, Authorization
+        self.sent = 0
+        self.status = 200
+        self.cut_at: int | None = None  # break the connection after so many bytes of weights
+        self.ranges = True
+        self.url = ""
+
+    def listing(self) -> bytes:
+        siblings = [
+            {
+                "rfilename": name,
+                "size": len(data),
+                "lfs": {"sha256": hashlib.sha256(data).hexdigest()},
+            }
+            for name, data in self.files.items()
+        ]
+        return json.dumps({"sha": COMMIT, "siblings": siblings}).encode()
+
+
+def handler(state: Hub) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path, span = self.path.partition("?")[0], self.headers.get("Range", "")
+            state.asked.append((path, span, self.headers.get("Authorization", "")))
+            if state.status != 200:
+                self.send_error(state.status)
+                return
+            name = path.rpartition("/")[2]
+            data = state.listing() if path.startswith("/api/") else state.files.get(name)
+            if data is None:
+                self.send_error(404)
+                return
+            start, end = 0, len(data)
+            if span and state.ranges:
+                first, _, last = span.removeprefix("bytes=").partition("-")
+                start, end = int(first), min(end, int(last) + 1 if last else end)
+            if start >= len(data):
+                self.send_error(416)
+                return
+            self.send_response(206 if span and state.ranges else 200)
+            self.send_header("Content-Length", str(end - start))
+            self.end_headers()
+            body = data[start:end]
+            if state.cut_at is not None and len(body) > state.cut_at:
+                body, state.cut_at = body[: state.cut_at], None
+            state.sent += len(body)
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    return Handler
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    # Weights much larger than what is read to look at them.
+    tiny_model.write_model(tmp_path / "upstream", vocab_size=9000, eos_token_id=257)
+    files = {path.name: path.read_bytes() for path in (tmp_path / "upstream").iterdir()}
+    state = Hub(files)
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), handler(state))
+    thread = threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    state.url = f"http://127.0.0.1:{httpd.server_port}"
+    monkeypatch.setenv("HF_ENDPOINT", state.url)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "shared-cache"))
+    for name in ("HF_HUB_OFFLINE", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    yield state
+    httpd.shutdown()
+    httpd.server_close()
+
+
+def refusal(home: Home, ref: str = "org/tiny") -> UserError:
+    with pytest.raises(UserError) as caught:
+        catalog.resolve_model(home, ref)
+    return caught.value
+
+
+def test_looking_at_a_model_fetches_its_headers_not_its_weights(
+    home: Home, server: Hub, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(hub, "_FIRST_BYTES", 4096)
+    weights = len(server.files["model.safetensors"])
+    ref = catalog.resolve_model(home, "org/tiny")
+    assert ref.facts.vocab == 9000 and ref.facts.weight_bytes < weights
+    assert server.sent < 60_000 < weights
+    assert hub.missing_bytes(ref.base_path) == weights
+    assert not (ref.base_path / "model.safetensors").exists()
+
+
+def test_a_model_looked_at_once_is_not_asked_for_again(home: Home, server: Hub):
+    first = catalog.resolve_model(home, "org/tiny")
+    server.asked.clear()
+    assert catalog.resolve_model(home, "org/tiny") == first
+    assert server.asked == []
+
+
+def test_weights_arrive_whole_and_only_once(home: Home, server: Hub):
+    folder = catalog.resolve_model(home, "org/tiny").base_path
+    seen: list[tuple[int, int]] = []
+    hub.ensure_weights(folder, lambda done, total: seen.append((done, total)))
+    size = len(server.files["model.safetensors"])
+    assert (folder / "model.safetensors").read_bytes() == server.files["model.safetensors"]
+    assert seen[-1] == (size, size)
+    assert hub.missing_bytes(folder) == 0 and hub.is_complete(folder)
+    assert hub.cached_ids(home) == ["org/tiny"]
+    server.asked.clear()
+    hub.ensure_weights(folder)
+    assert server.asked == []
+
+
+def test_a_broken_download_goes_on_where_it_stopped(home: Home, server: Hub):
+    folder = catalog.resolve_model(home, "org/tiny").base_path
+    server.asked.clear()
+    server.cut_at = 1000
+    hub.ensure_weights(folder)
+    assert (folder / "model.safetensors").read_bytes() == server.files["model.safetensors"]
+    assert [span for _, span, _ in server.asked] == ["", "bytes=1000-"]
+
+
+def test_a_server_without_ranges_works_too(home: Home, server: Hub):
+    server.ranges = False
+    folder = catalog.resolve_model(home, "org/tiny").base_path
+    server.cut_at = 1000
+    hub.ensure_weights(folder)
+    assert hub.is_complete(folder)
+
+
+def test_weights_with_a_wrong_checksum_are_thrown_away(home: Home, server: Hub):
+    folder = catalog.resolve_model(home, "org/tiny").base_path
+    data = bytearray(server.files["model.safetensors"])
+    data[-1] ^= 1
+    server.files["model.safetensors"] = bytes(data)
+    with pytest.raises(UserError, match="checksum"):
+        hub.ensure_weights(folder)
+    assert not list(folder.glob("model.safetensors*[!header]"))
+
+
+@pytest.mark.parametrize(
+    ("status", "words"), [(404, "does not exist"), (401, "permission"), (403, "permission")]
+)
+def test_what_the_hub_refuses_is_explained(home: Home, server: Hub, status: int, words: str):
+    server.status = status
+    said = refusal(home)
+    assert said.code == "MODEL_NOT_FOUND" and words in said.message and not said.retryable
+
+
+def test_an_unreachable_or_failing_hub_may_be_tried_again(
+    home: Home, server: Hub, monkeypatch: pytest.MonkeyPatch
+):
+    server.status = 503
+    assert refusal(home).retryable
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert refusal(home).retryable
+
+
+def test_offline_means_no_request(home: Home, server: Hub, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "HF_HUB_OFFLINE" in refusal(home).message
+    assert server.asked == []
+
+
+def test_the_token_goes_to_the_hub_when_one_is_set(
+    home: Home, server: Hub, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HF_TOKEN", "hf_test")
+    catalog.resolve_model(home, "org/tiny")
+    assert {sent for _, _, sent in server.asked} == {"Bearer hf_test"}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"model.safetensors": None, "pytorch_model.bin": b"x"}, "pickled"),
+        ({"model.safetensors": None}, "no model.safetensors"),
+        ({"config.json": None, "adapter_config.json": b"{}"}, "only a LoRA adapter"),
+        ({"config.json": None}, "no transformers model"),
+        ({"chat_template.jinja": None}, "no chat template"),
+        ({"config.json": b'{"auto_map": {"AutoModel": "x.Y"}}'}, "its own Python code"),
+        ({"model.safetensors": b"\x80\x02" + b"\xff" * 500}, "not a safetensors file"),
+    ],
+)
+def test_a_repository_that_cannot_be_trained_is_refused_before_its_weights(
+    home: Home, server: Hub, change: dict[str, bytes | None], reason: str
+):
+    for name, data in change.items():
+        if data is None:
+            server.files.pop(name)
+        else:
+            server.files[name] = data
+    said = refusal(home)
+    assert said.code == "MODEL_UNSUPPORTED" and reason in said.message
+    assert server.sent < 100_000

@@ -1,0 +1,183 @@
+"""Starting: once, by whoever, with what it needs."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from engine.core.errors import UserError
+from engine.core.files import write_json
+from engine.home.store import Store
+from engine.processes import launcher
+
+# Each of these takes about a second; the limit is for a machine that is busy with other things.
+pytestmark = pytest.mark.timeout(60)
+
+START = (
+    "import sys; from engine.home.run_dir import Home; "
+    "from engine.processes.launcher import start_queued\n"
+    "sys.stdin.readline(); print(*start_queued(Home.locate(sys.argv[1])))"
+)
+REAP = START.replace("start_queued", "reap")
+
+
+def race(home, code: str, count: int) -> list[str]:
+    """Run `code` in `count` processes at once; what each printed."""
+    argv = [sys.executable, "-P", "-c", code, str(home.root)]
+    pipe = subprocess.PIPE
+    processes = [
+        subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        for _ in range(count)
+    ]
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    said = [process.communicate() for process in processes]
+    assert not any(err for _, err in said), said
+    return [name for out, _ in said for name in out.split()]
+
+
+def test_processes_that_start_the_queue_at_once_start_a_run_once(bench):
+    first = bench.queue(steps=2, hold_at=2)
+    second = bench.queue(steps=1)
+    assert race(bench.home, START, 4) == [first.id]
+    assert bench.row(second).state == "queued"
+    with Store(bench.home) as store:
+        assert store.queue_position(second.id) == 1
+    bench.go(first)
+    bench.until_state(second, "done")
+    started = [line for line in first.events.read_text().splitlines() if "attempt_started" in line]
+    assert len(started) == 1
+    assert bench.row(first).state == "done"
+
+
+def test_processes_that_find_a_dead_run_at_once_continue_it_once(bench):
+    run = bench.start(steps=5, hold_at=4)
+    bench.kill(*bench.pids(run))
+    bench.until(lambda: not launcher.is_alive(run), "the lock is free")
+    bench.go(run)
+    assert race(bench.home, REAP, 4) == [run.id]
+    row = bench.until_state(run, "done")
+    assert (row.attempt, row.continuations) == (2, 1)
+
+
+def test_a_run_is_never_seen_preparing_with_a_free_lock(bench):
+    run = bench.queue(steps=1)
+    code = (
+        "import sys; from engine.home.run_dir import Home; from engine.processes import launcher\n"
+        "home = Home.locate(sys.argv[1]); run = home.run(sys.argv[2]); print('', flush=True)\n"
+        "from engine.home.store import Store\n"
+        "store = Store(home); bad = 0\n"
+        "while (state := store.get_run(run.id).state) != 'done':\n"
+        "    if state != 'queued' and not launcher.is_alive(run):\n"
+        "        bad += store.get_run(run.id).state not in ('queued', 'done')\n"
+        "print(bad)"
+    )
+    argv = [sys.executable, "-P", "-c", code, str(bench.home.root), run.id]
+    watcher = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    assert watcher.stdout is not None
+    watcher.stdout.readline()
+    launcher.start_queued(bench.home)
+    bench.until_state(run, "done")
+    assert watcher.communicate()[0].split() == ["0"]
+
+
+def test_a_living_run_is_not_reaped(bench):
+    run = bench.start(steps=5, hold_at=4)
+    bench.until_step(run, 3)
+    assert launcher.reap(bench.home) == []
+    assert bench.row(run).state == "running"
+    bench.go(run)
+    bench.until_state(run, "done")
+
+
+def test_a_cancel_that_nobody_is_left_to_obey_is_settled_by_the_next_process(bench):
+    run = bench.start(steps=5, hold_at=4)
+    bench.until_step(run, 3)
+    bench.kill(*bench.pids(run))
+    bench.until(lambda: not launcher.is_alive(run), "the lock is free")
+    with Store(bench.home) as store:
+        store.set_state(
+            run.id, "stopping", only_from={"running"}, reason_kind="cancelled", reason="enough"
+        )
+    assert launcher.reap(bench.home) == [run.id]
+    assert (bench.row(run).state, bench.row(run).reason_kind) == ("cancelled", "cancelled")
+
+
+def test_time_spent_before_a_kill_is_counted(bench):
+    run = bench.start(steps=5, hold_at=4)
+    bench.until_step(run, 3)
+    bench.until(lambda: launcher.elapsed_of_dead(run) > 0.3, "half a second is counted")
+    bench.kill(*bench.pids(run))
+    bench.until(lambda: not launcher.is_alive(run), "the lock is free")
+    bench.go(run)
+    launcher.reap(bench.home)
+    assert bench.row(run).spent_hours > 0.3 / 3600
+    bench.until_state(run, "done")
+
+
+def test_a_run_waits_for_a_process_that_has_its_secrets(bench, monkeypatch, tmp_path):
+    write_json(tmp_path / "env.json", {"secrets": ["JUDGE_KEY"]})
+    run = bench.queue(steps=1, env_dir=tmp_path)
+    other = bench.queue(steps=1)
+    assert launcher.missing_secrets(run) == ["JUDGE_KEY"]
+    assert launcher.start_queued(bench.home) == [other.id]
+    bench.until_state(other, "done")
+    assert bench.row(run).state == "queued"
+    monkeypatch.setenv("JUDGE_KEY", "canary-4711")
+    assert launcher.start_queued(bench.home) == [run.id]
+    bench.until_state(run, "done")
+    bench.until(lambda: not launcher.is_alive(run), "the supervisor is gone")
+    everything = b"".join(
+        path.read_bytes() for path in bench.home.root.rglob("*") if path.is_file()
+    )
+    assert b"canary-4711" not in everything
+
+
+def test_a_supervisor_that_cannot_start_fails_the_run(bench, monkeypatch):
+    run = bench.queue(steps=1)
+    monkeypatch.setattr(launcher.sys, "executable", "/nonexistent/python")
+    assert launcher.start_queued(bench.home) == []
+    row = bench.row(run)
+    assert (row.state, row.reason_kind) == ("failed", "infra")
+    assert not launcher.is_alive(run)
+
+
+def test_a_run_whose_folder_was_deleted_fails_in_words(bench):
+    import shutil
+
+    run = bench.queue(steps=1)
+    shutil.rmtree(run.path)
+    launcher.start_queued(bench.home)
+    row = bench.until_state(run, "failed")
+    assert row.reason_kind == "infra" and "config.json" in row.reason
+
+
+def test_the_starter_may_die_and_the_run_goes_on(bench):
+    run = bench.queue(steps=3, hold_at=2)
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", START + "\nimport time; time.sleep(60)", bench.home.root],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    bench.until_step(run, 1)
+    os.killpg(process.pid, 9)
+    process.wait()
+    bench.go(run)
+    assert bench.until_state(run, "done").attempt == 1
+
+
+def test_without_torch_the_home_s_own_interpreter_is_used(home, monkeypatch):
+    monkeypatch.setattr(launcher.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError) as caught:
+        launcher.worker_python(home)
+    assert caught.value.code == "NO_TORCH" and "honesmith setup" in caught.value.hint
+    home.train_python.parent.mkdir(parents=True)
+    home.train_python.touch()
+    assert launcher.worker_python(home) == str(home.train_python)

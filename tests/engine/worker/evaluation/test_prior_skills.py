@@ -1,0 +1,175 @@
+"""Kept skills: what pebble could do before is asked again after, and forgetting is seen."""
+
+import importlib.util
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loops import go, make_run, push, save_random_model
+
+from engine.cost.flops import KEEP_TASKS
+from engine.evidence.stats.results import load_rows
+from engine.evidence.verdict.regression import kept_skills
+from engine.home.run_dir import Home
+from engine.worker.evaluation import pebble_skills as skills
+from engine.worker.evaluation.prior_skills import EACH, SKILLS, pebble_tasks
+
+GYM = "reasoning_gym"
+ENDS = """
+import json
+from pathlib import Path
+from envs import Score, SingleTurnEnv, Task
+
+ROWS = json.loads((Path(__file__).parent / "rows.json").read_text())
+
+class Ends(SingleTurnEnv):
+    def tasks(self):
+        return [Task(**row) for row in ROWS]
+
+    def score(self, task, completion):
+        right = completion.strip() == task.answer_text
+        return Score(float(right), success=right)
+
+def load_environment():
+    return Ends()
+"""
+
+
+def lessons(replay: float, count: int = 200, heldout: int = 40) -> list[dict[str, Any]]:
+    """Rows of a skill pebble never saw, and `replay` times as many of what it knows."""
+    rng = random.Random(1)
+    rows: dict[str, dict[str, Any]] = {}
+    while len(rows) < count:
+        sample = skills.ends(rng)
+        prompt = sample.messages[0]["content"]
+        split = "heldout" if len(rows) < heldout else "train"
+        rows.setdefault(prompt, {"prompt": prompt, "answer": sample.answer, "split": split})
+    for _ in range(int(replay * count)):
+        sample = skills.draw(rng, rng.choice(SKILLS), (), measured=True)
+        prompt = sample.messages[0]["content"]
+        rows.setdefault(prompt, {"prompt": prompt, "answer": sample.answer, "split": "train"})
+    return [{"id": f"row-{at}", **row} for at, row in enumerate(rows.values())]
+
+
+@pytest.mark.worker
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("replay", "word"), [(0.0, "forgotten"), (2.0, "kept")])
+def test_learning_one_skill_costs_the_others_unless_they_are_replayed(
+    home: Home, tmp_path: Path, replay: float, word: str
+) -> None:
+    folder = tmp_path / "ends"
+    folder.mkdir()
+    (folder / "rows.json").write_text(json.dumps(lessons(replay)))
+    settings = {"steps": 30, "learning_rate": 3e-3, "batch_size": 24}
+    settings |= {"eval_every": 30, "eval_rows": 40}
+    result = go(make_run(home, push(home, folder, ENDS, "ends"), "sft", settings))
+    kept = result["evidence"]["kept_skills"]
+    assert result["verdict"] == "better", "the new skill is learned either way"
+    assert kept["verdict"] == word, kept["summary"]
+    (battery,) = kept["batteries"]
+    assert battery["battery"] == "pebble skills" and battery["before"] > 0.8
+    forgot = [text for text in result["evidence"]["warnings"] if text.startswith("Forgotten")]
+    assert bool(forgot) == (word == "forgotten")
+    assert ("reverse 1.00 to" in result["summary"]) == (word == "forgotten")
+
+
+@pytest.fixture
+def env_id(home: Home, tmp_path: Path) -> str:
+    return push(home, tmp_path / "sums")
+
+
+KEEP = """
+from envs import Score, SingleTurnEnv, Task
+
+class Sums(SingleTurnEnv):
+    def tasks(self):
+        return [Task(f"{a}+{b}", f"What is {a} + {b}?", answer=str(a + b),
+                     metadata={"family": "small" if a + b < 8 else "large"})
+                for a in range(10) for b in range(10)]
+
+    def score(self, task, completion):
+        return Score(float(completion.strip() == task.answer))
+
+def load_environment():
+    return Sums()
+"""
+
+
+@pytest.mark.worker
+@pytest.mark.timeout(60)
+def test_an_environment_named_keep_is_asked_too(home: Home, env_id: str, tmp_path: Path) -> None:
+    keep = push(home, tmp_path / "keep", KEEP, "keep")
+    run = make_run(home, env_id, "sft", {"steps": 2, "eval_rows": 8, "eval_every": 2})
+    go(run)
+    for when in ("before", "after"):
+        asked = [row["battery"] for row in load_rows(run.kept(when))]
+        assert asked.count("pebble skills") == len(SKILLS) * EACH
+        heldout = asked.count(keep)
+        assert 0 < heldout <= KEEP_TASKS
+    found = {b["battery"]: b for b in kept_skills(run)["batteries"]}
+    assert found[keep]["n"] == heldout and found[keep]["metric"] == "reward"
+    assert {skill["skill"] for skill in found[keep]["skills"]} == {"small", "large"}
+
+
+@pytest.mark.worker
+@pytest.mark.timeout(60)
+def test_a_battery_that_fails_costs_the_run_nothing(
+    home: Home, env_id: str, tmp_path: Path
+) -> None:
+    keep = push(home, tmp_path / "keep", KEEP, "keep")
+    source = home.env("keep", keep.partition("@")[2]) / "source" / "environment.py"
+    source.chmod(0o600)
+    source.write_text("raise RuntimeError('gone')")
+    run = make_run(home, env_id, "sft", {"steps": 2, "eval_rows": 8, "eval_every": 2})
+    assert go(run)["verdict"] in ("better", "worse", "no_difference", "inconclusive")
+    skipped = [row for row in load_rows(run.events) if row["event"] == "kept_skipped"]
+    assert skipped and keep in skipped[0]["message"]
+    assert {b["battery"] for b in kept_skills(run)["batteries"]} == {"pebble skills"}
+
+
+@pytest.mark.worker
+@pytest.mark.timeout(60)
+def test_a_model_of_another_base_is_asked_families_of_reasoning_gym(
+    home: Home, env_id: str, tmp_path: Path
+) -> None:
+    pytest.importorskip(GYM)
+    other = save_random_model(tmp_path / "other")
+    settings = {"steps": 2, "eval_rows": 8, "eval_every": 2}
+    run = make_run(home, env_id, "sft", settings, model=str(other))
+    result = go(run)
+    before, after = load_rows(run.kept("before")), load_rows(run.kept("after"))
+    assert {row["battery"] for row in before} == {"reasoning-gym"}
+    assert [row["task"] for row in before] == [row["task"] for row in after]
+    assert 0 < len(before) <= KEEP_TASKS and len({row["task"] for row in before}) == len(before)
+    families = {row["family"] for row in before}
+    assert len(families) > 1 and all(row["task"].startswith(row["family"]) for row in before)
+    # Scored by the package itself: each row has its grade, and a model of chance solves none.
+    assert all(row["error"] is None and row["success"] is False for row in before)
+    (battery,) = result["evidence"]["kept_skills"]["batteries"]
+    assert battery["verdict"] == "kept" and battery["n"] == len(before)
+    assert {skill["skill"] for skill in battery["skills"]} == families
+    assert "nothing to lose" in kept_skills(run)["summary"]
+
+
+@pytest.mark.worker
+@pytest.mark.timeout(60)
+def test_without_reasoning_gym_another_base_is_asked_nothing_and_trains(
+    home: Home, env_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == GYM else found(name, *more)
+    )
+    other = save_random_model(tmp_path / "other")
+    settings = {"steps": 2, "eval_rows": 8, "eval_every": 2}
+    run = make_run(home, env_id, "sft", settings, model=str(other))
+    result = go(run)
+    assert result["verdict"] != "unknown" and "kept_skills" not in result["evidence"]
+    assert load_rows(run.kept("before")) == []
+
+
+def test_every_run_is_asked_the_same_tasks() -> None:
+    assert pebble_tasks() == pebble_tasks()
+    assert len({task["id"] for task in pebble_tasks()}) == len(SKILLS) * EACH

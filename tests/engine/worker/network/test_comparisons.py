@@ -1,0 +1,73 @@
+"""The comparison with transformers is made once, and again whenever its answer could change."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.worker.network import comparisons
+from engine.worker.network.policy import load_base
+
+pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
+
+CPU = torch.device("cpu")
+IDS = [5, 9, 2, 30, 7, 7, 1]
+
+
+def test_what_is_read_without_transformers_gives_the_same_logits(
+    random_model: Path, tmp_path: Path
+) -> None:
+    kept = tmp_path / "comparisons.json"
+    first = load_base(random_model, CPU, "float32", compared=kept)
+    (entry,) = json.loads(kept.read_text()).values()
+    assert entry["difference"] < 1e-5
+    again = load_base(random_model, CPU, "float32", compared=kept)
+    assert again.network.forward == "own"
+    assert torch.equal(first.network.logits(IDS, None), again.network.logits(IDS, None))
+    assert (again.vocab, again.stop_ids) == (first.vocab, first.stop_ids)
+
+
+def test_other_weights_number_formats_and_kernels_are_compared_anew(
+    random_model: Path, tmp_path: Path
+) -> None:
+    kept = tmp_path / "comparisons.json"
+    load_base(random_model, CPU, "float32", compared=kept)
+    assert comparisons.recall(kept, random_model, torch.float32, "torch") is not None
+    assert comparisons.recall(kept, random_model, torch.bfloat16, "torch") is None
+    assert comparisons.recall(kept, random_model, torch.float32, "liger 0.8.5") is None
+    weights = random_model / "model.safetensors"
+    os.utime(weights, ns=(1, 1))
+    assert comparisons.recall(kept, random_model, torch.float32, "torch") is None
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"x": 1}', "{"])
+def test_a_damaged_record_means_comparing_again(
+    content: str, random_model: Path, tmp_path: Path
+) -> None:
+    kept = tmp_path / "comparisons.json"
+    kept.write_text(content)
+    assert load_base(random_model, CPU, "float32", compared=kept).network.forward == "own"
+    assert comparisons.recall(kept, random_model, torch.float32, "torch") is not None
+
+
+def test_a_known_model_loads_without_transformers_model_classes(
+    random_model: Path, tmp_path: Path
+) -> None:
+    kept = tmp_path / "comparisons.json"
+    load_base(random_model, CPU, "float32", compared=kept)
+    script = (
+        "import sys, torch\n"
+        "from pathlib import Path\n"
+        "from engine.worker.grpo import train\n"
+        "from engine.worker.network.policy import load_base\n"
+        f"load_base(Path({str(random_model)!r}), torch.device('cpu'), 'float32',"
+        f" compared=Path({str(kept)!r}))\n"
+        "dear = {'peft', 'torch._dynamo', 'transformers.modeling_utils'} & set(sys.modules)\n"
+        "sys.exit(repr(dear) if dear else 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

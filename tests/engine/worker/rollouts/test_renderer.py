@@ -1,0 +1,123 @@
+"""Messages to ids and masks, token by token, on pebble's template."""
+
+import pytest
+
+from engine.worker.core.failures import WorkerFailure
+from engine.worker.network.policy import Base
+from engine.worker.rollouts.renderer import Renderer
+
+pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
+
+TALK = [
+    {"role": "user", "content": "Guess."},
+    {"role": "assistant", "content": "7"},
+    {"role": "user", "content": "higher"},
+    {"role": "assistant", "content": "9"},
+]
+TOOL = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object"}}}
+CALL = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {"id": "c", "type": "function", "function": {"name": "lookup", "arguments": '{"a": 1}'}}
+    ],
+}
+
+
+@pytest.fixture
+def renderer(pebble: Base) -> Renderer:
+    return Renderer(pebble.tokenizer, pebble.stop_ids)
+
+
+def trained_text(renderer: Renderer, ids: list[int], mask: list[int]) -> str:
+    return renderer.tokenizer.decode([i for i, m in zip(ids, mask, strict=True) if m])
+
+
+def test_only_what_the_assistant_says_and_its_end_token_is_trained(renderer: Renderer) -> None:
+    row = renderer.conversation(TALK, [], "assistant")
+    assert trained_text(renderer, row.ids, row.loss_mask) == "7<|im_end|>9<|im_end|>"
+    assert row.ids[-1] in renderer.stop_ids
+
+
+def test_loss_on_last_trains_the_last_turn_alone(renderer: Renderer) -> None:
+    row = renderer.conversation(TALK, [], "last")
+    assert trained_text(renderer, row.ids, row.loss_mask) == "9<|im_end|>"
+
+
+def test_loss_on_all_trains_everything_but_the_first_token(renderer: Renderer) -> None:
+    row = renderer.conversation(TALK, [], "all")
+    assert row.loss_mask == [0] + [1] * (len(row.ids) - 1)
+
+
+def test_tool_output_is_read_and_never_trained(renderer: Renderer) -> None:
+    talk = [
+        {"role": "user", "content": "Price?"},
+        CALL,
+        {"role": "tool", "content": "42", "tool_call_id": "c", "name": "lookup"},
+        {"role": "assistant", "content": "42"},
+    ]
+    row = renderer.conversation(talk, [TOOL], "assistant")
+    said = trained_text(renderer, row.ids, row.loss_mask)
+    assert said == (
+        '<tool_call>\n{"name": "lookup", "arguments": {"a": 1}}\n</tool_call><|im_end|>42<|im_end|>'
+    )
+
+
+def test_a_training_row_begins_with_the_ids_the_sampler_is_given(renderer: Renderer) -> None:
+    row = renderer.conversation(TALK[:2], [], "assistant")
+    prompt = renderer.prompt(TALK[:1])
+    assert row.ids[: len(prompt)] == prompt
+    assert row.loss_mask[: len(prompt)] == [0] * len(prompt)
+
+
+def test_a_played_game_has_the_ids_of_the_same_game_written_down(renderer: Renderer) -> None:
+    played = renderer.prompt(TALK[:1])
+    played += [*renderer.encode("7"), renderer.tokenizer.eos_token_id]
+    played += renderer.between_turns(TALK[:2], TALK[2:3])
+    played += [*renderer.encode("9"), renderer.tokenizer.eos_token_id]
+    assert played == renderer.conversation(TALK, [], "assistant").ids
+
+
+def test_completion_text_hides_nothing_but_the_end_token(renderer: Renderer) -> None:
+    ids = renderer.encode("a<|im_start|>b<|im_end|>")
+    assert renderer.completion_text(ids) == "a<|im_start|>b"
+    assert renderer.completion_text(ids[:-1]) == "a<|im_start|>b"
+
+
+def test_tool_calls_are_parsed_only_where_there_are_tools(renderer: Renderer) -> None:
+    text = 'Let me see.<tool_call>\n{"name": "lookup", "arguments": {"a": 1}}\n</tool_call>'
+    assert renderer.assistant_message(text, tools=False)["content"] == text
+    message = renderer.assistant_message(text, tools=True)
+    assert message["content"] == "Let me see."
+    assert message["tool_calls"][0]["function"] == {"name": "lookup", "arguments": {"a": 1}}
+
+
+@pytest.mark.parametrize("broken", ["{no json", "[1, 2]", '{"arguments": {}}', '{"name": 5}'])
+def test_a_call_that_is_no_call_stays_in_the_content(renderer: Renderer, broken: str) -> None:
+    text = f"<tool_call>\n{broken}\n</tool_call>"
+    message = renderer.assistant_message(text, tools=True)
+    assert message["content"] == text and "tool_calls" not in message
+
+
+def test_thought_is_kept_apart_from_what_is_said(pebble: Base) -> None:
+    thinking = Renderer(pebble.tokenizer, pebble.stop_ids, thinking=True)
+    assert thinking.text(TALK[:1], [], prompt=True).endswith("assistant\n<think>\n")
+    message = thinking.assistant_message("1+1=2\n</think>\n\n2", tools=False)
+    assert message["content"] == "2" and message["reasoning_content"] == "1+1=2"
+
+
+def test_a_template_that_rewrites_history_is_refused_for_training(pebble: Base) -> None:
+    pebble.tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role if loop.last else 'old' }}:{{ m.content }}<|im_end|>"
+        "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    renderer = Renderer(pebble.tokenizer, pebble.stop_ids)
+    with pytest.raises(WorkerFailure) as caught:
+        renderer.conversation(TALK, [], "assistant")
+    assert caught.value.kind == "data"
+
+
+def test_a_model_without_a_template_is_refused(pebble: Base) -> None:
+    pebble.tokenizer.chat_template = None
+    with pytest.raises(WorkerFailure, match="no chat template"):
+        Renderer(pebble.tokenizer, pebble.stop_ids)

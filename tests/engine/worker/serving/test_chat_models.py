@@ -1,0 +1,177 @@
+"""The chat server: the offline greedy answer over real HTTP, many adapters, and what it refuses."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from chat_server import KEY, chat_server
+from loops import PEBBLE
+
+from engine.home.run_dir import DeployDir, Home
+from engine.worker.components import make_sampler
+from engine.worker.network.policy import Base, Policy
+from engine.worker.network.sampler import SamplingParams
+from engine.worker.rollouts.renderer import Renderer
+from engine.worker.serving.chat_models import Served
+from engine.worker.serving.chat_request import Refused, held_back, parse_chat
+from engine.worker.serving.own_models import OwnModels
+from engine.worker.update import checkpoint
+from engine.worker.update.schedule import make_optimizer
+from tests.engine.worker.conftest import SETTINGS
+
+pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
+
+ASK = [{"role": "user", "content": "What is 4 + 3?"}]
+
+
+def save_adapter(policy: Policy, home: Home, name: str) -> Path:
+    run = home.run(name)
+    run.create()
+    optimizer = make_optimizer(policy.parameters(), {"learning_rate": 1e-3, "weight_decay": 0})
+    return checkpoint.save(run, policy, optimizer, checkpoint.Progress(1, {}), base_ref="pebble")
+
+
+def chat(**more: Any) -> Any:
+    return parse_chat({"model": "pebble", "messages": ASK, "temperature": 0, **more})
+
+
+def test_base_and_adapters_answer_as_they_do_offline(
+    pebble: Base, tuned: Callable[..., Policy], home: Home
+) -> None:
+    policy = tuned(pebble)
+    adapter = save_adapter(policy, home, "one-sft-1")
+    renderer = Renderer(pebble.tokenizer, pebble.stop_ids)
+    ids = renderer.prompt(ASK)
+    sampler = make_sampler(pebble, renderer)
+    sampler.load(policy.adapter)
+    ((tuned_offline,),) = sampler.generate([ids], 1, SamplingParams(512, 0.0))
+    sampler.load(None)
+    ((base_offline,),) = sampler.generate([ids], 1, SamplingParams(512, 0.0))
+
+    served = Served(OwnModels(PEBBLE, "pebble", "cpu", thinking=False))
+    served.add("one-sft-1", adapter)
+    assert served.names() == ["pebble", "one-sft-1"]
+
+    def answer(model: str) -> str:
+        return served.complete(chat(model=model))["choices"][0]["message"]["content"]
+
+    for _ in range(2):  # switching back and forth leaks nothing
+        assert answer("pebble") == renderer.completion_text(base_offline.ids)
+        assert answer("one-sft-1") == renderer.completion_text(tuned_offline.ids)
+
+
+def test_an_adapter_that_changes_nothing_is_refused(pebble: Base, home: Home) -> None:
+    untrained = Policy(pebble, SETTINGS)
+    adapter = save_adapter(untrained, home, "idle-sft-1")
+    served = Served(OwnModels(PEBBLE, "pebble", "cpu", thinking=False))
+    with pytest.raises(Refused, match="same logits") as caught:
+        served.add("idle-sft-1", adapter)
+    assert caught.value.status == 409
+    assert served.names() == ["pebble"]
+    assert served.complete(chat())["choices"][0]["message"]["content"]
+
+
+def test_streamed_pieces_add_up_to_the_whole_answer() -> None:
+    served = Served(OwnModels(PEBBLE, "pebble", "cpu", thinking=False))
+    whole = served.complete(chat())["choices"][0]
+    pieces = list(served.pieces(chat(stream=True, stream_options={"include_usage": True})))
+    text = "".join(c["delta"].get("content", "") for piece in pieces for c in piece["choices"])
+    assert text == whole["message"]["content"]
+    assert pieces[-2]["choices"][0]["finish_reason"] == whole["finish_reason"] == "stop"
+    assert pieces[-1]["usage"]["completion_tokens"] > 0
+
+
+def test_a_stop_string_is_never_sent_not_even_its_beginning() -> None:
+    served = Served(OwnModels(PEBBLE, "pebble", "cpu", thinking=False))
+    text = served.complete(chat(messages=[{"role": "user", "content": "Repeat planet."}]))
+    said = text["choices"][0]["message"]["content"]
+    stop = said[2:4]
+    asked = chat(messages=[{"role": "user", "content": "Repeat planet."}], stop=stop, stream=True)
+    pieces = list(served.pieces(asked))
+    sent = "".join(c["delta"].get("content", "") for p in pieces for c in p["choices"])
+    assert sent == said[: said.index(stop)]
+    assert pieces[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_the_beginning_of_a_stop_string_is_held_back() -> None:
+    assert held_back("abc<", ("</end>",)) and held_back("abc</en", ("</end>",))
+    assert not held_back("abc", ("</end>",))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "role"),
+        ({"messages": [{"role": "user", "content": [1]}]}, "content"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"max_tokens": 10**9}, "max_tokens"),
+        ({"top_p": 0}, "top_p"),
+        ({"stop": [""]}, "stop"),
+        ({"logprobs": True}, "logprobs"),
+        ({"n": 2, "stream": True}, "n must be 1"),
+    ],
+)
+def test_what_would_be_ignored_or_cannot_work_is_refused_by_name(
+    change: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(Refused, match=said) as caught:
+        parse_chat({"model": "pebble", "messages": ASK, **change})
+    assert caught.value.status == 400
+
+
+def test_a_prompt_longer_than_the_model_reads_is_refused() -> None:
+    served = Served(OwnModels(PEBBLE, "pebble", "cpu", thinking=False))
+    with pytest.raises(Refused, match="reads 1024"):
+        served.complete(chat(messages=[{"role": "user", "content": "a" * 3000}]))
+
+
+@pytest.fixture
+def deployment(home: Home) -> Iterator[tuple[DeployDir, str]]:
+    """A real server process on loopback with its key."""
+    with chat_server(home) as started:
+        yield started
+
+
+def test_the_http_surface(deployment: tuple[DeployDir, str]) -> None:
+    folder, url = deployment
+    root = url.removesuffix("/v1")
+    body = {"model": "pebble", "messages": ASK, "temperature": 0}
+    with httpx.Client(timeout=30) as client:
+        assert client.get(f"{root}/health").json() == {"status": "ok", "active": 0}
+        assert client.get(f"{url}/models").status_code == 401
+        wrong = {"Authorization": "Bearer wrong \u00e9".encode()}
+        assert client.get(f"{url}/models", headers=wrong).status_code == 401
+        spoofed = KEY | {"Host": "evil.example"}
+        assert client.get(f"{url}/models", headers=spoofed).status_code == 421
+        names = [m["id"] for m in client.get(f"{url}/models", headers=KEY).json()["data"]]
+        assert names == ["pebble"]
+        answer = client.post(f"{url}/chat/completions", json=body, headers=KEY).json()
+        assert answer["choices"][0]["finish_reason"] == "stop"
+        assert answer["usage"]["completion_tokens"] >= 1
+        with client.stream(
+            "POST", f"{url}/chat/completions", json=body | {"stream": True}, headers=KEY
+        ) as stream:
+            events = [line for line in stream.iter_lines() if line.startswith("data: ")]
+        assert events[-1] == "data: [DONE]"
+        deltas = [json.loads(e[6:])["choices"][0]["delta"] for e in events[:-1]]
+        said = "".join(d.get("content", "") for d in deltas)
+        assert said == answer["choices"][0]["message"]["content"]
+        missing = client.post(
+            f"{url}/chat/completions", json=body | {"model": "nobody"}, headers=KEY
+        )
+        assert missing.status_code == 404 and "pebble" in missing.json()["error"]["message"]
+        bad = client.post(f"{url}/chat/completions", content=b"{", headers=KEY)
+        assert bad.status_code == 400
+        big = client.post(f"{url}/chat/completions", content=b"x" * (5 << 20), headers=KEY)
+        assert big.status_code == 413
+        assert client.post(f"{root}/admin/stop", headers=KEY).json() == {"stopping": True}
+    deadline = time.monotonic() + 10
+    while folder.ready.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -1,0 +1,67 @@
+"""environment.toml: what it may say, and what is said about what it may not."""
+
+from pathlib import Path
+
+import pytest
+
+from envs.config.problem import EnvProblem
+from envs.config.settings import BOUNDS, Limits, read_settings
+
+
+def written(folder: Path, text: str) -> Path:
+    (folder / "environment.toml").write_text(text)
+    return folder
+
+
+def test_without_a_file_the_defaults_hold(tmp_path: Path):
+    settings = read_settings(tmp_path)
+    assert settings.params == {} and settings.secrets == () and settings.limits == Limits()
+
+
+def test_params_secrets_and_limits_are_read(tmp_path: Path):
+    settings = read_settings(
+        written(
+            tmp_path,
+            'secrets = ["JUDGE_KEY"]\n[params]\nrows = 3\n[limits]\ncall_seconds = 2.5\n'
+            "network = true\nprocesses = 8\n",
+        )
+    )
+    assert settings.params == {"rows": 3} and settings.secrets == ("JUDGE_KEY",)
+    assert settings.limits == Limits(call_seconds=2.5, network=True, processes=8)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("[param]\nx = 1\n", 1, "did you mean params?"),
+        ("[params]\n[limits]\nmemory = 5\n", 3, "did you mean memory_mb?"),
+        ("[limits]\ncall_seconds = true\n", 2, "is a number from"),
+        ("[limits]\nmemory_mb = 1.5\n", 2, "is a whole number"),
+        ("[limits]\nprocesses = 0\n", 2, "from 1 to"),
+        ("[limits]\ncall_seconds = nan\n", 2, "got nan"),
+        ("[limits]\nnetwork = 1\n", 2, "true or false"),
+        ('secrets = "KEY"\n', 1, "a list of names"),
+        ('secrets = ["key value"]\n', 1, "no name of a secret"),
+        ('secrets = ["PYTHONPATH"]\n', 1, "steers the env process"),
+        ("params = 3\n", 1, "params is a table"),
+        ("[params]\nx = \n", 2, "not valid TOML"),
+    ],
+)
+def test_mistakes_are_named_with_their_line(tmp_path: Path, text: str, line: int, said: str):
+    with pytest.raises(EnvProblem) as caught:
+        read_settings(written(tmp_path, text))
+    assert said in caught.value.message
+    assert (caught.value.file, caught.value.line) == ("environment.toml", line)
+
+
+def test_every_numeric_limit_has_bounds():
+    numeric = {name for name in Limits.__dataclass_fields__ if name != "network"}
+    assert set(BOUNDS) == numeric
+    for name, (low, high) in BOUNDS.items():
+        assert low <= getattr(Limits(), name) <= high
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path):
+    (tmp_path / "environment.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(EnvProblem, match="UTF-8"):
+        read_settings(tmp_path)

@@ -1,0 +1,534 @@
+"""The command line: the same verbs, `--json` everywhere, exit status 0, 1 or 2, never a prompt."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import call, spy
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.main import get_command
+
+from engine.core.errors import UserError
+from engine.core.files import write_json
+from engine.home.rows import NewRun
+from engine.home.run_dir import Home
+from engine.home.store import Store
+from mcp_server.access.log import log_file
+from mcp_server.api import verbs
+from mcp_server.cli.main import app
+from mcp_server.screen.command_text import _COMMANDS, as_command, as_typed
+from mcp_server.screen.terminal import settings_from
+
+COMMANDS = {
+    "serve", "setup", "demo", "doctor", "init", "status", "runs", "wait", "logs", "cancel", "env",
+    "dry-run", "estimate", "train", "rollouts", "evaluate", "compare", "diagnose", "curate",
+    "deploy", "undeploy", "chat", "export", "playbook", "report", "verify", "data", "key", "ui",
+}  # fmt: skip
+
+
+def test_every_promised_command_is_there():
+    assert set(get_command(app).commands) == COMMANDS
+    groups = {
+        name: set(get_command(app).commands[name].commands)
+        for name in ("env", "data", "key", "runs")
+    }
+    assert groups == {
+        "env": {"new", "check", "push", "list", "build", "diff", "pull", "delete"},
+        "data": {"inspect"},
+        "key": {"add", "list", "remove"},
+        "runs": {"delete"},
+    }
+
+
+def test_every_command_but_serve_prints_json_when_asked():
+    def walk(command: Any, path: str):
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from walk(inner, f"{path} {name}")
+        if not getattr(command, "commands", {}):
+            yield path, {option for param in command.params for option in param.opts}
+
+    without = [
+        path.strip() for path, options in walk(get_command(app), "") if "--json" not in options
+    ]
+    assert without == ["serve"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "verb", "arguments"),
+    [
+        (["status"], "get_status", {"scope": "all", "limit": 20}),
+        (["status", "envs", "--limit", "3"], "get_status", {"scope": "envs", "limit": 3}),
+        (["runs"], "get_status", {"scope": "runs"}),
+        (["env", "list"], "get_status", {"scope": "envs"}),
+        (
+            ["dry-run", "arith", "--algorithm", "sft", "--set", "steps=4", "--samples", "8"],
+            "dry_run",
+            {"env_id": "arith", "algorithm": "sft", "settings": {"steps": 4}, "samples": 8},
+        ),
+        (["estimate", "arith", "--model", "m"], "estimate_cost", {"env_id": "arith", "model": "m"}),
+        (
+            ["train", "arith", "--set", "loss=dapo", "--note", "n", "--max-gpu-hours", "0.5"],
+            "submit_train",
+            {
+                "env_id": "arith",
+                "model": "pebble",
+                "algorithm": "grpo",
+                "settings": {"loss": "dapo"},
+                "note": "n",
+                "max_gpu_hours": 0.5,
+            },
+        ),
+        (["train", "--resume", "r-1"], "submit_train", {"resume": "r-1", "approved": False}),
+        (["train", "arith", "--yes"], "submit_train", {"env_id": "arith", "approved": True}),
+        (
+            ["logs", "r-1", "--view", "metrics", "--key", "loss", "--key", "kl"],
+            "read_logs",
+            {"run_id": "r-1", "view": "metrics", "keys": ["loss", "kl"]},
+        ),
+        (
+            ["rollouts", "r-1", "--pick", "best", "--where", "reward < 1", "--tokens"],
+            "read_rollouts",
+            {"run_id": "r-1", "pick": "best", "where": "reward < 1", "tokens": True},
+        ),
+        (
+            ["evaluate", "arith", "pebble", "r-1@best", "--rows", "40"],
+            "evaluate",
+            {"env_id": "arith", "models": ["pebble", "r-1@best"], "rows": 40},
+        ),
+        (["compare", "a", "b", "--env", "e"], "compare_runs", {"ids": ["a", "b"], "env_id": "e"}),
+        (["diagnose", "r-1"], "diagnose", {"run_id": "r-1"}),
+        (["cancel", "r-1", "--reason", "why"], "cancel_run", {"run_id": "r-1", "reason": "why"}),
+        (["deploy", "r-1@best"], "deploy", {"run_id": "r-1@best"}),
+        (["undeploy", "r-1"], "deploy", {"run_id": "r-1", "action": "stop"}),
+        (
+            ["export", "r-1", "/out", "--format", "merged"],
+            "deploy",
+            {"run_id": "r-1", "action": "export", "format": "merged", "path": "/out"},
+        ),
+        (
+            ["chat", "r-1", "hello", "--compare-to", "pebble", "--temperature", "0.5"],
+            "chat",
+            {"model": "r-1", "message": "hello", "compare_to": "pebble", "temperature": 0.5},
+        ),
+    ],
+)
+def test_a_command_reaches_its_verb(
+    home: Home, monkeypatch: pytest.MonkeyPatch, argv: list[str], verb: str, arguments: dict
+):
+    seen = spy(monkeypatch, verb, {"run_id": "r-1", "state": "queued"})
+    done = call(*argv, "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["run_id"] == "r-1"
+    (given,) = seen
+    assert {name: given[name] for name in arguments} == arguments
+    assert given["home"] == home
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (UserError("SETTING_UNKNOWN", "no", hint="steps"), 2),
+        (UserError("RUN_NOT_FOUND", "no"), 2),
+        (UserError("BUDGET", "no"), 2),
+        (UserError("DEPLOY_FAILED", "no"), 1),
+        (UserError("NO_TORCH", "no"), 1),
+    ],
+)
+def test_the_exit_status_tells_wrong_input_from_failed_work(
+    home: Home, monkeypatch: pytest.MonkeyPatch, error: UserError, status: int
+):
+    spy(monkeypatch, "submit_train", error)
+    told = call("train", "arith")
+    assert told.exit_code == status
+    assert told.stdout == ""
+    assert error.code in told.stderr and "Traceback" not in told.stderr
+    asked = call("train", "arith", "--json")
+    assert asked.exit_code == status
+    assert json.loads(asked.stdout) == error.payload()
+
+
+def test_a_crash_is_one_sentence_and_its_traceback_is_in_the_log(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    spy(monkeypatch, "get_status", RuntimeError("the disk of doom"))
+    done = call("status")
+    assert done.exit_code == 1
+    assert "the disk of doom" in done.stderr and "Traceback" not in done.stderr
+    assert str(log_file(home)) in done.stderr
+    assert "Traceback" in log_file(home).read_text()
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["status", "nothing"],
+        ["train", "a", "--algorithm", "dpo"],
+        ["train", "a", "--set", "steps"],
+        ["wait"],
+        ["wait", "r", "--until", "never"],
+        ["deploy"],
+        ["export", "r", "/o", "--format", "gguf"],
+        ["nonsense"],
+        ["status", "--bogus"],
+        ["serve", "--root", "/no/such/folder"],
+        ["init", "--agent", "emacs"],
+        ["playbook", "nonsense"],
+        ["train", "missing.toml"],
+    ],
+)
+def test_wrong_input_leaves_with_two(home: Home, argv: list[str]):
+    done = call(*argv)
+    assert done.exit_code == 2, done.output
+    assert "Traceback" not in done.output
+
+
+def test_settings_are_json_where_they_can_be():
+    given = ["steps=60", "learning_rate=1e-4", "loss=dapo", 'stop=["a"]', "thinking=true", "x=a=b"]
+    assert settings_from(given) == {
+        "steps": 60,
+        "learning_rate": 1e-4,
+        "loss": "dapo",
+        "stop": ["a"],
+        "thinking": True,
+        "x": "a=b",
+    }
+    assert settings_from(None) == {}
+
+
+@pytest.mark.parametrize(
+    ("call_", "shown"),
+    [
+        (
+            verbs.suggest("wait_run", run_id="r-1", until="end", cursor="7"),
+            "honesmith wait r-1 --until end",
+        ),
+        (
+            verbs.suggest("submit_train", env_id="a", algorithm="sft", settings={"steps": 6}),
+            "honesmith train a --algorithm sft --set steps=6",
+        ),
+        (verbs.suggest("submit_train", resume="r-1"), "honesmith train --resume r-1"),
+        (verbs.suggest("compare_runs", ids=["a", "b"]), "honesmith compare a b"),
+        (verbs.suggest("diagnose", run_id="r-1"), "honesmith diagnose r-1"),
+        (verbs.suggest("chat", model="m", message="hi you"), "honesmith chat m 'hi you'"),
+        (verbs.suggest("deploy", run_id="r", action="stop"), "honesmith undeploy r"),
+        (
+            verbs.suggest("deploy", run_id="r", action="export", path="out"),
+            "honesmith export r out",
+        ),
+        (verbs.suggest("read_logs", run_id="r", keys=["kl"]), "honesmith logs r --key kl"),
+    ],
+)
+def test_a_suggested_call_is_shown_as_a_command_that_exists(call_: dict, shown: str):
+    assert as_command(call_) == shown
+    command = get_command(app)
+    for word in shown.split()[1:2]:
+        assert word in command.commands
+
+
+def test_a_plan_file_is_trained_with_what_the_command_line_changes(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    plan = tmp_path / "train.toml"
+    plan.write_text(
+        'model = "m"\nalgorithm = "sft"\nenv = "arith"\n[settings]\nepochs = 2\nseed = 1\n'
+    )
+    seen = spy(monkeypatch, "submit_train", {"run_id": "r-1"})
+    assert call("train", str(plan), "--set", "seed=3", "--model", "pebble").exit_code == 0
+    assert {name: seen[0][name] for name in ("env_id", "model", "algorithm", "settings")} == {
+        "env_id": "arith",
+        "model": "pebble",
+        "algorithm": "sft",
+        "settings": {"epochs": 2, "seed": 3},
+    }
+
+
+def test_a_plan_file_with_an_unknown_setting_is_refused_by_line(home: Home, tmp_path: Path):
+    plan = tmp_path / "train.toml"
+    plan.write_text('env = "arith"\n[settings]\nstepz = 2\n')
+    done = call("train", str(plan), "--json")
+    assert done.exit_code == 2
+    assert "train.toml:3" in json.loads(done.stdout)["message"]
+
+
+@pytest.mark.parametrize(
+    ("state", "status"), [("done", 0), ("failed", 1), ("cancelled", 1), ("running", 1)]
+)
+def test_wait_says_by_its_status_how_the_run_stands(
+    home: Home, monkeypatch: pytest.MonkeyPatch, state: str, status: int
+):
+    spy(monkeypatch, "wait_run", {"run_id": "r-1", "state": state, "cursor": "0"})
+    assert call("wait", "r-1", "--timeout", "0.05", "--json").exit_code == status
+
+
+def test_waiting_for_an_evaluation_ends_when_it_came(home: Home, monkeypatch: pytest.MonkeyPatch):
+    reply = {"run_id": "r-1", "state": "running", "reached": True, "cursor": "9"}
+    seen = spy(monkeypatch, "wait_run", reply)
+    assert call("wait", "r-1", "--until", "next_eval", "--json").exit_code == 0
+    assert len(seen) == 1
+
+
+def test_train_and_wait_gives_one_json_value(home: Home, monkeypatch: pytest.MonkeyPatch):
+    spy(monkeypatch, "submit_train", {"run_id": "r-1", "state": "queued"})
+    spy(monkeypatch, "wait_run", {"run_id": "r-1", "state": "done", "verdict": "better"})
+    done = call("train", "arith", "--wait", "--json")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["verdict"] == "better"
+
+
+def test_a_hint_names_the_command_to_type(home: Home, monkeypatch: pytest.MonkeyPatch):
+    assert "try: honesmith playbook judging" in call("playbook", "juding").stderr
+    assert "try: honesmith playbook lists them." in call("playbook", "xyzzy").stderr
+    hint = 'Try submit_train(resume="r-1"), see f(x), then wait_run(run_id=RUN).'
+    said = "Try honesmith train --resume r-1, see f(x), then honesmith wait RUN."
+    assert as_typed(hint) == said
+    spy(monkeypatch, "cancel_run", UserError("RUN_STATE", "no", hint='wait_run(run_id="r-1")'))
+    assert "try: honesmith wait r-1" in call("cancel", "r-1").stderr
+    asked = json.loads(call("cancel", "r-1", "--json").stdout)
+    assert asked["hint"] == 'wait_run(run_id="r-1")'
+
+
+@pytest.mark.parametrize(
+    ("said", "typed"),
+    [
+        ('get_status(scope="envs") lists them.', "honesmith env list lists them."),
+        ("get_status scope=deployments lists them.", "honesmith status deployments lists them."),
+        ("Push one with push_env.", "Push one with honesmith env push."),
+        ("Stop one with deploy action=stop.", "Stop one with honesmith undeploy."),
+        ("Push again with install=true.", "Push again with --install."),
+        ("set accept_reward_risk=true", "--set accept_reward_risk=true"),
+        ("Metrics: read_logs(run_id).", "Metrics: honesmith logs run_id."),
+        ("then submit_train(resume=...)", "then honesmith train --resume ..."),
+        ("See train://settings.", "See docs/settings.md."),
+        ("evaluate it, diagnose it, deploy it", "evaluate it, diagnose it, deploy it"),
+        ("honesmith env push push_environment", "honesmith env push push_environment"),
+        (
+            'submit_train(env_id="a", settings={"thinking": true}, max_gpu_hours=2.1)',
+            "honesmith train a --set thinking=true --max-gpu-hours 2.1",
+        ),
+        (
+            'submit_train(env_id="a", settings={"a": null, "x": [false, N, ...]}, approved=true)',
+            """honesmith train a --set a=null --set 'x=[false, "N", "..."]' --approved""",
+        ),
+        ("submit_train(env_id=E, settings=...)", "honesmith train E --set ..."),
+        ('chat(model="push_env", message="hi")', "honesmith chat push_env hi"),
+        (
+            "dry_run, push_env: push_env",
+            "honesmith dry-run, honesmith env push: honesmith env push",
+        ),
+        *((path, path) for path in ("/srv/push_env/environment.py is missing", "a/dry_run")),
+        *((path, path) for path in ("/data/dry_run/x", "push_env.py", "dry_run-2", "dry_run@best")),
+        *((odd, odd) for odd in ("dry_run(x, (y))", "/x/evaluate(a)", "x/install=true/y")),
+        ("evaluate(models=[1 + a], env_id=[{}: 1])", "evaluate(models=[1 + a], env_id=[{}: 1])"),
+    ],
+)
+def test_no_tool_is_named_to_a_person(said: str, typed: str):
+    assert as_typed(said) == typed
+
+
+TOOLS = sorted(_COMMANDS)
+PART = st.sampled_from([*TOOLS, "home", "a.b", "run-1", "..", "train:", "install=true"])
+PATH = st.builds(
+    lambda root, parts, end: root + "/".join(parts) + end,
+    st.sampled_from(["/", "./", "~/", "C:\\", "x/"]),
+    st.lists(PART, min_size=1, max_size=4),
+    st.sampled_from(["", "/", ".py", "@best"]),
+)
+ENDED = st.sampled_from(["", ".", ",", ":", ";", " is missing."])
+WORD = st.sampled_from(["push", "the", "see", "2.1", "(x)", "env_id="])
+
+
+@given(st.lists(st.tuples(WORD | PATH | st.sampled_from(TOOLS), ENDED), max_size=8))
+def test_a_path_is_said_as_it_is_whatever_its_folders_are_called(words: list[tuple[str, str]]):
+    typed = as_typed(" ".join(word + end for word, end in words))
+    for word, end in words:
+        if "/" in word or "\\" in word:
+            assert word + end in typed
+            typed = typed[typed.index(word + end) + len(word + end) :]
+        elif "_" in word and word in TOOLS:
+            assert f"honesmith {_COMMANDS[word][0]}{end}" in typed
+
+
+def test_training_nothing_is_refused_in_the_words_of_a_terminal(home: Home):
+    told = call("train")
+    assert told.exit_code == 2 and "no environment was named" in told.stderr
+    assert "honesmith env list" in told.stderr and "get_status" not in told.stderr
+
+
+PLAN = {
+    "summary": "Not ready: budget: too dear.",
+    "checks": [
+        {"name": "env", "status": "pass", "detail": "units@1: single"},
+        {"name": "data", "status": "warn", "detail": "few rows"},
+        {"name": "budget", "status": "fail", "detail": "too dear", "fix": "Lower steps."},
+        {"name": "probe", "status": "skip", "detail": "needs budget"},
+    ],
+    "settings": {"steps": 60, "learning_rate": 0.001},
+    "sources": {"steps": "user", "learning_rate": "recipe"},
+    "audit": {"probes": [{"probe": "empty", "mean": 0.0}]},
+    "warnings": ["data: few rows", "env_id 'unit' was taken as units@1"],
+}
+
+
+def test_a_dry_run_says_its_verdict_first_then_what_is_amiss_then_what_was_given(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    spy(monkeypatch, "dry_run", PLAN)
+    shown = call("dry-run", "unit").stdout
+    order = ["Not ready", "✗ budget", "-> Lower steps.", "! data", "passed: env", "steps = 60"]
+    assert [shown.index(word) for word in order] == sorted(shown.index(word) for word in order)
+    assert "learning_rate" not in shown and "empty" not in shown and shown.count("few rows") == 1
+    assert "was taken as units@1" in shown
+    whole = call("dry-run", "unit", "--all").stdout
+    assert whole.startswith("Not ready") and "learning_rate" in whole and "empty" in whole
+
+
+ESTIMATE = {
+    "summary": "About 32 s.",
+    "hours": {"low": 0.004, "likely": 0.009, "high": 0.02},
+    "gpu_hours": {"low": 0.004, "likely": 0.009, "high": 0.02},
+    "money": {"low": 0.0, "likely": 0.0, "high": 0.0},
+    "gpu_hour_price": 0,
+    "peak_memory": {"weights": 19_100_000, "total": 631_918_315},
+    "memory_available": 25_300_000_000,
+    "device": "cpu",
+    "fit": "fits",
+    "disk_bytes": 30_000_000,
+    "lower_this": "steps from 60 to 30",
+    "basis": "measured",
+}
+
+
+def test_an_estimate_is_in_units_people_read_and_names_what_to_lower_when_it_does_not_fit(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    spy(monkeypatch, "estimate_cost", ESTIMATE)
+    shown = call("estimate", "arith").stdout
+    assert "631.9 MB of 25.3 GB" in shown and "631918315" not in shown and "32 s" in shown
+    assert "GPU-hours" not in shown and "money" not in shown and "lower" not in shown
+    gpu = {"fit": "too_big", "device": "cuda:0", "gpu_hour_price": 2}
+    spy(monkeypatch, "estimate_cost", ESTIMATE | gpu)
+    shown = call("estimate", "arith").stdout
+    assert "GPU-hours" in shown and "money" in shown and "lower: steps from 60 to 30" in shown
+
+
+def test_the_contents_of_the_playbook_name_the_command(home: Home):
+    shown = call("playbook").stdout
+    assert "`honesmith playbook SECTION`" in shown and "read_playbook" not in shown
+
+
+@pytest.mark.parametrize(
+    ("typed", "near"),
+    [
+        (["bogus"], ""),
+        (["run"], "runs"),
+        (["eval"], "evaluate"),
+        (["dryrun"], "dry-run"),
+        (["env", "pus"], "push"),
+    ],
+)
+def test_only_near_names_are_suggested_for_a_typo(home: Home, typed: list[str], near: str):
+    told = call(*typed)
+    assert told.exit_code == 2
+    assert ("Did you mean" in told.stderr) == bool(near) and near in told.stderr
+
+
+@pytest.mark.parametrize("argv", [["train"], ["logs"], ["serve"], ["env", "push"], ["env"], []])
+def test_help_shows_no_type_for_flags_and_no_empty_choice(argv: list[str]):
+    shown = call(*argv, "--help").stdout
+    assert "--help" in shown
+    assert "<bool>" not in shown and "<|" not in shown
+
+
+def test_a_dry_run_with_a_failing_check_leaves_with_one(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    checks = [{"name": "env", "status": "fail", "detail": "no rows", "fix": "add rows"}]
+    spy(monkeypatch, "dry_run", {"checks": checks})
+    done = call("dry-run", "arith")
+    assert done.exit_code == 1
+    assert "no rows" in done.stdout and "add rows" in done.stdout
+
+
+def test_the_playbook_is_printed_as_it_is(home: Home):
+    assert call("playbook", "loop").stdout.strip() == verbs.read_playbook("loop").strip()
+    assert json.loads(call("playbook", "loop", "--json").stdout)["text"].startswith("# ")
+
+
+def test_nothing_is_asked_although_nobody_is_there_to_answer(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    class Silent:
+        def __getattr__(self, name: str):
+            raise AssertionError(f"stdin.{name} was used")
+
+    spy(monkeypatch, "submit_train", {"run_id": "r"})
+    monkeypatch.setattr(sys, "stdin", Silent())
+    for argv in (["init", str(tmp_path)], ["train", "a"], ["status"], ["playbook"]):
+        command = get_command(app)
+        with pytest.raises(SystemExit) as left:
+            command(argv)
+        assert left.value.code == 0
+
+
+def test_people_see_tables_warnings_and_the_next_command(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    spy(
+        monkeypatch,
+        "get_status",
+        {
+            "runs": [{"run_id": "arith-grpo-7", "state": "running", "created": 1795201422.0}],
+            "warnings": ["slow disk"],
+            "next": [verbs.suggest("wait_run", run_id="arith-grpo-7")],
+        },
+    )
+    shown = call("status").stdout
+    assert "arith-grpo-7  running" in shown
+    assert "! slow disk" in shown
+    assert "next: honesmith wait arith-grpo-7" in shown
+    assert "1795201422" not in shown and "\x1b" not in shown
+
+
+def test_text_of_a_run_cannot_move_the_terminal(home: Home, monkeypatch: pytest.MonkeyPatch):
+    nasty = {"rollouts": [{"completion": "\x1b]0;owned\x07\x1b[2J[bold]hi[/bold]"}]}
+    spy(monkeypatch, "read_rollouts", nasty)
+    shown = call("rollouts", "r-1").stdout
+    assert "\x1b" not in shown and "owned" not in shown
+    assert "[bold]hi[/bold]" in shown
+
+
+def test_doctor_names_the_log_of_our_faults(home: Home, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("engine.doctor.CHECKS", ())
+
+    def log_check() -> dict:
+        checks = json.loads(call("doctor", "--json").stdout)["checks"]
+        return next(check for check in checks if check["name"] == "server log")
+
+    assert log_check()["status"] == "pass"
+    log_file(home).write_text("Traceback\n")
+    assert str(log_file(home)) in log_check()["detail"]
+
+
+def test_doctor_leaves_with_one_when_a_check_fails(home: Home, monkeypatch: pytest.MonkeyPatch):
+    from engine.doctor import Finding
+
+    broken = (lambda home: iter([Finding("disk", "fail", "full", "tidy up")]),)
+    monkeypatch.setattr("engine.doctor.CHECKS", broken)
+    done = call("doctor")
+    assert done.exit_code == 1
+    assert "disk" in done.stdout and "tidy up" in done.stdout
+
+
+def test_the_report_of_a_run_is_written_and_named(home: Home):
+    with Store(home) as store:
+        row = store.insert_run(NewRun("arith-sft", "train", "sft", "arith@0", "pebble"))
+    run = home.run(row.run_id)
+    run.create()
+    write_json(run.config, {"run_id": row.run_id, "settings": {}, "algorithm": "sft"})
+    done = call("report", row.run_id, "--json")
+    assert done.exit_code == 0, done.output
+    path = Path(json.loads(done.stdout)["report"])
+    assert path == run.report and path.is_file()

@@ -1,0 +1,205 @@
+"""Which key may call what: every tool and every resource against every set of scopes."""
+
+import json
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from http_server import client_of, listening
+from mcp import MCPError
+
+from engine.home.run_dir import Home
+from mcp_server.access.bearer import load_token
+from mcp_server.access.keys import SCOPES, add_key
+from mcp_server.protocol.tools import LOOK, NEEDS, offered
+
+SETS = [pick for size in (1, 2, 4) for pick in combinations(SCOPES, size)]
+VALUES = {"string": "nobody", "integer": 1, "number": 1, "boolean": False, "array": ["nobody"]}
+
+
+def arguments_of(schema: dict[str, Any]) -> dict[str, Any]:
+    """What a call of a tool must have, none of which exists."""
+    return {name: VALUES[schema["properties"][name]["type"]] for name in schema.get("required", [])}
+
+
+def code_of(result: Any) -> str:
+    return json.loads(result.content[0].text)["code"] if result.is_error else ""
+
+
+def test_every_tool_needs_a_scope_and_what_only_looks_needs_read(home: Home):
+    tools = offered(home, ())
+    assert set(NEEDS) == {tool.name for tool in tools}
+    for tool in tools:
+        assert (NEEDS[tool.name] == "read") == (tool.annotations is LOOK), tool.name
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_a_key_calls_exactly_what_its_scopes_allow(home: Home, mode: str):
+    tokens = {pick: add_key(home, "-".join(pick), pick)[1] for pick in SETS}
+    load_token(home)
+    async with listening(home) as url:
+        for pick, token in tokens.items():
+            async with client_of(url, token, mode) as client:
+                for tool in (await client.list_tools()).tools:
+                    result = await client.call_tool(tool.name, arguments_of(tool.input_schema))
+                    forbidden = code_of(result) == "FORBIDDEN"
+                    assert forbidden == (NEEDS[tool.name] not in pick), (pick, tool.name)
+                    if forbidden:
+                        said = json.loads(result.content[0].text)
+                        assert NEEDS[tool.name] in said["message"] and "key add" in said["hint"]
+                for uri in ("train://hardware", "playbook://TRAINING.md", "run://nobody/config"):
+                    try:
+                        await client.read_resource(uri)
+                        told = ""
+                    except MCPError as error:
+                        told = str(error)
+                    assert ("FORBIDDEN" in told) == ("read" not in pick), (pick, uri, told)
+    lines = [json.loads(line) for line in home.audit.read_text().splitlines()]
+    denied = {(line["who"], line["tool"]) for line in lines if line["result"] == "FORBIDDEN"}
+    assert ("read", "submit_train") in denied and ("read-train", "deploy") in denied
+    assert ("train", "submit_train") not in denied
+
+
+@pytest.mark.timeout(60)
+async def test_a_key_that_only_reads_is_not_sent_to_what_it_may_not_call(home: Home):
+    _, token = add_key(home, "reader", ["read"])
+    load_token(home)
+    async with listening(home) as url:
+        async with client_of(url, token) as client:
+            told = (await client.call_tool("get_status", {})).structured_content
+        async with client_of(url, load_token(home)) as client:
+            owner = (await client.call_tool("get_status", {})).structured_content
+    assert {NEEDS[call["tool"]] for call in told["next"]} <= {"read"}
+    assert any(NEEDS[call["tool"]] != "read" for call in owner["next"])
+
+
+@pytest.mark.timeout(60)
+async def test_completion_and_tasks_need_the_scope_read_too(home: Home):
+    from mcp.types import ResourceTemplateReference
+
+    _, token = add_key(home, "trainer", ["train"])
+    load_token(home)
+    reference = ResourceTemplateReference(uri="run://{run_id}/metrics")
+    async with listening(home) as url, client_of(url, token) as client:
+        with pytest.raises(MCPError, match="FORBIDDEN"):
+            await client.complete(reference, {"name": "run_id", "value": ""})
+        assert (await client.list_tools()).tools, "what is offered is no secret"
+
+
+THIEF = """
+import os
+
+from envs import Score, SingleTurnEnv, Task
+
+
+class Thief(SingleTurnEnv):
+    def tasks(self):
+        return [Task(f"t{n}", f"Say {n}.", str(n)) for n in range(40)]
+
+    def score(self, task, completion):
+        return Score(float(completion == task.answer))
+
+
+def load_environment():
+    return Thief()
+"""
+
+
+def thief(folder: Path, settings: str) -> Path:
+    folder.mkdir()
+    (folder / "environment.py").write_text(THIEF)
+    (folder / "environment.toml").write_text(settings)
+    return folder
+
+
+@pytest.mark.timeout(90)
+async def test_a_key_gives_its_environment_only_what_the_owner_agreed_to(
+    home: Home, tmp_path: Path
+):
+    """A secret is a variable of the server: who may train may not read them all."""
+    folder = thief(tmp_path / "thief", 'secrets = ["CLOUD_KEY"]\n[limits]\nnetwork = true\n')
+    plain = thief(tmp_path / "plain", "")
+    _, token = add_key(home, "trainer", ["train"])
+    owner = load_token(home)
+    async with listening(home, "--root", str(tmp_path)) as url:
+
+        async def push(key: str, place: Path, **named: str) -> Any:
+            async with client_of(url, key) as client:
+                return await client.call_tool("push_env", {"path": str(place)} | named)
+
+        refused = await push(token, folder)
+        said = json.loads(refused.content[0].text)
+        assert said["code"] == "FORBIDDEN"
+        assert "the secret CLOUD_KEY and a network" in said["message"]
+        assert 'key_secrets = ["CLOUD_KEY"] and key_network = true' in said["hint"]
+        assert not list(home.root.rglob("thief")), "nothing of it is stored"
+        asks = (await push(token, plain)).structured_content
+        assert (asks["secrets"], asks["network"]) == ([], False)
+        asks = (await push(owner, folder)).structured_content
+        assert (asks["secrets"], asks["network"]) == (["CLOUD_KEY"], True)
+        assert not (await push(token, folder)).is_error, "what the owner pushed is agreed"
+        assert code_of(await push(token, folder, name="mine")) == "FORBIDDEN"
+        home.config_file.write_text('key_secrets = ["CLOUD_KEY"]\n')
+        said = json.loads((await push(token, folder, name="mine")).content[0].text)
+        assert "CLOUD_KEY" not in said["message"] and "a network" in said["message"]
+        home.config_file.write_text('key_secrets = ["CLOUD_KEY"]\nkey_network = true\n')
+        assert not (await push(token, folder, name="mine")).is_error
+
+
+@pytest.mark.timeout(60)
+async def test_a_key_cannot_ask_which_files_there_are(home: Home, tmp_path: Path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    plain = thief(tmp_path / "plain", "")
+    _, token = add_key(home, "reader", ["read"])
+    owner = load_token(home)
+    told: dict[str, set[str]] = {}
+    async with listening(home, "--root", str(tmp_path)) as url:
+        async with client_of(url, owner) as client:
+            assert not (await client.call_tool("push_env", {"path": str(plain)})).is_error
+        for key in (token, owner):
+            async with client_of(url, key) as client:
+                for name in ("folder", "file", "none"):
+                    asked = {"env_id": "plain", "model": str(tmp_path / name)}
+                    result = await client.call_tool("estimate_cost", asked)
+                    text = result.content[0].text.replace(str(tmp_path / name), "PATH")
+                    told.setdefault(key, set()).add(text)
+    (said,) = told[token]
+    assert json.loads(said)["code"] == "MODEL_NOT_FOUND"
+    assert len(told[owner]) == 3, "the owner is told what is wrong"
+
+
+@pytest.mark.timeout(90)
+async def test_keys_do_not_meet_in_their_request_ids_and_a_retry_is_the_same_call(
+    home: Home, tmp_path: Path
+):
+    """The key of the second has too few hours for the default cap: it is given what is left."""
+    plain = thief(tmp_path / "plain", "")
+    tokens = [
+        add_key(home, name, ["read", "train"], gpu_hours_per_day=hours)[1]
+        for name, hours in (("first", 0.0), ("second", 0.7), ("third", 0.0))
+    ]
+    runs = []
+    async with listening(home, "--root", str(tmp_path)) as url:
+        for number, token in enumerate(tokens):
+            async with client_of(url, token) as client:
+                await client.call_tool("push_env", {"path": str(plain)})
+                asked = {"env_id": "plain", "request_id": "try-1", "note": str(number)}
+                asked |= {"algorithm": "sft", "settings": {"steps": 1}}
+                made = await client.call_tool("submit_train", asked)
+                assert not made.is_error, made.content[0].text
+                again = await client.call_tool("submit_train", asked)
+                assert not again.is_error, again.content[0].text
+                assert again.structured_content["run_id"] == made.structured_content["run_id"]
+                runs.append(made.structured_content)
+                told = await client.call_tool("get_status", {"scope": "runs"})
+                key = told.structured_content.get("key")
+                assert bool(key) == (number == 1), "only a key with a limit has something to count"
+                await client.call_tool("cancel_run", {"run_id": runs[-1]["run_id"]})
+    assert len({run["run_id"] for run in runs}) == 3
+    said = [any("max_gpu_hours was not given" in w for w in run["warnings"]) for run in runs]
+    assert said == [False, True, False]
+    config = json.loads(home.run(runs[1]["run_id"]).config.read_text())
+    assert config["max_gpu_hours"] == 0.7
