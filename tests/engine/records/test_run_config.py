@@ -1,0 +1,43 @@
+"""A run's config is read as one typed record, and a damaged one names the key at fault."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.records.record import DamagedRecord
+from engine.records.run_config import GRPOConfig, read_run_config
+
+GOLDEN = Path(__file__).parents[2] / "faults" / "golden" / "0.1.0" / "runs"
+
+
+@pytest.mark.parametrize("run", sorted(path.name for path in GOLDEN.iterdir()))
+def test_the_config_of_an_older_version_is_read_whole(run: str):
+    config = read_run_config(GOLDEN / run / "config.json")
+    stored = json.loads((GOLDEN / run / "config.json").read_text())
+    assert isinstance(config, GRPOConfig)
+    assert config.to_json() == stored | {"profile": False}
+
+
+@pytest.mark.parametrize("key", ["settings.learning_rate", "base.path", "env_id", "algorithm"])
+def test_a_key_that_is_missing_is_named_with_its_file(tmp_path: Path, key: str):
+    content = json.loads((GOLDEN / "sums-grpo-1" / "config.json").read_text())
+    *above, last = key.split(".")
+    place = content
+    for name in above:
+        place = place[name]
+    place["renamed"] = place.pop(last)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(DamagedRecord) as damaged:
+        read_run_config(path)
+    assert last in damaged.value.message or "tag" in damaged.value.message
+    assert str(path) in damaged.value.message
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null"])
+def test_what_is_no_object_is_damaged_too(tmp_path: Path, text: str):
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(DamagedRecord, match=r"config\.json is damaged"):
+        read_run_config(path)
