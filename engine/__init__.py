@@ -1,3 +1,7 @@
 """The engine: everything a run needs, without the protocol. Start at `runs/submit.py` for how a run
 begins and at `supervisor.py` for how it goes on; nobody imports `worker`.
+
+    doctor.py      what is wrong with this machine
+    dry_run.py     the staircase of checks before anything is spent
+    supervisor.py  one per living run: caps, cancel, exit record
 """

@@ -1,4 +1,12 @@
-"""Tasks and scores. An environment imports what it needs from here."""
+"""Tasks and scores. An environment imports what it needs from here.
+
+base.py         Message, Task, Score, the two kinds of environment
+code_tests.py   code under tests, in a process of its own
+dataset.py      data files to tasks; every bad line by number
+json_schema.py  a subset of JSON Schema
+judge.py        rubrics; a model as judge behind hard checks
+rewards.py      scorers to combine
+"""
 
 from envs.base import Env, Message, MultiTurnEnv, Score, SingleTurnEnv, Task, ToolCall
 

@@ -1,3 +1,15 @@
 """What needs no home: errors, metric names, files, hardware, text. Everyone may use it and it
 imports nothing of ours; start with `errors.py` and `files.py`.
+
+    agent_files.py   places that coding agents obey, where nothing is written
+    crash.py         labelled points at which a test kills a process
+    errors.py        error codes, failure kinds, UserError
+    files.py         writing and reading that survives kills and full disks
+    filters.py       filter expressions over rows
+    format.py        numbers as people say them
+    hardware.py      devices, memory, cores, as containers allow
+    metrics.py       the one list of metric names
+    paging.py        pages of files that only grow
+    slow_clients.py  connections on which nothing comes, closed; sooner where there are too many
+    split.py         which rows are held out
 """

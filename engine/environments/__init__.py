@@ -1,3 +1,12 @@
 """Versions of tasks: a folder is pushed, stored, read, compared and thrown away. Start with
 `push.py` for how one is made and `registry.py` for how it is found.
+
+    datasets.py      what is in a data file
+    env_facts.py     an environment's rows in tokens of a given model
+    env_packages.py  virtual environments for requirements.txt
+    pip_index.py     where pip looks for packages on this machine
+    push.py          a folder becomes a version
+    registry.py      the versions there are; their process, their rows
+    snapshot.py      a folder into a copy and a content hash, within limits
+    versions.py      versions built, compared, taken out, thrown away
 """

@@ -1,3 +1,14 @@
 """What is on disk: paths, rows, metrics, text made safe to show. Everything above `core` uses it;
 start with `run_dir.py` for files and `store.py` for rows.
+
+    curves.py       metrics thinned to what a reader can use
+    database.py     opening the database; its schema as a list of steps
+    halves.py       which half of the held-out tasks a number speaks of
+    progress.py     how far a run is; STATUS.md
+    recovery.py     the rows read back from folders, when the database is lost
+    rows.py         the rows as types; states and what may follow what
+    run_dir.py      every path inside the home
+    sanitize.py     untrusted text made safe to show
+    store.py        the rows: runs, leases, environments, deployments, estimates
+    user_config.py  what its owner set in config.toml
 """

@@ -1,3 +1,8 @@
 """Processes that outlive a call: started, alive or not, how they ended. Runs and deployments stand
 on it; start with `launcher.py`.
+
+    deployments.py   which serving processes live
+    launcher.py      start what is queued, tell what lives, take up what died
+    outcome.py       how an attempt ended
+    vllm_process.py  a vLLM server as a child, gone with whoever started it
 """

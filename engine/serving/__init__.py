@@ -1,1 +1,5 @@
-"""Models that answer: deploy, chat, export. Start with `service.py`."""
+"""Models that answer: deploy, chat, export. Start with `service.py`.
+
+export.py   an adapter or a merged model as files
+service.py  deploy and chat
+"""

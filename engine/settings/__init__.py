@@ -1,3 +1,8 @@
 """Settings of a run: other trainers' names, defaults, and all of it resolved. Their schema is
 `records/settings.py`; start with `resolution.py`.
+
+    aliases.py     names from other trainers, and what to write here
+    defaults.py    how a setting left out is chosen; which cannot stand together
+    resolution.py  settings checked and resolved, each with its source; TOML files; the reference
+                   page
 """

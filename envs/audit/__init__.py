@@ -1,3 +1,8 @@
 """What a scorer pays for answers that are none, and whether it pays twice the same. Start with
 `reward_audit.py`.
+
+    audit_summary.py  what an audit comes to, in one line
+    probes.py         those answers
+    rescore.py        answers scored once more by a process that has scored nothing else
+    reward_audit.py   what a scorer pays for answers that are none
 """

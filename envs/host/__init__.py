@@ -1,3 +1,11 @@
 """An environment in a process of its own: loaded, asked over a pipe, ended. The engine's door is
 `process.py`; `sandbox_parent.py` and `child.py` run inside that process.
+
+    child.py           what runs in the env process
+    installer.py       pip in the box, for one environment's packages
+    loader.py          a folder to an Env; what is wrong, with file and line
+    pipe.py            lines over the pipe to an env process
+    process.py         the client of an env process
+    redact.py          secrets taken out of what leaves it
+    sandbox_parent.py  the parent of user code: limits before, nothing left after
 """

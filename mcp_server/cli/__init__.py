@@ -1,2 +1,14 @@
-"""`honesmith`: serve, setup, demo, doctor, init, and the verbs as commands. Start with
-`main.py`."""
+"""`honesmith`: serve, setup, demo, doctor, init, and the verbs as commands. Start with `main.py`.
+
+__main__.py        `python -m mcp_server.cli`, as client configurations start it
+client_config.py   the entry in each agent's configuration file
+data_commands.py   commands about data files
+demo.py            the whole loop through a real client
+env_commands.py    commands about environments
+key_commands.py    commands about keys
+main.py            `honesmith`: serve, setup, demo, doctor, init, and the verbs
+model_commands.py  commands about trained models
+overview_page.py   all runs, environments and reports on one page
+run_commands.py    commands about runs
+starter.py         a new environment from a template, a new project
+"""

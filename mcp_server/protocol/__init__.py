@@ -1,3 +1,15 @@
 """The server over MCP: tools, resources, prompts, tasks, over stdio and HTTP. Start with `app.py`,
 then `guard.py`.
+
+    agreement.py     a person agrees to a spend above the home's limit
+    app.py           the server over one home: tools, resources, prompts, tasks
+    guard.py         the one place a call passes on its way in and out: scopes, unknown arguments,
+                     errors, sizes
+    http_app.py      streamable HTTP behind a gate: bearer token, Host, Origin, sizes, rates
+    parent_watch.py  the server ends when the agent that started it is gone
+    prompts.py       three ways a person starts the work
+    resources.py     playbook, runs, environments, hardware, settings to read
+    stdio.py         lines over stdio that are no message, mended or refused
+    tasks.py         a wait as a task, for clients that declare tasks
+    tools.py         the tools: arguments, descriptions, bounds
 """

@@ -1,3 +1,12 @@
 """Numbers without a judgement: intervals, tests, power, rows as sides, shared rows. The ground of
 the other folders of the evidence; start with `inference.py` and `results.py`.
+
+    distributions.py  normal, binomial, on the standard library
+    inference.py      Wilson, McNemar, bootstrap, smallest detectable gap, the paired verdict
+    learnability.py   what sampled answers of a base say about training on them
+    overlap.py        held-out tasks in training rows: exact, normalised, by word sequences
+    power.py          how many tasks or attempts would show a change worth having
+    results.py        evaluation rows as sides that can be compared
+    text_metrics.py   what can be measured on answers as text
+    thresholds.py     when a detector speaks, each number with its reason
 """

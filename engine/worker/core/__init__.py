@@ -1,3 +1,9 @@
 """What every part of the worker uses: the job, batches, trajectories, failures. Start with
 `job.py`.
+
+    batch.py       sequences to padded microbatches
+    failures.py    a failure as a row: kind, evidence, next move
+    job.py         the run as its worker sees it: settings, metrics, events, when to stop
+    runtime.py     variables libraries read while they are loaded
+    trajectory.py  what playing a task leaves
 """
