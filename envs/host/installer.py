@@ -54,7 +54,7 @@ def install(order: Order) -> None:
     folders = _enter(target)
     temporary = target / ".tmp"
     temporary.mkdir()
-    os.environ.update(order.variables, TMPDIR=str(temporary), PIP_CONFIG_FILE=os.devnull)
+    os.environ.update(TMPDIR=str(temporary), PIP_CONFIG_FILE=os.devnull)
     refused: list[str] = []
     if not order.source_builds:
         _start_no_program(refused)

@@ -80,7 +80,7 @@ class Pipe:
             "sandbox": asdict(sandbox),
             "spaces": "",
             "packages": asdict(packages),
-            "install": asdict(install) if install else None,
+            "install": asdict(install) | {"variables": {}} if install else None,
             "reach": asdict(reach or Reach()),
         }
         try:
@@ -92,7 +92,10 @@ class Pipe:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 cwd="/",
-                env=_clean_environment(packages.python) | dict(secrets),
+                # Not in the arguments, which every user of the machine can read.
+                env=_clean_environment(packages.python)
+                | dict(secrets)
+                | (install.variables if install else {}),
                 pass_fds=(requests, replies),
                 start_new_session=True,
             )

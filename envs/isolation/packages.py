@@ -46,7 +46,8 @@ class Order:
         requirements: as in requirements.txt, one each.
         target: an empty folder, which becomes a virtual environment.
         pip: the folder that holds the package pip, or a wheel of it.
-        variables: what pip is told of indexes, proxies and certificates.
+        variables: what pip is told of indexes, proxies and certificates; they reach the process
+            as its variables and nothing else.
         source_builds: whether source distributions may be built.
     """
 

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 
 from envs.config.problem import EnvProblem
 from envs.config.settings import Limits
-from envs.host.pipe import REPLY_BYTES
+from envs.host.pipe import REPLY_BYTES, Pipe
 from envs.host.process import EnvProcess
+from envs.isolation.packages import Order, packages_of
+from envs.isolation.sandbox import Sandbox
 
 QUICK = Limits(call_seconds=0.5)
 SMALL = Limits(memory_mb=256)
@@ -307,3 +310,15 @@ def test_a_code_of_a_problem_that_nobody_knows_is_not_believed():
     problem = EnvProblem.from_dict(odd)
     assert (problem.code, problem.line) == ("ENV_INVALID", 0)
     assert EnvProblem.from_dict({"code": "INTERNAL"}).code == "ENV_INVALID"
+
+
+def test_what_pip_is_told_stands_in_no_argument_of_a_process(tmp_path: Path) -> None:
+    target = tmp_path / "venv"
+    target.mkdir()
+    secret = "https://name:password-of-the-index@host/simple"
+    order = Order(("x==1",), str(target), str(tmp_path), {"PIP_INDEX_URL": secret})
+    pipe = Pipe(tmp_path, packages_of(sys.executable), Limits(), {}, None, Sandbox(), order)
+    try:
+        assert b"password" not in Path(f"/proc/{pipe.warden.pid}/cmdline").read_bytes()
+    finally:
+        pipe.close()
