@@ -1,0 +1,46 @@
+"""One answer of a model to a task, as rollouts and evaluations both keep it."""
+
+from typing import Any
+
+from pydantic import InstanceOf
+
+from engine.records.line_record import LineRecord
+
+# A message of a conversation in OpenAI's form: `role`, `content`, and whatever else a template or
+# an environment puts beside them.
+Message = dict[str, Any]
+# Any text, a lone surrogate included: answers and the replies of environments may hold one.
+Text = InstanceOf[str]
+
+
+class Answer(LineRecord):
+    """A completion and its score; None where the file does not say.
+
+    Attributes:
+        task: id of the task.
+        prompt: the messages that were asked.
+        messages: what model and environment said after it.
+        completion: text of the last assistant turn.
+        reward: the environment's own, before anything is taken off it.
+        success: whether it was right, None where the environment never says.
+        metrics: named numbers of the score.
+        error: why there is no score, None where there is one.
+        stop_reason: stop, length, max_turns or error.
+        tokens: that the model wrote.
+    """
+
+    task: Text
+    prompt: list[Message] | None = None
+    messages: list[Message] | None = None
+    completion: Text | None = None
+    reward: float | None = None
+    success: bool | None = None
+    metrics: dict[str, float] | None = None
+    error: Text | None = None
+    stop_reason: str | None = None
+    tokens: int = 0
+
+    @property
+    def cut(self) -> bool:
+        """Whether it ended by `max_tokens` or ran out of turns."""
+        return self.stop_reason in ("length", "max_turns")
