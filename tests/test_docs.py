@@ -50,6 +50,27 @@ def test_links_between_pages_lead_somewhere():
     assert not broken
 
 
+GENERATED = {Path("docs") / name for name in ("settings.md", "tools.md", "metrics.md")}
+OUR_FOLDERS = ("engine", "envs", "mcp_server", "playbook", "tests", "docs", "benchmarks", ".ci")
+
+
+def test_files_named_in_the_docs_exist():
+    files = [path for folder in OUR_FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    names = {path.name for path in files}
+    wrong = []
+    for page in PAGES:
+        if page in GENERATED or page == Path("CHANGELOG.md"):  # it names what is gone, too
+            continue
+        for quoted in re.findall(r"`([^`\n]+)`", text_of(page)):
+            for word in quoted.split():
+                path = word.partition("::")[0].strip(",;()")
+                known = path in names if "/" not in path else (ROOT / path).exists()
+                ours = path.partition("/")[0] in OUR_FOLDERS if "/" in path else path[-3:] == ".py"
+                if ours and not known and "<" not in path:
+                    wrong.append(f"{page}: {path}")
+    assert not wrong
+
+
 def _anchors(file: Path) -> set[str]:
     heads = re.findall(r"^#+ (.+)$", file.read_text("utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}

@@ -93,7 +93,7 @@ FORWARD = [
         "torch.autograd.graph.increment_version(moved)",
         "pass",
         (
-            "network/test_forward.py::test_weights_follow_the_adapter_after_a_step_and_after_loading[True]",
+            "network/test_network.py::test_weights_follow_the_adapter_after_a_step_and_after_loading[True]",
             gradient("dapo"),
         ),
     ),
@@ -102,14 +102,14 @@ FORWARD = [
         "network/decoder.py",
         "self.merged.copy_(self.linear.weight)",
         "self.merged.copy_(self.linear.weight) if not self.merged.any() else None",
-        ("network/test_forward.py::test_merging_again_and_again_does_not_drift",),
+        ("network/test_network.py::test_merging_again_and_again_does_not_drift",),
     ),
     Fault(
         "the fresh adapter is drawn from another place of the stream",
         "network/adapter.py",
         "for shape in (a.shape, b.shape, a.shape):",
         "for shape in (a.shape,):",
-        ("network/test_forward.py::test_a_new_adapter_is_pefts_bit_for_bit",),
+        ("network/test_network.py::test_a_new_adapter_is_pefts_bit_for_bit",),
     ),
     Fault(
         "a layer's projections get each other's gradients",
@@ -132,7 +132,7 @@ FORWARD = [
         "network/decoder.py",
         "dropped = F.dropout(x, dropout) if dropout else x",
         "x = dropped = F.dropout(x, dropout) if dropout else x",
-        ("network/test_forward.py::test_dropout_never_touches_the_frozen_layer",),
+        ("network/test_network.py::test_dropout_never_touches_the_frozen_layer",),
     ),
     Fault(
         "a base's own dropout works while training",
@@ -140,9 +140,9 @@ FORWARD = [
         "        still(model)\n",
         "",
         (
-            "network/test_fallback.py"
+            "network/test_hub_network.py"
             "::test_logprobs_and_gradients_are_those_of_the_models_own_logits[gpt2]",
-            "network/test_fallback.py::test_logprobs_and_gradients_are_those_of_the_models_own_logits[opt]",
+            "network/test_hub_network.py::test_logprobs_and_gradients_are_those_of_the_models_own_logits[opt]",
         ),
     ),
     # -- gradients written by hand

@@ -93,7 +93,7 @@ LEARNING = [
         "network/decoder.py",
         "hidden, self.head[:vocab], labels",
         "hidden, self.head, labels",
-        ("network/test_forward.py::test_ids_without_a_token_have_no_probability",),
+        ("network/test_network.py::test_ids_without_a_token_have_no_probability",),
     ),
     # -- advantages and losses
     Fault(
@@ -251,7 +251,7 @@ LEARNING = [
         "if found and tokens + added <= budget:",
         "if found and tokens <= budget:",
         (
-            "network/test_forward.py"
+            "network/test_network.py"
             "::test_microbatches_hold_every_row_once_within_the_budget_and_change_no_gradient",
         ),
     ),
