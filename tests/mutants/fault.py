@@ -41,7 +41,10 @@ PEFT = (
 SFT = "test_sft_gradients.py::test_loss_and_gradient_are_the_formulas[all-linear-qwen3]"
 STEPS = "test_sft_gradients.py::test_steps_follow_adamw_with_decay_clipping_warmup_and_schedule"
 MICRO = "test_grpo_gradients.py::test_the_size_of_microbatches_does_not_change_the_update"
-TURNS = "rollouts/test_renderer_templates.py::test_both_turns_are_trained_and_what_stands_between_is_not"
+TURNS = (
+    "rollouts/test_renderer_templates.py"
+    "::test_both_turns_are_trained_and_what_stands_between_is_not"
+)
 FORMULAS = "network/test_decoder.py::test_logits_are_those_of_the_formulas_in_float64"
 NUCLEUS = "test_on_policy.py::test_with_top_p_the_logprobs_are_those_of_the_nucleus[own]"
 ON_POLICY = "test_on_policy.py::test_logprobs_at_step_0_are_the_sampled_ones"
