@@ -7,7 +7,6 @@ whose other end is here and, on Linux, gets SIGKILL when this process ends.
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import select
@@ -28,14 +27,11 @@ from engine.home.run_dir import RunDir
 from engine.home.store import Store
 from engine.processes import launcher, outcome
 from engine.processes.deployments import make_room
+from envs.isolation import kernel
 
 POLL_S = 0.5  # how soon a cancel is seen
 GRACE_S = 20.0  # what a trainer may take to write a checkpoint after SIGTERM
 _STATUS_S = 15.0
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
-_LINUX = sys.platform == "linux"
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass
@@ -88,7 +84,7 @@ def _attempt(watch: Watch) -> outcome.Outcome | None:
     """Start, watch and clear away; None when the run is left for another process to continue."""
     run = watch.run
     try:
-        _become_reaper()
+        kernel.become_subreaper()
         wakeup = _wake_on_signals(watch)
         watch.config = read_json(run.config)
         for stale in (run.exit_record, run.result, run.failure):
@@ -144,7 +140,8 @@ def _spawn(watch: Watch) -> None:
             stderr=log,
             process_group=0,
             pass_fds=(watch.lock, lifeline),
-            preexec_fn=_die_with_parent if _LINUX else None,
+            # Bound to the thread that forks: this process has one.
+            preexec_fn=kernel.die_with_parent if kernel.LINUX else None,
         )
     os.close(lifeline)
     watch.child, watch.lifeline = process.pid, keep
@@ -313,16 +310,6 @@ def _count(watch: Watch) -> None:
         os.pwrite(watch.lock, line.ljust(60).encode() + b"\n", 0)
 
 
-def _become_reaper() -> None:
-    if _LINUX:
-        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def _die_with_parent() -> None:
-    # Between fork and exec in the child. Bound to the thread that forked: this process has one.
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
 def _wake_on_signals(watch: Watch) -> int:
     """A pipe that becomes readable when a child ends or this process is told to."""
 
@@ -361,7 +348,7 @@ def _collect(watch: Watch) -> bool:
 
 def _end_descendants(watch: Watch) -> None:
     """Kill whatever the trainer left; as their reaper this process sees all of them."""
-    if watch.child and (watch.status is None or not _LINUX):
+    if watch.child and (watch.status is None or not kernel.LINUX):
         _signal_group(watch.child, signal.SIGKILL)
     deadline = time.monotonic() + 10.0
     while _collect(watch) and time.monotonic() < deadline:

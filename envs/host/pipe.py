@@ -21,7 +21,7 @@ from typing import Any
 
 from envs.config.problem import EnvProblem
 from envs.config.settings import Limits
-from envs.host.redact import Redactor
+from envs.host.redact import SecretFilter
 from envs.isolation.packages import Order, Packages
 from envs.isolation.sandbox import Reach, Sandbox
 
@@ -61,7 +61,7 @@ class Pipe:
         """Starts the warden; `install` makes its child an installer that may `reach` further."""
         _sweep(tempfile.gettempdir())
         self.box = tempfile.mkdtemp(prefix=BOX)
-        self.redactor = Redactor(secrets)
+        self.secrets = SecretFilter(secrets.items())
         self.child: int | None = None
         self.buffer = bytearray()
         self.taken = 0  # bytes of replies so far
@@ -212,7 +212,7 @@ class Pipe:
 
     def _parse(self, line: bytes, doing: str) -> dict[str, Any]:
         try:
-            message = self.redactor.clean_json(json.loads(line))
+            message = self.secrets.in_json(json.loads(line))
         except (ValueError, RecursionError):
             message = None
         if not isinstance(message, dict):
