@@ -243,7 +243,7 @@ def batteries(home: Home, base_path: Path | None) -> tuple[Battery, ...]:
 def _gym(tokenizer: tokens.ChatTokenizer) -> Battery:
     """The questions of reasoning-gym in a model's tokens; answers as long as the worker allows."""
     question = [{"role": "user", "content": flops.GYM_QUESTION}]
-    prompt = len(tokenizer.prompt(question))
+    prompt = len(tokenizer.format().prompt(question))
     longest = 2 * (tokenizer.count(flops.GYM_ANSWER)) + 16
     return Battery(flops.GYM_TASKS, Lengths(prompt, min(12, longest), longest))
 

@@ -18,6 +18,7 @@ from engine.environments import registry
 from engine.environments.datasets import spread
 from engine.home.run_dir import Home
 from engine.models import tokens
+from engine.models.chat_format import TemplateError
 
 SAMPLE = 2000
 _VERSION = 1  # of the cache file; raise it when what is counted changes
@@ -164,7 +165,7 @@ def _count(
     for row in chosen:
         try:
             lengths.append(_lengths(row, tools, tokenizer, thinking))
-        except tokens.TemplateError as error:
+        except TemplateError as error:
             refused += 1
             refusal = refusal or f"row {row['id']}: {error}"
     prompts = {json.dumps(row["prompt"], sort_keys=True) for row in train}
@@ -186,10 +187,11 @@ def _lengths(
     thinking: bool,
 ) -> list[Any]:
     """[prompt, total, turns] of one stored row."""
-    prompt = len(tokenizer.prompt(row["prompt"], tools=tools, thinking=thinking))
+    chat = tokenizer.format(thinking)
+    prompt = len(chat.prompt(row["prompt"], tools))
     if not row.get("gold"):
         return [prompt, prompt, []]
-    whole = tokenizer.conversation(row["gold"], tools=tools, thinking=thinking)
+    whole = chat.conversation(row["gold"], tools)
     return [prompt, len(whole.ids), whole.turns]
 
 

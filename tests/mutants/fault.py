@@ -18,7 +18,8 @@ class Fault:
 
     @property
     def path(self) -> str:
-        return WORKER + self.file
+        """From the root; `file` is below engine/worker/ unless it names the engine itself."""
+        return self.file if self.file.startswith("engine/") else WORKER + self.file
 
     @property
     def ids(self) -> tuple[str, ...]:
