@@ -27,6 +27,7 @@ from engine.install import vllm_env
 from engine.models import catalog, hub
 from engine.processes import launcher
 from engine.reading import preview
+from engine.records.settings import SFTSettings, TrainSettings
 from engine.runs import admission, contamination, lifecycle
 from engine.settings import resolution
 from envs.audit.audit_summary import best_degenerate
@@ -196,8 +197,8 @@ class _Look:
             inherited=ref.adapter_facts,
             vllm=vllm_env.find_python(self.home) is not None,
         )
-        steps = counted(resolved.settings["steps"], "step")
-        detail = f"{len(resolved.settings)} settings, {steps}"
+        steps = counted(resolved.settings.steps, "step")
+        detail = f"{len(resolved.sources)} settings, {steps}"
         if resolved.warnings:
             return _Found("warn", "; ".join(resolved.warnings))
         return _Found("pass", detail)
@@ -205,7 +206,7 @@ class _Look:
     def interpreter(self) -> _Found:
         python = launcher.worker_python(self.home)
         if "resolved" in self.facts:
-            launcher.require_quantizer(self.home, self.facts["resolved"].settings)
+            launcher.require_quantizer(self.home, self.facts["resolved"].settings.quantization)
         return _Found("pass", f"workers run with {python}")
 
     def packages(self) -> _Found:
@@ -242,7 +243,7 @@ class _Look:
 
     def data(self) -> _Found:
         resolved, rows = self.facts["resolved"], self.facts["rows"]
-        found = env_facts.statistics(rows, self.algorithm, resolved.settings)
+        found = env_facts.statistics(rows, resolved.settings)
         self.facts["statistics"] = found
         if self.algorithm == "sft":
             record, folder = self.facts["record"], self.facts["model"].base_path
@@ -250,7 +251,7 @@ class _Look:
             self.facts["row"] = preview.sft_row(
                 registry.read_tasks(record), record.tools, folder, resolved.settings, redact
             )
-        return _judge_data(self.algorithm, found, rows, resolved.settings)
+        return _judge_data(found, rows, resolved.settings)
 
     def contamination(self) -> _Found:
         found = contamination.of_training(self.home, self.facts["record"], self.model)
@@ -382,9 +383,7 @@ class _Look:
         )
 
 
-def _judge_data(
-    algorithm: str, found: dict[str, Any], rows: env_facts.EnvFacts, settings: dict[str, Any]
-) -> _Found:
+def _judge_data(found: dict[str, Any], rows: env_facts.EnvFacts, settings: TrainSettings) -> _Found:
     prompt, target = found["prompt"], found["target"]
     detail = (
         f"{found['rows']} train rows, prompts of {prompt['p50']} tokens (95 %: {prompt['p95']}), "
@@ -403,10 +402,14 @@ def _judge_data(
     if found["dropped"]:
         weak.append((f"{found['dropped']} rows do not fit and are left out", "Raise max_length."))
     if found["truncated_share"] > 0.02:
-        name = "max_length" if algorithm == "sft" else "max_tokens"
+        name, limit = (
+            ("max_length", settings.max_length)
+            if isinstance(settings, SFTSettings)
+            else ("max_tokens", settings.max_tokens)
+        )
         share = f"{found['truncated_share']:.0%} of the answers are cut at {name}"
-        weak.append((f"{share} = {settings[name]}", f"Raise {name}."))
-    if algorithm == "sft" and found["without_answer"]:
+        weak.append((f"{share} = {limit}", f"Raise {name}."))
+    if isinstance(settings, SFTSettings) and found["without_answer"]:
         weak.append((f"{found['without_answer']} rows have no answer and are left out", ""))
     if found["duplicate_share"] > 0.2:
         weak.append((f"{found['duplicate_share']:.0%} of the prompts repeat an earlier one", ""))
@@ -496,7 +499,7 @@ def _report(look: _Look, stairs: _Stairs) -> dict[str, Any]:
     resolved = facts.get("resolved")
     audit = {key: value for key, value in facts.get("audit", {}).items() if key != "seconds"}
     report = {
-        "settings": resolved.settings if resolved else {},
+        "settings": resolved.settings.model_dump() if resolved else {},
         "sources": resolved.sources if resolved else {},
         "statistics": facts.get("statistics", {}),
         "row": facts.get("row", {}),

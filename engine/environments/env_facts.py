@@ -19,6 +19,7 @@ from engine.environments.datasets import spread
 from engine.home.run_dir import Home
 from engine.models import tokens
 from engine.models.chat_format import TemplateError
+from engine.records.settings import SFTSettings, TrainSettings
 
 SAMPLE = 2000
 _VERSION = 1  # of the cache file; raise it when what is counted changes
@@ -195,27 +196,24 @@ def _lengths(
     return [prompt, len(whole.ids), whole.turns]
 
 
-def statistics(facts: EnvFacts, algorithm: str, settings: dict[str, Any]) -> dict[str, Any]:
+def statistics(facts: EnvFacts, settings: TrainSettings) -> dict[str, Any]:
     """Token statistics of the train rows under the resolved `settings`.
 
     Percentiles of `prompt`, `target` (supervised tokens for sft, the reference answer otherwise)
     and `total`; `truncated_share` of rows cut at max_length; `dropped` rows, which nothing can be
     learned from; `duplicate_share`; `zero_supervision` rows, which have no token to learn.
     """
-    rows = facts.lengths
-    loss_on = settings.get("loss_on", "assistant") if algorithm == "sft" else "assistant"
-    limit = settings["max_length"]
-    if algorithm == "sft":
+    rows, limit = facts.lengths, settings.max_length
+    if isinstance(settings, SFTSettings):
+        loss_on = settings.loss_on
         rows = tuple(row for row in rows if row.turns)
         target = [row.supervised(loss_on) for row in rows]
         dropped = [row for row in rows if row.supervised(loss_on, limit) == 0]
         truncated = [row for row in rows if row.total > limit]
     else:
         target = list(facts.answers)
-        dropped = [row for row in rows if row.prompt + settings["max_tokens"] > limit]
-        truncated = [
-            row for row in rows if row.answer and row.longest_turn > settings["max_tokens"]
-        ]
+        dropped = [row for row in rows if row.prompt + settings.max_tokens > limit]
+        truncated = [row for row in rows if row.answer and row.longest_turn > settings.max_tokens]
     return {
         "rows": facts.train_rows,
         "counted": len(rows),

@@ -19,7 +19,7 @@ from engine.home.rows import TERMINAL
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.models import hub, model_files
-from engine.models.model_files import ModelFacts
+from engine.models.model_files import AdapterFacts, ModelFacts
 from engine.records.settings import PROJECTIONS
 
 __all__ = ["BUILTIN", "ModelFacts", "ModelRef", "resolve_model", "usable_models"]
@@ -42,7 +42,7 @@ class ModelRef:
         base_path: folder with config.json, weights and tokenizer. Of a hub model the weights may
             be yet to come (`hub.ensure_weights`).
         adapter: checkpoint folder in PEFT format; None for a base model.
-        adapter_facts: {"rank", "alpha", "targets"} of the adapter, else None.
+        adapter_facts: shape of the adapter, else None.
         run_id: the run behind the adapter, else "".
         facts: sizes of the base.
     """
@@ -52,7 +52,7 @@ class ModelRef:
     base_ref: str
     base_path: Path
     adapter: Path | None
-    adapter_facts: dict[str, Any] | None
+    adapter_facts: AdapterFacts | None
     run_id: str
     facts: ModelFacts
 
@@ -189,8 +189,8 @@ def _no_checkpoint(run: RunDir, which: str) -> UserError:
     return _not_found(f"{run.id} has no checkpoint {which}", f"It has {named}.")
 
 
-def _adapter_facts(checkpoint: Path) -> dict[str, Any]:
-    """{"rank", "alpha", "targets"} from a checkpoint's adapter_config.json (PEFT's format)."""
+def _adapter_facts(checkpoint: Path) -> AdapterFacts:
+    """The shape in a checkpoint's adapter_config.json (PEFT's format)."""
     config = model_files.load_json(checkpoint / "adapter_config.json")
     rank, alpha, targets = config.get("r"), config.get("lora_alpha"), config.get("target_modules")
     if not isinstance(rank, int) or not isinstance(alpha, int | float) or not targets:
@@ -201,18 +201,18 @@ def _adapter_facts(checkpoint: Path) -> dict[str, Any]:
         known = list(PROJECTIONS)
     if not known:
         raise _mismatch(f"{checkpoint} adapts {', '.join(names)}, which are not trained here")
-    return {"rank": rank, "alpha": alpha, "targets": known}
+    return AdapterFacts(rank, int(alpha), tuple(known))
 
 
-def _check_adapter(checkpoint: Path, adapter: dict[str, Any], facts: ModelFacts) -> None:
+def _check_adapter(checkpoint: Path, adapter: AdapterFacts, facts: ModelFacts) -> None:
     """The adapter's matrices must fit the base's projections, layer for layer."""
     weights = checkpoint / "adapter_model.safetensors"
     if not weights.is_file():
         raise _mismatch(f"{checkpoint} has no adapter_model.safetensors")
     found = model_files.read_header(weights)
-    for name in adapter["targets"]:
+    for name in adapter.targets:
         inputs, outputs = facts.projection(name)
-        shapes = {"lora_A": (adapter["rank"], inputs), "lora_B": (outputs, adapter["rank"])}
+        shapes = {"lora_A": (adapter.rank, inputs), "lora_B": (outputs, adapter.rank)}
         for part, shape in shapes.items():
             matrices = [t.shape for key, t in found.items() if f".{name}.{part}." in key]
             if len(matrices) != facts.layers or any(size != shape for size in matrices):

@@ -35,6 +35,15 @@ _USE_OTHER = "Choose a model with one of these architectures: " + ", ".join(ARCH
 
 
 @dataclass(frozen=True)
+class AdapterFacts:
+    """The shape of a LoRA: its rank, its alpha, and the projections it changes, in our order."""
+
+    rank: int
+    alpha: int
+    targets: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class ModelFacts:
     """Sizes of a decoder-only model.
 

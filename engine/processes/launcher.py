@@ -66,12 +66,12 @@ def worker_python(home: Home) -> str:
     )
 
 
-def require_quantizer(home: Home, settings: Mapping[str, Any]) -> None:
-    """4-bit weights need a library where workers run.
+def require_quantizer(home: Home, quantization: str) -> None:
+    """4-bit weights (`quantization` nf4) need a library where workers run.
 
     Raises UserError SETTING_INVALID or NO_TORCH.
     """
-    if settings.get("quantization") != "nf4" or os.environ.get(TEST_WORKER):
+    if quantization != "nf4" or os.environ.get(TEST_WORKER):
         return
     python = worker_python(home)
     if python == sys.executable:

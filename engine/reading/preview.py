@@ -12,6 +12,7 @@ from engine.home.sanitize import Redactor, clip
 from engine.models import tokens
 from engine.models.chat_format import TemplateError, TokenizedChat
 from engine.reading.transcripts import pieces
+from engine.records.settings import SFTSettings
 
 _LOOKED_AT = 300  # rows searched for one that is cut
 
@@ -20,7 +21,7 @@ def sft_row(
     rows: Sequence[Mapping[str, Any]],
     tools: list[dict[str, Any]],
     model_folder: Path,
-    settings: Mapping[str, Any],
+    settings: SFTSettings,
     redact: Redactor,
 ) -> dict[str, Any]:
     """The first train row with an answer, or the first that `max_length` cuts, where one does.
@@ -30,7 +31,7 @@ def sft_row(
     that nothing can be learnt from.
     """
     tokenizer = tokens.load(model_folder)
-    limit, loss_on = settings["max_length"], settings.get("loss_on", "assistant")
+    limit, loss_on = settings.max_length, settings.loss_on
     shown: dict[str, Any] = {}
     answered = [row for row in rows if row["split"] == "train" and row.get("gold")]
     for row in answered[:_LOOKED_AT]:

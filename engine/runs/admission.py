@@ -18,6 +18,8 @@ from engine.environments.registry import EnvRecord
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.models.catalog import ModelRef
+from engine.records.settings import SFTSettings, TrainSettings
+from engine.settings.defaults import SamplingLimits
 
 DEFAULT_HOURS = 2.0  # cap of a run that was given none
 LOOK_HOURS = 0.1  # of an evaluation or a probe, which nobody has to agree to
@@ -31,7 +33,7 @@ Afford = Callable[[float], float]
 class Playing:
     """What an evaluation or a probe plays: `tasks` of an environment, `attempts` times each."""
 
-    settings: dict[str, Any]
+    limits: SamplingLimits
     env: EnvFacts
     tasks: int
     attempts: int
@@ -41,7 +43,7 @@ def sampling_hours(home: Home, models: Sequence[ModelRef], plays: Playing) -> fl
     """Device hours that sampling and scoring takes at most."""
     return estimate.evaluation_hours(
         home,
-        plays.settings,
+        plays.limits,
         [(ref.facts, ref.base_path) for ref in models],
         plays.env,
         hardware.detect(home.root),
@@ -144,7 +146,7 @@ def no_secrets(missing: list[str], env_id: str) -> UserError:
     )
 
 
-def check_audit(record: EnvRecord, settings: dict[str, Any], algorithm: str) -> list[str]:
+def check_audit(record: EnvRecord, settings: TrainSettings) -> list[str]:
     """Refuse to reinforce a reward that the stored audit found to pay for degenerate answers.
 
     Returns the warning for a run that may train all the same.
@@ -153,7 +155,7 @@ def check_audit(record: EnvRecord, settings: dict[str, Any], algorithm: str) -> 
     if audit.get("verdict") != "risk":
         return []
     found = audit.get("headline") or "degenerate answers earn"
-    if algorithm != "grpo" or settings.get("accept_reward_risk"):
+    if isinstance(settings, SFTSettings) or settings.accept_reward_risk:
         return [f"reward_audit: {found}; held-out success means little until it is mended"]
     raise UserError(
         "REWARD_RISK",

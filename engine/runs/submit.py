@@ -29,6 +29,7 @@ from engine.install import vllm_env
 from engine.models import catalog, hub
 from engine.models.catalog import ModelRef
 from engine.processes import launcher, outcome
+from engine.records.settings import EvaluationSettings, GRPOSettings
 from engine.runs import contamination, ledger
 from engine.runs.admission import (
     DEFAULT_HOURS,
@@ -52,6 +53,7 @@ from engine.runs.admission import (
     scoring_hours,
 )
 from engine.settings import resolution
+from engine.settings.defaults import SamplingLimits
 
 MAX_MODELS = 8
 _EXPECTED = ("", "better", "no_difference")
@@ -150,6 +152,7 @@ def submit_evaluation(
     for ref in found:
         _runnable(ref)
     resolved, facts = _sampling(home, record, found, settings or {}, attempts)
+    settings_of = EvaluationSettings(**resolved.settings.model_dump(), max_length=_room(found))
     links = [(ref.adapter, index) for index, ref in enumerate(found) if ref.adapter is not None]
     content = {
         "kind": "evaluate",
@@ -160,13 +163,14 @@ def submit_evaluation(
         "split": split,
         "rows": rows,
         "attempts": attempts,
-        "settings": resolved.settings | {"max_length": _room(found)},
+        "settings": settings_of.model_dump(),
         "sources": resolved.sources,
         "regrade": "",
         "wall_limit_hours": EVALUATION_WALL_HOURS,
     }
     have = facts.heldout_rows if split == "heldout" else facts.train_rows
-    plays = Playing(content["settings"], facts, min(rows, have), attempts)
+    limits = SamplingLimits(settings_of.max_tokens, settings_of.max_turns, settings_of.max_length)
+    plays = Playing(limits, facts, min(rows, have), attempts)
     cap = cap_of(home, afford, lambda: sampling_hours(home, found, plays))
     content["max_gpu_hours"] = cap
     named = ", ".join(models)
@@ -267,6 +271,8 @@ def submit_probe(
     # A probe samples for seconds; vLLM would take longer to start.
     given = {name: value for name, value in (settings or {}).items() if name != "sampler"}
     resolved = resolution.resolve("grpo", given, model=ref.facts, env=facts, hardware=machine)
+    asked = resolved.settings
+    assert isinstance(asked, GRPOSettings)
     content = {
         "kind": "probe",
         "algorithm": "probe",
@@ -274,13 +280,13 @@ def submit_probe(
         "env_dir": str(record.dir),
         "models": [_model_entry(ref)],
         "samples": int(samples),
-        "settings": resolved.settings,
+        "settings": asked.model_dump(),
         "sources": resolved.sources,
         "wall_limit_hours": EVALUATION_WALL_HOURS,
     }
     key = f"probe-{hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]}"
-    group, tasks = resolved.settings["group_size"], min(samples, facts.train_rows)
-    plays = Playing(resolved.settings, facts, tasks, group)
+    limits = SamplingLimits(asked.max_tokens, asked.max_turns, asked.max_length)
+    plays = Playing(limits, facts, min(samples, facts.train_rows), asked.group_size)
     links = [(ref.adapter, 0)] if ref.adapter is not None else []
     with Store(home) as store:
         request_id, row = _probe_made(store, key)
@@ -328,8 +334,8 @@ def _plan_training(
     warnings = [*registry.prefix_meant(asked["env_id"], record), *resolved.warnings]
     check_secrets(record)
     registry.env_python(record)
-    launcher.require_quantizer(home, resolved.settings)
-    warnings += check_audit(record, resolved.settings, algorithm)
+    launcher.require_quantizer(home, resolved.settings.quantization)
+    warnings += check_audit(record, resolved.settings)
     check_size(figures, machine.disk_free)
     check_hours_left(home, store)
     call = {name: asked[name] for name in ("env_id", "model", "algorithm", "settings")}
@@ -345,7 +351,7 @@ def _plan_training(
         "model": ref.ref,
         "base": {"ref": ref.base_ref, "path": str(ref.base_path)},
         "start_adapter": None,
-        "settings": resolved.settings,
+        "settings": resolved.settings.model_dump(),
         "sources": resolved.sources,
         "note": asked["note"],
         "expect": asked["expect"],
@@ -545,19 +551,14 @@ def _scored_env(home: Home, env_id: str, what: str) -> EnvRecord:
 
 def _sampling(
     home: Home, record: EnvRecord, found: list[ModelRef], settings: dict[str, Any], attempts: int
-) -> tuple[resolution.Resolved, env_facts.EnvFacts]:
+) -> tuple[resolution.ResolvedSampling, env_facts.EnvFacts]:
     """Sampling settings that fit every model; the room is that of the smallest."""
     first = min(found, key=lambda ref: ref.facts.max_positions)
     facts = env_facts.env_facts(
         home, record, first.base_path, thinking=bool(settings.get("thinking"))
     )
-    resolved = resolution.resolve(
-        "evaluate",
-        settings,
-        model=first.facts,
-        env=facts,
-        hardware=hardware.detect(home.root),
-        attempts=attempts,
+    resolved = resolution.resolve_sampling(
+        settings, model=first.facts, env=facts, attempts=attempts
     )
     return resolved, facts
 

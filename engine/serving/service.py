@@ -226,7 +226,7 @@ def _start(home: Home, wanted: Wanted, asker: Asker) -> DeploymentRow:
             "thinking": wanted.thinking,
             "serve_with": engines[device.id],
             "memory_share": round(memory / device.memory_total, 3),
-            "lora_rank": (wanted.ref.adapter_facts or {}).get("rank", 0),
+            "lora_rank": wanted.ref.adapter_facts.rank if wanted.ref.adapter_facts else 0,
             "memory_bytes": memory,
             "asker": asker.name,
         },

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from engine.core.errors import UserError
 from engine.core.hardware import Hardware
 from engine.environments.env_facts import EnvFacts
-from engine.models.model_files import ModelFacts
+from engine.models.model_files import AdapterFacts, ModelFacts
 from engine.records.settings import (
     ALGORITHMS,
     GIVEN,
@@ -27,6 +27,7 @@ from engine.records.settings import (
     SamplingSettings,
     Settings,
     SFTSettings,
+    TrainSettings,
     expects,
 )
 from engine.settings import aliases, defaults
@@ -45,13 +46,22 @@ _VALUE_HINTS = {
 
 @dataclass(frozen=True)
 class Resolved:
-    """Every setting with its value and where that came from.
+    """Every setting of a training run with its value and where that came from.
 
     `sources`: user, recipe, model, hardware or parent run, for each name in `settings`.
     """
 
     algorithm: str
-    settings: dict[str, Any]
+    settings: TrainSettings
+    sources: dict[str, str]
+    warnings: list[str]
+
+
+@dataclass(frozen=True)
+class ResolvedSampling:
+    """Every setting of an evaluation but `max_length`, which is the model's context."""
+
+    settings: SamplingSettings
     sources: dict[str, str]
     warnings: list[str]
 
@@ -118,23 +128,20 @@ def resolve(
     model: ModelFacts,
     env: EnvFacts | None,
     hardware: Hardware | None,
-    inherited: dict[str, Any] | None = None,
-    attempts: int = 1,
+    inherited: AdapterFacts | None = None,
     vllm: bool = False,
 ) -> Resolved:
-    """All settings of a run, those given and those chosen, each with its source.
+    """All settings of a training run, those given and those chosen, each with its source.
 
     Args:
-        algorithm: "sft", "grpo", or "evaluate" for the sampling settings of an evaluation.
-        inherited: {"rank", "alpha", "targets"} of the adapter a run continues from.
-        attempts: of an evaluation; one is greedy, more sample at temperature 1.
+        algorithm: "sft" or "grpo".
+        inherited: the adapter a run continues from.
         vllm: whether vLLM can be started on this machine.
 
     Raises UserError SETTING_* or BAD_ARGUMENT (the environment cannot serve the algorithm).
     """
     given = validate(algorithm, settings)
-    if algorithm == "evaluate":
-        defaults.check_sampling(given, attempts)
+    check_algorithm(algorithm)
     defaults.check_loss(given)
     defaults.check_sampler(given, vllm)
     if env is not None:
@@ -142,17 +149,39 @@ def resolve(
         defaults.check_turns(given, env)
     if inherited is not None:
         defaults.check_inherited(given, inherited)
-    values, sources, warnings = defaults.fill(
-        algorithm, given, defaults.Facts(model, env, hardware, inherited, attempts, vllm)
+    filled = defaults.fill(
+        algorithm, given, defaults.Facts(model, env, hardware, inherited, vllm=vllm)
     )
-    defaults.check_together(algorithm, values, sources, model, env)
-    order = list(SCHEMAS[algorithm].model_fields)
+    defaults.check_together(algorithm, filled, model, env)
+    schema = SFTSettings if algorithm == "sft" else GRPOSettings
     return Resolved(
-        algorithm,
-        {name: values[name] for name in order},
-        {name: sources[name] for name in order},
-        warnings,
+        algorithm, schema.model_validate(filled.values), _ordered(filled, schema), filled.warnings
     )
+
+
+def resolve_sampling(
+    settings: dict[str, Any], *, model: ModelFacts, env: EnvFacts | None, attempts: int
+) -> ResolvedSampling:
+    """All settings of an evaluation, those given and those chosen, each with its source.
+
+    One attempt is greedy, more sample at temperature 1. Raises UserError SETTING_*.
+    """
+    given = validate("evaluate", settings)
+    defaults.check_sampling(given, attempts)
+    if env is not None:
+        defaults.check_turns(given, env)
+    filled = defaults.fill("evaluate", given, defaults.Facts(model, env, attempts=attempts))
+    defaults.check_together("evaluate", filled, model, env)
+    return ResolvedSampling(
+        SamplingSettings.model_validate(filled.values),
+        _ordered(filled, SamplingSettings),
+        filled.warnings,
+    )
+
+
+def _ordered(filled: defaults.Filled, schema: type[Settings]) -> dict[str, str]:
+    """The sources, in the order of the schema."""
+    return {name: filled.sources[name] for name in schema.model_fields}
 
 
 def _check_names(algorithm: str, schema: type[Settings], settings: dict[str, Any]) -> None:

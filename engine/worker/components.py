@@ -16,6 +16,7 @@ from engine.cost import flops
 from engine.environments.env_facts import env_facts
 from engine.environments.registry import EnvRecord, find_env, open_process, read_tasks
 from engine.settings import defaults
+from engine.settings.defaults import SamplingLimits
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.job import Job
 from engine.worker.network.policy import Base, load_base, pick_device
@@ -140,7 +141,7 @@ def sampling(settings: dict[str, Any], *, greedy: bool, seed: int) -> SamplingPa
     )
 
 
-def exam_limits(job: Job, bench: Workbench) -> dict[str, int]:
+def exam_limits(job: Job, bench: Workbench) -> SamplingLimits:
     """How long answers may get in the exams of SFT (recipe.exam_limits)."""
     facts = env_facts(job.run.home, bench.env, job.base_path)
     return defaults.exam_limits(facts, bench.base.network.shape.context, job.settings["max_length"])

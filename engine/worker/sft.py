@@ -11,6 +11,7 @@ import math
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from engine.worker.components import (
@@ -39,7 +40,7 @@ def train(job: Job) -> dict[str, Any]:
     steps_per_epoch = math.ceil(len(rows) / settings["batch_size"])
     total = settings.get("steps") or steps_per_epoch * settings["epochs"]
     exam_tasks = heldout.ordered(tasks_of(bench, "heldout"), settings["eval_rows"])
-    limits = settings | exam_limits(job, bench)
+    limits = settings | asdict(exam_limits(job, bench))
     budget = microbatch_tokens(bench.base, checkpointing=settings["gradient_checkpointing"])
     with environment(bench, job) as process, Training(job, bench, total) as training:
         training.examine(

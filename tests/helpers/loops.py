@@ -111,10 +111,12 @@ def make_run(
             "model": model,
             "base": {"ref": ref.base_ref, "path": str(ref.base_path)},
             "start_adapter": str(ref.adapter) if ref.adapter else None,
-            "settings": resolved.settings,
+            "settings": resolved.settings.model_dump(),
             "sources": resolved.sources,
             "note": "",
+            "expect": "",
             "parent": "",
+            "estimate": {},
             "device": "cpu",
         },
     )

@@ -11,6 +11,7 @@ from engine.core.errors import UserError
 from engine.core.files import write_json
 from engine.home.run_dir import Home, RunDir
 from engine.models import catalog
+from engine.models.model_files import AdapterFacts
 from tests import tiny_model
 
 
@@ -75,7 +76,7 @@ def test_a_run_means_its_last_checkpoint_and_its_base(home: Home, base: Path):
     ref = catalog.resolve_model(home, run.id)
     assert (ref.kind, ref.run_id, ref.base_path) == ("run", run.id, base)
     assert ref.adapter == run.checkpoint(20)
-    assert ref.adapter_facts == {"rank": 4, "alpha": 8, "targets": ["q_proj"]}
+    assert ref.adapter_facts == AdapterFacts(4, 8, ("q_proj",))
 
 
 def test_best_and_step_choose_a_checkpoint(home: Home, base: Path):

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_configs import sft_settings
 
 from engine.home.sanitize import Redactor
 from engine.models import catalog, tokens
@@ -19,8 +20,8 @@ def row(name: str, *turns: str, split: str = "train") -> dict[str, Any]:
 
 
 def shown(*rows: dict[str, Any], **settings: Any) -> dict[str, Any]:
-    given = {"max_length": 128, "loss_on": "assistant"} | settings
-    return sft_row(rows, [], PEBBLE, given, Redactor())
+    given = {"max_length": 128} | settings
+    return sft_row(rows, [], PEBBLE, sft_settings(**given), Redactor())
 
 
 def test_the_answer_and_its_end_are_trained_and_the_prompt_is_not():
