@@ -87,7 +87,7 @@ class Facts:
         verdict: of a finished run, as `run_verdict` gives it.
         rescored: what a fresh env process said of its answers, {} when none was asked.
         exam_start: the held-out answers of step 0.
-        against_start: the last exam against step 0 task by task (start.py), {} before there is one.
+        against_start: the last exam against step 0 task by task (baseline.py), {} before one.
         gold_tokens: what nearly all reference answers take at most.
         heldout_rows: rows of the split that is asked; None when not known.
         kept: of a finished run, as `kept_skills` gives it.

@@ -1,7 +1,7 @@
 """The exam of a training run: held-out tasks at step 0, every `eval_every` steps and at the end.
 
 Keeps the best checkpoint by the `select` half and, once the run is over, plays the `report` half
-with it. At both ends the model is also asked what it could do before (kept.py). Where the
+with it. At both ends the model is also asked what it could do before (prior_skills.py). Where the
 environment does not score, the held-out loss decides.
 """
 

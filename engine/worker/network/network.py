@@ -26,7 +26,7 @@ Micro = Packed | Batch
 class Network(Protocol):
     """See the module. `forward` names the implementation, `why` says what ruled out our own;
     `kernels` names what is done between the matrix products, `kernels_why` says what ruled out
-    others (pointwise.py)."""
+    others (fused_ops.py)."""
 
     forward: str
     why: str

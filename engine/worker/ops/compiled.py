@@ -1,4 +1,4 @@
-"""The functions of pointwise.py as plain formulas, for torch.compile to fuse: what is quick when
+"""The functions of fused_ops.py as plain formulas, for torch.compile to fuse: what is quick when
 every operation is a call of its own (results written into parts of tensors) it cannot read.
 
 The first call of each makes a graph for its number of rows, the second with another number one for

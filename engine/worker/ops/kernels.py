@@ -1,6 +1,6 @@
 """The autograd nodes of our own forward: each does in one step what would be several, and its
 backward is written out. Base weights are frozen, so no node makes a gradient for them. What stands
-between the products is done by the set of functions a node is given (pointwise.py).
+between the products is done by the set of functions a node is given (fused_ops.py).
 
 Shapes: N packed tokens, `in`/`out` features of a linear layer, r the adapter's rank. Every node
 works in the dtype of its input; adapters are float32 always.

@@ -1,5 +1,5 @@
 """The kernels of the package liger-kernel (Triton), as functions between matrix products;
-pointwise.py says what each is given and gives.
+fused_ops.py says what each is given and gives.
 
 Casting is Llama's: statistics in float32, the normalised row rounded before the weight, as
 transformers does it. The offset that Gemma adds to weights is 0. Weights are frozen, so no kernel

@@ -125,7 +125,7 @@ def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> 
 
     Args:
         grain: what a number of tokens is made a multiple of, by a sequence that nobody sees, so
-            that products come in few sizes (products.py).
+            that products come in few sizes (matmul.py).
 
     Raises:
         ValueError: when a row's first token is marked as trained: nothing predicts it.

@@ -159,7 +159,7 @@ def test_every_threshold_says_why():
 
 def test_thresholds_are_used():
     folder = Path(thresholds.__file__).parents[1]
-    text = "".join(path.read_text("utf-8") for path in folder.glob("*.py"))
+    text = "".join(path.read_text("utf-8") for path in folder.rglob("*.py"))
     for name in vars(thresholds):
         if name.isupper():
             assert f"at.{name}" in text, name
