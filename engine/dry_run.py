@@ -16,6 +16,7 @@ from engine.core import hardware
 from engine.core.errors import UserError
 from engine.core.files import read_json
 from engine.core.format import counted, size, words
+from engine.core.limits import DEFAULT_GPU_HOURS
 from engine.cost import estimate, throughput
 from engine.environments import env_facts, env_packages, registry
 from engine.evidence.stats.learnability import BROKEN
@@ -28,14 +29,15 @@ from engine.models import catalog, hub
 from engine.processes import launcher
 from engine.reading import preview
 from engine.records.settings import SFTSettings, TrainSettings
-from engine.runs import admission, contamination, lifecycle
+from engine.runs import lifecycle
+from engine.runs.submit import admission, contamination
+from engine.runs.submit.requests import ProbeRequest
 from engine.settings import resolution
 from envs.audit.audit_summary import best_degenerate
 from envs.config.problem import EnvProblem
 from envs.host.process import isolation_here
 from envs.isolation.sandbox import LIMITS
 
-CAP_HOURS = 2.0  # max_gpu_hours of a submit that names none
 CALL_S = 46.0  # the whole call, the wait for a probe included
 MOST_SAMPLES = 256
 FEW_HELDOUT = 100
@@ -322,11 +324,13 @@ class _Look:
     def budget(self) -> _Found:
         figures = self.facts["estimate"]
         with Store(self.home) as store:
-            said = estimate.check_budget(self.home, store, figures, CAP_HOURS, self.call())
+            said = estimate.check_budget(self.home, store, figures, DEFAULT_GPU_HOURS, self.call())
         if said:
             return _Found("warn", said[0], "Give submit_train a larger max_gpu_hours.")
         hours = figures["gpu_hours"]
-        return _Found("pass", f"at most {hours['high']:g} GPU-hours; {CAP_HOURS:g} are allowed")
+        return _Found(
+            "pass", f"at most {hours['high']:g} GPU-hours; {DEFAULT_GPU_HOURS:g} are allowed"
+        )
 
     def call(self) -> dict[str, Any]:
         """Arguments of the submit_train this is the rehearsal of."""
@@ -356,14 +360,8 @@ class _Look:
         asked = self.settings
         if self.algorithm != "grpo":
             asked = {name: asked[name] for name in _PROBE_SETTINGS if name in asked}
-        answer = lifecycle.submit_probe(
-            self.home,
-            env_id=record.env_id,
-            model=self.model,
-            settings=asked,
-            samples=samples,
-            afford=afford,
-        )
+        request = ProbeRequest(record.env_id, self.model, samples, asked)
+        answer = lifecycle.submit_probe(self.home, request, afford)
         run_id = self.facts["run_id"] = answer["run_id"]
         left = max(0.0, CALL_S - (time.monotonic() - began))
         status = lifecycle.wait(self.home, run_id, "end", left)

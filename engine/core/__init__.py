@@ -8,8 +8,10 @@ imports nothing of ours; start with `errors.py` and `files.py`.
     filters.py       filter expressions over rows
     format.py        numbers as people say them
     hardware.py      devices, memory, cores, as containers allow
+    limits.py        the default cap of a run, the size of a result
     metrics.py       the one list of metric names
     paging.py        pages of files that only grow
+    reply.py         what a client gets for a call
     slow_clients.py  connections on which nothing comes, closed; sooner where there are too many
     split.py         which rows are held out
 """

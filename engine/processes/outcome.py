@@ -13,6 +13,7 @@ from typing import Any
 
 from engine.core.errors import FAILURE_KINDS
 from engine.core.files import append_line, last_line, read_json, read_object, read_tail, write_json
+from engine.core.limits import DEFAULT_GPU_HOURS
 from engine.home.rows import RunRow
 from engine.home.run_dir import RunDir
 from engine.home.sanitize import redactor_for
@@ -22,7 +23,6 @@ EXIT_DONE = 0
 EXIT_FAILED = 3
 EXIT_STOPPED = 4
 MAX_CONTINUATIONS = 3
-_CAP_HOURS = 2.0  # proposed where the attempt had no cap of its own
 _SPOKEN = re.compile(r"\b(read_logs|read_rollouts) (view|pick)=(\w+)")
 _NO_ROOM = 16_384  # bytes: less than a failure record, its event and a traceback need
 
@@ -197,7 +197,7 @@ def _stopped(run: RunDir, row: RunRow, status: int) -> tuple[str, str, str, str,
     if row.reason_kind in ("budget", "timeout"):
         hint = (
             f'{hint} Give the new attempt its own cap: submit_train(resume="{run.id}", '
-            f"max_gpu_hours={row.max_gpu_hours or _CAP_HOURS:g})."
+            f"max_gpu_hours={row.max_gpu_hours or DEFAULT_GPU_HOURS:g})."
         )
         return "failed", row.reason_kind, reason, hint, "unknown"
     return "cancelled", "cancelled", reason, hint, "unknown"

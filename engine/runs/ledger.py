@@ -1,11 +1,9 @@
-"""The ledger: what was tried, why, what came of it, and what should not be tried again.
+"""The ledger: what was tried, why, and what came of it.
 
-A run's entry is its note (the hypothesis), its parent, the levers that were moved, the prediction
-against the verdict, and what it cost. Before a run is queued the ledger is asked whether nearly the
-same was tried and failed, and how many levers move at once.
+A run's entry is its note (the hypothesis), its parent, the settings that were changed, the
+prediction against the verdict, and what it cost.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,107 +12,9 @@ from engine.evidence.compare.settings_diff import Making, moved_levers
 from engine.evidence.verdict.verdict import load_config
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home
-from engine.home.store import Store
+from engine.runs.submit.cautions import verdict_in_words
 
-NEAR = 0.1  # a number this close to an earlier one is the same idea
-LOOK_BACK = 200  # runs
-_OUTSIDE = frozenset({"infra", "budget", "killed", "interrupted", "cancelled", "timeout"})
-_SHOWN = 4
-
-
-def cautions(home: Home, store: Store, content: Mapping[str, Any]) -> list[str]:
-    """What the ledger has to say before a run with this config.json is queued."""
-    new = Making("", content)
-    past = [
-        (row, Making(row.run_id, load_config(home.run(row.run_id))))
-        for row in store.list_runs(LOOK_BACK, kind="train")
-        if row.env_id == content.get("env_id") and row.algorithm == content.get("algorithm")
-    ]
-    alike = [(row, made) for row, made in past if made.start == new.start]
-    return [*_again(new, alike)[:1], *_several(home, new, alike)]
-
-
-def _again(new: Making, past: Sequence[tuple[RunRow, Making]]) -> list[str]:
-    """Earlier runs of nearly these settings that failed or came to nothing, newest first."""
-    said = []
-    for row, made in past:
-        if _far(new, made):
-            continue
-        outcome = _came_to_nothing(row)
-        same_seed = new.settings.get("seed") == made.settings.get("seed")
-        apart = _near(new, made)
-        if outcome:
-            close = f" but for {apart}" if apart else ""
-            said.append(
-                f"nearly the same as {row.run_id}{close}, which {outcome}: read it before "
-                "spending this again"
-            )
-        elif row.state == "done" and same_seed and not apart:
-            said.append(
-                f"the same as {row.run_id} ({_word(row)}), seed included: it will repeat it"
-            )
-    return said
-
-
-def _came_to_nothing(row: RunRow) -> str:
-    """How an earlier run failed by its own settings, "" when it did not."""
-    if row.state == "failed" and row.reason_kind not in _OUTSIDE:
-        return f"failed ({row.reason_kind})"
-    if row.state == "done" and row.verdict in ("worse", "no_difference"):
-        return f"came out {_word(row)}"
-    return ""
-
-
-def _word(row: RunRow) -> str:
-    return (row.verdict or "unknown").replace("_", " ")
-
-
-def _several(home: Home, new: Making, past: Sequence[tuple[RunRow, Making]]) -> list[str]:
-    """Several levers moved at once, against the parent or the newest run of the kind."""
-    parent = str(new.config.get("parent") or "")
-    if parent:
-        before = Making(parent, load_config(home.run(parent)))
-    elif past:
-        before = past[0][1]
-    else:
-        return []
-    levers = moved_levers(before, new)
-    if not before.config or len(levers) < 2:
-        return []
-    named = ", ".join(levers[:_SHOWN]) + (", ..." if len(levers) > _SHOWN else "")
-    return [
-        f"{len(levers)} levers move at once against {before.run_id} ({named}): whatever comes of "
-        "it, no one of them will be known to be the cause"
-    ]
-
-
-def _values(one: Making, other: Making) -> dict[str, tuple[Any, Any]]:
-    """The settings that were chosen, or follow from a choice, and differ."""
-    return {
-        name: (other.settings.get(name), one.settings.get(name))
-        for name in moved_levers(other, one)
-        if name in one.settings or name in other.settings
-    }
-
-
-def _far(one: Making, other: Making) -> bool:
-    if any(name not in {**one.settings, **other.settings} for name in moved_levers(other, one)):
-        return True
-    return any(not _close(*pair) for pair in _values(one, other).values())
-
-
-def _near(one: Making, other: Making) -> str:
-    pairs = _values(one, other).items()
-    return ", ".join(f"{name} ({before:g} then, {now:g} now)" for name, (before, now) in pairs)
-
-
-def _close(before: Any, now: Any) -> bool:
-    numbers = all(
-        isinstance(value, int | float) and not isinstance(value, bool) for value in (before, now)
-    )
-    if not numbers or before <= 0 or now <= 0:
-        return before == now
-    return abs(math.log(now / before)) <= math.log1p(NEAR)
+_SHOWN = 4  # changed settings on a line of the tree
 
 
 def entry(home: Home, row: RunRow) -> dict[str, Any]:
@@ -184,7 +84,7 @@ def tree(home: Home, rows: Sequence[RunRow]) -> list[str]:
 
 
 def _line(row: RunRow, found: Mapping[str, Any]) -> str:
-    came = _word(row) if row.state == "done" else row.state
+    came = verdict_in_words(row) if row.state == "done" else row.state
     changed = ", ".join(
         f"{name} {_short(before)}→{_short(now)}"
         for name, (before, now) in list(found.get("changed", {}).items())[:_SHOWN]

@@ -18,9 +18,11 @@ from engine.home.rows import TERMINAL, RunRow, taken_as
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.processes import launcher, outcome
-from engine.runs.admission import check_words
 from engine.runs.overview import overview
-from engine.runs.submit import submit, submit_evaluation, submit_probe
+from engine.runs.submit.admission import check_words
+from engine.runs.submit.evaluation import submit_evaluation
+from engine.runs.submit.probe import submit_probe
+from engine.runs.submit.training import submit
 
 __all__ = [
     "cancel",

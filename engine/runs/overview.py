@@ -17,6 +17,7 @@ from engine.home.store import Store
 from engine.models import catalog
 from engine.processes import deployments, launcher
 from engine.runs import ledger
+from engine.runs.submit.cautions import LOOK_BACK
 
 _MOST = 10_000  # runs that are open at a time, far above any queue
 SCOPES = ("all", "hardware", "runs", "envs", "models", "datasets", "deployments")
@@ -50,7 +51,7 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
             rows = store.list_runs(limit + 1, before_rowid=after or None)
             found["runs"] = [_run(home, row) for row in rows[:limit]]
             found["tree"] = ledger.tree(home, rows[:limit])
-            found["best"] = ledger.best_runs(home, store.list_runs(ledger.LOOK_BACK, kind="train"))
+            found["best"] = ledger.best_runs(home, store.list_runs(LOOK_BACK, kind="train"))
             whole["runs"] = len(rows)
             if scope == "runs" and len(rows) > limit:
                 found["next_cursor"] = str(rows[limit - 1].rowid)

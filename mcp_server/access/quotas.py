@@ -13,10 +13,11 @@ from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.files import read_object
+from engine.core.limits import DEFAULT_GPU_HOURS
 from engine.home.rows import OPEN, RunRow
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.runs.admission import DEFAULT_HOURS, EVALUATION_WALL_HOURS, Afford
+from engine.runs.submit.admission import EVALUATION_WALL_HOURS, Afford
 from mcp_server.access.audit_log import STARTS, Audit
 from mcp_server.access.keys import Key, own_request_id
 
@@ -103,7 +104,7 @@ def _cap_within(left: float, resumed: RunRow | None) -> Cap:
     """The cap of a submit that named none: the default, of a resumed run its own, or `left`."""
     own = _own(resumed)
     hours = min(own, left)
-    if hours == DEFAULT_HOURS:
+    if hours == DEFAULT_GPU_HOURS:
         return Cap(hours)
     why = "what is left of this key's day" if hours < own else "as the run had"
     return Cap(hours, f"max_gpu_hours was not given: it is {_plain(hours)}, {why}")
@@ -117,7 +118,7 @@ def own_cap(home: Home, run_id: str) -> float:
 
 
 def _own(row: RunRow | None) -> float:
-    return (row.max_gpu_hours if row else 0.0) or DEFAULT_HOURS
+    return (row.max_gpu_hours if row else 0.0) or float(DEFAULT_GPU_HOURS)
 
 
 def _cap_of_before(home: Home, store: Store, request_id: str, resumed: RunRow | None) -> Cap | None:

@@ -13,6 +13,7 @@ from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.processes import launcher
 from engine.runs import lifecycle
+from engine.runs.submit.requests import TrainRequest
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 
@@ -34,7 +35,7 @@ CLOCKS = {"time", "tokens_per_s", "sample_s", "reward_s", "train_s", "mfu", "pea
 
 def submit(home: Home, env: str, algorithm: str) -> RunDir:
     settings = SETTINGS[algorithm] | {"learning_rate": 1e-3, "lora_rank": 4}
-    said = lifecycle.submit(home, env_id=env, algorithm=algorithm, settings=settings)
+    said = lifecycle.submit(home, TrainRequest(env_id=env, algorithm=algorithm, settings=settings))
     return home.run(said["run_id"])
 
 
@@ -110,7 +111,7 @@ def test_a_killed_trainer_is_resumed_to_the_same_curve(home, env, reference, alg
     saved = run.latest_checkpoint()
     assert saved is not None and saved.name in row.reason
     assert launcher.reap(home) == []  # a killed trainer is not continued by itself
-    again = lifecycle.submit(home, resume=run.id)
+    again = lifecycle.submit(home, TrainRequest(resume=run.id))
     assert again["resumed_from"] == saved.name
     assert (finished(run).state, row_of(run).attempt) == ("done", 2)
     assert_same_curve(run, reference(algorithm))

@@ -21,6 +21,7 @@ from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.processes import launcher
 from engine.runs import lifecycle
+from engine.runs.submit.requests import TrainRequest
 from tests.engine.conftest import add_env
 
 STEADY = {"steps": 8, "save_every": 3}
@@ -73,9 +74,10 @@ def submit_in_a_process(home: Home, env: str, label: str, settings: dict[str, An
     """A server that submits and is gone: exit status, and the run id if it got so far."""
     code = (
         "import json, sys; from engine.runs import lifecycle; "
+        "from engine.runs.submit.requests import TrainRequest; "
         "from engine.home.run_dir import Home\n"
         "asked = json.loads(sys.argv[1])\n"
-        "print(lifecycle.submit(Home.locate(), **asked)['run_id'], flush=True)"
+        "print(lifecycle.submit(Home.locate(), TrainRequest(**asked))['run_id'], flush=True)"
     )
     asked = {"env_id": env, "algorithm": "grpo", "settings": settings, "request_id": "r-1"}
     return subprocess.run(
@@ -89,7 +91,9 @@ def submit_in_a_process(home: Home, env: str, label: str, settings: dict[str, An
 
 def again(home: Home, env: str, settings: dict[str, Any]) -> RunDir:
     """The same request, as a client that got no answer makes it."""
-    said = lifecycle.submit(home, env_id=env, algorithm="grpo", settings=settings, request_id="r-1")
+    said = lifecycle.submit(
+        home, TrainRequest(env_id=env, algorithm="grpo", settings=settings, request_id="r-1")
+    )
     return home.run(said["run_id"])
 
 
@@ -163,12 +167,14 @@ def reference(tmp_path_factory):
 
 
 def submit_torch(home: Home, env: str, algorithm: str) -> RunDir:
-    said = lifecycle.submit(home, env_id=env, algorithm=algorithm, settings=TORCH[algorithm])
+    said = lifecycle.submit(
+        home, TrainRequest(env_id=env, algorithm=algorithm, settings=TORCH[algorithm])
+    )
     return home.run(said["run_id"])
 
 
 def resume(run: RunDir) -> None:
-    lifecycle.submit(run.home, resume=run.id)
+    lifecycle.submit(run.home, TrainRequest(resume=run.id))
 
 
 def killed_at(run: RunDir, label: str) -> None:

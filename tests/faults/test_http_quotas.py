@@ -16,6 +16,7 @@ from engine.home.store import Store
 from engine.models import catalog
 from engine.processes import deployments
 from engine.runs import lifecycle
+from engine.runs.submit.requests import EvaluationRequest
 from mcp_server.access.bearer import load_token
 from mcp_server.access.keys import add_key
 from tests.engine.conftest import Bench
@@ -115,7 +116,9 @@ def test_a18_an_evaluation_is_held_to_the_hours_its_key_was_given(
 ):
     (home.root / "hold").touch()
     said = lifecycle.submit_evaluation(
-        home, env_id=env, models=["pebble"], rows=4, afford=lambda hours: 1 / 3600
+        home,
+        EvaluationRequest(env_id=env, models=["pebble"], rows=4),
+        afford=lambda hours: 1 / 3600,
     )
     row = bench.until_state(home.run(said["run_id"]), "failed")
     assert row.reason_kind == "budget" and "is spent" in row.reason

@@ -4,8 +4,9 @@ import pytest
 
 from engine.core.files import write_json
 from engine.home.store import Store
-from engine.runs.ledger import best_runs, cautions, entry, tree
+from engine.runs.ledger import best_runs, entry, tree
 from engine.runs.overview import overview
+from engine.runs.submit.cautions import cautions
 
 BASE = {"learning_rate": 1e-3, "group_size": 8, "steps": 100, "loss": "dapo", "seed": 0}
 USER = dict.fromkeys(BASE, "user")

@@ -13,6 +13,7 @@ from engine.core import hardware
 from engine.core.errors import UserError
 from engine.core.format import size
 from engine.cost import estimate
+from engine.environments import registry
 from engine.environments.env_facts import EnvFacts
 from engine.environments.registry import EnvRecord
 from engine.home.run_dir import Home, RunDir
@@ -21,7 +22,6 @@ from engine.models.catalog import ModelRef
 from engine.records.settings import SFTSettings, TrainSettings
 from engine.settings.defaults import SamplingLimits
 
-DEFAULT_HOURS = 2.0  # cap of a run that was given none
 LOOK_HOURS = 0.1  # of an evaluation or a probe, which nobody has to agree to
 EVALUATION_WALL_HOURS = 6.0  # an evaluation has no cap of its own, but it must end
 SCORE_S = 1.0  # of a stored answer, where the audit could not say how long a score takes
@@ -86,14 +86,13 @@ def said_of(cap: float) -> list[str]:
     return [f"it is ended after {cap:.3g} GPU-hours"] if cap else []
 
 
-def check_cap(max_gpu_hours: float) -> float:
-    """The cap as a number. Raises UserError BAD_ARGUMENT."""
+def check_cap(max_gpu_hours: float) -> None:
+    """Raises UserError BAD_ARGUMENT unless it is a number of hours."""
     number = isinstance(max_gpu_hours, int | float) and not isinstance(max_gpu_hours, bool)
     if not number or not math.isfinite(max_gpu_hours) or max_gpu_hours <= 0:
         raise bad_argument(
             "max_gpu_hours", max_gpu_hours, "Give a number of hours above 0, such as 2."
         )
-    return float(max_gpu_hours)
 
 
 def check_words(**said: str) -> None:
@@ -124,6 +123,35 @@ def check_kept(run: RunDir, field: str = "resume") -> None:
             f"the files of {run.id} were deleted, its checkpoints too",
             hint="Name another run." if field == "regrade" else "Submit a new run.",
             field=field,
+        )
+
+
+def scored_env(home: Home, env_id: str, what: str) -> EnvRecord:
+    """The version that `env_id` means, which scores answers and whose process can be started.
+
+    `what` no model can be on another: evaluated, probed. Raises UserError ENV_*.
+    """
+    record = registry.find_env(home, env_id)
+    if not record.scored:
+        raise UserError(
+            "ENV_INVALID",
+            f"{record.env_id} scores nothing, so no model can be {what} on it",
+            hint="Give the environment a score function, or judge on another one.",
+            field="env_id",
+        )
+    check_secrets(record)
+    registry.env_python(record)
+    return record
+
+
+def require_files(model: ModelRef) -> None:
+    """Raises UserError MODEL_NOT_FOUND where the files of the base are gone."""
+    if not model.base_path.is_dir():
+        raise UserError(
+            "MODEL_NOT_FOUND",
+            f"the files of {model.base_ref} are not at {model.base_path}",
+            hint="Put them back, or use another model; get_status scope=models lists usable ones.",
+            field="model",
         )
 
 

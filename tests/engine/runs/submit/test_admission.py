@@ -7,7 +7,7 @@ from engine.cost.estimate import DISK_RESERVE
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.runs.admission import LOOK_HOURS, cap_of, check_size, check_words
+from engine.runs.submit.admission import LOOK_HOURS, cap_of, check_size, check_words
 
 
 def test_a_full_disk_is_told_with_what_has_to_stay_free():

@@ -15,8 +15,9 @@ from engine.evidence.report.dossier import gather
 from engine.evidence.report.markdown import card_of, markdown_of
 from engine.evidence.verdict.verdict import run_verdict
 from engine.home.run_dir import Home
-from engine.runs import contamination
 from engine.runs.lifecycle import submit, submit_evaluation, wait
+from engine.runs.submit import contamination
+from engine.runs.submit.requests import EvaluationRequest, TrainRequest
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -149,14 +150,16 @@ def test_a_comparison_leaves_out_what_either_model_was_taught(home: Home, tmp_pa
 def test_a_submitted_run_keeps_what_was_compared_and_warns(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv("HONESMITH_TEST_WORKER", str(Path(__file__).parents[1] / "fake_trainer.py"))
+    monkeypatch.setenv("HONESMITH_TEST_WORKER", str(Path(__file__).parents[2] / "fake_trainer.py"))
     env = push(home, tmp_path / "a", CHEAT)
-    queued = submit(home, env_id=env, algorithm="sft", settings={"steps": 1})
+    queued = submit(home, TrainRequest(env_id=env, algorithm="sft", settings={"steps": 1}))
     assert any("3 of 9 held-out tasks" in note for note in queued["warnings"])
     assert read_json(home.run(queued["run_id"]).contamination)["leaked"] == TAUGHT
-    judged = submit_evaluation(home, env_id=env, models=["pebble"])
+    judged = submit_evaluation(home, EvaluationRequest(env_id=env, models=["pebble"]))
     assert read_json(home.run(judged["run_id"]).contamination)["verdict"] == "clean"
-    learnt = submit_evaluation(home, env_id=env, models=["pebble"], split="train")
+    learnt = submit_evaluation(
+        home, EvaluationRequest(env_id=env, models=["pebble"], split="train")
+    )
     assert not home.run(learnt["run_id"]).contamination.exists()
     for run_id in (queued["run_id"], judged["run_id"], learnt["run_id"]):
         wait(home, run_id, "end", 10)
