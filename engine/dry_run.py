@@ -267,7 +267,7 @@ class _Look:
 
     def audit(self) -> _Found:
         record = self.facts["record"]
-        audit = self.facts["audit"] = record.audit or {}
+        audit = self.facts["audit"] = record.audit.as_written()
         headline = str(audit.get("headline", ""))
         if not record.scored:
             return _Found("pass", "the environment scores nothing")

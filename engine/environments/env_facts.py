@@ -139,7 +139,7 @@ def env_facts(
         record.kind,
         record.scored,
         lengths=lengths,
-        score_s=float(record.audit.get("score_seconds_p95") or 0.0),
+        score_s=record.audit.score_seconds_p95,
         **counted,
     )
 

@@ -2,6 +2,8 @@
 above `core` may use it; start with `settings.py` and `record.py`.
 
     answer.py             a completion with its score, as rollouts and evaluations keep it
+    audit.py              what a version's scorer pays for: audit.json
+    env_version.py        what push learnt of a version: env.json
     evaluation_row.py     a held-out answer: a line in evals/
     event.py              something that happened to a run: a line of events.jsonl
     line_record.py        how a record that is one line of a file is read and written

@@ -168,7 +168,7 @@ def _rescore(
             "env_id": record.env_id,
             "file": path.name,
             "half": half,
-            "deterministic": record.audit.get("deterministic", True),
+            "deterministic": record.audit.deterministic,
             "network": record.limits.network,
         }
         seconds = round(time.monotonic() - began, 3)

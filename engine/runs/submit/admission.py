@@ -54,7 +54,7 @@ def sampling_hours(home: Home, models: Sequence[ModelRef], plays: Playing) -> fl
 
 def scoring_hours(record: EnvRecord, answers: int) -> float:
     """Device hours that scoring stored answers takes."""
-    return answers * float((record.audit or {}).get("score_seconds_p95") or SCORE_S) / 3600
+    return answers * (record.audit.score_seconds_p95 or SCORE_S) / 3600
 
 
 def cap_of(home: Home, afford: Afford | None, hours: Callable[[], float]) -> float:
@@ -179,10 +179,9 @@ def check_audit(record: EnvRecord, settings: TrainSettings) -> list[str]:
 
     Returns the warning for a run that may train all the same.
     """
-    audit = record.audit or {}
-    if audit.get("verdict") != "risk":
+    if record.audit.verdict != "risk":
         return []
-    found = audit.get("headline") or "degenerate answers earn"
+    found = record.audit.headline or "degenerate answers earn"
     if isinstance(settings, SFTSettings) or settings.accept_reward_risk:
         return [f"reward_audit: {found}; held-out success means little until it is mended"]
     raise UserError(

@@ -13,6 +13,8 @@ from engine.environments import env_facts
 from engine.environments.env_facts import EnvFacts, RowLengths
 from engine.environments.registry import EnvRecord
 from engine.home.run_dir import Home
+from engine.records.audit import Audit
+from engine.records.env_version import EnvVersion
 from envs.config.settings import Limits
 from tests import tiny_model
 
@@ -36,15 +38,17 @@ def stored(home: Home, rows: list[dict[str, Any]], **changes: Any) -> EnvRecord:
         "name": "sums",
         "hash": "0" * 12,
         "dir": folder,
+        "audit": Audit(verdict="ok", headline="ok", score_seconds_p95=0.25),
+    }
+    version = {
         "kind": "single",
         "scored": True,
         "tools": [],
         "rows": {},
-        "audit": {"score_seconds_p95": 0.25},
         "limits": Limits(),
         "secrets": (),
     }
-    return EnvRecord(**(values | changes))
+    return EnvRecord(**values, version=EnvVersion(**(version | changes)))
 
 
 def row(number: int, split: str = "train", answer: str | None = "4", **changes: Any) -> dict:
