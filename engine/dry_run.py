@@ -18,13 +18,13 @@ from engine.core.files import read_json
 from engine.core.format import counted, size, words
 from engine.core.limits import DEFAULT_GPU_HOURS
 from engine.cost import estimate, throughput
-from engine.environments import env_facts, env_packages, registry
+from engine.environments import env_facts, registry
 from engine.evidence.stats.learnability import BROKEN
 from engine.home.database import tells_of_the_disk
 from engine.home.run_dir import Home
 from engine.home.sanitize import redactor_for
 from engine.home.store import Store
-from engine.install import vllm_env
+from engine.install import env_packages, vllm_env
 from engine.models import catalog, hub
 from engine.processes import launcher
 from engine.reading import preview

@@ -1,7 +1,6 @@
 """What needs no home: errors, metric names, files, hardware, text. Everyone may use it and it
 imports nothing of ours; start with `errors.py` and `files.py`.
 
-    agent_files.py   places that coding agents obey, where nothing is written
     crash.py         labelled points at which a test kills a process
     errors.py        error codes, failure kinds, UserError
     files.py         writing and reading that survives kills and full disks

@@ -4,8 +4,6 @@
     datasets.py      what is in a data file
     draft.py         a version while it is made
     env_facts.py     an environment's rows in tokens of a given model
-    env_packages.py  virtual environments for requirements.txt
-    pip_index.py     where pip looks for packages on this machine
     push.py          a folder becomes a version
     push_audit.py    its reward audit, made again once secrets are set
     push_limits.py   seconds a push may take

@@ -17,7 +17,6 @@ from typing import Any
 from engine.core.errors import UserError
 from engine.core.files import write_json
 from engine.environments import (
-    env_packages,
     push_audit,
     push_limits,
     registry,
@@ -32,6 +31,7 @@ from engine.home.database import tells_of_the_disk
 from engine.home.run_dir import Home
 from engine.home.sanitize import Redactor
 from engine.home.store import Store
+from engine.install import env_packages
 from engine.records.env_version import EnvVersion, PushProblem
 from envs.config.problem import EnvProblem
 from envs.config.settings import EnvSettings, read_settings

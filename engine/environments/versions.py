@@ -9,14 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from engine.core.agent_files import is_agent_file, refuse_agent_place
 from engine.core.errors import UserError
 from engine.core.format import counted
-from engine.environments import env_packages
 from engine.environments.registry import FACTS, EnvRecord, find_env, prefix_meant
+from engine.home.agent_files import is_agent_file, refuse_agent_place
 from engine.home.rows import OPEN
 from engine.home.run_dir import Home
 from engine.home.store import Store
+from engine.install import env_packages
 
 BUILD_S = 3_600.0
 DIFF_LINES = 400

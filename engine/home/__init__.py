@@ -11,4 +11,5 @@ start with `run_dir.py` for files and `store.py` for rows.
     sanitize.py     untrusted text made safe to show
     store.py        the rows: runs, leases, environments, deployments, estimates
     user_config.py  what its owner set in config.toml
+    agent_files.py    places that coding agents obey, where nothing is written
 """

@@ -26,8 +26,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from engine.core.errors import UserError
 from engine.core.files import is_locked, read_tail, write_json
-from engine.environments import pip_index
 from engine.home.run_dir import Home
+from engine.install import pip_index
 from envs.config.problem import EnvProblem
 from envs.config.settings import Limits
 from envs.host.pipe import Fault, Pipe
@@ -145,7 +145,7 @@ def install(home: Home, requirements: list[Requirement], patience_s: float) -> P
     (place.folder / FILE).write_text("".join(f"{requirement}\n" for requirement in requirements))
     with open(place.log, "wb") as log:
         builder = subprocess.Popen(
-            [sys.executable, "-P", "-m", "engine.environments.env_packages", str(place.folder)],
+            [sys.executable, "-P", "-m", "engine.install.env_packages", str(place.folder)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

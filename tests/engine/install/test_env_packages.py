@@ -9,9 +9,9 @@ import pytest
 from packages import source, wheel
 
 from engine.core.errors import UserError
-from engine.environments import env_packages, pip_index
-from engine.environments.env_packages import install, missing, read_requirements, venv_of
 from engine.home.run_dir import Home
+from engine.install import env_packages, pip_index
+from engine.install.env_packages import install, missing, read_requirements, venv_of
 
 
 @pytest.fixture
