@@ -16,11 +16,11 @@ from engine.core import hardware
 from engine.core.errors import UserError
 from engine.core.files import read_json
 from engine.core.format import counted, size, words
-from engine.core.limits import DEFAULT_GPU_HOURS
 from engine.cost import estimate, throughput
 from engine.environments import env_facts, registry
 from engine.evidence.stats.learnability import BROKEN
 from engine.home.database import tells_of_the_disk
+from engine.home.rows import DEFAULT_GPU_HOURS
 from engine.home.run_dir import Home
 from engine.home.sanitize import redactor_for
 from engine.home.store import Store

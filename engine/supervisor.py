@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.core import crash
 from engine.core.errors import UserError
 from engine.core.files import read_json, take_lock, write_json
 from engine.home.progress import write_status
@@ -69,12 +68,9 @@ def supervise(path: Path) -> int:
         end = _attempt(watch)
         if end is None:
             return 0
-        crash.point("supervise.exited")
         with contextlib.suppress(OSError):  # without room for the record the row still has it
             outcome.record(run, end)
-        crash.point("supervise.recorded")
         outcome.apply(store, run, store.get_run(run.id), end)
-        crash.point("supervise.applied")
         _after(watch, end)
     launcher.start_queued(run.home)
     return 0
@@ -122,17 +118,14 @@ def _attempt(watch: Watch) -> outcome.Outcome | None:
 
 def _spawn(watch: Watch) -> None:
     run, row = watch.run, watch.row
-    crash.point("supervise.began")
-    python, module = launcher.program_of(run.home, watch.config)
-    script = os.environ.get(launcher.TEST_WORKER)
-    program = [script] if script else ["-m", module]
+    command = launcher.trainer_command(run.home, str(watch.config.get("algorithm", "")))
     lifeline, keep = os.pipe()  # `keep` closes when this process ends, which ends the trainer
     outcome.note_event(
         run, "attempt_started", f"attempt {row.attempt}", attempt=row.attempt, device=row.device
     )
     with open(run.log(row.attempt), "ab") as log:
         process = subprocess.Popen(
-            [python, "-P", *program, str(run.path)],
+            [*command, str(run.path)],
             cwd=run.path,
             env=_environment(watch, lifeline),
             stdin=subprocess.DEVNULL,
@@ -146,7 +139,6 @@ def _spawn(watch: Watch) -> None:
     os.close(lifeline)
     watch.child, watch.lifeline = process.pid, keep
     process.returncode = 0  # `_collect` waits for it, together with whatever it left behind
-    crash.point("supervise.spawned")
     write_json(
         run.started_record,
         {

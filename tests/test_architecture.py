@@ -35,7 +35,12 @@ from playbook import sections
 pytestmark = pytest.mark.timeout(60)
 
 HEAVY = ("torch", "transformers", "peft", "vllm")
-SQL_FILES = {"engine/home/store.py", "engine/home/database.py"}
+SQL_FILES = {
+    "engine/home/database.py",
+    "engine/home/store.py",
+    "engine/home/store_connection.py",
+    "engine/home/store_runs.py",
+}
 LONGEST, WARN_ABOVE = 600, 500
 
 # What is measured over the whole tree (without environments that are data): the ceiling that holds

@@ -1,16 +1,14 @@
 """What needs no home: errors, metric names, files, hardware, text. Everyone may use it and it
 imports nothing of ours; start with `errors.py` and `files.py`.
 
-    crash.py         labelled points at which a test kills a process
     errors.py        error codes, failure kinds, UserError
     files.py         writing and reading that survives kills and full disks
     filters.py       filter expressions over rows
     format.py        numbers as people say them
     hardware.py      devices, memory, cores, as containers allow
-    limits.py        the default cap of a run, the size of a result
     metrics.py       the one list of metric names
     paging.py        pages of files that only grow
-    reply.py         what a client gets for a call
+    reply.py         what a client gets for a call, and how large it may be
     slow_clients.py  connections on which nothing comes, closed; sooner where there are too many
     split.py         which rows are held out
 """

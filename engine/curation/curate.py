@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.core.errors import UserError
+from engine.core.reply import BODY_CHARS
 from engine.curation.curated import free_name, save_dataset
 from engine.curation.selection import Attempt, Key, Rule, check_selection, groups_of, ranked
 from engine.curation.sources import Source, load_sources
@@ -19,7 +20,7 @@ from engine.environments import registry
 from engine.evidence.stats.overlap import HeldOut
 from engine.evidence.stats.results import text_of
 from engine.home.run_dir import Home
-from engine.home.sanitize import RESULT_CHARS, Redactor, clip, json_chars, redactor_for
+from engine.home.sanitize import Redactor, clip, json_chars, redactor_for
 
 FEW_ROWS = 20
 _EXAMPLES = 3
@@ -299,7 +300,7 @@ def _next(
 def _fitted(result: dict[str, Any]) -> dict[str, Any]:
     """Leave out examples until an agent can afford the result."""
     for cut in ("dropped_examples", "examples", "sources"):
-        if json_chars(result) <= RESULT_CHARS:
+        if json_chars(result) <= BODY_CHARS:
             return result
         if cut == "dropped_examples":
             for example in result[cut].values():

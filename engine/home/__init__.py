@@ -9,7 +9,9 @@ start with `run_dir.py` for files and `store.py` for rows.
     rows.py         the rows as types; states and what may follow what
     run_dir.py      every path inside the home
     sanitize.py     untrusted text made safe to show
-    store.py        the rows: runs, leases, environments, deployments, estimates
+    store.py        the rows: environments, deployments, estimates; all tables as one object
+    store_connection.py  one connection: transactions, reads, the write-ahead log
+    store_runs.py   the rows of runs and of requests: queued, leased, changed
     user_config.py  what its owner set in config.toml
     agent_files.py    places that coding agents obey, where nothing is written
 """

@@ -24,6 +24,8 @@ HOLDS_DEVICE = ("preparing", "running", "stopping")
 OPEN = ("queued", "interrupted", *HOLDS_DEVICE)
 TERMINAL = ("done", "failed", "cancelled")
 
+DEFAULT_GPU_HOURS = 2  # cap of a training run that was given none
+
 
 def taken_as(field: str, given: str, whole: str) -> list[str]:
     """What to say where `given` was the beginning of the id that is meant; [] for the id itself."""

@@ -18,9 +18,6 @@ from engine.core.files import read_json
 from engine.home.run_dir import Home
 from envs.host.redact import SecretFilter
 
-# What a result may take as compact JSON; the envelope of a front end needs the rest of 10,000.
-RESULT_CHARS = 9_300
-
 _ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor moves
     r"|[\]PX^_][^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"  # OSC, DCS, SOS, PM, APC: titles, links

@@ -13,8 +13,7 @@ from typing import Any
 
 from engine.core.errors import FAILURE_KINDS
 from engine.core.files import append_line, last_line, read_json, read_object, read_tail, write_json
-from engine.core.limits import DEFAULT_GPU_HOURS
-from engine.home.rows import RunRow
+from engine.home.rows import DEFAULT_GPU_HOURS, RunRow
 from engine.home.run_dir import RunDir
 from engine.home.sanitize import redactor_for
 from engine.home.store import Store

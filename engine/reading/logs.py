@@ -17,6 +17,7 @@ from engine.core.files import read_object
 from engine.core.format import counted
 from engine.core.metrics import METRICS
 from engine.core.paging import BUDGET, Line, Page, complete_size, page_after, page_before, torn_tail
+from engine.core.reply import BODY_CHARS
 from engine.home.curves import (
     POINTS,
     by_step,
@@ -30,7 +31,7 @@ from engine.home.curves import (
 from engine.home.halves import choosing
 from engine.home.rows import TERMINAL, RunRow
 from engine.home.run_dir import Home, RunDir
-from engine.home.sanitize import RESULT_CHARS, Redactor, clean_value, clip, json_chars, redactor_for
+from engine.home.sanitize import Redactor, clean_value, clip, json_chars, redactor_for
 from engine.home.store import Store
 
 VIEWS = ("metrics", "events", "console", "error")
@@ -39,7 +40,7 @@ _MOST_KEYS = 14  # two extremes each beside first and last: 30 points
 _DEFAULT_KEYS = 10
 _LINE_CHARS = 500
 _LONGEST_GREP = 200
-_ROOM = RESULT_CHARS - 2000  # for lines, beside what else a page says
+_ROOM = BODY_CHARS - 2000  # for lines, beside what else a page says
 
 
 def read_logs(
@@ -203,7 +204,7 @@ def _new_metrics(
         "next": [],
     }
     ends = [line.end for line in page.lines]
-    while json_chars(result) > RESULT_CHARS and len(result["rows"]) > 1:
+    while json_chars(result) > BODY_CHARS and len(result["rows"]) > 1:
         result["rows"] = result["rows"][: len(result["rows"]) // 2]
         result["next_cursor"] = f"metrics:{ends[len(result['rows']) - 1]}"
     return result
@@ -247,9 +248,9 @@ def _curve_sentence(
 
 def _fit_rows(result: dict[str, Any]) -> dict[str, Any]:
     """Names of an environment's metrics have no limit: leave out columns until it fits."""
-    while json_chars(result) > RESULT_CHARS and result["available"]:
+    while json_chars(result) > BODY_CHARS and result["available"]:
         result["available"] = result["available"][: len(result["available"]) // 2]
-    while json_chars(result) > RESULT_CHARS and len(result["columns"]) > 2:
+    while json_chars(result) > BODY_CHARS and len(result["columns"]) > 2:
         gone = result["columns"].pop()
         result["rows"] = [cells[:-1] for cells in result["rows"]]
         result["curves"].pop(gone, None)

@@ -12,13 +12,14 @@ from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.filters import Where
+from engine.core.reply import BODY_CHARS
 from engine.evidence.stats.results import load_rows
 from engine.evidence.verdict.verdict import after_step, load_config
 from engine.home.curves import number, short
 from engine.home.halves import ABOUT_HALF
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home, RunDir
-from engine.home.sanitize import RESULT_CHARS, Redactor, clip, json_chars, redactor_for
+from engine.home.sanitize import Redactor, clip, json_chars, redactor_for
 from engine.home.store import Store
 from engine.reading.transcripts import Decode, decoder_of, rollout_item, squeezed, turns_of, within
 
@@ -449,7 +450,7 @@ def _fitted(ask: _Ask, result: dict[str, Any], key: str, total: int, mark: str) 
     """
     items = result[key]
     result |= {"warnings": [], "next": [], "next_cursor": ""}
-    most = RESULT_CHARS - 400  # the summary is said once the number shown is known
+    most = BODY_CHARS - 400  # the summary is said once the number shown is known
     while json_chars(result) > most and len(items) > 1:
         items.pop()
     if json_chars(result) > most:

@@ -17,11 +17,10 @@ from engine.home.agent_files import refuse_agent_place
 from engine.home.run_dir import Home
 from engine.models import catalog
 from engine.models.catalog import ModelRef
-from engine.processes import launcher
+from engine.processes import launcher, programs
 
 FORMATS = ("adapter", "merged")
 ORIGIN = "honesmith.json"  # says where exported files came from
-TEST_EXPORT = "HONESMITH_TEST_EXPORT"  # a script to run in the worker's place; tests only
 WAIT_S = 40.0
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "README.md")
 
@@ -139,13 +138,11 @@ def _start_merge(home: Home, model: ModelRef, job: Path, aside: Path) -> None:
         "out": str(aside),
     }
     write_json(job / "config.json", config)
-    script = os.environ.get(TEST_EXPORT)
-    program = [script] if script else ["-m", "engine.worker.serving.merge"]
     lock = take_lock(job / "alive.lock")
     if lock is None:  # another call was quicker; wait for its worker
         return
     try:
-        argv = [python, "-P", *program, str(job / "config.json")]
+        argv = [python, "-P", *programs.command("merger"), str(job / "config.json")]
         launcher.spawn_detached(argv, job, job / "export.log", pass_fds=(lock,))
     finally:
         os.close(lock)

@@ -25,13 +25,12 @@ from engine.home.store import Store
 from engine.install import vllm_env
 from engine.models import catalog
 from engine.models.catalog import ModelRef
-from engine.processes import deployments, launcher
+from engine.processes import deployments, launcher, programs
 from engine.processes.deployments import ANYBODY, Asker, Unreachable, describe, list_deployments
 from engine.serving.export import export
 
 __all__ = ["chat", "deploy", "export", "list_deployments"]
 
-TEST_SERVER = "HONESMITH_TEST_SERVER"  # a script to run in the server's place; tests only
 START_S = 40.0  # what one call waits for a process to become ready
 CALL_S = 48.0  # what one chat takes at most, starts included
 _POLL_S = 0.05
@@ -236,8 +235,6 @@ def _start(home: Home, wanted: Wanted, asker: Asker) -> DeploymentRow:
 
 
 def _spawn(home: Home, folder: DeployDir, device: Device) -> None:
-    script = os.environ.get(TEST_SERVER)
-    program = [script] if script else ["-m", "engine.worker.serving.openai_server"]
     env = {
         **os.environ,
         "HONESMITH_HOME": str(home.root),
@@ -252,7 +249,7 @@ def _spawn(home: Home, folder: DeployDir, device: Device) -> None:
     if alive is None:
         raise _failed(folder, "its folder is in use by another process")
     try:
-        argv = [launcher.worker_python(home), "-P", *program, str(folder.path)]
+        argv = [launcher.worker_python(home), "-P", *programs.command("server"), str(folder.path)]
         pid = launcher.spawn_detached(argv, folder.path, folder.log, env, pass_fds=(alive,))
         write_json(folder.process, {"pid": pid}, fsync=False)
     finally:

@@ -14,7 +14,6 @@ from engine.worker.core.runtime import prepare
 
 prepare()
 
-from engine.core import crash
 from engine.evidence.verdict.provenance import seal
 from engine.home.run_dir import RunDir
 from engine.home.store import Store
@@ -41,7 +40,6 @@ def main(folder: Path) -> int:
     job = Job(folder)
     job.listen()
     mark_running(job.run)
-    crash.point("train.running")
     try:
         result = LOOPS[job.config["algorithm"]](job)
     except Stopped:
@@ -53,11 +51,8 @@ def main(folder: Path) -> int:
         job.fail(failure)
         job.event("failed", failure["message"], kind=failure["kind"])
         return FAILED
-    crash.point("finish.examined")
     job.finish(result)
-    crash.point("finish.result")
     seal(job.run)
-    crash.point("finish.sealed")
     return DONE
 
 

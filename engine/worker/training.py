@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from engine.core import crash
 from engine.evidence.detect.alerts import Watch, alert_fields
 from engine.evidence.verdict.verdict import run_verdict
 from engine.worker.components import Workbench, sampling
@@ -176,7 +175,6 @@ class Training:
         """One optimizer step; returns (gradient norm before clipping, learning rate)."""
         lr = rate(step, self.total, self.settings)
         norm = apply_step(self.optimizer, self.policy.adapter, lr, self.settings["max_grad_norm"])
-        crash.point("step.updated")
         return norm, lr
 
     def log(self, step: int, values: dict[str, Any]) -> None:
@@ -193,7 +191,6 @@ class Training:
             self.alarmed = last = True
             values = values if due else values | self._sit(step)
         self.job.metrics(step, values)
-        crash.point("step.logged")
         for finding in raised:
             self.job.event("alert", finding.what, step=step, **alert_fields(finding))
         for name in cleared:
@@ -315,7 +312,6 @@ class Training:
         self.extra = progress.extra
         self.exam.budget = oom_retry.tokens_at_once(self.exam.budget, self.extra)
         self.job.rewind(self.done)
-        crash.point("train.rewound")
         self.job.event("resumed", f"from {folder.name}", step=self.done)
         return True
 

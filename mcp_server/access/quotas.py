@@ -13,8 +13,7 @@ from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.files import read_object
-from engine.core.limits import DEFAULT_GPU_HOURS
-from engine.home.rows import OPEN, RunRow
+from engine.home.rows import DEFAULT_GPU_HOURS, OPEN, RunRow
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.runs.submit.admission import EVALUATION_WALL_HOURS, Afford

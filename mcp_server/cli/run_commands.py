@@ -10,9 +10,8 @@ import typer
 
 from engine.core.errors import UserError
 from engine.core.format import counted, size
-from engine.core.limits import DEFAULT_GPU_HOURS
 from engine.core.reply import Reply
-from engine.home.rows import TERMINAL
+from engine.home.rows import DEFAULT_GPU_HOURS, TERMINAL
 from engine.home.run_dir import Home
 from engine.runs.submit.requests import EvaluationRequest, TrainRequest
 from mcp_server.access.audit_log import recorded

@@ -28,13 +28,14 @@ from mcp.types import INVALID_REQUEST, CallToolResult, InputRequiredResult, Text
 from pydantic import ValidationError
 
 from engine.core.errors import UserError
+from engine.core.reply import RESULT_CHARS
 from engine.home.run_dir import Home
 from engine.home.sanitize import clean_text
 from engine.records.settings import GRPOSettings, SamplingSettings, SFTSettings
 from mcp_server.access.audit_log import Audit, Call
 from mcp_server.access.keys import LOCAL, STDIO, Key, Scope, spending
 from mcp_server.access.log import log
-from mcp_server.api.replies import RESULT_CHARS, cap, compact, envelope, error_line
+from mcp_server.api.replies import cap, compact, envelope, error_line
 from mcp_server.protocol.stdio import answered, until_client_leaves
 
 if TYPE_CHECKING:

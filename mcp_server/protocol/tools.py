@@ -20,8 +20,8 @@ from mcp.server.mcpserver.tools import Tool
 from mcp.types import ToolAnnotations
 from pydantic import Field
 
-from engine.core.limits import DEFAULT_GPU_HOURS
 from engine.core.reply import Reply
+from engine.home.rows import DEFAULT_GPU_HOURS
 from engine.home.run_dir import Home
 from engine.runs.submit.requests import EvaluationRequest, TrainRequest
 from mcp_server.access.keys import Scope as Need

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stand_ins import stand_in
 
 from engine.core.files import Appender, read_json, read_lines, write_json
 from engine.home.rows import TERMINAL, NewRun, RunRow
@@ -103,7 +104,7 @@ class Bench:
 
 @pytest.fixture
 def bench(home: Home, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setenv("HONESMITH_TEST_WORKER", str(Path(__file__).with_name("fake_trainer.py")))
+    stand_in(monkeypatch, trainer=Path(__file__).with_name("fake_trainer.py"))
     monkeypatch.setenv("HONESMITH_STOP_GRACE_S", "0.2")
     return Bench(home)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stand_ins import stand_in
 
 from engine import dry_run
 from engine.core import hardware
@@ -15,6 +16,7 @@ from engine.core.hardware import Device, Hardware
 from engine.evidence.stats.learnability import Sample, learnability
 from engine.home.run_dir import Home
 from engine.home.store import Store
+from engine.processes.programs import STAND_INS
 from engine.runs import lifecycle
 from envs.config.problem import EnvProblem
 from envs.isolation.sandbox import Sandbox
@@ -56,7 +58,7 @@ def machine(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "detect", lambda *_: roomy)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     worker = Path(__file__).with_name("fake_probe.py")
-    monkeypatch.setenv("HONESMITH_TEST_WORKER", str(worker))
+    stand_in(monkeypatch, trainer=worker)
     monkeypatch.setenv("HONESMITH_TEST_PROBE", json.dumps(LEARNABLE))
 
 
@@ -194,7 +196,7 @@ def test_a_failing_step_has_a_code_a_reason_and_a_fix(
 
 def test_a_missing_interpreter_says_how_to_get_one(home: Home, monkeypatch: pytest.MonkeyPatch):
     add(home)
-    monkeypatch.delenv("HONESMITH_TEST_WORKER")
+    monkeypatch.delenv(STAND_INS)
     monkeypatch.setattr(lifecycle.launcher.importlib.util, "find_spec", lambda name: None)
     entry = check(dry_run.dry_run(home, "sums"), "interpreter")
     assert entry["code"] == "NO_TORCH" and "honesmith setup" in entry["fix"]

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from invariants import Witness, assert_same_curve, curve, processes_of, until
 from raw_server import Server
+from stand_ins import stand_in
 from steady_trainer import STEP_S, expected
 
 from engine.core.files import last_line
@@ -202,7 +203,7 @@ def test_f1_f3_f4_whatever_is_killed_nothing_promised_is_lost(
     campaign, number, monkeypatch, record_property
 ):
     script = Path(__file__).parents[1] / "helpers" / "steady_trainer.py"
-    monkeypatch.setenv("HONESMITH_TEST_WORKER", str(script))
+    stand_in(monkeypatch, trainer=script)
     monkeypatch.setenv("HONESMITH_HOME", str(campaign.home.root))
     if not campaign.torch_curve:
         run = campaign.submit("torch")

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from stand_ins import stand_in
 
 from engine.core.files import share_lock, take_lock
 from engine.environments import registry
@@ -140,7 +141,7 @@ def test_f16_deployments_are_served_and_stopped_as_before_from_their_folders(
     home, bench, tuned, monkeypatch, how
 ):
     script = Path(__file__).parents[1] / "engine" / "fake_server.py"
-    monkeypatch.setenv("HONESMITH_TEST_SERVER", str(script))
+    stand_in(monkeypatch, server=script)
     over = service.deploy(home, "pebble")["deployment_id"]
     service.deploy(home, over, "stop")
     said = service.deploy(home, f"{tuned}@best")

@@ -18,6 +18,7 @@ from engine.core.files import Appender, last_line, read_json, read_lines, write_
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.processes import launcher
+from engine.processes.programs import STAND_INS
 from engine.reading import logs
 from engine.runs import lifecycle
 from engine.runs.submit.requests import TrainRequest
@@ -310,9 +311,9 @@ def test_f12_a_plan_is_judged_on_a_full_disk_or_refused_in_words(
             path.unlink()
         left = []
         remounted(home.root.parent, "ro")
-    worker = os.environ["HONESMITH_TEST_WORKER"]
+    stand_ins = os.environ[STAND_INS]
     if what != "bytes":  # this machine shall be probed, and cannot be
-        monkeypatch.delenv("HONESMITH_TEST_WORKER")
+        monkeypatch.delenv(STAND_INS)
     try:
         said = ASKS[ask](home, env)
     except UserError as error:
@@ -321,7 +322,7 @@ def test_f12_a_plan_is_judged_on_a_full_disk_or_refused_in_words(
     else:
         assert said.get("gpu_hours") or any(c["status"] == "fail" for c in said["checks"])
         assert "Errno" not in json.dumps(said), said
-    monkeypatch.setenv("HONESMITH_TEST_WORKER", worker)
+    monkeypatch.setenv(STAND_INS, stand_ins)
     if what == "read-only":
         remounted(home.root.parent, "rw")
     for path in left:

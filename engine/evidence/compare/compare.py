@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.core.errors import UserError
+from engine.core.reply import BODY_CHARS
 from engine.evidence.compare.candidates import MAX_ARMS, Arm, find_arms
 from engine.evidence.compare.seeds import compare_arms, grouped, seed_of
 from engine.evidence.compare.settings_diff import attribution, differing_settings
@@ -25,7 +26,7 @@ from engine.evidence.verdict.verdict import (
     untaught,
 )
 from engine.home.run_dir import Home
-from engine.home.sanitize import RESULT_CHARS, json_chars, redactor_for
+from engine.home.sanitize import json_chars, redactor_for
 from engine.home.store import Store
 
 _MOST_SETTINGS = 24
@@ -206,7 +207,7 @@ def _trimmed(table: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 def _fitted(result: dict[str, Any]) -> dict[str, Any]:
     """Leave out the least needed parts until an agent can afford the result."""
     for cut in ("before_after", "settings", "sampling"):
-        if json_chars(result) <= RESULT_CHARS:
+        if json_chars(result) <= BODY_CHARS:
             return result
         if cut == "before_after":
             flips = result["flips"]

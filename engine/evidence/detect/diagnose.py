@@ -10,6 +10,7 @@ from typing import Any
 
 from engine.core.files import read_object
 from engine.core.format import counted
+from engine.core.reply import BODY_CHARS
 from engine.evidence.detect.baseline import against_start, first_exam, gold_tokens, references
 from engine.evidence.detect.detectors import find_all, not_judged
 from engine.evidence.detect.findings import Finding
@@ -22,7 +23,7 @@ from engine.evidence.verdict.verdict import load_config, run_verdict
 from engine.home.curves import load_metrics, number
 from engine.home.rows import TERMINAL, RunRow
 from engine.home.run_dir import Home, RunDir
-from engine.home.sanitize import RESULT_CHARS, Redactor, clip, json_chars, redactor_for
+from engine.home.sanitize import Redactor, clip, json_chars, redactor_for
 from engine.home.store import Store
 
 _EXAMPLES = 2
@@ -69,7 +70,7 @@ def diagnose(home: Home, run_id: str) -> dict[str, Any]:
         "warnings": _warnings(row, facts),
         "next": _next(row, findings, examples.step),
     }
-    while json_chars(result) > RESULT_CHARS and any(f["examples"] for f in result["findings"]):
+    while json_chars(result) > BODY_CHARS and any(f["examples"] for f in result["findings"]):
         next(f for f in reversed(result["findings"]) if f["examples"])["examples"].pop()
     return result
 

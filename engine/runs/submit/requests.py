@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from engine.core.limits import DEFAULT_GPU_HOURS
+from engine.home.rows import DEFAULT_GPU_HOURS
 
 # Settings as a client wrote them: names and values that nobody has checked yet.
 GivenSettings = Mapping[str, Any]

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.core import crash
 from engine.core.files import sync_folder, write_json
 from engine.home.run_dir import Home, RunDir
 from engine.models.catalog import ModelRef
@@ -57,7 +56,6 @@ def write_folder(run: RunDir, files: RunFiles) -> None:
     if files.needs:
         check_kept(home.run(files.needs), "regrade")
     run.create()
-    crash.point("submit.folder")
     config = {"run_id": run.id, **files.config}
     if files.start_adapter is not None:
         config["start_adapter"] = str(_link_folder(files.start_adapter, run.start_adapter))
@@ -70,7 +68,6 @@ def write_folder(run: RunDir, files: RunFiles) -> None:
         write_json(run.contamination, files.contamination)
     write_json(run.config, config)
     sync_folder(home.runs)
-    crash.point("submit.config")
 
 
 def adapters_of(models: list[ModelRef]) -> dict[int, Path]:

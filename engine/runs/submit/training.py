@@ -6,17 +6,16 @@ The whole takes well under a second because nothing here loads a model.
 from dataclasses import dataclass
 from typing import Any
 
-from engine.core import crash, hardware
+from engine.core import hardware
 from engine.core.errors import UserError
 from engine.core.hardware import Hardware
-from engine.core.limits import DEFAULT_GPU_HOURS
 from engine.core.reply import Reply
 from engine.cost import estimate
 from engine.environments import env_facts, registry
 from engine.environments.env_facts import EnvFacts
 from engine.environments.registry import EnvRecord
 from engine.home.database import tells_of_the_disk
-from engine.home.rows import NewRun, taken_as
+from engine.home.rows import DEFAULT_GPU_HOURS, NewRun, taken_as
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.install import vllm_env
@@ -85,7 +84,6 @@ def submit(home: Home, request: TrainRequest) -> Reply:
         warnings += contamination.said_of(shared)
         files = RunFiles(config, start_adapter=plan.model.adapter, contamination=shared)
         row = store.insert_run(_new_run(request, plan, parent), files.writer(home))
-    crash.point("submit.committed")
     return start_and_reply(home, row, warnings)
 
 

@@ -14,6 +14,7 @@ from engine.core.files import append_line, read_json, write_json
 from engine.home.rows import NewRun
 from engine.home.store import Store
 from engine.processes import launcher
+from engine.processes.programs import STAND_INS
 from engine.runs import lifecycle
 from engine.runs.submit.requests import EvaluationRequest, ProbeRequest, TrainRequest
 
@@ -220,7 +221,7 @@ def test_spending_above_the_home_s_limits_is_refused(busy, bench, env):
 
 
 def test_a_machine_without_torch_says_how_to_get_it(bench, env, monkeypatch):
-    monkeypatch.delenv("HONESMITH_TEST_WORKER")
+    monkeypatch.delenv(STAND_INS)
     monkeypatch.setattr(launcher.importlib.util, "find_spec", lambda name: None)
     error = refused("NO_TORCH", submit, bench.home, env)
     assert "honesmith setup" in error.hint

@@ -75,7 +75,7 @@ def test_the_process_loads_no_torch_and_needs_no_interpreter_with_it(home: Home,
     queued = lifecycle.submit_evaluation(home, EvaluationRequest(env_id=env, regrade=played.id))
     run, _ = done(home, queued)
     config = json.loads(run.config.read_text())
-    assert launcher.program_of(home, config) == (sys.executable, "engine.runs.regrade")
+    assert launcher.trainer_command(home, config["algorithm"])[0] == sys.executable
     code = (
         "import sys; from pathlib import Path; from engine.runs.regrade import main; "
         "status = main(Path(sys.argv[1])); "

@@ -10,6 +10,7 @@ from mcp.types import PromptReference, ResourceTemplateReference
 import playbook
 from engine.core.errors import UserError
 from engine.core.files import Appender, write_json
+from engine.core.reply import RESULT_CHARS
 from engine.environments.registry import EnvRecord
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home
@@ -17,7 +18,6 @@ from engine.home.store import Store
 from engine.records.audit import Audit
 from engine.records.env_version import EnvVersion
 from envs.config.settings import Limits
-from mcp_server.api.replies import RESULT_CHARS
 from mcp_server.protocol.app import build_server
 from mcp_server.protocol.resources import read_source
 

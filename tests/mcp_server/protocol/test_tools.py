@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from mcp import Client
 
-from engine.core.limits import DEFAULT_GPU_HOURS
-from engine.home.rows import NewRun
+from engine.home.rows import DEFAULT_GPU_HOURS, NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.runs.submit.requests import EvaluationRequest, TrainRequest

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from answered import SUMS, answer, evaluation, push, training
+from stand_ins import stand_in
 
 from engine.core.files import read_json, write_json
 from engine.dry_run import dry_run
@@ -150,7 +151,7 @@ def test_a_comparison_leaves_out_what_either_model_was_taught(home: Home, tmp_pa
 def test_a_submitted_run_keeps_what_was_compared_and_warns(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv("HONESMITH_TEST_WORKER", str(Path(__file__).parents[2] / "fake_trainer.py"))
+    stand_in(monkeypatch, trainer=Path(__file__).parents[2] / "fake_trainer.py")
     env = push(home, tmp_path / "a", CHEAT)
     queued = submit(home, TrainRequest(env_id=env, algorithm="sft", settings={"steps": 1}))
     assert any("3 of 9 held-out tasks" in note for note in queued["warnings"])
