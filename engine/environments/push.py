@@ -21,10 +21,9 @@ from engine.environments import (
     push_limits,
     registry,
     snapshot,
-    staging,
     task_rows,
 )
-from engine.environments.draft import Draft
+from engine.environments.draft import Draft, database_row, publish, staging
 from engine.environments.registry import AUDIT, FACTS, SOURCE, TASKS
 from engine.evidence.stats import overlap
 from engine.home.database import tells_of_the_disk
@@ -66,13 +65,13 @@ def push_env(
     deadline = time.monotonic() + push_limits.PUSH_SECONDS
     source = snapshot.resolve_inside(path, roots)
     name = _name(name, source)
-    with staging.staging(home, name) as folder:
+    with staging(home, name) as folder:
         shot = snapshot.take(source, folder / SOURCE)
         try:
             settings = read_settings(folder / SOURCE)
             draft = Draft(home, name, folder, shot, settings, deadline)
             final = home.env(name, draft.hash)
-            if staging.database_row(final) is None:
+            if database_row(final) is None:
                 if allowed is not None:
                     allowed(draft.settings)
                 _make(draft, install)
@@ -182,16 +181,16 @@ def _interpreter(draft: Draft, install: bool) -> str:
 
 def _store(draft: Draft, final: Path) -> None:
     """Publishes the version once its row can be written: a push that fails leaves neither."""
-    row = staging.database_row(draft.folder)
+    row = database_row(draft.folder)
     assert row is not None  # _make has just written it
     with Store(draft.home) as store:
-        staging.publish(draft.folder, final)
+        publish(draft.folder, final)
         store.add_env(draft.name, draft.hash, kind=row["kind"], info=row["info"])
 
 
 def _remember(draft: Draft, final: Path) -> None:
     """The row of a stored version, made the newest of its name again."""
-    row = staging.database_row(final)
+    row = database_row(final)
     assert row is not None  # asked for before
     with Store(draft.home) as store:
         store.add_env(draft.name, draft.hash, kind=row["kind"], info=row["info"])
