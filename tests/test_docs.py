@@ -9,6 +9,9 @@ from types import ModuleType
 
 import pytest
 
+# Reading every page and module takes a second or two; a loaded machine multiplies that.
+pytestmark = pytest.mark.timeout(30)
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     path.relative_to(ROOT)
@@ -131,7 +134,6 @@ def test_error_codes_named_in_the_docs_exist():
     assert sorted(item for item in named if item[1] not in known) == []
 
 
-@pytest.mark.timeout(30)
 def test_error_texts_quoted_in_troubleshooting_are_in_the_code():
     code = "\n".join(
         node.value
