@@ -46,7 +46,7 @@ LONGEST, WARN_ABOVE = 600, 500
 # What is measured over the whole tree (without environments that are data): the ceiling that holds
 # today, and the target. Whoever gets below a ceiling lowers it; nobody raises one.
 CEILINGS = {
-    "modules in one folder": (13, 12),
+    "modules in one folder": (12, 12),
     "modules in one folder below engine/worker": (13, 16),
     "packages in a cycle": (0, 0),
     "imports inside functions, in % of all imports": (2.0, 2.0),
