@@ -249,7 +249,7 @@ class _Look:
         self.facts["statistics"] = found
         if self.algorithm == "sft":
             record, folder = self.facts["record"], self.facts["model"].base_path
-            redact = redactor_for(self.home, {"env_dir": str(record.dir)})
+            redact = redactor_for(self.home, record.dir)
             self.facts["row"] = preview.sft_row(
                 registry.read_tasks(record), record.tools, folder, resolved.settings, redact
             )

@@ -16,10 +16,9 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from engine.core.errors import UserError
-from engine.core.files import read_json, take_lock, write_json
+from engine.core.files import take_lock, write_json
 from engine.home.progress import write_status
 from engine.home.rows import HOLDS_DEVICE, RunRow
 from engine.home.run_dir import RunDir
@@ -41,7 +40,7 @@ class Watch:
     store: Store
     row: RunRow
     lock: int
-    config: dict[str, Any]
+    wall_limit_s: float | None = None  # of this attempt; none of a training run
     began: float = field(default_factory=time.monotonic)
     child: int = 0
     status: int | None = None  # exit status of the trainer, or minus its signal
@@ -64,7 +63,7 @@ def supervise(path: Path) -> int:
         row = store.get_run(run.id)
         if row.state not in ("preparing", "stopping"):
             return 1
-        watch = Watch(run, store, row, lock, config={})
+        watch = Watch(run, store, row, lock)
         end = _attempt(watch)
         if end is None:
             return 0
@@ -82,7 +81,7 @@ def _attempt(watch: Watch) -> outcome.Outcome | None:
     try:
         kernel.become_subreaper()
         wakeup = _wake_on_signals(watch)
-        watch.config = read_json(run.config)
+        run.config.stat()  # a run whose folder was deleted has no trainer to start
         for stale in (run.exit_record, run.result, run.failure):
             stale.unlink(missing_ok=True)
         _count(watch)
@@ -92,6 +91,7 @@ def _attempt(watch: Watch) -> outcome.Outcome | None:
         kills = _memory_kills()
         if not _spent(watch) and watch.row.state == "preparing":
             _spawn(watch)
+            watch.wall_limit_s = _wall_limit(watch)
             _follow(watch, wakeup)
     except (OSError, ValueError, UserError) as error:
         _end_descendants(watch)
@@ -118,7 +118,7 @@ def _attempt(watch: Watch) -> outcome.Outcome | None:
 
 def _spawn(watch: Watch) -> None:
     run, row = watch.run, watch.row
-    command = launcher.trainer_command(run.home, str(watch.config.get("algorithm", "")))
+    command = launcher.trainer_command(run.home, row.algorithm)
     lifeline, keep = os.pipe()  # `keep` closes when this process ends, which ends the trainer
     outcome.note_event(
         run, "attempt_started", f"attempt {row.attempt}", attempt=row.attempt, device=row.device
@@ -193,10 +193,17 @@ def _limits(watch: Watch) -> list[tuple[float, str, str]]:
     if total is not None:
         left = (total - watch.store.spent_hours()) * 3600 - _others(watch)
         found.append((left, "budget", f"max_gpu_hours_total={total:g} of this home is spent"))
-    wall = watch.config.get("wall_limit_hours")
-    if isinstance(wall, int | float) and wall > 0:
-        found.append((wall * 3600, "timeout", f"the run took longer than {wall:g} hours"))
+    if wall := watch.wall_limit_s:
+        found.append((wall, "timeout", f"the run took longer than {wall / 3600:g} hours"))
     return sorted(found)
+
+
+def _wall_limit(watch: Watch) -> float | None:
+    """Seconds the attempt may take; None of a training run, whose config needs no look."""
+    if watch.row.kind == "train":
+        return None
+    hours = watch.run.read_config().wall_limit_hours
+    return 3600 * hours if hours else None
 
 
 def _others(watch: Watch) -> float:

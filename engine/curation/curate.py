@@ -198,8 +198,8 @@ def _conversation(attempt: Attempt) -> str:
 def _redactor(home: Home, sources: Sequence[Source]) -> Redactor:
     """Hides the secrets of every environment among the sources."""
     if len({source.record.env_id for source in sources}) == 1:
-        return redactor_for(home, sources[0].config)
-    return _Redactors([redactor_for(home, source.config) for source in sources])
+        return redactor_for(home, sources[0].config.env_dir)
+    return _Redactors([redactor_for(home, source.config.env_dir) for source in sources])
 
 
 class _Redactors(Redactor):

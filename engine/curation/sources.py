@@ -12,10 +12,10 @@ from engine.curation.selection import Attempt
 from engine.environments import registry
 from engine.environments.registry import EnvRecord
 from engine.evidence.stats.results import load_rows
-from engine.evidence.verdict.verdict import load_config
 from engine.home.rows import TERMINAL, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
+from engine.records.run_config import GRPOConfig, ProbeConfig, RunConfig, TrainConfig
 
 MOST_SOURCES = 32
 MOST_STEPS = 8  # of a training run, whose answers are scored again at once
@@ -30,7 +30,7 @@ class Source:
     record: EnvRecord
     attempts: list[Attempt]
     files: dict[str, str]
-    config: Mapping[str, Any]
+    config: RunConfig
 
     @property
     def models(self) -> list[str]:
@@ -79,7 +79,8 @@ def load_sources(home: Home, source_ids: Sequence[str]) -> list[Source]:
 
 
 def _source(home: Home, ref: str, row: RunRow, which: str) -> Source:
-    run, config = home.run(row.run_id), load_config(home.run(row.run_id))
+    run = home.run(row.run_id)
+    config = run.read_config()
     parts = _training_parts(run, row, which) if row.kind == "train" else None
     if parts is None:
         if which:
@@ -89,8 +90,7 @@ def _source(home: Home, ref: str, row: RunRow, which: str) -> Source:
                 hint=f"Name {row.run_id}.",
                 field="source_ids",
             )
-        models = [str(model.get("ref")) for model in config.get("models") or []]
-        parts = [(run.model_evals(at), model, 0) for at, model in enumerate(models)]
+        parts = [(run.model_evals(at), model, 0) for at, model in enumerate(config.model_refs)]
     attempts: list[Attempt] = []
     files: dict[str, str] = {}
     for path, model, step in parts:
@@ -179,7 +179,7 @@ def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
     with Store(home) as store:
         row = store.get_run(run_id)
     run = home.run(row.run_id)
-    config = load_config(run)
+    config = run.read_config()
     if row.kind != "train" and row.state not in TERMINAL:
         raise UserError(
             "RUN_STATE",
@@ -188,21 +188,21 @@ def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
             field="regrade",
             retryable=True,
         )
-    sampling, attempts, warnings = dict(config.get("settings") or {}), 1, []
-    if row.kind != "train":
-        files = [
-            (str(model.get("ref")), run.model_evals(at))
-            for at, model in enumerate(config.get("models") or [])
-        ]
-        attempts = int(config.get("attempts") or sampling.get("group_size") or 1)
+    settings, attempts, warnings = config.settings, 1, []
+    sampling = settings if isinstance(settings, dict) else settings.model_dump()
+    if not isinstance(config, TrainConfig):
+        files = [(model, run.model_evals(at)) for at, model in enumerate(config.model_refs)]
+        attempts = (
+            config.settings.group_size if isinstance(config, ProbeConfig) else config.attempts
+        )
     elif split == "train":
         steps = _some(run.rollout_steps(), None)
         files = [(f"{row.run_id}, rollouts of step {step}", run.rollouts(step)) for step in steps]
-        attempts = int(sampling.get("group_size") or 1)
+        attempts = config.settings.group_size if isinstance(config, GRPOConfig) else 1
     else:
         best = run.resolve_checkpoint("best")
         steps = _some(run.eval_steps(), int(best.name.rpartition("_")[2]) if best else None)
-        start = str(config.get("model") or row.model)
+        start = config.model
         files = [(f"{row.run_id}@step{step}" if step else start, run.evals(step)) for step in steps]
         sampling |= _exam_sampling(run)
         left = len(run.eval_steps()) - len(steps)

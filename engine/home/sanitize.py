@@ -10,7 +10,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -118,23 +118,17 @@ class Redactor:
         return clean_value(value)
 
 
-def redactor_for(home: Home, config: Mapping[str, Any]) -> Redactor:
+def redactor_for(home: Home, env_dir: str | Path | None) -> Redactor:
     """A redactor for the secrets a run may have seen.
 
-    These are the secrets its environment names, read from this process's own environment, and the
-    token of the home.
+    These are the secrets that the environment in `env_dir` names, read from this process's own
+    environment, and the token of the home. None where it is not known which environment it was.
     """
-    secrets = {name: os.environ.get(name, "") for name in _secret_names(config)}
+    names = _names_in(os.path.join(env_dir, "env.json")) if env_dir else ()
+    secrets = {name: os.environ.get(name, "") for name in names}
     with contextlib.suppress(OSError, UnicodeDecodeError):
         secrets["token"] = home.token.read_text("utf-8").strip()
     return Redactor(secrets)
-
-
-def _secret_names(config: Mapping[str, Any]) -> Iterable[str]:
-    folder = config.get("env_dir")
-    if not isinstance(folder, str) or not folder:
-        return ()
-    return _names_in(os.path.join(folder, "env.json"))
 
 
 @functools.lru_cache(maxsize=64)  # a version folder never changes

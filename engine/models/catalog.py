@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.errors import UserError
-from engine.core.files import read_json
 from engine.home.rows import TERMINAL
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.models import hub, model_files
 from engine.models.model_files import AdapterFacts, ModelFacts
+from engine.records.record import DamagedRecord
+from engine.records.run_config import RunConfig, TrainConfig
 from engine.records.settings import PROJECTIONS
 
 __all__ = ["BUILTIN", "ModelFacts", "ModelRef", "resolve_model", "usable_models"]
@@ -136,7 +137,7 @@ def _run_of(home: Home, ref: str) -> tuple[RunDir, str] | None:
 
 def _from_run(home: Home, ref: str, run: RunDir, which: str) -> ModelRef:
     config = _run_config(run)
-    if config.get("kind", "train") != "train":
+    if not isinstance(config, TrainConfig):
         raise _not_found(
             f"{run.id} is no training run, so it left no model",
             "Name the run that was evaluated, or a base model.",
@@ -151,25 +152,23 @@ def _from_run(home: Home, ref: str, run: RunDir, which: str) -> ModelRef:
     return ModelRef(ref, "run", base_ref, base_path, checkpoint, adapter, run.id, facts)
 
 
-def _run_config(run: RunDir) -> dict[str, Any]:
+def _run_config(run: RunDir) -> RunConfig:
     try:
-        config = read_json(run.config)
-    except (OSError, ValueError) as error:
+        return run.read_config()
+    except (OSError, DamagedRecord) as error:
         raise _not_found(f"the run {run.id} cannot be read: {error}", "Use another run.") from error
-    return config if isinstance(config, dict) else {}
 
 
-def _base_of(config: dict[str, Any], run: RunDir) -> tuple[str, Path]:
+def _base_of(config: TrainConfig, run: RunDir) -> tuple[str, Path]:
     """The base of a run; a built-in one is where this installation has it."""
-    base = config.get("base") or {}
-    base_ref = str(base.get("ref", ""))
-    path = BUILTIN.get(base_ref) or Path(str(base.get("path", "")))
+    base = config.base
+    path = BUILTIN.get(base.ref) or Path(base.path)
     if not (path / "config.json").is_file():
         raise _not_found(
-            f"the base model of {run.id}, {base_ref or 'unnamed'}, is no longer at {path}",
+            f"the base model of {run.id}, {base.ref}, is no longer at {path}",
             "Put the model back at that path.",
         )
-    return base_ref, path
+    return base.ref, path
 
 
 def _no_checkpoint(run: RunDir, which: str) -> UserError:
@@ -314,7 +313,10 @@ def _listed(ref: str, kind: str, path: Path) -> list[dict[str, Any]]:
 
 def _listed_run(run: RunDir) -> dict[str, Any] | None:
     try:
-        base_ref, path = _base_of(_run_config(run), run)
+        config = _run_config(run)
+        if not isinstance(config, TrainConfig):
+            return None
+        base_ref, path = _base_of(config, run)
     except UserError:
         return None
     entries = _listed(run.id, "run", path)

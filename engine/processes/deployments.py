@@ -190,8 +190,8 @@ def _fits(run: RunDir, device_id: str) -> bool:
 
     here = hardware.detect(run.home.root)
     device = next((found for found in here.devices if found.id == device_id), here.device)
-    estimated = (read_object(run.config).get("estimate") or {}).get("peak_memory") or {}
-    need = estimated.get("total") or device.memory_total / 2
+    config = run.find_config()  # a damaged one is its trainer's to say
+    need = (config.peak_memory if config else None) or device.memory_total / 2
     return _HEADROOM * need <= device.memory_free
 
 

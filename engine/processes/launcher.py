@@ -134,11 +134,16 @@ def start_queued(home: Home) -> list[str]:
 
 
 def missing_secrets(run: RunDir) -> list[str]:
-    """Names of the secrets the run's environment needs and this process does not have."""
+    """Names of the secrets the run's environment needs and this process does not have.
+
+    None of a run whose config is damaged: the queue goes on, and its trainer says what is wrong.
+    """
+    config = run.find_config()
+    if config is None:
+        return []
     try:
-        env_dir = Path(read_json(run.config)["env_dir"])
-        names = read_json(env_dir / "env.json").get("secrets") or []
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        names = read_json(Path(config.env_dir) / "env.json").get("secrets") or []
+    except (OSError, ValueError, AttributeError):
         return []
     return [str(name) for name in names if not os.environ.get(str(name))]
 

@@ -52,7 +52,15 @@ def checkpoint_name(run: RunDir) -> str:
 def evidence(run: RunDir) -> str:
     """The line that shows why the run failed, safe to show; "" where there is none."""
     failure = read_object(run.failure)
-    return redactor_for(run.home, read_object(run.config)).text(str(failure.get("evidence") or ""))
+    return _safe(run, str(failure.get("evidence") or ""))
+
+
+def _safe(run: RunDir, text: str) -> str:
+    """`text`, which user code may have worded, without secrets; "" costs no look at the config."""
+    if not text:
+        return ""
+    config = run.find_config()  # how a run ended is said of one with a damaged config too
+    return redactor_for(run.home, config.env_dir if config else None).text(text)
 
 
 def resume_hint(run: RunDir) -> str:
@@ -71,15 +79,14 @@ def decide(
     """
     killed_by = -status if status < 0 else None
     state, kind, reason, hint, verdict = _verdict(run, row, status, memory_ran_out)
-    safe = redactor_for(run.home, read_object(run.config)).text  # user code may have worded it
     return Outcome(
         attempt=row.attempt,
         rc=None if killed_by else status,
         signal=killed_by,
         state=state,
         reason_kind=kind,
-        reason=safe(reason),
-        hint=safe(hint),
+        reason=_safe(run, reason),
+        hint=_safe(run, hint),
         verdict=verdict,
         last_checkpoint=checkpoint_name(run),
         elapsed_s=round(elapsed_s, 3),

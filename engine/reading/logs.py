@@ -76,8 +76,9 @@ def read_logs(
     run = home.run(row.run_id)
     if view == "metrics":
         return _metrics(run, row, list(keys), matches if grep else None, limit, cursor)
-    config = read_object(run.config)
-    reader = _TextReader(run, row, redactor_for(home, config), limit, matches if grep else None)
+    config = run.find_config()  # the logs of a run with a damaged config are what is wanted then
+    redact = redactor_for(home, config.env_dir if config else None)
+    reader = _TextReader(run, row, redact, limit, matches if grep else None)
     if view == "events":
         return _events(reader, list(keys), cursor)
     if view == "console":

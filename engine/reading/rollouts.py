@@ -6,7 +6,7 @@ Everything returned is data of an environment and a model, cleaned and with secr
 import ast
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from engine.core.errors import UserError
 from engine.core.filters import Where
 from engine.core.reply import BODY_CHARS
 from engine.evidence.stats.results import load_rows
-from engine.evidence.verdict.verdict import after_step, load_config
+from engine.evidence.verdict.verdict import after_step
 from engine.home.curves import number, short
 from engine.home.halves import ABOUT_HALF
 from engine.home.rows import RunRow
@@ -22,6 +22,7 @@ from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import Redactor, clip, json_chars, redactor_for
 from engine.home.store import Store
 from engine.reading.transcripts import Decode, decoder_of, rollout_item, squeezed, turns_of, within
+from engine.records.run_config import RunConfig
 
 PICKS = ("worst", "best", "random", "median", "truncated", "error", "group", "changed")
 MOST = 50
@@ -107,12 +108,11 @@ def read_rollouts(
     with Store(home) as store:
         row = store.get_run(run_id)
     run = home.run(row.run_id)
-    config = load_config(run)
+    config = run.find_config()  # what is left of a run with a damaged config is shown
     skip, step, every = _parse_cursor(cursor, pick, step)
     decode = decoder_of(config) if tokens else None
-    ask = _Ask(
-        run, row, redactor_for(home, config), pick, where, tokens, limit, max_chars, skip, decode
-    )
+    redact = redactor_for(home, config.env_dir if config else None)
+    ask = _Ask(run, row, redact, pick, where, tokens, limit, max_chars, skip, decode)
     if pick == "changed":
         return _changed(ask, config, step)
     every = every or (step == -1 and _names_step(where))
@@ -142,7 +142,7 @@ def read_rollouts(
     return result
 
 
-def _source(ask: _Ask, config: Mapping[str, Any], step: int) -> _Source:
+def _source(ask: _Ask, config: RunConfig | None, step: int) -> _Source:
     if ask.run.deleted.exists():
         raise UserError(
             "NO_EVALUATION",
@@ -198,8 +198,8 @@ def _left_out(source: _Source) -> list[str]:
     return [f"The oldest {source.missing} steps were not read; name one with step=... to see it."]
 
 
-def _model_answers(ask: _Ask, config: Mapping[str, Any], step: int) -> _Source:
-    models = [str(model.get("ref")) for model in config.get("models") or []]
+def _model_answers(ask: _Ask, config: RunConfig | None, step: int) -> _Source:
+    models = config.model_refs if config else []
     played = [i for i in range(len(models)) if ask.run.model_evals(i).exists()]
     if not played:
         raise UserError(
@@ -215,11 +215,11 @@ def _model_answers(ask: _Ask, config: Mapping[str, Any], step: int) -> _Source:
     )
 
 
-def _models_of(ask: _Ask, config: Mapping[str, Any]) -> dict[str, list[str]]:
+def _models_of(ask: _Ask, config: RunConfig | None) -> dict[str, list[str]]:
     """The models of an evaluation; `step` is an index into them."""
     if ask.row.kind == "train":
         return {}
-    return {"models": [str(model.get("ref")) for model in config.get("models") or []]}
+    return {"models": config.model_refs if config else []}
 
 
 def _one_of(steps: Sequence[int], step: int, what: str) -> int:
@@ -352,7 +352,7 @@ def _group_item(ask: _Ask, group: Sequence[Row]) -> dict[str, Any]:
 # --- the same task before and after -----------------------------------------------------------
 
 
-def _changed(ask: _Ask, config: Mapping[str, Any], step: int) -> dict[str, Any]:
+def _changed(ask: _Ask, config: RunConfig | None, step: int) -> dict[str, Any]:
     before, after, names, step = _two_sides(ask, config, step)
     matching = {_task_key(row) for row in _filtered(after, ask.where)}
     olds = {_task_key(row): row for row in before}
@@ -380,11 +380,11 @@ def _changed(ask: _Ask, config: Mapping[str, Any], step: int) -> dict[str, Any]:
 
 
 def _two_sides(
-    ask: _Ask, config: Mapping[str, Any], step: int
+    ask: _Ask, config: RunConfig | None, step: int
 ) -> tuple[list[Row], list[Row], tuple[str, str], int]:
     if ask.row.kind != "train":
         after = _model_answers(ask, config, step)
-        models = [str(model.get("ref")) for model in config.get("models") or []]
+        models = config.model_refs if config else []
         if len(models) < 2:
             raise UserError(
                 "BAD_ARGUMENT",

@@ -9,6 +9,7 @@ from engine.evidence.stats.results import content_of
 from engine.home.curves import number, short
 from engine.home.sanitize import Redactor, clip, json_chars
 from engine.models import tokens as tokenizers
+from engine.records.run_config import RunConfig, TrainConfig
 
 Turn = dict[str, str]
 Decode = Callable[[list[int]], str]
@@ -90,11 +91,12 @@ def _shortened(value: Any, room: int) -> Any:
     return value
 
 
-def decoder_of(config: Mapping[str, Any]) -> Decode | None:
+def decoder_of(config: RunConfig | None) -> Decode | None:
     """Ids as text by the base model's own tokenizer; None where its files are gone."""
-    folder = (config.get("base") or {}).get("path")
+    if not isinstance(config, TrainConfig):
+        return None
     try:
-        backend = tokenizers.load(Path(str(folder))).backend
+        backend = tokenizers.load(Path(config.base.path)).backend
     except (UserError, OSError, ValueError):
         return None
     return lambda ids: str(backend.decode(ids, skip_special_tokens=False))

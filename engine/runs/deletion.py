@@ -23,6 +23,7 @@ from engine.home.rows import OPEN, RunRow, taken_as
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.processes import deployments, launcher
+from engine.records.run_config import AskingConfig, RegradeConfig
 
 _SHOWN = 5
 
@@ -103,11 +104,11 @@ def _built_on(home: Home, other: RunRow, row: RunRow) -> bool:
     """Whether a run continues, evaluates, regrades or names another as its parent."""
     if other.parent == row.run_id:
         return True
-    config = read_object(home.run(other.run_id).config)
-    models = config.get("models") or []
-    refs = [config.get("model"), config.get("regrade")]
-    refs += [model.get("ref") for model in models if isinstance(model, dict)]
-    return row.run_id in {str(ref).partition("@")[0] for ref in refs if ref}
+    config = home.run(other.run_id).find_config()
+    if config is None:  # one whose config is damaged builds on nothing it could read
+        return False
+    refs = [*config.model_refs, *([config.regrade] if isinstance(config, RegradeConfig) else [])]
+    return row.run_id in {ref.partition("@")[0] for ref in refs}
 
 
 def _served(home: Home, row: RunRow) -> list[str]:
@@ -140,8 +141,10 @@ def _empty(run: RunDir) -> list[str]:
     An evaluation leaves its name, and the report, which nothing could write again, stays.
     """
     names = [run.evals(step) for step in run.eval_steps()]
-    models = range(len(read_object(run.config).get("models") or []))
-    names += [run.model_evals(at) for at in models if run.model_evals(at).exists()]
+    config = run.find_config()  # a run with a damaged config can be deleted too
+    models = config.models if isinstance(config, AskingConfig) else ()
+    answers = [run.model_evals(index) for index in range(len(models))]
+    names += [path for path in answers if path.exists()]
     gone = [run.checkpoints, run.rollouts_dir, run.logs, run.start_adapter]
     gone += [run.model_adapter(0).parent, run.sampled_adapters]
     gone += [run.metrics, run.events, run.rescored, run.kept("before"), run.kept("after")]

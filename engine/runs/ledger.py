@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.core.files import read_json
-from engine.evidence.compare.settings_diff import Making, moved_levers
-from engine.evidence.verdict.verdict import load_config
+from engine.evidence.compare.settings_diff import making_of_run, moved_levers
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home
+from engine.records.run_config import RunConfig, TrainConfig
 from engine.runs.submit.cautions import verdict_in_words
 
 _SHOWN = 4  # changed settings on a line of the tree
@@ -19,12 +19,12 @@ _SHOWN = 4  # changed settings on a line of the tree
 
 def entry(home: Home, row: RunRow) -> dict[str, Any]:
     """One run's line in the ledger: parent, levers moved, prediction and outcome, spend."""
-    config = load_config(home.run(row.run_id))
+    config = home.run(row.run_id).find_config()
     found: dict[str, Any] = {}
     parent = parent_of(row, config)
     if parent:
         found["parent"] = parent
-        changed = _changes(home, row, config, parent)
+        changed = _changes(home, row, parent)
         found |= {"changed": changed} if changed else {}
     if row.expect:
         found["expected"] = row.expect
@@ -37,20 +37,18 @@ def entry(home: Home, row: RunRow) -> dict[str, Any]:
     return found
 
 
-def parent_of(row: RunRow, config: Mapping[str, Any]) -> str:
+def parent_of(row: RunRow, config: RunConfig | None) -> str:
     """The run a run was derived from: the one it names, else the one whose model it continues."""
-    model = str(config.get("model") or row.model).partition("@")[0]
+    trained = config if isinstance(config, TrainConfig) else None
+    model = (trained.model if trained else row.model).partition("@")[0]
     if row.parent or "/" in model:
         return row.parent
-    return model if (config.get("start_adapter") or "@" in row.model) else ""
+    return model if ((trained and trained.start_adapter) or "@" in row.model) else ""
 
 
-def _changes(
-    home: Home, row: RunRow, config: Mapping[str, Any], parent: str
-) -> dict[str, list[Any]]:
+def _changes(home: Home, row: RunRow, parent: str) -> dict[str, list[Any]]:
     """Lever -> [the parent's value, ours]."""
-    before = Making(parent, load_config(home.run(parent)))
-    ours = Making(row.run_id, config)
+    before, ours = making_of_run(home, parent), making_of_run(home, row.run_id)
     if not before.config:
         return {}
     choices = (before.choices(), ours.choices())

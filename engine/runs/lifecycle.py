@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.errors import UserError
-from engine.core.files import last_line, read_json, read_object
+from engine.core.files import last_line, read_object
 from engine.home.halves import chosen_by, scores_in_words
 from engine.home.progress import alerts_in, events_end, events_from, read_progress, write_status
 from engine.home.rows import TERMINAL, RunRow, taken_as
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.processes import launcher, outcome
+from engine.records.run_config import EvaluateConfig, RegradeConfig
 from engine.runs.overview import overview
 from engine.runs.submit.admission import check_words
 from engine.runs.submit.evaluation import submit_evaluation
@@ -302,17 +303,15 @@ def _failed_scores(result: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _after_evaluation(run: RunDir, row: RunRow) -> list[dict[str, Any]]:
     """Compare what was evaluated, and read it; an evaluation left no model to deploy."""
-    try:
-        config = read_json(run.config)
-        models = [str(model["ref"]) for model in config["models"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        config, models = {}, []
+    config = run.find_config()  # the end of a run with a damaged config is shown all the same
+    models = config.model_refs if config else []
     calls = [{"tool": "read_rollouts", "arguments": {"run_id": row.run_id}}]
     if len(models) > 1:
         calls[0]["arguments"]["pick"] = "changed"
         both = {"ids": models, "env_id": row.env_id}
         calls.insert(0, {"tool": "compare_runs", "arguments": both})
-    if config.get("split") == "train" and config.get("attempts", 1) > 1:
+    evaluation = config if isinstance(config, EvaluateConfig | RegradeConfig) else None
+    if evaluation and evaluation.split == "train" and evaluation.attempts > 1:
         name = f"{row.env_id.partition('@')[0][:35]}-best"
         chosen = {"source_ids": [row.run_id], "name": name, "where": "0 < avg < 1"}
         calls.insert(0, {"tool": "curate", "arguments": chosen})

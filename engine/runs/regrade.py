@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.errors import UserError
-from engine.core.files import Appender, read_json, write_json
+from engine.core.files import Appender, write_json
 from engine.core.format import counted
 from engine.core.split import prompt_key
 from engine.environments.registry import find_env, open_process, read_tasks
@@ -28,6 +28,8 @@ from engine.evidence.verdict.verdict import run_verdict
 from engine.home.run_dir import RunDir
 from engine.home.store import Store
 from engine.processes.outcome import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
+from engine.records.record import DamagedRecord
+from engine.records.run_config import RegradeConfig
 from engine.runs import stored_answers
 from engine.runs.stored_answers import score_stored
 from envs.config.problem import EnvProblem
@@ -55,9 +57,12 @@ class Regrade:
 
     def __init__(self, folder: Path) -> None:
         self.run = RunDir(folder)
-        self.config: dict[str, Any] = read_json(self.run.config)
-        self.source = self.run.home.run(self.config["regrade"])
-        self.record = find_env(self.run.home, self.config["env_id"])
+        config = self.run.read_config()
+        if not isinstance(config, RegradeConfig):
+            raise DamagedRecord(str(self.run.config), "it is no config of a regrade")
+        self.config = config
+        self.source = self.run.home.run(config.regrade)
+        self.record = find_env(self.run.home, config.env_id)
         self.multi = self.record.kind == "multi"
         self.tasks = {row["id"]: row for row in read_tasks(self.record)}
         self.skipped: dict[str, int] = {}
@@ -70,9 +75,9 @@ class Regrade:
 
     def go(self) -> dict[str, Any]:
         """Score everything; returns the result record. Raises Stopped, EnvProblem, UserError."""
-        models = self.config["models"]
+        models = self.config.models
         self.event("started", counted(len(models), "model"), total_steps=len(models))
-        stored = {model["ref"]: load_rows(self.source.path / model["rows"]) for model in models}
+        stored = {model.ref: load_rows(self.source.path / model.rows) for model in models}
         chosen = self._chosen(stored.values())
         done: dict[str, list[Row]] = {}
         with open_process(self.record, log=self.run.logs / "environment.log") as process:
@@ -95,7 +100,7 @@ class Regrade:
             "models": [_about(ref, rows) for ref, rows in done.items()],
             "regrade": changes | {"source": self.source.id, "skipped": self.skipped},
             "source_files": {
-                model["rows"]: _digest(self.source.path / model["rows"]) for model in models
+                model.rows: _digest(self.source.path / model.rows) for model in models
             },
             "verdict": evidence["verdict"],
             "evidence": evidence,
@@ -111,7 +116,7 @@ class Regrade:
     def _chosen(self, stored: Iterable[Sequence[Row]]) -> set[str]:
         """At most `rows` tasks, by the hash of their ids: the order evaluations take them in."""
         ids = {str(row.get("task")) for rows in stored for row in rows}
-        return set(sorted(ids, key=lambda task: _hash(task))[: self.config["rows"]])
+        return set(sorted(ids, key=lambda task: _hash(task))[: self.config.rows])
 
     def _model(
         self, process: EnvProcess, index: int, ref: str, rows: Sequence[Row], chosen: set[str]

@@ -27,6 +27,7 @@ from engine.models import catalog
 from engine.models.catalog import ModelRef
 from engine.processes import deployments, launcher, programs
 from engine.processes.deployments import ANYBODY, Asker, Unreachable, describe, list_deployments
+from engine.records.run_config import GRPOConfig
 from engine.serving.export import export
 
 __all__ = ["chat", "deploy", "export", "list_deployments"]
@@ -146,10 +147,8 @@ def _wanted(home: Home, name: str) -> Wanted:
     ref = catalog.resolve_model(home, name)
     if ref.adapter is None:
         return Wanted(ref, ref.base_ref, "", False)
-    thinking = False
-    with contextlib.suppress(OSError, ValueError):
-        config = read_json(home.run(ref.run_id).config)
-        thinking = bool((config.get("settings") or {}).get("thinking"))
+    config = home.run(ref.run_id).read_config()
+    thinking = isinstance(config, GRPOConfig) and config.settings.thinking
     return Wanted(ref, ref.ref, str(ref.adapter), thinking)
 
 

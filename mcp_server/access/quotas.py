@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 from engine.core.errors import UserError
-from engine.core.files import read_object
 from engine.home.rows import DEFAULT_GPU_HOURS, OPEN, RunRow
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -127,8 +126,8 @@ def _cap_of_before(home: Home, store: Store, request_id: str, resumed: RunRow | 
         return Cap(resumed.max_gpu_hours)
     rows = store.list_runs(ALL_RUNS, kind="train")
     made = next((row for row in rows if row.request_id == request_id), None)
-    hours = made and read_object(home.run(made.run_id).config).get("max_gpu_hours")
-    return Cap(float(hours)) if hours else None
+    config = home.run(made.run_id).find_config() if made else None
+    return Cap(config.max_gpu_hours) if config and config.max_gpu_hours else None
 
 
 def afford_of(home: Home, key: Key, clock: Callable[[], float] = time.time) -> Afford | None:

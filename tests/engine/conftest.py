@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_configs import evaluate_config, train_config
 from stand_ins import stand_in
 
 from engine.core.files import Appender, read_json, read_lines, write_json
@@ -32,11 +33,14 @@ class Bench:
 
         def prepare(run_id: str) -> None:
             self.home.run(run_id).create()
-            config = {"run_id": run_id, "settings": settings, "base": {"path": "/"}}
-            config |= {"wall_limit_hours": wall_limit_hours, "env_dir": str(env_dir)}
+            config = evaluate_config(run_id) if wall_limit_hours else train_config(run_id)
+            config |= {"env_dir": str(env_dir), "fake_trainer": settings}
+            if wall_limit_hours:
+                config["wall_limit_hours"] = wall_limit_hours
             write_json(self.home.run(run_id).config, config)
 
-        new = NewRun(name, "train", "grpo", "arith@0123", "pebble", max_gpu_hours=cap)
+        kind = ("evaluate", "evaluate") if wall_limit_hours else ("train", "grpo")
+        new = NewRun(name, *kind, "arith@0123", "pebble", max_gpu_hours=cap)
         with Store(self.home) as store:
             return self.home.run(store.insert_run(new, prepare).run_id)
 
@@ -194,7 +198,7 @@ def tuned(home: Home) -> str:
     def prepare(run_id: str) -> None:
         home.run(run_id).create()
         base = {"ref": "pebble", "path": str(catalog.BUILTIN["pebble"])}
-        write_json(home.run(run_id).config, {"kind": "train", "base": base, "settings": {}})
+        write_json(home.run(run_id).config, train_config(run_id, algorithm="sft", base=base))
         for step in (5, 10):
             add_checkpoint(home, run_id, step)
         home.run(run_id).best.symlink_to("step_000005")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from run_configs import ESTIMATE
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from engine.core import hardware
@@ -116,7 +117,7 @@ def make_run(
             "note": "",
             "expect": "",
             "parent": "",
-            "estimate": {},
+            "estimate": ESTIMATE,
             "device": "cpu",
         },
     )

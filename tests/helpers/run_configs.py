@@ -63,6 +63,38 @@ _EVALUATION: dict[str, Any] = {
 }
 
 
+_RANGE = {"low": 0.05, "likely": 0.1, "high": 0.2}
+ESTIMATE: dict[str, Any] = {
+    "steps": 4,
+    "hours": _RANGE,
+    "gpu_hours": _RANGE,
+    "money": {"low": 0.0, "likely": 0.0, "high": 0.0},
+    "gpu_hour_price": 0.0,
+    "seconds": {"startup": 10.0, "training": 350.0},
+    "tokens": {"trained": 1000, "generated": 1000},
+    "peak_memory": {
+        "weights": 100,
+        "adapter_and_optimizer": 100,
+        "activations": 100,
+        "logits": 100,
+        "kv_cache": 100,
+        "overhead": 100,
+        "total": 600,
+    },
+    "memory_available": 10_000_000_000,
+    "memory_free": 10_000_000_000,
+    "device": "cpu",
+    "fits": True,
+    "fit": "fits",
+    "disk_bytes": 1000,
+    "disk_fits": True,
+    "lower_this": "",
+    "basis": "model",
+    "calibrated_on_runs": 0,
+    "uncalibrated": {"seconds": {"startup": 10.0, "training": 350.0}, "memory": 600},
+}
+
+
 def sft_settings(**changes: Any) -> SFTSettings:
     return SFTSettings.model_validate(_SFT | changes)
 
@@ -78,6 +110,7 @@ def evaluation_settings(**changes: Any) -> EvaluationSettings:
 def train_config(run_id: str = "sums-grpo-1", **changes: Any) -> dict[str, Any]:
     """A training run's config.json; `settings` among the changes are laid over the usual ones."""
     algorithm = changes.get("algorithm", "grpo")
+    changes["estimate"] = ESTIMATE | changes.get("estimate", {})
     build = sft_settings if algorithm == "sft" else grpo_settings
     settings = build(**changes.pop("settings", {})).model_dump()
     return {
@@ -95,7 +128,7 @@ def train_config(run_id: str = "sums-grpo-1", **changes: Any) -> dict[str, Any]:
         "expect": "",
         "parent": "",
         "max_gpu_hours": 2.0,
-        "estimate": {},
+        "estimate": ESTIMATE,
         "device": "cpu",
     } | changes
 

@@ -13,10 +13,11 @@ from engine.core.errors import UserError
 from engine.core.files import read_object
 from engine.evidence.stats.results import Row, load_rows, only_half
 from engine.evidence.verdict.lineage import trained_by
-from engine.evidence.verdict.verdict import after_step, evaluated_models, load_config
+from engine.evidence.verdict.verdict import after_step, evaluated_models
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
+from engine.records.run_config import EvaluateConfig, RegradeConfig, RunConfig
 
 MAX_ARMS = 8
 _LOOK_BACK = 300  # evaluations searched for a model reference
@@ -96,7 +97,7 @@ class _Finder:
         self.store = store
         self.ids = ids
         self.evaluations = [
-            (row, load_config(home.run(row.run_id)))
+            (row, home.run(row.run_id).find_config())
             for row in store.list_runs(_LOOK_BACK, states=["done"], kind="evaluate")
             if not home.run(row.run_id).deleted.exists()
         ]
@@ -106,11 +107,11 @@ class _Finder:
         row = self._exact(name)
         gone = row is not None and self.home.run(row.run_id).deleted.exists()
         if row is not None and row.kind != "train" and not gone:
-            return [self._evaluation(row, load_config(self.home.run(name)), None)]
+            return [self._evaluation(row, self.home.run(name).find_config(), None)]
         found = [
             self._evaluation(past, config, ref)
             for past, config in self.evaluations
-            if any(str(model.get("ref")) == ref for model in config.get("models") or [])
+            if config is not None and ref in config.model_refs
         ]
         if row is not None and row.kind == "train" and not gone:
             found = self._own(row, which) + found
@@ -145,7 +146,7 @@ class _Finder:
             return None
         return row if row.run_id == name else None
 
-    def _evaluation(self, row: RunRow, config: Mapping[str, Any], ref: str | None) -> Offer:
+    def _evaluation(self, row: RunRow, config: RunConfig | None, ref: str | None) -> Offer:
         run, sampling = self.home.run(row.run_id), sampling_of(config)
 
         def load() -> list[Arm]:
@@ -171,7 +172,7 @@ class _Finder:
         step = _step_of(run, which)
         if step is None or not _reported(run, step):
             return []
-        sampling = sampling_of(load_config(run), read_object(run.manifest))
+        sampling = sampling_of(run.find_config(), read_object(run.manifest))
         label = f"{row.run_id}@{which}" if which else row.run_id
 
         def load() -> list[Arm]:
@@ -193,7 +194,7 @@ class _Finder:
         return found
 
     def _start(self, run: RunDir, row: RunRow, ref: str) -> Offer:
-        sampling = sampling_of(load_config(run), read_object(run.manifest))
+        sampling = sampling_of(run.find_config(), read_object(run.manifest))
 
         def load() -> list[Arm]:
             return [Arm(ref, run.id, row.env_id, _reported(run, 0), sampling)]
@@ -202,15 +203,18 @@ class _Finder:
 
 
 def sampling_of(
-    config: Mapping[str, Any], manifest: Mapping[str, Any] | None = None
+    config: RunConfig | None, manifest: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """How the answers of a run's evaluation were sampled; None where it is not recorded.
 
     Held-out evaluations of a training run, and evaluations with one attempt, are greedy.
     """
     recorded = (manifest or {}).get("eval_sampling")
-    settings = dict(config.get("settings") or {}) | dict(recorded or {})
-    greedy = config.get("kind", "train") == "train" or config.get("attempts", 1) == 1
+    asked = config.settings if config else {}
+    settings = asked if isinstance(asked, dict) else asked.model_dump()
+    settings = settings | dict(recorded or {})
+    sampled = isinstance(config, EvaluateConfig | RegradeConfig) and config.attempts != 1
+    greedy = not sampled
     found = {name: settings.get(name) for name in SAMPLING}
     found["stop"] = sorted(settings.get("stop") or [])
     found["thinking"] = bool(settings.get("thinking", False))

@@ -18,7 +18,6 @@ from engine.evidence.verdict.verdict import (
     failed_calls,
     flip_examples,
     how_it_was_counted,
-    load_config,
     looked_often,
     sentence,
     shared_rows,
@@ -28,6 +27,7 @@ from engine.evidence.verdict.verdict import (
 from engine.home.run_dir import Home
 from engine.home.sanitize import json_chars, redactor_for
 from engine.home.store import Store
+from engine.records.run_config import EvaluateConfig, RegradeConfig
 
 _MOST_SETTINGS = 24
 
@@ -55,7 +55,8 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> dict[str, 
     adjusted = correct_for_many(found, looks)
     causes = [attribution(home, first, arm) for arm in others]
     main = max(range(len(others)), key=lambda i: found[i].lead)
-    redact = redactor_for(home, load_config(home.run(first.source)))
+    source = home.run(first.source).find_config()
+    redact = redactor_for(home, source.env_dir if source else None)
     more, wanted = _more_evidence(home, first, others[main], found[main])
     result: dict[str, Any] = {
         "summary": _summary(first, others[main], found[main], causes[main], len(others)),
@@ -147,8 +148,8 @@ def _cautions(home: Home, arms: Sequence[Arm], found: Sequence[Comparison]) -> l
     notes += dict.fromkeys(note for item in found for note in how_it_was_counted(item))
     for arm in arms:
         looked = sum(row.get("half") == "select" for row in arm.rows)
-        config = load_config(home.run(arm.run_id)) if arm.run_id else {}
-        own_choice = arm.run_id and config.get("env_id") == arm.env_id
+        config = home.run(arm.run_id).find_config() if arm.run_id else None
+        own_choice = config is not None and config.env_id == arm.env_id
         if looked and own_choice and len(home.run(arm.run_id).eval_steps()) > 2:
             notes.append(
                 f"{looked} of the {len(arm.rows)} answers of {arm.label} are to tasks its "
@@ -177,7 +178,8 @@ def _more_evidence(
     if first.members or other.members:
         return ["One more seed on each side would tell more than tasks or attempts."], []
     needed = tasks_wanted(found.outcome)
-    split = str(load_config(home.run(first.source)).get("split") or "heldout")
+    config = home.run(first.source).find_config()
+    split = config.split if isinstance(config, EvaluateConfig | RegradeConfig) else "heldout"
     rows = split_rows(home, first.env_id, split)
     asked = {str(row.get("task")) for arm in (first, other) for row in arm.rows}
     asked |= taught_tasks(home.run(first.source)) | taught_tasks(home.run(other.source))

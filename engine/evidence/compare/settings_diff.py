@@ -5,13 +5,14 @@ attributed to it; when several were, it may not, and they are named.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from engine.evidence.compare.candidates import Arm
 from engine.evidence.verdict.lineage import trained_by
-from engine.evidence.verdict.verdict import load_config
 from engine.home.run_dir import Home
+from engine.records.run_config import TrainConfig
 
 # Settings that change what is recorded or how fast, not what is learned.
 NEUTRAL = frozenset(
@@ -34,29 +35,37 @@ class Making:
     """How a model came to be: the run that trained it, as it was submitted; empty for a base."""
 
     run_id: str = ""
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: TrainConfig | None = None
 
-    @property
+    @cached_property
     def settings(self) -> Mapping[str, Any]:
-        return self.config.get("settings") or {}
+        return self.config.settings.model_dump() if self.config else {}
 
     @property
-    def sources(self) -> Mapping[str, Any]:
-        return self.config.get("sources") or {}
+    def sources(self) -> Mapping[str, str]:
+        return self.config.sources if self.config else {}
 
     @property
     def start(self) -> str:
-        return str(self.config.get("model") or "")
+        return self.config.model if self.config else ""
 
     def choices(self) -> dict[str, Any]:
         """What identifies the training beside its settings."""
-        names = ("algorithm", "env_id")
-        return {"model": self.start} | {name: self.config.get(name) for name in names}
+        algorithm, env_id = (
+            (self.config.algorithm, self.config.env_id) if self.config else (None, None)
+        )
+        return {"model": self.start, "algorithm": algorithm, "env_id": env_id}
+
+
+def making_of_run(home: Home, run_id: str) -> Making:
+    """How a training run was made; empty where its config is gone, or it is no training run."""
+    config = home.run(run_id).find_config()
+    return Making(run_id, config if isinstance(config, TrainConfig) else None)
 
 
 def making_of(home: Home, arm: Arm) -> Making:
     """The run that trained an arm's model, as it was submitted."""
-    return Making(arm.run_id, load_config(home.run(arm.run_id))) if arm.run_id else Making()
+    return making_of_run(home, arm.run_id) if arm.run_id else Making()
 
 
 def ancestors(home: Home, making: Making) -> list[str]:
@@ -68,7 +77,7 @@ def ancestors(home: Home, making: Making) -> list[str]:
         if not parent:
             chain.append(making.start)
             break
-        making = Making(parent, load_config(home.run(parent)))
+        making = making_of_run(home, parent)
     return chain
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.core.files import read_lines, read_object
+from engine.core.files import read_lines
 from engine.evidence.detect.views import View, mean, view_of
 from engine.evidence.stats.results import Row, load_rows, only_half, rounded
 from engine.evidence.verdict.verdict import compare_rows, taught_tasks, untaught
@@ -53,10 +53,10 @@ def first_exam(run: RunDir, settings: Mapping[str, Any]) -> View | None:
 
 def references(run: RunDir) -> dict[str, str]:
     """What the reference answer of a task says at its longest turn, by task; {} without any."""
-    folder = read_object(run.config).get("env_dir")
-    if not isinstance(folder, str) or not folder:
+    config = run.find_config()
+    if config is None:
         return {}
-    tasks, _ = read_lines(Path(folder) / "tasks.jsonl", 0, max_bytes=_TASK_BYTES)
+    tasks, _ = read_lines(Path(config.env_dir) / "tasks.jsonl", 0, max_bytes=_TASK_BYTES)
     return {str(task.get("id")): said for task in tasks if (said := _reference(task))}
 
 

@@ -19,12 +19,13 @@ from engine.evidence.stats import thresholds as at
 from engine.evidence.stats.power import split_rows
 from engine.evidence.stats.results import answer_of, load_rows, text_of
 from engine.evidence.verdict.fresh_scores import rescored
-from engine.evidence.verdict.verdict import load_config, run_verdict
+from engine.evidence.verdict.verdict import run_verdict
 from engine.home.curves import load_metrics, number
 from engine.home.rows import TERMINAL, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import Redactor, clip, json_chars, redactor_for
 from engine.home.store import Store
+from engine.records.run_config import EvaluateConfig, RegradeConfig, RunConfig
 
 _EXAMPLES = 2
 _LOOKED_AT, _COMPARED = 200, 400  # answers, and characters of each, held against their references
@@ -54,8 +55,8 @@ def diagnose(home: Home, run_id: str) -> dict[str, Any]:
     with Store(home) as store:
         row = store.get_run(run_id)
     run = home.run(row.run_id)
-    config = load_config(run)
-    redact = redactor_for(home, config)
+    config = run.find_config()  # a run with a damaged config is looked at all the same
+    redact = redactor_for(home, config.env_dir if config else None)
     facts = facts_of(run, row, config)
     findings = find_all(facts)
     examples = _Examples(run, facts, redact)
@@ -75,14 +76,15 @@ def diagnose(home: Home, run_id: str) -> dict[str, Any]:
     return result
 
 
-def facts_of(run: RunDir, row: RunRow, config: Mapping[str, Any]) -> Facts:
+def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
     """Everything detectors read, from the files of a run."""
-    settings = config.get("settings") or {}
+    settings = _settings_of(config)
     algorithm = row.algorithm if row.kind == "train" else "evaluate"
     failure = {}
     if row.state == "failed":
         said = read_object(run.failure)
         failure = said | {"kind": row.reason_kind, "message": row.reason}
+    split = config.split if isinstance(config, EvaluateConfig | RegradeConfig) else "heldout"
     events = load_rows(run.events)
     exam_rows = _last_exam(run)
     if algorithm == "evaluate":
@@ -93,7 +95,7 @@ def facts_of(run: RunDir, row: RunRow, config: Mapping[str, Any]) -> Facts:
     verdict = run_verdict(run) if row.state == "done" else {}
     return Facts(
         algorithm=algorithm,
-        settings=settings if row.kind == "train" else settings | {"rows": config.get("rows")},
+        settings=settings if row.kind == "train" else settings | {"rows": _rows_of(config)},
         lines=load_metrics(run.metrics).lines,
         views=views,
         exam=view_of(0, exam_rows, settings) if exam_rows else None,
@@ -105,7 +107,7 @@ def facts_of(run: RunDir, row: RunRow, config: Mapping[str, Any]) -> Facts:
         exam_start=first_exam(run, settings) if row.kind == "train" else None,
         against_start=against_start(run) if row.kind == "train" else {},
         gold_tokens=gold_tokens(run) if row.kind == "train" else None,
-        heldout_rows=split_rows(run.home, row.env_id, str(config.get("split") or "heldout")),
+        heldout_rows=split_rows(run.home, row.env_id, split),
         kept=verdict.get("kept_skills") or {},
     )
 
@@ -130,9 +132,20 @@ def _size(run: RunDir, step: int) -> int:
         return 0
 
 
-def _evaluated(run: RunDir, config: Mapping[str, Any], settings: Mapping[str, Any]) -> list[View]:
+def _settings_of(config: RunConfig | None) -> dict[str, Any]:
+    if config is None:
+        return {}
+    settings = config.settings
+    return settings if isinstance(settings, dict) else settings.model_dump()
+
+
+def _rows_of(config: RunConfig | None) -> int | None:
+    return config.rows if isinstance(config, EvaluateConfig | RegradeConfig) else None
+
+
+def _evaluated(run: RunDir, config: RunConfig | None, settings: Mapping[str, Any]) -> list[View]:
     """The answers of the last model that was asked; of a probe its rollouts."""
-    for index in reversed(range(len(config.get("models") or []))):
+    for index in reversed(range(len(config.model_refs if config else []))):
         view = view_of(0, load_rows(run.model_evals(index)), settings)
         if view is not None:
             return [view]

@@ -23,15 +23,15 @@ from engine.evidence.verdict.verdict import (
     contamination_of,
     evaluation_sides,
     flip_examples,
-    load_config,
     run_verdict,
     training_sides,
 )
-from engine.home.curves import Metrics, load_metrics, number
+from engine.home.curves import Metrics, load_metrics
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import Redactor, clean_value, redactor_for
 from engine.home.store import Store
+from engine.records.run_config import RunConfig, TrainConfig
 
 _EXAMPLES = 4
 _EXAMPLE_CHARS = 900
@@ -124,8 +124,8 @@ def gather(home: Home, run_id: str) -> Dossier:
     with Store(home) as store:
         row = store.get_run(run_id)
     run = home.run(row.run_id)
-    config = load_config(run)
-    redact = redactor_for(home, config)
+    config = run.find_config()  # a run with a damaged config has a report too
+    redact = redactor_for(home, config.env_dir if config else None)
     training = row.kind == "train"
     sides = training_sides(run) if training else evaluation_sides(run, config)
     comparison = compare_rows(sides.before, sides.after) if sides else None
@@ -137,7 +137,7 @@ def gather(home: Home, run_id: str) -> Dossier:
     return Dossier(
         row=row,
         run=run,
-        config=redact.value(config),
+        config=redact.value(config.to_json() if config else {}),
         manifest=clean_value(read_object(run.manifest)),
         verdict=run_verdict(run),
         comparison=comparison,
@@ -157,15 +157,15 @@ def gather(home: Home, run_id: str) -> Dossier:
     )
 
 
-def lineage(home: Home, row: RunRow, config: Mapping[str, Any]) -> list[Station]:
+def lineage(home: Home, row: RunRow, config: RunConfig | None) -> list[Station]:
     """From the base model to this run, oldest first."""
     if row.kind != "train":
-        models = [str(model.get("ref")) for model in config.get("models") or []]
+        models = config.model_refs if config else []
         return [Station("model", ref) for ref in models] + [
-            Station("evaluate", row.run_id, str(config.get("env_id", "")), current=True)
+            Station("evaluate", row.run_id, config.env_id if config else "", current=True)
         ]
     way = [_station(row, config, current=True)]
-    ref = str(config.get("model") or "")
+    ref = _started_from(config)
     while len(way) < _GENERATIONS:
         parent = trained_by(home, ref)
         if not parent or any(station.name == parent for station in way):
@@ -173,12 +173,16 @@ def lineage(home: Home, row: RunRow, config: Mapping[str, Any]) -> list[Station]
         found = _row(home, parent)
         if found is None:
             break
-        parent_config = load_config(home.run(parent))
+        parent_config = home.run(parent).find_config()
         which = ref.partition("@")[2]
         way.append(_station(found, parent_config, which=which))
-        ref = str(parent_config.get("model") or "")
+        ref = _started_from(parent_config)
     way.append(Station("base", ref, "base model"))
     return way[::-1]
+
+
+def _started_from(config: RunConfig | None) -> str:
+    return config.model if isinstance(config, TrainConfig) else ""
 
 
 def _row(home: Home, run_id: str) -> RunRow | None:
@@ -191,9 +195,9 @@ def _row(home: Home, run_id: str) -> RunRow | None:
 
 
 def _station(
-    row: RunRow, config: Mapping[str, Any], *, which: str = "", current: bool = False
+    row: RunRow, config: RunConfig | None, *, which: str = "", current: bool = False
 ) -> Station:
-    detail = f"{row.algorithm} on {config.get('env_id', '')}"
+    detail = f"{row.algorithm} on {config.env_id if config else ''}"
     if which:
         detail += f", continued from {which}"
     return Station("train", row.run_id, detail, row.verdict, current)
@@ -218,28 +222,25 @@ def _checked(run: RunDir) -> list[Checked]:
     return found
 
 
-def _audit(config: Mapping[str, Any]) -> dict[str, Any]:
-    folder = config.get("env_dir")
-    return read_object(Path(folder) / "audit.json") if isinstance(folder, str) and folder else {}
+def _audit(config: RunConfig | None) -> dict[str, Any]:
+    return read_object(Path(config.env_dir) / "audit.json") if config else {}
 
 
-def _cost(row: RunRow, config: Mapping[str, Any]) -> Cost:
-    estimate = config.get("estimate") or {}
-    hours = estimate.get("gpu_hours") or {}
-    memory = estimate.get("peak_memory") or {}
-    if not isinstance(hours, Mapping):
-        hours = {}
+def _cost(row: RunRow, config: RunConfig | None) -> Cost:
     spent = row.spent_hours or (
         (row.ended - row.started) / 3600 if row.ended and row.started else None
     )
+    if not isinstance(config, TrainConfig):
+        return Cost(actual=spent)
+    estimate = config.estimate
     return Cost(
-        low=number(hours.get("low")),
-        likely=number(hours.get("likely")),
-        high=number(hours.get("high")),
+        low=estimate.gpu_hours.low,
+        likely=estimate.gpu_hours.likely,
+        high=estimate.gpu_hours.high,
         actual=spent,
-        price=number(estimate.get("gpu_hour_price")) or 0.0,
-        memory_bytes=number(memory.get("total")) if isinstance(memory, Mapping) else None,
-        basis=str(estimate.get("basis") or ""),
+        price=estimate.gpu_hour_price,
+        memory_bytes=estimate.peak_memory.total,
+        basis=estimate.basis,
     )
 
 

@@ -8,11 +8,11 @@ Whoever keeps the best of many runs has chosen on the very tasks that are report
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from engine.core.files import read_json, read_object
 from engine.evidence.stats.inference import ALPHA
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
+from engine.records.run_config import EvaluateConfig, RegradeConfig
 
 MANY = 5  # runs judged on the same tasks, from which a verdict says so
 _MOST = 2000  # runs looked through
@@ -96,16 +96,16 @@ def looks_at_pair(home: Home, env_id: str, models: Sequence[str], upto: Sequence
     ends = [at for at, row in enumerate(rows) if row.run_id in upto]
     if not ends:
         return 1
-    split = _config(home, rows[ends[-1]].run_id).get("split", "heldout")
+    last = home.run(rows[ends[-1]].run_id).find_config()
+    split = last.split if isinstance(last, EvaluateConfig | RegradeConfig) else "heldout"
     seen: set[str] = set()
     for row in rows[: ends[-1] + 1]:
-        config = _config(home, row.run_id)
-        if config.get("regrade") or config.get("split", "heldout") != split:
+        config = home.run(row.run_id).find_config()
+        if not isinstance(config, EvaluateConfig) or config.split != split:
             continue
         if set(models) <= _asked(home.run(row.run_id), config):
-            attempts = config.get("attempts", 1)
-            seed = (config.get("settings") or {}).get("seed") if attempts != 1 else None
-            seen.add(f"{config.get('rows')} {attempts} {seed}")
+            seed = config.settings.seed if config.attempts != 1 else None
+            seen.add(f"{config.rows} {config.attempts} {seed}")
     return max(1, len(seen))
 
 
@@ -119,18 +119,10 @@ def price(looks: int) -> int:
     return looks * looks
 
 
-def _asked(run: RunDir, config: Mapping[str, Any]) -> set[str]:
+def _asked(run: RunDir, config: EvaluateConfig) -> set[str]:
     """The models of an evaluation that were played."""
-    models = config.get("models") or []
-    return {
-        str(model.get("ref", index) if isinstance(model, Mapping) else model)
-        for index, model in enumerate(models)
-        if run.model_evals(index).exists()
-    }
-
-
-def _config(home: Home, run_id: str) -> dict[str, Any]:
-    return read_object(home.run(run_id).config)
+    refs = enumerate(config.model_refs)
+    return {ref for index, ref in refs if run.model_evals(index).exists()}
 
 
 def _runs_on(home: Home, env_id: str, run_id: str) -> Iterable[RunRow]:
@@ -144,11 +136,7 @@ def _runs_on(home: Home, env_id: str, run_id: str) -> Iterable[RunRow]:
 def _models_on_heldout(home: Home, row: RunRow) -> int:
     """Models an evaluation has played on the held-out split; regrading is no new look."""
     run = home.run(row.run_id)
-    try:
-        config = read_json(run.config)
-    except (OSError, ValueError):
+    config = run.find_config()  # one that is damaged cannot say what it asked
+    if not isinstance(config, EvaluateConfig) or config.split != "heldout":
         return 0
-    if config.get("split", "heldout") != "heldout" or config.get("regrade"):
-        return 0
-    models = config.get("models") or []
-    return sum(run.model_evals(index).exists() for index in range(len(models)))
+    return sum(run.model_evals(index).exists() for index in range(len(config.models)))

@@ -17,10 +17,11 @@ from typing import Any
 from engine.core.errors import UserError
 from engine.core.files import read_object, write_json
 from engine.evidence.verdict.lineage import trained_by
-from engine.evidence.verdict.verdict import load_config, run_verdict
+from engine.evidence.verdict.verdict import run_verdict
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
+from engine.records.run_config import RunConfig
 
 LINKS = ("environment", "data", "curation", "run", "checkpoints", "evaluation")
 _CURATION = "curation.json"
@@ -30,7 +31,7 @@ _SHOWN = 20
 
 def seal(run_dir: RunDir) -> str:
     """Write the chain of a finished run; returns its last hash."""
-    links = _chained(_contents(run_dir, load_config(run_dir)))
+    links = _chained(_contents(run_dir, run_dir.find_config()))
     write_json(run_dir.chain, {"run_id": run_dir.id, "links": links, "head": links[-1]["hash"]})
     return str(links[-1]["hash"])
 
@@ -58,7 +59,7 @@ def _verify(home: Home, row: RunRow, depth: int) -> dict[str, Any]:
     sealed = read_chain(run)
     if not sealed or run.deleted.exists():
         return _unsealed(run, row)
-    config = load_config(run)
+    config = run.find_config()
     now = {link["name"]: link["files"] for link in _chained(_contents(run, config))}
     links, previous = [], ""
     for link in sealed["links"]:
@@ -90,7 +91,7 @@ def _with_verdict(run: RunDir, row: RunRow, link: dict[str, Any]) -> dict[str, A
 def _ancestors(home: Home, run: RunDir, depth: int) -> list[dict[str, Any]]:
     """The runs this one's models come from, verified the same way."""
     found = []
-    for ref in _starts(load_config(run)):
+    for ref in _starts(run.find_config()):
         parent = trained_by(home, ref)
         if not parent or depth >= _DEEPEST or parent == run.id:
             continue
@@ -146,9 +147,9 @@ def _answer(
     }
 
 
-def _contents(run: RunDir, config: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, str]]]:
+def _contents(run: RunDir, config: RunConfig | None) -> Iterator[tuple[str, dict[str, str]]]:
     """(link, file -> SHA-256) in the order of LINKS."""
-    env = Path(str(config.get("env_dir") or run.path / "none"))
+    env = Path(config.env_dir) if config else run.path / "none"
     source = env / "source"
     yield (
         "environment",
@@ -166,10 +167,10 @@ def _contents(run: RunDir, config: Mapping[str, Any]) -> Iterator[tuple[str, dic
     yield "evaluation", _hashes(run.path, shown)
 
 
-def _kept_audit(config: Mapping[str, Any], sealed: Mapping[str, str]) -> dict[str, str]:
+def _kept_audit(config: RunConfig | None, sealed: Mapping[str, str]) -> dict[str, str]:
     """The audit a run was sealed with, where a later push made it again and kept the first."""
     digest = str(sealed.get("audit.json") or "")
-    kept = Path(str(config.get("env_dir") or "")) / "earlier" / f"{digest}.json"
+    kept = Path(config.env_dir if config else "") / "earlier" / f"{digest}.json"
     is_it = digest.isalnum() and kept.is_file() and _digest(kept) == digest
     return {"audit.json": digest} if is_it else {}
 
@@ -183,7 +184,7 @@ def _best(run: RunDir) -> dict[str, str]:
     return {"checkpoints/best": best.name} if best is not None else {}
 
 
-def _heads(home: Home, config: Mapping[str, Any]) -> dict[str, str]:
+def _heads(home: Home, config: RunConfig | None) -> dict[str, str]:
     """The chains of the runs this one starts from, so that the links go on through them."""
     return {
         f"chain of {parent}": str(read_chain(home.run(parent)).get("head") or "not sealed")
@@ -192,10 +193,8 @@ def _heads(home: Home, config: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _starts(config: Mapping[str, Any]) -> list[str]:
-    models = [str(m.get("ref")) for m in config.get("models") or [] if isinstance(m, Mapping)]
-    own = str(config.get("model") or "")
-    return list(dict.fromkeys([own, *models] if own else models))
+def _starts(config: RunConfig | None) -> list[str]:
+    return list(dict.fromkeys(config.model_refs)) if config else []
 
 
 def _chained(contents: Iterable[tuple[str, dict[str, str]]]) -> list[dict[str, Any]]:

@@ -44,6 +44,7 @@ from engine.evidence.verdict.lineage import better_start
 from engine.evidence.verdict.regression import kept_skills, losses
 from engine.home.run_dir import RunDir
 from engine.home.sanitize import Redactor, clip, redactor_for
+from engine.records.run_config import AskingConfig, RunConfig, TrainConfig
 
 _EXAMPLES = 2  # per direction, in a result
 _EXAMPLE_CHARS = 240
@@ -177,16 +178,11 @@ def run_verdict(run_dir: RunDir) -> dict[str, Any]:
     difference, interval, n, p, smallest_detectable_gap, flips with examples, warnings, next.
     Never raises on a run that is not finished: the verdict is then unknown, with the reason.
     """
-    config = load_config(run_dir)
-    redact = redactor_for(run_dir.home, config)
-    if config.get("kind", "train") == "train":
-        return _training_verdict(run_dir, config, redact)
-    return _evaluation_verdict(run_dir, config, redact)
-
-
-def load_config(run_dir: RunDir) -> dict[str, Any]:
-    """`config.json` of a run, empty when it is missing or damaged."""
-    return read_object(run_dir.config)
+    config = run_dir.find_config()  # what is left of a run is judged without it
+    redact = redactor_for(run_dir.home, config.env_dir if config else None)
+    if isinstance(config, AskingConfig):
+        return _evaluation_verdict(run_dir, config, redact)
+    return _training_verdict(run_dir, config, redact)
 
 
 def after_step(run_dir: RunDir) -> int | None:
@@ -258,7 +254,7 @@ def training_sides(run_dir: RunDir) -> Sides:
     return Sides(before, after, "step 0", name, half, step, len(taught))
 
 
-def evaluation_sides(run_dir: RunDir, config: Mapping[str, Any]) -> Sides | None:
+def evaluation_sides(run_dir: RunDir, config: RunConfig | None) -> Sides | None:
     """The first model and the one furthest from it, None with fewer than two."""
     models = evaluated_models(run_dir, config)
     if len(models) < 2:
@@ -269,7 +265,7 @@ def evaluation_sides(run_dir: RunDir, config: Mapping[str, Any]) -> Sides | None
 
 
 def _training_verdict(
-    run_dir: RunDir, config: Mapping[str, Any], redact: Redactor
+    run_dir: RunDir, config: TrainConfig | None, redact: Redactor
 ) -> dict[str, Any]:
     sides = training_sides(run_dir)
     looks = len([step for step in run_dir.eval_steps() if step > 0])
@@ -292,11 +288,12 @@ def _training_verdict(
         "flips": _flips(found, sides.before, sides.after, redact),
     }
     warnings += _cautions(found, config, sides.half)
-    use, kept = exam_use(run_dir.home, str(config.get("env_id")), run_dir.id), kept_skills(run_dir)
+    env_id = config.env_id if config else ""
+    use, kept = exam_use(run_dir.home, env_id, run_dir.id), kept_skills(run_dir)
     forgot = losses(kept)
     often = caution(use, found.outcome.verdict, found.outcome.p)
     result["warnings"] = shared_rows(run_dir) + forgot + warnings + ([often] if often else [])
-    result |= _expectation(config, found.outcome.verdict)
+    result |= _expectation(config.expect if config else "", found.outcome.verdict)
     said = [sentence(found, "held-out ")]
     word = found.outcome.verdict
     if start := better_start(run_dir, config, sides.step, word):
@@ -321,9 +318,7 @@ def _missing(sides: Sides) -> str:
     return ""
 
 
-def _evaluation_verdict(
-    run_dir: RunDir, config: Mapping[str, Any], redact: Redactor
-) -> dict[str, Any]:
+def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor) -> dict[str, Any]:
     models = evaluated_models(run_dir, config)
     measure = measure_of(*models.values())
     table = [
@@ -344,7 +339,7 @@ def _evaluation_verdict(
         }
     first, *others = models
     found = [compare_rows(models[first], models[ref]) for ref in others]
-    env_id = str(config.get("env_id"))
+    env_id = config.env_id
     looks = [looks_at_pair(run_dir.home, env_id, (first, ref), (run_dir.id,)) for ref in others]
     correct_for_many(found, looks)
     main = max(range(len(others)), key=lambda i: found[i].lead)
@@ -370,12 +365,12 @@ def _evaluation_verdict(
     }
 
 
-def evaluated_models(run_dir: RunDir, config: Mapping[str, Any]) -> dict[str, list[Row]]:
+def evaluated_models(run_dir: RunDir, config: RunConfig | None) -> dict[str, list[Row]]:
     """Rows by model reference, in the order the models were asked for; taught tasks left out."""
     models: dict[str, list[Row]] = {}
     taught = taught_tasks(run_dir)
-    for index, model in enumerate(config.get("models") or []):
-        ref = str(model.get("ref", index)) if isinstance(model, Mapping) else str(model)
+    refs = config.model_refs if isinstance(config, AskingConfig) else []
+    for index, ref in enumerate(refs):
         rows = untaught(load_rows(run_dir.model_evals(index)), taught)
         if rows:
             models[ref if ref not in models else f"{ref} (#{index + 1})"] = rows
@@ -481,7 +476,7 @@ def _first_by_task(rows: Iterable[Row]) -> dict[str, Row]:
     return first
 
 
-def _cautions(found: Comparison, config: Mapping[str, Any], half: str = "all") -> list[str]:
+def _cautions(found: Comparison, config: RunConfig | None, half: str = "all") -> list[str]:
     outcome, notes = found.outcome, []
     if outcome.unpaired:
         notes.append(f"{outcome.unpaired} tasks were scored on one side only and are left out.")
@@ -500,8 +495,7 @@ def _cautions(found: Comparison, config: Mapping[str, Any], half: str = "all") -
                 f"About {needed} reported tasks would show a change of 5 points; this run has "
                 f"{outcome.n}{_OTHER_HALF if half == 'report' else ''}."
             )
-    settings = config.get("settings")
-    if isinstance(settings, Mapping) and settings.get("accept_reward_risk"):
+    if isinstance(config, TrainConfig) and config.settings.accept_reward_risk:
         notes.append(
             "The reward audit of this environment failed and accept_reward_risk was set: a higher "
             "reward may not mean better answers."
@@ -531,8 +525,7 @@ def failed_calls(run_id: str) -> list[dict[str, Any]]:
     return [look, {"tool": "diagnose", "arguments": {"run_id": run_id}}]
 
 
-def _expectation(config: Mapping[str, Any], verdict: str) -> dict[str, Any]:
-    expected = config.get("expect") or ""
+def _expectation(expected: str, verdict: str) -> dict[str, Any]:
     if expected not in ("better", "no_difference"):
         return {}
     known = verdict not in ("unknown", "inconclusive")

@@ -2,14 +2,14 @@
 settings change at once, so that none of them will be known to be the cause."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from engine.evidence.compare.settings_diff import Making, moved_levers
-from engine.evidence.verdict.verdict import load_config
+from engine.evidence.compare.settings_diff import Making, making_of_run, moved_levers
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home
 from engine.home.store import Store
+from engine.records.run_config import TrainConfig
 
 NEAR = 0.1  # a number this close to an earlier one is the same idea
 LOOK_BACK = 200  # runs
@@ -18,13 +18,13 @@ _OUTSIDE = frozenset({"infra", "budget", "killed", "interrupted", "cancelled", "
 _SHOWN = 4  # settings that a caution names
 
 
-def cautions(home: Home, store: Store, config: Mapping[str, Any]) -> list[str]:
-    """What earlier runs say against one with this config.json, before it is queued."""
+def cautions(home: Home, store: Store, config: TrainConfig) -> list[str]:
+    """What earlier runs say against one with this config, before it is queued."""
     new = Making("", config)
     past = [
-        (row, Making(row.run_id, load_config(home.run(row.run_id))))
+        (row, making_of_run(home, row.run_id))
         for row in store.list_runs(LOOK_BACK, kind="train")
-        if row.env_id == config.get("env_id") and row.algorithm == config.get("algorithm")
+        if row.env_id == config.env_id and row.algorithm == config.algorithm
     ]
     alike = [(row, made) for row, made in past if made.start == new.start]
     return [*_again(new, alike)[:1], *_several(home, new, alike)]
@@ -67,9 +67,9 @@ def verdict_in_words(row: RunRow) -> str:
 
 def _several(home: Home, new: Making, past: Sequence[tuple[RunRow, Making]]) -> list[str]:
     """Several levers moved at once, against the parent or the newest run of the kind."""
-    parent = str(new.config.get("parent") or "")
+    parent = new.config.parent if new.config else ""
     if parent:
-        before = Making(parent, load_config(home.run(parent)))
+        before = making_of_run(home, parent)
     elif past:
         before = past[0][1]
     else:

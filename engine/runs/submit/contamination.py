@@ -13,10 +13,9 @@ from typing import Any
 from engine.core.errors import UserError
 from engine.core.files import read_json, write_json
 from engine.environments.registry import EnvRecord, find_env, read_tasks
-from engine.evidence.compare.settings_diff import Making, ancestors
+from engine.evidence.compare.settings_diff import ancestors, making_of_run
 from engine.evidence.stats.overlap import scan
 from engine.evidence.verdict.lineage import trained_by
-from engine.evidence.verdict.verdict import load_config
 from engine.home.run_dir import Home
 
 BUDGET_S = 2.0  # for all comparisons of one call that are not kept yet
@@ -46,9 +45,9 @@ def _lessons(home: Home, ref: str) -> list[tuple[str, str]]:
     run_id = trained_by(home, ref) if ref else ""
     if not run_id:
         return []
-    line = ancestors(home, Making(run_id, load_config(home.run(run_id))))
-    found = [(name, load_config(home.run(name)).get("env_id")) for name in line if "/" not in name]
-    return [(name, str(env_id)) for name, env_id in found if env_id]
+    line = ancestors(home, making_of_run(home, run_id))
+    configs = [(name, home.run(name).find_config()) for name in line if "/" not in name]
+    return [(name, config.env_id) for name, config in configs if config]
 
 
 def _against(

@@ -1,9 +1,7 @@
 """The reply to whoever queued a run: where it stands, what it will take, what differs."""
 
-from collections.abc import Mapping
 from typing import Any
 
-from engine.core.files import read_json
 from engine.core.reply import Reply
 from engine.cost import estimate
 from engine.home.progress import write_status
@@ -11,6 +9,7 @@ from engine.home.rows import RunRow
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.processes import launcher
+from engine.records.run_config import RunConfig, TrainConfig
 
 
 def start_and_reply(home: Home, row: RunRow, warnings: list[str]) -> Reply:
@@ -24,7 +23,7 @@ def start_and_reply(home: Home, row: RunRow, warnings: list[str]) -> Reply:
 def reply_of(home: Home, row: RunRow, warnings: list[str]) -> Reply:
     """The reply about a run that was queued, now or by an earlier call."""
     run = home.run(row.run_id)
-    config = read_json(run.config)
+    config = run.read_config()
     with Store(home) as store:
         position = store.queue_position(row.run_id)
     where = f"queued at position {position}" if row.state == "queued" else row.state
@@ -34,7 +33,7 @@ def reply_of(home: Home, row: RunRow, warnings: list[str]) -> Reply:
         "run_id": row.run_id,
         "state": row.state,
         "queue_position": position,
-        "estimate": estimate.shown(config.get("estimate") or {}),
+        "estimate": _shown_estimate(config),
         "settings_changed_from_parent": _changed_from_parent(home, config),
         "metrics_uri": f"run://{row.run_id}/metrics",
         "summary": f"{row.run_id} is {where}.",
@@ -43,16 +42,23 @@ def reply_of(home: Home, row: RunRow, warnings: list[str]) -> Reply:
     }
 
 
-def _changed_from_parent(home: Home, config: Mapping[str, Any]) -> Reply:
+def _shown_estimate(config: RunConfig) -> Reply:
+    return estimate.shown(config.estimate.to_json()) if isinstance(config, TrainConfig) else {}
+
+
+def _changed_from_parent(home: Home, config: RunConfig) -> Reply:
     """Settings, model, env and algorithm that differ from the parent: {"name": [its, ours]}."""
-    if not config.get("parent"):
+    if not isinstance(config, TrainConfig) or not config.parent:
         return {}
-    try:
-        parent = read_json(home.run(config["parent"]).config)
-    except (OSError, ValueError):
+    parent = home.run(config.parent).find_config()
+    if not isinstance(parent, TrainConfig):  # an evaluation, or one that is damaged
         return {}
-    ours, its = dict(config["settings"]), dict(parent.get("settings") or {})
-    for name in ("algorithm", "model", "env_id"):
-        ours[name], its[name] = config.get(name), parent.get(name)
+    ours, its = _choices(config), _choices(parent)
     names = [name for name in {**its, **ours} if its.get(name) != ours.get(name)]
     return {name: [its.get(name), ours.get(name)] for name in names}
+
+
+def _choices(config: TrainConfig) -> dict[str, Any]:
+    """The settings of a run, with what they were chosen for."""
+    chosen_for = {"algorithm": config.algorithm, "model": config.model, "env_id": config.env_id}
+    return config.settings.model_dump() | chosen_for

@@ -22,6 +22,7 @@ from engine.install import vllm_env
 from engine.models import catalog, hub
 from engine.models.catalog import ModelRef
 from engine.processes import launcher, outcome
+from engine.records.run_config import TrainConfig, as_run_config
 from engine.runs.submit import contamination
 from engine.runs.submit.admission import (
     bad_argument,
@@ -79,7 +80,7 @@ def submit(home: Home, request: TrainRequest) -> Reply:
         parent = store.get_run(request.parent).run_id if request.parent else ""
         warnings += taken_as("parent", request.parent, parent)
         config = _config(request, plan, parent)
-        warnings += cautions(home, store, config)
+        warnings += cautions(home, store, _typed(config))
         shared = contamination.of_training(home, plan.record, plan.model.ref)
         warnings += contamination.said_of(shared)
         files = RunFiles(config, start_adapter=plan.model.adapter, contamination=shared)
@@ -162,6 +163,12 @@ def _config(request: TrainRequest, plan: _Plan, parent: str) -> dict[str, Any]:
         "device": plan.machine.device.id,
     }
     return config | ({"profile": True} if request.profile else {})
+
+
+def _typed(content: dict[str, Any]) -> TrainConfig:
+    config = as_run_config({"run_id": "", **content})
+    assert isinstance(config, TrainConfig)
+    return config
 
 
 def _new_run(request: TrainRequest, plan: _Plan, parent: str) -> NewRun:

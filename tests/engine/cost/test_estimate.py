@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from machines import CPU, GB, GPU
+from run_configs import train_config
 
 from engine.core.errors import UserError
 from engine.core.files import write_json
@@ -347,7 +348,12 @@ def finished(
             )
             home.run(row.run_id).create()
             said = {"uncalibrated": WORKED | {"memory": 1_000_000_000}}
-            config_of = {"estimate": said, "base": {"path": base}}
+            config_of = train_config(
+                row.run_id,
+                algorithm=algorithm,
+                estimate=said,
+                base={"ref": "pebble", "path": base},
+            )
             write_json(home.run(row.run_id).config, config_of)
             phases = predicted()
             took = {
