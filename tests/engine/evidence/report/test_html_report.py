@@ -57,7 +57,7 @@ def page_of(home, run):
 @pytest.fixture
 def evil_run(make_run, rows, home):
     run = make_run(
-        note=EVIL, settings={"learning_rate": 0.1, EVIL: EVIL}, sources={"learning_rate": EVIL}
+        note=EVIL, settings={"learning_rate": 0.1, "stop": [EVIL]}, sources={"learning_rate": EVIL}
     )
     prompt = [{"role": "user", "content": EVIL}]
     for step in (0, 9):
@@ -225,7 +225,7 @@ def test_a_loss_is_reported_without_invented_answers(home, make_run):
 
 
 def test_the_markdown_stays_under_its_limit_whatever_the_run_holds(home, make_run, rows):
-    settings = {f"a_setting_with_a_long_name_{i}": "x" * 200 for i in range(120)}
+    settings = {"stop": [f"{i}{'x' * 60}" for i in range(8)]}
     run = make_run(settings=settings, note="n" * 5000)
     run.metrics(
         {"step": s} | {f"a_metric_with_a_long_name_{i}": s * i for i in range(60)}
