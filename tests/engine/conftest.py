@@ -34,7 +34,10 @@ class Bench:
         def prepare(run_id: str) -> None:
             self.home.run(run_id).create()
             config = evaluate_config(run_id) if wall_limit_hours else train_config(run_id)
-            config |= {"env_dir": str(env_dir), "fake_trainer": settings}
+            config |= {
+                "env_dir": str(env_dir),
+                "fake_trainer": {"steps": 3, "save_every": 1} | settings,
+            }
             if wall_limit_hours:
                 config["wall_limit_hours"] = wall_limit_hours
             write_json(self.home.run(run_id).config, config)
