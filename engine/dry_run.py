@@ -16,6 +16,7 @@ from engine.core import hardware
 from engine.core.errors import UserError
 from engine.core.files import read_json
 from engine.core.format import counted, size, words
+from engine.core.hints import Call, Change, Hint, hint_of
 from engine.cost import estimate, throughput
 from engine.environments import env_facts, registry
 from engine.evidence.stats.learnability import BROKEN
@@ -45,10 +46,14 @@ _PROBE_SETTINGS = ("seed", "precision")  # what an SFT plan and its probe have i
 
 
 class _Stairs:
-    """Checks in order; `facts` carries what one found to those above it."""
+    """Checks in order; `facts` carries what one found to those above it.
 
-    def __init__(self) -> None:
-        self.checks: list[dict[str, str]] = []
+    `rehearsal` gives the dry run that this is, which a fix may change.
+    """
+
+    def __init__(self, rehearsal: Callable[[], Call]) -> None:
+        self.rehearsal = rehearsal
+        self.checks: list[dict[str, Any]] = []
         self.facts: dict[str, Any] = {}
 
     def step(self, name: str, needs: Sequence[str], check: Callable[[], "_Found"]) -> None:
@@ -60,22 +65,23 @@ class _Stairs:
             try:
                 found = check()
             except UserError as error:
-                found = _Found("fail", error.message, error.hint, error.code)
-        entry = {"name": name, "status": found.status, "detail": found.detail, "fix": found.fix}
+                found = _Found("fail", error.message, error.advice, error.code)
+        entry: dict[str, Any] = {"name": name, "status": found.status, "detail": found.detail}
+        entry |= hint_of(found.fix).of(self.rehearsal()).shown("fix")
         self.checks.append(entry | ({"code": found.code} if found.code else {}))
 
     def status(self, name: str) -> str:
         return next((check["status"] for check in self.checks if check["name"] == name), "skip")
 
     @property
-    def failed(self) -> list[dict[str, str]]:
+    def failed(self) -> list[dict[str, Any]]:
         return [check for check in self.checks if check["status"] == "fail"]
 
 
 class _Found:
     """What a check came to."""
 
-    def __init__(self, status: str, detail: str, fix: str = "", code: str = "") -> None:
+    def __init__(self, status: str, detail: str, fix: str | Hint = "", code: str = "") -> None:
         self.status, self.detail, self.fix, self.code = status, detail, fix, code
 
 
@@ -139,7 +145,7 @@ class _Look:
         self.model = model
         self.algorithm = algorithm
         self.settings = settings
-        self.stairs = _Stairs()
+        self.stairs = _Stairs(lambda: Call("dry_run", self.call()))
         self.facts = self.stairs.facts
 
     def climb(self, began: float) -> _Stairs:
@@ -223,7 +229,7 @@ class _Look:
             raise UserError(
                 "ENV_DEPS",
                 f"missing: {', '.join(missing)[:300]}",
-                hint="Push the environment again with install=true, or install them here.",
+                hint="Install them here, or push the environment again, its packages installed.",
             )
         return _Found("pass", f"{len(needed)} found here")
 
@@ -281,7 +287,8 @@ class _Look:
         fix = "Mend the reward and push again"
         if self.algorithm == "grpo" and not self.settings.get("accept_reward_risk"):
             fix += ", or set accept_reward_risk = true to train on it knowingly."
-            return _Found("fail", headline, fix, "REWARD_RISK")
+            knowingly = Change(settings={"accept_reward_risk": True})
+            return _Found("fail", headline, Hint(fix, change=knowingly), "REWARD_RISK")
         return _Found("warn", headline, fix + ": held-out success means little until then.")
 
     def estimate(self, began: float) -> _Found:
@@ -311,7 +318,9 @@ class _Look:
                 return _Found("warn", f"{detail}: tight", f"Lower {figures['lower_this']}.")
             return _Found("pass", detail)
         lower = figures["lower_this"]
-        return _Found("fail", detail, f"Lower {lower}." if lower else "", "DOES_NOT_FIT")
+        change = estimate.change_of(figures["lower_to"])
+        fix = Hint(f"Lower {lower}." if lower else "", change=change)
+        return _Found("fail", detail, fix, "DOES_NOT_FIT")
 
     def disk(self) -> _Found:
         figures, free = self.facts["estimate"], self.facts["machine"].disk_free
@@ -326,7 +335,7 @@ class _Look:
         with Store(self.home) as store:
             said = estimate.check_budget(self.home, store, figures, DEFAULT_GPU_HOURS, self.call())
         if said:
-            return _Found("warn", said[0], "Give submit_train a larger max_gpu_hours.")
+            return _Found("warn", said[0], "Give the run a larger max_gpu_hours.")
         hours = figures["gpu_hours"]
         return _Found(
             "pass", f"at most {hours['high']:g} GPU-hours; {DEFAULT_GPU_HOURS:g} are allowed"
@@ -372,12 +381,17 @@ class _Look:
         if status["state"] in ("failed", "cancelled"):
             error = status.get("error") or {}
             return _Found(
-                "fail", f"{run_id}: {error.get('message', status['state'])}", error.get("hint", "")
+                "fail",
+                f"{run_id}: {error.get('message', status['state'])}",
+                Hint.read(error.get("hint", ""), error.get("call")),
             )
         return _Found(
             "skip",
             f"{run_id} is {status['state']}",
-            f'Call dry_run again with the same arguments, or wait_run(run_id="{run_id}").',
+            Hint(
+                "Wait for it, or make the same dry run again.",
+                Call("wait_run", {"run_id": run_id}),
+            ),
         )
 
 
@@ -557,15 +571,15 @@ def _summary(look: _Look, stairs: _Stairs) -> str:
 def _next(look: _Look, stairs: _Stairs) -> list[dict[str, Any]]:
     if stairs.failed:
         return []
-    calls = [{"tool": "submit_train", "arguments": look.call()}]
+    calls = [Call("submit_train", look.call())]
     run_id = stairs.facts.get("run_id")
     if stairs.facts.get("too_hard"):
         sft = look.sft_call()
-        calls = [{"tool": "submit_train", "arguments": sft}] if sft else []
-        return [*calls, {"tool": "read_rollouts", "arguments": {"run_id": run_id, "pick": "best"}}]
-    if run_id and stairs.status("probe") == "skip":
-        calls.insert(0, {"tool": "wait_run", "arguments": {"run_id": run_id}})
-    return calls
+        calls = [Call("submit_train", sft)] if sft else []
+        calls.append(Call("read_rollouts", {"run_id": run_id, "pick": "best"}))
+    elif run_id and stairs.status("probe") == "skip":
+        calls.insert(0, Call("wait_run", {"run_id": run_id}))
+    return [call.to_json() for call in calls]
 
 
 def _warnings(look: _Look, stairs: _Stairs) -> list[str]:

@@ -100,7 +100,7 @@ def _attempt(watch: Watch) -> outcome.Outcome | None:
             watch.row,
             "infra",
             f"the run could not be supervised: {error}",
-            f"Mend that, then: {outcome.resume_hint(run)}",
+            outcome.resume_hint(run).after("Mend that first."),
         )
     _end_descendants(watch)
     if watch.leaving and watch.status not in (outcome.EXIT_DONE, outcome.EXIT_FAILED):

@@ -6,6 +6,7 @@ imports nothing of ours; start with `errors.py` and `files.py`.
     filters.py       filter expressions over rows
     format.py        numbers as people say them
     hardware.py      devices, memory, cores, as containers allow
+    hints.py         the next move as data: Hint, Call, Change
     metrics.py       the one list of metric names
     paging.py        pages of files that only grow
     reply.py         what a client gets for a call, and how large it may be

@@ -20,6 +20,7 @@ from engine.core import hardware as machine
 from engine.core.errors import UserError
 from engine.core.format import size, words
 from engine.core.hardware import Hardware
+from engine.core.hints import Call, Change, Hint
 from engine.cost import flops, throughput
 from engine.cost import memory as footprint
 from engine.cost.calibration import CALIBRATE_FROM, experience
@@ -43,6 +44,8 @@ _SPREAD = {"model": (0.35, 2.5), "measured": (0.65, 1.6)}
 _CALIBRATION_FLOOR = 0.08  # of the logarithm: no two runs are closer than this
 # How far apart runs usually are (logarithm), and how many runs that knowledge is worth.
 _USUAL_SPREAD, _USUAL_RUNS = 0.25, 6
+
+_MOST_LOWERED = 24  # halvings, of all settings together, until a run fits
 _LESS = 0.9  # of a value: what is lowered is worth its trouble
 _LEAST_GROUP = 4  # completions of a task: with fewer the baseline is noise
 _USUAL_RANK = 16  # of an adapter that an evaluation asks
@@ -90,7 +93,7 @@ def estimate_cost(
         arguments["settings"] = settings
     unfit = none_fit(env_facts.statistics(facts, resolved.settings), resolved.settings)
     ready = figures["fits"] and not unfit
-    follow = [{"tool": "submit_train", "arguments": arguments}] if ready else []
+    follow = [Call("submit_train", arguments).to_json()] if ready else []
     warned = [f"{unfit}: nothing would be trained. Raise max_length."] if unfit else []
     return shown(figures) | {
         "summary": f"{summary(figures)} But {unfit}." if unfit else summary(figures),
@@ -169,7 +172,8 @@ def estimate(
         "fit": fit,
         "disk_bytes": need,
         "disk_fits": need + DISK_RESERVE <= hardware.disk_free,
-        "lower_this": _lower(plan, rate, memory["total"] if fit != "fits" else None),
+        "lower_this": _lowered(plan, rate, memory["total"] if fit != "fits" else None),
+        "lower_to": _lower_until_it_fits(plan, rate, memory["total"] / raw_memory),
         "basis": basis,
         "calibrated_on_runs": runs,
         "uncalibrated": {
@@ -261,7 +265,11 @@ def summary(figures: dict[str, Any]) -> str:
 
 def shown(figures: dict[str, Any]) -> dict[str, Any]:
     """The figures without what only later estimates read."""
-    return {name: value for name, value in figures.items() if name != "uncalibrated"}
+    return {name: v for name, v in figures.items() if name not in ("uncalibrated", "lower_to")}
+
+
+def change_of(settings: Mapping[str, object]) -> Change | None:
+    return Change(settings=settings) if settings else None
 
 
 def check_budget(
@@ -275,14 +283,17 @@ def check_budget(
     Returns warnings. Raises UserError BUDGET with the exact call that would pass.
     """
     likely, high = figures["gpu_hours"]["likely"], figures["gpu_hours"]["high"]
-    lower = f"Or lower {figures['lower_this']}." if figures["lower_this"] else ""
+    lower = f"lower {figures['lower_this']}" if figures["lower_this"] else ""
     if likely > cap:
         enough = math.ceil(10 * high) / 10
         raise UserError(
             "BUDGET",
             f"the run likely takes {likely:.2f} GPU-hours (at most {high:.2f}); "
             f"max_gpu_hours is {cap:g}",
-            hint=f"{_call(call | {'max_gpu_hours': enough})} {lower}".strip(),
+            hint=Hint(
+                f"Raise the cap, or {lower}:" if lower else "Raise the cap:",
+                Call("submit_train", call | {"max_gpu_hours": enough}),
+            ),
             field="max_gpu_hours",
         )
     total = home.user_config().max_gpu_hours_total
@@ -292,7 +303,8 @@ def check_budget(
             "BUDGET",
             f"the run likely takes {likely:.2f} GPU-hours; {left:.2f} are left of this home's "
             f"max_gpu_hours_total = {total:g}",
-            hint=f"The owner may raise max_gpu_hours_total in {home.config_file}. {lower}".strip(),
+            hint=f"The owner may raise max_gpu_hours_total in {home.config_file}"
+            + (f"; or {lower}." if lower else "."),
             field="max_gpu_hours",
         )
     if high > cap:
@@ -342,10 +354,38 @@ def _fit(total: int, available: int) -> str:
     return "tight" if total > _TIGHT * available else "fits"
 
 
-def _lower(plan: Plan, rate: throughput.Speed, over: int | None) -> str:
+def _lowered(plan: Plan, rate: throughput.Speed, over: int | None) -> str:
+    """What to lower, as "max_length from 512 to 256"; "" where nothing helps."""
+    name, before, value = _lower(plan, rate, over)
+    return f"{name} from {_plain(before)} to {_plain(value)}" if name else ""
+
+
+def _lower_until_it_fits(
+    plan: Plan, rate: throughput.Speed, correction: float
+) -> dict[str, object]:
+    """Settings with which a run that does not fit into memory does; {} where it fits, or none do.
+
+    Args:
+        correction: what runs that ended taught of the estimate of memory, as a factor.
+    """
+    changed: dict[str, object] = {}
+    for _ in range(_MOST_LOWERED):
+        total = footprint.memory(plan)["total"]
+        if _fit(int(total * correction), plan.device.memory_total) != "too_big":
+            return changed
+        name, _, value = _lower(plan, rate, total)
+        if not name:
+            break
+        changed[name] = value
+        plan = replace(plan, settings=plan.settings.model_copy(update={name: value}))
+    return {}
+
+
+def _lower(plan: Plan, rate: throughput.Speed, over: int | None) -> tuple[str, Any, Any]:
     """The one setting whose lowering, to half or what rows need, saves most: memory where that is
-    short, else time."""
-    best, saved = "", 0.0
+    short (`over` bytes), else time. Its name, old and new value; "" where nothing helps."""
+    best: tuple[str, Any, Any] = ("", None, None)
+    saved = 0.0
     base = over if over is not None else sum(_phases(plan, rate, "likely").values())
     for name, before, value in _candidates(plan):
         smaller = replace(plan, settings=plan.settings.model_copy(update={name: value}))
@@ -355,7 +395,7 @@ def _lower(plan: Plan, rate: throughput.Speed, over: int | None) -> str:
             else sum(_phases(smaller, rate, "likely").values())
         )
         if base - after > saved:
-            best, saved = f"{name} from {_plain(before)} to {_plain(value)}", base - after
+            best, saved = (name, before, value), base - after
     return best
 
 
@@ -427,11 +467,6 @@ def _warnings(figures: dict[str, Any]) -> list[str]:
     if not figures["disk_fits"]:
         said.append(f"the run needs {size(figures['disk_bytes'])} of disk, which is not free")
     return said
-
-
-def _call(arguments: dict[str, Any]) -> str:
-    shown = ", ".join(f"{name}={json.dumps(value)}" for name, value in arguments.items())
-    return f"submit_train({shown})"
 
 
 def _plain(value: Any) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.core.errors import UserError
+from engine.core.hints import Call, Hint
 from engine.core.reply import BODY_CHARS
 from engine.curation.curated import free_name, save_dataset
 from engine.curation.selection import Attempt, Key, Rule, check_selection, groups_of, ranked
@@ -253,19 +254,21 @@ def _warnings(choice: _Choice, select: str, sources: Sequence[Source]) -> list[s
     return notes
 
 
-def _way_out(choice: _Choice, sources: Sequence[Source]) -> str:
+def _way_out(choice: _Choice, sources: Sequence[Source]) -> Hint:
     """What to do when nothing is left."""
     total = sum(choice.dropped.values())
     if choice.dropped.get("heldout") == total:
         first = sources[0]
-        models = json.dumps(first.models)
-        return (
-            f'evaluate(env_id="{first.record.env_id}", models={models}, split="train", '
-            "attempts=8) plays training tasks; curate that."
-        )
+        plays = {
+            "env_id": first.record.env_id,
+            "models": list(first.models),
+            "split": "train",
+            "attempts": 8,
+        }
+        return Hint("Play training tasks, then curate that evaluation:", Call("evaluate", plays))
     if choice.dropped.get("where"):
-        return "Loosen where; preview=true shows an example of every reason."
-    return "preview=true shows an example of every reason; more attempts give more to choose from."
+        return Hint("Loosen where; a preview shows an example of every reason.")
+    return Hint("A preview shows an example of every reason; more attempts give more to choose.")
 
 
 def _sentence(result: Mapping[str, Any], name: str) -> str:
@@ -289,12 +292,12 @@ def _next(
         plan: dict[str, Any] = {"env_id": result["env_id"], "algorithm": "sft"}
         if len(models) == 1 and (only := next(iter(models))) and len(only) < 200:
             plan["model"] = only
-        return [{"tool": "submit_train", "arguments": plan}]
+        return [Call("submit_train", plan).to_json()]
     if not result["kept"]:
         return []
     default = {"where": "", "select": "correct", "max_per_task": 1, "pool_models": False}
     given = {key: value for key, value in asked.items() if default.get(key) != value}
-    return [{"tool": "curate", "arguments": given | {"preview": False}}]
+    return [Call("curate", given | {"preview": False}).to_json()]
 
 
 def _fitted(result: dict[str, Any]) -> dict[str, Any]:

@@ -111,7 +111,7 @@ class Rule:
             if k > scored:
                 raise self._bad(
                     f"asks for pass@{k}, but task {group[0].task!r} has {scored} scored attempts",
-                    f"evaluate(attempts={k}) gives enough; or ask for pass@{max(scored, 1)}.",
+                    f"Evaluate with attempts = {k}, or ask for pass@{max(scored, 1)}.",
                 )
             values[name] = pass_at_k(scored, values["n_correct"], k)
         return self._where.matches(values, group[0].task)

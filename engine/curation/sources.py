@@ -8,6 +8,7 @@ from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.files import read_object
+from engine.core.hints import Call, Hint
 from engine.curation.selection import Attempt
 from engine.environments import registry
 from engine.environments.registry import EnvRecord
@@ -102,13 +103,21 @@ def _source(home: Home, ref: str, row: RunRow, which: str) -> Source:
         raise UserError(
             "NO_EVALUATION",
             f"{ref} has no rollouts to choose from (it is {row.state})",
-            hint="Name an evaluation or a GRPO run that has played; SFT plays no training tasks: "
-            f'evaluate(models=["{row.run_id}"], split="train", attempts=8) does.'
-            if row.kind == "train"
-            else f'wait_run(run_id="{row.run_id}") returns when it has.',
+            hint=_play_first(row),
             field="source_ids",
         )
     return Source(ref, row, registry.find_env(home, row.env_id), attempts, files, config)
+
+
+def _play_first(row: RunRow) -> Hint:
+    """How a run without rollouts comes to have some."""
+    if row.kind != "train":
+        return Hint("Wait until it has some:", Call("wait_run", {"run_id": row.run_id}))
+    plays = {"env_id": row.env_id, "models": [row.run_id], "split": "train", "attempts": 8}
+    return Hint(
+        "Name an evaluation or a GRPO run that has played. SFT plays no training tasks; to play:",
+        Call("evaluate", plays),
+    )
 
 
 def _training_parts(run: RunDir, row: RunRow, which: str) -> list[tuple[Path, str, int]]:
@@ -184,7 +193,7 @@ def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
         raise UserError(
             "RUN_STATE",
             f"{row.run_id} is {row.state}: its answers are not complete",
-            hint=f'wait_run(run_id="{row.run_id}"), then regrade.',
+            hint=Hint("Wait for it, then regrade.", Call("wait_run", {"run_id": row.run_id})),
             field="regrade",
             retryable=True,
         )

@@ -16,6 +16,7 @@ from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.files import write_json
+from engine.core.hints import Call, Change, Hint
 from engine.environments import (
     push_audit,
     push_limits,
@@ -63,7 +64,8 @@ def push_env(
     DATASET_INVALID, BAD_ARGUMENT or DISK_FULL; nothing is stored then.
     """
     deadline = time.monotonic() + push_limits.PUSH_SECONDS
-    source = snapshot.resolve_inside(path, roots)
+    # What was pushed may be pushed again, from the copy that the home holds.
+    source = snapshot.resolve_inside(path, None if roots is None else [*roots, home.envs])
     name = _name(name, source)
     with staging(home, name) as folder:
         shot = snapshot.take(source, folder / SOURCE)
@@ -77,6 +79,8 @@ def push_env(
                 _make(draft, install)
                 _store(draft, final)
             else:
+                if install:
+                    _put_back_packages(draft)
                 if push_audit.is_outdated(draft) and _is_allowed(allowed, draft.settings):
                     push_audit.repeat_audit(draft, final)
                 _remember(draft, final)
@@ -90,6 +94,16 @@ def as_user_error(problem: EnvProblem) -> UserError:
     safe = Redactor().text
     hint = safe(problem.hint)[:700] or "Correct it and push again."
     return UserError(problem.code, safe(str(problem))[:2000], hint=hint, field="path")
+
+
+def _put_back_packages(draft: Draft) -> None:
+    """Installs the packages of a stored version again where they are gone."""
+    try:
+        registry.env_python(registry.read_version(draft.home, draft.name, draft.hash))
+    except UserError as error:
+        if error.code != "ENV_DEPS":
+            raise
+        _interpreter(draft, install=True)
 
 
 def _make(draft: Draft, install: bool) -> None:
@@ -164,7 +178,10 @@ def _interpreter(draft: Draft, install: bool) -> str:
         raise UserError(
             "ENV_DEPS",
             f"packages are missing: {', '.join(missing)}",
-            hint="Push again with install=true: they get an environment of their own, once.",
+            hint=Hint(
+                "Push again; the packages get an environment of their own, once.",
+                change=Change(arguments={"install": True}),
+            ),
             field="install",
         )
     seconds = min(push_limits.INSTALL_SECONDS, draft.seconds_left)
@@ -220,7 +237,7 @@ def _result(record: registry.EnvRecord, shot: snapshot.Snapshot) -> dict[str, An
         "network": record.limits.network,
         "summary": f"Pushed {record.env_id}: {train} train and {heldout} held-out rows, "
         f"{record.kind}, audit {record.audit.verdict}.",
-        "next": [{"tool": "dry_run", "arguments": {"env_id": record.env_id}}],
+        "next": [Call("dry_run", {"env_id": record.env_id}).to_json()],
         "warnings": safe(warnings),
     }
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.errors import UserError
+from engine.core.hints import Call, Hint
 from engine.home.rows import EnvRow, taken_as
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -175,7 +176,10 @@ def env_python(record: EnvRecord) -> str:
     raise UserError(
         "ENV_DEPS",
         f"the interpreter with the packages of {record.env_id} is gone: {python}",
-        hint="Push the environment again with install=true.",
+        hint=Hint(
+            "Push the environment again; its packages are installed once more.",
+            Call("push_env", {"path": str(record.source), "name": record.name, "install": True}),
+        ),
         field="env_id",
     )
 
@@ -235,7 +239,7 @@ def _record(folder: Path, name: str, hash12: str) -> EnvRecord:
 def _not_found(ref: str, known: list[EnvRow]) -> UserError:
     names = list(dict.fromkeys(row.name for row in known))
     near = difflib.get_close_matches(ref.partition("@")[0], names, 3, 0.5)
-    hint = "Push one with push_env." if not names else f"Known: {', '.join(names[:5])}."
+    hint = "Push one first." if not names else f"Known: {', '.join(names[:5])}."
     if near:
         hint = f"Did you mean {near[0]}? " + hint
     return UserError(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.core.errors import UserError
 from engine.core.files import is_locked, read_lines, read_object, read_tail
+from engine.core.hints import Hint
 from engine.home.rows import STATES, TERMINAL
 from engine.home.run_dir import DeployDir, Home, RunDir
 
@@ -161,7 +162,8 @@ def _row(run: RunDir, config: "RunConfig") -> dict[str, Any]:
         row |= {"started": float(started.get("time") or created), "state": "interrupted"}
     end = read_object(run.exit_record)
     if end.get("state") in TERMINAL and end.get("attempt") == attempt:
-        row |= {key: str(end.get(key) or "") for key in ("state", "reason_kind", "reason", "hint")}
+        row |= {key: str(end.get(key) or "") for key in ("state", "reason_kind", "reason")}
+        row["hint"] = Hint.from_json(end.get("hint")).dump()
         row |= {
             "verdict": str(end.get("verdict") or ""),
             "ended": float(end.get("time") or created),

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from engine.core.hints import Hint
+
 State = Literal[
     "queued", "preparing", "running", "stopping", "interrupted", "done", "failed", "cancelled"
 ]
@@ -78,7 +80,7 @@ class RunRow:
     continuations: int
     reason_kind: str
     reason: str
-    hint: str
+    hint: Hint
     verdict: str
 
 

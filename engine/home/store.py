@@ -12,6 +12,7 @@ from dataclasses import fields
 from typing import Any
 
 from engine.core.errors import UserError
+from engine.core.hints import Call, Hint
 from engine.home.rows import DeploymentRow, EnvRow
 from engine.home.store_connection import Connection, assignments, placeholders
 from engine.home.store_runs import RunTable
@@ -105,7 +106,7 @@ class DeploymentTable(Connection):
             raise UserError(
                 "DEPLOYMENT_NOT_FOUND",
                 f"there is no deployment {deployment_id!r}",
-                hint="get_status scope=deployments lists them.",
+                hint=Hint("To list them:", Call("get_status", {"scope": "deployments"})),
             )
         return found[0]
 

@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from engine.core.errors import UserError
+from engine.core.hints import Hint
 from engine.home.rows import HOLDS_DEVICE, OPEN, TERMINAL, TRANSITIONS, NewRun, RunRow
 from engine.home.store_connection import Connection, assignments, placeholders
 
@@ -150,6 +151,7 @@ class RunTable(Connection):
         for state in only_from:
             if to not in TRANSITIONS[state]:
                 raise ValueError(f"no transition from {state} to {to}")
+        values = _columns(values)
         unknown = set(values) - _SETTABLE
         if unknown:
             raise ValueError(f"no such run fields: {sorted(unknown)}")
@@ -163,6 +165,7 @@ class RunTable(Connection):
 
     def update_run(self, run_id: str, *, only_in: set[str], **values: Any) -> bool:
         """Change fields of a run without changing its state."""
+        values = _columns(values)
         unknown = set(values) - _SETTABLE
         if unknown:
             raise ValueError(f"no such run fields: {sorted(unknown)}")
@@ -247,7 +250,7 @@ class RunTable(Connection):
     def _rows(self, tail: str, values: Sequence[Any]) -> list[RunRow]:
         columns = ", ".join(_RUN_COLUMNS)
         found = self._read(f"SELECT {columns} FROM runs {tail}", tuple(values))
-        return [RunRow(*row) for row in found]
+        return [_run_row(row) for row in found]
 
     def _run(self, run_id: str) -> RunRow:
         return self._rows("WHERE run_id = ?", (run_id,))[0]
@@ -325,3 +328,14 @@ class RunTable(Connection):
 def _hash(body: Mapping[str, Any]) -> str:
     text = json.dumps(body, sort_keys=True, default=str, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _run_row(values: Sequence[Any]) -> RunRow:
+    columns: dict[str, Any] = dict(zip(_RUN_COLUMNS, values, strict=True))
+    columns["hint"] = Hint.load(columns["hint"])
+    return RunRow(**columns)
+
+
+def _columns(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a run as its columns hold them."""
+    return {name: v.dump() if isinstance(v, Hint) else v for name, v in values.items()}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.errors import UserError
+from engine.core.hints import Call, Hint
 from engine.home.rows import TERMINAL
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
@@ -181,8 +182,10 @@ def _no_checkpoint(run: RunDir, which: str) -> UserError:
     if not steps:
         return _not_found(
             f"{run.id} has no complete checkpoint yet",
-            f'wait_run(run_id="{run.id}") says whether one will come; a run that ended without one '
-            f'starts again with submit_train(resume="{run.id}").',
+            Hint(
+                "Wait for one; a run that ended without one starts again when it is resumed.",
+                Call("wait_run", {"run_id": run.id}),
+            ),
         )
     named = ", ".join(f"{run.id}@step{step}" for step in steps[-6:])
     return _not_found(f"{run.id} has no checkpoint {which}", f"It has {named}.")
@@ -262,7 +265,7 @@ def _unknown(home: Home, ref: str) -> UserError:
     return _not_found(f"no model is named {ref!r}", hint)
 
 
-def _not_found(message: str, hint: str) -> UserError:
+def _not_found(message: str, hint: str | Hint) -> UserError:
     return UserError("MODEL_NOT_FOUND", message, hint=hint, field="model")
 
 

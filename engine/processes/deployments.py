@@ -14,6 +14,7 @@ from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.files import is_locked, read_json, read_object
+from engine.core.hints import Call, Hint
 from engine.home.recovery import started_with
 from engine.home.rows import DeploymentRow
 from engine.home.run_dir import DeployDir, Home, RunDir
@@ -95,8 +96,10 @@ def check_number(home: Home, asker: Asker) -> None:
     raise UserError(
         "QUOTA",
         f"the key {asker.name} has {len(theirs)} deployments ({ids}) and may have {asker.most}",
-        hint=f'deploy(run_id="{theirs[-1].deployment_id}", action="stop") ends the oldest; idle '
-        "ones end by themselves. Then call again.",
+        hint=Hint(
+            "Idle ones end by themselves. To end the oldest now, before calling again:",
+            Call("deploy", {"run_id": theirs[-1].deployment_id, "action": "stop"}),
+        ),
         retryable=True,
     )
 

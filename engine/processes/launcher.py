@@ -228,7 +228,7 @@ def _start(home: Home, store: Store, row: RunRow, lock: int) -> bool:
             row,
             "infra",
             f"the supervisor could not be started: {error}",
-            f"Free memory, processes or disk. {outcome.resume_hint(run)}",
+            outcome.resume_hint(run).after("Free memory, processes or disk."),
         )
         outcome.apply(store, run, row, end)
         write_status(run, store.get_run(row.run_id))
@@ -264,7 +264,7 @@ def _settle(store: Store, run: RunDir, row: RunRow) -> None:
             ended=time.time(),
             reason_kind="interrupted",
             reason=f"interrupted {row.continuations + 1} times and not continued any more",
-            hint=f"Find out what ends processes on this machine. {outcome.resume_hint(run)}",
+            hint=outcome.resume_hint(run).after("Find out what ends processes on this machine."),
             verdict="unknown",
         )
         return

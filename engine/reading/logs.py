@@ -15,6 +15,7 @@ from typing import Any
 from engine.core.errors import UserError
 from engine.core.files import read_object
 from engine.core.format import counted
+from engine.core.hints import Call, Hint
 from engine.core.metrics import METRICS
 from engine.core.paging import BUDGET, Line, Page, complete_size, page_after, page_before, torn_tail
 from engine.core.reply import BODY_CHARS
@@ -353,7 +354,7 @@ def _console(reader: _TextReader, cursor: str, room: int = _ROOM) -> dict[str, A
     if not body and not cursor and reader.matches is None and reader.row.kind == "train":
         # Nothing went wrong and nothing was printed: what the run did stands in its curves.
         curves = {"run_id": reader.row.run_id, "view": "metrics"}
-        result["next"] = [{"tool": "read_logs", "arguments": curves}]
+        result["next"] = [Call("read_logs", curves).to_json()]
     result["summary"] = f"{counted(len(body), 'line')} of attempt {attempt} of {reader.row.run_id}."
     return result | _cursors(reader, cursor, f"console:{attempt}", page, path, attempts=attempts)
 
@@ -374,7 +375,7 @@ def _error(reader: _TextReader, cursor: str) -> dict[str, Any]:
         "kind": kind,
         "message": clip(message, 600),
         "evidence": clip(str(failure.get("evidence") or ""), 800),
-        "hint": clip(row.hint or str(failure.get("hint") or ""), 600),
+        **_clipped(row.hint or Hint.from_json(failure.get("hint"))).shown(),
         "last_checkpoint": latest.name if latest else "",
         "exit": {name: ended[name] for name in ("rc", "signal") if ended.get(name) is not None},
     }
@@ -385,9 +386,12 @@ def _error(reader: _TextReader, cursor: str) -> dict[str, Any]:
         said = reader.redact.text(message) or "no reason was recorded"
         result["summary"] = clip(f"{row.run_id} {row.state} ({kind or 'unknown'}): {said}", 400)
         if latest is not None and row.state != "done":
-            resume = {"tool": "submit_train", "arguments": {"resume": row.run_id}}
-            result["next"] = [resume]
+            result["next"] = [Call("submit_train", {"resume": row.run_id}).to_json()]
     return result
+
+
+def _clipped(hint: Hint) -> Hint:
+    return Hint(clip(hint.text, 600), hint.call)
 
 
 def _attempts(reader: _TextReader) -> list[int]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.filters import Where
+from engine.core.hints import Call, Hint
 from engine.core.reply import BODY_CHARS
 from engine.evidence.stats.results import load_rows
 from engine.evidence.verdict.verdict import after_step
@@ -142,12 +143,16 @@ def read_rollouts(
     return result
 
 
+def _when_it_has(run_id: str, **until: str) -> Hint:
+    return Hint("Wait until it has some:", Call("wait_run", {"run_id": run_id, **until}))
+
+
 def _source(ask: _Ask, config: RunConfig | None, step: int) -> _Source:
     if ask.run.deleted.exists():
         raise UserError(
             "NO_EVALUATION",
             f"{ask.row.run_id} has no rollouts: its files were deleted",
-            hint='Read another run; get_status(scope="runs") lists them.',
+            hint=Hint("Read another run:", Call("get_status", {"scope": "runs"})),
         )
     if ask.row.kind != "train":
         return _model_answers(ask, config, step)
@@ -161,7 +166,7 @@ def _source(ask: _Ask, config: RunConfig | None, step: int) -> _Source:
         raise UserError(
             "NO_EVALUATION",
             f"{ask.row.run_id} has no rollouts yet (it is {ask.row.state})",
-            hint=f'wait_run(run_id="{ask.row.run_id}", until="next_eval") returns when it has.',
+            hint=_when_it_has(ask.row.run_id, until="next_eval"),
         )
     chosen = _one_of(steps, step, "held-out answers")
     return _Source(load_rows(ask.run.evals(chosen)), f"held-out answers at step {chosen}", chosen)
@@ -205,7 +210,7 @@ def _model_answers(ask: _Ask, config: RunConfig | None, step: int) -> _Source:
         raise UserError(
             "NO_EVALUATION",
             f"{ask.row.run_id} has no answers yet (it is {ask.row.state})",
-            hint=f'wait_run(run_id="{ask.row.run_id}") returns when it has.',
+            hint=_when_it_has(ask.row.run_id),
         )
     chosen = _one_of(played, step, "answers, by index of the model,")
     return _Source(
@@ -389,7 +394,7 @@ def _two_sides(
             raise UserError(
                 "BAD_ARGUMENT",
                 f"{ask.row.run_id} evaluated one model, so nothing can have changed",
-                hint="evaluate two models in one call, or use pick=worst.",
+                hint="Evaluate two models in one call, or pick worst.",
                 field="pick",
             )
         other = 0 if after.step else 1
@@ -400,7 +405,7 @@ def _two_sides(
         raise UserError(
             "NO_EVALUATION",
             f"{ask.row.run_id} has no held-out evaluation after step 0 yet (it is {ask.row.state})",
-            hint=f'wait_run(run_id="{ask.row.run_id}", until="next_eval") returns when it has.',
+            hint=_when_it_has(ask.row.run_id, until="next_eval"),
         )
     chosen = _one_of(steps, step, "held-out answers") if step != -1 else after_step(ask.run)
     chosen = steps[-1] if chosen is None else chosen

@@ -15,6 +15,7 @@ from typing import Any
 from engine.core.errors import UserError
 from engine.core.files import read_object, write_json, write_text
 from engine.core.format import counted, size
+from engine.core.hints import Call, Hint
 from engine.curation.curated import CARD
 from engine.environments.registry import SOURCE
 from engine.evidence.report.html_report import write_report
@@ -88,7 +89,9 @@ def delete_run(home: Home, run_id: str) -> dict[str, Any]:
 
 def _require_ended(home: Home, row: RunRow) -> None:
     if row.state in OPEN:
-        raise _refused(row, f"is {row.state}", "Wait for it, or cancel_run it, then delete it.")
+        wait = Call("wait_run", {"run_id": row.run_id})
+        move = Hint("Wait for it, or cancel it, then delete it.", wait)
+        raise _refused(row, f"is {row.state}", move)
     if launcher.is_alive(home.run(row.run_id)):
         raise _refused(row, "is just ending", "Call again in a moment.")
 
@@ -97,7 +100,8 @@ def _require_unneeded(home: Home, row: RunRow, others: Sequence[RunRow]) -> None
     users = [other for other in others if other.state in OPEN and _built_on(home, other, row)]
     if users:
         needed = f"is needed by {_some([other.run_id for other in users])}"
-        raise _refused(row, needed, "Wait for it, or cancel_run it.")
+        wait = Call("wait_run", {"run_id": users[0].run_id})
+        raise _refused(row, needed, Hint("Wait for it, or cancel it.", wait))
 
 
 def _built_on(home: Home, other: RunRow, row: RunRow) -> bool:
@@ -204,5 +208,5 @@ def _some(names: Sequence[str]) -> str:
     return shown + (f" and {counted(len(names) - _SHOWN, 'other')}" * (len(names) > _SHOWN))
 
 
-def _refused(row: RunRow, what: str, hint: str) -> UserError:
+def _refused(row: RunRow, what: str, hint: str | Hint) -> UserError:
     return UserError("RUN_STATE", f"{row.run_id} {what}", hint=hint, field="run_id")

@@ -12,6 +12,7 @@ from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.files import last_line, read_object
+from engine.core.hints import Call
 from engine.home.halves import chosen_by, scores_in_words
 from engine.home.progress import alerts_in, events_end, events_from, read_progress, write_status
 from engine.home.rows import TERMINAL, RunRow, taken_as
@@ -138,7 +139,7 @@ def cancel(home: Home, run_id: str, reason: str = "") -> dict[str, Any]:
             "run_id": row.run_id,
             "state": row.state,
             "last_checkpoint": saved,
-            "resume": outcome.resume_hint(run) if row.state != "done" else "",
+            "resume": str(outcome.resume_hint(run)) if row.state != "done" else "",
             "summary": _cancel_summary(row, saved),
             "next": _after_cancel(row),
             "warnings": taken_as("run_id", run_id, row.run_id),
@@ -188,14 +189,15 @@ def _status(
         found["error"] = {
             "kind": row.reason_kind,
             "message": row.reason,
-            "hint": row.hint or outcome.resume_hint(run),
+            **(row.hint or outcome.resume_hint(run)).shown(),
             "evidence": outcome.evidence(run) if row.state == "failed" else "",
             "last_checkpoint": outcome.checkpoint_name(run),
         }
     if run.deleted.exists():
         found["next"] = []  # nothing is left to read, to deploy or to continue
         if "error" in found:
-            found["error"]["hint"] = "Submit a new run."
+            found["error"] |= {"hint": "Submit a new run."}
+            found["error"].pop("call", None)
     if row.kind == "train" and (exam := chosen_by(now["started"])):
         found["heldout"] = exam
     found["summary"] = _summary(row, found)
@@ -275,16 +277,13 @@ def _errors_first(run: RunDir, row: RunRow, found: dict[str, Any]) -> dict[str, 
         return found
     asked = {"run_id": row.run_id}
     calls = [
-        {"tool": "diagnose", "arguments": asked},
-        {"tool": "read_rollouts", "arguments": asked | {"pick": "error"}},
+        Call("diagnose", asked).to_json(),
+        Call("read_rollouts", asked | {"pick": "error"}).to_json(),
     ]
     said = f"{failed['failed']} of {failed['of']} scores failed"
     if (last := failed.get("last_step")) and last["failed"]:
         said += f", {last['failed']} of {last['of']} in the last step"
-    said += (
-        f': diagnose(run_id="{row.run_id}") says why, '
-        f'read_rollouts(run_id="{row.run_id}", pick="error") shows them'
-    )
+    said += ": the calls in next say why and show them"
     if row.kind == "evaluate":  # what it measured is read before anything is made of it
         calls += [call for call in found["next"] if call["tool"] != "curate"]
     else:
@@ -305,17 +304,18 @@ def _after_evaluation(run: RunDir, row: RunRow) -> list[dict[str, Any]]:
     """Compare what was evaluated, and read it; an evaluation left no model to deploy."""
     config = run.find_config()  # the end of a run with a damaged config is shown all the same
     models = config.model_refs if config else []
-    calls = [{"tool": "read_rollouts", "arguments": {"run_id": row.run_id}}]
+    look = {"run_id": row.run_id}
     if len(models) > 1:
-        calls[0]["arguments"]["pick"] = "changed"
         both = {"ids": models, "env_id": row.env_id}
-        calls.insert(0, {"tool": "compare_runs", "arguments": both})
+        calls = [Call("compare_runs", both), Call("read_rollouts", look | {"pick": "changed"})]
+    else:
+        calls = [Call("read_rollouts", look)]
     evaluation = config if isinstance(config, EvaluateConfig | RegradeConfig) else None
     if evaluation and evaluation.split == "train" and evaluation.attempts > 1:
         name = f"{row.env_id.partition('@')[0][:35]}-best"
         chosen = {"source_ids": [row.run_id], "name": name, "where": "0 < avg < 1"}
-        calls.insert(0, {"tool": "curate", "arguments": chosen})
-    return calls
+        calls.insert(0, Call("curate", chosen))
+    return [call.to_json() for call in calls]
 
 
 def _summary(row: RunRow, found: dict[str, Any]) -> str:
@@ -351,7 +351,7 @@ def _cancel_summary(row: RunRow, saved: str) -> str:
 
 def _after_cancel(row: RunRow) -> list[dict[str, Any]]:
     if row.state == "stopping":
-        return [{"tool": "wait_run", "arguments": {"run_id": row.run_id}}]
+        return [Call("wait_run", {"run_id": row.run_id}).to_json()]
     if row.state in ("cancelled", "failed"):
-        return [{"tool": "submit_train", "arguments": {"resume": row.run_id}}]
+        return [Call("submit_train", {"resume": row.run_id}).to_json()]
     return []

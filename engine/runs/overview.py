@@ -7,6 +7,7 @@ from typing import Any
 from engine.core import hardware
 from engine.core.errors import UserError
 from engine.core.format import counted
+from engine.core.hints import Call
 from engine.environments import registry
 from engine.evidence.verdict import holdout_reuse
 from engine.home.halves import ABOUT_USE
@@ -198,7 +199,7 @@ def _summary(
         return f"{counted(len(found[scope]), scope[:-1])}{more}."
     active = sum(row.state in HOLDS_DEVICE for row in open_runs)
     cut = [name for name, count in whole.items() if count > len(found[name])]
-    more = f' More {", ".join(cut)} follow: get_status(scope="{cut[0]}").' if cut else ""
+    more = f" More {', '.join(cut)} follow with scope {cut[0]}." if cut else ""
     return (
         f"{active} running, {len(found['queue'])} queued, "
         f"{counted(whole['envs'], 'environment')}, {counted(whole['models'], 'model')}, "
@@ -211,13 +212,13 @@ def _next(scope: str, found: dict[str, Any], open_runs: list[RunRow]) -> list[di
         return []
     for row in open_runs:
         if row.state in HOLDS_DEVICE or row.state == "queued":
-            return [{"tool": "wait_run", "arguments": {"run_id": row.run_id}}]
+            return [Call("wait_run", {"run_id": row.run_id}).to_json()]
     if not found["envs"]:
         return [
-            {"tool": "read_playbook", "arguments": {}},
-            {"tool": "push_env", "arguments": {"path": "..."}},
+            Call("read_playbook").to_json(),
+            Call("push_env", {"path": "..."}).to_json(),
         ]
-    return [{"tool": "dry_run", "arguments": {"env_id": found["envs"][0].get("env_id", "")}}]
+    return [Call("dry_run", {"env_id": found["envs"][0].get("env_id", "")}).to_json()]
 
 
 def _gb(size: int) -> float:

@@ -20,6 +20,7 @@ from typing import Any
 from engine.core.errors import UserError
 from engine.core.files import Appender, write_json
 from engine.core.format import counted
+from engine.core.hints import hint_of
 from engine.core.split import prompt_key
 from engine.environments.registry import find_env, open_process, read_tasks
 from engine.evidence.compare.rank_changes import order_changes, sentence
@@ -234,19 +235,19 @@ def _failure(error: Exception) -> dict[str, Any]:
         kind, message = "env_import", "The environment could not be started."
         hint = "Push a version that loads, and regrade with that."
     elif isinstance(error, UserError):
-        kind, message, hint = "config", error.message, error.hint
+        kind, message, hint = "config", error.message, error.advice
     elif isinstance(error, OSError):
         kind, message = "infra", "A file of the run could not be read or written."
         hint = "Free disk space or mend the home folder, then call again."
     else:
         kind, message = "internal", "The regrading stopped on a fault."
-        hint = "Read the end of the console log with read_logs view=console."
+        hint = "Read the end of the console log."
     evidence = f"{type(error).__name__}: {error}"[:500]
     return {
         "kind": kind,
         "message": message,
         "evidence": evidence,
-        "hint": hint,
+        "hint": hint_of(hint).to_json(),
         "last_checkpoint": None,
     }
 

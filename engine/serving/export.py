@@ -13,6 +13,7 @@ from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.files import is_locked, read_json, read_tail, sync_folder, take_lock, write_json
+from engine.core.hints import Call
 from engine.home.agent_files import refuse_agent_place
 from engine.home.run_dir import Home
 from engine.models import catalog
@@ -194,6 +195,6 @@ def _going_on(ref: str, target: Path) -> dict[str, Any]:
         "state": "exporting",
         "path": str(target),
         "summary": f"{ref} is being merged; the same call again returns the files.",
-        "next": [{"tool": "deploy", "arguments": again}],
+        "next": [Call("deploy", again).to_json()],
         "warnings": [],
     }

@@ -18,6 +18,7 @@ from engine.core import hardware
 from engine.core.errors import UserError
 from engine.core.files import read_json, read_tail, take_lock, write_json, write_text
 from engine.core.hardware import Device
+from engine.core.hints import Call, Hint
 from engine.home.progress import read_progress
 from engine.home.rows import HOLDS_DEVICE, DeploymentRow
 from engine.home.run_dir import DeployDir, Home
@@ -87,7 +88,7 @@ def deploy(
         "api_key_file": str(home.deployment(row.deployment_id).key),
         **describe(home, row),
         "summary": f"{wanted.name} answers at {row.url}.",
-        "next": [{"tool": "chat", "arguments": {"model": wanted.name, "message": "..."}}],
+        "next": [Call("chat", {"model": wanted.name, "message": "..."}).to_json()],
         "warnings": [],
     }
 
@@ -131,7 +132,7 @@ def chat(
         for one in started
     ]
     stop = [
-        {"tool": "deploy", "arguments": {"run_id": one["deployment_id"], "action": "stop"}}
+        Call("deploy", {"run_id": one["deployment_id"], "action": "stop"}).to_json()
         for one in started
     ]
     return {
@@ -288,9 +289,18 @@ def _room(home: Home, wanted: Wanted, engines: dict[str, str]) -> tuple[Device, 
     raise UserError(
         "DEVICE_BUSY",
         f"{said}; {best.memory_free / 1e9:.1f} GB of {best.id} are free{_until_free(home)}",
-        hint="Wait for what runs, or stop a deployment with deploy action=stop; then call again.",
+        hint=_free_a_device(home),
         retryable=True,
     )
+
+
+def _free_a_device(home: Home) -> Hint:
+    living = deployments.living(home)
+    text = "Wait for what runs, or stop a deployment; then call again."
+    if not living:
+        return Hint(text)
+    stop = {"run_id": living[-1].deployment_id, "action": "stop"}
+    return Hint(text, Call("deploy", stop))
 
 
 def _memory(ref: ModelRef, device: Device, engine: str) -> int:
@@ -396,9 +406,7 @@ def _stop(home: Home, ref: str) -> dict[str, Any]:
     return reply | {
         "state": "not_served",
         "summary": f"Nothing was stopped: {ref} was not being served{also}.",
-        "next": [
-            {"tool": "deploy", "arguments": {"run_id": name, "action": "stop"}} for name in others
-        ],
+        "next": [Call("deploy", {"run_id": name, "action": "stop"}).to_json() for name in others],
     }
 
 

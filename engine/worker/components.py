@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from engine.core.hardware import detect
+from engine.core.hints import Call, Hint
 from engine.cost import flops
 from engine.environments.env_facts import env_facts
 from engine.environments.registry import EnvRecord, find_env, open_process, read_tasks
@@ -121,7 +122,10 @@ def environment(bench: Workbench, job: Job) -> Iterator[EnvProcess | None]:
                 "env_import",
                 f"The environment {bench.env.env_id} could not be started.",
                 evidence=str(problem),
-                hint="Run dry_run on it, mend what it names, push again, submit with the new id.",
+                hint=Hint(
+                    "Mend what a dry run names, push again, submit with the new id.",
+                    Call("dry_run", {"env_id": bench.env.env_id}),
+                ),
             ) from problem
         yield process
 

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from engine.core.files import Appender
+from engine.core.hints import Call, Hint
 from engine.core.metrics import curve_name
 from engine.worker.components import environment, microbatch_tokens, prepare, sampling, tasks_of
 from engine.worker.core.batch import Row
@@ -406,8 +407,11 @@ class Guard:
                 "reward",
                 f"{share:.0%} of the completions could not be scored.",
                 evidence=f"step {step}: {failed[0].error}",
-                hint=f'Mend score(): read_rollouts(run_id="{self.run_id}", pick="error") shows the '
-                "completions, where a step was done. Push again; or raise max_reward_errors.",
+                hint=Hint(
+                    "Mend score() and push again, or raise max_reward_errors. The completions, "
+                    "where a step was done:",
+                    Call("read_rollouts", {"run_id": self.run_id, "pick": "error"}),
+                ),
             )
         silent = all(t.advantage == 0.0 for t in members)
         self.extra["silent_steps"] = self.extra["silent_steps"] + 1 if silent else 0

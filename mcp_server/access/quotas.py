@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from engine.core.errors import UserError
+from engine.core.hints import Call, Hint
 from engine.home.rows import DEFAULT_GPU_HOURS, OPEN, RunRow
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -68,7 +69,10 @@ def check_quota(
             "QUOTA",
             f"the key {key.name} has {len(going)} runs open ({', '.join(going[:5])}) and may have "
             f"{key.max_runs}",
-            hint=f'wait_run(run_id="{going[0]}") or cancel_run it, then call again.',
+            hint=Hint(
+                "Wait for one or cancel it, then call again.",
+                Call("wait_run", {"run_id": going[0]}),
+            ),
             retryable=True,
         )
     if not counts:

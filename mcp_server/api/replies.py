@@ -76,6 +76,12 @@ def cap(body: Reply, size: int = RESULT_CHARS) -> Reply:
 def error_line(error: UserError) -> str:
     """The error as one line of JSON, at most `ERROR_CHARS` long."""
     payload = clean(error.payload())
+    over = len(compact(payload)) - ERROR_CHARS
+    if "call" in payload and over > 0:  # it stands there twice
+        payload["hint"] = error.advice.text
+        if len(compact(payload["call"])) > ERROR_CHARS // 2:
+            del payload["call"]
+            payload["hint"] = str(error.advice)
     for name, least in (("field", 60), ("playbook", 40), ("message", 500), ("hint", 0)):
         over = len(compact(payload)) - ERROR_CHARS
         text = payload.get(name, "")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.errors import UserError
+from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -320,7 +321,7 @@ def delete_run(home: Home, run_id: str) -> Reply:
 
 def suggest(tool: str, **arguments: Any) -> Reply:
     """One suggested call."""
-    return {"tool": tool, "arguments": arguments}
+    return Call(tool, arguments).to_json()
 
 
 def filled(reply: Reply, summary: str, *after: Reply) -> Reply:

@@ -97,7 +97,7 @@ def test_f12_a_disk_that_fills_up_under_a_trainer_fails_the_run_and_keeps_its_ch
     row = ended(run)
     if row.state == "failed":
         assert row.reason_kind == "infra", row
-        assert str(home.root) in row.reason and "bytes" in row.reason and "resume" in row.hint
+        assert str(home.root) in row.reason and "bytes" in row.reason and "resume" in str(row.hint)
         lifecycle.submit(home, TrainRequest(resume=run.id))
     else:  # there was no room for any last word: whoever looked first continued it
         assert (leave, row.state, row.continuations) == (min(leave, 16_384), "done", 1)

@@ -295,6 +295,6 @@ def test_f20_a_device_that_is_gone_fails_the_run_in_words_and_gives_the_lease_ba
         os.close(lock)
     found = bench.until_state(run, "failed")
     assert found.reason_kind == "infra" and "cuda:7 is gone" in found.reason
-    assert f'resume="{run.id}"' in found.hint
+    assert f'resume="{run.id}"' in str(found.hint)
     lifecycle.submit(bench.home, TrainRequest(resume=run.id))
     assert bench.until_state(run, "done").device == "cpu"

@@ -11,6 +11,7 @@ from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.files import read_object
+from engine.core.hints import Call, Hint
 from engine.evidence.stats.results import Row, load_rows, only_half
 from engine.evidence.verdict.lineage import trained_by
 from engine.evidence.verdict.verdict import after_step, evaluated_models
@@ -69,7 +70,10 @@ def find_arms(home: Home, ids: Sequence[str], env_id: str = "") -> tuple[list[Ar
                 raise UserError(
                     "NO_EVALUATION",
                     f"{ref} was not evaluated on {env_id}, only on {_listed(found)}",
-                    hint=f'evaluate(env_id="{env_id}", models=["{ref}"]) first.',
+                    hint=Hint(
+                        "Evaluate it there first:",
+                        Call("evaluate", {"env_id": env_id, "models": [ref]}),
+                    ),
                     field="env_id",
                 )
             offers[ref] = kept
@@ -125,7 +129,7 @@ class _Finder:
             raise UserError(
                 "NO_EVALUATION",
                 f"{ref} has no evaluation to compare: the files of {name} were deleted",
-                hint="Compare another; get_status and the report of this one say what came of it.",
+                hint="Compare another; the report of this one says what came of it.",
                 field="ids",
             )
         if not found:
@@ -133,11 +137,19 @@ class _Finder:
             raise UserError(
                 "NO_EVALUATION",
                 f"{ref} has no evaluation to compare{state}",
-                hint=f'evaluate(env_id=..., models=["{ref}"]) makes one; a running run has one '
-                "at its end.",
+                hint=self._evaluate_first(ref, row),
                 field="ids",
             )
         return found
+
+    def _evaluate_first(self, ref: str, row: RunRow | None) -> Hint:
+        """How `ref` comes to have an evaluation: on the environment of a run in sight."""
+        text = "A running run has one at its end."
+        near = row or next(filter(None, (self._exact(other) for other in self.ids)), None)
+        if near is None:
+            return Hint(f"Evaluate it first. {text}")
+        call = Call("evaluate", {"env_id": near.env_id, "models": [ref]})
+        return Hint(f"{text} To evaluate it now:", call)
 
     def _exact(self, name: str) -> RunRow | None:
         try:
@@ -239,7 +251,7 @@ def _choose(ids: Sequence[str], offers: Mapping[str, list[Offer]]) -> tuple[list
         raise UserError(
             "NOT_COMPARABLE",
             f"these were not evaluated on one environment version ({where})",
-            hint="evaluate all of them on one env_id, then compare that evaluation.",
+            hint="Evaluate all of them on one env_id, then compare that evaluation.",
             field="ids",
         )
     best: list[Offer] = []
@@ -288,7 +300,7 @@ def _same_sampling(arms: Sequence[Arm]) -> list[str]:
             raise UserError(
                 "NOT_COMPARABLE",
                 f"{first.label} and {arm.label} were sampled differently: {said}",
-                hint="evaluate both in one call, with the same settings, and compare that.",
+                hint="Evaluate both in one call, with the same settings, and compare that.",
                 field="ids",
             )
     missing = [arm.label for arm in arms if arm.sampling["max_tokens"] is None]

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.core.errors import UserError
+from engine.core.hints import Call
 from engine.core.reply import BODY_CHARS
 from engine.evidence.compare.candidates import MAX_ARMS, Arm, find_arms
 from engine.evidence.compare.seeds import compare_arms, grouped, seed_of
@@ -161,7 +162,7 @@ def _cautions(home: Home, arms: Sequence[Arm], found: Sequence[Comparison]) -> l
 
 def _read_changed(other: Arm) -> dict[str, Any]:
     changed = {"run_id": other.source, "pick": "changed"}
-    return {"tool": "read_rollouts", "arguments": changed}
+    return Call("read_rollouts", changed).to_json()
 
 
 def _more_evidence(
@@ -188,17 +189,15 @@ def _more_evidence(
     call |= {"split": split} if split != "heldout" else {}
     if rows is None or len(asked) < rows:
         call["rows"] = min(max(400, needed or 2 * found.outcome.n), rows or 10**6)
-        return [], [{"tool": "evaluate", "arguments": call}]
+        return [], [Call("evaluate", call).to_json()]
     sides = [side(rows, found.measure) for rows in by_prompt(first.rows, other.rows)]
     attempts = attempts_wanted(sides[0], sides[1], found.outcome.margin)
     used = f"All {rows} rows of the {split} split are used"
     if attempts is not None:
         said = f"{used}; {attempts} attempts at each would show a change worth having."
-        return [said], [
-            {"tool": "evaluate", "arguments": call | {"rows": rows, "attempts": attempts}}
-        ]
+        return [said], [Call("evaluate", call | {"rows": rows, "attempts": attempts}).to_json()]
     edit = more_rows(needed, rows, "held-out" if split == "heldout" else split)
-    return [f"{used}: {edit}."], [{"tool": "push_env", "arguments": {"path": "..."}}]
+    return [f"{used}: {edit}."], [Call("push_env", {"path": "..."}).to_json()]
 
 
 def _trimmed(table: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

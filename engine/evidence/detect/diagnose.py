@@ -10,6 +10,7 @@ from typing import Any
 
 from engine.core.files import read_object
 from engine.core.format import counted
+from engine.core.hints import Call
 from engine.core.reply import BODY_CHARS
 from engine.evidence.detect.baseline import against_start, first_exam, gold_tokens, references
 from engine.evidence.detect.detectors import find_all, not_judged
@@ -289,8 +290,7 @@ def _warnings(row: RunRow, facts: Facts) -> list[str]:
 def _next(row: RunRow, findings: Sequence[Finding], step: int) -> list[dict[str, Any]]:
     if not findings:
         if row.state == "failed":
-            error = {"run_id": row.run_id, "view": "error"}
-            return [{"tool": "read_logs", "arguments": error}]
+            return [Call("read_logs", {"run_id": row.run_id, "view": "error"}).to_json()]
         return []
     first = findings[0]
     calls = []
@@ -300,6 +300,5 @@ def _next(row: RunRow, findings: Sequence[Finding], step: int) -> list[dict[str,
             look["step"] = step
         if first.where and first.pick != "changed":
             look["where"] = first.where
-        calls.append({"tool": "read_rollouts", "arguments": look})
-    section = {"section": first.playbook}
-    return [*calls, {"tool": "read_playbook", "arguments": section}]
+        calls.append(Call("read_rollouts", look).to_json())
+    return [*calls, Call("read_playbook", {"section": first.playbook}).to_json()]

@@ -215,7 +215,7 @@ def infra(f: Facts) -> Finding | None:
             now = f.settings.get(name)
             lever = Lever(name, now, max(1, now // 2) if isinstance(now, int) else None)
     else:
-        lever = Lever(edit="mend the machine (honesmith doctor), then submit_train(resume=...)")
+        lever = Lever(edit="mend the machine (honesmith doctor), then resume the run")
     return Finding("infra", _MACHINE[f.failed], evidence, lever, "crashes", root=True)
 
 

@@ -145,7 +145,7 @@ def _failure(dossier: Dossier) -> dict[str, str]:
         "kind": row.reason_kind or row.state,
         "reason": dossier.redact.text(row.reason),
         "evidence": str(dossier.failure.get("evidence") or ""),
-        "hint": dossier.redact.text(row.hint or ""),
+        "hint": dossier.redact.text(str(row.hint)),
         "checkpoint": latest.name if latest else "none",
     }
 

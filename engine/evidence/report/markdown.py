@@ -110,7 +110,7 @@ def _title(dossier: Dossier) -> str:
     if row.reason:
         lines.append(f"Reason ({row.reason_kind}): {_plain(dossier.redact.text(row.reason))[:500]}")
     if row.hint:
-        lines.append(f"Next: {_plain(dossier.redact.text(row.hint))[:500]}")
+        lines.append(f"Next: {_plain(dossier.redact.text(str(row.hint)))[:500]}")
     return "\n\n".join(lines)
 
 

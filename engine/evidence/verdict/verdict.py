@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.core.files import read_object
+from engine.core.hints import Call
 from engine.evidence.stats.inference import (
     ALPHA,
     MARGIN,
@@ -335,7 +336,7 @@ def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor)
             "models": table,
             "summary": _table_sentence(table, measure),
             "warnings": shared_rows(run_dir) + rescored_warnings(run_dir),
-            "next": [{"tool": "read_rollouts", "arguments": {"run_id": run_dir.id}}],
+            "next": [Call("read_rollouts", {"run_id": run_dir.id}).to_json()],
         }
     first, *others = models
     found = [compare_rows(models[first], models[ref]) for ref in others]
@@ -359,8 +360,8 @@ def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor)
         + _cautions(found[main], config),
         "next": [
             *(failed_calls(run_dir.id) if found[main].errors_decide else []),
-            {"tool": "compare_runs", "arguments": {"ids": [run_dir.id]}},
-            {"tool": "read_rollouts", "arguments": {"run_id": run_dir.id, "pick": "changed"}},
+            Call("compare_runs", {"ids": [run_dir.id]}).to_json(),
+            Call("read_rollouts", {"run_id": run_dir.id, "pick": "changed"}).to_json(),
         ],
     }
 
@@ -521,8 +522,8 @@ def how_it_was_counted(found: Comparison) -> list[str]:
 
 def failed_calls(run_id: str) -> list[dict[str, Any]]:
     """The next moves where failed scorings decide."""
-    look = {"tool": "read_rollouts", "arguments": {"run_id": run_id, "pick": "error"}}
-    return [look, {"tool": "diagnose", "arguments": {"run_id": run_id}}]
+    look = Call("read_rollouts", {"run_id": run_id, "pick": "error"}).to_json()
+    return [look, Call("diagnose", {"run_id": run_id}).to_json()]
 
 
 def _expectation(expected: str, verdict: str) -> dict[str, Any]:
@@ -536,12 +537,12 @@ def _next_calls(run_id: str, found: Comparison) -> list[dict[str, Any]]:
     verdict = found.outcome.verdict
     if found.errors_decide:
         return failed_calls(run_id)
-    changed = {"tool": "read_rollouts", "arguments": {"run_id": run_id, "pick": "changed"}}
+    changed = Call("read_rollouts", {"run_id": run_id, "pick": "changed"}).to_json()
     if verdict == "better":
-        return [changed, {"tool": "deploy", "arguments": {"run_id": f"{run_id}@best"}}]
+        return [changed, Call("deploy", {"run_id": f"{run_id}@best"}).to_json()]
     if verdict == "unknown":
-        return [{"tool": "read_logs", "arguments": {"run_id": run_id, "view": "events"}}]
-    return [changed, {"tool": "diagnose", "arguments": {"run_id": run_id}}]
+        return [Call("read_logs", {"run_id": run_id, "view": "events"}).to_json()]
+    return [changed, Call("diagnose", {"run_id": run_id}).to_json()]
 
 
 def _level_at(found: Level | None, step: int | None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 from engine.core import hardware
 from engine.core.errors import UserError
 from engine.core.format import size
+from engine.core.hints import Call, Change, Hint
 from engine.cost import estimate
 from engine.environments import registry
 from engine.environments.env_facts import EnvFacts
@@ -150,7 +151,10 @@ def require_files(model: ModelRef) -> None:
         raise UserError(
             "MODEL_NOT_FOUND",
             f"the files of {model.base_ref} are not at {model.base_path}",
-            hint="Put them back, or use another model; get_status scope=models lists usable ones.",
+            hint=Hint(
+                "Put them back, or use another model. To list usable ones:",
+                Call("get_status", {"scope": "models"}),
+            ),
             field="model",
         )
 
@@ -159,7 +163,7 @@ def no_env() -> UserError:
     return UserError(
         "BAD_ARGUMENT",
         "no environment was named",
-        hint='Name a pushed one; get_status(scope="envs") lists them.',
+        hint=Hint("Name a pushed one. To list them:", Call("get_status", {"scope": "envs"})),
         field="env_id",
     )
 
@@ -187,8 +191,11 @@ def check_audit(record: EnvRecord, settings: TrainSettings) -> list[str]:
     raise UserError(
         "REWARD_RISK",
         f"the audit of {record.env_id} found: {found}",
-        hint="Mend the reward and push again (dry_run shows the audit), or set "
-        "accept_reward_risk=true to train on it knowingly.",
+        hint=Hint(
+            "Mend the reward and push again (a dry run shows the audit), or set "
+            "accept_reward_risk = true to train on it knowingly.",
+            change=Change(settings={"accept_reward_risk": True}),
+        ),
         field="settings.accept_reward_risk",
         playbook="rewards",
     )
@@ -202,7 +209,10 @@ def check_size(figures: dict[str, Any], disk_free: int) -> None:
         raise UserError(
             "DOES_NOT_FIT",
             f"the run needs about {size(need)} of memory; {figures['device']} has {size(have)}",
-            hint=f"Lower {lower}; estimate_cost itemises the memory.",
+            hint=Hint(
+                f"Lower {lower}; an estimate itemises the memory.",
+                change=estimate.change_of(figures["lower_to"]),
+            ),
         )
     if not figures["disk_fits"]:
         raise UserError(
@@ -222,8 +232,21 @@ def check_approval(home: Home, figures: dict[str, Any], approved: bool) -> None:
         raise UserError(
             "NOT_APPROVED",
             f"the run likely takes {likely:.2f} GPU-hours; above {limit:g} a person must agree",
-            hint="Ask the user; they may raise auto_approve_gpu_hours in config.toml.",
+            hint=Hint(
+                "Ask the user, who may raise auto_approve_gpu_hours in config.toml; or take fewer "
+                "steps.",
+                change=_fewer_steps(figures, limit),
+            ),
         )
+
+
+def _fewer_steps(figures: dict[str, Any], limit: float) -> Change | None:
+    """Steps that take at most `limit` device hours, if a run can be that short."""
+    startup = figures["seconds"]["startup"] / 3600
+    likely = figures["gpu_hours"]["likely"]
+    share = (0.9 * limit - startup) / max(likely - startup, 1e-9)  # the rest is rounding
+    steps = math.floor(figures["steps"] * share)
+    return Change(settings={"steps": steps}, without=("epochs",)) if steps >= 1 else None
 
 
 def check_hours_left(home: Home, store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.cost import estimate
 from engine.home.progress import write_status
@@ -37,7 +38,7 @@ def reply_of(home: Home, row: RunRow, warnings: list[str]) -> Reply:
         "settings_changed_from_parent": _changed_from_parent(home, config),
         "metrics_uri": f"run://{row.run_id}/metrics",
         "summary": f"{row.run_id} is {where}.",
-        "next": [{"tool": "wait_run", "arguments": {"run_id": row.run_id}}],
+        "next": [Call("wait_run", {"run_id": row.run_id}).to_json()],
         "warnings": warnings,
     }
 

@@ -28,7 +28,7 @@ def test_a_file_holds_model_algorithm_env_and_settings(tmp_path: Path):
         ("\nhf_repo = 'x'\n", 2, "export"),
         ("steps = 3\n", 1, "[settings]"),
         ("[gpu]\ntype = 'H100'\n", 1, "device"),
-        ("[settings]\nsteps = 3\n\n[wandb]\nproject = 'x'\n", 4, "read_logs"),
+        ("[settings]\nsteps = 3\n\n[wandb]\nproject = 'x'\n", 4, "logs of the run"),
         ("[settings]\n\nlearning_rate = nan\n", 3, "finite"),
         ("[settings]\nsteps = 3\n[settings.gpu]\ntype = 'x'\n", 3, "device"),
         ("[settings]\n'group_size' = 1\n", 2, "advantage"),

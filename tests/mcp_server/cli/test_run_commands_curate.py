@@ -3,8 +3,9 @@
 import pytest
 from command_line import call, spy
 
+from engine.core.hints import Call
 from engine.home.run_dir import Home
-from mcp_server.screen.command_text import as_command
+from mcp_server.screen.shell import as_command
 
 
 def test_curate_previews_until_it_is_told_to_save(home: Home, monkeypatch: pytest.MonkeyPatch):
@@ -23,7 +24,7 @@ def test_curate_previews_until_it_is_told_to_save(home: Home, monkeypatch: pytes
 
 
 def test_the_call_that_saves_is_shown_as_the_command_that_saves():
-    call = {"tool": "curate", "arguments": {"source_ids": ["r-1"], "name": "x", "preview": False}}
+    call = Call("curate", {"source_ids": ["r-1"], "name": "x", "preview": False})
     assert as_command(call) == "honesmith curate r-1 --name x --save"
 
 

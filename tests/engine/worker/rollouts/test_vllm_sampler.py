@@ -211,7 +211,7 @@ def test_memory_that_ran_out_is_told_as_that(tmp_path):
             return "ValueError: No available memory for the cache blocks."
 
     found = vllm_sampler.server_failure("it ended", Process())  # type: ignore[arg-type]
-    assert found.kind == "oom" and "max_length" in found.hint
+    assert found.kind == "oom" and "max_length" in found.advice.text
 
 
 def test_a_sampler_that_rests_wakes_when_it_is_asked(make):

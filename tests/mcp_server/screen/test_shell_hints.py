@@ -11,16 +11,17 @@ from typer.main import get_command
 
 from engine import doctor
 from engine.core.files import write_json
+from engine.core.hints import Call, Hint
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.processes import outcome
 from mcp_server.cli.main import app
-from mcp_server.screen.command_text import as_typed
+from mcp_server.screen.shell import as_typed
 
-SPOKEN = (
-    "Read the end of the console log with read_logs view=console; resume continues from there.",
-    "Mend score() for this completion (read_rollouts pick=error), push again.",
+HINTS = (
+    Hint("Read the end of the console log; resume continues from the last checkpoint."),
+    Hint("Mend score().", Call("read_rollouts", {"run_id": "sums-grpo-2", "pick": "error"})),
 )
 
 
@@ -79,12 +80,15 @@ def test_every_command_that_doctor_names_is_a_command_of_the_run_it_speaks_of(
     monkeypatch.setattr(doctor.subprocess, "run", lambda *a, **k: done)
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
     monkeypatch.setattr(doctor.launcher, "is_alive", lambda run: False)
-    for number, said in enumerate(SPOKEN):
-        failure = {"kind": ("internal", "reward")[number], "message": "m", "hint": said}
+    for kind, hint in zip(("internal", "reward"), HINTS, strict=True):
+        failure = {"kind": kind, "message": "m", "hint": hint.to_json()}
         ends(home, outcome.EXIT_FAILED, failure)
     ends(home, 1, None)
     told = doctor.examine(home, tmp_path)["checks"]
-    hints = {check["detail"]: as_typed(check.get("fix", "")) for check in told}
+    hints = {
+        check["detail"]: as_typed(Hint.read(check.get("fix", ""), check.get("call")))
+        for check in told
+    }
     failed = [check["detail"] for check in told if check["name"] == "last failures"]
     assert len(failed) == 3
     for detail, hint in hints.items():
@@ -102,8 +106,9 @@ def test_a_new_cap_is_a_number_that_can_be_typed(home: Home) -> None:
     assert [line["max_gpu_hours"] for line in commands(hint)][-1] == 2.0
 
 
-@pytest.mark.parametrize("said", SPOKEN)
-def test_a_hint_without_a_run_still_leaves_its_place(said: str) -> None:
-    """Runs that ended under an earlier version are told of as they were written down."""
-    (line,) = commands(as_typed(said))
-    assert line["run_id"] == "RUN"
+def test_a_hint_of_an_earlier_version_is_told_as_it_was_written_down(home: Home) -> None:
+    said = 'submit_train(resume="r-1") continues from step_000020.'
+    failure = {"kind": "reward", "message": "m", "hint": said}
+    run_id = ends(home, outcome.EXIT_FAILED, failure)
+    with Store(home) as store:
+        assert store.get_run(run_id).hint == Hint(said)
