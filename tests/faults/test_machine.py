@@ -21,6 +21,7 @@ from raw_server import Server
 from steady_trainer import expected
 
 from engine.core.files import read_json, read_lines, write_json
+from engine.core.hints import Hint
 from engine.home.rows import TERMINAL, NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -233,7 +234,7 @@ def test_f18_a_clock_that_jumps_ends_no_run_and_keeps_the_order_of_the_queue(hom
         watch = Watch(home.run(row.run_id), store, row, lock=-1, config={})
         offset[0] = -3600.0
         assert 0 <= watch.elapsed < 60
-        end = outcome.abandon(watch.run, row, "infra", "gone", "look")
+        end = outcome.abandon(watch.run, row, "infra", "gone", Hint("look"))
         outcome.apply(store, watch.run, row, end)
         found = store.get_run(row.run_id)
         assert found.state == "failed" and found.spent_hours >= 0 and store.spent_hours() >= 0

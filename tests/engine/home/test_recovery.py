@@ -5,6 +5,7 @@ import dataclasses
 from run_configs import train_config
 
 from engine.core.files import write_json
+from engine.core.hints import Hint
 from engine.home.progress import write_status
 from engine.home.recovery import env_rows, run_rows
 from engine.home.store import Store
@@ -32,7 +33,7 @@ def test_how_a_run_ended_is_read_from_its_record_and_its_hours_are_kept(bench):
     run = bench.queue()
     write_json(run.config, train_config(run.id))
     write_json(run.started_record, {"attempt": 2, "time": 5.0})
-    end = outcome.abandon(run, bench.row(run), "oom", "memory ran out", "use less")
+    end = outcome.abandon(run, bench.row(run), "oom", "memory ran out", Hint("use less"))
     outcome.record(run, dataclasses.replace(end, attempt=2))
     row = lost(bench, run, "running", attempt=2, spent_hours=1.25)
     assert (row["state"], row["reason_kind"], row["hint"]) == ("failed", "oom", "use less")
