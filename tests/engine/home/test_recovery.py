@@ -36,7 +36,7 @@ def test_how_a_run_ended_is_read_from_its_record_and_its_hours_are_kept(bench):
     end = outcome.abandon(run, bench.row(run), "oom", "memory ran out", Hint("use less"))
     outcome.record(run, dataclasses.replace(end, attempt=2))
     row = lost(bench, run, "running", attempt=2, spent_hours=1.25)
-    assert (row["state"], row["reason_kind"], row["hint"]) == ("failed", "oom", "use less")
+    assert (row["state"], row["reason_kind"], str(row["hint"])) == ("failed", "oom", "use less")
     assert (row["attempt"], row["spent_hours"], row["started"]) == (2, 1.25, 5.0)
 
 
