@@ -20,6 +20,7 @@ from engine.home.run_dir import Home
 from engine.models import tokens
 from engine.models.chat_format import TemplateError
 from engine.records.settings import SFTSettings, TrainSettings
+from envs.json_types import TaskRow, ToolSchema
 
 SAMPLE = 2000
 _VERSION = 1  # of the cache file; raise it when what is counted changes
@@ -153,8 +154,8 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _count(
-    rows: list[dict[str, Any]],
-    tools: list[dict[str, Any]],
+    rows: list[TaskRow],
+    tools: list[ToolSchema],
     tokenizer: tokens.ChatTokenizer,
     thinking: bool,
 ) -> dict[str, Any]:
@@ -182,8 +183,8 @@ def _count(
 
 
 def _lengths(
-    row: dict[str, Any],
-    tools: list[dict[str, Any]],
+    row: TaskRow,
+    tools: list[ToolSchema],
     tokenizer: tokens.ChatTokenizer,
     thinking: bool,
 ) -> list[Any]:

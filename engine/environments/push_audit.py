@@ -17,6 +17,7 @@ from envs.audit.rescore import THIRD_S
 from envs.audit.reward_audit import OVERRUN, audit
 from envs.config.problem import EnvProblem
 from envs.host.process import EnvProcess
+from envs.json_types import TaskRow
 
 _NOT_SET = "secrets not set for this server: "
 
@@ -83,7 +84,7 @@ class SecondProcess:
 
 
 def run_audit(
-    env: EnvProcess, rows: list[dict[str, Any]], kind: str, second: SecondProcess, draft: Draft
+    env: EnvProcess, rows: list[TaskRow], kind: str, second: SecondProcess, draft: Draft
 ) -> dict[str, Any]:
     """audit.json: the reward audit, in the time that is left of the push."""
     left = draft.seconds_left - push_limits.CALL_SECONDS - second.start_seconds

@@ -20,11 +20,12 @@ from engine.home.rows import EnvRow, taken_as
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.records.audit import Audit
-from engine.records.env_version import EnvVersion, ToolSchema
+from engine.records.env_version import EnvVersion
 from engine.records.record import DamagedRecord
 from envs.config.settings import Limits
 from envs.host.process import EnvProcess
 from envs.isolation.sandbox import Sandbox
+from envs.json_types import TaskRow, ToolSchema
 
 SOURCE, TASKS, FACTS, AUDIT = "source", "tasks.jsonl", "env.json", "audit.json"
 EARLIER = "earlier"  # audits that were replaced, each named by its SHA-256
@@ -200,12 +201,12 @@ def secrets_of(names: tuple[str, ...]) -> dict[str, str]:
     return {name: os.environ[name] for name in names}
 
 
-def read_tasks(record: EnvRecord, split: str | None = None) -> list[dict[str, Any]]:
+def read_tasks(record: EnvRecord, split: str | None = None) -> list[TaskRow]:
     """The stored rows of a version, all of them or one `split` (train, heldout)."""
     return [row for row in _rows(record.dir / TASKS) if split is None or row["split"] == split]
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
+def _rows(path: Path) -> Iterator[TaskRow]:
     with open(path, "rb") as file:
         for line in file:
             yield json.loads(line)

@@ -4,20 +4,18 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 from engine.core import split
 from engine.core.errors import UserError
 from engine.environments import push_limits
 from engine.environments.draft import Draft
 from envs.host.process import EnvProcess, EpisodeFailed
+from envs.json_types import ChatMessage, TaskRow
 
 GIVE_UP_REPLAYS = 20  # failures after which the remaining reference answers are not replayed
 
-Row = dict[str, Any]  # one line of tasks.jsonl
 
-
-def assign_split(rows: list[Row], draft: Draft) -> split.Split:
+def assign_split(rows: list[TaskRow], draft: Draft) -> split.Split:
     """Writes each row's `split`. Raises UserError ENV_INVALID for one that is unknown."""
     try:
         sides = split.split_rows(rows)
@@ -34,7 +32,7 @@ def assign_split(rows: list[Row], draft: Draft) -> split.Split:
     return sides
 
 
-def add_gold(env: EnvProcess, rows: list[Row], kind: str, draft: Draft) -> None:
+def add_gold(env: EnvProcess, rows: list[TaskRow], kind: str, draft: Draft) -> None:
     """Writes each row's `gold`: the whole conversation with the reference answer, or None."""
     failures: list[str] = []
     unplayed = 0
@@ -60,7 +58,7 @@ def add_gold(env: EnvProcess, rows: list[Row], kind: str, draft: Draft) -> None:
         draft.warnings.append(f"{unplayed} reference answers were not replayed, for want of time")
 
 
-def _replay(env: EnvProcess, row: Row) -> list[dict[str, Any]]:
+def _replay(env: EnvProcess, row: TaskRow) -> list[ChatMessage]:
     """The conversation that the answer's assistant messages lead to. Raises EpisodeFailed."""
     conversation = list(row["prompt"])
     episode = env.start(row)
@@ -80,7 +78,7 @@ def _replay(env: EnvProcess, row: Row) -> list[dict[str, Any]]:
     return conversation
 
 
-def write(path: Path, rows: list[Row]) -> None:
+def write(path: Path, rows: list[TaskRow]) -> None:
     """Writes tasks.jsonl, durably."""
     with open(path, "w", encoding="utf-8") as file:
         for row in rows:

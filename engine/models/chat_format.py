@@ -10,12 +10,10 @@ rewrites history (so that a prompt is no prefix of what follows it) is refused f
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from engine.core.errors import UserError
+from envs.json_types import ChatMessage, ToolSchema
 
-Message = dict[str, Any]  # role, content, tool_calls and whatever else a template reads
-Tool = dict[str, Any]  # an OpenAI function schema
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -76,7 +74,9 @@ class ChatFormat:
     thinking: bool = False
     tool_template: str = ""
 
-    def text(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, prompt: bool) -> str:
+    def text(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = (), *, prompt: bool
+    ) -> str:
         """The conversation as the template writes it; `prompt` opens the next assistant turn.
 
         Raises TemplateError with the template's own words when it refuses the messages, and
@@ -101,15 +101,17 @@ class ChatFormat:
         except Exception as error:  # a template is code from a model repository
             raise TemplateError(f"the chat template refused the messages: {error}") from error
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+    def prompt(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()
+    ) -> list[int]:
         """Token ids up to and including the opening of the assistant's turn."""
         return self.encode(self.text(messages, tools, prompt=True))
 
     def between_turns(
         self,
-        before: Sequence[Message],
-        replies: Sequence[Message],
-        tools: Sequence[Tool] = (),
+        before: Sequence[ChatMessage],
+        replies: Sequence[ChatMessage],
+        tools: Sequence[ToolSchema] = (),
     ) -> list[int]:
         """Token ids between an assistant turn's end token and the opening of the next one.
 
@@ -126,7 +128,7 @@ class ChatFormat:
         return self.encode(opened[self._end_of_turn(closed) :])
 
     def conversation(
-        self, messages: Sequence[Message], tools: Sequence[Tool] = ()
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()
     ) -> TokenizedChat:
         """A finished conversation, up to the end of its last assistant turn.
 
@@ -156,7 +158,7 @@ class ChatFormat:
         return max(ends) if ends else len(closed)
 
 
-def _as_templates_read_it(message: Message) -> Message:
+def _as_templates_read_it(message: ChatMessage) -> ChatMessage:
     """`message` as transformers hands it to a template.
 
     Keys without a value are left out, since templates test for the key, and reasoning stands

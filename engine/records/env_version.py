@@ -6,8 +6,7 @@ from pydantic import Field
 
 from engine.records.record import Record
 from envs.config.settings import Limits
-
-ToolSchema = dict[str, Any]  # an OpenAI function schema, as the environment wrote it
+from envs.json_types import ToolSchema
 
 
 class PushProblem(Record):

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from engine.models.chat_format import ChatFormat, Message, RewrittenHistory, Tool
+from engine.models.chat_format import ChatFormat, RewrittenHistory
 from engine.worker.core.failures import WorkerFailure
+from envs.json_types import ChatMessage, ToolSchema
 
 TOOL_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 THINK_END = "</think>"
@@ -60,7 +61,9 @@ class Renderer:
             thinking=self.thinking,
         )
 
-    def text(self, messages: Sequence[Message], tools: Sequence[Tool], *, prompt: bool) -> str:
+    def text(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema], *, prompt: bool
+    ) -> str:
         """The conversation as the template writes it; `prompt` opens the next assistant turn.
 
         Raises TemplateError when the template refuses the messages.
@@ -71,15 +74,17 @@ class Renderer:
         """Ids of template text: special tokens in it are read as such, none are added."""
         return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+    def prompt(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()
+    ) -> list[int]:
         """Ids up to and including the opening of the assistant's turn."""
         return self._format.prompt(messages, tools)
 
     def between_turns(
         self,
-        before: Sequence[Message],
-        replies: Sequence[Message],
-        tools: Sequence[Tool] = (),
+        before: Sequence[ChatMessage],
+        replies: Sequence[ChatMessage],
+        tools: Sequence[ToolSchema] = (),
     ) -> list[int]:
         """Ids to append after an assistant turn's end token: what the template writes between it
         and the next assistant turn, `replies` included. `before` ends with the assistant.
@@ -97,7 +102,7 @@ class Renderer:
             ) from error
 
     def conversation(
-        self, messages: Sequence[Message], tools: Sequence[Tool], loss_on: str
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema], loss_on: str
     ) -> Rendered:
         """A finished conversation with its loss mask.
 
@@ -132,10 +137,10 @@ class Renderer:
         prompt = self.text([{"role": "user", "content": "?"}], (), prompt=True)
         return prompt.rstrip().endswith("<think>")
 
-    def assistant_message(self, text: str, *, tools: bool) -> Message:
+    def assistant_message(self, text: str, *, tools: bool) -> ChatMessage:
         """The text as a message: thought apart from content, tool calls parsed when there are
         tools. A call that is no JSON stays in the content, for the environment to see."""
-        message: Message = {"role": "assistant", "content": text}
+        message: ChatMessage = {"role": "assistant", "content": text}
         if THINK_END in text:
             thought, _, answer = text.partition(THINK_END)
             message["reasoning_content"] = thought.removeprefix("<think>").strip()
