@@ -52,7 +52,7 @@ CEILINGS = {
     "imports inside functions, in % of all imports": (2.0, 2.0),
     "lines that switch the formatter off": (35, 0),
     "functions with more than 8 parameters": (13, 10),
-    "lines with dict[str, Any]": (590, 150),
+    "lines with dict[str, Any]": (550, 150),
 }
 MOST_PARAMETERS = 8
 LOADS_LATE = Path("mcp_server/api/verbs.py")  # a verb loads what it needs when it is called
