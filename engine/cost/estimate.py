@@ -265,7 +265,12 @@ def summary(figures: dict[str, Any]) -> str:
 
 def shown(figures: dict[str, Any]) -> dict[str, Any]:
     """The figures without what only later estimates read."""
-    return {name: v for name, v in figures.items() if name not in ("uncalibrated", "lower_to")}
+    return {name: v for name, v in stored(figures).items() if name != "uncalibrated"}
+
+
+def stored(figures: dict[str, Any]) -> dict[str, Any]:
+    """The figures that config.json keeps: all but what only a refusal needs."""
+    return {name: value for name, value in figures.items() if name != "lower_to"}
 
 
 def change_of(settings: Mapping[str, object]) -> Change | None:

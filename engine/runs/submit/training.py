@@ -159,7 +159,7 @@ def _config(request: TrainRequest, plan: _Plan, parent: str) -> dict[str, Any]:
         "expect": request.expect,
         "parent": parent,
         "max_gpu_hours": request.cap_hours,
-        "estimate": plan.figures,
+        "estimate": estimate.stored(plan.figures),
         "device": plan.machine.device.id,
     }
     return config | ({"profile": True} if request.profile else {})

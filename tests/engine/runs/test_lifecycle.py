@@ -536,7 +536,7 @@ def test_the_overview_counts_the_whole_home_and_says_what_follows(busy, bench, e
     few = lifecycle.overview(bench.home, limit=1)
     assert len(few["envs"]) == len(few["runs"]) == 1
     assert few["summary"].startswith("1 running, 1 queued, 4 environments, ")
-    assert few["summary"].endswith('More runs, envs follow: get_status(scope="runs").')
+    assert few["summary"].endswith("More runs, envs follow with scope runs.")
     assert few["next"] == lifecycle.overview(bench.home)["next"]
     whole = lifecycle.overview(bench.home)["summary"]
     assert whole == few["summary"].partition(" More ")[0]
