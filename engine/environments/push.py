@@ -64,8 +64,8 @@ def push_env(
     DATASET_INVALID, BAD_ARGUMENT or DISK_FULL; nothing is stored then.
     """
     deadline = time.monotonic() + push_limits.PUSH_SECONDS
-    # What was pushed may be pushed again, from the copy that the home holds.
-    source = snapshot.resolve_inside(path, None if roots is None else [*roots, home.envs])
+    readable = None if roots is None else [*roots, *_stored(home, path)]
+    source = snapshot.resolve_inside(path, readable)
     name = _name(name, source)
     with staging(home, name) as folder:
         shot = snapshot.take(source, folder / SOURCE)
@@ -87,6 +87,13 @@ def push_env(
         except EnvProblem as problem:
             raise as_user_error(problem) from problem
     return _result(registry.find_env(home, f"{name}@{shot.digest[:12]}"), shot)
+
+
+def _stored(home: Home, path: str | Path) -> list[Path]:
+    """`path` itself where it is the copy of a pushed version's files: what was pushed may be pushed
+    again. Not what lies beside it, the held-out rows."""
+    place = Path(path)
+    return [place] if place.name == SOURCE and place.parents[2:3] == (home.envs,) else []
 
 
 def as_user_error(problem: EnvProblem) -> UserError:
