@@ -13,6 +13,7 @@ from typing import Any
 from engine.core.errors import UserError
 from engine.core.filters import Where
 from engine.evidence.stats.inference import pass_at_k
+from engine.records.answer import Message
 
 SELECTS = ("correct", "best", "best_n", "shortest", "all")
 WHOLE = ("best", "all")  # selections that say themselves how many they keep
@@ -40,8 +41,8 @@ class Attempt:
     model: str
     step: int
     member: int
-    prompt: Sequence[Mapping[str, Any]]
-    messages: Sequence[Mapping[str, Any]]
+    prompt: Sequence[Message]
+    messages: Sequence[Message]
     reward: float
     success: bool | None
     tokens: int

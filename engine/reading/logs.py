@@ -7,7 +7,7 @@ shown.
 
 import difflib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,7 @@ def matcher(pattern: str) -> Callable[[str], bool]:
             f"Give at most {_LONGEST_GREP}: plain text, | for alternatives, .* for a gap.",
         )
     choices = [_Choice.parse(part) for part in pattern.lower().split("|") if part]
-    return lambda line: any(choice.found_in(line.lower()) for choice in choices)
+    return lambda line: any(choice.is_in(line.lower()) for choice in choices)
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class _Choice:
         body = text[from_start : len(text) - to_end]
         return _Choice(tuple(body.replace("\\", "").split(".*")), from_start, to_end)
 
-    def found_in(self, line: str) -> bool:
+    def is_in(self, line: str) -> bool:
         if self.from_start and self.to_end and len(self.parts) == 1:
             return line == self.parts[0]
         if self.from_start and not line.startswith(self.parts[0]):
@@ -237,22 +237,24 @@ def _curve_sentence(
 ) -> str:
     if not lines:
         return f"{row.run_id} is {row.state} and has logged no step yet."
-    said = [
+    changes = [
         f"{name} {short(points[0][1])} to {short(points[-1][1])}"
         for name, points in list(curves.items())[:3]
         if points
     ]
     thinned = f" ({shown} of {len(lines)} points)" if shown < len(lines) else ""
     half = f" (heldout_*: {exam['tasks']} of {exam['of']} tasks, which choose)" if exam else ""
-    curve = ", ".join(said)
+    curve = ", ".join(changes)
     return f"{row.run_id} is {row.state} at step {lines[-1]['step']}{thinned}: {curve}{half}."
 
 
 def _fit_rows(result: dict[str, Any]) -> dict[str, Any]:
     """Names of an environment's metrics have no limit: leave out columns until it fits."""
-    while json_chars(result) > BODY_CHARS and result["available"]:
+    if json_chars(result) <= BODY_CHARS:
+        return result
+    while result["available"] and json_chars(result) > BODY_CHARS:
         result["available"] = result["available"][: len(result["available"]) // 2]
-    while json_chars(result) > BODY_CHARS and len(result["columns"]) > 2:
+    while len(result["columns"]) > 2 and json_chars(result) > BODY_CHARS:
         gone = result["columns"].pop()
         result["rows"] = [cells[:-1] for cells in result["rows"]]
         result["curves"].pop(gone, None)
@@ -314,9 +316,14 @@ def _events(reader: _TextReader, keys: list[str], cursor: str) -> dict[str, Any]
 
     path = reader.run.events
     page = reader.page(path, offset, older, wanted)
-    lines = [line for line in page.lines if _parsed(line.text) is not None]
-    lines, page = _fitting(lines, page, older, lambda line: json_chars(_event(reader, line)))
-    events = [_event(reader, line) for line in lines]
+    shown = {
+        line.start: _ShownEvent.of(reader, fields)
+        for line in page.lines
+        if (fields := _parsed(line.text)) is not None
+    }
+    lines = [line for line in page.lines if line.start in shown]
+    lines, page = _fitting(lines, page, older, lambda line: shown[line.start].chars)
+    events = [shown[line.start].fields for line in lines]
     result = reader.result("events", page, events, "events")
     name = events[-1].get("event", "") if events else ""
     result["summary"] = f"{counted(len(events), 'event')} of {reader.row.run_id}" + (
@@ -325,13 +332,25 @@ def _events(reader: _TextReader, keys: list[str], cursor: str) -> dict[str, Any]
     return result | _cursors(reader, cursor, "events", page, path, attempts=())
 
 
-def _event(reader: _TextReader, line: Line) -> dict[str, Any]:
-    event = reader.redact.value(_parsed(line.text) or {})
-    if json_chars(event) > 2 * _LINE_CHARS:
-        event = {name: event[name] for name in ("time", "event", "step") if name in event} | {
-            "message": clip(str(event.get("message", "")), _LINE_CHARS)
-        }
-    return event
+@dataclass(frozen=True)
+class _ShownEvent:
+    """An event cleaned and cut, and how many characters it takes."""
+
+    fields: Mapping[str, Any]
+    chars: int
+
+    @staticmethod
+    def of(reader: _TextReader, fields: Mapping[str, Any]) -> "_ShownEvent":
+        event = reader.redact.value(fields)
+        chars = json_chars(event)
+        if chars > 2 * _LINE_CHARS:
+            message = clip(str(event.get("message", "")), _LINE_CHARS)
+            short_fields = {
+                name: event[name] for name in ("time", "event", "step") if name in event
+            }
+            event = short_fields | {"message": message}
+            chars = json_chars(event)
+        return _ShownEvent(event, chars)
 
 
 def _console(reader: _TextReader, cursor: str, room: int = _ROOM) -> dict[str, Any]:
@@ -344,7 +363,7 @@ def _console(reader: _TextReader, cursor: str, room: int = _ROOM) -> dict[str, A
     lines, page = _fitting(
         page.lines, page, older, lambda line: json_chars(_shown(reader, line.text)), room
     )
-    body = [_shown(reader, line.text) for line in lines]
+    body: list[str] = [_shown(reader, line.text) for line in lines]
     # A progress bar has no newline yet; it is shown, and read again once it is complete.
     writing = torn_tail(path) if offset is None else ""
     if writing and reader.wanted(writing):
@@ -383,8 +402,8 @@ def _error(reader: _TextReader, cursor: str) -> dict[str, Any]:
     if not failed:
         result["summary"] = f"{row.run_id} is {row.state} and has not failed."
     else:
-        said = reader.redact.text(message) or "no reason was recorded"
-        result["summary"] = clip(f"{row.run_id} {row.state} ({kind or 'unknown'}): {said}", 400)
+        reason = reader.redact.text(message) or "no reason was recorded"
+        result["summary"] = clip(f"{row.run_id} {row.state} ({kind or 'unknown'}): {reason}", 400)
         if latest is not None and row.state != "done":
             result["next"] = [Call("submit_train", {"resume": row.run_id}).to_json()]
     return result

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.core.files import read_json
-from engine.evidence.compare.settings_diff import making_of_run, moved_levers
+from engine.evidence.compare.settings_diff import changed_choices, making_of_run
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home
 from engine.records.run_config import RunConfig, TrainConfig
@@ -57,7 +57,7 @@ def _changes(home: Home, row: RunRow, parent: str) -> dict[str, list[Any]]:
             choices[0].get(name, before.settings.get(name)),
             choices[1].get(name, ours.settings.get(name)),
         ]
-        for name in moved_levers(before, ours)
+        for name in changed_choices(before, ours)
     }
 
 

@@ -169,7 +169,7 @@ def _environments(home: Home) -> list[dict[str, Any]]:
     """Versions, each with how often its held-out tasks were used to choose."""
     used = holdout_reuse.use_by_env(home)
     return [
-        env | ({"exam_use": use["looks"]} if (use := used.get(env["env_id"])) else {})
+        env | ({"exam_use": use.total} if (use := used.get(env["env_id"])) else {})
         for env in registry.list_envs(home)
     ]
 

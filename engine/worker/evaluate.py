@@ -65,7 +65,7 @@ def evaluate(job: Job) -> dict[str, Any]:
                 job.metrics(len(results), {"model": model["ref"]} | _curves(groups))
     ordered = [results[i] for i in range(len(models))]
     summary = "; ".join(f"{r['ref']}: {_line(r)}" for r in ordered)
-    evidence = run_verdict(job.run)
+    evidence = run_verdict(job.run).to_json()
     return {
         "models": ordered,
         "verdict": evidence["verdict"],

@@ -262,7 +262,7 @@ class Training:
         else:
             checkpoint.mark_best(self.job.run, self.done)
             result["best_step"] = self.done
-        verdict = run_verdict(self.job.run)
+        verdict = run_verdict(self.job.run).to_json()
         result |= {"verdict": verdict["verdict"], "evidence": verdict}
         result["summary"] = verdict.get("summary", "")
         result["measured"] = self._measured()

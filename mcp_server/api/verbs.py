@@ -266,7 +266,7 @@ def verify(home: Home, run_id: str) -> Reply:
     """Hold a run's files against its seal. Raises UserError RUN_NOT_FOUND."""
     from engine.evidence.verdict import provenance
 
-    return filled(provenance.verify(home, run_id), f"Verified {run_id}.")
+    return filled(provenance.verify(home, run_id).to_json(), f"Verified {run_id}.")
 
 
 def inspect_data(path: Path) -> Reply:

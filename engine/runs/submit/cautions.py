@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from engine.evidence.compare.settings_diff import Making, making_of_run, moved_levers
+from engine.evidence.compare.settings_diff import Making, changed_choices, making_of_run
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -74,7 +74,7 @@ def _several(home: Home, new: Making, past: Sequence[tuple[RunRow, Making]]) -> 
         before = past[0][1]
     else:
         return []
-    levers = moved_levers(before, new)
+    levers = changed_choices(before, new)
     if not before.config or len(levers) < 2:
         return []
     named = ", ".join(levers[:_SHOWN]) + (", ..." if len(levers) > _SHOWN else "")
@@ -88,13 +88,13 @@ def _values(one: Making, other: Making) -> dict[str, tuple[Any, Any]]:
     """The settings that were chosen, or follow from a choice, and differ."""
     return {
         name: (other.settings.get(name), one.settings.get(name))
-        for name in moved_levers(other, one)
+        for name in changed_choices(other, one)
         if name in one.settings or name in other.settings
     }
 
 
 def _far(one: Making, other: Making) -> bool:
-    if any(name not in {**one.settings, **other.settings} for name in moved_levers(other, one)):
+    if any(name not in {**one.settings, **other.settings} for name in changed_choices(other, one)):
         return True
     return any(not _close(*pair) for pair in _values(one, other).values())
 

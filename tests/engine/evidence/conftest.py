@@ -83,14 +83,14 @@ class SyntheticRun:
         return self
 
     def evals(self, step: int, rows: Iterable[Row]) -> "SyntheticRun":
-        return self._append(self.run.evals(step), ({"model": self.id} | row for row in rows))
+        return self._append(self.run.evals(step), (row | {"model": self.id} for row in rows))
 
     def model_evals(self, index: int, rows: Iterable[Row]) -> "SyntheticRun":
         ref = self.config["models"][index]["ref"]
-        return self._append(self.run.model_evals(index), ({"model": ref} | row for row in rows))
+        return self._append(self.run.model_evals(index), (row | {"model": ref} for row in rows))
 
     def rollouts(self, step: int, rows: Iterable[Row]) -> "SyntheticRun":
-        return self._append(self.run.rollouts(step), ({"step": step} | row for row in rows))
+        return self._append(self.run.rollouts(step), (row | {"step": step} for row in rows))
 
     def _append(self, path: Path, rows: Iterable[Row]) -> "SyntheticRun":
         text = "".join(
@@ -107,6 +107,7 @@ def eval_row(
     """One evaluation row; right answers say 42, wrong ones 41."""
     said = "42" if success else "41"
     row = {
+        "model": "pebble",
         "task": task,
         "half": half,
         "attempt": attempt,

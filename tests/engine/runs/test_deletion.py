@@ -5,12 +5,12 @@ import os
 
 import pytest
 from answered import answer, evaluation, push, training
+from as_json import holdout_use, verify
 from command_line import call
 
 from engine.core.errors import UserError
 from engine.core.files import take_lock, write_json
 from engine.curation import curate
-from engine.evidence.verdict import holdout_reuse, provenance
 from engine.home import recovery
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home, RunDir
@@ -46,7 +46,7 @@ def test_a_deleted_run_frees_its_room_and_keeps_its_line_its_hours_and_its_looks
     home: Home, env_id: str
 ):
     run = trained(home, env_id)
-    used = holdout_reuse.exam_use(home, env_id)
+    used = holdout_use(home, env_id)
     links = [{"name": "run", "files": {"metrics.jsonl": "0"}, "hash": "0"}]
     write_json(run.chain, {"head": "0", "links": links})
     done = call("runs", "delete", run.id, "--json")
@@ -58,10 +58,10 @@ def test_a_deleted_run_frees_its_room_and_keeps_its_line_its_hours_and_its_looks
         assert store.spent_hours() == 0.5
     (line,) = lifecycle.overview(home, "runs")["runs"]
     assert line["run_id"] == run.id and line["deleted"]
-    assert holdout_reuse.exam_use(home, env_id) == used and used["looks"] > 0
+    assert holdout_use(home, env_id) == used and used["looks"] > 0
     found = lifecycle.status(home, run.id)
     assert "it got better" in found["summary"] and "were deleted" in found["warnings"][0]
-    assert provenance.verify(home, run.id)["intact"] is None
+    assert verify(home, run.id)["intact"] is None
     written = [json.loads(text) for text in home.audit.read_text().splitlines()]
     assert [(note["tool"], note["run_id"]) for note in written] == [("delete_run", run.id)]
 

@@ -8,9 +8,9 @@ from run_configs import train_config
 
 from engine.core.errors import UserError
 from engine.core.files import write_json
-from engine.evidence.compare.candidates import Arm, sampling_of
+from engine.evidence.compare.candidates import Candidate, sampling_of
 from engine.evidence.compare.compare import compare_runs
-from engine.evidence.compare.seeds import compare_arms
+from engine.evidence.compare.seeds import compare_candidates
 from engine.evidence.stats import inference
 from engine.evidence.stats.power import attempts_wanted
 from engine.evidence.stats.results import load_rows
@@ -186,10 +186,10 @@ def test_equal_configurations_with_noisy_seeds_are_told_apart_in_five_percent(ho
                     {"task": f"t{i}", "success": h + rng.gauss(0, 0.2) < level, "error": None}
                     for i, h in enumerate(hard)
                 ]
-                runs.append(Arm(f"{group}{seed}", "x", "env", rows, {}))
+                runs.append(Candidate(f"{group}{seed}", "x", "env", rows, {}))
             together = [row for run in runs for row in run.rows]
-            arms.append(Arm(group, "x", "env", together, {}, members=tuple(runs)))
-        alarms += compare_arms(home, *arms).outcome.verdict in ("better", "worse")
+            arms.append(Candidate(group, "x", "env", together, {}, members=tuple(runs)))
+        alarms += compare_candidates(home, *arms).outcome.verdict in ("better", "worse")
     assert 0.008 <= alarms / 240 <= 0.08
 
 
@@ -246,9 +246,9 @@ def test_a_limit_that_was_not_recorded_is_a_warning(home, trained, evaluation):
 
 def test_the_manifest_may_record_how_a_run_was_evaluated():
     config = as_run_config(train_config(algorithm="sft"))
-    assert sampling_of(config)["max_tokens"] is None
+    assert sampling_of(config).max_tokens is None
     recorded = sampling_of(config, {"eval_sampling": {"max_tokens": 24}})
-    assert recorded["max_tokens"] == 24 and recorded["temperature"] == 0.0
+    assert recorded.max_tokens == 24 and recorded.temperature == 0.0
 
 
 def test_different_environment_versions_are_refused(home, evaluation):

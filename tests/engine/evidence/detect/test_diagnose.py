@@ -15,6 +15,7 @@ from engine.evidence.detect.diagnose import diagnose
 from engine.home.run_dir import Home
 from engine.home.sanitize import json_chars
 from engine.reading.rollouts import read_rollouts
+from engine.records.record import DamagedRecord
 
 Make = Callable[..., Any]
 
@@ -186,8 +187,10 @@ def test_damaged_lines_do_not_stop_it(home: Home, make_run: Make):
     run = left_by(TROUBLES["truncation"](2), make_run).running()
     with run.run.metrics.open("a") as file:
         file.write('{"step": 99, "reward_mean": "much"}\n[1, 2]\n{"torn": ')
-    run.rollouts(98, [{"task": None, "messages": "x", "metrics": {"a": "b"}, "reward": "high"}])
     assert diagnose(home, run.id)["findings"][0]["id"] == "truncation"
+    run.rollouts(98, [{"task": None, "messages": "x", "metrics": {"a": "b"}, "reward": "high"}])
+    with pytest.raises(DamagedRecord, match=r"step_000098\.jsonl is damaged: task"):
+        diagnose(home, run.id)
 
 
 # --- what a start, a parent and a split have to say -----------------------------------------------

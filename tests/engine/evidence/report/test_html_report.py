@@ -324,10 +324,8 @@ def test_any_curve_is_drawn_inside_its_frame(points, share):
 
 @given(VALUES, st.floats(0, 1e9), st.floats(0, 1e9), st.floats(0, 1e6))
 def test_any_effect_is_drawn_inside_its_strip(value, below, above, margin):
-    svg = str(charts.effect_strip(
-        value - below, value, value + above, margin=margin, share=False, lower_is_better=False,
-        width=340, label="effect",
-    ))  # fmt: skip
+    effect = charts.Effect(value - below, value, value + above, margin, False, False)
+    svg = str(charts.effect_strip(effect, 340, "effect"))
     for x in re.findall(r'(?:cx|x1|x2)="([^"]+)"', svg):
         assert -1 <= float(x) <= 341
 

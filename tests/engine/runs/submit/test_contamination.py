@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from answered import SUMS, answer, evaluation, push, training
+from as_json import run_verdict
 from stand_ins import stand_in
 
 from engine.core.files import read_json, write_json
@@ -14,7 +15,6 @@ from engine.environments.push import push_env
 from engine.evidence.compare.compare import compare_runs
 from engine.evidence.report.dossier import gather
 from engine.evidence.report.markdown import card_of, markdown_of
-from engine.evidence.verdict.verdict import run_verdict
 from engine.home.run_dir import Home
 from engine.runs.lifecycle import submit, submit_evaluation, wait
 from engine.runs.submit import contamination
