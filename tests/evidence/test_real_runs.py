@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from as_json import kept_skills
 from typer.testing import CliRunner
 
 from engine.core.files import read_lines
 from engine.environments import push
 from engine.evidence.detect.diagnose import diagnose
-from engine.evidence.verdict.regression import kept_skills
 from engine.home.run_dir import Home
 from engine.runs import lifecycle
 from engine.runs.submit.requests import TrainRequest

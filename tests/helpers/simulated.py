@@ -19,6 +19,7 @@ from engine.evidence.detect.views import (
     TrainingRows,
     view_of,
 )
+from engine.evidence.stats.inference import PairedVerdict
 from engine.evidence.verdict.comparison import Comparison, compare_rows
 from engine.evidence.verdict.regression import KeptSkills, compare_skills
 from engine.records.evaluation_row import EvaluationRow
@@ -88,14 +89,16 @@ class Simulated:
         return compared_with_start(*sides, later[-1], len(later))
 
 
+ROLLOUT: Row = {"step": 1, "group": 0, "member": 0, "advantage": 0.0, "turns": 1}
+
+
 def rollout_records(rows: list[Row]) -> list[TrajectoryRecord]:
     """Rollouts as they are read; what a detector does not look at is made up."""
-    usual = {"step": 1, "group": 0, "member": 0, "advantage": 0.0, "turns": 1}
-    return [TrajectoryRecord.of(usual | row, "simulated") for row in rows]
+    return [TrajectoryRecord.model_construct(**(ROLLOUT | row)) for row in rows]
 
 
 def exam_records(rows: list[Row]) -> list[EvaluationRow]:
-    return [EvaluationRow.of({"model": "simulated", **row}, "simulated") for row in rows]
+    return [EvaluationRow.model_construct(**({"model": "simulated"} | row)) for row in rows]
 
 
 @dataclass
@@ -428,5 +431,5 @@ def sft(
     if scored:
         run.verdict = judged(rng, heldout[0], heldout[-1], 200)
     else:
-        run.verdict = {"verdict": "better", "metric": "loss", "n": 200}
+        run.verdict = Comparison("loss", PairedVerdict("better", "", n=200), None, None)
     return run

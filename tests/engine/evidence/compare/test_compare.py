@@ -4,6 +4,7 @@ import json
 import random
 
 import pytest
+from as_json import records
 from run_configs import train_config
 
 from engine.core.errors import UserError
@@ -186,9 +187,10 @@ def test_equal_configurations_with_noisy_seeds_are_told_apart_in_five_percent(ho
                     {"task": f"t{i}", "success": h + rng.gauss(0, 0.2) < level, "error": None}
                     for i, h in enumerate(hard)
                 ]
-                runs.append(Candidate(f"{group}{seed}", "x", "env", rows, {}))
+                runs.append(Candidate(f"{group}{seed}", "x", "env", records(rows), sampling_of({})))
             together = [row for run in runs for row in run.rows]
-            arms.append(Candidate(group, "x", "env", together, {}, members=tuple(runs)))
+            members = tuple(runs)
+            arms.append(Candidate(group, "x", "env", together, sampling_of({}), members=members))
         alarms += compare_candidates(home, *arms).outcome.verdict in ("better", "worse")
     assert 0.008 <= alarms / 240 <= 0.08
 

@@ -115,7 +115,7 @@ def test_four_lost_and_none_gained_is_no_finding_and_no_all_clear(home, asked):
     (battery,) = found["batteries"]
     assert (battery["lost"], battery["gained"], battery["n"]) == (4, 0, 48)
     assert found["verdict"] == battery["verdict"] == "inconclusive"
-    low, high = battery.interval
+    low, high = battery["interval"]
     assert low < -0.15 and high == 0.0, "the interval of the test, which does not exclude 0"
     assert "inconclusive, 92 % to 83 % on 48 tasks, 4 lost, 0 gained" in found["summary"]
     assert "no loss found" not in found["summary"]

@@ -254,7 +254,7 @@ def test_of_a_curve_of_noise_the_best_checkpoint_gains_nothing(home, rows):
             run.evals(step).write_text("".join(json.dumps(line) + "\n" for line in lines))
         best = best_step(run)
         halves = [in_half(read_evaluation(run.evals(step)), "select") for step in (0, best)]
-        before, after = (sum(row["success"] for row in half) / len(half) for half in halves)
+        before, after = (sum(bool(row.success) for row in half) / len(half) for half in halves)
         chosen.append(after - before)
         run.checkpoint(best).mkdir()
         write_json(run.checkpoint(best) / CHECKPOINT_MANIFEST, {"step": best}, fsync=False)
