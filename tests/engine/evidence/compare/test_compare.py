@@ -187,10 +187,12 @@ def test_equal_configurations_with_noisy_seeds_are_told_apart_in_five_percent(ho
                     {"task": f"t{i}", "success": h + rng.gauss(0, 0.2) < level, "error": None}
                     for i, h in enumerate(hard)
                 ]
-                runs.append(Candidate(f"{group}{seed}", "x", "env", records(rows), sampling_of({})))
+                runs.append(
+                    Candidate(f"{group}{seed}", "x", "env", records(rows), sampling_of(None))
+                )
             together = [row for run in runs for row in run.rows]
             members = tuple(runs)
-            arms.append(Candidate(group, "x", "env", together, sampling_of({}), members=members))
+            arms.append(Candidate(group, "x", "env", together, sampling_of(None), members=members))
         alarms += compare_candidates(home, *arms).outcome.verdict in ("better", "worse")
     assert 0.008 <= alarms / 240 <= 0.08
 

@@ -333,7 +333,7 @@ def test_a_watch_takes_up_a_run_where_its_checkpoint_left_it(tmp_path: Path):
         {"event": "alert", "id": "too_hard", "step": 5},
         {"event": "alert_cleared", "id": "too_hard", "step": 9},
     ]
-    run.events.write_text("".join(json.dumps(event) + "\n" for event in events))
+    run.events.write_text("".join(json.dumps({"time": 0.0} | event) + "\n" for event in events))
     watch = Watch(run, "grpo", {"max_tokens": 20, "steps": 40})
     watch.catch_up(10)
     assert [line["step"] for line in watch.lines] == list(range(1, 11))

@@ -228,8 +228,7 @@ def test_the_markdown_stays_under_its_limit_whatever_the_run_holds(home, make_ru
     settings = {"stop": [f"{i}{'x' * 60}" for i in range(8)]}
     run = make_run(settings=settings, note="n" * 5000)
     run.metrics(
-        {"step": s} | {f"a_metric_with_a_long_name_{i}": s * i for i in range(60)}
-        for s in range(30)
+        {"step": s} | {f"{'a_long_name_' * 40}{i}": s * i for i in range(60)} for s in range(30)
     )
     for step in (0, 5):
         run.evals(step, rows.halved(lambda i, s=step: s == 5, 60, completion="y" * 5000))
