@@ -1,6 +1,7 @@
 """What needs no home: errors, metric names, files, hardware, text. Everyone may use it and it
 imports nothing of ours; start with `errors.py` and `files.py`.
 
+    agent_files.py   places that coding agents obey, where nothing is written
     errors.py        error codes, failure kinds, UserError
     files.py         writing and reading that survives kills and full disks
     filters.py       filter expressions over rows

@@ -13,7 +13,7 @@ from typing import Any
 from engine.core.errors import UserError
 from engine.core.filters import Where
 from engine.evidence.stats.inference import pass_at_k
-from engine.records.answer import Message
+from engine.records.lines.answer import Message
 
 SELECTS = ("correct", "best", "best_n", "shortest", "all")
 WHOLE = ("best", "all")  # selections that say themselves how many they keep

@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from engine.core.agent_files import is_agent_file, refuse_agent_place
 from engine.core.errors import UserError
 from engine.core.format import counted
 from engine.core.hints import Call, Hint
 from engine.environments.registry import FACTS, EnvRecord, find_env, prefix_meant
-from engine.home.agent_files import is_agent_file, refuse_agent_place
 from engine.home.rows import OPEN
 from engine.home.run_dir import Home
 from engine.home.store import Store

@@ -19,7 +19,12 @@ from engine.core.hints import Call, Hint
 from engine.core.metrics import METRICS
 from engine.core.paging import BUDGET, Line, Page, complete_size, page_after, page_before, torn_tail
 from engine.core.reply import BODY_CHARS
-from engine.home.curves import (
+from engine.home.halves import choosing
+from engine.home.rows import TERMINAL, RunRow
+from engine.home.run_dir import Home, RunDir
+from engine.home.sanitize import Redactor, clean_value, clip, json_chars, redactor_for
+from engine.home.store import Store
+from engine.records.lines.curves import (
     POINTS,
     by_step,
     load_metrics,
@@ -29,11 +34,6 @@ from engine.home.curves import (
     summary_of,
     thin,
 )
-from engine.home.halves import choosing
-from engine.home.rows import TERMINAL, RunRow
-from engine.home.run_dir import Home, RunDir
-from engine.home.sanitize import Redactor, clean_value, clip, json_chars, redactor_for
-from engine.home.store import Store
 
 VIEWS = ("metrics", "events", "console", "error")
 MOST_ROWS = 200

@@ -15,7 +15,6 @@ from engine.core.filters import Where
 from engine.core.hints import Call, Hint
 from engine.core.reply import BODY_CHARS
 from engine.evidence.verdict.sides import result_step
-from engine.home.curves import short
 from engine.home.halves import ABOUT_HALF
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home, RunDir
@@ -31,9 +30,10 @@ from engine.reading.transcripts import (
     turns_of,
     within,
 )
-from engine.records.evaluation_row import EvaluationRow, read_evaluation
+from engine.records.lines.curves import short
+from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
+from engine.records.lines.trajectory_record import TrajectoryRecord, read_trajectories
 from engine.records.run_config import RunConfig
-from engine.records.trajectory_record import TrajectoryRecord, read_trajectories
 
 PICKS = ("worst", "best", "random", "median", "truncated", "error", "group", "changed")
 MOST = 50

@@ -7,12 +7,12 @@ from typing import Any
 
 from engine.core.errors import UserError
 from engine.evidence.stats.results import content_of
-from engine.home.curves import short
 from engine.home.sanitize import Redactor, clip, json_chars
 from engine.models import tokens as tokenizers
-from engine.records.answer import Answer, Message
+from engine.records.lines.answer import Answer, Message
+from engine.records.lines.curves import short
+from engine.records.lines.trajectory_record import TrajectoryRecord
 from engine.records.run_config import RunConfig, TrainConfig
-from engine.records.trajectory_record import TrajectoryRecord
 
 Turn = dict[str, str]
 Decode = Callable[[list[int]], str]

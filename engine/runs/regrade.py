@@ -29,8 +29,8 @@ from engine.evidence.verdict.verdict import run_verdict
 from engine.home.run_dir import RunDir
 from engine.home.store import Store
 from engine.processes.outcome import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
-from engine.records.evaluation_row import EvaluationRow
-from engine.records.line_record import Line
+from engine.records.lines.evaluation_row import EvaluationRow
+from engine.records.lines.line_record import Line
 from engine.records.record import DamagedRecord
 from engine.records.run_config import RegradeConfig
 from engine.runs import stored_answers

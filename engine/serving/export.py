@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from engine.core.agent_files import refuse_agent_place
 from engine.core.errors import UserError
 from engine.core.files import is_locked, read_json, read_tail, sync_folder, take_lock, write_json
 from engine.core.hints import Call
-from engine.home.agent_files import refuse_agent_place
 from engine.home.run_dir import Home
 from engine.models import catalog
 from engine.models.catalog import ModelRef

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.core.agent_files import refuse_links
 from engine.core.errors import UserError
 from engine.core.files import write_text
-from engine.home.agent_files import refuse_links
 
 NAME = "honesmith"
 Entry = dict[str, Any]

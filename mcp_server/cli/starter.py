@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from engine.core.agent_files import refuse_agent_place, refuse_links
 from engine.core.errors import UserError
 from engine.core.hints import Call
-from engine.home.agent_files import refuse_agent_place, refuse_links
 from envs.config import scaffold
 from envs.config.problem import EnvProblem
 

@@ -10,7 +10,7 @@ from engine.evidence.stats.inference import Side
 from engine.evidence.verdict import comparison, holdout_reuse, provenance, regression, verdict
 from engine.evidence.verdict.comparison import Comparison
 from engine.home.run_dir import Home, RunDir
-from engine.records.evaluation_row import EvaluationRow
+from engine.records.lines.evaluation_row import EvaluationRow
 
 Row = Mapping[str, Any]
 

@@ -22,8 +22,8 @@ from engine.evidence.detect.views import (
 from engine.evidence.stats.inference import PairedVerdict
 from engine.evidence.verdict.comparison import Comparison, compare_rows
 from engine.evidence.verdict.regression import KeptSkills, compare_skills
-from engine.records.evaluation_row import EvaluationRow
-from engine.records.trajectory_record import TrajectoryRecord
+from engine.records.lines.evaluation_row import EvaluationRow
+from engine.records.lines.trajectory_record import TrajectoryRecord
 from envs.audit.rescore import Scored, score_again
 
 Row = dict[str, Any]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 
 from engine.evidence.stats.results import rounded
-from engine.records.evaluation_row import EvaluationRow
+from engine.records.lines.evaluation_row import EvaluationRow
 
 MOST_TASKS = 1000  # distinct (before, after) pairs that are compared with each other
 SHOWN = 5

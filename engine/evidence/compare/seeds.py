@@ -22,7 +22,7 @@ from engine.evidence.verdict.comparison import (
     values_of_failures,
 )
 from engine.home.run_dir import Home
-from engine.records.evaluation_row import EvaluationRow
+from engine.records.lines.evaluation_row import EvaluationRow
 
 
 def grouped(home: Home, candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -21,10 +21,10 @@ from engine.evidence.detect.views import (
     view_of,
 )
 from engine.evidence.stats import thresholds as limits
-from engine.home.curves import load_metrics
 from engine.home.run_dir import RunDir
-from engine.records.event import Event, read_events
-from engine.records.trajectory_record import read_trajectories
+from engine.records.lines.curves import load_metrics
+from engine.records.lines.event import Event, read_events
+from engine.records.lines.trajectory_record import read_trajectories
 
 # What is kept of a long run: its start, which trends are measured from, and its end.
 _START, _END = 40, 400

@@ -11,8 +11,8 @@ from engine.evidence.stats.results import VALIDATION, in_half, rounded
 from engine.evidence.verdict.comparison import compare_rows
 from engine.evidence.verdict.contamination import taught_tasks, without_tasks
 from engine.home.run_dir import RunDir
-from engine.records.answer import Message
-from engine.records.evaluation_row import EvaluationRow, read_evaluation
+from engine.records.lines.answer import Message
+from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
 
 _TASK_BYTES = 2_000_000  # of task rows, enough to know how long answers are
 

@@ -23,15 +23,15 @@ from engine.evidence.stats.power import split_rows
 from engine.evidence.stats.results import VALIDATION, in_half
 from engine.evidence.verdict.fresh_scores import rescored
 from engine.evidence.verdict.verdict import run_verdict
-from engine.home.curves import load_metrics
 from engine.home.rows import TERMINAL, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import Redactor, json_chars, redactor_for
 from engine.home.store import Store
-from engine.records.evaluation_row import EvaluationRow, read_evaluation
-from engine.records.event import read_events
+from engine.records.lines.curves import load_metrics
+from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
+from engine.records.lines.event import read_events
+from engine.records.lines.trajectory_record import read_trajectories
 from engine.records.run_config import EvaluateConfig, RegradeConfig, RunConfig
-from engine.records.trajectory_record import read_trajectories
 
 _ROLLOUT_BYTES = 24_000_000  # read at most; steps are left out evenly beyond it
 

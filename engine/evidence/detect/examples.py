@@ -10,8 +10,8 @@ from engine.evidence.detect.views import is_pleased_and_wrong
 from engine.evidence.stats.results import answer_text, text_of
 from engine.home.run_dir import RunDir
 from engine.home.sanitize import Redactor, clip
-from engine.records.answer import Answer
-from engine.records.trajectory_record import TrajectoryRecord, read_trajectories
+from engine.records.lines.answer import Answer
+from engine.records.lines.trajectory_record import TrajectoryRecord, read_trajectories
 
 _EXAMPLES = 2
 _EXAMPLE_CHARS = 220

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from engine.home.curves import number, short
+from engine.records.lines.curves import number, short
 
 # Nearest to the root first: what stands above may be the reason for what stands below.
 ORDER = (

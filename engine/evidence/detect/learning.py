@@ -12,7 +12,7 @@ from engine.evidence.stats import thresholds as limits
 from engine.evidence.stats.inference import MARGIN, tasks_needed
 from engine.evidence.stats.power import more_rows
 from engine.evidence.stats.results import rounded
-from engine.home.curves import number
+from engine.records.lines.curves import number
 
 _MACHINE = {
     "oom": "Memory ran out.",

@@ -16,9 +16,9 @@ from engine.evidence.stats.results import rounded
 from engine.evidence.stats.text_metrics import alike_share, plain, repeated_share, wrapped
 from engine.evidence.verdict.comparison import Comparison
 from engine.evidence.verdict.regression import KeptSkills
-from engine.home.curves import number
-from engine.records.answer import Answer
-from engine.records.trajectory_record import TrajectoryRecord
+from engine.records.lines.answer import Answer
+from engine.records.lines.curves import number
+from engine.records.lines.trajectory_record import TrajectoryRecord
 
 Line = Mapping[str, Any]  # of metrics, by name
 

@@ -21,13 +21,13 @@ from engine.evidence.verdict.lineage import trained_by
 from engine.evidence.verdict.provenance import Provenance, read_provenance
 from engine.evidence.verdict.sides import Sides, evaluation_sides, training_sides
 from engine.evidence.verdict.verdict import Verdict, run_verdict
-from engine.home.curves import Metrics, load_metrics
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import Redactor, clean_value, redactor_for
 from engine.home.store import Store
-from engine.records.evaluation_row import read_evaluation
-from engine.records.event import read_events
+from engine.records.lines.curves import Metrics, load_metrics
+from engine.records.lines.evaluation_row import read_evaluation
+from engine.records.lines.event import read_events
 from engine.records.run_config import RunConfig, TrainConfig
 
 _EXAMPLES = 4

@@ -36,11 +36,11 @@ from engine.evidence.report.trust import (
 )
 from engine.evidence.stats.results import TEST, show, show_change
 from engine.evidence.verdict.flips import FlipExample
-from engine.home.curves import main_columns
 from engine.home.halves import choosing
 from engine.home.rows import TERMINAL
 from engine.home.run_dir import Home
 from engine.home.sanitize import clip, one_line
+from engine.records.lines.curves import main_columns
 
 __all__ = ["model_card", "report_markdown", "write_report"]
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from engine.evidence.report.dossier import Dossier
 from engine.evidence.stats.overlap import KINDS
 from engine.evidence.stats.results import show, show_change
-from engine.home.curves import main_columns, short, spark
 from engine.home.rows import TERMINAL
 from engine.home.sanitize import clip, one_line
+from engine.records.lines.curves import main_columns, short, spark
 
 MOST_CHARS = 9_800
 # An underscore between letters is no markup in CommonMark, and names are full of them.

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from engine.evidence.stats.results import content_of
-from engine.records.answer import Message
+from engine.records.lines.answer import Message
 
 Kind = Literal["exact", "normalised", "ngram"]
 KINDS: tuple[Kind, ...] = ("exact", "normalised", "ngram")

@@ -1,6 +1,6 @@
 """Evaluation rows as they lie on disk, turned into sides that can be compared.
 
-One row is one attempt at one task (engine/records/evaluation_row.py). What is compared is
+One row is one attempt at one task (engine/records/lines/evaluation_row.py). What is compared is
 `success` where every scored row has it, else `reward`, else (datasets without a scorer) `loss`.
 """
 
@@ -14,8 +14,8 @@ from engine.core.files import read_lines
 from engine.core.split import prompt_key
 from engine.evidence.stats.inference import NEGLIGIBLE, Interval, Side, paired_bootstrap, wilson
 from engine.home.run_dir import RunDir
-from engine.records.answer import Answer, Message
-from engine.records.evaluation_row import EvaluationRow, read_evaluation
+from engine.records.lines.answer import Answer, Message
+from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
 
 Measure = Literal["success", "reward", "loss"]
 HIGHER_IS_BETTER: dict[Measure, bool] = {"success": True, "reward": True, "loss": False}

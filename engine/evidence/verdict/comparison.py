@@ -20,7 +20,7 @@ from engine.evidence.stats.results import (
     value_of,
 )
 from engine.evidence.verdict.holdout_reuse import correction_factor
-from engine.records.evaluation_row import EvaluationRow
+from engine.records.lines.evaluation_row import EvaluationRow
 
 _DECIDED = ("better", "worse", "no_difference")
 _LOSS_MARGIN = 0.01  # of a loss, one percent is no difference

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from engine.evidence.stats.overlap import Kind
 from engine.home.run_dir import RunDir
-from engine.records.evaluation_row import EvaluationRow
+from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.record import Record
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from engine.evidence.stats.results import answer_text, rounded, text_of
 from engine.evidence.verdict.comparison import Comparison
 from engine.home.sanitize import Redactor, clip
-from engine.records.evaluation_row import EvaluationRow
+from engine.records.lines.evaluation_row import EvaluationRow
 
 _EACH = 2  # per direction, in a result
 _CHARS = 240

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from engine.evidence.stats.results import VALIDATION, in_half, measure_of, selection_score, show
 from engine.home.run_dir import Home, RunDir
-from engine.records.evaluation_row import read_evaluation
+from engine.records.lines.evaluation_row import read_evaluation
 from engine.records.run_config import TrainConfig
 
 _MOST_GENERATIONS = 12

@@ -13,7 +13,7 @@ from engine.evidence.stats.inference import ALPHA, PairedVerdict, holm, paired_v
 from engine.evidence.stats.results import Measure, rounded, rounded_ends, show_change, side
 from engine.evidence.verdict.lineage import ancestry, started_from
 from engine.home.run_dir import RunDir
-from engine.records.evaluation_row import EvaluationRow, read_evaluation
+from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
 
 Word = Literal["forgotten", "unknown", "inconclusive", "improved", "kept"]
 # The worst first: a run's word is that of its worst battery.

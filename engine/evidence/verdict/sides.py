@@ -8,7 +8,7 @@ from engine.evidence.stats.results import TEST, best_step, in_half
 from engine.evidence.verdict.comparison import compare_rows
 from engine.evidence.verdict.contamination import taught_tasks, without_tasks
 from engine.home.run_dir import RunDir
-from engine.records.evaluation_row import EvaluationRow, read_evaluation
+from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
 from engine.records.run_config import AskingConfig, RunConfig
 
 

@@ -15,7 +15,7 @@ from engine.evidence.stats.results import best_step, in_half
 from engine.evidence.verdict.comparison import sentence
 from engine.evidence.verdict.sides import result_step
 from engine.home.run_dir import CHECKPOINT_MANIFEST
-from engine.records.evaluation_row import read_evaluation
+from engine.records.lines.evaluation_row import read_evaluation
 from engine.records.record import DamagedRecord
 
 

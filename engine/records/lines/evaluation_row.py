@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from engine.records.answer import Answer
-from engine.records.line_record import Line
+from engine.records.lines.answer import Answer
+from engine.records.lines.line_record import Line
 
 # The order of keys in a line: of a played answer, of a measured loss, of a skill of pebble's.
 _PLAYED = ("model", "task", "half", "attempt")

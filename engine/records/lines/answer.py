@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import InstanceOf
 
-from engine.records.line_record import LineRecord
+from engine.records.lines.line_record import LineRecord
 
 # A message of a conversation in OpenAI's form: `role`, `content`, and whatever else a template or
 # an environment puts beside them.

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from engine.core.agent_files import is_agent_file, refuse_agent_place
 from engine.core.errors import UserError
 from engine.environments import versions
 from engine.environments.push import push_env
-from engine.home.agent_files import is_agent_file, refuse_agent_place
 from engine.home.run_dir import Home
 from mcp_server.cli import client_config, starter
 from tests.engine.conftest import add_env

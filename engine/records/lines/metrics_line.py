@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pydantic import ConfigDict
 
-from engine.records.line_record import Line, LineRecord
+from engine.records.lines.line_record import Line, LineRecord
 
 
 class MetricsLine(LineRecord):
@@ -39,7 +39,7 @@ def read_metrics(path: Path) -> list[MetricsLine]:
     """All lines of `metrics.jsonl` in the order written; [] where there is no file.
 
     A run that went on from a checkpoint may have written a step twice. A long file is better read
-    through engine/home/curves.py.
+    through engine/records/lines/curves.py.
 
     Raises DamagedRecord naming the file and the key that is missing or wrong.
     """

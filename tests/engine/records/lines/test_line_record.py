@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from engine.core.files import Appender
-from engine.records.evaluation_row import EvaluationRow, read_evaluation
-from engine.records.event import Event, read_events
-from engine.records.line_record import LineRecord
+from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
+from engine.records.lines.event import Event, read_events
+from engine.records.lines.line_record import LineRecord
+from engine.records.lines.metrics_line import MetricsLine, read_metrics
+from engine.records.lines.trajectory_record import TrajectoryRecord, read_trajectories
 from engine.records.manifest import Manifest, read_manifest
-from engine.records.metrics_line import MetricsLine, read_metrics
 from engine.records.record import DamagedRecord
-from engine.records.trajectory_record import TrajectoryRecord, read_trajectories
 
-GOLDEN = Path(__file__).parents[2] / "faults" / "golden" / "0.1.0" / "runs" / "sums-grpo-1"
+GOLDEN = Path(__file__).parents[3] / "faults" / "golden" / "0.1.0" / "runs" / "sums-grpo-1"
 ANSWER: dict[str, Any] = {
     "prompt": [{"role": "user", "content": "2 + 2?"}],
     "messages": [{"role": "assistant", "content": "4"}],

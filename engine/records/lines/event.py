@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import ConfigDict
 
-from engine.records.line_record import Line, LineRecord
+from engine.records.lines.line_record import Line, LineRecord
 
 
 class Event(LineRecord):

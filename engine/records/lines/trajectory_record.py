@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from engine.records.answer import Answer
-from engine.records.line_record import Line
+from engine.records.lines.answer import Answer
+from engine.records.lines.line_record import Line
 
 _FIRST = ("step", "task", "group", "member")
 
