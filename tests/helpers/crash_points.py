@@ -50,6 +50,11 @@ def _a_step(arguments: Arguments, _: Any) -> bool:
     return Path(appender.path).name == "metrics.jsonl" and line.get("step", 0) >= 1
 
 
+def _to_a_checkpoint(arguments: Arguments, _: Any) -> bool:
+    _job, step = arguments
+    return step >= 0  # an attempt without a checkpoint forgets all
+
+
 def _old_checkpoint(arguments: Arguments, _: Any) -> bool:
     folder = Path(arguments[0])
     return folder.name.startswith("step_") and folder.exists()
@@ -65,7 +70,7 @@ class Point:
     matches: Callable[[Arguments, Any], bool] = _always
 
 
-_FILES, _CHECKPOINT = "engine.core.files", "engine.worker.update.checkpoint"
+_FILES = "engine.core.files"
 _LAUNCHER, _OUTCOME = "engine.processes.launcher", "engine.processes.outcome"
 _RUNS = "engine.home.store_runs"
 POINTS: Mapping[str, Point] = {
@@ -100,7 +105,7 @@ POINTS: Mapping[str, Point] = {
     # the row is running, nothing is loaded
     "train.running": Point(_RUNS, "RunTable.set_state", "after"),
     # metrics after the checkpoint are forgotten
-    "train.rewound": Point(_FILES, "keep_lines", "after", _file("metrics.jsonl")),
+    "train.rewound": Point("engine.worker.core.job", "Job.rewind", "after", _to_a_checkpoint),
     # the weights have changed, no metrics yet
     "step.updated": Point("engine.worker.update.schedule", "apply_step", "after"),
     # the metrics line is written
