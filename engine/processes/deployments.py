@@ -15,6 +15,7 @@ from typing import Any
 from engine.core.errors import UserError
 from engine.core.files import is_locked, read_json, read_object
 from engine.core.hints import Call, Hint
+from engine.core.reply import Reply
 from engine.home.recovery import started_with
 from engine.home.rows import DeploymentRow
 from engine.home.run_dir import DeployDir, Home, RunDir
@@ -104,12 +105,12 @@ def check_number(home: Home, asker: Asker) -> None:
     )
 
 
-def list_deployments(home: Home) -> list[dict[str, Any]]:
+def list_deployments(home: Home) -> list[Reply]:
     """The deployments that live: models served, address, memory."""
     return [describe(home, row) for row in living(home)]
 
 
-def describe(home: Home, row: DeploymentRow) -> dict[str, Any]:
+def describe(home: Home, row: DeploymentRow) -> Reply:
     return {
         "deployment_id": row.deployment_id,
         "state": row.state,

@@ -16,6 +16,7 @@ from engine.core.errors import UserError
 from engine.core.files import read_object, write_json, write_text
 from engine.core.format import counted, size
 from engine.core.hints import Call, Hint
+from engine.core.reply import Reply
 from engine.curation.curated import CARD
 from engine.environments.registry import SOURCE
 from engine.evidence.report.html_report import write_report
@@ -58,7 +59,7 @@ def deletable(home: Home, refs: Sequence[str], force: bool = False) -> tuple[lis
 
 
 @tells_of_the_disk
-def delete_run(home: Home, run_id: str) -> dict[str, Any]:
+def delete_run(home: Home, run_id: str) -> Reply:
     """Free the room that an ended run takes; `deletable` says whether it should be.
 
     Returns `run_id`, `bytes` freed and `warnings` of what could not be removed or is elsewhere.

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.core.files import read_json
+from engine.core.reply import Reply
 from engine.evidence.compare.settings_diff import changed_choices, making_of_run
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home
@@ -17,10 +18,10 @@ from engine.runs.submit.cautions import verdict_in_words
 _SHOWN = 4  # changed settings on a line of the tree
 
 
-def entry(home: Home, row: RunRow) -> dict[str, Any]:
+def entry(home: Home, row: RunRow) -> Reply:
     """One run's line in the ledger: parent, levers moved, prediction and outcome, spend."""
     config = home.run(row.run_id).find_config()
-    found: dict[str, Any] = {}
+    found: Reply = {}
     parent = parent_of(row, config)
     if parent:
         found["parent"] = parent
@@ -100,13 +101,13 @@ def _short(value: Any) -> str:
     return text if len(text) <= 24 else f"{text[:23]}…"
 
 
-def best_runs(home: Home, rows: Sequence[RunRow]) -> dict[str, dict[str, Any]]:
+def best_runs(home: Home, rows: Sequence[RunRow]) -> dict[str, Reply]:
     """The best run of each environment version, by the half of the held-out tasks that chooses.
 
     A run that came out worse, or in which no checkpoint beat its start, is none: its start is the
     better model.
     """
-    best: dict[str, dict[str, Any]] = {}
+    best: dict[str, Reply] = {}
     for row in sorted(rows, key=lambda row: row.rowid):
         if row.kind != "train" or row.state != "done" or row.verdict == "worse":
             continue

@@ -13,6 +13,7 @@ from typing import Any
 from engine.core.errors import UserError
 from engine.core.files import last_line, read_object
 from engine.core.hints import Call
+from engine.core.reply import Reply
 from engine.home.halves import chosen_by, scores_in_words
 from engine.home.progress import alerts_in, events_end, events_from, read_progress, write_status
 from engine.home.rows import TERMINAL, RunRow, taken_as
@@ -57,7 +58,7 @@ _EVIDENCE = (
 )
 
 
-def status(home: Home, run_id: str) -> dict[str, Any]:
+def status(home: Home, run_id: str) -> Reply:
     """Everything about one run that fits an answer. Raises UserError RUN_NOT_FOUND."""
     launcher.reap(home)
     with Store(home) as store:
@@ -70,8 +71,8 @@ def wait(
     until: str = "end",
     timeout_s: float = 45.0,
     cursor: str = "",
-    on_progress: Callable[[dict[str, Any]], None] | None = None,
-) -> dict[str, Any]:
+    on_progress: Callable[[Reply], None] | None = None,
+) -> Reply:
     """The status when `until` has come, the run has ended, or `timeout_s` (0..50) is over.
 
     `cursor` from an earlier wait makes an evaluation or alert since then count; without it they
@@ -113,7 +114,7 @@ def wait(
             row = store.get_run(row.run_id)
 
 
-def cancel(home: Home, run_id: str, reason: str = "") -> dict[str, Any]:
+def cancel(home: Home, run_id: str, reason: str = "") -> Reply:
     """Ask a run to end; asking again changes nothing.
 
     A queued run is cancelled at once; a running one stops after writing a checkpoint, which its
@@ -148,10 +149,10 @@ def cancel(home: Home, run_id: str, reason: str = "") -> dict[str, Any]:
 
 def _status(
     home: Home, store: Store, row: RunRow, alerts: list[dict[str, Any]] | None = None
-) -> dict[str, Any]:
+) -> Reply:
     run = home.run(row.run_id)
     now = read_progress(run, row)
-    found: dict[str, Any] = {
+    found: Reply = {
         "run_id": row.run_id,
         "state": row.state,
         "kind": row.kind,
@@ -204,12 +205,12 @@ def _status(
     return found
 
 
-def _evaluated(events: list[dict[str, Any]], found: dict[str, Any]) -> dict[str, Any]:
+def _evaluated(events: list[dict[str, Any]], found: Reply) -> Reply:
     """The evaluation that was waited for, from its event: the line of metrics comes after it."""
     last = [event for event in events if event.get("event") == "evaluated"][-1]
     scores = {name: value for name, value in last.items() if name not in _EVENT_WORDS}
     said = scores_in_words(scores, found.get("heldout") or {}) or str(last.get("message") or "")
-    about: dict[str, Any] = {"evaluation": scores}
+    about: Reply = {"evaluation": scores}
     at, step = "", scores.get("step")
     if isinstance(step, int) and not isinstance(step, bool):
         about["step"] = max(step, found["step"] or 0)
@@ -253,7 +254,7 @@ def _why_waiting(run: RunDir) -> list[str]:
     return [f"it waits for a server that has the secrets {names} in its environment"]
 
 
-def _result(run: RunDir) -> dict[str, Any]:
+def _result(run: RunDir) -> Reply:
     """What the worker concluded, without its long lists."""
     result = read_object(run.result)
     if not result:
@@ -262,7 +263,7 @@ def _result(run: RunDir) -> dict[str, Any]:
     evidence = evidence if isinstance(evidence, dict) else {}
     found = {name: evidence[name] for name in _EVIDENCE if evidence.get(name) is not None}
     kept = {key: value for key, value in result.items() if key not in ("evidence", "verdict")}
-    about: dict[str, Any] = {"result": kept | ({"evidence": found} if found else {})}
+    about: Reply = {"result": kept | ({"evidence": found} if found else {})}
     if evidence.get("warnings"):
         about["warnings"] = list(evidence["warnings"])
     if evidence.get("next"):
@@ -270,7 +271,7 @@ def _result(run: RunDir) -> dict[str, Any]:
     return about
 
 
-def _errors_first(run: RunDir, row: RunRow, found: dict[str, Any]) -> dict[str, Any]:
+def _errors_first(run: RunDir, row: RunRow, found: Reply) -> Reply:
     """Scores that failed stand before whatever was scored, with the calls that say why."""
     failed = _failed_scores(found.get("result") or {})
     if not failed.get("failed"):
@@ -300,7 +301,7 @@ def _failed_scores(result: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: sum(model.get(key) or 0 for model in models) for name, key in counts}
 
 
-def _after_evaluation(run: RunDir, row: RunRow) -> list[dict[str, Any]]:
+def _after_evaluation(run: RunDir, row: RunRow) -> list[Reply]:
     """Compare what was evaluated, and read it; an evaluation left no model to deploy."""
     config = run.find_config()  # the end of a run with a damaged config is shown all the same
     models = config.model_refs if config else []
@@ -318,7 +319,7 @@ def _after_evaluation(run: RunDir, row: RunRow) -> list[dict[str, Any]]:
     return [call.to_json() for call in calls]
 
 
-def _summary(row: RunRow, found: dict[str, Any]) -> str:
+def _summary(row: RunRow, found: Reply) -> str:
     at = ""
     if found["step"] is not None:
         of = f" of {found['total_steps']}" if found["total_steps"] is not None else ""
@@ -349,7 +350,7 @@ def _cancel_summary(row: RunRow, saved: str) -> str:
             return f"{row.run_id} is {row.state} already; nothing was changed."
 
 
-def _after_cancel(row: RunRow) -> list[dict[str, Any]]:
+def _after_cancel(row: RunRow) -> list[Reply]:
     if row.state == "stopping":
         return [Call("wait_run", {"run_id": row.run_id}).to_json()]
     if row.state in ("cancelled", "failed"):

@@ -2,12 +2,12 @@
 
 import importlib.util
 from collections.abc import Callable
-from typing import Any
 
 from engine.core import hardware
 from engine.core.errors import UserError
 from engine.core.format import counted
 from engine.core.hints import Call
+from engine.core.reply import Reply
 from engine.environments import registry
 from engine.evidence.verdict import holdout_reuse
 from engine.home.halves import ABOUT_USE
@@ -24,7 +24,7 @@ _MOST = 10_000  # runs that are open at a time, far above any queue
 SCOPES = ("all", "hardware", "runs", "envs", "models", "datasets", "deployments")
 
 
-def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") -> dict[str, Any]:
+def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") -> Reply:
     """What `scope` holds, newest first; `next_cursor` where more would follow.
 
     Raises UserError BAD_ARGUMENT for another scope, BAD_CURSOR.
@@ -38,7 +38,7 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
         )
     launcher.reap(home)
     after = _parse_cursor(cursor)
-    found: dict[str, Any] = {}
+    found: Reply = {}
     whole: dict[str, int] = {}  # how many there are where all lists are told of, shown or not
     open_runs: list[RunRow] = []
     with Store(home) as store:
@@ -93,7 +93,7 @@ def _parse_cursor(cursor: str) -> int:
     return int(cursor)
 
 
-def _hardware(home: Home, store: Store) -> dict[str, Any]:
+def _hardware(home: Home, store: Store) -> Reply:
     machine = hardware.detect(home.root)
     busy = {row.device: row.run_id for row in store.list_runs(100, states=HOLDS_DEVICE)}
     devices = [
@@ -126,10 +126,10 @@ def _training(home: Home) -> str:
     return "ready" if own else f"ready ({python})"
 
 
-def _budget(home: Home, store: Store) -> dict[str, Any]:
+def _budget(home: Home, store: Store) -> Reply:
     config = home.user_config()
     spent = store.spent_hours()
-    budget: dict[str, Any] = {"spent_gpu_hours": round(spent, 3)}
+    budget: Reply = {"spent_gpu_hours": round(spent, 3)}
     if config.max_gpu_hours_total is not None:
         left = max(0.0, config.max_gpu_hours_total - store.committed_hours())
         budget |= {
@@ -141,8 +141,8 @@ def _budget(home: Home, store: Store) -> dict[str, Any]:
     return budget
 
 
-def _run(home: Home, row: RunRow) -> dict[str, Any]:
-    found: dict[str, Any] = {
+def _run(home: Home, row: RunRow) -> Reply:
+    found: Reply = {
         "run_id": row.run_id,
         "state": row.state,
         "kind": row.kind,
@@ -165,7 +165,7 @@ def _run(home: Home, row: RunRow) -> dict[str, Any]:
     return found
 
 
-def _environments(home: Home) -> list[dict[str, Any]]:
+def _environments(home: Home) -> list[Reply]:
     """Versions, each with how often its held-out tasks were used to choose."""
     used = holdout_reuse.use_by_env(home)
     return [
@@ -174,11 +174,11 @@ def _environments(home: Home) -> list[dict[str, Any]]:
     ]
 
 
-def _datasets(home: Home) -> list[dict[str, Any]]:
+def _datasets(home: Home) -> list[Reply]:
     return [env for env in registry.list_envs(home) if env.get("kind") == "sft"]
 
 
-_LISTS: dict[str, Callable[[Home], list[dict[str, Any]]]] = {
+_LISTS: dict[str, Callable[[Home], list[Reply]]] = {
     "envs": _environments,
     "models": catalog.usable_models,
     "datasets": _datasets,
@@ -186,9 +186,7 @@ _LISTS: dict[str, Callable[[Home], list[dict[str, Any]]]] = {
 }
 
 
-def _summary(
-    scope: str, found: dict[str, Any], whole: dict[str, int], open_runs: list[RunRow]
-) -> str:
+def _summary(scope: str, found: Reply, whole: dict[str, int], open_runs: list[RunRow]) -> str:
     """Counts of the whole home, whatever part of its lists is shown."""
     if scope == "hardware":
         devices = found["hardware"]["devices"]
@@ -207,7 +205,7 @@ def _summary(
     )
 
 
-def _next(scope: str, found: dict[str, Any], open_runs: list[RunRow]) -> list[dict[str, Any]]:
+def _next(scope: str, found: Reply, open_runs: list[RunRow]) -> list[Reply]:
     if scope != "all":
         return []
     for row in open_runs:

@@ -9,12 +9,12 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import Any
 
 from engine.core.agent_files import refuse_agent_place
 from engine.core.errors import UserError
 from engine.core.files import is_locked, read_json, read_tail, sync_folder, take_lock, write_json
 from engine.core.hints import Call
+from engine.core.reply import Reply
 from engine.home.run_dir import Home
 from engine.models import catalog
 from engine.models.catalog import ModelRef
@@ -26,7 +26,7 @@ WAIT_S = 40.0
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "README.md")
 
 
-def export(home: Home, ref: str, export_format: str = "adapter", path: str = "") -> dict[str, Any]:
+def export(home: Home, ref: str, export_format: str = "adapter", path: str = "") -> Reply:
     """Write the files of a run's checkpoint to `path` (default: the home's `exports/`).
 
     Raises UserError BAD_ARGUMENT, MODEL_*, DEPLOY_FAILED, NO_TORCH, DISK_FULL.
@@ -173,7 +173,7 @@ def _put(aside: Path, target: Path, origin: dict[str, str]) -> None:
     sync_folder(target.parent)
 
 
-def _exported(model: ModelRef, target: Path, export_format: str, when: str) -> dict[str, Any]:
+def _exported(model: ModelRef, target: Path, export_format: str, when: str) -> Reply:
     files = sorted(entry.name for entry in target.iterdir())
     was = " already" if when == "already" else ""
     return {
@@ -188,7 +188,7 @@ def _exported(model: ModelRef, target: Path, export_format: str, when: str) -> d
     }
 
 
-def _going_on(ref: str, target: Path) -> dict[str, Any]:
+def _going_on(ref: str, target: Path) -> Reply:
     again = {"run_id": ref, "action": "export", "format": "merged", "path": str(target)}
     return {
         "model": ref,

@@ -19,6 +19,7 @@ from engine.core.errors import UserError
 from engine.core.files import read_json, read_tail, take_lock, write_json, write_text
 from engine.core.hardware import Device
 from engine.core.hints import Call, Hint
+from engine.core.reply import Reply
 from engine.home.progress import read_progress
 from engine.home.rows import HOLDS_DEVICE, DeploymentRow
 from engine.home.run_dir import DeployDir, Home
@@ -63,7 +64,7 @@ def deploy(
     export_format: str = "adapter",
     path: str = "",
     asker: Asker = ANYBODY,
-) -> dict[str, Any]:
+) -> Reply:
     """Serve a model, stop serving it, or export its files.
 
     Raises UserError MODEL_*, DEVICE_BUSY, DOES_NOT_FIT, DEPLOY_FAILED, DEPLOYMENT_NOT_FOUND,
@@ -102,7 +103,7 @@ def chat(
     max_tokens: int = 512,
     temperature: float = 0.0,
     asker: Asker = ANYBODY,
-) -> dict[str, Any]:
+) -> Reply:
     """Ask a model, and a second one with `compare_to`; starts a deployment where none serves it.
 
     Each answer: model, answer, finish_reason, prompt_tokens, tokens, latency_s (its own, without
@@ -117,7 +118,7 @@ def chat(
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": message})
     body = {"messages": messages, "max_tokens": max_tokens, "temperature": temperature}
-    started: list[dict[str, Any]] = []
+    started: list[Reply] = []
     answers = [_ask(home, one, body, deadline, asker, started) for one in wanted]
     seconds = sum(answer["latency_s"] for answer in answers)
     cut = [
@@ -378,7 +379,7 @@ def _update(home: Home, row: DeploymentRow, **values: Any) -> DeploymentRow:
     return replace(row, **values)
 
 
-def _stop(home: Home, ref: str) -> dict[str, Any]:
+def _stop(home: Home, ref: str) -> Reply:
     """Stop serving a model, or a deployment by its id; the process ends with the last asked for."""
     stopped = False
     for row in deployments.living(home):
@@ -439,8 +440,8 @@ def _ask(
     body: dict[str, Any],
     deadline: float,
     asker: Asker,
-    started: list[dict[str, Any]],
-) -> dict[str, Any]:
+    started: list[Reply],
+) -> Reply:
     """One answer; what is started for it is added to `started`.
 
     A process that ended between the look and the question is started again once.
@@ -475,9 +476,7 @@ def _ask(
     raise AssertionError("unreachable")
 
 
-def _answer(
-    wanted: Wanted, folder: DeployDir, response: httpx.Response, seconds: float
-) -> dict[str, Any]:
+def _answer(wanted: Wanted, folder: DeployDir, response: httpx.Response, seconds: float) -> Reply:
     try:
         said = response.json()
     except ValueError:
