@@ -100,7 +100,7 @@ def test_an_open_run_is_not_deleted_even_by_force(
     for force in ((), ("--force",)):
         told = call("runs", "delete", row.run_id, *force)
         assert told.exit_code == 2 and "is queued" in told.stderr
-        assert "honesmith cancel" in told.stderr
+        assert "honesmith wait" in told.stderr
 
 
 def test_a_run_that_others_come_from_is_only_deleted_by_force_or_with_them(home: Home, env_id: str):

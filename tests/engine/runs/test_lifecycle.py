@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from run_configs import evaluate_config
 
 from engine.core.errors import UserError
 from engine.core.files import append_line, read_json, write_json
@@ -266,7 +267,7 @@ def test_a_resume_without_a_checkpoint_says_it_starts_over_under_its_own_cap(ben
     run = bench.start(steps=2, behave="odd_exit", max_gpu_hours=0.4)
     bench.until_state(run, "failed")
     config = read_json(run.config)
-    config["settings"].pop("behave")
+    config["fake_trainer"].pop("behave")
     run.config.write_text(json.dumps(config))
     said = lifecycle.submit(bench.home, TrainRequest(resume=run.id))
     assert said["resumed_from"] == "" and "step 0" in said["warnings"][0]
@@ -437,7 +438,7 @@ def test_an_evaluation_is_a_run_of_its_own_with_copies_of_its_models(busy, bench
 def test_a_finished_evaluation_offers_to_compare_its_models_and_never_to_deploy_it(home, models):
     def prepare(run_id: str) -> None:
         home.run(run_id).create()
-        write_json(home.run(run_id).config, {"models": [{"ref": ref} for ref in models]})
+        write_json(home.run(run_id).config, evaluate_config(run_id, models=models))
         write_json(home.run(run_id).result, {"summary": "played"})
 
     with Store(home) as store:
@@ -536,7 +537,7 @@ def test_the_overview_counts_the_whole_home_and_says_what_follows(busy, bench, e
     few = lifecycle.overview(bench.home, limit=1)
     assert len(few["envs"]) == len(few["runs"]) == 1
     assert few["summary"].startswith("1 running, 1 queued, 4 environments, ")
-    assert few["summary"].endswith("More runs, envs follow with scope runs.")
+    assert few["summary"].endswith("More runs, envs, models follow with scope runs.")
     assert few["next"] == lifecycle.overview(bench.home)["next"]
     whole = lifecycle.overview(bench.home)["summary"]
     assert whole == few["summary"].partition(" More ")[0]
