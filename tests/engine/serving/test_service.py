@@ -237,8 +237,12 @@ def needing(bench, share: float, **settings):
     """A started run that is estimated to take this share of the machine's memory."""
     run = bench.queue(**settings)
     total = hardware.detect().device.memory_total
-    estimate = {"peak_memory": {"total": int(share * total)}}
-    write_json(run.config, read_json(run.config) | {"estimate": estimate})
+    config = read_json(run.config)
+    config["estimate"]["peak_memory"] = {
+        **config["estimate"]["peak_memory"],
+        "total": int(share * total),
+    }
+    write_json(run.config, config)
     launcher.start_queued(bench.home)
     return run
 
