@@ -337,5 +337,5 @@ def test_a_watch_takes_up_a_run_where_its_checkpoint_left_it(tmp_path: Path):
     watch = Watch(run, "grpo", {"max_tokens": 20, "steps": 40})
     watch.catch_up(10)
     assert [line["step"] for line in watch.lines] == list(range(1, 11))
-    assert set(watch.active) == {"truncation"} and watch.rows["rows"] == 10
+    assert set(watch.active) == {"truncation"} and watch.rows.rows == 10
     assert watch.look(11, {"truncated_share": 0.5}) == ([], [])
