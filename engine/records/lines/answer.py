@@ -1,8 +1,8 @@
 """One answer of a model to a task, as rollouts and evaluations both keep it."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import InstanceOf
+from pydantic import BeforeValidator, InstanceOf
 
 from engine.records.lines.line_record import LineRecord
 
@@ -11,6 +11,16 @@ from engine.records.lines.line_record import LineRecord
 Message = dict[str, Any]
 # Any text, a lone surrogate included: answers and the replies of environments may hold one.
 Text = InstanceOf[str]
+
+
+def _measured(values: object) -> object:
+    """Without what was no number, which a file holds as null."""
+    if not isinstance(values, dict):
+        return values
+    return {name: value for name, value in values.items() if value is not None}
+
+
+Numbers = Annotated[dict[str, float], BeforeValidator(_measured)]
 
 
 class Answer(LineRecord):
@@ -35,7 +45,7 @@ class Answer(LineRecord):
     completion: Text | None = None
     reward: float | None = None
     success: bool | None = None
-    metrics: dict[str, float] | None = None
+    metrics: Numbers | None = None
     error: Text | None = None
     stop_reason: str | None = None
     tokens: int = 0

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from engine.core.files import Appender
+from engine.records.lines.answer import Answer
 from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
 from engine.records.lines.event import Event, read_events
 from engine.records.lines.line_record import LineRecord
@@ -135,3 +136,8 @@ def test_a_manifest_is_written_as_it_was_read(tmp_path: Path):
     path.write_text(json.dumps({k: v for k, v in MANIFEST.items() if k != "precision"}))
     with pytest.raises(DamagedRecord, match=r"manifest\.json is damaged: precision"):
         read_manifest(path)
+
+
+def test_a_metric_that_was_no_number_is_left_out_and_the_rest_is_read():
+    row = {"task": "a", "metrics": {"length": 3, "ratio": None}}
+    assert Answer.of(row, "rollouts").metrics == {"length": 3.0}
