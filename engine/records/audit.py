@@ -84,7 +84,7 @@ class Audit(Record):
     not write.
 
     Attributes:
-        verdict: ok, warn or risk; `headline` says it with its numbers.
+        verdict: ok, warn or risk, "" where no audit was made; `headline` says it with its numbers.
         risks, weaknesses: names of probes and other faults.
         separability: near miss -> share of rows on which the reference answer earns more.
         share: of the rows that were scored, `rows_scored` of `rows`.
@@ -93,8 +93,8 @@ class Audit(Record):
         secrets_unset: secrets that were not set when it was made; None where it does not say.
     """
 
-    verdict: str
-    headline: str
+    verdict: str = ""
+    headline: str = ""
     risks: tuple[str, ...] = ()
     weaknesses: tuple[str, ...] = ()
     probes: tuple[ProbeLine, ...] = ()

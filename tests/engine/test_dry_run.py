@@ -242,17 +242,20 @@ def test_a_reward_that_pays_near_misses_is_a_warning_and_no_refusal(home: Home):
     assert report["next"] and report["audit"]["separability"] == {"off by one": 0.6}
 
 
+PROBE = {"what": "", "rows": 9, "mean": 0.0, "success": 0.0, "paid": 0.0, "errors": 0}
+
+
 def test_an_environment_without_audit_is_a_warning(home: Home):
     add(home, audit={})
     assert check(dry_run.dry_run(home, "sums"), "reward_audit")["status"] == "warn"
 
 
 def test_the_audit_table_is_in_the_report(home: Home):
-    line = {"probe": "empty", "what": "", "rows": 9, "mean": 0.0, "success": 0.0, "verdict": "ok"}
+    line = PROBE | {"probe": "empty", "verdict": "ok"}
     audit = {"verdict": "ok", "headline": "ok", "probes": [line], "seconds": 1.5, "seed": 0}
     add(home, audit=audit)
     table = dry_run.dry_run(home, "sums")["audit"]["probes"]
-    assert table == [{"probe": "empty", "mean": 0.0, "success": 0.0, "verdict": "ok"}]
+    assert table == [{"probe": "empty", "mean": 0.0, "success": 0.0, "errors": 0, "verdict": "ok"}]
 
 
 def test_an_sft_plan_shows_one_row_as_it_is_trained(home: Home):
@@ -353,9 +356,9 @@ def test_a_model_that_earns_less_than_nothing_pays_is_warned_about(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ):
     lines = [
-        {"probe": "gold", "mean": 1.0, "verdict": "info"},
-        {"probe": "off by one", "mean": 0.9, "verdict": "warn"},  # nearly an answer
-        {"probe": "empty", "mean": 0.45, "verdict": "ok"},
+        PROBE | {"probe": "gold", "mean": 1.0, "verdict": "info"},
+        PROBE | {"probe": "off by one", "mean": 0.9, "verdict": "warn"},  # nearly an answer
+        PROBE | {"probe": "empty", "mean": 0.45, "verdict": "ok"},
     ]
     add(home, audit={"verdict": "warn", "headline": "warn", "probes": lines})
     for earned, status in ((0.02, "warn"), (0.5, "pass")):
