@@ -27,8 +27,9 @@ from engine.core.metrics import METRICS, names
 from engine.environments import env_facts, registry
 from engine.environments.push import push_env
 from engine.home.run_dir import Home
-from engine.worker import grpo, training
+from engine.worker import training
 from engine.worker.core.failures import WorkerFailure
+from engine.worker.rollouts.guard import NO_SIGNAL_STEPS
 from engine.worker.update import losses
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
@@ -350,7 +351,7 @@ def test_a_reward_that_never_differs_ends_the_run_with_no_signal(
     with pytest.raises(WorkerFailure) as caught:
         go(run)
     assert caught.value.kind == "no_signal"
-    assert metrics(run)[-1]["step"] == grpo.NO_SIGNAL_STEPS - 1
+    assert metrics(run)[-1]["step"] == NO_SIGNAL_STEPS - 1
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoint(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from peft import get_peft_model, set_peft_model_state_dict
 from safetensors.torch import save_file
+from typed_settings import grpo_settings
 
 from engine.worker.core.batch import Row
 from engine.worker.core.failures import WorkerFailure
@@ -175,4 +176,4 @@ def test_a_folder_without_a_model_is_refused_with_what_to_do(tmp_path: Path) -> 
 
 
 def settings(**changes: Any) -> dict[str, Any]:
-    return SETTINGS | changes
+    return grpo_settings(SETTINGS | changes)

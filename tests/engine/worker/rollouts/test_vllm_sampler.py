@@ -217,7 +217,7 @@ def test_memory_that_ran_out_is_told_as_that(tmp_path):
 def test_a_sampler_that_rests_wakes_when_it_is_asked(make):
     sampler = make(device="cuda", sleeps=True)
     sampler.generate([[1, 5]], 1, SamplingParams(1))
-    sampler.rest()
+    sampler.release_memory()
     assert seen(sampler)["asleep"]
     assert sampler.generate([[1, 5]], 1, SamplingParams(1))[0][0].ids == [6]
     assert not seen(sampler)["asleep"]
@@ -226,7 +226,7 @@ def test_a_sampler_that_rests_wakes_when_it_is_asked(make):
 def test_on_a_cpu_there_is_nothing_to_rest(make):
     sampler = make()
     sampler.generate([[1, 5]], 1, SamplingParams(1))
-    sampler.rest()
+    sampler.release_memory()
     assert not seen(sampler)["asleep"]
 
 
