@@ -98,7 +98,7 @@ docs: setup
 	$(PY) docs/generate.py
 
 pebble: setup
-	$(PY) -P -m engine.worker.build_pebble
+	$(PY) -P -m tools.build_pebble
 
 # The long fault suite: real kills, attacks, full disks.
 faults: setup

@@ -117,7 +117,7 @@ def test_every_line_of_the_architecture_page_names_something_that_exists():
 def unmirrored_tests() -> list[str]:
     """Test files below tests/<package>/ whose name names no module at the mirrored place."""
     unmatched = []
-    for path in tree(*(f"tests/{package}" for package in (*PACKAGES, "benchmarks"))):
+    for path in tree(*(f"tests/{package}" for package in (*PACKAGES, "benchmarks", "tools"))):
         if not path.match("test_*.py"):
             continue
         folder = path.relative_to("tests").parent

@@ -13,7 +13,7 @@ from typing import Any
 from engine.core.errors import UserError
 from engine.core.filters import Where
 from engine.evidence.stats.inference import pass_at_k
-from engine.records.lines.answer import Message
+from envs.json_types import ChatMessage
 
 SELECTS = ("correct", "best", "best_n", "shortest", "all")
 WHOLE = ("best", "all")  # selections that say themselves how many they keep
@@ -41,8 +41,8 @@ class Attempt:
     model: str
     step: int
     member: int
-    prompt: Sequence[Message]
-    messages: Sequence[Message]
+    prompt: Sequence[ChatMessage]
+    messages: Sequence[ChatMessage]
     reward: float
     success: bool | None
     tokens: int

@@ -9,10 +9,11 @@ from engine.core.errors import UserError
 from engine.evidence.stats.results import content_of
 from engine.home.sanitize import Redactor, clip, json_chars
 from engine.models import tokens as tokenizers
-from engine.records.lines.answer import Answer, Message
+from engine.records.lines.answer import Answer
 from engine.records.lines.curves import short
 from engine.records.lines.trajectory_record import TrajectoryRecord
 from engine.records.run_config import RunConfig, TrainConfig
+from envs.json_types import ChatMessage
 
 Turn = dict[str, str]
 Decode = Callable[[list[int]], str]
@@ -120,7 +121,7 @@ def decoder_of(config: RunConfig | None) -> Decode | None:
     return lambda ids: str(backend.decode(ids, skip_special_tokens=False))
 
 
-def turns_of(redact: Redactor, messages: str | Sequence[Message] | None) -> list[Turn]:
+def turns_of(redact: Redactor, messages: str | Sequence[ChatMessage] | None) -> list[Turn]:
     """{"role", "content"} of each message, cleaned and redacted, tool calls written out."""
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]

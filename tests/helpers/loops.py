@@ -126,8 +126,8 @@ def make_run(
 
 def go(run: RunDir) -> dict[str, Any]:
     """Train in this process; returns the result record."""
-    job = Job(run.path)
-    return {"sft": train_sft, "grpo": train_grpo}[job.config["algorithm"]](job)
+    job: Job[Any] = Job(run.path)
+    return {"sft": train_sft, "grpo": train_grpo}[job.config.algorithm](job)
 
 
 def go_until(run: RunDir, step: int, *, killed: bool = False) -> None:
@@ -135,8 +135,8 @@ def go_until(run: RunDir, step: int, *, killed: bool = False) -> None:
     checkpoint, or `killed`, which leaves none."""
     log = training.Training.log
 
-    def end(self: training.Training, at: int, values: dict[str, Any]) -> None:
-        log(self, at, values)
+    def end(self: training.Training, at: int, values: dict[str, Any], rollouts: Any = ()) -> None:
+        log(self, at, values, rollouts)
         if at == step and killed:
             raise KeyboardInterrupt
         if at == step:

@@ -8,6 +8,7 @@ from simulated import ROLLOUT, Simulated
 from engine.evidence.detect.alerts import Watch
 from engine.evidence.detect.views import TrainingRows
 from engine.home.run_dir import RunDir
+from engine.records.lines.trajectory_record import read_trajectories
 
 
 def lines_of(rows: list) -> str:
@@ -32,6 +33,8 @@ def replay(run: Simulated, folder: Path) -> list[tuple[int, str]]:
             place.rollouts(step).write_text(lines_of(rows))
         if step in run.exams:
             place.evals(step).write_text(lines_of(run.exams[step]))
-        found, _ = watch.look(step, {k: v for k, v in line.items() if k != "step"})
+        rollouts = read_trajectories(place.rollouts(step))
+        values = {k: v for k, v in line.items() if k != "step"}
+        found, _ = watch.look(step, values, rollouts)
         raised += [(step, finding.id) for finding in found]
     return raised

@@ -22,8 +22,8 @@ LEARNING = [
     Fault(
         "an answer's second token is predicted from the prompts",
         "ops/packing.py",
-        "torch.where(before < row.shared, before + trunk, before + inside)",
-        "torch.where(before <= row.shared, before + trunk, before + inside)",
+        "torch.where(before < row.prefix_len, before + prefix, before + inside)",
+        "torch.where(before <= row.prefix_len, before + prefix, before + inside)",
         (HAND, SHARED),
     ),
     Fault(
@@ -198,7 +198,7 @@ LEARNING = [
     ),
     Fault(
         "the divergence is not weighted by the ratio",
-        "grpo.py",
+        "update/policy_update.py",
         "(ratio * divergence * weights).sum()",
         "(divergence * weights).sum()",
         (gradient("dapo"), gradient("gspo")),
@@ -226,9 +226,9 @@ LEARNING = [
     ),
     Fault(
         "every update takes itself for the sampler",
-        "grpo.py",
-        "    if micro.old is None:\n",
-        "    if True:\n",
+        "update/policy_update.py",
+        "        if micro.old is None:\n",
+        "        if True:\n",
         (gradient("dapo"),),
     ),
     Fault(
@@ -305,8 +305,8 @@ LEARNING = [
     Fault(
         "the data of a step are those of the next",
         "sft.py",
-        "epoch, at = divmod(step - 1, per_epoch)",
-        "epoch, at = divmod(step, per_epoch)",
+        "epoch, index = divmod(step - 1, per_epoch)",
+        "epoch, index = divmod(step, per_epoch)",
         (
             "test_sft_gradients.py"
             "::test_each_epoch_sees_every_row_once_and_a_resumed_run_the_same_ones",
@@ -350,7 +350,7 @@ LEARNING = [
     Fault(
         "a step's chance does not follow from its number",
         "training.py",
-        'torch.manual_seed(self.settings["seed"] * 1_000_003 + step)',
+        "torch.manual_seed(self.settings.seed * 1_000_003 + step)",
         "pass",
         (RESUMED,),
     ),

@@ -5,7 +5,7 @@ silent for a while: a run must not cry at every step.
 """
 
 import math
-from collections.abc import Mapping, MutableSequence
+from collections.abc import Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from engine.evidence.stats import thresholds as limits
 from engine.home.run_dir import RunDir
 from engine.records.lines.curves import load_metrics
 from engine.records.lines.event import Event, read_events
-from engine.records.lines.trajectory_record import read_trajectories
+from engine.records.lines.trajectory_record import TrajectoryRecord, read_trajectories
 
 # What is kept of a long run: its start, which trends are measured from, and its end.
 _START, _END = 40, 400
@@ -42,7 +42,7 @@ class Watch:
     """Looks at a training run after every step.
 
     Args:
-        run: its folder; rollouts of a step are read from there once they are written.
+        run: its folder; those rollouts that came before are read from there.
         exam_tasks: tasks behind each `heldout_` value.
     """
 
@@ -82,10 +82,12 @@ class Watch:
         elif event.event == "alert_cleared":
             self.active.pop(str(event.fields.get("id")), None)
 
-    def look(self, step: int, values: Mapping[str, Any]) -> tuple[list[Finding], list[str]]:
-        """(alerts to raise, ids that are over) after a step with these metrics."""
+    def look(
+        self, step: int, values: Mapping[str, Any], rollouts: Sequence[TrajectoryRecord] = ()
+    ) -> tuple[list[Finding], list[str]]:
+        """(alerts to raise, ids that are over) after a step with these metrics and rollouts."""
         self.lines.append({"step": step, **values})
-        self._view(step)
+        self._add_view(view_of(step, rollouts, self.settings))
         self._trim()
         if self._beginning is None:  # step 0 was examined before the first step
             exam = first_exam(self.run, self.settings)
@@ -126,7 +128,9 @@ class Watch:
         return against_start(self.run, step, planned=planned)
 
     def _view(self, step: int) -> None:
-        view = view_of(step, read_trajectories(self.run.rollouts(step)), self.settings)
+        self._add_view(view_of(step, read_trajectories(self.run.rollouts(step)), self.settings))
+
+    def _add_view(self, view: View | None) -> None:
         if view is not None:
             self.views.append(view)
 

@@ -11,8 +11,8 @@ from engine.evidence.stats.results import VALIDATION, in_half, rounded
 from engine.evidence.verdict.comparison import compare_rows
 from engine.evidence.verdict.contamination import taught_tasks, without_tasks
 from engine.home.run_dir import RunDir
-from engine.records.lines.answer import Message
 from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
+from envs.json_types import ChatMessage
 
 _TASK_BYTES = 2_000_000  # of task rows, enough to know how long answers are
 
@@ -79,13 +79,13 @@ def gold_tokens(run: RunDir) -> float | None:
     return lengths[int(0.95 * (len(lengths) - 1))] / max(chars, 0.1)
 
 
-def _longest_turn(answer: Sequence[Message] | None) -> str:
+def _longest_turn(answer: Sequence[ChatMessage] | None) -> str:
     """The longest of the assistant's turns in a stored reference answer, "" without one."""
     turns = [turn for turn in answer or () if turn.get("role") == "assistant"]
     return max(map(_turn_text, turns), key=len, default="")
 
 
-def _turn_text(turn: Message) -> str:
+def _turn_text(turn: ChatMessage) -> str:
     """The text of a turn, its tool calls about as templates write them."""
     calls = turn.get("tool_calls") or []
     written = [f"<tool_call>{json.dumps(call.get('function'))}</tool_call>" for call in calls]

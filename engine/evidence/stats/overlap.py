@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from engine.evidence.stats.results import content_of
-from engine.records.lines.answer import Message
+from envs.json_types import ChatMessage
 
 Kind = Literal["exact", "normalised", "ngram"]
 KINDS: tuple[Kind, ...] = ("exact", "normalised", "ngram")
@@ -351,7 +351,7 @@ def _shuffled(
     return random.Random(f"{len(rows)} {len(others)}").sample(list(rows), len(rows))
 
 
-def _after_prompt(row: Mapping[str, Any]) -> list[Message]:
+def _after_prompt(row: Mapping[str, Any]) -> list[ChatMessage]:
     gold = row.get("gold")
     if isinstance(gold, list):
         return gold[len(row.get("prompt") or []) :]

@@ -14,8 +14,9 @@ from engine.core.files import read_lines
 from engine.core.split import prompt_key
 from engine.evidence.stats.inference import NEGLIGIBLE, Interval, Side, paired_bootstrap, wilson
 from engine.home.run_dir import RunDir
-from engine.records.lines.answer import Answer, Message
+from engine.records.lines.answer import Answer
 from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
+from envs.json_types import ChatMessage
 
 Measure = Literal["success", "reward", "loss"]
 HIGHER_IS_BETTER: dict[Measure, bool] = {"success": True, "reward": True, "loss": False}
@@ -195,7 +196,7 @@ def selection_score(rows: Sequence[EvaluationRow]) -> tuple[float, float] | None
     return main, reward
 
 
-def text_of(messages: str | Sequence[Message] | None) -> str:
+def text_of(messages: str | Sequence[ChatMessage] | None) -> str:
     """Messages as readable text; the role is written where there is more than one."""
     if isinstance(messages, str):
         return messages
@@ -206,7 +207,7 @@ def text_of(messages: str | Sequence[Message] | None) -> str:
     return "\n".join(f"[{turn.get('role', '?')}] {content_of(turn)}" for turn in messages)
 
 
-def content_of(message: Message) -> str:
+def content_of(message: ChatMessage) -> str:
     """The text of one message, its tool calls written out."""
     content = message.get("content")
     text = content if isinstance(content, str) else _parts(content)

@@ -1,14 +1,12 @@
 """One answer of a model to a task, as rollouts and evaluations both keep it."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, InstanceOf
 
 from engine.records.lines.line_record import LineRecord
+from envs.json_types import ChatMessage
 
-# A message of a conversation in OpenAI's form: `role`, `content`, and whatever else a template or
-# an environment puts beside them.
-Message = dict[str, Any]
 # Any text, a lone surrogate included: answers and the replies of environments may hold one.
 Text = InstanceOf[str]
 
@@ -40,8 +38,8 @@ class Answer(LineRecord):
     """
 
     task: Text
-    prompt: list[Message] | None = None
-    messages: list[Message] | None = None
+    prompt: list[ChatMessage] | None = None
+    messages: list[ChatMessage] | None = None
     completion: Text | None = None
     reward: float | None = None
     success: bool | None = None

@@ -12,7 +12,6 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -21,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from engine.core.files import read_json, sync_folder, write_json
 from engine.home.run_dir import RunDir
 from engine.worker.core.failures import WorkerFailure, is_full_or_read_only, not_written
+from engine.worker.core.job import LoopState
 from engine.worker.network.adapter import read_adapter, save_adapter
 from engine.worker.network.policy import Policy
 from engine.worker.update.optimizer import AdamW
@@ -32,10 +32,10 @@ MANIFEST = "MANIFEST.json"
 
 @dataclass(frozen=True)
 class Progress:
-    """Where training stands: `step` optimizer steps are done; `extra` is the loop's own."""
+    """Where training stands: `step` optimizer steps are done; `state` is the loop's own."""
 
     step: int
-    extra: dict[str, Any]
+    state: LoopState
 
 
 def save(
@@ -87,7 +87,7 @@ def _write(
     """Every file of a checkpoint, the manifest last, each one synced."""
     save_adapter(policy.adapter, aside, base_ref)
     save_file(_optimizer_tensors(policy, optimizer), aside / OPTIMIZER)
-    (aside / STATE).write_text(json.dumps({"step": progress.step, **progress.extra}))
+    (aside / STATE).write_text(json.dumps({"step": progress.step, **progress.state}))
     for file in sorted(aside.iterdir()):
         _sync(file)
     manifest = {
@@ -142,11 +142,11 @@ def verify(folder: Path) -> None:
 
 def set_aside(folder: Path) -> Path:
     """Rename a damaged checkpoint so that it is none any more; returns where it is now."""
-    kept = folder.with_name(f"damaged_{folder.name}")
-    shutil.rmtree(kept, ignore_errors=True)  # of an earlier time
-    os.replace(folder, kept)
+    aside = folder.with_name(f"damaged_{folder.name}")
+    shutil.rmtree(aside, ignore_errors=True)  # of an earlier time
+    os.replace(folder, aside)
     sync_folder(folder.parent)
-    return kept
+    return aside
 
 
 def _damage(folder: Path) -> str:

@@ -11,10 +11,11 @@ from engine.core.files import read_json, write_json
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
+from engine.records.settings import EvaluationSettings
 from engine.runs import lifecycle
 from engine.worker.core.job import Job
 from engine.worker.evaluate import evaluate, probe
-from engine.worker.grpo import ERRORS_JUDGED_FROM
+from engine.worker.rollouts.guard import ERRORS_JUDGED_FROM
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 
@@ -43,10 +44,14 @@ def env_id(home: Home, tmp_path: Path) -> str:
     return push(home, tmp_path / "raising", ON_WRONG_ANSWERS, "raising")
 
 
-def asked(run: RunDir, **about: Any) -> Job:
+def asked(run: RunDir, **about: Any) -> Job[Any]:
     """What a run was asked, as evaluations and probes are."""
     models = [{"ref": "pebble", "base_path": str(PEBBLE), "adapter": None}]
-    write_json(run.config, read_json(run.config) | {"models": models, **about})
+    config = read_json(run.config) | {"models": models, "wall_limit_hours": 1.0, **about}
+    if about["kind"] == "evaluate":
+        names = EvaluationSettings.model_fields
+        config["settings"] = {k: v for k, v in config["settings"].items() if k in names}
+    write_json(run.config, config | {"algorithm": about["kind"]})
     return Job(run.path)
 
 
@@ -78,7 +83,7 @@ def test_an_evaluation_says_first_how_many_scores_failed(home: Home, env_id: str
     assert result["summary"].startswith(f"pebble: {failed} {model['success']:.3f} over 8 tasks")
     said = finished(home, env_id, "evaluate", result)
     assert f"pebble: {failed}" in said["summary"]
-    assert said["warnings"][0].startswith(f"{model['errors']} of 8 scores failed: diagnose(")
+    assert said["warnings"][0].startswith(f"{model['errors']} of 8 scores failed: ")
     assert [call["tool"] for call in said["next"][:2]] == ["diagnose", "read_rollouts"]
     assert said["next"][1]["arguments"]["pick"] == "error"
 

@@ -43,7 +43,7 @@ def test_a_reward_that_pays_everything_after_a_while_is_found_out_when_the_run_e
     home: Home, tmp_path: Path
 ) -> None:
     env_id = push(home, tmp_path / "sums", TURNS.replace("LATE", "2500"))
-    assert find_env(home, env_id).audit["verdict"] == "ok", "the audit asks less often than that"
+    assert find_env(home, env_id).audit.verdict == "ok", "the audit asks less often than that"
     # Two exams of 20 tasks; the run's own process is taken there by hand.
     source = find_env(home, env_id).source / "environment.py"
     source.write_text(source.read_text().replace("2500", "30"))

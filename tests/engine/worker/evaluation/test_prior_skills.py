@@ -1,4 +1,4 @@
-"""Kept skills: what pebble could do before is asked again after, and forgetting is seen."""
+"""PriorSkills skills: what pebble could do before is asked again after, and forgetting is seen."""
 
 import importlib.util
 import json

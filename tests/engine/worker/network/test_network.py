@@ -13,6 +13,7 @@ from peft import LoraConfig, get_peft_model
 from peft.utils import get_peft_model_state_dict
 from reference import Plain, Tensors, apart, gradients, leaves
 from tiny_decoders import EVERY, FAMILIES, VOCAB, own, policy_on, spec, stir, tiny
+from typed_settings import grpo_settings
 from varlen_loop import varlen_attn
 
 from engine.worker.core.batch import Row
@@ -265,7 +266,7 @@ def test_weights_follow_the_adapter_after_a_step_and_after_loading(
     rows = some_rows(12)
     before, _ = weighted(network, adapter, rows)
     start = adapter.state()
-    optimizer = make_optimizer(adapter.parameters(), {"learning_rate": 0.02, "weight_decay": 0.0})
+    optimizer = make_optimizer(adapter.parameters(), grpo_settings({"learning_rate": 0.02}))
     values, _ = network.logprobs(network.collate(rows), adapter)
     values.sum().backward()
     apply_step(optimizer, adapter, 0.02, 0.0)

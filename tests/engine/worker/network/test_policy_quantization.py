@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from loops import PEBBLE, go, make_run, metrics, push
+from typed_settings import grpo_settings
 
 from engine.core.files import read_json
 from engine.home.run_dir import Home
@@ -48,7 +49,7 @@ def test_gradients_reach_the_adapter_even_after_the_model_has_been_evaluated(
         "lora_targets": "all-linear",
         "gradient_checkpointing": False,
     }
-    policy = Policy(rounded, settings)
+    policy = Policy(rounded, grpo_settings(settings))
     rounded.network.logits(IDS, policy.adapter)  # in eval mode, without gradients
     batch = policy.collate([Row(IDS, [0, 0, 0, 1, 1, 1, 1, 1])])
     policy.logprobs(batch)[0].sum().backward()
@@ -63,7 +64,7 @@ def test_gradients_reach_the_adapter_even_after_the_model_has_been_evaluated(
             weight = bnb.dequantize_4bit(module.weight.data, module.weight.quant_state)
             state[name.replace(".base_layer", "")] = weight
     decoded = _with_weights(state)
-    again = Policy(decoded, settings)
+    again = Policy(decoded, grpo_settings(settings))
     again.logprobs(again.collate([Row(IDS, [0, 0, 0, 1, 1, 1, 1, 1])]))[0].sum().backward()
     expected = again.adapter.gradients()
     for name, value in b.items():

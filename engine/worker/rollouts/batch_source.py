@@ -12,103 +12,108 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
-from engine.worker.components import sampling
-from engine.worker.core.trajectory import Group
+from engine.records.settings import GRPOSettings
+from engine.worker.core.trajectory import Group, Trajectory
 from engine.worker.network.policy import Policy
-from engine.worker.network.sampler import Sampler
+from engine.worker.network.sampler import Sampler, SamplingParams
 from engine.worker.rollouts.advantages import assign
-from engine.worker.rollouts.collect import Stage, Times, collect
+from engine.worker.rollouts.collect import RolloutContext, Times, collect
 from engine.worker.rollouts.shaping import penalise_thinking
+from envs.json_types import TaskRow
 
 
 @dataclass(frozen=True)
-class Played:
+class RolloutBatch:
     """The batch of a step: `groups` to train on, `dropped` ones that were replaced."""
 
     groups: list[Group]
     dropped: list[Group]
     times: Times
 
+    @property
+    def members(self) -> list[Trajectory]:
+        """Every trajectory that was sampled."""
+        return [t for group in self.groups + self.dropped for t in group.members]
 
-class Player:
+
+class Collector:
     """Plays whole steps.
 
     Args:
         tasks: the train rows in use.
-        settings: the resolved settings of the run.
     """
 
     def __init__(
         self,
-        tasks: Sequence[dict[str, Any]],
-        stage: Stage,
+        tasks: Sequence[TaskRow],
+        context: RolloutContext,
         sampler: Sampler,
-        settings: dict[str, Any],
+        settings: GRPOSettings,
     ) -> None:
         self.tasks = tasks
-        self.stage = stage
+        self.context = context
         self.sampler = sampler
         self.settings = settings
 
-    def play(self, step: int, policy_step: int) -> Played:
+    def batch(self, step: int, policy_step: int) -> RolloutBatch:
         """The batch of step `step`, advantages assigned, by what the sampler has loaded.
 
         Args:
             policy_step: steps done by the policy that samples; written into every trajectory.
         """
-        chosen = tasks_of_step(step, len(self.tasks), self.settings)
+        settings, count = self.settings, len(self.tasks)
+        chosen = tasks_of_step(step, count, settings.prompts_per_step, settings.seed)
         groups, times = self._round(chosen, step, 0)
         dropped: list[Group] = []
         used = set(chosen)
-        for number in range(1, self.settings["resample_uniform"] + 1):
-            stale = [at for at, group in enumerate(groups) if group.uniform]
-            fresh = fresh_tasks(step, number, len(self.tasks), len(stale), used, self.settings)
+        for number in range(1, settings.resample_uniform + 1):
+            uniform = [index for index, group in enumerate(groups) if group.uniform]
+            fresh = fresh_tasks((step, number), count, len(uniform), used, settings.seed)
             if not fresh:
                 break
             used |= set(fresh)
-            again, more = self._round(fresh, step, number)
+            fresh_groups, more = self._round(fresh, step, number)
             times = times + more
-            for at, group in zip(stale, again, strict=False):
-                dropped.append(groups[at])
-                groups[at] = group
-        assign(groups, self.settings["advantage"])
+            for index, group in zip(uniform, fresh_groups, strict=False):
+                dropped.append(groups[index])
+                groups[index] = group
+        assign(groups, settings.advantage)
         for group in groups + dropped:
             for trajectory in group.members:
                 trajectory.policy_step = policy_step
-        return Played(groups, dropped, times)
+        return RolloutBatch(groups, dropped, times)
 
     def _round(self, chosen: Sequence[int], step: int, number: int) -> tuple[list[Group], Times]:
         settings = self.settings
-        params = sampling(settings, greedy=False, seed=settings["seed"] * 1_000_003 + step)
+        params = SamplingParams.drawn(settings, settings.seed * 1_000_003 + step)
         params = replace(params, seed=params.seed + number * 2**52)
         groups, times = collect(
             [self.tasks[i] for i in chosen],
-            settings["group_size"],
-            self.stage,
+            settings.group_size,
+            self.context,
             self.sampler,
             params,
         )
-        if settings["thinking_length_penalty"] > 0:
+        if settings.thinking_length_penalty > 0:
             penalise_thinking(
                 groups,
-                settings["thinking_length_penalty"],
-                settings["max_tokens"],
-                opened=self.stage.renderer.opens_thought,
-                decode=self.stage.renderer.completion_text,
+                settings.thinking_length_penalty,
+                settings.max_tokens,
+                opened=self.context.renderer.opens_thought,
+                decode=self.context.renderer.completion_text,
             )
         return groups, times
 
 
-def tasks_of_step(step: int, count: int, settings: dict[str, Any]) -> list[int]:
-    """Which tasks step `step` (from 1) plays: the seeded order of one epoch after another."""
-    wanted = settings["prompts_per_step"]
+def tasks_of_step(step: int, count: int, wanted: int, seed: int) -> list[int]:
+    """Which `wanted` of `count` tasks step `step` (from 1) plays: the seeded order of one epoch
+    after another."""
     first = (step - 1) * wanted
     picked = []
-    for at in range(first, first + wanted):
-        epoch, index = divmod(at, count)
-        picked.append(_order(count, f"{settings['seed']}-{epoch}")[index])
+    for position in range(first, first + wanted):
+        epoch, index = divmod(position, count)
+        picked.append(_order(count, f"{seed}-{epoch}")[index])
     return picked
 
 
@@ -120,31 +125,33 @@ def _order(count: int, seed: str) -> tuple[int, ...]:
 
 
 def fresh_tasks(
-    step: int, number: int, count: int, wanted: int, used: set[int], settings: dict[str, Any]
+    place: tuple[int, int], count: int, wanted: int, used: set[int], seed: int
 ) -> list[int]:
-    """At most `wanted` tasks the step has not played yet; seed, step and round decide which."""
+    """At most `wanted` of `count` tasks that are not `used`; the seed and the `place` (step, round)
+    decide which."""
+    step, number = place
     order = list(range(count))
-    random.Random(f"{settings['seed']}-{step}-{number}").shuffle(order)
+    random.Random(f"{seed}-{step}-{number}").shuffle(order)
     return [index for index in order if index not in used][:wanted]
 
 
-class Feed:
+class BatchSource:
     """Hands the loop its batches.
 
     Args:
         last: the run's last step; nothing is sampled for a step beyond it.
     """
 
-    def __init__(self, player: Player, policy: Policy, last: int) -> None:
-        self.player = player
+    def __init__(self, collector: Collector, policy: Policy, last: int) -> None:
+        self.collector = collector
         self.policy = policy
         self.last = last
-        self._next: tuple[int, Played] | None = None
+        self._next: tuple[int, RolloutBatch] | None = None
         self._frozen = None
-        if player.settings["async_sampling"]:
+        if collector.settings.async_sampling:
             self._frozen = policy.base.network.new_adapter(policy.adapter.spec, 0)
 
-    def batch(self, step: int) -> Played:
+    def batch(self, step: int) -> RolloutBatch:
         """The batch of `step`: the one sampled ahead, else by the policy as it is now.
 
         The first batch of an attempt is always of the second kind, so what a resumed run samples
@@ -153,34 +160,34 @@ class Feed:
         ready, self._next = self._next, None
         if ready is not None and ready[0] == step:
             return ready[1]
-        sampler = self.player.sampler
+        sampler = self.collector.sampler
         sampler.load(self.policy.adapter)
-        played = self.player.play(step, step - 1)
-        sampler.rest()  # the update comes next
-        return played
+        batch = self.collector.batch(step, step - 1)
+        sampler.release_memory()  # the update comes next
+        return batch
 
     @contextmanager
-    def ahead(self, step: int) -> Iterator[None]:
+    def sampling_ahead(self, step: int) -> Iterator[None]:
         """Around the update of the step before `step`: with `async_sampling` the batch of `step`
         is sampled meanwhile, by a copy of the policy as it is on entry."""
         if self._frozen is None or step > self.last:
             yield
             return
         self._frozen.load(self.policy.adapter.state())
-        self.player.sampler.load(self._frozen)
-        if not self._beside():
-            self._next = step, self.player.play(step, step - 2)
+        self.collector.sampler.load(self._frozen)
+        if not self._can_share_process():
+            self._next = step, self.collector.batch(step, step - 2)
             yield
             return
         with ThreadPoolExecutor(1, "sampling") as thread:
-            playing = thread.submit(self.player.play, step, step - 2)
+            sampled = thread.submit(self.collector.batch, step, step - 2)
             yield
-            self._next = step, playing.result()
+            self._next = step, sampled.result()
 
-    def _beside(self) -> bool:
+    def _can_share_process(self) -> bool:
         """Whether sampling and training can share this process at one time. Two threads must not
         share PEFT's switch between adapters, nor a GPU while its kernels are being recorded; such a
         batch is sampled before the update instead, with the same result."""
         network = self.policy.base.network
         own_on_cpu = network.forward == "own" and network.device.type == "cpu"
-        return self.player.sampler.name == "vllm" or own_on_cpu
+        return self.collector.sampler.name == "vllm" or own_on_cpu

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from loops import curve, go, make_run, metrics, push
 from engine.home.run_dir import Home, RunDir
 from engine.worker.core.failures import WorkerFailure, explain
 from engine.worker.network.policy import Policy
-from engine.worker.update import oom_retry
+from engine.worker.update import memory_retry
+from engine.worker.update.memory_retry import MemoryRetry
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 
@@ -93,7 +95,7 @@ def test_memory_that_runs_out_in_a_later_pass_keeps_what_the_first_one_saw(
     wanted = curve(train(home, env_id, "grpo", "whole-1"))
     monkeypatch.setattr("engine.worker.grpo.microbatch_tokens", lambda *_, **__: 100_000)
     scarce(monkeypatch, 96, skip=1)  # the first pass over the first batch has room
-    monkeypatch.setattr(oom_retry, "HALVINGS", 12)
+    monkeypatch.setattr(memory_retry, "HALVINGS", 12)
     run = train(home, env_id, "grpo", "scarce-1")
     assert [event["step"] for event in events(run, "memory")][:2] == [1, 1]
     for ours, its in zip(curve(run), wanted, strict=True):
@@ -109,7 +111,7 @@ def test_a_resumed_run_keeps_the_smaller_microbatches(home, env_id, monkeypatch)
         run = train(home, env_id, "sft", "scarce-1")
     before = [line.get("microbatches") for line in metrics(run)]
     state = json.loads((run.checkpoint(2) / "trainer_state.json").read_text())
-    assert state[oom_retry.KEY] == 1
+    assert state[memory_retry.KEY] == 1
     for name in ("MANIFEST.json", "trainer_state.json"):
         (run.checkpoint(3) / name).unlink()
     go(run)  # with all the memory in the world
@@ -122,9 +124,27 @@ def test_memory_that_never_suffices_is_a_failure_of_kind_oom_with_a_hint(home, e
     with pytest.raises(WorkerFailure) as caught:
         train(home, env_id, "sft", "scarce-1")
     record = explain(caught.value)
-    assert record["kind"] == "oom" and f"{oom_retry.HALVINGS} halvings" in record["message"]
+    assert record["kind"] == "oom" and f"{memory_retry.HALVINGS} halvings" in record["message"]
     assert "out of memory" in record["evidence"] and "max_length" in record["hint"]
-    assert len(events(home.run("scarce-1"), "memory")) == oom_retry.HALVINGS
+    assert len(events(home.run("scarce-1"), "memory")) == memory_retry.HALVINGS
+
+
+class Pass:
+    """Does nothing but `attempt`; every row goes alone at `finest` tokens."""
+
+    def __init__(self, attempt: Callable[[int], None], finest: int = 0) -> None:
+        self.attempt = attempt
+        self.finest = finest
+
+    def run(self, tokens: int) -> None:
+        self.attempt(tokens)
+
+    def is_finest(self, tokens: int) -> bool:
+        return tokens <= self.finest
+
+
+def retry(budget: int, tell: Callable[..., None] = lambda *_: None) -> MemoryRetry:
+    return MemoryRetry(budget, {}, clear=lambda: None, tell=tell)
 
 
 def test_halving_ends_after_so_many_times_and_where_every_row_goes_alone():
@@ -134,13 +154,12 @@ def test_halving_ends_after_so_many_times_and_where_every_row_goes_alone():
         asked.append(tokens)
         raise MemoryError
 
-    quiet = {"clear": lambda: None, "tell": lambda *_: None}
-    with pytest.raises(WorkerFailure, match=f"{oom_retry.HALVINGS} halvings"):
-        oom_retry.until_it_fits(attempt, budget=640, extra={}, **quiet)
+    with pytest.raises(WorkerFailure, match=f"{memory_retry.HALVINGS} halvings"):
+        retry(640).run(Pass(attempt))
     assert asked == [640, 320, 160, 80, 40, 20]
     asked.clear()
     with pytest.raises(WorkerFailure, match="alone"):
-        oom_retry.until_it_fits(attempt, budget=640, extra={}, finest=lambda n: n <= 160, **quiet)
+        retry(640).run(Pass(attempt, finest=160))
     assert asked == [640, 320, 160]
 
 
@@ -149,9 +168,7 @@ def test_another_fault_is_not_taken_for_a_lack_of_memory():
         raise RuntimeError("shapes do not match")
 
     with pytest.raises(RuntimeError, match="shapes"):
-        oom_retry.until_it_fits(
-            attempt, budget=64, extra={}, clear=lambda: None, tell=lambda *_: pytest.fail("told")
-        )
+        retry(64, tell=lambda *_: pytest.fail("told")).run(Pass(attempt))
 
 
 def test_chance_is_drawn_again_as_it_was():
@@ -162,7 +179,7 @@ def test_chance_is_drawn_again_as_it_was():
         if tokens > 32:
             raise MemoryError
 
-    oom_retry.until_it_fits(attempt, budget=128, extra={}, clear=lambda: None, tell=lambda *_: None)
+    retry(128).run(Pass(attempt))
     assert len(drawn) == 3 and torch.equal(drawn[0], drawn[2])
 
 

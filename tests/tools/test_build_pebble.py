@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loops import PEBBLE
 
-from engine.worker.build_pebble import heldout_keys, make_model, make_tokenizer, measure
 from engine.worker.evaluation import pebble_skills as skills
 from engine.worker.network.policy import load_base
+from tools.build_pebble import heldout_keys, make_model, make_tokenizer, measure
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 

@@ -1,8 +1,9 @@
-"""Make pebble, the built-in base model, from nothing: `python -m engine.worker.build_pebble`.
+"""Make pebble, the built-in base model, from nothing: `make pebble`.
 
 Objective: the mean over all assistant tokens of a batch of -log p(token | everything before it),
-minimised by AdamW over all weights. What the model sees is in `pebble_skills.py`. Left out on
-purpose: other people's text, and every prompt of the examples' held-out splits.
+minimised by AdamW over all weights. What the model sees is in
+`engine/worker/evaluation/pebble_skills.py`. Left out on purpose: other people's text, and every
+prompt of the examples' held-out splits.
 
 Writes config.json, model.safetensors (bfloat16), tokenizer files, the chat template, card.json
 with the measured score of every skill, and README.md saying the same to people.
@@ -36,8 +37,9 @@ from engine.worker.network.sampler import SamplingParams
 from engine.worker.rollouts.renderer import Renderer
 from envs.host.loader import load_folder
 
-PEBBLE = Path(__file__).resolve().parents[1] / "pebble"
-EXAMPLES = Path(__file__).resolve().parents[2] / "envs" / "examples"
+ROOT = Path(__file__).resolve().parents[1]
+PEBBLE = ROOT / "engine" / "pebble"
+EXAMPLES = ROOT / "envs" / "examples"
 ROLES = ("system", "user", "assistant", "tool")
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 PARTS = 3
