@@ -365,7 +365,7 @@ def _read_parquet(data: DataFile) -> None:
         raise _whole(
             data.path,
             "reading parquet needs pyarrow, which is not installed",
-            "Name pyarrow in requirements.txt and let a push install it, or convert to JSONL.",
+            "Name pyarrow in requirements.txt and push with install=true, or convert to JSONL.",
         ) from error
     try:
         rows = pyarrow.parquet.read_table(data.path).to_pylist()

@@ -240,7 +240,11 @@ def _record(folder: Path, name: str, hash12: str) -> EnvRecord:
 def _not_found(ref: str, known: list[EnvRow]) -> UserError:
     names = list(dict.fromkeys(row.name for row in known))
     near = difflib.get_close_matches(ref.partition("@")[0], names, 3, 0.5)
-    hint = "Push one first." if not names else f"Known: {', '.join(names[:5])}."
+    hint = (
+        "Push one with push_env (honesmith env push)."
+        if not names
+        else f"Known: {', '.join(names[:5])}."
+    )
     if near:
         hint = f"Did you mean {near[0]}? " + hint
     return UserError(

@@ -273,7 +273,7 @@ def _run(call: Callable[[], Any], folder: Path, what: str, code: str) -> Any:
         raise EnvProblem(
             "ENV_DEPS",
             f"the package {package!r} is not installed for this environment",
-            hint=f"Name it in requirements.txt and let a push install it (or correct the import "
+            hint=f"Name it in requirements.txt and push with install=true (or correct the import "
             f"of {error.name!r}).",
             file=file,
             line=line,

@@ -14,6 +14,7 @@ import pytest
 
 from engine.core.errors import UserError
 from engine.core.files import read_json
+from engine.core.hints import Change
 from engine.environments import push, push_limits, registry, task_rows
 from engine.environments.push import push_env
 from engine.environments.registry import find_env, open_process, read_tasks
@@ -549,7 +550,8 @@ def test_missing_packages_are_installed_when_asked(home: Home, write, tmp_path: 
     code = DOUBLES.replace("rows=300", "rows=__import__('tiny_rows').ROWS")
     folder = write(code, requirements__txt="tiny-rows==1.0\n")
     error = refused("ENV_DEPS", lambda: push_env(home, folder))
-    assert "tiny-rows==1.0" in error.message and "install=true" in error.hint
+    assert "tiny-rows==1.0" in error.message
+    assert error.advice.change == Change(arguments={"install": True})
     pushed = push_env(home, folder, install=True)
     assert pushed["rows"] == {"train": 22, "heldout": 22}
     record = find_env(home, pushed["env_id"])
