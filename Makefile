@@ -12,13 +12,14 @@ LOCK := requirements.lock
 export GOMP_SPINCOUNT ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lock-check demo test check fix docs pebble bench bench-gpu faults clients browser vllm mutants scale evidence
+.PHONY: help setup lock lock-check demo quick test check fix docs pebble bench bench-gpu faults clients browser vllm mutants scale evidence
 
 help:
 	@echo "make setup    create .venv with what the demo and the tests need"
 	@echo "make setup LOCKED=1   the same from requirements.lock, every file held against its hash"
 	@echo "make lock     write requirements.lock again; make lock-check fetches all of it once"
 	@echo "make demo     train, judge, deploy and chat with a model on this machine"
+	@echo "make quick    checks, and the tests nearest to what git says was changed; under a minute"
 	@echo "make test     checks, then every test that is not opt-in"
 	@echo "make check    lint, format, types, import contracts"
 	@echo "make fix      mend what lint and format can mend by themselves"
@@ -86,6 +87,9 @@ fix: setup
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
+quick: setup
+	$(PY) tests/quick.py
+
 test: check
 	$(PY) -m pytest -n 2 --dist loadfile \
 		-m "not faults and not clients and not browser and not vllm and not bench and not scale and not evidence"
@@ -94,7 +98,7 @@ docs: setup
 	$(PY) docs/generate.py
 
 pebble: setup
-	$(PY) -P -m engine.worker.build_pebble
+	$(PY) -P -m tools.build_pebble
 
 # The long fault suite: real kills, attacks, full disks.
 faults: setup

@@ -12,37 +12,43 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from engine.core.files import read_json
 from engine.environments.registry import find_env, read_tasks
 from engine.home.run_dir import RunDir
-from engine.worker.playing import tasks_of_step
+from engine.records.run_config import GRPOConfig, SFTConfig, read_run_config
+from engine.worker.rollouts.batch_source import tasks_of_step
 from engine.worker.rollouts.renderer import Renderer
 from engine.worker.sft import rows_of_step, sample_rows
 
 
 def rows(run: RunDir) -> list[dict[str, Any]]:
     """A row per conversation and step: {"ids", "loss_mask"} for SFT, {"text", "task"} for GRPO."""
-    config = read_json(run.config)
-    settings = config["settings"]
-    tokenizer = AutoTokenizer.from_pretrained(config["base"]["path"])
+    config = read_run_config(run.config)
+    if not isinstance(config, SFTConfig | GRPOConfig):
+        raise ValueError(f"{run.id} trained nothing")
+    settings = config.settings
+    tokenizer = AutoTokenizer.from_pretrained(config.base.path)
     render = Renderer(tokenizer, [tokenizer.eos_token_id])
-    tasks = read_tasks(find_env(run.home, config["env_id"]), "train")
-    supervised = config["algorithm"] == "sft"
+    tasks = read_tasks(find_env(run.home, config.env_id), "train")
+    supervised = isinstance(config, SFTConfig)
     if supervised:
         tasks = [task for task in tasks if task["gold"]]
-    tasks = sample_rows(tasks, settings)
-    chosen = rows_of_step if supervised else tasks_of_step
+    tasks = sample_rows(tasks, settings.max_examples, settings.seed)
+    if isinstance(config, SFTConfig):
+        chosen, together = rows_of_step, config.settings.batch_size
+    else:
+        chosen, together = tasks_of_step, config.settings.prompts_per_step
     taken = [
         tasks[index]
-        for step in range(1, settings["steps"] + 1)
-        for index in chosen(step, len(tasks), settings)
+        for step in range(1, settings.steps + 1)
+        for index in chosen(step, len(tasks), together, settings.seed)
     ]
-    if not supervised:
+    if not isinstance(config, SFTConfig):
         return [
             {"text": render.text(task["prompt"], (), prompt=True), "task": task["id"]}
             for task in taken
         ]
-    rendered = [render.conversation(task["gold"], (), settings["loss_on"]) for task in taken]
+    loss_on = config.settings.loss_on
+    rendered = [render.conversation(task["gold"], (), loss_on) for task in taken]
     return [{"ids": each.ids, "loss_mask": each.loss_mask} for each in rendered]
 
 

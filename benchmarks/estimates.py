@@ -20,7 +20,8 @@ from typing import Any
 from engine.cost import estimate
 from engine.environments import push
 from engine.home.run_dir import Home
-from engine.runs import lifecycle, submit
+from engine.runs import lifecycle
+from engine.runs.submit.requests import TrainRequest
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "envs" / "examples"
@@ -102,12 +103,14 @@ def predicted(home: Home, run: dict[str, Any]) -> dict[str, Any]:
 
 def done(home: Home, run: dict[str, Any]) -> dict[str, Any]:
     """Do the run; returns state, seconds and peak memory."""
-    answer = submit.submit(
+    answer = lifecycle.submit(
         home,
-        env_id=run["env_id"],
-        model=run["model"],
-        algorithm=run["algorithm"],
-        settings=run["settings"],
+        TrainRequest(
+            env_id=run["env_id"],
+            model=run["model"],
+            algorithm=run["algorithm"],
+            settings=run["settings"],
+        ),
     )
     run_id = answer["run_id"]
     while True:

@@ -214,21 +214,18 @@ def write_environment(case: Case, rows: list[dict[str, Any]], folder: Path) -> N
 
 def order(case: Case, count: int) -> list[int]:
     """Which train rows each step of an epoch takes, as the worker's loop says."""
-    settings = {
-        "seed": case.seed,
-        "batch_size": case.prompts,
-        "prompts_per_step": case.prompts,
-    }
     if case.algorithm == "sft":
         from engine.worker.sft import rows_of_step
 
         chosen = rows_of_step
     else:
-        from engine.worker.playing import tasks_of_step
+        from engine.worker.rollouts.batch_source import tasks_of_step
 
         chosen = tasks_of_step
     return [
-        i for step in range(1, count // case.prompts + 1) for i in chosen(step, count, settings)
+        i
+        for step in range(1, count // case.prompts + 1)
+        for i in chosen(step, count, case.prompts, case.seed)
     ]
 
 

@@ -24,7 +24,8 @@ from engine.environments.push import push_env
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.processes import launcher
-from engine.runs import lifecycle, submit
+from engine.runs import lifecycle
+from engine.runs.submit.requests import TrainRequest
 
 LOOK_EVERY_S = 0.1
 LIVE = ("queued", "preparing", "running", "stopping", "interrupted")
@@ -115,13 +116,15 @@ def train(
     """
     end_all(home)
     with on_cores(cores):
-        answer = submit.submit(
+        answer = lifecycle.submit(
             home,
-            env_id=env_id,
-            model=model,
-            algorithm=algorithm,
-            settings=dict(settings),
-            max_gpu_hours=1000.0,
+            TrainRequest(
+                env_id=env_id,
+                model=model,
+                algorithm=algorithm,
+                settings=dict(settings),
+                max_gpu_hours=1000.0,
+            ),
         )
     run = home.run(answer["run_id"])
     try:

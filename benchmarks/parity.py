@@ -17,7 +17,7 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -143,7 +143,7 @@ def compared(
 class Ours:
     """Our policy, and its gradients under PEFT's names."""
 
-    def __init__(self, model: Path, settings: dict[str, Any]) -> None:
+    def __init__(self, model: Path, settings: Any) -> None:
         import torch
 
         from engine.worker.network.policy import Policy, load_base
@@ -189,11 +189,12 @@ def their_gradients(model: Any) -> State:
     return found
 
 
-def settings_of(**more: Any) -> dict[str, Any]:
+def settings_of(**more: Any) -> Any:
+    """The settings that an update of GRPO reads; the others are left out."""
     from benchmarks.cases import ALPHA, RANK
-    from engine.records.settings import PROJECTIONS
+    from engine.records.settings import PROJECTIONS, GRPOSettings
 
-    return {
+    given = {
         "lora_rank": RANK,
         "lora_alpha": ALPHA,
         "lora_dropout": 0.0,
@@ -207,6 +208,7 @@ def settings_of(**more: Any) -> dict[str, Any]:
         "updates_per_batch": 2,
         **more,
     }
+    return GRPOSettings.model_construct(**given)
 
 
 def lora() -> Any:
@@ -313,28 +315,23 @@ def play(own: Ours, prompts: Sequence[list[int]], vocab: int) -> list[Any]:
 
 
 class Caught:
-    """Stands where `learn` expects the training run: keeps each update's gradients and moves the
+    """Stands where `update` expects the training run: keeps each update's gradients and moves the
     adapter to where it is told instead of stepping."""
 
-    def __init__(self, own: Ours, settings: dict[str, Any], moved: State) -> None:
-        self.settings = settings
+    def __init__(self, own: Ours, moved: State) -> None:
         self.policy = own.policy
-        self.bench = SimpleNamespace(base=own.base)
         self.meter = SimpleNamespace(ran=lambda rows: None)  # counts work, changes none
-        self.extra: dict[str, Any] = {}
         self.updates: list[tuple[float, State]] = []
         self._own, self._moved, self._sum = own, moved, 0.0
 
     def require_finite(self, value: float, what: str) -> None:
-        """`learn` tells the sum of the losses of all updates so far."""
+        """`update` tells the sum of the losses of all updates so far."""
         self._sum = value
 
-    def within_memory(
-        self, step: int, budget: int, attempt: Callable[[int], Any], finest: object
-    ) -> Any:
-        return attempt(budget)
+    def within_memory(self, step: int, budget: int, batch_pass: Any) -> Any:
+        return batch_pass.run(budget)
 
-    def update(self, step: int) -> tuple[float, float]:
+    def optimizer_step(self, step: int) -> tuple[float, float]:
         before = sum(loss for loss, _ in self.updates)
         self.updates.append((self._sum - before, self._own.gradients()))
         self._own.load(self._moved)
@@ -345,7 +342,7 @@ def grpo(made: Path, shape: str) -> list[dict[str, Any]]:
     """Every loss TRL has too, on its first and second update of one batch."""
     from transformers import AutoTokenizer
 
-    from engine.worker.grpo import learn
+    from engine.worker.grpo import update
 
     model, facts = made / "models" / shape, facts_of(made, "grpo-tiny")
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -368,9 +365,10 @@ def grpo(made: Path, shape: str) -> list[dict[str, Any]]:
     for name, (of_ours, of_theirs) in LOSSES.items():
         own.load(state)
         settings = settings_of(loss=name.split()[0], **of_ours)
-        caught = Caught(own, settings, moved)
+        caught = Caught(own, moved)
         # Of both updates; the first clips nothing.
-        clipped = learn(caught, groups, 1, 2048)["clip_share"]  # pyright: ignore[reportArgumentType]
+        measured = update(caught, settings, groups, 1, 2048)  # pyright: ignore[reportArgumentType]
+        clipped = measured["clip_share"] or 0.0
         if not 0.005 < clipped < 0.45:
             raise ValueError(f"{name}: {clipped:.1%} of the tokens are clipped, which tests little")
         theirs = their_updates(model, tokenizer, of_theirs, groups, state, moved)

@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from typing import Any, Literal
 from engine.core import hardware
 from engine.core.errors import UserError
 from engine.core.format import counted
+from engine.core.hints import Hint, hint_of
 from engine.environments import registry
 from engine.home.rows import OPEN
 from engine.home.run_dir import Home
@@ -52,7 +53,7 @@ class Finding:
     name: str
     status: Status
     detail: str
-    fix: str = ""
+    fix: str | Hint = ""
 
 
 def examine(
@@ -83,7 +84,13 @@ def examine(
 
 
 def _shown(finding: Finding) -> dict[str, Any]:
-    return {name: value for name, value in asdict(finding).items() if value}
+    shown: dict[str, Any] = {
+        "name": finding.name,
+        "status": finding.status,
+        "detail": finding.detail,
+        **hint_of(finding.fix).shown("fix"),
+    }
+    return {name: value for name, value in shown.items() if value}
 
 
 def python(home: Home) -> Iterator[Finding]:
@@ -279,7 +286,7 @@ def _guarded(check: Check, home: Home) -> list[Finding]:
     try:
         found = list(check(home))
     except UserError as error:
-        return [Finding(name, "fail", error.message, error.hint)]
+        return [Finding(name, "fail", error.message, error.advice)]
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         return [Finding(name, "fail", f"{type(error).__name__}: {error}")]
     return [

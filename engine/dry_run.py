@@ -16,25 +16,29 @@ from engine.core import hardware
 from engine.core.errors import UserError
 from engine.core.files import read_json
 from engine.core.format import counted, size, words
+from engine.core.hints import Call, Change, Hint, hint_of
 from engine.cost import estimate, throughput
-from engine.environments import env_facts, env_packages, registry
+from engine.environments import env_facts, registry
 from engine.evidence.stats.learnability import BROKEN
 from engine.home.database import tells_of_the_disk
+from engine.home.rows import DEFAULT_GPU_HOURS
 from engine.home.run_dir import Home
 from engine.home.sanitize import redactor_for
 from engine.home.store import Store
-from engine.install import vllm_env
+from engine.install import env_packages, vllm_env
 from engine.models import catalog, hub
 from engine.processes import launcher
 from engine.reading import preview
-from engine.runs import admission, contamination, lifecycle
+from engine.records.settings import SFTSettings, TrainSettings
+from engine.runs import lifecycle
+from engine.runs.submit import admission, contamination
+from engine.runs.submit.requests import ProbeRequest
 from engine.settings import resolution
 from envs.audit.audit_summary import best_degenerate
 from envs.config.problem import EnvProblem
 from envs.host.process import isolation_here
 from envs.isolation.sandbox import LIMITS
 
-CAP_HOURS = 2.0  # max_gpu_hours of a submit that names none
 CALL_S = 46.0  # the whole call, the wait for a probe included
 MOST_SAMPLES = 256
 FEW_HELDOUT = 100
@@ -42,10 +46,14 @@ _PROBE_SETTINGS = ("seed", "precision")  # what an SFT plan and its probe have i
 
 
 class _Stairs:
-    """Checks in order; `facts` carries what one found to those above it."""
+    """Checks in order; `facts` carries what one found to those above it.
 
-    def __init__(self) -> None:
-        self.checks: list[dict[str, str]] = []
+    `rehearsal` gives the dry run that this is, which a fix may change.
+    """
+
+    def __init__(self, rehearsal: Callable[[], Call]) -> None:
+        self.rehearsal = rehearsal
+        self.checks: list[dict[str, Any]] = []
         self.facts: dict[str, Any] = {}
 
     def step(self, name: str, needs: Sequence[str], check: Callable[[], "_Found"]) -> None:
@@ -57,22 +65,23 @@ class _Stairs:
             try:
                 found = check()
             except UserError as error:
-                found = _Found("fail", error.message, error.hint, error.code)
-        entry = {"name": name, "status": found.status, "detail": found.detail, "fix": found.fix}
+                found = _Found("fail", error.message, error.advice, error.code)
+        entry: dict[str, Any] = {"name": name, "status": found.status, "detail": found.detail}
+        entry |= hint_of(found.fix).of(self.rehearsal()).shown("fix")
         self.checks.append(entry | ({"code": found.code} if found.code else {}))
 
     def status(self, name: str) -> str:
         return next((check["status"] for check in self.checks if check["name"] == name), "skip")
 
     @property
-    def failed(self) -> list[dict[str, str]]:
+    def failed(self) -> list[dict[str, Any]]:
         return [check for check in self.checks if check["status"] == "fail"]
 
 
 class _Found:
     """What a check came to."""
 
-    def __init__(self, status: str, detail: str, fix: str = "", code: str = "") -> None:
+    def __init__(self, status: str, detail: str, fix: str | Hint = "", code: str = "") -> None:
         self.status, self.detail, self.fix, self.code = status, detail, fix, code
 
 
@@ -136,7 +145,7 @@ class _Look:
         self.model = model
         self.algorithm = algorithm
         self.settings = settings
-        self.stairs = _Stairs()
+        self.stairs = _Stairs(lambda: Call("dry_run", self.call()))
         self.facts = self.stairs.facts
 
     def climb(self, began: float) -> _Stairs:
@@ -196,8 +205,8 @@ class _Look:
             inherited=ref.adapter_facts,
             vllm=vllm_env.find_python(self.home) is not None,
         )
-        steps = counted(resolved.settings["steps"], "step")
-        detail = f"{len(resolved.settings)} settings, {steps}"
+        steps = counted(resolved.settings.steps, "step")
+        detail = f"{len(resolved.sources)} settings, {steps}"
         if resolved.warnings:
             return _Found("warn", "; ".join(resolved.warnings))
         return _Found("pass", detail)
@@ -205,7 +214,7 @@ class _Look:
     def interpreter(self) -> _Found:
         python = launcher.worker_python(self.home)
         if "resolved" in self.facts:
-            launcher.require_quantizer(self.home, self.facts["resolved"].settings)
+            launcher.require_quantizer(self.home, self.facts["resolved"].settings.quantization)
         return _Found("pass", f"workers run with {python}")
 
     def packages(self) -> _Found:
@@ -220,7 +229,7 @@ class _Look:
             raise UserError(
                 "ENV_DEPS",
                 f"missing: {', '.join(missing)[:300]}",
-                hint="Push the environment again with install=true, or install them here.",
+                hint="Install them here, or push the environment again, its packages installed.",
             )
         return _Found("pass", f"{len(needed)} found here")
 
@@ -242,15 +251,15 @@ class _Look:
 
     def data(self) -> _Found:
         resolved, rows = self.facts["resolved"], self.facts["rows"]
-        found = env_facts.statistics(rows, self.algorithm, resolved.settings)
+        found = env_facts.statistics(rows, resolved.settings)
         self.facts["statistics"] = found
         if self.algorithm == "sft":
             record, folder = self.facts["record"], self.facts["model"].base_path
-            redact = redactor_for(self.home, {"env_dir": str(record.dir)})
+            redact = redactor_for(self.home, record.dir)
             self.facts["row"] = preview.sft_row(
                 registry.read_tasks(record), record.tools, folder, resolved.settings, redact
             )
-        return _judge_data(self.algorithm, found, rows, resolved.settings)
+        return _judge_data(found, rows, resolved.settings)
 
     def contamination(self) -> _Found:
         found = contamination.of_training(self.home, self.facts["record"], self.model)
@@ -264,7 +273,7 @@ class _Look:
 
     def audit(self) -> _Found:
         record = self.facts["record"]
-        audit = self.facts["audit"] = record.audit or {}
+        audit = self.facts["audit"] = record.audit.as_written()
         headline = str(audit.get("headline", ""))
         if not record.scored:
             return _Found("pass", "the environment scores nothing")
@@ -278,7 +287,8 @@ class _Look:
         fix = "Mend the reward and push again"
         if self.algorithm == "grpo" and not self.settings.get("accept_reward_risk"):
             fix += ", or set accept_reward_risk = true to train on it knowingly."
-            return _Found("fail", headline, fix, "REWARD_RISK")
+            knowingly = Change(settings={"accept_reward_risk": True})
+            return _Found("fail", headline, Hint(fix, change=knowingly), "REWARD_RISK")
         return _Found("warn", headline, fix + ": held-out success means little until then.")
 
     def estimate(self, began: float) -> _Found:
@@ -308,7 +318,9 @@ class _Look:
                 return _Found("warn", f"{detail}: tight", f"Lower {figures['lower_this']}.")
             return _Found("pass", detail)
         lower = figures["lower_this"]
-        return _Found("fail", detail, f"Lower {lower}." if lower else "", "DOES_NOT_FIT")
+        change = estimate.change_of(figures["lower_to"])
+        fix = Hint(f"Lower {lower}." if lower else "", change=change)
+        return _Found("fail", detail, fix, "DOES_NOT_FIT")
 
     def disk(self) -> _Found:
         figures, free = self.facts["estimate"], self.facts["machine"].disk_free
@@ -321,11 +333,13 @@ class _Look:
     def budget(self) -> _Found:
         figures = self.facts["estimate"]
         with Store(self.home) as store:
-            said = estimate.check_budget(self.home, store, figures, CAP_HOURS, self.call())
+            said = estimate.check_budget(self.home, store, figures, DEFAULT_GPU_HOURS, self.call())
         if said:
-            return _Found("warn", said[0], "Give submit_train a larger max_gpu_hours.")
+            return _Found("warn", said[0], "Give the run a larger max_gpu_hours.")
         hours = figures["gpu_hours"]
-        return _Found("pass", f"at most {hours['high']:g} GPU-hours; {CAP_HOURS:g} are allowed")
+        return _Found(
+            "pass", f"at most {hours['high']:g} GPU-hours; {DEFAULT_GPU_HOURS:g} are allowed"
+        )
 
     def call(self) -> dict[str, Any]:
         """Arguments of the submit_train this is the rehearsal of."""
@@ -355,14 +369,8 @@ class _Look:
         asked = self.settings
         if self.algorithm != "grpo":
             asked = {name: asked[name] for name in _PROBE_SETTINGS if name in asked}
-        answer = lifecycle.submit_probe(
-            self.home,
-            env_id=record.env_id,
-            model=self.model,
-            settings=asked,
-            samples=samples,
-            afford=afford,
-        )
+        request = ProbeRequest(record.env_id, self.model, samples, asked)
+        answer = lifecycle.submit_probe(self.home, request, afford)
         run_id = self.facts["run_id"] = answer["run_id"]
         left = max(0.0, CALL_S - (time.monotonic() - began))
         status = lifecycle.wait(self.home, run_id, "end", left)
@@ -373,18 +381,21 @@ class _Look:
         if status["state"] in ("failed", "cancelled"):
             error = status.get("error") or {}
             return _Found(
-                "fail", f"{run_id}: {error.get('message', status['state'])}", error.get("hint", "")
+                "fail",
+                f"{run_id}: {error.get('message', status['state'])}",
+                Hint.read(error.get("hint", ""), error.get("call")),
             )
         return _Found(
             "skip",
             f"{run_id} is {status['state']}",
-            f'Call dry_run again with the same arguments, or wait_run(run_id="{run_id}").',
+            Hint(
+                "Wait for it, or make the same dry run again.",
+                Call("wait_run", {"run_id": run_id}),
+            ),
         )
 
 
-def _judge_data(
-    algorithm: str, found: dict[str, Any], rows: env_facts.EnvFacts, settings: dict[str, Any]
-) -> _Found:
+def _judge_data(found: dict[str, Any], rows: env_facts.EnvFacts, settings: TrainSettings) -> _Found:
     prompt, target = found["prompt"], found["target"]
     detail = (
         f"{found['rows']} train rows, prompts of {prompt['p50']} tokens (95 %: {prompt['p95']}), "
@@ -403,10 +414,14 @@ def _judge_data(
     if found["dropped"]:
         weak.append((f"{found['dropped']} rows do not fit and are left out", "Raise max_length."))
     if found["truncated_share"] > 0.02:
-        name = "max_length" if algorithm == "sft" else "max_tokens"
+        name, limit = (
+            ("max_length", settings.max_length)
+            if isinstance(settings, SFTSettings)
+            else ("max_tokens", settings.max_tokens)
+        )
         share = f"{found['truncated_share']:.0%} of the answers are cut at {name}"
-        weak.append((f"{share} = {settings[name]}", f"Raise {name}."))
-    if algorithm == "sft" and found["without_answer"]:
+        weak.append((f"{share} = {limit}", f"Raise {name}."))
+    if isinstance(settings, SFTSettings) and found["without_answer"]:
         weak.append((f"{found['without_answer']} rows have no answer and are left out", ""))
     if found["duplicate_share"] > 0.2:
         weak.append((f"{found['duplicate_share']:.0%} of the prompts repeat an earlier one", ""))
@@ -496,7 +511,7 @@ def _report(look: _Look, stairs: _Stairs) -> dict[str, Any]:
     resolved = facts.get("resolved")
     audit = {key: value for key, value in facts.get("audit", {}).items() if key != "seconds"}
     report = {
-        "settings": resolved.settings if resolved else {},
+        "settings": resolved.settings.model_dump() if resolved else {},
         "sources": resolved.sources if resolved else {},
         "statistics": facts.get("statistics", {}),
         "row": facts.get("row", {}),
@@ -556,15 +571,15 @@ def _summary(look: _Look, stairs: _Stairs) -> str:
 def _next(look: _Look, stairs: _Stairs) -> list[dict[str, Any]]:
     if stairs.failed:
         return []
-    calls = [{"tool": "submit_train", "arguments": look.call()}]
+    calls = [Call("submit_train", look.call())]
     run_id = stairs.facts.get("run_id")
     if stairs.facts.get("too_hard"):
         sft = look.sft_call()
-        calls = [{"tool": "submit_train", "arguments": sft}] if sft else []
-        return [*calls, {"tool": "read_rollouts", "arguments": {"run_id": run_id, "pick": "best"}}]
-    if run_id and stairs.status("probe") == "skip":
-        calls.insert(0, {"tool": "wait_run", "arguments": {"run_id": run_id}})
-    return calls
+        calls = [Call("submit_train", sft)] if sft else []
+        calls.append(Call("read_rollouts", {"run_id": run_id, "pick": "best"}))
+    elif run_id and stairs.status("probe") == "skip":
+        calls.insert(0, Call("wait_run", {"run_id": run_id}))
+    return [call.to_json() for call in calls]
 
 
 def _warnings(look: _Look, stairs: _Stairs) -> list[str]:

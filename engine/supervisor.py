@@ -7,7 +7,6 @@ whose other end is here and, on Linux, gets SIGKILL when this process ends.
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import select
@@ -17,25 +16,20 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from engine.core import crash
 from engine.core.errors import UserError
-from engine.core.files import read_json, take_lock, write_json
+from engine.core.files import take_lock, write_json
 from engine.home.progress import write_status
 from engine.home.rows import HOLDS_DEVICE, RunRow
 from engine.home.run_dir import RunDir
 from engine.home.store import Store
 from engine.processes import launcher, outcome
 from engine.processes.deployments import make_room
+from envs.isolation import kernel
 
 POLL_S = 0.5  # how soon a cancel is seen
 GRACE_S = 20.0  # what a trainer may take to write a checkpoint after SIGTERM
 _STATUS_S = 15.0
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
-_LINUX = sys.platform == "linux"
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass
@@ -46,7 +40,7 @@ class Watch:
     store: Store
     row: RunRow
     lock: int
-    config: dict[str, Any]
+    wall_limit_s: float | None = None  # of this attempt; none of a training run
     began: float = field(default_factory=time.monotonic)
     child: int = 0
     status: int | None = None  # exit status of the trainer, or minus its signal
@@ -69,16 +63,13 @@ def supervise(path: Path) -> int:
         row = store.get_run(run.id)
         if row.state not in ("preparing", "stopping"):
             return 1
-        watch = Watch(run, store, row, lock, config={})
+        watch = Watch(run, store, row, lock)
         end = _attempt(watch)
         if end is None:
             return 0
-        crash.point("supervise.exited")
         with contextlib.suppress(OSError):  # without room for the record the row still has it
             outcome.record(run, end)
-        crash.point("supervise.recorded")
         outcome.apply(store, run, store.get_run(run.id), end)
-        crash.point("supervise.applied")
         _after(watch, end)
     launcher.start_queued(run.home)
     return 0
@@ -88,9 +79,9 @@ def _attempt(watch: Watch) -> outcome.Outcome | None:
     """Start, watch and clear away; None when the run is left for another process to continue."""
     run = watch.run
     try:
-        _become_reaper()
+        kernel.become_subreaper()
         wakeup = _wake_on_signals(watch)
-        watch.config = read_json(run.config)
+        run.config.stat()  # a run whose folder was deleted has no trainer to start
         for stale in (run.exit_record, run.result, run.failure):
             stale.unlink(missing_ok=True)
         _count(watch)
@@ -100,6 +91,7 @@ def _attempt(watch: Watch) -> outcome.Outcome | None:
         kills = _memory_kills()
         if not _spent(watch) and watch.row.state == "preparing":
             _spawn(watch)
+            watch.wall_limit_s = _wall_limit(watch)
             _follow(watch, wakeup)
     except (OSError, ValueError, UserError) as error:
         _end_descendants(watch)
@@ -108,7 +100,7 @@ def _attempt(watch: Watch) -> outcome.Outcome | None:
             watch.row,
             "infra",
             f"the run could not be supervised: {error}",
-            f"Mend that, then: {outcome.resume_hint(run)}",
+            outcome.resume_hint(run).after("Mend that first."),
         )
     _end_descendants(watch)
     if watch.leaving and watch.status not in (outcome.EXIT_DONE, outcome.EXIT_FAILED):
@@ -126,17 +118,14 @@ def _attempt(watch: Watch) -> outcome.Outcome | None:
 
 def _spawn(watch: Watch) -> None:
     run, row = watch.run, watch.row
-    crash.point("supervise.began")
-    python, module = launcher.program_of(run.home, watch.config)
-    script = os.environ.get(launcher.TEST_WORKER)
-    program = [script] if script else ["-m", module]
+    command = launcher.trainer_command(run.home, row.algorithm)
     lifeline, keep = os.pipe()  # `keep` closes when this process ends, which ends the trainer
     outcome.note_event(
         run, "attempt_started", f"attempt {row.attempt}", attempt=row.attempt, device=row.device
     )
     with open(run.log(row.attempt), "ab") as log:
         process = subprocess.Popen(
-            [python, "-P", *program, str(run.path)],
+            [*command, str(run.path)],
             cwd=run.path,
             env=_environment(watch, lifeline),
             stdin=subprocess.DEVNULL,
@@ -144,12 +133,12 @@ def _spawn(watch: Watch) -> None:
             stderr=log,
             process_group=0,
             pass_fds=(watch.lock, lifeline),
-            preexec_fn=_die_with_parent if _LINUX else None,
+            # Bound to the thread that forks: this process has one.
+            preexec_fn=kernel.die_with_parent if kernel.LINUX else None,
         )
     os.close(lifeline)
     watch.child, watch.lifeline = process.pid, keep
     process.returncode = 0  # `_collect` waits for it, together with whatever it left behind
-    crash.point("supervise.spawned")
     write_json(
         run.started_record,
         {
@@ -204,10 +193,17 @@ def _limits(watch: Watch) -> list[tuple[float, str, str]]:
     if total is not None:
         left = (total - watch.store.spent_hours()) * 3600 - _others(watch)
         found.append((left, "budget", f"max_gpu_hours_total={total:g} of this home is spent"))
-    wall = watch.config.get("wall_limit_hours")
-    if isinstance(wall, int | float) and wall > 0:
-        found.append((wall * 3600, "timeout", f"the run took longer than {wall:g} hours"))
+    if wall := watch.wall_limit_s:
+        found.append((wall, "timeout", f"the run took longer than {wall / 3600:g} hours"))
     return sorted(found)
+
+
+def _wall_limit(watch: Watch) -> float | None:
+    """Seconds the attempt may take; None of a training run, whose config needs no look."""
+    if watch.row.kind == "train":
+        return None
+    hours = watch.run.read_config().wall_limit_hours
+    return 3600 * hours if hours else None
 
 
 def _others(watch: Watch) -> float:
@@ -313,16 +309,6 @@ def _count(watch: Watch) -> None:
         os.pwrite(watch.lock, line.ljust(60).encode() + b"\n", 0)
 
 
-def _become_reaper() -> None:
-    if _LINUX:
-        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def _die_with_parent() -> None:
-    # Between fork and exec in the child. Bound to the thread that forked: this process has one.
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
 def _wake_on_signals(watch: Watch) -> int:
     """A pipe that becomes readable when a child ends or this process is told to."""
 
@@ -361,7 +347,7 @@ def _collect(watch: Watch) -> bool:
 
 def _end_descendants(watch: Watch) -> None:
     """Kill whatever the trainer left; as their reaper this process sees all of them."""
-    if watch.child and (watch.status is None or not _LINUX):
+    if watch.child and (watch.status is None or not kernel.LINUX):
         _signal_group(watch.child, signal.SIGKILL)
     deadline = time.monotonic() + 10.0
     while _collect(watch) and time.monotonic() < deadline:

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from engine.core.errors import UserError
+from engine.core.hints import Call, Hint
 
 _FOLDER = Path(__file__).parent / "sections"
 
@@ -51,7 +52,9 @@ def read(slug: str = "") -> str:
     raise UserError(
         "SECTION_NOT_FOUND",
         f"the playbook has no section {slug!r}; it has {', '.join(slugs)}",
-        hint=f'read_playbook(section="{near[0]}")' if near else "read_playbook() lists them.",
+        hint=Hint("", Call("read_playbook", {"section": near[0]}))
+        if near
+        else Hint("To list them:", Call("read_playbook")),
         field="section",
     )
 

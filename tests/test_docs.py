@@ -9,6 +9,9 @@ from types import ModuleType
 
 import pytest
 
+# Reading every page and module takes a second or two; a loaded machine multiplies that.
+pytestmark = pytest.mark.timeout(30)
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     path.relative_to(ROOT)
@@ -48,6 +51,27 @@ def test_links_between_pages_lead_somewhere():
             if not file.exists() or (anchor and anchor not in _anchors(file)):
                 broken.append(f"{page}: {target}")
     assert not broken
+
+
+GENERATED = {Path("docs") / name for name in ("settings.md", "tools.md", "metrics.md")}
+OUR_FOLDERS = ("engine", "envs", "mcp_server", "playbook", "tests", "docs", "benchmarks", ".ci")
+
+
+def test_files_named_in_the_docs_exist():
+    files = [path for folder in OUR_FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    names = {path.name for path in files}
+    wrong = []
+    for page in PAGES:
+        if page in GENERATED or page == Path("CHANGELOG.md"):  # it names what is gone, too
+            continue
+        for quoted in re.findall(r"`([^`\n]+)`", text_of(page)):
+            for word in quoted.split():
+                path = word.partition("::")[0].strip(",;()")
+                known = path in names if "/" not in path else (ROOT / path).exists()
+                ours = path.partition("/")[0] in OUR_FOLDERS if "/" in path else path[-3:] == ".py"
+                if ours and not known and "<" not in path:
+                    wrong.append(f"{page}: {path}")
+    assert not wrong
 
 
 def _anchors(file: Path) -> set[str]:
@@ -110,7 +134,6 @@ def test_error_codes_named_in_the_docs_exist():
     assert sorted(item for item in named if item[1] not in known) == []
 
 
-@pytest.mark.timeout(30)
 def test_error_texts_quoted_in_troubleshooting_are_in_the_code():
     code = "\n".join(
         node.value

@@ -5,7 +5,7 @@ an MCP error result, the command line prints it and leaves with exit status 2. `
 list of codes, held complete by a test and quoted by the playbook.
 """
 
-from typing import Any
+from engine.core.hints import Call, Hint, hint_of
 
 CODES: dict[str, str] = {
     "UNKNOWN_ARGUMENT": "A tool was called with an argument it does not have.",
@@ -77,7 +77,7 @@ class UserError(Exception):
     Args:
         code: one of `CODES`.
         message: what happened, with the offending value.
-        hint: the next move, as a call or an edit.
+        hint: the next move: an edit in words, or a `Hint` with the call to make.
         field: the argument or setting at fault, dotted.
         retryable: whether the same call may succeed later.
         playbook: a section of the playbook that helps.
@@ -88,7 +88,7 @@ class UserError(Exception):
         code: str,
         message: str,
         *,
-        hint: str = "",
+        hint: str | Hint = "",
         field: str = "",
         retryable: bool = False,
         playbook: str = "",
@@ -98,17 +98,27 @@ class UserError(Exception):
         super().__init__(message)
         self.code = code
         self.message = message
-        self.hint = hint
+        self.advice = hint_of(hint)
         self.field = field
         self.retryable = retryable
         self.playbook = playbook
 
-    def payload(self) -> dict[str, Any]:
+    @property
+    def hint(self) -> str:
+        """The next move as an agent reads it."""
+        return str(self.advice)
+
+    def of_call(self, refused: Call) -> "UserError":
+        """The error of that call: what its hint changes becomes the whole call to make instead."""
+        self.advice = self.advice.of(refused)
+        return self
+
+    def payload(self) -> dict[str, object]:
         """The error as the one JSON object every front end shows."""
-        body: dict[str, Any] = {"code": self.code, "message": self.message}
+        body: dict[str, object] = {"code": self.code, "message": self.message}
         if self.field:
             body["field"] = self.field
-        body["hint"] = self.hint
+        body |= self.advice.shown()
         body["retryable"] = self.retryable
         if self.playbook:
             body["playbook"] = self.playbook

@@ -13,7 +13,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -198,6 +198,25 @@ def read_lines(
         if row is not None:
             rows.append(row)
     return rows, start + end
+
+
+def keep_lines(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
+    """Keep the whole lines of a JSONL file that are wanted, replacing it atomically."""
+    if not path.exists():
+        return
+    lines = []
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            if line.endswith(b"\n") and wanted(json.loads(line)):
+                lines.append(line)
+        except (ValueError, KeyError):
+            continue
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    with aside.open("wb") as out:
+        out.writelines(lines)
+        out.flush()
+        os.fsync(out.fileno())
+    os.replace(aside, path)
 
 
 def last_line(path: Path, window: int = 65536) -> dict[str, Any] | None:

@@ -10,13 +10,14 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from engine.core.files import read_json
 from engine.cost.flops import Seen, Work
 from engine.cost.throughput import Speed
-from engine.home.run_dir import Home
+from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
+from engine.records.estimate import EarlierWorkload
+from engine.records.run_config import TrainConfig
+from engine.records.run_result import RunResult
 
 RUNS = 20  # of each algorithm, the newest
 CALIBRATE_FROM = 3  # finished runs
@@ -37,7 +38,7 @@ LEAST_START_S = 0.5
 
 
 @dataclass(frozen=True)
-class Past:
+class FinishedRun:
     """One finished run.
 
     Attributes:
@@ -64,9 +65,9 @@ class Past:
 class Experience:
     """The finished runs of a home."""
 
-    past: Sequence[Past] = field(default_factory=tuple)
+    past: Sequence[FinishedRun] = field(default_factory=tuple)
 
-    def of(self, algorithm: str) -> list[Past]:
+    def of(self, algorithm: str) -> list[FinishedRun]:
         return [run for run in self.past if run.algorithm == algorithm]
 
     def seen(self, base: str) -> Seen:
@@ -81,13 +82,17 @@ class Experience:
 
     def factors(self, algorithm: str) -> dict[str, float]:
         """What each predicted phase is to be multiplied with; 1 where too little is known."""
-        found = {}
+        factors = {}
         for phase in ("startup", *MEASURED):
             runs = self.past if phase in SHARED else self.of(algorithm)
-            pairs = [(run.seconds[phase], run.predicted[phase]) for run in runs
-                     if phase in run.seconds and phase in run.predicted]  # fmt: skip
-            found[phase] = _factor(pairs)
-        return found
+            factors[phase] = _factor(
+                [
+                    (run.seconds[phase], run.predicted[phase])
+                    for run in runs
+                    if phase in run.seconds and phase in run.predicted
+                ]
+            )
+        return factors
 
     def memory_factor(self, algorithm: str) -> float:
         """What predicted peak memory is to be multiplied with."""
@@ -98,73 +103,78 @@ class Experience:
     def misses(self, algorithm: str) -> list[float]:
         """Logarithms of actual over corrected time, run by run."""
         factors = self.factors(algorithm)
-        found = []
+        misses = []
         for run in self.of(algorithm):
             corrected = sum(
                 value * factors.get(phase, 1.0) for phase, value in run.predicted.items()
             )
             if corrected > 0 and run.total > 0:
-                found.append(math.log(run.total / corrected))
-        return found
+                misses.append(math.log(run.total / corrected))
+        return misses
 
 
 def experience(home: Home, rate: Speed, kind: str) -> Experience:
-    """Read it from the home; runs whose files do not tell are left out.
+    """Read it from the home; runs whose files are gone, or of an earlier version, are left out.
 
     Args:
         kind: of the device the estimate is for, cpu or cuda; runs of the other kind teach nothing.
         rate: of the machine as it is known now: what a run computed was kept with it, so a
             prediction made before the machine was measured corrects nothing wrongly.
+
+    Raises DamagedRecord where the config or result of a run lacks a key.
     """
     if not home.db.is_file():
         return Experience()
-    found = []
+    runs = []
     for algorithm in ALGORITHMS:
         with Store(home) as store:
             rows = store.calibration(algorithm, limit=RUNS)
         for row in rows:
-            on_cpu = str(row["features"].get("device") or "cpu").startswith("cpu")
-            past = _past(home, rate, algorithm, row) if on_cpu == (kind == "cpu") else None
+            features = row["features"]
+            on_cpu = str(features.get("device") or "cpu").startswith("cpu")
+            if on_cpu != (kind == "cpu"):
+                continue
+            run, total = home.run(str(features["run_id"])), 3600 * float(row["actual"])
+            past = _finished_run(run, rate, algorithm, total)
             if past is not None:
-                found.append(past)
-    return Experience(tuple(found))
+                runs.append(past)
+    return Experience(tuple(runs))
 
 
-def _past(home: Home, rate: Speed, algorithm: str, row: Mapping[str, Any]) -> Past | None:
+def _finished_run(run: RunDir, rate: Speed, algorithm: str, total: float) -> FinishedRun | None:
+    """What a run that took `total` seconds teaches; None where its files were deleted, or where an
+    earlier version wrote them. Raises DamagedRecord naming the file and the key at fault."""
     try:
-        run, total = home.run(row["features"]["run_id"]), 3600 * row["actual"]
-        config, result = read_json(run.config), read_json(run.result)
-        said = config["estimate"]["uncalibrated"]
-        works = {name: Work(*values) for name, values in said["works"].items()}
-        rate = replace(rate, score_s=float(said["score_s"]))
-        predicted = rate.phases(
-            works, int(said["layers"]), int(said["weight_bytes"]), first=bool(said["first"])
-        )
-        measured = result["measured"]
-        seconds = {
-            phase: float(measured["seconds"][name])
-            for phase, name in MEASURED.items()
-            if name in measured["seconds"]
-        }
-        seconds["startup"] = max(LEAST_START_S, total - sum(seconds.values()))
-        return Past(
-            algorithm,
-            seconds,
-            predicted,
-            total,
-            str(config["base"]["path"]),
-            _number(measured.get("said_share")),
-            _number(measured.get("turns_mean")),
-            _number(measured.get("effective_share")),
-            float(measured["peak_memory"]),
-            float(said["memory"]),
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        config, measured = run.read_config(), RunResult.read(run.result).measured
+    except FileNotFoundError:
         return None
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+    if not isinstance(config, TrainConfig) or measured is None:
+        return None
+    workload = config.estimate.uncalibrated
+    if isinstance(workload, EarlierWorkload):
+        return None
+    works = {name: Work(*values) for name, values in workload.works.items()}
+    predicted = replace(rate, score_s=workload.score_s).phases(
+        works, workload.layers, workload.weight_bytes, first=workload.first
+    )
+    seconds = {
+        phase: measured.seconds[name]
+        for phase, name in MEASURED.items()
+        if name in measured.seconds
+    }
+    seconds["startup"] = max(LEAST_START_S, total - sum(seconds.values()))
+    return FinishedRun(
+        algorithm,
+        seconds,
+        predicted,
+        total,
+        config.base.path,
+        measured.said_share,
+        measured.turns_mean,
+        measured.effective_share,
+        measured.peak_memory,
+        workload.memory,
+    )
 
 
 def _factor(pairs: Sequence[tuple[float, float]], doubt: float = DOUBT) -> float:

@@ -20,10 +20,11 @@ from engine.core import hardware as machine
 from engine.core.errors import UserError
 from engine.core.format import size, words
 from engine.core.hardware import Hardware
+from engine.core.hints import Call, Change, Hint
 from engine.cost import flops, throughput
 from engine.cost import memory as footprint
 from engine.cost.calibration import CALIBRATE_FROM, experience
-from engine.cost.flops import Battery, Lengths, Plan
+from engine.cost.flops import Battery, Lengths, LoadedModel, Plan, SamplingPlan
 from engine.environments import env_facts, registry
 from engine.environments.env_facts import EnvFacts
 from engine.home.database import tells_of_the_disk
@@ -32,8 +33,9 @@ from engine.home.store import Store
 from engine.install import vllm_env
 from engine.models import catalog, hub, tokens
 from engine.models.model_files import ModelFacts
-from engine.records.settings import PROJECTIONS
+from engine.records.settings import PROJECTIONS, SFTSettings, TrainSettings
 from engine.settings import resolution as settings_schema
+from engine.settings.defaults import SamplingLimits
 
 LEVELS = ("low", "likely", "high")
 PROBE_WAIT_S = 20.0
@@ -42,7 +44,11 @@ _SPREAD = {"model": (0.35, 2.5), "measured": (0.65, 1.6)}
 _CALIBRATION_FLOOR = 0.08  # of the logarithm: no two runs are closer than this
 # How far apart runs usually are (logarithm), and how many runs that knowledge is worth.
 _USUAL_SPREAD, _USUAL_RUNS = 0.25, 6
+
+_MOST_LOWERED = 24  # halvings, of all settings together, until a run fits
 _LESS = 0.9  # of a value: what is lowered is worth its trouble
+_LEAST_GROUP = 4  # completions of a task: with fewer the baseline is noise
+_USUAL_RANK = 16  # of an adapter that an evaluation asks
 _FITS, _TIGHT = 0.92, 0.8  # shares of a device's memory
 _FETCHED = 2e7  # bytes of a download per second
 DISK_RESERVE = 500_000_000
@@ -85,9 +91,9 @@ def estimate_cost(
     arguments: dict[str, Any] = {"env_id": record.env_id, "model": ref.ref, "algorithm": algorithm}
     if settings:
         arguments["settings"] = settings
-    unfit = none_fit(env_facts.statistics(facts, algorithm, resolved.settings), resolved.settings)
+    unfit = none_fit(env_facts.statistics(facts, resolved.settings), resolved.settings)
     ready = figures["fits"] and not unfit
-    follow = [{"tool": "submit_train", "arguments": arguments}] if ready else []
+    follow = [Call("submit_train", arguments).to_json()] if ready else []
     warned = [f"{unfit}: nothing would be trained. Raise max_length."] if unfit else []
     return shown(figures) | {
         "summary": f"{summary(figures)} But {unfit}." if unfit else summary(figures),
@@ -96,11 +102,11 @@ def estimate_cost(
     }
 
 
-def none_fit(statistics: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+def none_fit(statistics: Mapping[str, Any], settings: TrainSettings) -> str:
     """What to say where no train row fits (`statistics` of env_facts), "" where one does."""
     if statistics["dropped"] < statistics["counted"]:
         return ""
-    return f"no row fits into max_length = {settings['max_length']}"
+    return f"no row fits into max_length = {settings.max_length}"
 
 
 def estimate(
@@ -121,11 +127,10 @@ def estimate(
 
     Returns a JSON object. Times are hours, sizes bytes; `seconds` itemises the likely time.
     """
-    device, precision = hardware.device, resolved.settings["precision"]
+    device, precision = hardware.device, resolved.settings.precision
     rate = throughput.load(home, device, hardware.cores, precision)
     known = experience(home, rate, device.kind)
     plan = Plan(
-        resolved.algorithm,
         resolved.settings,
         model,
         env,
@@ -152,7 +157,7 @@ def estimate(
     need = footprint.disk(plan) + download
     fit = _fit(memory["total"], available)
     return {
-        "steps": resolved.settings["steps"],
+        "steps": resolved.settings.steps,
         "hours": _rounded(hours),
         "gpu_hours": _rounded(hours),  # a run takes one device
         "money": _rounded({level: price * hours[level] for level in LEVELS}),
@@ -167,7 +172,8 @@ def estimate(
         "fit": fit,
         "disk_bytes": need,
         "disk_fits": need + DISK_RESERVE <= hardware.disk_free,
-        "lower_this": _lower(plan, rate, memory["total"] if fit != "fits" else None),
+        "lower_this": _lowered(plan, rate, memory["total"] if fit != "fits" else None),
+        "lower_to": _lower_until_it_fits(plan, rate, memory["total"] / raw_memory),
         "basis": basis,
         "calibrated_on_runs": runs,
         "uncalibrated": {
@@ -183,7 +189,7 @@ def estimate(
 
 def evaluation_hours(
     home: Home,
-    settings: Mapping[str, Any],
+    limits: SamplingLimits,
     models: Sequence[tuple[ModelFacts, Path]],
     env: EnvFacts,
     hardware: Hardware,
@@ -194,19 +200,18 @@ def evaluation_hours(
     """Device hours that sampling and scoring `rows` tasks `attempts` times each takes at most.
 
     Args:
-        settings: sampling settings with max_tokens and max_length.
+        limits: tokens and turns that answers may take.
         models: facts and folder of the base of every model that answers.
     """
     device = hardware.device
     precision = "bfloat16" if device.bf16 else "float32"
     rate = throughput.load(home, device, hardware.cores, precision)
     known = experience(home, rate, device.kind)
-    adapter = {"lora_rank": 16, "lora_targets": PROJECTIONS}
-    fixed = {"precision": precision, "quantization": "none", **adapter}
     seconds = 0.0
     for facts, base_path in models:
         seen = known.seen(str(base_path))
-        plan = Plan("grpo", {**settings, **fixed}, facts, env, device, seen=seen, batteries=())
+        loaded = LoadedModel(facts, precision, "none", _USUAL_RANK, PROJECTIONS)
+        plan = SamplingPlan(loaded, env, device, limits, seen, limits.max_length / 4)
         work = flops.rollouts(plan, rows, rows * attempts, plan.episode("high"))
         scored = replace(rate, score_s=env.score_s + 1e-4) if env.score_s else rate
         idle = {"training": flops.Work(), "evaluation": work, "saving": flops.Work()}
@@ -243,7 +248,7 @@ def batteries(home: Home, base_path: Path | None) -> tuple[Battery, ...]:
 def _gym(tokenizer: tokens.ChatTokenizer) -> Battery:
     """The questions of reasoning-gym in a model's tokens; answers as long as the worker allows."""
     question = [{"role": "user", "content": flops.GYM_QUESTION}]
-    prompt = len(tokenizer.prompt(question))
+    prompt = len(tokenizer.format().prompt(question))
     longest = 2 * (tokenizer.count(flops.GYM_ANSWER)) + 16
     return Battery(flops.GYM_TASKS, Lengths(prompt, min(12, longest), longest))
 
@@ -260,7 +265,16 @@ def summary(figures: dict[str, Any]) -> str:
 
 def shown(figures: dict[str, Any]) -> dict[str, Any]:
     """The figures without what only later estimates read."""
-    return {name: value for name, value in figures.items() if name != "uncalibrated"}
+    return {name: v for name, v in stored(figures).items() if name != "uncalibrated"}
+
+
+def stored(figures: dict[str, Any]) -> dict[str, Any]:
+    """The figures that config.json keeps: all but what only a refusal needs."""
+    return {name: value for name, value in figures.items() if name != "lower_to"}
+
+
+def change_of(settings: Mapping[str, object]) -> Change | None:
+    return Change(settings=settings) if settings else None
 
 
 def check_budget(
@@ -274,14 +288,17 @@ def check_budget(
     Returns warnings. Raises UserError BUDGET with the exact call that would pass.
     """
     likely, high = figures["gpu_hours"]["likely"], figures["gpu_hours"]["high"]
-    lower = f"Or lower {figures['lower_this']}." if figures["lower_this"] else ""
+    lower = f"lower {figures['lower_this']}" if figures["lower_this"] else ""
     if likely > cap:
         enough = math.ceil(10 * high) / 10
         raise UserError(
             "BUDGET",
             f"the run likely takes {likely:.2f} GPU-hours (at most {high:.2f}); "
             f"max_gpu_hours is {cap:g}",
-            hint=f"{_call(call | {'max_gpu_hours': enough})} {lower}".strip(),
+            hint=Hint(
+                f"Raise the cap, or {lower}:" if lower else "Raise the cap:",
+                Call("submit_train", call | {"max_gpu_hours": enough}),
+            ),
             field="max_gpu_hours",
         )
     total = home.user_config().max_gpu_hours_total
@@ -291,7 +308,8 @@ def check_budget(
             "BUDGET",
             f"the run likely takes {likely:.2f} GPU-hours; {left:.2f} are left of this home's "
             f"max_gpu_hours_total = {total:g}",
-            hint=f"The owner may raise max_gpu_hours_total in {home.config_file}. {lower}".strip(),
+            hint=f"The owner may raise max_gpu_hours_total in {home.config_file}"
+            + (f"; or {lower}." if lower else "."),
             field="max_gpu_hours",
         )
     if high > cap:
@@ -341,59 +359,88 @@ def _fit(total: int, available: int) -> str:
     return "tight" if total > _TIGHT * available else "fits"
 
 
-def _lower(plan: Plan, rate: throughput.Speed, over: int | None) -> str:
+def _lowered(plan: Plan, rate: throughput.Speed, over: int | None) -> str:
+    """What to lower, as "max_length from 512 to 256"; "" where nothing helps."""
+    name, before, value = _lower(plan, rate, over)
+    return f"{name} from {_plain(before)} to {_plain(value)}" if name else ""
+
+
+def _lower_until_it_fits(
+    plan: Plan, rate: throughput.Speed, correction: float
+) -> dict[str, object]:
+    """Settings with which a run that does not fit into memory does; {} where it fits, or none do.
+
+    Args:
+        correction: what runs that ended taught of the estimate of memory, as a factor.
+    """
+    changed: dict[str, object] = {}
+    for _ in range(_MOST_LOWERED):
+        total = footprint.memory(plan)["total"]
+        if _fit(int(total * correction), plan.device.memory_total) != "too_big":
+            return changed
+        name, _, value = _lower(plan, rate, total)
+        if not name:
+            break
+        changed[name] = value
+        plan = replace(plan, settings=plan.settings.model_copy(update={name: value}))
+    return {}
+
+
+def _lower(plan: Plan, rate: throughput.Speed, over: int | None) -> tuple[str, Any, Any]:
     """The one setting whose lowering, to half or what rows need, saves most: memory where that is
-    short, else time."""
-    best, saved = "", 0.0
+    short (`over` bytes), else time. Its name, old and new value; "" where nothing helps."""
+    best: tuple[str, Any, Any] = ("", None, None)
+    saved = 0.0
     base = over if over is not None else sum(_phases(plan, rate, "likely").values())
-    for name, value in _candidates(plan):
-        smaller = replace(plan, settings=plan.settings | {name: value})
+    for name, before, value in _candidates(plan):
+        smaller = replace(plan, settings=plan.settings.model_copy(update={name: value}))
         after = (
             footprint.memory(smaller)["total"]
             if over is not None
             else sum(_phases(smaller, rate, "likely").values())
         )
         if base - after > saved:
-            best, saved = (
-                f"{name} from {_plain(plan.settings[name])} to {_plain(value)}",
-                base - after,
-            )
+            best, saved = (name, before, value), base - after
     return best
 
 
-def _candidates(plan: Plan) -> list[tuple[str, Any]]:
-    settings = plan.settings
-    names = {
-        "sft": ("steps", "max_length", "batch_size", "lora_rank", "eval_rows"),
-        "grpo": (
-            "steps",
-            "max_tokens",
-            "group_size",
-            "prompts_per_step",
-            "max_length",
-            "lora_rank",
-            "eval_rows",
-        ),
-    }[plan.algorithm]
-    least, needed = {"group_size": 4}, _needed(plan)
-    found: list[tuple[str, Any]] = []
-    for name in names:
-        value = max(settings[name] // 2, needed.get(name, 1))
-        if least.get(name, 1) <= value <= _LESS * settings[name]:
-            found.append((name, value))
-    if not settings["gradient_checkpointing"]:
-        found.append(("gradient_checkpointing", True))
-    return found
+def _candidates(plan: Plan) -> list[tuple[str, int, int]]:
+    """(name, value, smaller value) of the settings whose lowering could help."""
+    settings, needed = plan.settings, _needed(plan)
+    if isinstance(settings, SFTSettings):
+        values = {
+            "steps": settings.steps,
+            "max_length": settings.max_length,
+            "batch_size": settings.batch_size,
+        }
+    else:
+        values = {
+            "steps": settings.steps,
+            "max_tokens": settings.max_tokens,
+            "group_size": settings.group_size,
+            "prompts_per_step": settings.prompts_per_step,
+            "max_length": settings.max_length,
+        }
+    values |= {"lora_rank": settings.lora_rank, "eval_rows": settings.eval_rows}
+    candidates: list[tuple[str, int, int]] = []
+    for name, value in values.items():
+        smaller = max(value // 2, needed.get(name, 1))
+        least = _LEAST_GROUP if name == "group_size" else 1
+        if least <= smaller <= _LESS * value:
+            candidates.append((name, value, smaller))
+    if not settings.gradient_checkpointing:
+        candidates.append(("gradient_checkpointing", False, True))
+    return candidates
 
 
 def _needed(plan: Plan) -> dict[str, int]:
     """Lengths below which rows would be cut, or left out: what 19 in 20 of them need."""
-    rows = plan.env.lengths
-    if plan.algorithm == "sft":
+    rows, settings = plan.env.lengths, plan.settings
+    if isinstance(settings, SFTSettings):
         return {"max_length": _most([row.total for row in rows if row.turns])}
     prompt = _most([row.prompt for row in rows])
     return {
-        "max_length": max(1, prompt) + plan.settings["max_tokens"],
+        "max_length": max(1, prompt) + settings.max_tokens,
         "max_tokens": max(8, _most([row.longest_turn for row in rows])),
     }
 
@@ -405,14 +452,13 @@ def _most(lengths: list[int]) -> int:
 
 def _tokens(plan: Plan) -> dict[str, int]:
     """Likely tokens: trained on, and generated for training and evaluation."""
-    settings = plan.settings
-    if plan.algorithm == "sft":
-        row = plan.sft_row()
-        trained, sampled = plan.rows * settings["steps"] * row.total, 0.0
+    rows = plan.rows * plan.settings.steps
+    if isinstance(plan.settings, SFTSettings):
+        trained, sampled = rows * plan.sft_row().total, 0.0
     else:
         episode = plan.episode("likely")
-        trained = plan.rows * settings["steps"] * episode.total
-        sampled = plan.rows * settings["steps"] * episode.said * episode.turns
+        trained = rows * episode.total
+        sampled = rows * episode.said * episode.turns
     if plan.env.scored:
         episode = plan.episode("likely")
         sampled += plan.evaluated_rows * episode.said * episode.turns
@@ -426,11 +472,6 @@ def _warnings(figures: dict[str, Any]) -> list[str]:
     if not figures["disk_fits"]:
         said.append(f"the run needs {size(figures['disk_bytes'])} of disk, which is not free")
     return said
-
-
-def _call(arguments: dict[str, Any]) -> str:
-    shown = ", ".join(f"{name}={json.dumps(value)}" for name, value in arguments.items())
-    return f"submit_train({shown})"
 
 
 def _plain(value: Any) -> str:

@@ -9,14 +9,15 @@ run holds engine/cost/memory.py.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from engine.core.hardware import Device
 from engine.environments.env_facts import EnvFacts
 from engine.models.model_files import ModelFacts
-from engine.settings.defaults import exam_limits
+from engine.records.settings import GRPOSettings, SFTSettings, TrainSettings
+from engine.settings.defaults import SamplingLimits, exam_limits
 
 _WIDTH = {"float32": 4, "bfloat16": 2}
 _NF4_WIDTH = 0.55  # bytes of a weight in 4 bits, with the scales of its block
@@ -124,82 +125,53 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """One run as the estimate sees it: resolved settings, model, rows and device.
+class LoadedModel:
+    """A model with its adapter, in the number format it is loaded in.
 
-    Attributes:
-        seen: what finished runs of the same base model showed of it.
-        batteries: of kept skills.
+    `precision`: float32 or bfloat16; `quantization`: none or nf4.
     """
 
-    algorithm: str
-    settings: dict[str, Any]
     model: ModelFacts
-    env: EnvFacts
-    device: Device
-    seen: Seen = UNSEEN
-    batteries: tuple[Battery, ...] = (PEBBLE_SKILLS,)
+    precision: str
+    quantization: str
+    lora_rank: int
+    lora_targets: Sequence[str]
 
     @property
     def width(self) -> int:
         """Bytes of a frozen weight and of an activation."""
-        return _WIDTH[self.settings["precision"]]
+        return _WIDTH[self.precision]
 
     @property
     def weights(self) -> float:
         """Bytes of the frozen weights; in 4 bits where the layers' projections are quantized."""
-        if self.settings["quantization"] == "none":
+        if self.quantization == "none":
             return self.model.params * self.width
         linear = self.model.linear_params
         return linear * _NF4_WIDTH + (self.model.params - linear) * self.width
 
     @property
     def adapter(self) -> int:
-        return self.model.adapter_params(self.settings["lora_rank"], self.settings["lora_targets"])
+        """Parameters of the adapter."""
+        return self.model.adapter_params(self.lora_rank, list(self.lora_targets))
 
-    @property
-    def rows(self) -> int:
-        """Sequences that go into one optimizer step."""
-        if self.algorithm == "sft":
-            return self.settings["batch_size"]
-        return self.settings["prompts_per_step"] * self.settings["group_size"]
 
-    @property
-    def evaluations(self) -> int:
-        """Evaluations between the one at step 0 and the final report."""
-        return math.ceil(self.settings["steps"] / self.settings["eval_every"])
+@dataclass(frozen=True)
+class SamplingPlan:
+    """A model that plays the tasks of an environment.
 
-    @property
-    def evaluated_rows(self) -> float:
-        """Rows played in all: all at step 0, half of them each time, the other half at the end."""
-        rows = self.settings["eval_rows"]
-        return rows + rows * self.evaluations / 2 + rows / 2
+    Attributes:
+        limits: tokens and turns that answers may take.
+        seen: what finished runs of the same base model showed of it.
+        unknown_prompt: tokens of a prompt where none was counted.
+    """
 
-    @property
-    def max_tokens(self) -> int:
-        """Longest turn: the setting, or for SFT what its evaluations allow."""
-        return self._sampled["max_tokens"]
-
-    @property
-    def max_length(self) -> int:
-        """Longest sequence that may be sampled."""
-        return self._sampled["max_length"]
-
-    @cached_property
-    def _sampled(self) -> dict[str, Any]:
-        if self.algorithm != "sft":
-            return self.settings
-        return exam_limits(self.env, self.model.max_positions, self.settings["max_length"])
-
-    def sft_row(self) -> Lengths:
-        """Mean row after the cut at max_length; `said` are the supervised tokens."""
-        limit, loss_on = self.settings["max_length"], self.settings["loss_on"]
-        rows = [row for row in self.env.lengths if row.turns]
-        if not rows:
-            return Lengths(limit / 2, limit / 2, limit / 2)
-        said = _mean([row.supervised(loss_on, limit) for row in rows])
-        total = _mean([min(row.total, limit) for row in rows])
-        return Lengths(total - min(said, total), said, max(min(r.total, limit) for r in rows))
+    loaded: LoadedModel
+    env: EnvFacts
+    device: Device
+    limits: SamplingLimits
+    seen: Seen
+    unknown_prompt: float
 
     def episode(self, level: str) -> Lengths:
         """A typical episode when turns come out short (low), as expected (likely) or long (high).
@@ -207,7 +179,7 @@ class Plan:
         An untrained policy stops late, so turns reach max_tokens in `high`, and the longest of a
         batch does in every case but `low`.
         """
-        limit = self.max_tokens
+        limit = self.limits.max_tokens
         answers = self.env.answers
         turns = self.turns(level)
         if level == "likely" and self.seen.turns is not None:
@@ -217,17 +189,129 @@ class Plan:
         if self.seen.said is not None and level == "likely":
             said = self.seen.said * limit / turns
         longest = {"low": 1.5 * usual, "likely": float(limit), "high": float(limit)}[level]
-        prompt = _mean([row.prompt for row in self.env.lengths]) or self.settings["max_length"] / 4
+        prompt = _mean([row.prompt for row in self.env.lengths]) or self.unknown_prompt
         return Lengths(prompt, min(said, limit), min(longest, limit), turns)
 
     def turns(self, level: str) -> float:
         """Assistant turns of an episode: few (low), as expected (likely), as many as may be."""
         if not self.env.multi_turn:
             return 1.0
-        most = self.settings.get("max_turns") or 8
+        most = self.limits.max_turns
         known = _mean([row.answer_turns for row in self.env.lengths if row.answer_turns])
         likely = min(most, known) if known else most / 2
         return {"low": likely, "likely": min(most, 1.5 * likely), "high": float(most)}[level]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One training run as the estimate sees it: resolved settings, model, rows and device.
+
+    Attributes:
+        seen: what finished runs of the same base model showed of it.
+        batteries: of kept skills.
+    """
+
+    settings: TrainSettings
+    model: ModelFacts
+    env: EnvFacts
+    device: Device
+    seen: Seen = UNSEEN
+    batteries: tuple[Battery, ...] = (PEBBLE_SKILLS,)
+
+    @cached_property
+    def loaded(self) -> LoadedModel:
+        settings = self.settings
+        return LoadedModel(
+            self.model,
+            settings.precision,
+            settings.quantization,
+            settings.lora_rank,
+            settings.lora_targets,
+        )
+
+    @cached_property
+    def sampling(self) -> SamplingPlan:
+        """How the run's rollouts and evaluations are played."""
+        unknown_prompt = self.settings.max_length / 4
+        return SamplingPlan(
+            self.loaded, self.env, self.device, self._limits, self.seen, unknown_prompt
+        )
+
+    @property
+    def width(self) -> int:
+        """Bytes of a frozen weight and of an activation."""
+        return self.loaded.width
+
+    @property
+    def weights(self) -> float:
+        """Bytes of the frozen weights."""
+        return self.loaded.weights
+
+    @property
+    def adapter(self) -> int:
+        """Parameters of the adapter."""
+        return self.loaded.adapter
+
+    @property
+    def rows(self) -> int:
+        """Sequences that go into one optimizer step."""
+        settings = self.settings
+        if isinstance(settings, SFTSettings):
+            return settings.batch_size
+        return settings.prompts_per_step * settings.group_size
+
+    @property
+    def packed(self) -> bool:
+        """Whether the rows of a step share forward passes; those of GRPO always do."""
+        return not isinstance(self.settings, SFTSettings) or self.settings.packing
+
+    @property
+    def evaluations(self) -> int:
+        """Evaluations between the one at step 0 and the final report."""
+        return math.ceil(self.settings.steps / self.settings.eval_every)
+
+    @property
+    def evaluated_rows(self) -> float:
+        """Rows played in all: all at step 0, half of them each time, the other half at the end."""
+        rows = self.settings.eval_rows
+        return rows + rows * self.evaluations / 2 + rows / 2
+
+    @property
+    def max_tokens(self) -> int:
+        """Longest turn: the setting, or for SFT what its evaluations allow."""
+        return self._limits.max_tokens
+
+    @property
+    def max_length(self) -> int:
+        """Longest sequence that may be sampled."""
+        return self._limits.max_length
+
+    @cached_property
+    def _limits(self) -> SamplingLimits:
+        settings = self.settings
+        if isinstance(settings, SFTSettings):
+            return exam_limits(self.env, self.model.max_positions, settings.max_length)
+        return SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length)
+
+    def episode(self, level: str) -> Lengths:
+        """A typical episode; see `SamplingPlan.episode`."""
+        return self.sampling.episode(level)
+
+    def turns(self, level: str) -> float:
+        """Assistant turns of an episode; see `SamplingPlan.turns`."""
+        return self.sampling.turns(level)
+
+    def sft_row(self) -> Lengths:
+        """Mean row after the cut at max_length; `said` are the supervised tokens."""
+        settings = self.settings
+        loss_on = settings.loss_on if isinstance(settings, SFTSettings) else "assistant"
+        limit = settings.max_length
+        rows = [row for row in self.env.lengths if row.turns]
+        if not rows:
+            return Lengths(limit / 2, limit / 2, limit / 2)
+        said = _mean([row.supervised(loss_on, limit) for row in rows])
+        total = _mean([min(row.total, limit) for row in rows])
+        return Lengths(total - min(said, total), said, max(min(r.total, limit) for r in rows))
 
 
 def works(plan: Plan, level: str) -> dict[str, Work]:
@@ -241,30 +325,33 @@ def works(plan: Plan, level: str) -> dict[str, Work]:
 
 def train_work(plan: Plan, level: str) -> Work:
     """All optimizer steps of the run, rollouts of GRPO included."""
-    if plan.algorithm == "sft":
+    if isinstance(plan.settings, SFTSettings):
         row = plan.sft_row()
         step = _update(plan, plan.rows, plan.rows * row.total, row.total, row.said)
     else:
-        episode = plan.episode(level)
-        passes = plan.settings["updates_per_batch"]
-        # Every round leaves a part of what was uniform before it.
-        effective = _EFFECTIVE[level]
-        if plan.seen.effective is not None and level == "likely":
-            effective = plan.seen.effective
-        uniform = (1 - effective) ** (1 + plan.settings["resample_uniform"])
-        trained = plan.rows * (1 - uniform)
-        # The prompt of a group goes through the model once.
-        shared = trained * (1 - 1 / plan.settings["group_size"]) * episode.prompt
-        tokens = trained * episode.total - shared
-        said = episode.said * episode.turns
-        step = _update(plan, trained, tokens, episode.total, said).times(passes)
-        if plan.settings["kl_coef"] > 0:
-            step += Work(train=_forward(plan, plan.rows, episode.total))
-        again = range(1, plan.settings["resample_uniform"] + 1)
-        rounds = 1 + sum(_UNIFORM[level] ** number for number in again)
-        prompts = plan.settings["prompts_per_step"] * rounds
-        step += rollouts(plan, prompts, plan.rows * rounds, episode, batches=math.ceil(rounds))
-    return step.times(plan.settings["steps"])
+        step = _grpo_step(plan, plan.settings, level)
+    return step.times(plan.settings.steps)
+
+
+def _grpo_step(plan: Plan, settings: GRPOSettings, level: str) -> Work:
+    episode = plan.episode(level)
+    # Every round leaves a part of what was uniform before it.
+    effective = _EFFECTIVE[level]
+    if plan.seen.effective is not None and level == "likely":
+        effective = plan.seen.effective
+    uniform = (1 - effective) ** (1 + settings.resample_uniform)
+    trained = plan.rows * (1 - uniform)
+    # The prompt of a group goes through the model once.
+    shared = trained * (1 - 1 / settings.group_size) * episode.prompt
+    tokens = trained * episode.total - shared
+    said = episode.said * episode.turns
+    step = _update(plan, trained, tokens, episode.total, said).times(settings.updates_per_batch)
+    if settings.kl_coef > 0:
+        step += Work(train=_forward(plan, plan.rows, episode.total))
+    again = range(1, settings.resample_uniform + 1)
+    rounds = 1 + sum(_UNIFORM[level] ** number for number in again)
+    prompts, sampled = settings.prompts_per_step * rounds, plan.rows * rounds
+    return step + rollouts(plan.sampling, prompts, sampled, episode, batches=math.ceil(rounds))
 
 
 def evaluation_work(plan: Plan, level: str) -> Work:
@@ -273,43 +360,47 @@ def evaluation_work(plan: Plan, level: str) -> Work:
     if not rows:
         return Work()
     work = Work()
-    if plan.algorithm == "sft":
+    if isinstance(plan.settings, SFTSettings):
         row = plan.sft_row()
         head = 2 * plan.model.head_params * row.said * rows
         work += Work(train=_forward(plan, rows, row.total) + head)
     if plan.env.scored:
         # Both halves at step 0, one of them each time after.
-        work += rollouts(plan, rows, rows, plan.episode(level), batches=plan.evaluations + 3)
+        episode = plan.episode(level)
+        work += rollouts(plan.sampling, rows, rows, episode, batches=plan.evaluations + 3)
     for battery in plan.batteries:
         asked, answer = 2 * battery.tasks, battery.answer
         if plan.seen.said is not None and level == "likely":
             answer = replace(answer, said=min(1.0, plan.seen.said) * answer.longest)
-        work += rollouts(plan, asked, asked, answer, batches=2)
+        work += rollouts(plan.sampling, asked, asked, answer, batches=2)
     return work
 
 
 def save_work(plan: Plan) -> Work:
     """Checkpoints, whose cost is mostly syncing them to disk."""
-    count = math.ceil(plan.settings["steps"] / plan.settings["save_every"])
+    count = math.ceil(plan.settings.steps / plan.settings.save_every)
     return Work(saves=max(count, plan.evaluations))
 
 
-def rollouts(plan: Plan, prompts: float, rows: float, episode: Lengths, batches: int = 1) -> Work:
+def rollouts(
+    plan: SamplingPlan, prompts: float, rows: float, episode: Lengths, batches: int = 1
+) -> Work:
     """Playing `rows` episodes of `prompts` distinct tasks, in at least `batches` goes."""
-    model = plan.model
-    context = min(episode.total, plan.max_length)
-    per_token = 2 * (model.linear_params + model.head_params) + 2 * plan.adapter
+    loaded = plan.loaded
+    model = loaded.model
+    context = min(episode.total, plan.limits.max_length)
+    per_token = 2 * (model.linear_params + model.head_params) + 2 * loaded.adapter
     produced = rows * episode.said * episode.turns
     attention = 4 * model.heads * model.head_dim * context * model.layers
     # Every turn after the first reads the conversation so far again.
     read = prompts * episode.prompt + rows * context * max(0.0, episode.turns - 1)
     goes = max(batches, math.ceil(rows / CONCURRENT[plan.device.kind]))
     steps = goes * episode.longest * episode.turns
-    cache = 2 * model.layers * model.kv_heads * model.head_dim * plan.width
+    cache = 2 * model.layers * model.kv_heads * model.head_dim * loaded.width
     return Work(
         sample=produced * (per_token + attention) + 2 * model.linear_params * read,
         steps=steps,
-        moved=steps * plan.weights + produced * context * cache,
+        moved=steps * loaded.weights + produced * context * cache,
         scored=rows,
     )
 
@@ -324,10 +415,10 @@ def _update(plan: Plan, rows: float, tokens: float, length: float, supervised: f
         pairs=rows * length**2 / 2,
         scored=rows * supervised,
     )
-    if plan.settings["gradient_checkpointing"]:
+    if plan.settings.gradient_checkpointing:
         work += _forward(plan, tokens / max(1.0, length), length)
     micro = max(1.0, tokens / microbatch_tokens(plan))
-    if not plan.settings.get("packing", True):
+    if not plan.packed:
         micro = rows
     return Work(train=work, updates=micro)
 
@@ -362,7 +453,7 @@ def microbatch_tokens(plan: Plan) -> float:
         intermediate=model.intermediate,
         layers=model.layers,
         vocab=model.vocab,
-        checkpointing=plan.settings["gradient_checkpointing"],
+        checkpointing=plan.settings.gradient_checkpointing,
         kind=plan.device.kind,
         memory=plan.device.memory_total,
     )
@@ -385,5 +476,5 @@ def tokens_at_once(
     return max(512.0, min(MICRO_CEILING[kind], MICRO_SHARE * memory / per_token))
 
 
-def _mean(values: list[Any]) -> float:
+def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0

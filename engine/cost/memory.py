@@ -10,6 +10,7 @@ from engine.cost.flops import (
     Plan,
     microbatch_tokens,
 )
+from engine.records.settings import GRPOSettings, SFTSettings
 
 
 def memory(plan: Plan) -> dict[str, int]:
@@ -22,7 +23,7 @@ def memory(plan: Plan) -> dict[str, int]:
     longest = _longest_sequence(plan)
     budget = microbatch_tokens(plan)
     batch = _batch_tokens(plan)
-    packed = settings.get("packing", True)
+    packed = plan.packed
     in_batch = min(batch, max(longest, budget)) if packed else longest
     activations = _activations(plan, in_batch, _usual_length(plan))
     # A chunk of logits, its log-softmax and its gradient, float32; never less than 128 rows.
@@ -35,7 +36,7 @@ def memory(plan: Plan) -> dict[str, int]:
     # the C library keeps while training.
     fixed = plan.weights + 2 * laid_out
     adapter = plan.adapter * 16  # float32 weights, gradients and two moments
-    if settings.get("async_sampling"):
+    if isinstance(settings, GRPOSettings) and settings.async_sampling:
         adapter += plan.adapter * 4  # the copy that samples
     items = {
         "weights": fixed,
@@ -59,15 +60,18 @@ def _copies(plan: Plan) -> float:
 
 def _batch_tokens(plan: Plan) -> float:
     """Tokens that one optimizer step runs at most, on average: a group's prompt counts once."""
-    if plan.algorithm == "sft":
+    settings = plan.settings
+    if isinstance(settings, SFTSettings):
         return plan.rows * max(plan.sft_row().total, 1.0)
     episode = plan.episode(_level(plan))
-    prompts = plan.settings["prompts_per_step"]
+    prompts = settings.prompts_per_step
     return prompts * episode.prompt + plan.rows * (episode.total - episode.prompt)
 
 
 def _usual_length(plan: Plan) -> float:
-    return plan.sft_row().total if plan.algorithm == "sft" else plan.episode(_level(plan)).total
+    if isinstance(plan.settings, SFTSettings):
+        return plan.sft_row().total
+    return plan.episode(_level(plan)).total
 
 
 def _level(plan: Plan) -> str:
@@ -78,12 +82,12 @@ def _level(plan: Plan) -> str:
 def _sampling_bytes(plan: Plan, longest: float) -> tuple[float, float]:
     """(key-value cache, logits) of the completions under way at once."""
     model = plan.model
-    at_once = plan.settings["eval_rows"]
+    at_once = plan.settings.eval_rows
     if not at_once:
         return 0.0, 0.0
-    if plan.algorithm == "sft" and not plan.env.scored:
+    if isinstance(plan.settings, SFTSettings) and not plan.env.scored:
         at_once = max((battery.tasks for battery in plan.batteries), default=0)
-    if plan.algorithm == "grpo":
+    if isinstance(plan.settings, GRPOSettings):
         at_once = max(at_once, plan.rows)
     at_once = min(at_once, CONCURRENT[plan.device.kind])
     per_token = 2 * model.layers * model.kv_heads * model.head_dim * plan.width
@@ -94,15 +98,15 @@ def _sampling_bytes(plan: Plan, longest: float) -> tuple[float, float]:
 
 def _longest_sequence(plan: Plan) -> float:
     """Tokens of the longest sequence that is trained on."""
-    if plan.algorithm != "sft":
+    if isinstance(plan.settings, GRPOSettings):
         return _longest_episode(plan)
-    limit = plan.settings["max_length"]
+    limit = plan.settings.max_length
     return min(limit, plan.env.longest_total or limit)
 
 
 def _longest_episode(plan: Plan) -> float:
     """Tokens of the longest sequence that is sampled, in as many turns as earlier runs needed."""
-    if plan.algorithm == "sft" and not plan.env.scored:
+    if isinstance(plan.settings, SFTSettings) and not plan.env.scored:
         return _longest_sequence(plan)  # kept skills alone are asked
     turns = plan.turns("high")
     if plan.seen.turns is not None:
@@ -138,7 +142,7 @@ def _activations(plan: Plan, tokens: float, length: float) -> float:
     model = plan.model
     layer = _layer_floats(plan, length)
     through = 6 * (model.hidden + model.intermediate)  # one layer's own gradients
-    if plan.settings["gradient_checkpointing"]:
+    if plan.settings.gradient_checkpointing:
         kept = model.layers * 2 * model.hidden + layer
     else:
         kept = model.layers * layer
@@ -148,11 +152,11 @@ def _activations(plan: Plan, tokens: float, length: float) -> float:
 def disk(plan: Plan) -> int:
     """Bytes a run leaves: checkpoints kept, and rollouts and evaluations as text."""
     checkpoint = plan.adapter * 12 + 200_000  # adapter and two moments
-    kept = min(plan.settings["keep_checkpoints"], plan.evaluations) + 2  # best, one being written
+    kept = min(plan.settings.keep_checkpoints, plan.evaluations) + 2  # best, one being written
     episode = plan.episode("high")
     # About 5 bytes of text a token, and ids, masks and log-probabilities for some.
     line = 600 + 12 * episode.total
     lines = plan.evaluated_rows
-    if plan.algorithm == "grpo":
-        lines += plan.rows * plan.settings["steps"]
-    return int(kept * checkpoint + lines * line + plan.settings["steps"] * 600)
+    if isinstance(plan.settings, GRPOSettings):
+        lines += plan.rows * plan.settings.steps
+    return int(kept * checkpoint + lines * line + plan.settings.steps * 600)

@@ -24,7 +24,7 @@ from engine.cost.flops import Work
 from engine.home.rows import HOLDS_DEVICE
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.processes import launcher
+from engine.processes import launcher, programs
 
 # Peak bf16 operations per second and memory bytes per second of known GPUs, first match wins.
 _GPUS = (
@@ -207,7 +207,7 @@ def _lock(home: Home) -> Path:
 
 def _start_probe(home: Home) -> bool:
     """Start the probe; it holds the lock while it runs. False where it cannot be started."""
-    if os.environ.get(launcher.TEST_WORKER):  # trainers that are none need no measurement
+    if programs.trains_without_torch():
         return False
     with Store(home) as store:
         if store.list_runs(1, states=HOLDS_DEVICE):
@@ -221,7 +221,7 @@ def _start_probe(home: Home) -> bool:
         return True
     try:
         pid = launcher.spawn_detached(
-            [python, "-P", "-m", "engine.worker.probe_speed", str(home.speed)],
+            [python, "-P", *programs.command("speed_probe"), str(home.speed)],
             cwd=home.cache,
             log=home.speed.with_name("speed.log"),
             env=os.environ | {"GOMP_SPINCOUNT": "10000", "TOKENIZERS_PARALLELISM": "false"},

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.core.errors import UserError
+from engine.core.hints import Call, Hint
+from engine.core.reply import BODY_CHARS
 from engine.curation.curated import free_name, save_dataset
 from engine.curation.selection import Attempt, Key, Rule, check_selection, groups_of, ranked
 from engine.curation.sources import Source, load_sources
@@ -19,7 +21,7 @@ from engine.environments import registry
 from engine.evidence.stats.overlap import HeldOut
 from engine.evidence.stats.results import text_of
 from engine.home.run_dir import Home
-from engine.home.sanitize import RESULT_CHARS, Redactor, clip, json_chars, redactor_for
+from engine.home.sanitize import Redactor, clip, json_chars, redactor_for
 
 FEW_ROWS = 20
 _EXAMPLES = 3
@@ -197,8 +199,8 @@ def _conversation(attempt: Attempt) -> str:
 def _redactor(home: Home, sources: Sequence[Source]) -> Redactor:
     """Hides the secrets of every environment among the sources."""
     if len({source.record.env_id for source in sources}) == 1:
-        return redactor_for(home, sources[0].config)
-    return _Redactors([redactor_for(home, source.config) for source in sources])
+        return redactor_for(home, sources[0].config.env_dir)
+    return _Redactors([redactor_for(home, source.config.env_dir) for source in sources])
 
 
 class _Redactors(Redactor):
@@ -252,19 +254,21 @@ def _warnings(choice: _Choice, select: str, sources: Sequence[Source]) -> list[s
     return notes
 
 
-def _way_out(choice: _Choice, sources: Sequence[Source]) -> str:
+def _way_out(choice: _Choice, sources: Sequence[Source]) -> Hint:
     """What to do when nothing is left."""
     total = sum(choice.dropped.values())
     if choice.dropped.get("heldout") == total:
         first = sources[0]
-        models = json.dumps(first.models)
-        return (
-            f'evaluate(env_id="{first.record.env_id}", models={models}, split="train", '
-            "attempts=8) plays training tasks; curate that."
-        )
+        plays = {
+            "env_id": first.record.env_id,
+            "models": list(first.models),
+            "split": "train",
+            "attempts": 8,
+        }
+        return Hint("Play training tasks, then curate that evaluation:", Call("evaluate", plays))
     if choice.dropped.get("where"):
-        return "Loosen where; preview=true shows an example of every reason."
-    return "preview=true shows an example of every reason; more attempts give more to choose from."
+        return Hint("Loosen where; a preview shows an example of every reason.")
+    return Hint("A preview shows an example of every reason; more attempts give more to choose.")
 
 
 def _sentence(result: Mapping[str, Any], name: str) -> str:
@@ -288,18 +292,18 @@ def _next(
         plan: dict[str, Any] = {"env_id": result["env_id"], "algorithm": "sft"}
         if len(models) == 1 and (only := next(iter(models))) and len(only) < 200:
             plan["model"] = only
-        return [{"tool": "submit_train", "arguments": plan}]
+        return [Call("submit_train", plan).to_json()]
     if not result["kept"]:
         return []
     default = {"where": "", "select": "correct", "max_per_task": 1, "pool_models": False}
     given = {key: value for key, value in asked.items() if default.get(key) != value}
-    return [{"tool": "curate", "arguments": given | {"preview": False}}]
+    return [Call("curate", given | {"preview": False}).to_json()]
 
 
 def _fitted(result: dict[str, Any]) -> dict[str, Any]:
     """Leave out examples until an agent can afford the result."""
     for cut in ("dropped_examples", "examples", "sources"):
-        if json_chars(result) <= RESULT_CHARS:
+        if json_chars(result) <= BODY_CHARS:
             return result
         if cut == "dropped_examples":
             for example in result[cut].values():

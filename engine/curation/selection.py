@@ -13,6 +13,7 @@ from typing import Any
 from engine.core.errors import UserError
 from engine.core.filters import Where
 from engine.evidence.stats.inference import pass_at_k
+from envs.json_types import ChatMessage
 
 SELECTS = ("correct", "best", "best_n", "shortest", "all")
 WHOLE = ("best", "all")  # selections that say themselves how many they keep
@@ -40,8 +41,8 @@ class Attempt:
     model: str
     step: int
     member: int
-    prompt: Sequence[Mapping[str, Any]]
-    messages: Sequence[Mapping[str, Any]]
+    prompt: Sequence[ChatMessage]
+    messages: Sequence[ChatMessage]
     reward: float
     success: bool | None
     tokens: int
@@ -111,7 +112,7 @@ class Rule:
             if k > scored:
                 raise self._bad(
                     f"asks for pass@{k}, but task {group[0].task!r} has {scored} scored attempts",
-                    f"evaluate(attempts={k}) gives enough; or ask for pass@{max(scored, 1)}.",
+                    f"Evaluate with attempts = {k}, or ask for pass@{max(scored, 1)}.",
                 )
             values[name] = pass_at_k(scored, values["n_correct"], k)
         return self._where.matches(values, group[0].task)

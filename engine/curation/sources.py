@@ -8,14 +8,15 @@ from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.files import read_object
+from engine.core.hints import Call, Hint
 from engine.curation.selection import Attempt
 from engine.environments import registry
 from engine.environments.registry import EnvRecord
 from engine.evidence.stats.results import load_rows
-from engine.evidence.verdict.verdict import load_config
 from engine.home.rows import TERMINAL, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
+from engine.records.run_config import GRPOConfig, ProbeConfig, RunConfig, TrainConfig
 
 MOST_SOURCES = 32
 MOST_STEPS = 8  # of a training run, whose answers are scored again at once
@@ -30,7 +31,7 @@ class Source:
     record: EnvRecord
     attempts: list[Attempt]
     files: dict[str, str]
-    config: Mapping[str, Any]
+    config: RunConfig
 
     @property
     def models(self) -> list[str]:
@@ -79,7 +80,8 @@ def load_sources(home: Home, source_ids: Sequence[str]) -> list[Source]:
 
 
 def _source(home: Home, ref: str, row: RunRow, which: str) -> Source:
-    run, config = home.run(row.run_id), load_config(home.run(row.run_id))
+    run = home.run(row.run_id)
+    config = run.read_config()
     parts = _training_parts(run, row, which) if row.kind == "train" else None
     if parts is None:
         if which:
@@ -89,8 +91,7 @@ def _source(home: Home, ref: str, row: RunRow, which: str) -> Source:
                 hint=f"Name {row.run_id}.",
                 field="source_ids",
             )
-        models = [str(model.get("ref")) for model in config.get("models") or []]
-        parts = [(run.model_evals(at), model, 0) for at, model in enumerate(models)]
+        parts = [(run.model_evals(at), model, 0) for at, model in enumerate(config.model_refs)]
     attempts: list[Attempt] = []
     files: dict[str, str] = {}
     for path, model, step in parts:
@@ -102,13 +103,21 @@ def _source(home: Home, ref: str, row: RunRow, which: str) -> Source:
         raise UserError(
             "NO_EVALUATION",
             f"{ref} has no rollouts to choose from (it is {row.state})",
-            hint="Name an evaluation or a GRPO run that has played; SFT plays no training tasks: "
-            f'evaluate(models=["{row.run_id}"], split="train", attempts=8) does.'
-            if row.kind == "train"
-            else f'wait_run(run_id="{row.run_id}") returns when it has.',
+            hint=_play_first(row),
             field="source_ids",
         )
     return Source(ref, row, registry.find_env(home, row.env_id), attempts, files, config)
+
+
+def _play_first(row: RunRow) -> Hint:
+    """How a run without rollouts comes to have some."""
+    if row.kind != "train":
+        return Hint("Wait until it has some:", Call("wait_run", {"run_id": row.run_id}))
+    plays = {"env_id": row.env_id, "models": [row.run_id], "split": "train", "attempts": 8}
+    return Hint(
+        "Name an evaluation or a GRPO run that has played. SFT plays no training tasks; to play:",
+        Call("evaluate", plays),
+    )
 
 
 def _training_parts(run: RunDir, row: RunRow, which: str) -> list[tuple[Path, str, int]]:
@@ -179,30 +188,30 @@ def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
     with Store(home) as store:
         row = store.get_run(run_id)
     run = home.run(row.run_id)
-    config = load_config(run)
+    config = run.read_config()
     if row.kind != "train" and row.state not in TERMINAL:
         raise UserError(
             "RUN_STATE",
             f"{row.run_id} is {row.state}: its answers are not complete",
-            hint=f'wait_run(run_id="{row.run_id}"), then regrade.',
+            hint=Hint("Wait for it, then regrade.", Call("wait_run", {"run_id": row.run_id})),
             field="regrade",
             retryable=True,
         )
-    sampling, attempts, warnings = dict(config.get("settings") or {}), 1, []
-    if row.kind != "train":
-        files = [
-            (str(model.get("ref")), run.model_evals(at))
-            for at, model in enumerate(config.get("models") or [])
-        ]
-        attempts = int(config.get("attempts") or sampling.get("group_size") or 1)
+    settings, attempts, warnings = config.settings, 1, []
+    sampling = settings if isinstance(settings, dict) else settings.model_dump()
+    if not isinstance(config, TrainConfig):
+        files = [(model, run.model_evals(at)) for at, model in enumerate(config.model_refs)]
+        attempts = (
+            config.settings.group_size if isinstance(config, ProbeConfig) else config.attempts
+        )
     elif split == "train":
         steps = _some(run.rollout_steps(), None)
         files = [(f"{row.run_id}, rollouts of step {step}", run.rollouts(step)) for step in steps]
-        attempts = int(sampling.get("group_size") or 1)
+        attempts = config.settings.group_size if isinstance(config, GRPOConfig) else 1
     else:
         best = run.resolve_checkpoint("best")
         steps = _some(run.eval_steps(), int(best.name.rpartition("_")[2]) if best else None)
-        start = str(config.get("model") or row.model)
+        start = config.model
         files = [(f"{row.run_id}@step{step}" if step else start, run.evals(step)) for step in steps]
         sampling |= _exam_sampling(run)
         left = len(run.eval_steps()) - len(steps)

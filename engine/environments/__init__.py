@@ -2,11 +2,13 @@
 `push.py` for how one is made and `registry.py` for how it is found.
 
     datasets.py      what is in a data file
+    draft.py         a version while it is made, and its folder
     env_facts.py     an environment's rows in tokens of a given model
-    env_packages.py  virtual environments for requirements.txt
-    pip_index.py     where pip looks for packages on this machine
     push.py          a folder becomes a version
+    push_audit.py    its reward audit, made again once secrets are set
+    push_limits.py   seconds a push may take
     registry.py      the versions there are; their process, their rows
     snapshot.py      a folder into a copy and a content hash, within limits
+    task_rows.py     task rows split, with their reference conversations
     versions.py      versions built, compared, taken out, thrown away
 """

@@ -18,6 +18,9 @@ from engine.environments import registry
 from engine.environments.datasets import spread
 from engine.home.run_dir import Home
 from engine.models import tokens
+from engine.models.chat_format import TemplateError
+from engine.records.settings import SFTSettings, TrainSettings
+from envs.json_types import TaskRow, ToolSchema
 
 SAMPLE = 2000
 _VERSION = 1  # of the cache file; raise it when what is counted changes
@@ -137,7 +140,7 @@ def env_facts(
         record.kind,
         record.scored,
         lengths=lengths,
-        score_s=float(record.audit.get("score_seconds_p95") or 0.0),
+        score_s=record.audit.score_seconds_p95,
         **counted,
     )
 
@@ -151,8 +154,8 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _count(
-    rows: list[dict[str, Any]],
-    tools: list[dict[str, Any]],
+    rows: list[TaskRow],
+    tools: list[ToolSchema],
     tokenizer: tokens.ChatTokenizer,
     thinking: bool,
 ) -> dict[str, Any]:
@@ -164,7 +167,7 @@ def _count(
     for row in chosen:
         try:
             lengths.append(_lengths(row, tools, tokenizer, thinking))
-        except tokens.TemplateError as error:
+        except TemplateError as error:
             refused += 1
             refusal = refusal or f"row {row['id']}: {error}"
     prompts = {json.dumps(row["prompt"], sort_keys=True) for row in train}
@@ -180,40 +183,38 @@ def _count(
 
 
 def _lengths(
-    row: dict[str, Any],
-    tools: list[dict[str, Any]],
+    row: TaskRow,
+    tools: list[ToolSchema],
     tokenizer: tokens.ChatTokenizer,
     thinking: bool,
 ) -> list[Any]:
     """[prompt, total, turns] of one stored row."""
-    prompt = len(tokenizer.prompt(row["prompt"], tools=tools, thinking=thinking))
+    chat = tokenizer.format(thinking)
+    prompt = len(chat.prompt(row["prompt"], tools))
     if not row.get("gold"):
         return [prompt, prompt, []]
-    whole = tokenizer.conversation(row["gold"], tools=tools, thinking=thinking)
+    whole = chat.conversation(row["gold"], tools)
     return [prompt, len(whole.ids), whole.turns]
 
 
-def statistics(facts: EnvFacts, algorithm: str, settings: dict[str, Any]) -> dict[str, Any]:
+def statistics(facts: EnvFacts, settings: TrainSettings) -> dict[str, Any]:
     """Token statistics of the train rows under the resolved `settings`.
 
     Percentiles of `prompt`, `target` (supervised tokens for sft, the reference answer otherwise)
     and `total`; `truncated_share` of rows cut at max_length; `dropped` rows, which nothing can be
     learned from; `duplicate_share`; `zero_supervision` rows, which have no token to learn.
     """
-    rows = facts.lengths
-    loss_on = settings.get("loss_on", "assistant") if algorithm == "sft" else "assistant"
-    limit = settings["max_length"]
-    if algorithm == "sft":
+    rows, limit = facts.lengths, settings.max_length
+    if isinstance(settings, SFTSettings):
+        loss_on = settings.loss_on
         rows = tuple(row for row in rows if row.turns)
         target = [row.supervised(loss_on) for row in rows]
         dropped = [row for row in rows if row.supervised(loss_on, limit) == 0]
         truncated = [row for row in rows if row.total > limit]
     else:
         target = list(facts.answers)
-        dropped = [row for row in rows if row.prompt + settings["max_tokens"] > limit]
-        truncated = [
-            row for row in rows if row.answer and row.longest_turn > settings["max_tokens"]
-        ]
+        dropped = [row for row in rows if row.prompt + settings.max_tokens > limit]
+        truncated = [row for row in rows if row.answer and row.longest_turn > settings.max_tokens]
     return {
         "rows": facts.train_rows,
         "counted": len(rows),

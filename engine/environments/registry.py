@@ -10,19 +10,22 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.core.errors import UserError
-from engine.core.files import read_json
-from engine.home import recovery
+from engine.core.hints import Call, Hint
 from engine.home.rows import EnvRow, taken_as
 from engine.home.run_dir import Home
 from engine.home.store import Store
+from engine.records.audit import Audit
+from engine.records.env_version import EnvVersion
+from engine.records.record import DamagedRecord
 from envs.config.settings import Limits
 from envs.host.process import EnvProcess
 from envs.isolation.sandbox import Sandbox
+from envs.json_types import TaskRow, ToolSchema
 
 SOURCE, TASKS, FACTS, AUDIT = "source", "tasks.jsonl", "env.json", "audit.json"
 EARLIER = "earlier"  # audits that were replaced, each named by its SHA-256
@@ -30,47 +33,65 @@ EARLIER = "earlier"  # audits that were replaced, each named by its SHA-256
 
 @dataclass(frozen=True)
 class EnvRecord:
-    """One version of a pushed environment.
+    """One version of a pushed environment: what its files say, and where they are.
 
     Attributes:
         env_id: `name@hash12`.
         dir: its folder: source/, tasks.jsonl, env.json, audit.json.
-        kind: single, multi or sft.
-        scored: whether it can score a completion.
-        tools: OpenAI function schemas its model may call.
-        rows: {"train": n, "heldout": n}.
+        version: env.json.
         audit: the stored reward audit.
-        limits: what its process may use.
-        secrets: names of secrets it needs.
-        facts: all of env.json.
     """
 
     env_id: str
     name: str
     hash: str
     dir: Path
-    kind: str
-    scored: bool
-    tools: list[dict[str, Any]]
-    rows: dict[str, int]
-    audit: dict[str, Any]
-    limits: Limits
-    secrets: tuple[str, ...]
-    facts: dict[str, Any] = field(repr=False, default_factory=dict)
+    version: EnvVersion
+    audit: Audit
 
     @property
     def source(self) -> Path:
         return self.dir / SOURCE
 
     @property
+    def kind(self) -> str:
+        """single, multi or sft."""
+        return self.version.kind
+
+    @property
+    def scored(self) -> bool:
+        """Whether it can score a completion."""
+        return self.version.scored
+
+    @property
+    def tools(self) -> list[ToolSchema]:
+        """OpenAI function schemas its model may call."""
+        return self.version.tools
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """{"train": n, "heldout": n}."""
+        return self.version.rows
+
+    @property
+    def limits(self) -> Limits:
+        """What its process may use."""
+        return self.version.limits
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Names of secrets it needs."""
+        return self.version.secrets
+
+    @property
     def contamination(self) -> dict[str, Any]:
         """What its training rows share with its held-out tasks, found at push; {} if unknown."""
-        return self.facts.get("contamination") or {}
+        return self.version.contamination
 
     @property
     def isolation(self) -> str:
-        """What held the environment's code at push, in words."""
-        return str(self.facts.get("isolation", ""))
+        """What confined the environment's code at push, in words."""
+        return self.version.isolation
 
 
 def find_env(home: Home, ref: str) -> EnvRecord:
@@ -81,15 +102,15 @@ def find_env(home: Home, ref: str) -> EnvRecord:
     Raises UserError ENV_NOT_FOUND or ENV_AMBIGUOUS.
     """
     with Store(home) as store:
-        found = store.find_env(ref)
-        if not found and (stored := ref.lower().replace("_", "-")) != ref:
-            found, ref = store.find_env(stored), stored
-        known = [] if found else store.list_envs()
-    if not found:
+        matches = store.find_env(ref)
+        if not matches and (stored := ref.lower().replace("_", "-")) != ref:
+            matches, ref = store.find_env(stored), stored
+        known = [] if matches else store.list_envs()
+    if not matches:
         raise _not_found(ref, known)
-    row = found[0]
+    row = matches[0]
     exact = ref in (row.env_id, row.name)
-    several = {other.env_id if "@" in ref else other.name for other in found}
+    several = {other.env_id if "@" in ref else other.name for other in matches}
     if not exact and len(several) > 1:
         shown = ", ".join(sorted(several)[:5])
         raise UserError(
@@ -148,15 +169,18 @@ def sandbox_of(home: Home) -> Sandbox:
 
 def env_python(record: EnvRecord) -> str:
     """The interpreter a version runs with: the one its packages were found in at push."""
-    stored = record.facts.get("python")
-    if not stored:
+    python = record.version.python
+    if not python:
         return sys.executable
-    if os.access(stored, os.X_OK):
-        return str(stored)
+    if os.access(python, os.X_OK):
+        return python
     raise UserError(
         "ENV_DEPS",
-        f"the interpreter with the packages of {record.env_id} is gone: {stored}",
-        hint="Push the environment again with install=true.",
+        f"the interpreter with the packages of {record.env_id} is gone: {python}",
+        hint=Hint(
+            "Push the environment again; its packages are installed once more.",
+            Call("push_env", {"path": str(record.source), "name": record.name, "install": True}),
+        ),
         field="env_id",
     )
 
@@ -177,12 +201,12 @@ def secrets_of(names: tuple[str, ...]) -> dict[str, str]:
     return {name: os.environ[name] for name in names}
 
 
-def read_tasks(record: EnvRecord, split: str | None = None) -> list[dict[str, Any]]:
+def read_tasks(record: EnvRecord, split: str | None = None) -> list[TaskRow]:
     """The stored rows of a version, all of them or one `split` (train, heldout)."""
     return [row for row in _rows(record.dir / TASKS) if split is None or row["split"] == split]
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
+def _rows(path: Path) -> Iterator[TaskRow]:
     with open(path, "rb") as file:
         for line in file:
             yield json.loads(line)
@@ -193,7 +217,7 @@ def read_version(home: Home, name: str, hash12: str) -> EnvRecord:
     folder = home.env(name, hash12)
     try:
         return _record(folder, name, hash12)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, DamagedRecord) as error:
         raise UserError(
             "ENV_NOT_FOUND",
             f"the files of {name}@{hash12} are gone or damaged: {error}",
@@ -203,34 +227,24 @@ def read_version(home: Home, name: str, hash12: str) -> EnvRecord:
 
 
 def _record(folder: Path, name: str, hash12: str) -> EnvRecord:
-    facts, audit = read_json(folder / FACTS), read_json(folder / AUDIT)
-    if recovery.env_row(folder) is None:
-        raise ValueError(f"{FACTS} is not that of a version")
     return EnvRecord(
         env_id=f"{name}@{hash12}",
         name=name,
         hash=hash12,
         dir=folder,
-        kind=facts["kind"],
-        scored=facts["scored"],
-        tools=facts["tools"],
-        rows=facts["rows"],
-        audit=audit,
-        limits=_limits(facts["limits"]),
-        secrets=tuple(facts["secrets"]),
-        facts=facts,
+        version=EnvVersion.read(folder / FACTS),
+        audit=Audit.read(folder / AUDIT),
     )
-
-
-def _limits(stored: dict[str, Any]) -> Limits:
-    """Stored limits, also of a release that knew others."""
-    return Limits(**{name: stored[name] for name in vars(Limits()) if name in stored})
 
 
 def _not_found(ref: str, known: list[EnvRow]) -> UserError:
     names = list(dict.fromkeys(row.name for row in known))
     near = difflib.get_close_matches(ref.partition("@")[0], names, 3, 0.5)
-    hint = "Push one with push_env." if not names else f"Known: {', '.join(names[:5])}."
+    hint = (
+        "Push one with push_env (honesmith env push)."
+        if not names
+        else f"Known: {', '.join(names[:5])}."
+    )
     if near:
         hint = f"Did you mean {near[0]}? " + hint
     return UserError(

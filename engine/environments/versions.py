@@ -12,11 +12,12 @@ from typing import Any
 from engine.core.agent_files import is_agent_file, refuse_agent_place
 from engine.core.errors import UserError
 from engine.core.format import counted
-from engine.environments import env_packages
+from engine.core.hints import Call, Hint
 from engine.environments.registry import FACTS, EnvRecord, find_env, prefix_meant
 from engine.home.rows import OPEN
 from engine.home.run_dir import Home
 from engine.home.store import Store
+from engine.install import env_packages
 
 BUILD_S = 3_600.0
 DIFF_LINES = 400
@@ -37,7 +38,7 @@ def build(home: Home, folder: Path, patience_s: float = BUILD_S) -> dict[str, An
         "packages": named,
         "python": str(python),
         "summary": f"{counted(len(named), 'package')} ready for a push of {folder}.",
-        "next": [{"tool": "push_env", "arguments": {"path": str(folder)}}],
+        "next": [Call("push_env", {"path": str(folder)}).to_json()],
     }
 
 
@@ -97,7 +98,7 @@ def pull(home: Home, ref: str, folder: Path) -> dict[str, Any]:
         "files": [path.relative_to(folder).as_posix() for path in files],
         "summary": f"Wrote {counted(len(files), 'file')} of {record.env_id} to {folder}.",
         "warnings": [f"left out, coding agents would obey it: {name}" for name in left_out],
-        "next": [{"tool": "push_env", "arguments": {"path": str(folder)}}],
+        "next": [Call("push_env", {"path": str(folder)}).to_json()],
     }
 
 
@@ -112,7 +113,8 @@ def delete(home: Home, ref: str, force: bool = False) -> dict[str, Any]:
         users = [row for row in store.list_runs(100_000) if row.env_id == record.env_id]
         going = [row.run_id for row in users if row.state in OPEN]
         if going:
-            raise _used(record, going, "Wait for them, or cancel_run them, then delete it.")
+            wait = Call("wait_run", {"run_id": going[0]})
+            raise _used(record, going, Hint("Wait for them or cancel them, then delete it.", wait))
         if users and not force:
             named = [row.run_id for row in users]
             raise _used(record, named, "Keep it, or delete it with --force.")
@@ -147,7 +149,7 @@ def _lines(name: str, old: bytes, new: bytes) -> list[str]:
     return list(difflib.unified_diff(before, after, f"a/{name}", f"b/{name}", lineterm="", n=2))
 
 
-def _used(record: EnvRecord, runs: list[str], hint: str) -> UserError:
+def _used(record: EnvRecord, runs: list[str], hint: str | Hint) -> UserError:
     shown = ", ".join(runs[:_SHOWN]) + (", ..." if len(runs) > _SHOWN else "")
     return UserError("RUN_STATE", f"{record.env_id} is used by {shown}", hint=hint, field="env_id")
 

@@ -1,7 +1,6 @@
 """What is on disk: paths, rows, metrics, text made safe to show. Everything above `core` uses it;
 start with `run_dir.py` for files and `store.py` for rows.
 
-    curves.py       metrics thinned to what a reader can use
     database.py     opening the database; its schema as a list of steps
     halves.py       which half of the held-out tasks a number speaks of
     progress.py     how far a run is; STATUS.md
@@ -9,6 +8,8 @@ start with `run_dir.py` for files and `store.py` for rows.
     rows.py         the rows as types; states and what may follow what
     run_dir.py      every path inside the home
     sanitize.py     untrusted text made safe to show
-    store.py        the rows: runs, leases, environments, deployments, estimates
+    store.py        the rows: environments, deployments, estimates; all tables as one object
+    store_connection.py  one connection: transactions, reads, the write-ahead log
+    store_runs.py   the rows of runs and of requests: queued, leased, changed
     user_config.py  what its owner set in config.toml
 """

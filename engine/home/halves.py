@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from engine.core.files import read_lines
-from engine.home.curves import number
 from engine.home.run_dir import RunDir
+from engine.records.lines.curves import number
 
 ABOUT_HALF = (
     "select: held-out tasks that choose the checkpoint, the curves are of them; report: the "

@@ -9,11 +9,16 @@ with a resume, and what estimates had come to.
 import logging
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from engine.core.errors import UserError
 from engine.core.files import is_locked, read_lines, read_object, read_tail
+from engine.core.hints import Hint
 from engine.home.rows import STATES, TERMINAL
 from engine.home.run_dir import DeployDir, Home, RunDir
+
+if TYPE_CHECKING:
+    from engine.records.run_config import RunConfig
 
 _log = logging.getLogger("honesmith")
 _ID = re.compile(r"(.+)-(\d+)")
@@ -29,9 +34,14 @@ def run_rows(home: Home) -> list[dict[str, Any]]:
     found = []
     for path in sorted(home.runs.iterdir()) if home.runs.is_dir() else ():
         match, run = _ID.fullmatch(path.name), home.run(path.name)
-        config = read_object(run.config)
-        if match and config.get("algorithm") and run.status_md.is_file():
-            found.append({"name": match[1], "number": int(match[2])} | _row(run, config))
+        if match is None or not run.status_md.is_file():
+            continue
+        try:
+            config = run.read_config()
+        except (OSError, UserError) as error:
+            _log.warning("%s was left out: %s", run.id, error)
+            continue
+        found.append({"name": match[1], "number": int(match[2])} | _row(run, config))
     return sorted(found, key=lambda row: (row["created"], row["number"]))
 
 
@@ -126,24 +136,25 @@ def _last_word(folder: DeployDir) -> float:
     return max((path.stat().st_mtime for path in files if path.exists()), default=0.0)
 
 
-def _row(run: RunDir, config: dict[str, Any]) -> dict[str, Any]:
+def _row(run: RunDir, config: "RunConfig") -> dict[str, Any]:
     created = run.config.stat().st_mtime
+    trained = config if config.kind == "train" else None
     started, status = read_object(run.started_record), _status(run)
     attempt = max([1, _number(started.get("attempt")), status["attempt"], *_attempts(run)])
     row: dict[str, Any] = {
         "run_id": run.id,
-        "kind": str(config.get("kind") or "train"),
-        "algorithm": str(config["algorithm"]),
+        "kind": config.kind,
+        "algorithm": config.algorithm,
         "created": created,
         "queued": created,
         "attempt": attempt,
-        "env_id": str(config.get("env_id") or ""),
-        "model": _model(config),
-        "note": str(config.get("note") or ""),
-        "expect": str(config.get("expect") or ""),
-        "parent": str(config.get("parent") or ""),
-        "max_gpu_hours": float(config.get("max_gpu_hours") or 0),
-        "estimated_hours": _estimated(config),
+        "env_id": config.env_id,
+        "model": ", ".join(config.model_refs),
+        "note": trained.note if trained else "",
+        "expect": trained.expect if trained else "",
+        "parent": trained.parent if trained else "",
+        "max_gpu_hours": config.max_gpu_hours or 0.0,
+        "estimated_hours": trained.estimate.gpu_hours.likely if trained else 0.0,
         "spent_hours": max(status["spent_hours"], _spent_hours(run)),
         "state": "queued",
     }
@@ -151,7 +162,8 @@ def _row(run: RunDir, config: dict[str, Any]) -> dict[str, Any]:
         row |= {"started": float(started.get("time") or created), "state": "interrupted"}
     end = read_object(run.exit_record)
     if end.get("state") in TERMINAL and end.get("attempt") == attempt:
-        row |= {key: str(end.get(key) or "") for key in ("state", "reason_kind", "reason", "hint")}
+        row |= {key: str(end.get(key) or "") for key in ("state", "reason_kind", "reason")}
+        row["hint"] = Hint.from_json(end.get("hint")).dump()
         row |= {
             "verdict": str(end.get("verdict") or ""),
             "ended": float(end.get("time") or created),
@@ -205,20 +217,6 @@ def _spent_hours(run: RunDir) -> float:
             total, since = total + max(0.0, now - since), None
         last = now
     return (total + (max(0.0, last - since) if since is not None else 0.0)) / 3600
-
-
-def _model(config: dict[str, Any]) -> str:
-    if config.get("model"):
-        return str(config["model"])
-    models = config.get("models") or []
-    return ", ".join(str(entry.get("ref", "")) for entry in models if isinstance(entry, dict))
-
-
-def _estimated(config: dict[str, Any]) -> float:
-    try:
-        return float(config["estimate"]["gpu_hours"]["likely"])
-    except (KeyError, TypeError, ValueError):
-        return 0.0
 
 
 def _number(value: Any) -> int:

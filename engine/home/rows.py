@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from engine.core.hints import Hint
+
 State = Literal[
     "queued", "preparing", "running", "stopping", "interrupted", "done", "failed", "cancelled"
 ]
@@ -23,6 +25,8 @@ STATES = tuple(TRANSITIONS)
 HOLDS_DEVICE = ("preparing", "running", "stopping")
 OPEN = ("queued", "interrupted", *HOLDS_DEVICE)
 TERMINAL = ("done", "failed", "cancelled")
+
+DEFAULT_GPU_HOURS = 2  # cap of a training run that was given none
 
 
 def taken_as(field: str, given: str, whole: str) -> list[str]:
@@ -76,7 +80,7 @@ class RunRow:
     continuations: int
     reason_kind: str
     reason: str
-    hint: str
+    hint: Hint
     verdict: str
 
 

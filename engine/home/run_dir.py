@@ -11,9 +11,13 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engine.core.errors import UserError
 from engine.home.user_config import UserConfig, read_config
+
+if TYPE_CHECKING:
+    from engine.records.run_config import RunConfig
 
 _STEP = re.compile(r"step_?(\d+)")
 _ROLLOUT = re.compile(r"step_(\d+)\.jsonl")
@@ -377,6 +381,23 @@ class RunDir:
 
     def log(self, attempt: int) -> Path:
         return self.logs / f"attempt_{attempt}.log"
+
+    def read_config(self) -> "RunConfig":
+        """What submit resolved. Raises FileNotFoundError or DamagedRecord, naming file and key."""
+        # The supervisor, one process per run, imports this module and needs no config to start:
+        # pydantic and the schema would take it a third longer and hold 12 MB as long as it lives.
+        from engine.records.run_config import read_run_config  # noqa: PLC0415
+
+        return read_run_config(self.config)
+
+    def find_config(self) -> "RunConfig | None":
+        """What submit resolved, None where the file is gone or damaged.
+
+        For whoever must go on without it: a listing, a verdict on what is left of a run, recovery.
+        """
+        from engine.records.run_config import find_run_config  # noqa: PLC0415  as above
+
+        return find_run_config(self.config)
 
     def create(self) -> None:
         """Make the run's folders; a run that exists keeps what it has."""

@@ -2,26 +2,21 @@
 
 `clean_text` removes what a terminal would act on and what a reader would not see. `Redactor` hides
 secret values. `clip` and `json_chars` keep results within what an agent can afford to read.
-Standard library only.
 """
 
-import base64
 import contextlib
 import functools
 import json
 import math
 import os
 import re
-import urllib.parse
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from engine.core.files import read_json
 from engine.home.run_dir import Home
-
-# What a result may take as compact JSON; the envelope of a front end needs the rest of 10,000.
-RESULT_CHARS = 9_300
+from envs.host.redact import SecretFilter
 
 _ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor moves
@@ -43,7 +38,6 @@ _KNOWN_SHAPES = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{30,}"
     r"|github_pat_[A-Za-z0-9_]{40,}|AKIA[0-9A-Z]{16}|xox[abprs]-[A-Za-z0-9-]{20,})"
 )
-_SHORTEST_SECRET = 5  # hiding shorter values would hide ordinary words
 
 
 def clean_text(text: str) -> str:
@@ -94,21 +88,20 @@ def json_chars(value: Any) -> int:
 
 
 class Redactor:
-    """Replaces secret values, also base64 and percent-encoded, by the name of the secret."""
+    """Cleans text for showing and hides secrets in it.
+
+    The values of named secrets, in every form `envs/host/redact.py` knows, become `[secret NAME]`;
+    tokens of well-known services become `[secret]`.
+    """
 
     def __init__(self, secrets: Mapping[str, str] | None = None) -> None:
-        self._names: dict[str, str] = {}
-        for name, value in (secrets or {}).items():
-            for form in _forms(value):
-                self._names.setdefault(form, name)
-        longest_first = sorted(self._names, key=len, reverse=True)
-        joined = "|".join(re.escape(form) for form in longest_first)
-        self._pattern = re.compile(joined) if joined else None
+        values = (secrets or {}).items()
+        # Texts are cleaned before they are searched, so a value is looked for as it then reads.
+        cleaned = ((name, clean_text(value)) for name, value in values)
+        self._secrets = SecretFilter([*values, *cleaned])
 
     def __call__(self, text: str) -> str:
-        if self._pattern is not None:
-            text = self._pattern.sub(lambda hit: f"[secret {self._names[hit.group()]}]", text)
-        return _KNOWN_SHAPES.sub("[secret]", text)
+        return _KNOWN_SHAPES.sub("[secret]", self._secrets.in_text(text))
 
     def text(self, text: str) -> str:
         """`text` cleaned and redacted. Cleaned first: a zero-width mark must not split a secret."""
@@ -125,23 +118,17 @@ class Redactor:
         return clean_value(value)
 
 
-def redactor_for(home: Home, config: Mapping[str, Any]) -> Redactor:
+def redactor_for(home: Home, env_dir: str | Path | None) -> Redactor:
     """A redactor for the secrets a run may have seen.
 
-    These are the secrets its environment names, read from this process's own environment, and the
-    token of the home.
+    These are the secrets that the environment in `env_dir` names, read from this process's own
+    environment, and the token of the home. None where it is not known which environment it was.
     """
-    secrets = {name: os.environ.get(name, "") for name in _secret_names(config)}
+    names = _names_in(os.path.join(env_dir, "env.json")) if env_dir else ()
+    secrets = {name: os.environ.get(name, "") for name in names}
     with contextlib.suppress(OSError, UnicodeDecodeError):
         secrets["token"] = home.token.read_text("utf-8").strip()
     return Redactor(secrets)
-
-
-def _secret_names(config: Mapping[str, Any]) -> Iterable[str]:
-    folder = config.get("env_dir")
-    if not isinstance(folder, str) or not folder:
-        return ()
-    return _names_in(os.path.join(folder, "env.json"))
 
 
 @functools.lru_cache(maxsize=64)  # a version folder never changes
@@ -151,18 +138,3 @@ def _names_in(path: str) -> tuple[str, ...]:
     except (OSError, ValueError, AttributeError):
         return ()
     return tuple(str(name) for name in names)
-
-
-def _forms(value: str) -> set[str]:
-    if len(value) < _SHORTEST_SECRET:
-        return set()
-    raw = value.encode("utf-8", "surrogatepass")
-    forms = {value, urllib.parse.quote(value, safe=""), urllib.parse.quote_plus(value)}
-    forms.add(json.dumps(value)[1:-1])
-    for shift in range(3):  # base64 of a longer text that contains the value looks one of 3 ways
-        padded = base64.b64encode(b"\0" * shift + raw)
-        first, last = (0, 2, 3)[shift], len(padded) - (0, 4, 4)[len(b"\0" * shift + raw) % 3]
-        core = padded[first:last].decode("ascii")
-        if len(core) >= 2 * _SHORTEST_SECRET:
-            forms |= {core, core.replace("+", "-").replace("/", "_")}
-    return forms

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.errors import UserError
-from engine.core.files import read_json
+from engine.core.hints import Call, Hint
 from engine.home.rows import TERMINAL
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.models import hub, model_files
-from engine.models.model_files import ModelFacts
+from engine.models.model_files import AdapterFacts, ModelFacts
+from engine.records.record import DamagedRecord
+from engine.records.run_config import RunConfig, TrainConfig
 from engine.records.settings import PROJECTIONS
 
 __all__ = ["BUILTIN", "ModelFacts", "ModelRef", "resolve_model", "usable_models"]
@@ -42,7 +44,7 @@ class ModelRef:
         base_path: folder with config.json, weights and tokenizer. Of a hub model the weights may
             be yet to come (`hub.ensure_weights`).
         adapter: checkpoint folder in PEFT format; None for a base model.
-        adapter_facts: {"rank", "alpha", "targets"} of the adapter, else None.
+        adapter_facts: shape of the adapter, else None.
         run_id: the run behind the adapter, else "".
         facts: sizes of the base.
     """
@@ -52,7 +54,7 @@ class ModelRef:
     base_ref: str
     base_path: Path
     adapter: Path | None
-    adapter_facts: dict[str, Any] | None
+    adapter_facts: AdapterFacts | None
     run_id: str
     facts: ModelFacts
 
@@ -136,7 +138,7 @@ def _run_of(home: Home, ref: str) -> tuple[RunDir, str] | None:
 
 def _from_run(home: Home, ref: str, run: RunDir, which: str) -> ModelRef:
     config = _run_config(run)
-    if config.get("kind", "train") != "train":
+    if not isinstance(config, TrainConfig):
         raise _not_found(
             f"{run.id} is no training run, so it left no model",
             "Name the run that was evaluated, or a base model.",
@@ -151,25 +153,23 @@ def _from_run(home: Home, ref: str, run: RunDir, which: str) -> ModelRef:
     return ModelRef(ref, "run", base_ref, base_path, checkpoint, adapter, run.id, facts)
 
 
-def _run_config(run: RunDir) -> dict[str, Any]:
+def _run_config(run: RunDir) -> RunConfig:
     try:
-        config = read_json(run.config)
-    except (OSError, ValueError) as error:
+        return run.read_config()
+    except (OSError, DamagedRecord) as error:
         raise _not_found(f"the run {run.id} cannot be read: {error}", "Use another run.") from error
-    return config if isinstance(config, dict) else {}
 
 
-def _base_of(config: dict[str, Any], run: RunDir) -> tuple[str, Path]:
+def _base_of(config: TrainConfig, run: RunDir) -> tuple[str, Path]:
     """The base of a run; a built-in one is where this installation has it."""
-    base = config.get("base") or {}
-    base_ref = str(base.get("ref", ""))
-    path = BUILTIN.get(base_ref) or Path(str(base.get("path", "")))
+    base = config.base
+    path = BUILTIN.get(base.ref) or Path(base.path)
     if not (path / "config.json").is_file():
         raise _not_found(
-            f"the base model of {run.id}, {base_ref or 'unnamed'}, is no longer at {path}",
+            f"the base model of {run.id}, {base.ref}, is no longer at {path}",
             "Put the model back at that path.",
         )
-    return base_ref, path
+    return base.ref, path
 
 
 def _no_checkpoint(run: RunDir, which: str) -> UserError:
@@ -182,15 +182,17 @@ def _no_checkpoint(run: RunDir, which: str) -> UserError:
     if not steps:
         return _not_found(
             f"{run.id} has no complete checkpoint yet",
-            f'wait_run(run_id="{run.id}") says whether one will come; a run that ended without one '
-            f'starts again with submit_train(resume="{run.id}").',
+            Hint(
+                "Wait for one; a run that ended without one starts again when it is resumed.",
+                Call("wait_run", {"run_id": run.id}),
+            ),
         )
     named = ", ".join(f"{run.id}@step{step}" for step in steps[-6:])
     return _not_found(f"{run.id} has no checkpoint {which}", f"It has {named}.")
 
 
-def _adapter_facts(checkpoint: Path) -> dict[str, Any]:
-    """{"rank", "alpha", "targets"} from a checkpoint's adapter_config.json (PEFT's format)."""
+def _adapter_facts(checkpoint: Path) -> AdapterFacts:
+    """The shape in a checkpoint's adapter_config.json (PEFT's format)."""
     config = model_files.load_json(checkpoint / "adapter_config.json")
     rank, alpha, targets = config.get("r"), config.get("lora_alpha"), config.get("target_modules")
     if not isinstance(rank, int) or not isinstance(alpha, int | float) or not targets:
@@ -201,18 +203,18 @@ def _adapter_facts(checkpoint: Path) -> dict[str, Any]:
         known = list(PROJECTIONS)
     if not known:
         raise _mismatch(f"{checkpoint} adapts {', '.join(names)}, which are not trained here")
-    return {"rank": rank, "alpha": alpha, "targets": known}
+    return AdapterFacts(rank, int(alpha), tuple(known))
 
 
-def _check_adapter(checkpoint: Path, adapter: dict[str, Any], facts: ModelFacts) -> None:
+def _check_adapter(checkpoint: Path, adapter: AdapterFacts, facts: ModelFacts) -> None:
     """The adapter's matrices must fit the base's projections, layer for layer."""
     weights = checkpoint / "adapter_model.safetensors"
     if not weights.is_file():
         raise _mismatch(f"{checkpoint} has no adapter_model.safetensors")
     found = model_files.read_header(weights)
-    for name in adapter["targets"]:
+    for name in adapter.targets:
         inputs, outputs = facts.projection(name)
-        shapes = {"lora_A": (adapter["rank"], inputs), "lora_B": (outputs, adapter["rank"])}
+        shapes = {"lora_A": (adapter.rank, inputs), "lora_B": (outputs, adapter.rank)}
         for part, shape in shapes.items():
             matrices = [t.shape for key, t in found.items() if f".{name}.{part}." in key]
             if len(matrices) != facts.layers or any(size != shape for size in matrices):
@@ -263,7 +265,7 @@ def _unknown(home: Home, ref: str) -> UserError:
     return _not_found(f"no model is named {ref!r}", hint)
 
 
-def _not_found(message: str, hint: str) -> UserError:
+def _not_found(message: str, hint: str | Hint) -> UserError:
     return UserError("MODEL_NOT_FOUND", message, hint=hint, field="model")
 
 
@@ -314,7 +316,10 @@ def _listed(ref: str, kind: str, path: Path) -> list[dict[str, Any]]:
 
 def _listed_run(run: RunDir) -> dict[str, Any] | None:
     try:
-        base_ref, path = _base_of(_run_config(run), run)
+        config = _run_config(run)
+        if not isinstance(config, TrainConfig):
+            return None
+        base_ref, path = _base_of(config, run)
     except UserError:
         return None
     entries = _listed(run.id, "run", path)

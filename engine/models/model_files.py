@@ -35,6 +35,15 @@ _USE_OTHER = "Choose a model with one of these architectures: " + ", ".join(ARCH
 
 
 @dataclass(frozen=True)
+class AdapterFacts:
+    """The shape of a LoRA: its rank, its alpha, and the projections it changes, in our order."""
+
+    rank: int
+    alpha: int
+    targets: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class ModelFacts:
     """Sizes of a decoder-only model.
 
@@ -350,23 +359,35 @@ def _check_shapes(facts: ModelFacts, tensors: dict[str, Tensor]) -> None:
 
 def chat_template(folder: Path) -> str:
     """The chat template of a model folder. Raises UserError MODEL_UNSUPPORTED without one."""
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text("utf-8")
-    legacy = folder / "chat_template.json"
-    if legacy.is_file():
-        found = load_json(legacy).get("chat_template")
-        if isinstance(found, str) and found:
-            return found
-    found = None
-    if (folder / "tokenizer_config.json").is_file():
-        found = load_json(folder / "tokenizer_config.json").get("chat_template")
-    if isinstance(found, list):  # several named templates; transformers takes "default" too
-        named = {item.get("name"): item.get("template") for item in found if isinstance(item, dict)}
-        found = named.get("default")
-    if not isinstance(found, str) or not found:
+    template = _chat_templates(folder).get("default", "")
+    if not template:
         raise unsupported(
             f"{folder} has no chat template, so prompts cannot be built",
             "Use the instruct or chat version of the model, or add chat_template.jinja.",
         )
-    return found
+    return template
+
+
+def tool_template(folder: Path) -> str:
+    """The template for conversations with tools, "" where the model has no other one for them."""
+    return _chat_templates(folder).get("tool_use", "")
+
+
+def _chat_templates(folder: Path) -> dict[str, str]:
+    """The templates of a model folder by name, from the first file that holds one."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return {"default": file.read_text("utf-8")}
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        if not (folder / name).is_file():
+            continue
+        stored = load_json(folder / name).get("chat_template")
+        if isinstance(stored, list):  # several, each with its name
+            stored = {
+                item.get("name"): item.get("template") for item in stored if isinstance(item, dict)
+            }
+        elif isinstance(stored, str):
+            stored = {"default": stored}
+        if isinstance(stored, dict) and stored.get("default"):
+            return {str(key): text for key, text in stored.items() if isinstance(text, str)}
+    return {}

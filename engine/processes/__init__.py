@@ -4,5 +4,6 @@ on it; start with `launcher.py`.
     deployments.py   which serving processes live
     launcher.py      start what is queued, tell what lives, take up what died
     outcome.py       how an attempt ended
+    programs.py      which program stands behind each kind of process
     vllm_process.py  a vLLM server as a child, gone with whoever started it
 """

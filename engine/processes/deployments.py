@@ -14,6 +14,8 @@ from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.files import is_locked, read_json, read_object
+from engine.core.hints import Call, Hint
+from engine.core.reply import Reply
 from engine.home.recovery import started_with
 from engine.home.rows import DeploymentRow
 from engine.home.run_dir import DeployDir, Home, RunDir
@@ -95,18 +97,20 @@ def check_number(home: Home, asker: Asker) -> None:
     raise UserError(
         "QUOTA",
         f"the key {asker.name} has {len(theirs)} deployments ({ids}) and may have {asker.most}",
-        hint=f'deploy(run_id="{theirs[-1].deployment_id}", action="stop") ends the oldest; idle '
-        "ones end by themselves. Then call again.",
+        hint=Hint(
+            "Idle ones end by themselves. To end the oldest now, before calling again:",
+            Call("deploy", {"run_id": theirs[-1].deployment_id, "action": "stop"}),
+        ),
         retryable=True,
     )
 
 
-def list_deployments(home: Home) -> list[dict[str, Any]]:
+def list_deployments(home: Home) -> list[Reply]:
     """The deployments that live: models served, address, memory."""
     return [describe(home, row) for row in living(home)]
 
 
-def describe(home: Home, row: DeploymentRow) -> dict[str, Any]:
+def describe(home: Home, row: DeploymentRow) -> Reply:
     return {
         "deployment_id": row.deployment_id,
         "state": row.state,
@@ -190,8 +194,8 @@ def _fits(run: RunDir, device_id: str) -> bool:
 
     here = hardware.detect(run.home.root)
     device = next((found for found in here.devices if found.id == device_id), here.device)
-    estimated = (read_object(run.config).get("estimate") or {}).get("peak_memory") or {}
-    need = estimated.get("total") or device.memory_total / 2
+    config = run.find_config()  # a damaged one is its trainer's to say
+    need = (config.peak_memory if config else None) or device.memory_total / 2
     return _HEADROOM * need <= device.memory_free
 
 

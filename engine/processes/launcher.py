@@ -18,19 +18,16 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from engine.core import crash
 from engine.core.errors import UserError
 from engine.core.files import is_locked, read_json, take_lock
 from engine.home.progress import write_status
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
-from engine.processes import outcome
+from engine.processes import outcome, programs
 
 LOCK_FD = "HONESMITH_LOCK_FD"  # the run's lock, inherited by the supervisor
-TEST_WORKER = "HONESMITH_TEST_WORKER"  # a script to run in the trainer's place; tests only
 _CLAIM_S = 0.05  # long enough to outlast a process that only asks whether the lock is held
 
 
@@ -39,14 +36,15 @@ def is_alive(run: RunDir) -> bool:
     return is_locked(run.lock)
 
 
-def program_of(home: Home, config: Mapping[str, Any]) -> tuple[str, str]:
-    """Interpreter and module of a run's trainer. Regrading loads no model and needs no torch.
+def trainer_command(home: Home, algorithm: str) -> list[str]:
+    """What starts a run's trainer, before the run's folder. Regrading loads no model and needs no
+    torch.
 
     Raises UserError NO_TORCH.
     """
-    if config.get("algorithm") == "regrade":
-        return sys.executable, "engine.runs.regrade"
-    return worker_python(home), "engine.worker"
+    if algorithm == "regrade":
+        return [sys.executable, "-P", *programs.command("regrader")]
+    return [worker_python(home), "-P", *programs.command("trainer")]
 
 
 def worker_python(home: Home) -> str:
@@ -54,7 +52,7 @@ def worker_python(home: Home) -> str:
 
     Raises UserError NO_TORCH when neither exists.
     """
-    if os.environ.get(TEST_WORKER) or importlib.util.find_spec("torch") is not None:
+    if programs.trains_without_torch() or importlib.util.find_spec("torch") is not None:
         return sys.executable
     if home.train_python.is_file():
         return str(home.train_python)
@@ -66,12 +64,12 @@ def worker_python(home: Home) -> str:
     )
 
 
-def require_quantizer(home: Home, settings: Mapping[str, Any]) -> None:
-    """4-bit weights need a library where workers run.
+def require_quantizer(home: Home, quantization: str) -> None:
+    """4-bit weights (`quantization` nf4) need a library where workers run.
 
     Raises UserError SETTING_INVALID or NO_TORCH.
     """
-    if settings.get("quantization") != "nf4" or os.environ.get(TEST_WORKER):
+    if quantization != "nf4" or programs.trains_without_torch():
         return
     python = worker_python(home)
     if python == sys.executable:
@@ -128,21 +126,24 @@ def start_queued(home: Home) -> list[str]:
                 row = store.lease_next(devices, lambda row, locks=locks: _claim(home, row, locks))
                 if row is None:
                     return started
-                crash.point("lease.leased")
                 if _start(home, store, row, locks[row.run_id]):
                     started.append(row.run_id)
-                crash.point("lease.started")
             finally:
                 for lock in locks.values():
                     os.close(lock)
 
 
 def missing_secrets(run: RunDir) -> list[str]:
-    """Names of the secrets the run's environment needs and this process does not have."""
+    """Names of the secrets the run's environment needs and this process does not have.
+
+    None of a run whose config is damaged: the queue goes on, and its trainer says what is wrong.
+    """
+    config = run.find_config()
+    if config is None:
+        return []
     try:
-        env_dir = Path(read_json(run.config)["env_dir"])
-        names = read_json(env_dir / "env.json").get("secrets") or []
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        names = read_json(Path(config.env_dir) / "env.json").get("secrets") or []
+    except (OSError, ValueError, AttributeError):
         return []
     return [str(name) for name in names if not os.environ.get(str(name))]
 
@@ -212,14 +213,13 @@ def _claim(home: Home, row: RunRow, locks: dict[str, int]) -> bool:
         return False
     os.truncate(lock, 0)  # what is in it is the time an earlier attempt took
     locks[row.run_id] = lock
-    crash.point("lease.claimed")
     return True
 
 
 def _start(home: Home, store: Store, row: RunRow, lock: int) -> bool:
     run = home.run(row.run_id)
     env = {**os.environ, LOCK_FD: str(lock), "HONESMITH_HOME": str(home.root)}
-    argv = [sys.executable, "-P", "-m", "engine.supervisor", str(run.path)]
+    argv = [sys.executable, "-P", *programs.command("supervisor"), str(run.path)]
     try:
         spawn_detached(argv, run.path, run.supervisor_log, env, pass_fds=(lock,))
     except OSError as error:
@@ -228,7 +228,7 @@ def _start(home: Home, store: Store, row: RunRow, lock: int) -> bool:
             row,
             "infra",
             f"the supervisor could not be started: {error}",
-            f"Free memory, processes or disk. {outcome.resume_hint(run)}",
+            outcome.resume_hint(run).after("Free memory, processes or disk."),
         )
         outcome.apply(store, run, row, end)
         write_status(run, store.get_run(row.run_id))
@@ -264,7 +264,7 @@ def _settle(store: Store, run: RunDir, row: RunRow) -> None:
             ended=time.time(),
             reason_kind="interrupted",
             reason=f"interrupted {row.continuations + 1} times and not continued any more",
-            hint=f"Find out what ends processes on this machine. {outcome.resume_hint(run)}",
+            hint=outcome.resume_hint(run).after("Find out what ends processes on this machine."),
             verdict="unknown",
         )
         return

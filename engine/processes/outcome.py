@@ -5,7 +5,6 @@ process that touches the home reads the record and finishes the work.
 """
 
 import os
-import re
 import signal as signals
 import time
 from dataclasses import asdict, dataclass
@@ -13,7 +12,8 @@ from typing import Any
 
 from engine.core.errors import FAILURE_KINDS
 from engine.core.files import append_line, last_line, read_json, read_object, read_tail, write_json
-from engine.home.rows import RunRow
+from engine.core.hints import Call, Hint
+from engine.home.rows import DEFAULT_GPU_HOURS, RunRow
 from engine.home.run_dir import RunDir
 from engine.home.sanitize import redactor_for
 from engine.home.store import Store
@@ -22,8 +22,6 @@ EXIT_DONE = 0
 EXIT_FAILED = 3
 EXIT_STOPPED = 4
 MAX_CONTINUATIONS = 3
-_CAP_HOURS = 2.0  # proposed where the attempt had no cap of its own
-_SPOKEN = re.compile(r"\b(read_logs|read_rollouts) (view|pick)=(\w+)")
 _NO_ROOM = 16_384  # bytes: less than a failure record, its event and a traceback need
 
 
@@ -37,7 +35,7 @@ class Outcome:
     state: str
     reason_kind: str
     reason: str
-    hint: str
+    hint: Hint
     verdict: str
     last_checkpoint: str
     elapsed_s: float
@@ -53,14 +51,24 @@ def checkpoint_name(run: RunDir) -> str:
 def evidence(run: RunDir) -> str:
     """The line that shows why the run failed, safe to show; "" where there is none."""
     failure = read_object(run.failure)
-    return redactor_for(run.home, read_object(run.config)).text(str(failure.get("evidence") or ""))
+    return _safe(run, str(failure.get("evidence") or ""))
 
 
-def resume_hint(run: RunDir) -> str:
+def _safe(run: RunDir, text: str) -> str:
+    """`text`, which user code may have worded, without secrets; "" costs no look at the config."""
+    if not text:
+        return ""
+    config = run.find_config()  # how a run ended is said of one with a damaged config too
+    return redactor_for(run.home, config.env_dir if config else None).text(text)
+
+
+def resume_hint(run: RunDir) -> Hint:
+    """How to go on with a run that ended before it was done."""
     name = checkpoint_name(run)
+    resume = Call("submit_train", {"resume": run.id})
     if name:
-        return f'submit_train(resume="{run.id}") continues from {name}.'
-    return f'No checkpoint is complete: submit_train(resume="{run.id}") starts again from step 0.'
+        return Hint(f"To continue from {name}:", resume)
+    return Hint("No checkpoint is complete. To start again from step 0:", resume)
 
 
 def decide(
@@ -72,15 +80,14 @@ def decide(
     """
     killed_by = -status if status < 0 else None
     state, kind, reason, hint, verdict = _verdict(run, row, status, memory_ran_out)
-    safe = redactor_for(run.home, read_object(run.config)).text  # user code may have worded it
     return Outcome(
         attempt=row.attempt,
         rc=None if killed_by else status,
         signal=killed_by,
         state=state,
         reason_kind=kind,
-        reason=safe(reason),
-        hint=safe(hint),
+        reason=_safe(run, reason),
+        hint=Hint(_safe(run, hint.text), hint.call),
         verdict=verdict,
         last_checkpoint=checkpoint_name(run),
         elapsed_s=round(elapsed_s, 3),
@@ -88,7 +95,7 @@ def decide(
     )
 
 
-def abandon(run: RunDir, row: RunRow, kind: str, reason: str, hint: str) -> Outcome:
+def abandon(run: RunDir, row: RunRow, kind: str, reason: str, hint: Hint) -> Outcome:
     """The outcome of an attempt that ends `failed` without a trainer's word."""
     return Outcome(
         attempt=row.attempt,
@@ -107,14 +114,15 @@ def abandon(run: RunDir, row: RunRow, kind: str, reason: str, hint: str) -> Outc
 
 def record(run: RunDir, outcome: Outcome) -> None:
     """Write `exit.json`, durably."""
-    write_json(run.exit_record, asdict(outcome))
+    write_json(run.exit_record, asdict(outcome) | {"hint": outcome.hint.to_json()})
 
 
 def recorded(run: RunDir, attempt: int) -> Outcome | None:
     """The outcome `exit.json` holds of this attempt, if any."""
     try:
-        outcome = Outcome(**read_json(run.exit_record))
-    except (OSError, ValueError, TypeError):
+        stored = read_json(run.exit_record)
+        outcome = Outcome(**stored | {"hint": Hint.from_json(stored["hint"])})
+    except (OSError, ValueError, TypeError, KeyError):
         return None
     return outcome if outcome.attempt == attempt else None
 
@@ -146,7 +154,7 @@ def note_event(run: RunDir, event: str, message: str, **values: Any) -> None:
 
 def _verdict(
     run: RunDir, row: RunRow, status: int, memory_ran_out: bool
-) -> tuple[str, str, str, str, str]:
+) -> tuple[str, str, str, Hint, str]:
     """State, reason kind, reason, hint, verdict."""
     if status == EXIT_DONE:
         return _done(run)
@@ -159,51 +167,46 @@ def _verdict(
         left = _room(run)
         if left < _NO_ROOM:  # it had no room to say so itself
             reason = f"the disk under {run.path} has no room: {left} bytes are left"
-            return "failed", "infra", reason, f"Free some space. {resume_hint(run)}", "unknown"
+            return "failed", "infra", reason, resume_hint(run).after("Free some space."), "unknown"
         tail = read_tail(run.log(row.attempt), 2000).strip().splitlines()
         said = f": {tail[-1][:300]}" if tail else ""
         reason = f"the trainer ended with exit status {status}{said}"
-        hint = (
-            f'read_logs(run_id="{run.id}", view="error") shows its last words. {resume_hint(run)}'
-        )
+        words = Call("read_logs", {"run_id": run.id, "view": "error"})
+        hint = Hint("It can be resumed. What it wrote last:", words)
         return "failed", "internal", reason, hint, "unknown"
     kind = str(failure.get("kind", ""))
     kind = kind if kind in FAILURE_KINDS else "internal"
-    hint = _of_this_run(str(failure.get("hint") or ""), run.id) or resume_hint(run)
+    hint = Hint.from_json(failure.get("hint")) or resume_hint(run)
+    if kind == "internal" and hint.call is None:
+        hint = Hint(hint.text, Call("read_logs", {"run_id": run.id, "view": "console"}))
     reason = str(failure.get("message") or FAILURE_KINDS[kind])
     return "failed", kind, reason, hint, "unknown"
 
 
-def _of_this_run(hint: str, run_id: str) -> str:
-    """A hint as whole calls: who wrote it may not have known which run it is."""
-    return _SPOKEN.sub(rf'\1(run_id="{run_id}", \2="\3")', hint)
-
-
-def _done(run: RunDir) -> tuple[str, str, str, str, str]:
+def _done(run: RunDir) -> tuple[str, str, str, Hint, str]:
     try:
         result = read_json(run.result)
-        return "done", "", "", "", str(result.get("verdict") or "unknown")
+        return "done", "", "", Hint(), str(result.get("verdict") or "unknown")
     except (OSError, ValueError, AttributeError):
         reason = "the trainer ended without writing a result"
         return "failed", "internal", reason, resume_hint(run), "unknown"
 
 
-def _stopped(run: RunDir, row: RunRow, status: int) -> tuple[str, str, str, str, str]:
+def _stopped(run: RunDir, row: RunRow, status: int) -> tuple[str, str, str, Hint, str]:
     reason, hint = row.reason, resume_hint(run)
     # SIGTERM is how a trainer is asked: one that is still importing ends by it at once.
     if status < 0 and -status != signals.SIGTERM:
         ended = f"it did not stop by itself and was ended by {_signal_name(-status)}"
         reason = f"{reason}; {ended}"
     if row.reason_kind in ("budget", "timeout"):
-        hint = (
-            f'{hint} Give the new attempt its own cap: submit_train(resume="{run.id}", '
-            f"max_gpu_hours={row.max_gpu_hours or _CAP_HOURS:g})."
-        )
+        cap = float(f"{row.max_gpu_hours or DEFAULT_GPU_HOURS:g}")  # as many digits as are typed
+        again = Call("submit_train", {"resume": run.id, "max_gpu_hours": cap})
+        hint = Hint("The new attempt gets a cap of its own.", again)
         return "failed", row.reason_kind, reason, hint, "unknown"
     return "cancelled", "cancelled", reason, hint, "unknown"
 
 
-def _killed(run: RunDir, number: int, memory_ran_out: bool) -> tuple[str, str, str, str, str]:
+def _killed(run: RunDir, number: int, memory_ran_out: bool) -> tuple[str, str, str, Hint, str]:
     name = checkpoint_name(run)
     last = last_line(run.metrics)
     at = f" after step {last['step']}" if last and "step" in last else ""
@@ -212,7 +215,9 @@ def _killed(run: RunDir, number: int, memory_ran_out: bool) -> tuple[str, str, s
     hint = resume_hint(run)
     if memory_ran_out:
         reason += "; the kernel ended processes for lack of memory at that time"
-        hint = f"Lower max_length, batch_size or group_size in a new run, or free memory. {hint}"
+        hint = hint.after(
+            "Free memory, or lower max_length, batch_size or group_size in a new run."
+        )
     return "failed", "killed", reason, hint, "unknown"
 
 

@@ -11,7 +11,6 @@ Neither torch nor vLLM is imported here; the standard library alone.
 """
 
 import contextlib
-import ctypes
 import http.client
 import os
 import re
@@ -29,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.core.files import read_tail
+from envs.isolation import kernel
 
 BASE = "base"  # the model name that stands for no adapter
 # The ranks vLLM takes as an upper bound; an adapter of any rank fits under the next one.
@@ -39,10 +39,6 @@ STOP_S = 5.0
 POLL_S = 0.1
 _STAMP = re.compile(r"^(\([^)]*\) )?[A-Z]+ [^\]]*\] ")  # "(Worker pid=7) ERROR 01-01 [core.py:3] "
 _ASIDE = re.compile(r"(^|\) )(DEBUG|INFO|WARNING) ")
-_LINUX = sys.platform == "linux"
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 # What a server needs of our variables. Secrets of environments are not among them.
 _KEPT = (
     "PATH",
@@ -281,8 +277,7 @@ def _importing_us(kept: dict[str, str]) -> dict[str, str]:
 
 def keep(lifeline: int, folder: Path, argv: Sequence[str]) -> int:
     """The keeper: run `argv` until it ends or the pipe closes, then leave nothing of it."""
-    if _LINUX:
-        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    kernel.become_subreaper()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     ended, wakeup = os.pipe()
@@ -296,7 +291,8 @@ def keep(lifeline: int, folder: Path, argv: Sequence[str]) -> int:
             env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
             stdin=subprocess.DEVNULL,
             process_group=0,
-            preexec_fn=_die_with_keeper if _LINUX else None,
+            # Bound to the thread that forks: the keeper has one.
+            preexec_fn=kernel.die_with_parent if kernel.LINUX else None,
         )
         while child.poll() is None:
             readable = select.select([lifeline, ended], [], [])[0]
@@ -339,11 +335,6 @@ def _end_adopted() -> None:
                 time.sleep(0.005)
         except ChildProcessError:
             return
-
-
-def _die_with_keeper() -> None:
-    # Between fork and exec in the child. Bound to the thread that forked: the keeper has one.
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ shown.
 
 import difflib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,16 @@ from typing import Any
 from engine.core.errors import UserError
 from engine.core.files import read_object
 from engine.core.format import counted
+from engine.core.hints import Call, Hint
 from engine.core.metrics import METRICS
 from engine.core.paging import BUDGET, Line, Page, complete_size, page_after, page_before, torn_tail
-from engine.home.curves import (
+from engine.core.reply import BODY_CHARS
+from engine.home.halves import choosing
+from engine.home.rows import TERMINAL, RunRow
+from engine.home.run_dir import Home, RunDir
+from engine.home.sanitize import Redactor, clean_value, clip, json_chars, redactor_for
+from engine.home.store import Store
+from engine.records.lines.curves import (
     POINTS,
     by_step,
     load_metrics,
@@ -27,11 +34,6 @@ from engine.home.curves import (
     summary_of,
     thin,
 )
-from engine.home.halves import choosing
-from engine.home.rows import TERMINAL, RunRow
-from engine.home.run_dir import Home, RunDir
-from engine.home.sanitize import RESULT_CHARS, Redactor, clean_value, clip, json_chars, redactor_for
-from engine.home.store import Store
 
 VIEWS = ("metrics", "events", "console", "error")
 MOST_ROWS = 200
@@ -39,7 +41,7 @@ _MOST_KEYS = 14  # two extremes each beside first and last: 30 points
 _DEFAULT_KEYS = 10
 _LINE_CHARS = 500
 _LONGEST_GREP = 200
-_ROOM = RESULT_CHARS - 2000  # for lines, beside what else a page says
+_ROOM = BODY_CHARS - 2000  # for lines, beside what else a page says
 
 
 def read_logs(
@@ -75,8 +77,9 @@ def read_logs(
     run = home.run(row.run_id)
     if view == "metrics":
         return _metrics(run, row, list(keys), matches if grep else None, limit, cursor)
-    config = read_object(run.config)
-    reader = _TextReader(run, row, redactor_for(home, config), limit, matches if grep else None)
+    config = run.find_config()  # the logs of a run with a damaged config are what is wanted then
+    redact = redactor_for(home, config.env_dir if config else None)
+    reader = _TextReader(run, row, redact, limit, matches if grep else None)
     if view == "events":
         return _events(reader, list(keys), cursor)
     if view == "console":
@@ -96,7 +99,7 @@ def matcher(pattern: str) -> Callable[[str], bool]:
             f"Give at most {_LONGEST_GREP}: plain text, | for alternatives, .* for a gap.",
         )
     choices = [_Choice.parse(part) for part in pattern.lower().split("|") if part]
-    return lambda line: any(choice.found_in(line.lower()) for choice in choices)
+    return lambda line: any(choice.is_in(line.lower()) for choice in choices)
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ class _Choice:
         body = text[from_start : len(text) - to_end]
         return _Choice(tuple(body.replace("\\", "").split(".*")), from_start, to_end)
 
-    def found_in(self, line: str) -> bool:
+    def is_in(self, line: str) -> bool:
         if self.from_start and self.to_end and len(self.parts) == 1:
             return line == self.parts[0]
         if self.from_start and not line.startswith(self.parts[0]):
@@ -203,7 +206,7 @@ def _new_metrics(
         "next": [],
     }
     ends = [line.end for line in page.lines]
-    while json_chars(result) > RESULT_CHARS and len(result["rows"]) > 1:
+    while json_chars(result) > BODY_CHARS and len(result["rows"]) > 1:
         result["rows"] = result["rows"][: len(result["rows"]) // 2]
         result["next_cursor"] = f"metrics:{ends[len(result['rows']) - 1]}"
     return result
@@ -234,22 +237,24 @@ def _curve_sentence(
 ) -> str:
     if not lines:
         return f"{row.run_id} is {row.state} and has logged no step yet."
-    said = [
+    changes = [
         f"{name} {short(points[0][1])} to {short(points[-1][1])}"
         for name, points in list(curves.items())[:3]
         if points
     ]
     thinned = f" ({shown} of {len(lines)} points)" if shown < len(lines) else ""
     half = f" (heldout_*: {exam['tasks']} of {exam['of']} tasks, which choose)" if exam else ""
-    curve = ", ".join(said)
+    curve = ", ".join(changes)
     return f"{row.run_id} is {row.state} at step {lines[-1]['step']}{thinned}: {curve}{half}."
 
 
 def _fit_rows(result: dict[str, Any]) -> dict[str, Any]:
     """Names of an environment's metrics have no limit: leave out columns until it fits."""
-    while json_chars(result) > RESULT_CHARS and result["available"]:
+    if json_chars(result) <= BODY_CHARS:
+        return result
+    while result["available"] and json_chars(result) > BODY_CHARS:
         result["available"] = result["available"][: len(result["available"]) // 2]
-    while json_chars(result) > RESULT_CHARS and len(result["columns"]) > 2:
+    while len(result["columns"]) > 2 and json_chars(result) > BODY_CHARS:
         gone = result["columns"].pop()
         result["rows"] = [cells[:-1] for cells in result["rows"]]
         result["curves"].pop(gone, None)
@@ -311,9 +316,14 @@ def _events(reader: _TextReader, keys: list[str], cursor: str) -> dict[str, Any]
 
     path = reader.run.events
     page = reader.page(path, offset, older, wanted)
-    lines = [line for line in page.lines if _parsed(line.text) is not None]
-    lines, page = _fitting(lines, page, older, lambda line: json_chars(_event(reader, line)))
-    events = [_event(reader, line) for line in lines]
+    shown = {
+        line.start: _ShownEvent.of(reader, fields)
+        for line in page.lines
+        if (fields := _parsed(line.text)) is not None
+    }
+    lines = [line for line in page.lines if line.start in shown]
+    lines, page = _fitting(lines, page, older, lambda line: shown[line.start].chars)
+    events = [shown[line.start].fields for line in lines]
     result = reader.result("events", page, events, "events")
     name = events[-1].get("event", "") if events else ""
     result["summary"] = f"{counted(len(events), 'event')} of {reader.row.run_id}" + (
@@ -322,13 +332,25 @@ def _events(reader: _TextReader, keys: list[str], cursor: str) -> dict[str, Any]
     return result | _cursors(reader, cursor, "events", page, path, attempts=())
 
 
-def _event(reader: _TextReader, line: Line) -> dict[str, Any]:
-    event = reader.redact.value(_parsed(line.text) or {})
-    if json_chars(event) > 2 * _LINE_CHARS:
-        event = {name: event[name] for name in ("time", "event", "step") if name in event} | {
-            "message": clip(str(event.get("message", "")), _LINE_CHARS)
-        }
-    return event
+@dataclass(frozen=True)
+class _ShownEvent:
+    """An event cleaned and cut, and how many characters it takes."""
+
+    fields: Mapping[str, Any]
+    chars: int
+
+    @staticmethod
+    def of(reader: _TextReader, fields: Mapping[str, Any]) -> "_ShownEvent":
+        event = reader.redact.value(fields)
+        chars = json_chars(event)
+        if chars > 2 * _LINE_CHARS:
+            message = clip(str(event.get("message", "")), _LINE_CHARS)
+            short_fields = {
+                name: event[name] for name in ("time", "event", "step") if name in event
+            }
+            event = short_fields | {"message": message}
+            chars = json_chars(event)
+        return _ShownEvent(event, chars)
 
 
 def _console(reader: _TextReader, cursor: str, room: int = _ROOM) -> dict[str, Any]:
@@ -341,7 +363,7 @@ def _console(reader: _TextReader, cursor: str, room: int = _ROOM) -> dict[str, A
     lines, page = _fitting(
         page.lines, page, older, lambda line: json_chars(_shown(reader, line.text)), room
     )
-    body = [_shown(reader, line.text) for line in lines]
+    body: list[str] = [_shown(reader, line.text) for line in lines]
     # A progress bar has no newline yet; it is shown, and read again once it is complete.
     writing = torn_tail(path) if offset is None else ""
     if writing and reader.wanted(writing):
@@ -351,7 +373,7 @@ def _console(reader: _TextReader, cursor: str, room: int = _ROOM) -> dict[str, A
     if not body and not cursor and reader.matches is None and reader.row.kind == "train":
         # Nothing went wrong and nothing was printed: what the run did stands in its curves.
         curves = {"run_id": reader.row.run_id, "view": "metrics"}
-        result["next"] = [{"tool": "read_logs", "arguments": curves}]
+        result["next"] = [Call("read_logs", curves).to_json()]
     result["summary"] = f"{counted(len(body), 'line')} of attempt {attempt} of {reader.row.run_id}."
     return result | _cursors(reader, cursor, f"console:{attempt}", page, path, attempts=attempts)
 
@@ -372,7 +394,7 @@ def _error(reader: _TextReader, cursor: str) -> dict[str, Any]:
         "kind": kind,
         "message": clip(message, 600),
         "evidence": clip(str(failure.get("evidence") or ""), 800),
-        "hint": clip(row.hint or str(failure.get("hint") or ""), 600),
+        **_clipped(row.hint or Hint.from_json(failure.get("hint"))).shown(),
         "last_checkpoint": latest.name if latest else "",
         "exit": {name: ended[name] for name in ("rc", "signal") if ended.get(name) is not None},
     }
@@ -380,12 +402,15 @@ def _error(reader: _TextReader, cursor: str) -> dict[str, Any]:
     if not failed:
         result["summary"] = f"{row.run_id} is {row.state} and has not failed."
     else:
-        said = reader.redact.text(message) or "no reason was recorded"
-        result["summary"] = clip(f"{row.run_id} {row.state} ({kind or 'unknown'}): {said}", 400)
+        reason = reader.redact.text(message) or "no reason was recorded"
+        result["summary"] = clip(f"{row.run_id} {row.state} ({kind or 'unknown'}): {reason}", 400)
         if latest is not None and row.state != "done":
-            resume = {"tool": "submit_train", "arguments": {"resume": row.run_id}}
-            result["next"] = [resume]
+            result["next"] = [Call("submit_train", {"resume": row.run_id}).to_json()]
     return result
+
+
+def _clipped(hint: Hint) -> Hint:
+    return Hint(clip(hint.text, 600), hint.call)
 
 
 def _attempts(reader: _TextReader) -> list[int]:

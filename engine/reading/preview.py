@@ -1,7 +1,7 @@
 """One SFT row as the trainer will see it: the rendered text, what of it is trained, where it ends.
 
 Without torch; the counts agree with the worker's renderer to the token (see
-engine/models/tokens.py).
+engine/models/chat_format.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,9 @@ from typing import Any
 
 from engine.home.sanitize import Redactor, clip
 from engine.models import tokens
+from engine.models.chat_format import TemplateError, TokenizedChat
 from engine.reading.transcripts import pieces
+from engine.records.settings import SFTSettings
 
 _LOOKED_AT = 300  # rows searched for one that is cut
 
@@ -19,7 +21,7 @@ def sft_row(
     rows: Sequence[Mapping[str, Any]],
     tools: list[dict[str, Any]],
     model_folder: Path,
-    settings: Mapping[str, Any],
+    settings: SFTSettings,
     redact: Redactor,
 ) -> dict[str, Any]:
     """The first train row with an answer, or the first that `max_length` cuts, where one does.
@@ -29,14 +31,14 @@ def sft_row(
     that nothing can be learnt from.
     """
     tokenizer = tokens.load(model_folder)
-    limit, loss_on = settings["max_length"], settings.get("loss_on", "assistant")
+    limit, loss_on = settings.max_length, settings.loss_on
     shown: dict[str, Any] = {}
     answered = [row for row in rows if row["split"] == "train" and row.get("gold")]
     for row in answered[:_LOOKED_AT]:
         own = (row.get("metadata") or {}).get("tools") or tools
         try:
-            whole = tokenizer.conversation(row["gold"], tools=own)
-        except tokens.TemplateError:
+            whole = tokenizer.format().conversation(row["gold"], own)
+        except TemplateError:
             continue
         if shown and len(whole.ids) <= limit:
             continue
@@ -48,24 +50,21 @@ def sft_row(
 
 def _shown(
     row: Mapping[str, Any],
-    whole: tokens.Rendered,
+    whole: TokenizedChat,
     limit: int,
     loss_on: str,
     tokenizer: tokens.ChatTokenizer,
     redact: Redactor,
 ) -> dict[str, Any]:
-    def decode(ids: list[int]) -> str:
-        return str(tokenizer.backend.decode(ids, skip_special_tokens=False))
-
     ids, mask = whole.ids[:limit], whole.mask(loss_on)[:limit]
     found: dict[str, Any] = {
         "task": clip(redact.text(str(row.get("id"))), 120),
         "tokens": len(ids),
         "trained": sum(mask),
-        "pieces": pieces(redact, ids, mask, decode, most=8, chars=160),
+        "pieces": pieces(redact, ids, mask, tokenizer.decode, most=8, chars=160),
     }
     lost = whole.ids[limit:]
     if lost:
-        text = clip(redact.text(decode(lost)), 200)
+        text = clip(redact.text(tokenizer.decode(lost)), 200)
         found |= {"cut_at": limit, "lost": {"tokens": len(lost), "text": text}}
     return found

@@ -6,26 +6,38 @@ Everything returned is data of an environment and a model, cleaned and with secr
 import ast
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.filters import Where
-from engine.evidence.stats.results import load_rows
-from engine.evidence.verdict.verdict import after_step, load_config
-from engine.home.curves import number, short
+from engine.core.hints import Call, Hint
+from engine.core.reply import BODY_CHARS
+from engine.evidence.verdict.sides import result_step
 from engine.home.halves import ABOUT_HALF
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home, RunDir
-from engine.home.sanitize import RESULT_CHARS, Redactor, clip, json_chars, redactor_for
+from engine.home.sanitize import Redactor, clip, json_chars, redactor_for
 from engine.home.store import Store
-from engine.reading.transcripts import Decode, decoder_of, rollout_item, squeezed, turns_of, within
+from engine.reading.transcripts import (
+    Decode,
+    Texts,
+    decoder_of,
+    length_in_tokens,
+    rollout_item,
+    squeezed,
+    turns_of,
+    within,
+)
+from engine.records.lines.curves import short
+from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
+from engine.records.lines.trajectory_record import TrajectoryRecord, read_trajectories
+from engine.records.run_config import RunConfig
 
 PICKS = ("worst", "best", "random", "median", "truncated", "error", "group", "changed")
 MOST = 50
 _CHARS = (40, 8000)
-_TRUNCATED = ("length", "max_turns")
 _ALL_BYTES = 48_000_000  # of rollouts, when a filter looks at every step
 _ALL = "all"  # in a cursor, before the last step that counts
 _NAMES = (
@@ -33,7 +45,7 @@ _NAMES = (
     "error", "turns", "attempt", "half", "model", "metrics",
 )  # fmt: skip
 
-Row = dict[str, Any]
+Row = TrajectoryRecord | EvaluationRow
 
 
 @dataclass(frozen=True)
@@ -43,7 +55,7 @@ class _Source:
     `trained`: they were trained on, where a score that failed is left out; an exam counts it as 0.
     """
 
-    rows: list[Row]
+    rows: Sequence[Row]
     what: str
     step: int
     every: bool = False
@@ -70,6 +82,9 @@ class _Ask:
     max_chars: int
     skip: int
     decode: Decode | None = None
+
+    def texts(self, chars: int, *, prompt: bool = True) -> Texts:
+        return Texts(chars, prompt, self.tokens, self.decode)
 
 
 def read_rollouts(
@@ -106,12 +121,11 @@ def read_rollouts(
     with Store(home) as store:
         row = store.get_run(run_id)
     run = home.run(row.run_id)
-    config = load_config(run)
+    config = run.find_config()  # what is left of a run with a damaged config is shown
     skip, step, every = _parse_cursor(cursor, pick, step)
     decode = decoder_of(config) if tokens else None
-    ask = _Ask(
-        run, row, redactor_for(home, config), pick, where, tokens, limit, max_chars, skip, decode
-    )
+    redact = redactor_for(home, config.env_dir if config else None)
+    ask = _Ask(run, row, redact, pick, where, tokens, limit, max_chars, skip, decode)
     if pick == "changed":
         return _changed(ask, config, step)
     every = every or (step == -1 and _names_step(where))
@@ -122,7 +136,7 @@ def read_rollouts(
         return _groups(ask, source, chosen)
     ordered = _ordered(chosen, pick, source.step, run.id)
     items = [
-        rollout_item(ask.redact, found, ask.max_chars, tokens=ask.tokens, decode=ask.decode)
+        rollout_item(ask.redact, found, ask.texts(ask.max_chars))
         for found in ordered[skip : skip + limit]
     ]
     result = {
@@ -141,29 +155,35 @@ def read_rollouts(
     return result
 
 
-def _source(ask: _Ask, config: Mapping[str, Any], step: int) -> _Source:
+def _when_it_has(run_id: str, **until: str) -> Hint:
+    return Hint("Wait until it has some:", Call("wait_run", {"run_id": run_id, **until}))
+
+
+def _source(ask: _Ask, config: RunConfig | None, step: int) -> _Source:
     if ask.run.deleted.exists():
         raise UserError(
             "NO_EVALUATION",
             f"{ask.row.run_id} has no rollouts: its files were deleted",
-            hint='Read another run; get_status(scope="runs") lists them.',
+            hint=Hint("Read another run:", Call("get_status", {"scope": "runs"})),
         )
     if ask.row.kind != "train":
         return _model_answers(ask, config, step)
     steps = ask.run.rollout_steps()
     if steps:
         chosen = _one_of(steps, step, "rollouts")
-        rows = load_rows(ask.run.rollouts(chosen))
+        rows = read_trajectories(ask.run.rollouts(chosen))
         return _Source(rows, f"rollouts of step {chosen}", chosen, trained=True)
     steps = ask.run.eval_steps()
     if not steps:
         raise UserError(
             "NO_EVALUATION",
             f"{ask.row.run_id} has no rollouts yet (it is {ask.row.state})",
-            hint=f'wait_run(run_id="{ask.row.run_id}", until="next_eval") returns when it has.',
+            hint=_when_it_has(ask.row.run_id, until="next_eval"),
         )
     chosen = _one_of(steps, step, "held-out answers")
-    return _Source(load_rows(ask.run.evals(chosen)), f"held-out answers at step {chosen}", chosen)
+    return _Source(
+        read_evaluation(ask.run.evals(chosen)), f"held-out answers at step {chosen}", chosen
+    )
 
 
 def _names_step(where: str) -> bool:
@@ -178,14 +198,14 @@ def _names_step(where: str) -> bool:
 def _every_step(ask: _Ask, last: int) -> _Source:
     """The rollouts of all steps up to `last` (-1: the latest), the newest where there are many."""
     steps = [step for step in ask.run.rollout_steps() if last == -1 or step <= last]
-    rows: list[list[Row]] = []
+    rows: list[list[TrajectoryRecord]] = []
     room = _ALL_BYTES
     for step in reversed(steps):
         path = ask.run.rollouts(step)
         room -= path.stat().st_size
         if room < 0 and rows:
             break
-        rows.append(load_rows(path))
+        rows.append(read_trajectories(path))
     read = [row for found in reversed(rows) for row in found]
     missing = len(steps) - len(rows)
     return _Source(read, f"rollouts of {len(rows)} steps", steps[-1], True, missing, trained=True)
@@ -197,28 +217,28 @@ def _left_out(source: _Source) -> list[str]:
     return [f"The oldest {source.missing} steps were not read; name one with step=... to see it."]
 
 
-def _model_answers(ask: _Ask, config: Mapping[str, Any], step: int) -> _Source:
-    models = [str(model.get("ref")) for model in config.get("models") or []]
+def _model_answers(ask: _Ask, config: RunConfig | None, step: int) -> _Source:
+    models = config.model_refs if config else []
     played = [i for i in range(len(models)) if ask.run.model_evals(i).exists()]
     if not played:
         raise UserError(
             "NO_EVALUATION",
             f"{ask.row.run_id} has no answers yet (it is {ask.row.state})",
-            hint=f'wait_run(run_id="{ask.row.run_id}") returns when it has.',
+            hint=_when_it_has(ask.row.run_id),
         )
     chosen = _one_of(played, step, "answers, by index of the model,")
     return _Source(
-        load_rows(ask.run.model_evals(chosen)),
+        read_evaluation(ask.run.model_evals(chosen)),
         f"answers of {models[chosen]}",
         chosen,
     )
 
 
-def _models_of(ask: _Ask, config: Mapping[str, Any]) -> dict[str, list[str]]:
+def _models_of(ask: _Ask, config: RunConfig | None) -> dict[str, list[str]]:
     """The models of an evaluation; `step` is an index into them."""
     if ask.row.kind == "train":
         return {}
-    return {"models": [str(model.get("ref")) for model in config.get("models") or []]}
+    return {"models": config.model_refs if config else []}
 
 
 def _one_of(steps: Sequence[int], step: int, what: str) -> int:
@@ -238,38 +258,42 @@ def _one_of(steps: Sequence[int], step: int, what: str) -> int:
 def _filtered(rows: Sequence[Row], where: str) -> list[Row]:
     if not where.strip():
         return list(rows)
-    metrics = {name for row in rows for name in row.get("metrics") or {}}
+    metrics = {name for row in rows for name in row.metrics or {}}
     rule = Where(where, [*_NAMES, *(name for name in metrics if name.isidentifier())])
-    return [row for row in rows if rule.matches(_values(row), str(row.get("task")))]
+    return [row for row in rows if rule.matches(_values(row), row.task)]
 
 
 def _values(row: Row) -> dict[str, Any]:
-    own = dict(row.get("metrics") or {})
-    fixed = {name: row.get(name) for name in _NAMES}
-    return own | fixed | {"length": row.get("tokens"), "metrics": own}
+    """What an expression may ask of a row, by name."""
+    metrics = dict(row.metrics or {})
+    fixed = {name: getattr(row, name, None) for name in _NAMES}
+    return metrics | fixed | {"length": length_in_tokens(row), "metrics": metrics}
 
 
 def _ordered(rows: Sequence[Row], pick: str, step: int, run_id: str) -> list[Row]:
     if pick == "truncated":
-        return [row for row in rows if row.get("stop_reason") in _TRUNCATED]
+        return [row for row in rows if row.cut]
     if pick == "error":
-        return [row for row in rows if row.get("error")]
+        return [row for row in rows if row.error]
     if pick == "random":
         order = list(rows)
         random.Random(f"{run_id} {step}").shuffle(order)
         return order
-    scored = [row for row in rows if number(row.get("reward")) is not None]
-    scored = scored or [row for row in rows if number(row.get("loss")) is not None]
+    scored = [row for row in rows if row.reward is not None]
+    scored = scored or [row for row in rows if _loss(row) is not None]
     if pick == "median":
         middle = sorted(_score(row) for row in scored)[len(scored) // 2] if scored else 0.0
         return sorted(scored, key=lambda row: abs(_score(row) - middle))
     return sorted(scored, key=_score, reverse=pick == "best")
 
 
+def _loss(row: Row) -> float | None:
+    return row.loss if isinstance(row, EvaluationRow) else None
+
+
 def _score(row: Row) -> float:
     """The reward, or where nothing scores minus the loss: higher is better."""
-    reward = number(row.get("reward"))
-    return reward if reward is not None else -(number(row.get("loss")) or 0.0)
+    return row.reward if row.reward is not None else -(_loss(row) or 0.0)
 
 
 # --- groups -----------------------------------------------------------------------------------
@@ -304,15 +328,14 @@ def _groups(ask: _Ask, source: _Source, matching: Sequence[Row]) -> dict[str, An
 
 
 def _group_key(row: Row) -> str:
-    group, step = row.get("group"), row.get("step")
-    at = f"{step:09d} " if isinstance(step, int) else ""
-    return f"{at}{group:09d}" if isinstance(group, int) else f"{at}task {row.get('task')}"
+    if isinstance(row, TrajectoryRecord):
+        return f"{row.step:09d} {row.group:09d}"
+    return f"task {row.task}"
 
 
 def _rewards(rows: Sequence[Row]) -> list[float]:
     """What was earned; a score that failed says nothing of what its answer is worth."""
-    values = [number(row.get("reward")) for row in rows if not row.get("error")]
-    return [value for value in values if value is not None]
+    return [row.reward for row in rows if not row.error and row.reward is not None]
 
 
 def _spread(group: Sequence[Row]) -> float:
@@ -325,25 +348,22 @@ def _spread(group: Sequence[Row]) -> float:
 
 def _group_item(ask: _Ask, group: Sequence[Row]) -> dict[str, Any]:
     rewards = _rewards(group)
-    failed = sum(bool(row.get("error")) for row in group)
+    failed = sum(bool(row.error) for row in group)
     each = max(60, ask.max_chars * 2 // (3 * len(group)))
-    members = [
-        rollout_item(ask.redact, row, each, prompt=False, tokens=ask.tokens, decode=ask.decode)
-        for row in group
-    ]
+    members = [rollout_item(ask.redact, row, ask.texts(each, prompt=False)) for row in group]
     for member in members:
         for name in ("step", "task", "group", "half"):
             member.pop(name, None)
     first = group[0]
     return {
-        "task": clip(ask.redact.text(str(first.get("task"))), 120),
-        "step": first.get("step"),
-        "group": first.get("group"),
+        "task": clip(ask.redact.text(first.task), 120),
+        "step": first.step if isinstance(first, TrajectoryRecord) else None,
+        "group": first.group if isinstance(first, TrajectoryRecord) else None,
         "reward_mean": short(math.fsum(rewards) / len(rewards)) if rewards else None,
         "reward_std": short(_spread(group)),
-        "solved": sum(row.get("success") is True for row in group),
+        "solved": sum(row.success is True for row in group),
         **({"errors": failed} if failed else {}),
-        "prompt": within(turns_of(ask.redact, first.get("prompt")), max(ask.max_chars // 3, 40)),
+        "prompt": within(turns_of(ask.redact, first.prompt), max(ask.max_chars // 3, 40)),
         "members": members,
     }
 
@@ -351,9 +371,10 @@ def _group_item(ask: _Ask, group: Sequence[Row]) -> dict[str, Any]:
 # --- the same task before and after -----------------------------------------------------------
 
 
-def _changed(ask: _Ask, config: Mapping[str, Any], step: int) -> dict[str, Any]:
+def _changed(ask: _Ask, config: RunConfig | None, step: int) -> dict[str, Any]:
     before, after, names, step = _two_sides(ask, config, step)
-    matching = {_task_key(row) for row in _filtered(after, ask.where)}
+    wanted = {id(row) for row in _filtered(after, ask.where)}
+    matching = {_task_key(row) for row in after if id(row) in wanted}
     olds = {_task_key(row): row for row in before}
     pairs = [
         (olds[key], row)
@@ -379,61 +400,61 @@ def _changed(ask: _Ask, config: Mapping[str, Any], step: int) -> dict[str, Any]:
 
 
 def _two_sides(
-    ask: _Ask, config: Mapping[str, Any], step: int
-) -> tuple[list[Row], list[Row], tuple[str, str], int]:
+    ask: _Ask, config: RunConfig | None, step: int
+) -> tuple[list[EvaluationRow], list[EvaluationRow], tuple[str, str], int]:
     if ask.row.kind != "train":
         after = _model_answers(ask, config, step)
-        models = [str(model.get("ref")) for model in config.get("models") or []]
+        models = config.model_refs if config else []
         if len(models) < 2:
             raise UserError(
                 "BAD_ARGUMENT",
                 f"{ask.row.run_id} evaluated one model, so nothing can have changed",
-                hint="evaluate two models in one call, or use pick=worst.",
+                hint="Evaluate two models in one call, or pick worst.",
                 field="pick",
             )
         other = 0 if after.step else 1
-        before = load_rows(ask.run.model_evals(other))
-        return before, after.rows, (models[other], models[after.step]), after.step
+        before, rows = (
+            read_evaluation(ask.run.model_evals(index)) for index in (other, after.step)
+        )
+        return before, rows, (models[other], models[after.step]), after.step
     steps = [found for found in ask.run.eval_steps() if found > 0]
     if not steps or 0 not in ask.run.eval_steps():
         raise UserError(
             "NO_EVALUATION",
             f"{ask.row.run_id} has no held-out evaluation after step 0 yet (it is {ask.row.state})",
-            hint=f'wait_run(run_id="{ask.row.run_id}", until="next_eval") returns when it has.',
+            hint=_when_it_has(ask.row.run_id, until="next_eval"),
         )
-    chosen = _one_of(steps, step, "held-out answers") if step != -1 else after_step(ask.run)
+    chosen = _one_of(steps, step, "held-out answers") if step != -1 else result_step(ask.run)
     chosen = steps[-1] if chosen is None else chosen
-    sides = [load_rows(ask.run.evals(found)) for found in (0, chosen)]
+    sides = [read_evaluation(ask.run.evals(found)) for found in (0, chosen)]
     return sides[0], sides[1], ("step 0", f"step {chosen}"), chosen
 
 
-def _task_key(row: Row) -> str:
-    return f"{row.get('task')} #{row.get('attempt') or 0}"
+def _task_key(row: EvaluationRow) -> str:
+    return f"{row.task} #{row.attempt or 0}"
 
 
-def _score_change(old: Row, new: Row) -> float:
+def _score_change(old: EvaluationRow, new: EvaluationRow) -> float:
     """Change of success, or where it is the same of reward; 0 when neither changed."""
-    if old.get("error") or new.get("error"):
+    if old.error or new.error:
         return 0.0
-    if isinstance(old.get("success"), bool) and isinstance(new.get("success"), bool):
-        change = float(new["success"]) - float(old["success"])
+    if old.success is not None and new.success is not None:
+        change = float(new.success) - float(old.success)
         if change:
             return change
     return _score(new) - _score(old)
 
 
-def _pair_item(ask: _Ask, old: Row, new: Row) -> dict[str, Any]:
-    half = max(ask.max_chars // 2, 40)
-    sides = [
-        rollout_item(ask.redact, row, half, prompt=False, tokens=ask.tokens) for row in (old, new)
-    ]
+def _pair_item(ask: _Ask, old: EvaluationRow, new: EvaluationRow) -> dict[str, Any]:
+    texts = Texts(max(ask.max_chars // 2, 40), prompt=False, tokens=ask.tokens)
+    sides = [rollout_item(ask.redact, row, texts) for row in (old, new)]
     for side in sides:
         for name in ("task", "half", "group", "model"):
             side.pop(name, None)
     return {
-        "task": clip(ask.redact.text(str(new.get("task"))), 120),
+        "task": clip(ask.redact.text(new.task), 120),
         "change": short(_score_change(old, new)),
-        "prompt": within(turns_of(ask.redact, new.get("prompt")), max(ask.max_chars // 3, 40)),
+        "prompt": within(turns_of(ask.redact, new.prompt), max(ask.max_chars // 3, 40)),
         "before": sides[0],
         "after": sides[1],
     }
@@ -449,7 +470,7 @@ def _fitted(ask: _Ask, result: dict[str, Any], key: str, total: int, mark: str) 
     """
     items = result[key]
     result |= {"warnings": [], "next": [], "next_cursor": ""}
-    most = RESULT_CHARS - 400  # the summary is said once the number shown is known
+    most = BODY_CHARS - 400  # the summary is said once the number shown is known
     while json_chars(result) > most and len(items) > 1:
         items.pop()
     if json_chars(result) > most:
@@ -466,7 +487,7 @@ def _sentence(ask: _Ask, source: _Source, shown: int, matching: int, rows: Seque
     if ask.pick in ("error", "truncated"):  # which rows, not an order of them
         told = f"{source.what} " + ("with an error" if ask.pick == "error" else "cut short")
     said = f"{shown} of {matching} {told} in {ask.row.run_id}"
-    rewards, failed = _rewards(rows), sum(bool(row.get("error")) for row in rows)
+    rewards, failed = _rewards(rows), sum(bool(row.error) for row in rows)
     if rewards:
         counted = len(rewards) if source.trained else len(rewards) + failed
         said += f"; mean reward {math.fsum(rewards) / counted:.3g} over {counted}"

@@ -1,14 +1,19 @@
 """Rollouts as a reader can take them in: clean texts within a number of characters."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.core.errors import UserError
 from engine.evidence.stats.results import content_of
-from engine.home.curves import number, short
 from engine.home.sanitize import Redactor, clip, json_chars
 from engine.models import tokens as tokenizers
+from engine.records.lines.answer import Answer
+from engine.records.lines.curves import short
+from engine.records.lines.trajectory_record import TrajectoryRecord
+from engine.records.run_config import RunConfig, TrainConfig
+from envs.json_types import ChatMessage
 
 Turn = dict[str, str]
 Decode = Callable[[list[int]], str]
@@ -17,48 +22,63 @@ _MOST_TOKENS = 1500
 _MOST_METRICS = 20
 
 
-def rollout_item(
-    redact: Redactor,
-    row: Mapping[str, Any],
-    chars: int,
-    *,
-    prompt: bool = True,
-    tokens: bool = False,
-    decode: Decode | None = None,
-) -> dict[str, Any]:
-    """One rollout or evaluation row as a result shows it, its texts within `chars`.
+@dataclass(frozen=True)
+class Texts:
+    """How much of a row is shown.
 
-    The prompt gives way to the answer, which keeps at least two thirds of the room. With `tokens`
-    also the ids and their loss mask, and as texts where `decode` can read them.
+    Attributes:
+        chars: for the prompt and the answer together; the answer keeps at least two thirds.
+        prompt: whether the prompt is shown.
+        tokens: also the ids and their loss mask, and as texts where `decode` can read them.
     """
-    item: dict[str, Any] = {"task": clip(redact.text(str(row.get("task"))), 120)}
-    for name in ("step", "group", "member", "attempt", "model", "half"):
-        item[name] = redact.value(row.get(name))
-    for name in ("reward", "success", "advantage", "loss"):
-        item[name] = _plain(row.get(name))
-    item |= {"stop_reason": row.get("stop_reason"), "length": row.get("tokens")}
-    if row.get("metrics"):
+
+    chars: int
+    prompt: bool = True
+    tokens: bool = False
+    decode: Decode | None = None
+
+
+# Of a row what is shown as it is, where it has it, and what is shown in few digits.
+_PLACE = ("step", "group", "member", "attempt", "model", "half")
+_SCORES = ("reward", "success", "advantage", "loss")
+
+
+def rollout_item(redact: Redactor, row: Answer, texts: Texts) -> dict[str, Any]:
+    """One rollout or evaluation row as a result shows it."""
+    item: dict[str, Any] = {"task": clip(redact.text(row.task), 120)}
+    for name in _PLACE:
+        item[name] = redact.value(getattr(row, name, None))
+    for name in _SCORES:
+        item[name] = _few_digits(getattr(row, name, None))
+    item |= {"stop_reason": row.stop_reason, "length": length_in_tokens(row)}
+    if row.metrics:
         item["metrics"] = {
-            clip(redact.text(str(name)), 60): _plain(value)
-            for name, value in list(row["metrics"].items())[:_MOST_METRICS]
+            clip(redact.text(name), 60): _few_digits(value)
+            for name, value in list(row.metrics.items())[:_MOST_METRICS]
         }
-    if row.get("error"):
-        item["error"] = clip(redact.text(str(row["error"])), 400)
-    asked = turns_of(redact, row.get("prompt"))
-    said = turns_of(redact, row.get("messages"))
-    if not said and row.get("completion") is not None:
-        said = [{"role": "assistant", "content": redact.text(str(row["completion"]))}]
-    if prompt and asked:
-        room = max(chars - min(length_of(said), chars * 2 // 3), 40)
+    if row.error:
+        item["error"] = clip(redact.text(row.error), 400)
+    asked = turns_of(redact, row.prompt)
+    answer = turns_of(redact, row.messages)
+    if not answer and row.completion is not None:
+        answer = [{"role": "assistant", "content": redact.text(row.completion)}]
+    chars = texts.chars
+    if texts.prompt and asked:
+        room = max(chars - min(length_of(answer), chars * 2 // 3), 40)
         item["prompt"] = within(asked, room)
         chars = max(chars - length_of(item["prompt"]), 40)
-    if len(said) == 1:
-        item["completion"] = clip(said[0]["content"], chars)
-    elif said:
-        item["turns"] = within(said, chars)
-    if tokens:
-        item["tokens"] = _tokens(redact, row, decode)
+    if len(answer) == 1:
+        item["completion"] = clip(answer[0]["content"], chars)
+    elif answer:
+        item["turns"] = within(answer, chars)
+    if texts.tokens:
+        item["tokens"] = _tokens(redact, row, texts.decode)
     return {name: value for name, value in item.items() if value is not None}
+
+
+def length_in_tokens(row: Answer) -> int | None:
+    """Tokens that the model wrote, None where the file does not say."""
+    return row.tokens if "tokens" in row.model_fields_set else None
 
 
 def squeezed(item: dict[str, Any], chars: int) -> dict[str, Any]:
@@ -90,26 +110,24 @@ def _shortened(value: Any, room: int) -> Any:
     return value
 
 
-def decoder_of(config: Mapping[str, Any]) -> Decode | None:
+def decoder_of(config: RunConfig | None) -> Decode | None:
     """Ids as text by the base model's own tokenizer; None where its files are gone."""
-    folder = (config.get("base") or {}).get("path")
+    if not isinstance(config, TrainConfig):
+        return None
     try:
-        backend = tokenizers.load(Path(str(folder))).backend
+        backend = tokenizers.load(Path(config.base.path)).backend
     except (UserError, OSError, ValueError):
         return None
     return lambda ids: str(backend.decode(ids, skip_special_tokens=False))
 
 
-def turns_of(redact: Redactor, messages: Any) -> list[Turn]:
+def turns_of(redact: Redactor, messages: str | Sequence[ChatMessage] | None) -> list[Turn]:
     """{"role", "content"} of each message, cleaned and redacted, tool calls written out."""
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
-    if not isinstance(messages, list):
-        return []
     return [
         {"role": str(turn.get("role", "")), "content": redact.text(content_of(turn))}
-        for turn in messages
-        if isinstance(turn, Mapping)
+        for turn in messages or ()
     ]
 
 
@@ -167,30 +185,24 @@ def pieces(
     return found
 
 
-def _tokens(redact: Redactor, row: Mapping[str, Any], decode: Decode | None) -> dict[str, Any]:
+def _tokens(redact: Redactor, row: Answer, decode: Decode | None) -> dict[str, object]:
     """Ids with their loss mask (1: trained). Training keeps them for the first groups only."""
-    ids, mask = row.get("ids"), row.get("loss_mask")
-    if not isinstance(ids, list) or not isinstance(mask, list):
+    rollout = row if isinstance(row, TrajectoryRecord) else None
+    if rollout is None or rollout.ids is None or rollout.loss_mask is None:
         why = 'only the first groups of a training step keep theirs: where="group == 0"'
         return {"kept": False, "why": why}
-    prompt = row.get("prompt_ids") or []
-    kept = {
-        "prompt_ids": prompt[-_MOST_TOKENS // 4 :],
-        "ids": ids[:_MOST_TOKENS],
-        "loss_mask": [int(bool(value)) for value in mask[:_MOST_TOKENS]],
-    }
-    cut = len(prompt) - len(kept["prompt_ids"]) + len(ids) - len(kept["ids"])
+    prompt = rollout.prompt_ids or []
+    prompt_ids = prompt[-_MOST_TOKENS // 4 :]
+    ids = rollout.ids[:_MOST_TOKENS]
+    mask = [int(bool(value)) for value in rollout.loss_mask[:_MOST_TOKENS]]
+    shown: dict[str, object] = {"prompt_ids": prompt_ids, "ids": ids, "loss_mask": mask}
     if decode is not None:
-        whole = [*kept["prompt_ids"], *kept["ids"]]
-        kept["pieces"] = pieces(
-            redact, whole, [0] * len(kept["prompt_ids"]) + kept["loss_mask"], decode
-        )
-    return kept | ({"tokens_cut": cut} if cut else {})
+        whole = [*prompt_ids, *ids]
+        shown["pieces"] = pieces(redact, whole, [0] * len(prompt_ids) + mask, decode)
+    cut = len(prompt) - len(prompt_ids) + len(rollout.ids) - len(ids)
+    return shown | ({"tokens_cut": cut} if cut else {})
 
 
-def _plain(value: Any) -> Any:
-    """A number in few digits; a word or a yes as it is; anything else as None."""
-    if isinstance(value, bool | str):
-        return value
-    found = number(value)
-    return found if found is None or isinstance(found, int) else short(found)
+def _few_digits(value: float | bool | None) -> float | bool | None:
+    """A number in few digits; a yes or no as it is."""
+    return value if value is None or isinstance(value, bool) else short(value)

@@ -1,7 +1,12 @@
 """What crosses a process or is read from disk, each as one typed record with one reader. Everyone
 above `core` may use it; start with `settings.py` and `record.py`.
 
-    record.py      how a record is read and what a damaged one says
-    run_config.py  what submit resolved: config.json
-    settings.py    the settings of a run: names, types, ranges
+    audit.py              what a version's scorer pays for: audit.json
+    env_version.py        what push learnt of a version: env.json
+    estimate.py           what a run was expected to take
+    manifest.py           what was trained on what, with what: manifest.json
+    record.py             how a record is read and what a damaged one says
+    run_config.py         what submit resolved: config.json
+    run_result.py         what the worker concluded: result.json
+    settings.py           the settings of a run: names, types, ranges
 """

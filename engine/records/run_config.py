@@ -1,11 +1,13 @@
 """`config.json` of a run: what submit resolved, written once before the run exists."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from engine.core.files import open_file
+from engine.records.estimate import Estimate
 from engine.records.record import DamagedRecord, Record, fault_of
 from engine.records.settings import EvaluationSettings, GRPOSettings, SFTSettings
 
@@ -40,6 +42,7 @@ class RunConfigBase(Record):
         sources: for each setting where its value came from: user, recipe, model, hardware or
             parent run.
         max_gpu_hours: cap on device hours; None where none was asked for.
+        wall_limit_hours: how long one attempt may take; a training run has no such limit.
     """
 
     run_id: str
@@ -47,6 +50,17 @@ class RunConfigBase(Record):
     env_dir: str
     sources: dict[str, str]
     max_gpu_hours: float | None = None
+    wall_limit_hours: float | None = None
+
+    @property
+    def model_refs(self) -> list[str]:
+        """The models the run starts from or asks, as they were named."""
+        return []
+
+    @property
+    def peak_memory(self) -> int | None:
+        """Bytes the run was estimated to hold on its device; None where nobody estimated it."""
+        return None
 
 
 class _TrainConfig(RunConfigBase):
@@ -55,7 +69,7 @@ class _TrainConfig(RunConfigBase):
     Attributes:
         model: the reference as asked for; `base` is what lies under it.
         start_adapter: folder of the adapter it goes on from, "" or None where it starts fresh.
-        estimate: what submit expected of it (engine/cost/estimate.py).
+        estimate: what submit expected of it.
         profile: the worker leaves a trace of two steps.
     """
 
@@ -66,9 +80,17 @@ class _TrainConfig(RunConfigBase):
     note: str
     expect: str
     parent: str
-    estimate: dict[str, Any]
+    estimate: Estimate
     device: str
     profile: bool = False
+
+    @property
+    def model_refs(self) -> list[str]:
+        return [self.model]
+
+    @property
+    def peak_memory(self) -> int | None:
+        return self.estimate.peak_memory.total
 
 
 class SFTConfig(_TrainConfig):
@@ -95,7 +117,10 @@ class EvaluateConfig(RunConfigBase):
     rows: int
     attempts: int
     settings: EvaluationSettings
-    wall_limit_hours: float
+
+    @property
+    def model_refs(self) -> list[str]:
+        return [model.ref for model in self.models]
 
 
 class RegradeConfig(RunConfigBase):
@@ -115,7 +140,10 @@ class RegradeConfig(RunConfigBase):
     settings: dict[str, Any]
     regrade: str
     regraded_from: str
-    wall_limit_hours: float
+
+    @property
+    def model_refs(self) -> list[str]:
+        return [model.ref for model in self.models]
 
 
 class ProbeConfig(RunConfigBase):
@@ -126,13 +154,28 @@ class ProbeConfig(RunConfigBase):
     models: list[ModelEntry]
     samples: int
     settings: GRPOSettings
-    wall_limit_hours: float
+
+    @property
+    def model_refs(self) -> list[str]:
+        return [model.ref for model in self.models]
 
 
 TrainConfig = SFTConfig | GRPOConfig
+AskingConfig = EvaluateConfig | RegradeConfig | ProbeConfig
 RunConfig = SFTConfig | GRPOConfig | EvaluateConfig | RegradeConfig | ProbeConfig
 
 _ANY: TypeAdapter[RunConfig] = TypeAdapter(Annotated[RunConfig, Field(discriminator="algorithm")])
+
+
+def find_run_config(path: Path) -> RunConfig | None:
+    """The config in the file at `path`, None where the file is gone or damaged.
+
+    For whoever must go on without it: a listing, a verdict on what is left of a run, recovery.
+    """
+    try:
+        return read_run_config(path)
+    except (OSError, ValueError):  # damaged, or a name that no file can have
+        return None
 
 
 def read_run_config(path: Path) -> RunConfig:
@@ -147,3 +190,8 @@ def read_run_config(path: Path) -> RunConfig:
         return _ANY.validate_json(data)
     except ValidationError as error:
         raise DamagedRecord(str(path), fault_of(error)) from error
+
+
+def as_run_config(content: Mapping[str, Any]) -> RunConfig:
+    """The config that submit is about to write. Raises ValidationError for what none can be."""
+    return _ANY.validate_python(content)

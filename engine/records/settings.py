@@ -8,7 +8,15 @@ engine/settings/resolution.py's.
 
 from typing import Annotated, Any, Literal, Optional, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    create_model,
+)
 from pydantic.fields import FieldInfo
 
 ALGORITHMS = ("sft", "grpo")
@@ -28,9 +36,16 @@ _TARGET_GROUPS = {
 MAX_RANK = 512  # of an adapter, trained or served
 
 
-def _setting(about: str, rule: str, **limits: Any) -> Any:
-    """A field that a user may leave out. `rule`: how it is chosen then, for the reference page."""
-    return Field(description=about, json_schema_extra={"rule": rule}, **limits)
+def _setting(about: str, rule: str, *, given_from: int | None = None, **limits: Any) -> Any:
+    """A field that a user may leave out.
+
+    `rule`: how it is chosen then, for the reference page. `given_from`: the least that a user may
+    give, where a default can be lower.
+    """
+    extra: dict[str, JsonValue] = {"rule": rule}
+    if given_from is not None:
+        extra["given_from"] = given_from
+    return Field(description=about, json_schema_extra=extra, **limits)
 
 
 def _targets(value: Any) -> Any:
@@ -106,7 +121,8 @@ class CommonSettings(Settings):
         "Held-out rows used, the same in every run: one half picks the best checkpoint, the other "
         "is reported.",
         "all, at most 400",
-        ge=1,
+        ge=0,
+        given_from=1,
     )
     save_every: int = _setting("Steps between checkpoints.", "eval_every", ge=1)
     keep_checkpoints: int = _setting(
@@ -258,6 +274,8 @@ class EvaluationSettings(SamplingSettings):
     max_length: int = _setting("Longest sequence in tokens.", "the model's context", ge=1)
 
 
+TrainSettings = SFTSettings | GRPOSettings
+
 SCHEMAS: dict[str, type[Settings]] = {
     "sft": SFTSettings,
     "grpo": GRPOSettings,
@@ -267,11 +285,18 @@ SCHEMAS: dict[str, type[Settings]] = {
 
 def _given(schema: type[Settings]) -> type[Settings]:
     """The same schema with every field optional: what a user may give."""
-    fields: dict[str, Any] = {
-        name: (Optional[field.annotation], FieldInfo.merge_field_infos(field, default=None))  # noqa: UP045
-        for name, field in schema.model_fields.items()
-    }
+    fields: dict[str, Any] = {}
+    for name, field in schema.model_fields.items():
+        limits = [field] if (least := _given_from(field)) is None else [field, Field(ge=least)]
+        optional = FieldInfo.merge_field_infos(*limits, default=None)
+        fields[name] = (Optional[field.annotation], optional)  # noqa: UP045
     return create_model(f"Given{schema.__name__}", __base__=Settings, **fields)
+
+
+def _given_from(field: FieldInfo) -> int | None:
+    extra = field.json_schema_extra
+    least = extra.get("given_from") if isinstance(extra, dict) else None
+    return least if isinstance(least, int) else None
 
 
 GIVEN = {algorithm: _given(schema) for algorithm, schema in SCHEMAS.items()}
@@ -317,6 +342,8 @@ def _range(field: FieldInfo) -> str:
             high = f"to {_plain(value)}"
         if (value := getattr(limit, "lt", None)) is not None:
             high = f"to below {_plain(value)}"
+    if (least := _given_from(field)) is not None:
+        low = f"from {_plain(least)}"
     if low.startswith("from") and not high:
         return low.replace("from ", "of at least ")
     return f"{low} {high}".strip()

@@ -15,6 +15,8 @@ from typing import Any
 from engine.core.errors import UserError
 from engine.core.files import read_object, write_json, write_text
 from engine.core.format import counted, size
+from engine.core.hints import Call, Hint
+from engine.core.reply import Reply
 from engine.curation.curated import CARD
 from engine.environments.registry import SOURCE
 from engine.evidence.report.html_report import write_report
@@ -23,6 +25,7 @@ from engine.home.rows import OPEN, RunRow, taken_as
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.processes import deployments, launcher
+from engine.records.run_config import AskingConfig, RegradeConfig
 
 _SHOWN = 5
 
@@ -56,7 +59,7 @@ def deletable(home: Home, refs: Sequence[str], force: bool = False) -> tuple[lis
 
 
 @tells_of_the_disk
-def delete_run(home: Home, run_id: str) -> dict[str, Any]:
+def delete_run(home: Home, run_id: str) -> Reply:
     """Free the room that an ended run takes; `deletable` says whether it should be.
 
     Returns `run_id`, `bytes` freed and `warnings` of what could not be removed or is elsewhere.
@@ -87,7 +90,9 @@ def delete_run(home: Home, run_id: str) -> dict[str, Any]:
 
 def _require_ended(home: Home, row: RunRow) -> None:
     if row.state in OPEN:
-        raise _refused(row, f"is {row.state}", "Wait for it, or cancel_run it, then delete it.")
+        wait = Call("wait_run", {"run_id": row.run_id})
+        move = Hint("Wait for it, or cancel it, then delete it.", wait)
+        raise _refused(row, f"is {row.state}", move)
     if launcher.is_alive(home.run(row.run_id)):
         raise _refused(row, "is just ending", "Call again in a moment.")
 
@@ -96,18 +101,19 @@ def _require_unneeded(home: Home, row: RunRow, others: Sequence[RunRow]) -> None
     users = [other for other in others if other.state in OPEN and _built_on(home, other, row)]
     if users:
         needed = f"is needed by {_some([other.run_id for other in users])}"
-        raise _refused(row, needed, "Wait for it, or cancel_run it.")
+        wait = Call("wait_run", {"run_id": users[0].run_id})
+        raise _refused(row, needed, Hint("Wait for it, or cancel it.", wait))
 
 
 def _built_on(home: Home, other: RunRow, row: RunRow) -> bool:
     """Whether a run continues, evaluates, regrades or names another as its parent."""
     if other.parent == row.run_id:
         return True
-    config = read_object(home.run(other.run_id).config)
-    models = config.get("models") or []
-    refs = [config.get("model"), config.get("regrade")]
-    refs += [model.get("ref") for model in models if isinstance(model, dict)]
-    return row.run_id in {str(ref).partition("@")[0] for ref in refs if ref}
+    config = home.run(other.run_id).find_config()
+    if config is None:  # one whose config is damaged builds on nothing it could read
+        return False
+    refs = [*config.model_refs, *([config.regrade] if isinstance(config, RegradeConfig) else [])]
+    return row.run_id in {ref.partition("@")[0] for ref in refs}
 
 
 def _served(home: Home, row: RunRow) -> list[str]:
@@ -140,8 +146,10 @@ def _empty(run: RunDir) -> list[str]:
     An evaluation leaves its name, and the report, which nothing could write again, stays.
     """
     names = [run.evals(step) for step in run.eval_steps()]
-    models = range(len(read_object(run.config).get("models") or []))
-    names += [run.model_evals(at) for at in models if run.model_evals(at).exists()]
+    config = run.find_config()  # a run with a damaged config can be deleted too
+    models = config.models if isinstance(config, AskingConfig) else ()
+    answers = [run.model_evals(index) for index in range(len(models))]
+    names += [path for path in answers if path.exists()]
     gone = [run.checkpoints, run.rollouts_dir, run.logs, run.start_adapter]
     gone += [run.model_adapter(0).parent, run.sampled_adapters]
     gone += [run.metrics, run.events, run.rescored, run.kept("before"), run.kept("after")]
@@ -201,5 +209,5 @@ def _some(names: Sequence[str]) -> str:
     return shown + (f" and {counted(len(names) - _SHOWN, 'other')}" * (len(names) > _SHOWN))
 
 
-def _refused(row: RunRow, what: str, hint: str) -> UserError:
+def _refused(row: RunRow, what: str, hint: str | Hint) -> UserError:
     return UserError("RUN_STATE", f"{row.run_id} {what}", hint=hint, field="run_id")

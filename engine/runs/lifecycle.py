@@ -11,16 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.errors import UserError
-from engine.core.files import last_line, read_json, read_object
+from engine.core.files import last_line, read_object
+from engine.core.hints import Call
+from engine.core.reply import Reply
 from engine.home.halves import chosen_by, scores_in_words
 from engine.home.progress import alerts_in, events_end, events_from, read_progress, write_status
 from engine.home.rows import TERMINAL, RunRow, taken_as
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.processes import launcher, outcome
-from engine.runs.admission import check_words
+from engine.records.run_config import EvaluateConfig, RegradeConfig
 from engine.runs.overview import overview
-from engine.runs.submit import submit, submit_evaluation, submit_probe
+from engine.runs.submit.admission import check_words
+from engine.runs.submit.evaluation import submit_evaluation
+from engine.runs.submit.probe import submit_probe
+from engine.runs.submit.training import submit
 
 __all__ = [
     "cancel",
@@ -53,7 +58,7 @@ _EVIDENCE = (
 )
 
 
-def status(home: Home, run_id: str) -> dict[str, Any]:
+def status(home: Home, run_id: str) -> Reply:
     """Everything about one run that fits an answer. Raises UserError RUN_NOT_FOUND."""
     launcher.reap(home)
     with Store(home) as store:
@@ -66,8 +71,8 @@ def wait(
     until: str = "end",
     timeout_s: float = 45.0,
     cursor: str = "",
-    on_progress: Callable[[dict[str, Any]], None] | None = None,
-) -> dict[str, Any]:
+    on_progress: Callable[[Reply], None] | None = None,
+) -> Reply:
     """The status when `until` has come, the run has ended, or `timeout_s` (0..50) is over.
 
     `cursor` from an earlier wait makes an evaluation or alert since then count; without it they
@@ -109,7 +114,7 @@ def wait(
             row = store.get_run(row.run_id)
 
 
-def cancel(home: Home, run_id: str, reason: str = "") -> dict[str, Any]:
+def cancel(home: Home, run_id: str, reason: str = "") -> Reply:
     """Ask a run to end; asking again changes nothing.
 
     A queued run is cancelled at once; a running one stops after writing a checkpoint, which its
@@ -135,7 +140,7 @@ def cancel(home: Home, run_id: str, reason: str = "") -> dict[str, Any]:
             "run_id": row.run_id,
             "state": row.state,
             "last_checkpoint": saved,
-            "resume": outcome.resume_hint(run) if row.state != "done" else "",
+            "resume": str(outcome.resume_hint(run)) if row.state != "done" else "",
             "summary": _cancel_summary(row, saved),
             "next": _after_cancel(row),
             "warnings": taken_as("run_id", run_id, row.run_id),
@@ -144,10 +149,10 @@ def cancel(home: Home, run_id: str, reason: str = "") -> dict[str, Any]:
 
 def _status(
     home: Home, store: Store, row: RunRow, alerts: list[dict[str, Any]] | None = None
-) -> dict[str, Any]:
+) -> Reply:
     run = home.run(row.run_id)
     now = read_progress(run, row)
-    found: dict[str, Any] = {
+    found: Reply = {
         "run_id": row.run_id,
         "state": row.state,
         "kind": row.kind,
@@ -185,26 +190,27 @@ def _status(
         found["error"] = {
             "kind": row.reason_kind,
             "message": row.reason,
-            "hint": row.hint or outcome.resume_hint(run),
+            **(row.hint or outcome.resume_hint(run)).shown(),
             "evidence": outcome.evidence(run) if row.state == "failed" else "",
             "last_checkpoint": outcome.checkpoint_name(run),
         }
     if run.deleted.exists():
         found["next"] = []  # nothing is left to read, to deploy or to continue
         if "error" in found:
-            found["error"]["hint"] = "Submit a new run."
+            found["error"] |= {"hint": "Submit a new run."}
+            found["error"].pop("call", None)
     if row.kind == "train" and (exam := chosen_by(now["started"])):
         found["heldout"] = exam
     found["summary"] = _summary(row, found)
     return found
 
 
-def _evaluated(events: list[dict[str, Any]], found: dict[str, Any]) -> dict[str, Any]:
+def _evaluated(events: list[dict[str, Any]], found: Reply) -> Reply:
     """The evaluation that was waited for, from its event: the line of metrics comes after it."""
     last = [event for event in events if event.get("event") == "evaluated"][-1]
     scores = {name: value for name, value in last.items() if name not in _EVENT_WORDS}
     said = scores_in_words(scores, found.get("heldout") or {}) or str(last.get("message") or "")
-    about: dict[str, Any] = {"evaluation": scores}
+    about: Reply = {"evaluation": scores}
     at, step = "", scores.get("step")
     if isinstance(step, int) and not isinstance(step, bool):
         about["step"] = max(step, found["step"] or 0)
@@ -248,7 +254,7 @@ def _why_waiting(run: RunDir) -> list[str]:
     return [f"it waits for a server that has the secrets {names} in its environment"]
 
 
-def _result(run: RunDir) -> dict[str, Any]:
+def _result(run: RunDir) -> Reply:
     """What the worker concluded, without its long lists."""
     result = read_object(run.result)
     if not result:
@@ -257,7 +263,7 @@ def _result(run: RunDir) -> dict[str, Any]:
     evidence = evidence if isinstance(evidence, dict) else {}
     found = {name: evidence[name] for name in _EVIDENCE if evidence.get(name) is not None}
     kept = {key: value for key, value in result.items() if key not in ("evidence", "verdict")}
-    about: dict[str, Any] = {"result": kept | ({"evidence": found} if found else {})}
+    about: Reply = {"result": kept | ({"evidence": found} if found else {})}
     if evidence.get("warnings"):
         about["warnings"] = list(evidence["warnings"])
     if evidence.get("next"):
@@ -265,23 +271,20 @@ def _result(run: RunDir) -> dict[str, Any]:
     return about
 
 
-def _errors_first(run: RunDir, row: RunRow, found: dict[str, Any]) -> dict[str, Any]:
+def _errors_first(run: RunDir, row: RunRow, found: Reply) -> Reply:
     """Scores that failed stand before whatever was scored, with the calls that say why."""
     failed = _failed_scores(found.get("result") or {})
     if not failed.get("failed"):
         return found
     asked = {"run_id": row.run_id}
     calls = [
-        {"tool": "diagnose", "arguments": asked},
-        {"tool": "read_rollouts", "arguments": asked | {"pick": "error"}},
+        Call("diagnose", asked).to_json(),
+        Call("read_rollouts", asked | {"pick": "error"}).to_json(),
     ]
     said = f"{failed['failed']} of {failed['of']} scores failed"
     if (last := failed.get("last_step")) and last["failed"]:
         said += f", {last['failed']} of {last['of']} in the last step"
-    said += (
-        f': diagnose(run_id="{row.run_id}") says why, '
-        f'read_rollouts(run_id="{row.run_id}", pick="error") shows them'
-    )
+    said += ": the calls in next say why and show them"
     if row.kind == "evaluate":  # what it measured is read before anything is made of it
         calls += [call for call in found["next"] if call["tool"] != "curate"]
     else:
@@ -298,26 +301,25 @@ def _failed_scores(result: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: sum(model.get(key) or 0 for model in models) for name, key in counts}
 
 
-def _after_evaluation(run: RunDir, row: RunRow) -> list[dict[str, Any]]:
+def _after_evaluation(run: RunDir, row: RunRow) -> list[Reply]:
     """Compare what was evaluated, and read it; an evaluation left no model to deploy."""
-    try:
-        config = read_json(run.config)
-        models = [str(model["ref"]) for model in config["models"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        config, models = {}, []
-    calls = [{"tool": "read_rollouts", "arguments": {"run_id": row.run_id}}]
+    config = run.find_config()  # the end of a run with a damaged config is shown all the same
+    models = config.model_refs if config else []
+    look = {"run_id": row.run_id}
     if len(models) > 1:
-        calls[0]["arguments"]["pick"] = "changed"
         both = {"ids": models, "env_id": row.env_id}
-        calls.insert(0, {"tool": "compare_runs", "arguments": both})
-    if config.get("split") == "train" and config.get("attempts", 1) > 1:
+        calls = [Call("compare_runs", both), Call("read_rollouts", look | {"pick": "changed"})]
+    else:
+        calls = [Call("read_rollouts", look)]
+    evaluation = config if isinstance(config, EvaluateConfig | RegradeConfig) else None
+    if evaluation and evaluation.split == "train" and evaluation.attempts > 1:
         name = f"{row.env_id.partition('@')[0][:35]}-best"
         chosen = {"source_ids": [row.run_id], "name": name, "where": "0 < avg < 1"}
-        calls.insert(0, {"tool": "curate", "arguments": chosen})
-    return calls
+        calls.insert(0, Call("curate", chosen))
+    return [call.to_json() for call in calls]
 
 
-def _summary(row: RunRow, found: dict[str, Any]) -> str:
+def _summary(row: RunRow, found: Reply) -> str:
     at = ""
     if found["step"] is not None:
         of = f" of {found['total_steps']}" if found["total_steps"] is not None else ""
@@ -348,9 +350,9 @@ def _cancel_summary(row: RunRow, saved: str) -> str:
             return f"{row.run_id} is {row.state} already; nothing was changed."
 
 
-def _after_cancel(row: RunRow) -> list[dict[str, Any]]:
+def _after_cancel(row: RunRow) -> list[Reply]:
     if row.state == "stopping":
-        return [{"tool": "wait_run", "arguments": {"run_id": row.run_id}}]
+        return [Call("wait_run", {"run_id": row.run_id}).to_json()]
     if row.state in ("cancelled", "failed"):
-        return [{"tool": "submit_train", "arguments": {"resume": row.run_id}}]
+        return [Call("submit_train", {"resume": row.run_id}).to_json()]
     return []

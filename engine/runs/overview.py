@@ -2,11 +2,12 @@
 
 import importlib.util
 from collections.abc import Callable
-from typing import Any
 
 from engine.core import hardware
 from engine.core.errors import UserError
 from engine.core.format import counted
+from engine.core.hints import Call
+from engine.core.reply import Reply
 from engine.environments import registry
 from engine.evidence.verdict import holdout_reuse
 from engine.home.halves import ABOUT_USE
@@ -17,12 +18,13 @@ from engine.home.store import Store
 from engine.models import catalog
 from engine.processes import deployments, launcher
 from engine.runs import ledger
+from engine.runs.submit.cautions import LOOK_BACK
 
 _MOST = 10_000  # runs that are open at a time, far above any queue
 SCOPES = ("all", "hardware", "runs", "envs", "models", "datasets", "deployments")
 
 
-def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") -> dict[str, Any]:
+def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") -> Reply:
     """What `scope` holds, newest first; `next_cursor` where more would follow.
 
     Raises UserError BAD_ARGUMENT for another scope, BAD_CURSOR.
@@ -36,7 +38,7 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
         )
     launcher.reap(home)
     after = _parse_cursor(cursor)
-    found: dict[str, Any] = {}
+    found: Reply = {}
     whole: dict[str, int] = {}  # how many there are where all lists are told of, shown or not
     open_runs: list[RunRow] = []
     with Store(home) as store:
@@ -50,7 +52,7 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
             rows = store.list_runs(limit + 1, before_rowid=after or None)
             found["runs"] = [_run(home, row) for row in rows[:limit]]
             found["tree"] = ledger.tree(home, rows[:limit])
-            found["best"] = ledger.best_runs(home, store.list_runs(ledger.LOOK_BACK, kind="train"))
+            found["best"] = ledger.best_runs(home, store.list_runs(LOOK_BACK, kind="train"))
             whole["runs"] = len(rows)
             if scope == "runs" and len(rows) > limit:
                 found["next_cursor"] = str(rows[limit - 1].rowid)
@@ -91,7 +93,7 @@ def _parse_cursor(cursor: str) -> int:
     return int(cursor)
 
 
-def _hardware(home: Home, store: Store) -> dict[str, Any]:
+def _hardware(home: Home, store: Store) -> Reply:
     machine = hardware.detect(home.root)
     busy = {row.device: row.run_id for row in store.list_runs(100, states=HOLDS_DEVICE)}
     devices = [
@@ -124,10 +126,10 @@ def _training(home: Home) -> str:
     return "ready" if own else f"ready ({python})"
 
 
-def _budget(home: Home, store: Store) -> dict[str, Any]:
+def _budget(home: Home, store: Store) -> Reply:
     config = home.user_config()
     spent = store.spent_hours()
-    budget: dict[str, Any] = {"spent_gpu_hours": round(spent, 3)}
+    budget: Reply = {"spent_gpu_hours": round(spent, 3)}
     if config.max_gpu_hours_total is not None:
         left = max(0.0, config.max_gpu_hours_total - store.committed_hours())
         budget |= {
@@ -139,8 +141,8 @@ def _budget(home: Home, store: Store) -> dict[str, Any]:
     return budget
 
 
-def _run(home: Home, row: RunRow) -> dict[str, Any]:
-    found: dict[str, Any] = {
+def _run(home: Home, row: RunRow) -> Reply:
+    found: Reply = {
         "run_id": row.run_id,
         "state": row.state,
         "kind": row.kind,
@@ -163,20 +165,20 @@ def _run(home: Home, row: RunRow) -> dict[str, Any]:
     return found
 
 
-def _environments(home: Home) -> list[dict[str, Any]]:
+def _environments(home: Home) -> list[Reply]:
     """Versions, each with how often its held-out tasks were used to choose."""
     used = holdout_reuse.use_by_env(home)
     return [
-        env | ({"exam_use": use["looks"]} if (use := used.get(env["env_id"])) else {})
+        env | ({"exam_use": use.total} if (use := used.get(env["env_id"])) else {})
         for env in registry.list_envs(home)
     ]
 
 
-def _datasets(home: Home) -> list[dict[str, Any]]:
+def _datasets(home: Home) -> list[Reply]:
     return [env for env in registry.list_envs(home) if env.get("kind") == "sft"]
 
 
-_LISTS: dict[str, Callable[[Home], list[dict[str, Any]]]] = {
+_LISTS: dict[str, Callable[[Home], list[Reply]]] = {
     "envs": _environments,
     "models": catalog.usable_models,
     "datasets": _datasets,
@@ -184,9 +186,7 @@ _LISTS: dict[str, Callable[[Home], list[dict[str, Any]]]] = {
 }
 
 
-def _summary(
-    scope: str, found: dict[str, Any], whole: dict[str, int], open_runs: list[RunRow]
-) -> str:
+def _summary(scope: str, found: Reply, whole: dict[str, int], open_runs: list[RunRow]) -> str:
     """Counts of the whole home, whatever part of its lists is shown."""
     if scope == "hardware":
         devices = found["hardware"]["devices"]
@@ -197,7 +197,7 @@ def _summary(
         return f"{counted(len(found[scope]), scope[:-1])}{more}."
     active = sum(row.state in HOLDS_DEVICE for row in open_runs)
     cut = [name for name, count in whole.items() if count > len(found[name])]
-    more = f' More {", ".join(cut)} follow: get_status(scope="{cut[0]}").' if cut else ""
+    more = f" More {', '.join(cut)} follow with scope {cut[0]}." if cut else ""
     return (
         f"{active} running, {len(found['queue'])} queued, "
         f"{counted(whole['envs'], 'environment')}, {counted(whole['models'], 'model')}, "
@@ -205,18 +205,18 @@ def _summary(
     )
 
 
-def _next(scope: str, found: dict[str, Any], open_runs: list[RunRow]) -> list[dict[str, Any]]:
+def _next(scope: str, found: Reply, open_runs: list[RunRow]) -> list[Reply]:
     if scope != "all":
         return []
     for row in open_runs:
         if row.state in HOLDS_DEVICE or row.state == "queued":
-            return [{"tool": "wait_run", "arguments": {"run_id": row.run_id}}]
+            return [Call("wait_run", {"run_id": row.run_id}).to_json()]
     if not found["envs"]:
         return [
-            {"tool": "read_playbook", "arguments": {}},
-            {"tool": "push_env", "arguments": {"path": "..."}},
+            Call("read_playbook").to_json(),
+            Call("push_env", {"path": "..."}).to_json(),
         ]
-    return [{"tool": "dry_run", "arguments": {"env_id": found["envs"][0].get("env_id", "")}}]
+    return [Call("dry_run", {"env_id": found["envs"][0].get("env_id", "")}).to_json()]
 
 
 def _gb(size: int) -> float:

@@ -18,16 +18,21 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.errors import UserError
-from engine.core.files import Appender, read_json, write_json
+from engine.core.files import Appender, write_json
 from engine.core.format import counted
+from engine.core.hints import hint_of
 from engine.core.split import prompt_key
 from engine.environments.registry import find_env, open_process, read_tasks
-from engine.evidence.compare.rank_changes import order_changes, sentence
-from engine.evidence.stats.results import Row, load_rows, measure_of, side
+from engine.evidence.compare.rank_changes import rank_changes, sentence
+from engine.evidence.stats.results import load_rows, measure_of, side
 from engine.evidence.verdict.verdict import run_verdict
 from engine.home.run_dir import RunDir
 from engine.home.store import Store
 from engine.processes.outcome import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
+from engine.records.lines.evaluation_row import EvaluationRow
+from engine.records.lines.line_record import Line
+from engine.records.record import DamagedRecord
+from engine.records.run_config import RegradeConfig
 from engine.runs import stored_answers
 from engine.runs.stored_answers import score_stored
 from envs.config.problem import EnvProblem
@@ -55,9 +60,12 @@ class Regrade:
 
     def __init__(self, folder: Path) -> None:
         self.run = RunDir(folder)
-        self.config: dict[str, Any] = read_json(self.run.config)
-        self.source = self.run.home.run(self.config["regrade"])
-        self.record = find_env(self.run.home, self.config["env_id"])
+        config = self.run.read_config()
+        if not isinstance(config, RegradeConfig):
+            raise DamagedRecord(str(self.run.config), "it is no config of a regrade")
+        self.config = config
+        self.source = self.run.home.run(config.regrade)
+        self.record = find_env(self.run.home, config.env_id)
         self.multi = self.record.kind == "multi"
         self.tasks = {row["id"]: row for row in read_tasks(self.record)}
         self.skipped: dict[str, int] = {}
@@ -70,11 +78,11 @@ class Regrade:
 
     def go(self) -> dict[str, Any]:
         """Score everything; returns the result record. Raises Stopped, EnvProblem, UserError."""
-        models = self.config["models"]
+        models = self.config.models
         self.event("started", counted(len(models), "model"), total_steps=len(models))
-        stored = {model["ref"]: load_rows(self.source.path / model["rows"]) for model in models}
+        stored = {model.ref: load_rows(self.source.path / model.rows) for model in models}
         chosen = self._chosen(stored.values())
-        done: dict[str, list[Row]] = {}
+        done: dict[str, list[Line]] = {}
         with open_process(self.record, log=self.run.logs / "environment.log") as process:
             process.describe()
             for index, (ref, rows) in enumerate(stored.items()):
@@ -89,13 +97,13 @@ class Regrade:
                 f"none of the stored answers can be scored by {self.record.env_id}: {said}",
                 hint="Regrade with a version of the environment that asks the same tasks.",
             )
-        changes = order_changes(done)
-        evidence = run_verdict(self.run)
+        changes = rank_changes({ref: _records(rows) for ref, rows in done.items()})
+        evidence = run_verdict(self.run).to_json()
         return {
             "models": [_about(ref, rows) for ref, rows in done.items()],
-            "regrade": changes | {"source": self.source.id, "skipped": self.skipped},
+            "regrade": changes.to_json() | {"source": self.source.id, "skipped": self.skipped},
             "source_files": {
-                model["rows"]: _digest(self.source.path / model["rows"]) for model in models
+                model.rows: _digest(self.source.path / model.rows) for model in models
             },
             "verdict": evidence["verdict"],
             "evidence": evidence,
@@ -108,17 +116,17 @@ class Regrade:
     def _line(self, step: int, values: Mapping[str, Any]) -> None:
         self._metrics.append({"step": step, "time": time.time(), **values})
 
-    def _chosen(self, stored: Iterable[Sequence[Row]]) -> set[str]:
+    def _chosen(self, stored: Iterable[Sequence[Line]]) -> set[str]:
         """At most `rows` tasks, by the hash of their ids: the order evaluations take them in."""
         ids = {str(row.get("task")) for rows in stored for row in rows}
-        return set(sorted(ids, key=lambda task: _hash(task))[: self.config["rows"]])
+        return set(sorted(ids, key=lambda task: _hash(task))[: self.config.rows])
 
     def _model(
-        self, process: EnvProcess, index: int, ref: str, rows: Sequence[Row], chosen: set[str]
-    ) -> list[Row]:
+        self, process: EnvProcess, index: int, ref: str, rows: Sequence[Line], chosen: set[str]
+    ) -> list[Line]:
         path = self.run.model_evals(index)
         path.unlink(missing_ok=True)
-        written: list[Row] = []
+        written: list[Line] = []
         with Appender(path) as file:
             for at, row in enumerate(rows):
                 if self._stop:
@@ -134,7 +142,7 @@ class Regrade:
                 written.append(line)
         return written
 
-    def _scored(self, process: EnvProcess, row: Row) -> dict[str, Any] | str:
+    def _scored(self, process: EnvProcess, row: Line) -> dict[str, Any] | str:
         """The new score of a stored answer, or why there is none (see SKIPPED)."""
         task = self.tasks.get(str(row.get("task")))
         if task is None:
@@ -147,7 +155,7 @@ class Regrade:
         self._stop = True
 
 
-def _line_of(row: Row, score: Mapping[str, Any], ref: str, at: int) -> Row:
+def _line_of(row: Line, score: Mapping[str, Any], ref: str, at: int) -> Line:
     """The stored row under its new score, with the old one beside it."""
     kept = {name: value for name, value in row.items() if name not in _SETTLED}
     reason = row.get("stop_reason")
@@ -169,9 +177,14 @@ def _line_of(row: Row, score: Mapping[str, Any], ref: str, at: int) -> Row:
     }
 
 
-def _about(ref: str, rows: Sequence[Row]) -> dict[str, Any]:
-    measure = measure_of(rows)
-    found = side(rows, measure or "reward")
+def _records(rows: Sequence[Line]) -> list[EvaluationRow]:
+    return [EvaluationRow.of(row, "a row that was scored again") for row in rows]
+
+
+def _about(ref: str, rows: Sequence[Line]) -> dict[str, Any]:
+    records = _records(rows)
+    measure = measure_of(records)
+    errors = side(records, measure or "reward").errors
     count = max(1, len(rows))
     return {
         "ref": ref,
@@ -182,7 +195,7 @@ def _about(ref: str, rows: Sequence[Row]) -> dict[str, Any]:
         else None,
         "reward": sum(row["reward"] for row in rows) / count,
         "reward_before": sum(row["reward_before"] for row in rows) / count,
-        "errors": found.errors,
+        "errors": errors,
     }
 
 
@@ -229,19 +242,19 @@ def _failure(error: Exception) -> dict[str, Any]:
         kind, message = "env_import", "The environment could not be started."
         hint = "Push a version that loads, and regrade with that."
     elif isinstance(error, UserError):
-        kind, message, hint = "config", error.message, error.hint
+        kind, message, hint = "config", error.message, error.advice
     elif isinstance(error, OSError):
         kind, message = "infra", "A file of the run could not be read or written."
         hint = "Free disk space or mend the home folder, then call again."
     else:
         kind, message = "internal", "The regrading stopped on a fault."
-        hint = "Read the end of the console log with read_logs view=console."
+        hint = "Read the end of the console log."
     evidence = f"{type(error).__name__}: {error}"[:500]
     return {
         "kind": kind,
         "message": message,
         "evidence": evidence,
-        "hint": hint,
+        "hint": hint_of(hint).to_json(),
         "last_checkpoint": None,
     }
 

@@ -16,7 +16,7 @@ from typing import Any
 from engine.core.errors import UserError
 from engine.core.files import write_json
 from engine.environments.registry import EnvRecord, open_process
-from engine.evidence.stats.results import load_rows, only_half
+from engine.evidence.stats.results import load_rows
 from engine.home.run_dir import RunDir
 from envs.audit.rescore import Scored, score_again
 from envs.config.problem import EnvProblem
@@ -168,7 +168,7 @@ def _rescore(
             "env_id": record.env_id,
             "file": path.name,
             "half": half,
-            "deterministic": record.audit.get("deterministic", True),
+            "deterministic": record.audit.deterministic,
             "network": record.limits.network,
         }
         seconds = round(time.monotonic() - began, 3)
@@ -182,8 +182,11 @@ def _sample(path: Path, half: str, tasks: Mapping[str, Task]) -> list[dict[str, 
     rows = load_rows(path)
     rows = [
         row
-        for row in (only_half(rows, half) if half else rows)
-        if not row.get("error") and "reward" in row and row.get("task") in tasks
+        for row in rows
+        if (not half or row.get("half") == half)
+        and not row.get("error")
+        and "reward" in row
+        and row.get("task") in tasks
     ]
     return random.Random(len(rows)).sample(rows, min(MOST, len(rows)))
 

@@ -9,24 +9,24 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import Any
 
 from engine.core.agent_files import refuse_agent_place
 from engine.core.errors import UserError
 from engine.core.files import is_locked, read_json, read_tail, sync_folder, take_lock, write_json
+from engine.core.hints import Call
+from engine.core.reply import Reply
 from engine.home.run_dir import Home
 from engine.models import catalog
 from engine.models.catalog import ModelRef
-from engine.processes import launcher
+from engine.processes import launcher, programs
 
 FORMATS = ("adapter", "merged")
 ORIGIN = "honesmith.json"  # says where exported files came from
-TEST_EXPORT = "HONESMITH_TEST_EXPORT"  # a script to run in the worker's place; tests only
 WAIT_S = 40.0
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "README.md")
 
 
-def export(home: Home, ref: str, export_format: str = "adapter", path: str = "") -> dict[str, Any]:
+def export(home: Home, ref: str, export_format: str = "adapter", path: str = "") -> Reply:
     """Write the files of a run's checkpoint to `path` (default: the home's `exports/`).
 
     Raises UserError BAD_ARGUMENT, MODEL_*, DEPLOY_FAILED, NO_TORCH, DISK_FULL.
@@ -139,13 +139,11 @@ def _start_merge(home: Home, model: ModelRef, job: Path, aside: Path) -> None:
         "out": str(aside),
     }
     write_json(job / "config.json", config)
-    script = os.environ.get(TEST_EXPORT)
-    program = [script] if script else ["-m", "engine.worker.serving.merge"]
     lock = take_lock(job / "alive.lock")
     if lock is None:  # another call was quicker; wait for its worker
         return
     try:
-        argv = [python, "-P", *program, str(job / "config.json")]
+        argv = [python, "-P", *programs.command("merger"), str(job / "config.json")]
         launcher.spawn_detached(argv, job, job / "export.log", pass_fds=(lock,))
     finally:
         os.close(lock)
@@ -175,7 +173,7 @@ def _put(aside: Path, target: Path, origin: dict[str, str]) -> None:
     sync_folder(target.parent)
 
 
-def _exported(model: ModelRef, target: Path, export_format: str, when: str) -> dict[str, Any]:
+def _exported(model: ModelRef, target: Path, export_format: str, when: str) -> Reply:
     files = sorted(entry.name for entry in target.iterdir())
     was = " already" if when == "already" else ""
     return {
@@ -190,13 +188,13 @@ def _exported(model: ModelRef, target: Path, export_format: str, when: str) -> d
     }
 
 
-def _going_on(ref: str, target: Path) -> dict[str, Any]:
+def _going_on(ref: str, target: Path) -> Reply:
     again = {"run_id": ref, "action": "export", "format": "merged", "path": str(target)}
     return {
         "model": ref,
         "state": "exporting",
         "path": str(target),
         "summary": f"{ref} is being merged; the same call again returns the files.",
-        "next": [{"tool": "deploy", "arguments": again}],
+        "next": [Call("deploy", again).to_json()],
         "warnings": [],
     }

@@ -18,6 +18,8 @@ from engine.core import hardware
 from engine.core.errors import UserError
 from engine.core.files import read_json, read_tail, take_lock, write_json, write_text
 from engine.core.hardware import Device
+from engine.core.hints import Call, Hint
+from engine.core.reply import Reply
 from engine.home.progress import read_progress
 from engine.home.rows import HOLDS_DEVICE, DeploymentRow
 from engine.home.run_dir import DeployDir, Home
@@ -25,13 +27,13 @@ from engine.home.store import Store
 from engine.install import vllm_env
 from engine.models import catalog
 from engine.models.catalog import ModelRef
-from engine.processes import deployments, launcher
+from engine.processes import deployments, launcher, programs
 from engine.processes.deployments import ANYBODY, Asker, Unreachable, describe, list_deployments
+from engine.records.run_config import GRPOConfig
 from engine.serving.export import export
 
 __all__ = ["chat", "deploy", "export", "list_deployments"]
 
-TEST_SERVER = "HONESMITH_TEST_SERVER"  # a script to run in the server's place; tests only
 START_S = 40.0  # what one call waits for a process to become ready
 CALL_S = 48.0  # what one chat takes at most, starts included
 _POLL_S = 0.05
@@ -62,7 +64,7 @@ def deploy(
     export_format: str = "adapter",
     path: str = "",
     asker: Asker = ANYBODY,
-) -> dict[str, Any]:
+) -> Reply:
     """Serve a model, stop serving it, or export its files.
 
     Raises UserError MODEL_*, DEVICE_BUSY, DOES_NOT_FIT, DEPLOY_FAILED, DEPLOYMENT_NOT_FOUND,
@@ -87,7 +89,7 @@ def deploy(
         "api_key_file": str(home.deployment(row.deployment_id).key),
         **describe(home, row),
         "summary": f"{wanted.name} answers at {row.url}.",
-        "next": [{"tool": "chat", "arguments": {"model": wanted.name, "message": "..."}}],
+        "next": [Call("chat", {"model": wanted.name, "message": "..."}).to_json()],
         "warnings": [],
     }
 
@@ -101,7 +103,7 @@ def chat(
     max_tokens: int = 512,
     temperature: float = 0.0,
     asker: Asker = ANYBODY,
-) -> dict[str, Any]:
+) -> Reply:
     """Ask a model, and a second one with `compare_to`; starts a deployment where none serves it.
 
     Each answer: model, answer, finish_reason, prompt_tokens, tokens, latency_s (its own, without
@@ -116,7 +118,7 @@ def chat(
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": message})
     body = {"messages": messages, "max_tokens": max_tokens, "temperature": temperature}
-    started: list[dict[str, Any]] = []
+    started: list[Reply] = []
     answers = [_ask(home, one, body, deadline, asker, started) for one in wanted]
     seconds = sum(answer["latency_s"] for answer in answers)
     cut = [
@@ -131,7 +133,7 @@ def chat(
         for one in started
     ]
     stop = [
-        {"tool": "deploy", "arguments": {"run_id": one["deployment_id"], "action": "stop"}}
+        Call("deploy", {"run_id": one["deployment_id"], "action": "stop"}).to_json()
         for one in started
     ]
     return {
@@ -147,10 +149,8 @@ def _wanted(home: Home, name: str) -> Wanted:
     ref = catalog.resolve_model(home, name)
     if ref.adapter is None:
         return Wanted(ref, ref.base_ref, "", False)
-    thinking = False
-    with contextlib.suppress(OSError, ValueError):
-        config = read_json(home.run(ref.run_id).config)
-        thinking = bool((config.get("settings") or {}).get("thinking"))
+    config = home.run(ref.run_id).read_config()
+    thinking = isinstance(config, GRPOConfig) and config.settings.thinking
     return Wanted(ref, ref.ref, str(ref.adapter), thinking)
 
 
@@ -226,7 +226,7 @@ def _start(home: Home, wanted: Wanted, asker: Asker) -> DeploymentRow:
             "thinking": wanted.thinking,
             "serve_with": engines[device.id],
             "memory_share": round(memory / device.memory_total, 3),
-            "lora_rank": (wanted.ref.adapter_facts or {}).get("rank", 0),
+            "lora_rank": wanted.ref.adapter_facts.rank if wanted.ref.adapter_facts else 0,
             "memory_bytes": memory,
             "asker": asker.name,
         },
@@ -236,8 +236,6 @@ def _start(home: Home, wanted: Wanted, asker: Asker) -> DeploymentRow:
 
 
 def _spawn(home: Home, folder: DeployDir, device: Device) -> None:
-    script = os.environ.get(TEST_SERVER)
-    program = [script] if script else ["-m", "engine.worker.serving.openai_server"]
     env = {
         **os.environ,
         "HONESMITH_HOME": str(home.root),
@@ -252,7 +250,7 @@ def _spawn(home: Home, folder: DeployDir, device: Device) -> None:
     if alive is None:
         raise _failed(folder, "its folder is in use by another process")
     try:
-        argv = [launcher.worker_python(home), "-P", *program, str(folder.path)]
+        argv = [launcher.worker_python(home), "-P", *programs.command("server"), str(folder.path)]
         pid = launcher.spawn_detached(argv, folder.path, folder.log, env, pass_fds=(alive,))
         write_json(folder.process, {"pid": pid}, fsync=False)
     finally:
@@ -292,9 +290,18 @@ def _room(home: Home, wanted: Wanted, engines: dict[str, str]) -> tuple[Device, 
     raise UserError(
         "DEVICE_BUSY",
         f"{said}; {best.memory_free / 1e9:.1f} GB of {best.id} are free{_until_free(home)}",
-        hint="Wait for what runs, or stop a deployment with deploy action=stop; then call again.",
+        hint=_free_a_device(home),
         retryable=True,
     )
+
+
+def _free_a_device(home: Home) -> Hint:
+    living = deployments.living(home)
+    text = "Wait for what runs, or stop a deployment; then call again."
+    if not living:
+        return Hint(text)
+    stop = {"run_id": living[-1].deployment_id, "action": "stop"}
+    return Hint(text, Call("deploy", stop))
 
 
 def _memory(ref: ModelRef, device: Device, engine: str) -> int:
@@ -372,7 +379,7 @@ def _update(home: Home, row: DeploymentRow, **values: Any) -> DeploymentRow:
     return replace(row, **values)
 
 
-def _stop(home: Home, ref: str) -> dict[str, Any]:
+def _stop(home: Home, ref: str) -> Reply:
     """Stop serving a model, or a deployment by its id; the process ends with the last asked for."""
     stopped = False
     for row in deployments.living(home):
@@ -400,9 +407,7 @@ def _stop(home: Home, ref: str) -> dict[str, Any]:
     return reply | {
         "state": "not_served",
         "summary": f"Nothing was stopped: {ref} was not being served{also}.",
-        "next": [
-            {"tool": "deploy", "arguments": {"run_id": name, "action": "stop"}} for name in others
-        ],
+        "next": [Call("deploy", {"run_id": name, "action": "stop"}).to_json() for name in others],
     }
 
 
@@ -435,8 +440,8 @@ def _ask(
     body: dict[str, Any],
     deadline: float,
     asker: Asker,
-    started: list[dict[str, Any]],
-) -> dict[str, Any]:
+    started: list[Reply],
+) -> Reply:
     """One answer; what is started for it is added to `started`.
 
     A process that ended between the look and the question is started again once.
@@ -471,9 +476,7 @@ def _ask(
     raise AssertionError("unreachable")
 
 
-def _answer(
-    wanted: Wanted, folder: DeployDir, response: httpx.Response, seconds: float
-) -> dict[str, Any]:
+def _answer(wanted: Wanted, folder: DeployDir, response: httpx.Response, seconds: float) -> Reply:
     try:
         said = response.json()
     except ValueError:

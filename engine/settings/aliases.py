@@ -102,7 +102,7 @@ FOREIGN: dict[str, str] = {
 
 # What else to say where a new name alone would mislead.
 FOREIGN_NOTES: dict[str, str] = {
-    "seeds": "It takes one whole number: submit one run per seed and compare_runs them.",
+    "seeds": "It takes one whole number: submit one run per seed and compare them.",
     "warmup_steps": "It is a share of all steps, from 0 to below 1.",
     "save_at_steps": "It takes one whole number: a checkpoint every so many steps.",
     "bf16": 'Write precision = "bfloat16".',
@@ -110,12 +110,16 @@ FOREIGN_NOTES: dict[str, str] = {
     "fp32": 'Write precision = "float32".',
 }
 
+# Names of arguments that belong beside the settings.
+ARGUMENTS = ("max_gpu_hours", "note", "parent", "request_id", "resume")
+_ARGUMENT = "It is an argument of its own, beside settings."
+
 # Names that mean something we do not offer, and where that lives or what to do.
 REFUSED: dict[str, str] = {
     "advantage_clip": "Advantages are not clipped; the ratio is, by clip_low and clip_high.",
-    "arm": "Submit one run per variant and compare_runs them.",
+    "arm": "Submit one run per variant and compare them.",
     "deepspeed": "One device trains one run.",
-    "disk": "estimate_cost says how much disk a run takes; nothing is rented.",
+    "disk": "An estimate says how much disk a run takes; nothing is rented.",
     "environment": "The environment is the argument env_id (in a file: env); its parameters stand "
     "in its own environment.toml.",
     "full_finetune": "Only LoRA adapters are trained.",
@@ -123,32 +127,32 @@ REFUSED: dict[str, str] = {
     "gpu_type": "A run leases a device of this machine; there is nothing to choose.",
     "gradient_accumulation_steps": "batch_size and prompts_per_step are rows per optimizer step; "
     "micro-batches are chosen to fit memory and do not change the gradient.",
-    "hf_repo": 'Nothing is uploaded. deploy(run_id="...", action="export") writes the files.',
-    "hub_model_id": 'Nothing is uploaded. deploy(run_id="...", action="export") writes the files.',
+    "hf_repo": "Nothing is uploaded. An export of the run writes the files.",
+    "hub_model_id": "Nothing is uploaded. An export of the run writes the files.",
     "init_from_adapter": "Give the run to continue from as the argument model: RUN or RUN@best.",
     "load_in_4bit": 'Write quantization = "nf4".',
     "max_cost": "The limit of a run is the argument max_gpu_hours.",
-    "max_gpu_hours": "It is an argument of submit_train, beside settings.",
+    "max_gpu_hours": _ARGUMENT,
     "micro_batch_size": "Micro-batches are chosen to fit memory and do not change the gradient.",
     "min_p": "Only temperature and top_p shape sampling.",
-    "note": "It is an argument of submit_train, beside settings.",
+    "note": _ARGUMENT,
     "num_gpus": "One device trains one run.",
     "optim": "The optimizer is AdamW.",
     "optimizer": "The optimizer is AdamW.",
-    "parent": "It is an argument of submit_train, beside settings.",
+    "parent": _ARGUMENT,
     "params": "Parameters of an environment stand in its own environment.toml.",
     "pip": "Packages of an environment stand in its own requirements.txt.",
-    "push_to_hub": 'Nothing is uploaded. deploy(run_id="...", action="export") writes the files.',
-    "report_to": "Metrics are in the run: read_logs(run_id).",
-    "request_id": "It is an argument of submit_train, beside settings.",
-    "resume": "It is an argument of submit_train, beside settings.",
-    "resume_from_checkpoint": "Use the argument resume of submit_train with the run's id.",
+    "push_to_hub": "Nothing is uploaded. An export of the run writes the files.",
+    "report_to": "Metrics are in the logs of the run.",
+    "request_id": _ARGUMENT,
+    "resume": _ARGUMENT,
+    "resume_from_checkpoint": "Give the run's id as the argument resume.",
     "secrets": "An environment names its secrets in its own environment.toml; values are read "
     "from this server's environment.",
     "top_k": "Only temperature and top_p shape sampling.",
     "train": "Training settings stand directly in settings (in a file: under [settings]).",
     "use_rslora": "The adapter is scaled by lora_alpha / lora_rank.",
-    "wandb": "Metrics are in the run: read_logs(run_id). Nothing is sent elsewhere.",
+    "wandb": "Metrics are in the logs of the run. Nothing is sent elsewhere.",
     "worker_env": "An environment names its secrets in its own environment.toml; values are read "
     "from this server's environment.",
 }
@@ -186,21 +190,41 @@ _ALGORITHMS = {
 }
 
 
+def meant(name: str, algorithm: str, known: Iterable[str]) -> str:
+    """The setting that another's name or a typo stands for and that takes the same values, ""
+    where there is none."""
+    plain, names = _plain(name), list(known)
+    if plain in REFUSED or plain in FOREIGN_NOTES:
+        return ""
+    if plain in names:
+        return plain
+    if plain in FOREIGN and (target := _ours(plain, algorithm)) in names:
+        return target
+    return next(iter(difflib.get_close_matches(plain, names, n=1, cutoff=0.6)), "")
+
+
 def suggest(name: str, algorithm: str, known: Iterable[str]) -> str:
     """What to write instead of the unknown `name`; "" when nothing comes close."""
-    plain = name.strip().lower().replace("-", "_")
-    names = list(known)
+    plain, names = _plain(name), list(known)
     if plain in REFUSED:
         return REFUSED[plain]
     if plain in names:
         return f"Did you mean {plain}?"
     if plain in FOREIGN:
-        ours = FOREIGN[plain].split("|")
-        target = ours[-1] if algorithm == "grpo" else ours[0]
+        target = _ours(plain, algorithm)
         if target in names:
             return f"Here it is called {target}. {FOREIGN_NOTES.get(plain, '')}".strip()
     near = difflib.get_close_matches(plain, names, n=2, cutoff=0.6)
     return f"Did you mean {' or '.join(near)}?" if near else ""
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().replace("-", "_")
+
+
+def _ours(foreign: str, algorithm: str) -> str:
+    names = FOREIGN[foreign].split("|")
+    return names[-1] if algorithm == "grpo" else names[0]
 
 
 def suggest_algorithm(name: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from engine.core.errors import UserError
 from engine.core.hardware import Hardware
 from engine.environments.env_facts import EnvFacts
-from engine.models.model_files import ModelFacts
+from engine.models.model_files import AdapterFacts, ModelFacts
 from engine.records.settings import PROJECTIONS
 
 USER, RECIPE, MODEL, HARDWARE, PARENT = "user", "recipe", "model", "hardware", "parent run"
@@ -28,8 +28,8 @@ class Facts:
 
     model: ModelFacts
     env: EnvFacts | None
-    hardware: Hardware | None
-    inherited: dict[str, Any] | None = None
+    hardware: Hardware | None = None
+    inherited: AdapterFacts | None = None
     attempts: int = 1
     vllm: bool = False
 
@@ -40,7 +40,16 @@ class Facts:
         return self.env.answered_rows if algorithm == "sft" else self.env.train_rows
 
 
-class _Filling:
+@dataclass(frozen=True)
+class SamplingLimits:
+    """Tokens and turns an answer may take: of one turn, of an episode, of the whole sequence."""
+
+    max_tokens: int
+    max_turns: int
+    max_length: int
+
+
+class Filled:
     """Settings while they are being filled in: what the user gave stays."""
 
     def __init__(self, given: dict[str, Any]) -> None:
@@ -63,16 +72,14 @@ class _Filling:
             self.values[name] = most
 
 
-def fill(
-    algorithm: str, given: dict[str, Any], facts: Facts
-) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """(values, sources, warnings) of every setting of `algorithm`."""
-    filling = _Filling(given)
+def fill(algorithm: str, given: dict[str, Any], facts: Facts) -> Filled:
+    """Every setting of `algorithm`, "evaluate" among them, with sources and warnings."""
+    filling = Filled(given)
     if algorithm == "evaluate":
         _sampling(filling, facts)
         filling.default("temperature", 0.0 if facts.attempts == 1 else 1.0)
         filling.default("seed", 0)
-        return filling.values, filling.sources, filling.warnings
+        return filling
     _adapter(filling, facts)
     _machine(filling, facts)
     _data(filling, algorithm, facts)
@@ -82,7 +89,7 @@ def fill(
         _grpo(filling, facts)
     _optimizer(filling, algorithm, facts)
     _rhythm(filling, algorithm, facts)
-    return filling.values, filling.sources, filling.warnings
+    return filling
 
 
 def learning_rate(algorithm: str, hidden: int) -> float:
@@ -95,11 +102,11 @@ def learning_rate(algorithm: str, hidden: int) -> float:
     return float(f"{min(max(value, 1e-5), 2e-3):.1e}")
 
 
-def _adapter(filling: _Filling, facts: Facts) -> None:
+def _adapter(filling: Filled, facts: Facts) -> None:
     inherited = facts.inherited
     if inherited is not None:
-        for name, key in _INHERITED.items():
-            filling.values[name] = inherited[key]
+        for name, value in _inherited(inherited).items():
+            filling.values[name] = value
             filling.sources[name] = PARENT
     filling.default("lora_rank", 16)
     filling.default("lora_alpha", 32)
@@ -112,10 +119,16 @@ def _adapter(filling: _Filling, facts: Facts) -> None:
         )
 
 
-_INHERITED = {"lora_rank": "rank", "lora_alpha": "alpha", "lora_targets": "targets"}
+def _inherited(adapter: AdapterFacts) -> dict[str, Any]:
+    """The settings that a run continuing `adapter` takes from it."""
+    return {
+        "lora_rank": adapter.rank,
+        "lora_alpha": adapter.alpha,
+        "lora_targets": list(adapter.targets),
+    }
 
 
-def _machine(filling: _Filling, facts: Facts) -> None:
+def _machine(filling: Filled, facts: Facts) -> None:
     gpu = facts.hardware.device if facts.hardware else None
     if gpu is not None and gpu.kind != "cuda":
         gpu = None
@@ -128,7 +141,7 @@ def _machine(filling: _Filling, facts: Facts) -> None:
     filling.default("gradient_checkpointing", large, HARDWARE)
 
 
-def _data(filling: _Filling, algorithm: str, facts: Facts) -> None:
+def _data(filling: Filled, algorithm: str, facts: Facts) -> None:
     rows = facts.rows(algorithm)
     filling.at_most("max_examples", rows, "the environment has no more train rows")
     filling.default("max_examples", rows)
@@ -137,7 +150,7 @@ def _data(filling: _Filling, algorithm: str, facts: Facts) -> None:
     filling.default("stop_early", "none")
 
 
-def _sft(filling: _Filling, facts: Facts) -> None:
+def _sft(filling: Filled, facts: Facts) -> None:
     rows = filling["max_examples"]
     filling.default("batch_size", 32 if rows is None else min(32, max(1, rows // 8)))
     filling.default("loss_on", "assistant")
@@ -154,7 +167,7 @@ def _sft(filling: _Filling, facts: Facts) -> None:
         filling.warnings.append("Adapters learn worse from large batches; 32 rows are plenty.")
 
 
-def _grpo(filling: _Filling, facts: Facts) -> None:
+def _grpo(filling: Filled, facts: Facts) -> None:
     rows = filling["max_examples"]
     filling.default("steps", 60)
     filling.default("prompts_per_step", 16 if rows is None else max(1, min(16, rows)))
@@ -193,7 +206,7 @@ def _grpo(filling: _Filling, facts: Facts) -> None:
     _length(filling, facts, prompt + _episode(filling["max_turns"], filling["max_tokens"]))
 
 
-def _sampling(filling: _Filling, facts: Facts) -> None:
+def _sampling(filling: Filled, facts: Facts) -> None:
     """Settings shared by GRPO and evaluations, so that both ask a model in the same way."""
     filling.default("thinking", False)
     filling.default("top_p", 1.0)
@@ -211,8 +224,8 @@ def max_tokens(env: EnvFacts | None, thinking: bool) -> int:
     return max(wanted, 1024) if thinking else wanted
 
 
-def exam_limits(env: EnvFacts, context: int, max_length: int) -> dict[str, int]:
-    """`max_tokens`, `max_turns` and `max_length` of the exams of SFT, whose settings name none.
+def exam_limits(env: EnvFacts, context: int, max_length: int) -> SamplingLimits:
+    """The limits of SFT's evaluations, whose settings name none.
 
     They are what GRPO and evaluate take by themselves: results can be compared, and an answer as
     long as the rows teach is not cut.
@@ -220,11 +233,7 @@ def exam_limits(env: EnvFacts, context: int, max_length: int) -> dict[str, int]:
     turns = _turns(env)
     tokens = _within(context, env, max_tokens(env, False))
     whole = env.longest_prompt + _episode(turns, tokens)
-    return {
-        "max_tokens": tokens,
-        "max_turns": turns,
-        "max_length": min(context, max(max_length, whole)),
-    }
+    return SamplingLimits(tokens, turns, min(context, max(max_length, whole)))
 
 
 def _turns(env: EnvFacts | None) -> int:
@@ -244,7 +253,7 @@ def _episode(turns: int, tokens: int) -> int:
     return turns * tokens + (32 * turns if turns > 1 else 0)
 
 
-def _length(filling: _Filling, facts: Facts, wanted: int) -> None:
+def _length(filling: Filled, facts: Facts, wanted: int) -> None:
     """max_length: `wanted` rounded up to sixteen, within the model's context."""
     context = facts.model.max_positions
     most = min(context, _LONGEST_DEFAULT)
@@ -254,7 +263,7 @@ def _length(filling: _Filling, facts: Facts, wanted: int) -> None:
     filling.default("max_length", min(context, max(least, min(rounded, most))), source)
 
 
-def _optimizer(filling: _Filling, algorithm: str, facts: Facts) -> None:
+def _optimizer(filling: Filled, algorithm: str, facts: Facts) -> None:
     usual = learning_rate(algorithm, facts.model.hidden)
     filling.default("learning_rate", usual, MODEL)
     filling.default("lr_schedule", "cosine" if algorithm == "sft" else "constant")
@@ -268,7 +277,7 @@ def _optimizer(filling: _Filling, algorithm: str, facts: Facts) -> None:
         )
 
 
-def _rhythm(filling: _Filling, algorithm: str, facts: Facts) -> None:
+def _rhythm(filling: Filled, algorithm: str, facts: Facts) -> None:
     heldout = facts.env.heldout_rows if facts.env else None
     filling.at_most("eval_rows", heldout, "the environment has no more held-out rows")
     filling.default("eval_rows", EVAL_ROWS if heldout is None else min(EVAL_ROWS, heldout))
@@ -344,10 +353,10 @@ def check_sampler(given: dict[str, Any], vllm: bool) -> None:
         )
 
 
-def check_inherited(given: dict[str, Any], inherited: dict[str, Any]) -> None:
+def check_inherited(given: dict[str, Any], inherited: AdapterFacts) -> None:
     """A run that continues an adapter keeps its shape."""
-    for name, key in _INHERITED.items():
-        have, want = inherited[key], given.get(name)
+    for name, have in _inherited(inherited).items():
+        want = given.get(name)
         same = set(want) == set(have) if isinstance(want, list) else want == have
         if want is not None and not same:
             raise _refuse(
@@ -357,14 +366,9 @@ def check_inherited(given: dict[str, Any], inherited: dict[str, Any]) -> None:
             )
 
 
-def check_together(
-    algorithm: str,
-    values: dict[str, Any],
-    sources: dict[str, str],
-    model: ModelFacts,
-    env: EnvFacts | None,
-) -> None:
+def check_together(algorithm: str, filled: Filled, model: ModelFacts, env: EnvFacts | None) -> None:
     """Refuse values that each can stand but not together, with the model or with the rows."""
+    values = filled.values
     length, tokens = values.get("max_length"), values.get("max_tokens")
     if length is not None and length > model.max_positions:
         raise _refuse(
@@ -410,7 +414,7 @@ def check_together(
     name = {"sft": "batch_size", "grpo": "prompts_per_step"}.get(algorithm, "")
     rows = values.get("max_examples")
     if name and rows is not None and values[name] > rows:
-        kept = " (max_examples)" if sources["max_examples"] == USER else ""
+        kept = " (max_examples)" if filled.sources["max_examples"] == USER else ""
         raise _refuse(
             name,
             f"{name} = {values[name]} is above the {rows} train rows{kept}"

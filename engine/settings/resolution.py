@@ -16,8 +16,9 @@ from pydantic import ValidationError
 
 from engine.core.errors import UserError
 from engine.core.hardware import Hardware
+from engine.core.hints import Change, Hint
 from engine.environments.env_facts import EnvFacts
-from engine.models.model_files import ModelFacts
+from engine.models.model_files import AdapterFacts, ModelFacts
 from engine.records.settings import (
     ALGORITHMS,
     GIVEN,
@@ -27,6 +28,7 @@ from engine.records.settings import (
     SamplingSettings,
     Settings,
     SFTSettings,
+    TrainSettings,
     expects,
 )
 from engine.settings import aliases, defaults
@@ -45,13 +47,22 @@ _VALUE_HINTS = {
 
 @dataclass(frozen=True)
 class Resolved:
-    """Every setting with its value and where that came from.
+    """Every setting of a training run with its value and where that came from.
 
     `sources`: user, recipe, model, hardware or parent run, for each name in `settings`.
     """
 
     algorithm: str
-    settings: dict[str, Any]
+    settings: TrainSettings
+    sources: dict[str, str]
+    warnings: list[str]
+
+
+@dataclass(frozen=True)
+class ResolvedSampling:
+    """Every setting of an evaluation but `max_length`, which is the model's context."""
+
+    settings: SamplingSettings
     sources: dict[str, str]
     warnings: list[str]
 
@@ -73,7 +84,10 @@ def check_algorithm(algorithm: str) -> None:
     raise UserError(
         "BAD_ARGUMENT",
         f"algorithm {algorithm!r} does not exist; there are sft and grpo",
-        hint=f'Use algorithm="{meant}".' if meant else 'Use algorithm="grpo" or "sft".',
+        hint=Hint(
+            f"Use {meant}." if meant else "Use grpo or sft.",
+            change=Change(arguments={"algorithm": meant}) if meant else None,
+        ),
         field="algorithm",
     )
 
@@ -105,7 +119,10 @@ def validate(algorithm: str, settings: dict[str, Any]) -> dict[str, Any]:
         raise UserError(
             "SETTING_INVALID",
             f"steps = {values['steps']} and epochs = {values['epochs']} both say how long to train",
-            hint="Keep one of them: epochs counts passes over the rows, steps optimizer steps.",
+            hint=Hint(
+                "Keep one of them: epochs counts passes over the rows, steps optimizer steps.",
+                change=Change(without=("epochs",)),
+            ),
             field="settings.steps",
         )
     return values
@@ -118,23 +135,20 @@ def resolve(
     model: ModelFacts,
     env: EnvFacts | None,
     hardware: Hardware | None,
-    inherited: dict[str, Any] | None = None,
-    attempts: int = 1,
+    inherited: AdapterFacts | None = None,
     vllm: bool = False,
 ) -> Resolved:
-    """All settings of a run, those given and those chosen, each with its source.
+    """All settings of a training run, those given and those chosen, each with its source.
 
     Args:
-        algorithm: "sft", "grpo", or "evaluate" for the sampling settings of an evaluation.
-        inherited: {"rank", "alpha", "targets"} of the adapter a run continues from.
-        attempts: of an evaluation; one is greedy, more sample at temperature 1.
+        algorithm: "sft" or "grpo".
+        inherited: the adapter a run continues from.
         vllm: whether vLLM can be started on this machine.
 
     Raises UserError SETTING_* or BAD_ARGUMENT (the environment cannot serve the algorithm).
     """
     given = validate(algorithm, settings)
-    if algorithm == "evaluate":
-        defaults.check_sampling(given, attempts)
+    check_algorithm(algorithm)
     defaults.check_loss(given)
     defaults.check_sampler(given, vllm)
     if env is not None:
@@ -142,17 +156,39 @@ def resolve(
         defaults.check_turns(given, env)
     if inherited is not None:
         defaults.check_inherited(given, inherited)
-    values, sources, warnings = defaults.fill(
-        algorithm, given, defaults.Facts(model, env, hardware, inherited, attempts, vllm)
+    filled = defaults.fill(
+        algorithm, given, defaults.Facts(model, env, hardware, inherited, vllm=vllm)
     )
-    defaults.check_together(algorithm, values, sources, model, env)
-    order = list(SCHEMAS[algorithm].model_fields)
+    defaults.check_together(algorithm, filled, model, env)
+    schema = SFTSettings if algorithm == "sft" else GRPOSettings
     return Resolved(
-        algorithm,
-        {name: values[name] for name in order},
-        {name: sources[name] for name in order},
-        warnings,
+        algorithm, schema.model_validate(filled.values), _ordered(filled, schema), filled.warnings
     )
+
+
+def resolve_sampling(
+    settings: dict[str, Any], *, model: ModelFacts, env: EnvFacts | None, attempts: int
+) -> ResolvedSampling:
+    """All settings of an evaluation, those given and those chosen, each with its source.
+
+    One attempt is greedy, more sample at temperature 1. Raises UserError SETTING_*.
+    """
+    given = validate("evaluate", settings)
+    defaults.check_sampling(given, attempts)
+    if env is not None:
+        defaults.check_turns(given, env)
+    filled = defaults.fill("evaluate", given, defaults.Facts(model, env, attempts=attempts))
+    defaults.check_together("evaluate", filled, model, env)
+    return ResolvedSampling(
+        SamplingSettings.model_validate(filled.values),
+        _ordered(filled, SamplingSettings),
+        filled.warnings,
+    )
+
+
+def _ordered(filled: defaults.Filled, schema: type[Settings]) -> dict[str, str]:
+    """The sources, in the order of the schema."""
+    return {name: filled.sources[name] for name in schema.model_fields}
 
 
 def _check_names(algorithm: str, schema: type[Settings], settings: dict[str, Any]) -> None:
@@ -167,7 +203,7 @@ def _check_names(algorithm: str, schema: type[Settings], settings: dict[str, Any
         raise UserError(
             "SETTING_NOT_APPLICABLE",
             f"{_listed(foreign)} {_is(foreign)} for {_owner(name, algorithm)}, not for {algorithm}",
-            hint=why,
+            hint=Hint(why, change=Change(without=tuple(foreign))),
             field=f"settings.{name}",
         )
     name = next(name for name in unknown if name not in foreign)
@@ -181,9 +217,28 @@ def _check_names(algorithm: str, schema: type[Settings], settings: dict[str, Any
     raise UserError(
         "SETTING_UNKNOWN",
         f"{_listed(unknown)} {_is(unknown, 'no setting')} of {algorithm}",
-        hint=hint[:600],
+        hint=Hint(hint[:600], change=_renamed(algorithm, settings, unknown)),
         field=f"settings.{name}",
     )
+
+
+def _renamed(algorithm: str, settings: dict[str, Any], unknown: list[str]) -> Change | None:
+    """The settings under the names they have here; those of another algorithm are left out."""
+    known = SCHEMAS[algorithm].model_fields
+    renamed: dict[str, object] = {}
+    arguments: dict[str, object] = {}
+    gone: list[str] = []
+    for name in unknown:
+        if meant := aliases.meant(name, algorithm, known):
+            gone.append(name)
+            if meant not in settings:
+                renamed[meant] = settings[name]
+        elif name in aliases.ARGUMENTS:
+            gone.append(name)
+            arguments[name] = settings[name]
+        elif _owner(name, algorithm):
+            gone.append(name)
+    return Change(arguments, renamed, without=tuple(gone)) if gone else None
 
 
 def _owner(name: str, algorithm: str) -> str:
@@ -226,8 +281,34 @@ def _invalid(
         hint = f"Write {int(value)} without a decimal point."
     elif isinstance(value, dict):
         hint = f"Settings are flat: give {first} one value."
-    hint = hint or f"See train://settings for the range of {first}."
-    return UserError("SETTING_INVALID", "; ".join(said), hint=hint, field=f"settings.{first}")
+    hint = hint or f"The settings reference has the range of {first}."
+    return UserError(
+        "SETTING_INVALID",
+        "; ".join(said),
+        hint=Hint(hint, change=_mended({name: given[name] for name in names})),
+        field=f"settings.{first}",
+    )
+
+
+def _mended(wrong: dict[str, Any]) -> Change:
+    """Values with their type put right; what cannot be is left out, for the default."""
+    numbers = {name: number for name, v in wrong.items() if (number := _number(v)) is not None}
+    return Change(settings=numbers, without=tuple(name for name in wrong if name not in numbers))
+
+
+def _number(value: object) -> float | int | None:
+    """The number that a text or a float with nothing behind its point stands for."""
+    if isinstance(value, str):
+        try:
+            number = float(value)
+        except ValueError:
+            return None
+        return int(number) if number.is_integer() and "." not in value else _finite(number)
+    return int(value) if isinstance(value, float) and value.is_integer() else None
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
 
 
 def _no_number(name: str, text: str, expected: str) -> str:
@@ -271,7 +352,7 @@ def load_toml(path: Path) -> TrainFile:
     except UserError as error:
         line = _line(text, error.field.removeprefix("settings."))
         raise UserError(
-            error.code, f"{path}:{line}: {error.message}", hint=error.hint, field=error.field
+            error.code, f"{path}:{line}: {error.message}", hint=error.advice, field=error.field
         ) from error
     return TrainFile(chosen["model"], chosen["algorithm"], chosen["env"], settings)
 

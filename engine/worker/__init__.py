@@ -2,12 +2,10 @@
 nobody. Start with `grpo.py` or `sft.py`, each a loop from top to bottom.
 
     __main__.py      one run, one process: dispatch, exit status, failure record
-    build_pebble.py  make pebble from nothing
     components.py    base, renderer, environment, sampler, made ready
     evaluate.py      evaluations and probes
     grpo.py          group relative policy optimisation, top to bottom
     manifest.py      what was trained on what, with what
-    playing.py       which tasks a GRPO step plays, and by which policy
     probe_speed.py   how fast this machine is
     sft.py           supervised fine-tuning, top to bottom
     training.py      what both loops share around their steps

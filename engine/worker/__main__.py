@@ -14,20 +14,20 @@ from engine.worker.core.runtime import prepare
 
 prepare()
 
-from engine.core import crash
 from engine.evidence.verdict.provenance import seal
 from engine.home.run_dir import RunDir
 from engine.home.store import Store
 from engine.worker.components import quiet_libraries
 from engine.worker.core.failures import explain
-from engine.worker.core.job import Job, Stopped
+from engine.worker.core.job import Job, Result, Stopped
 from engine.worker.evaluate import evaluate, probe
 from engine.worker.grpo import train as train_grpo
 from engine.worker.sft import train as train_sft
 
 DONE, FAILED, STOPPED = 0, 3, 4
 
-LOOPS: dict[str, Callable[[Job], dict[str, Any]]] = {
+# By the algorithm of the run's config: each loop takes the job with that kind of config.
+LOOPS: dict[str, Callable[[Job[Any]], Result]] = {
     "sft": train_sft,
     "grpo": train_grpo,
     "evaluate": evaluate,
@@ -38,12 +38,11 @@ LOOPS: dict[str, Callable[[Job], dict[str, Any]]] = {
 def main(folder: Path) -> int:
     """Run the job in `folder` to its end; returns the exit status."""
     quiet_libraries()
-    job = Job(folder)
+    job: Job[Any] = Job(folder)
     job.listen()
     mark_running(job.run)
-    crash.point("train.running")
     try:
-        result = LOOPS[job.config["algorithm"]](job)
+        result = LOOPS[job.config.algorithm](job)
     except Stopped:
         job.event("stopped", "stopped on request")
         return STOPPED
@@ -53,11 +52,8 @@ def main(folder: Path) -> int:
         job.fail(failure)
         job.event("failed", failure["message"], kind=failure["kind"])
         return FAILED
-    crash.point("finish.examined")
     job.finish(result)
-    crash.point("finish.result")
     seal(job.run)
-    crash.point("finish.sealed")
     return DONE
 
 

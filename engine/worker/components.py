@@ -6,32 +6,42 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
 
 from engine.core.hardware import detect
+from engine.core.hints import Call, Hint
 from engine.cost import flops
 from engine.environments.env_facts import env_facts
 from engine.environments.registry import EnvRecord, find_env, open_process, read_tasks
+from engine.records.run_config import (
+    EvaluateConfig,
+    GRPOConfig,
+    ProbeConfig,
+    RegradeConfig,
+    RunConfig,
+    SFTConfig,
+)
 from engine.settings import defaults
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.job import Job
+from engine.worker.core.limits import AnswerLimits, EvaluationLimits
 from engine.worker.network.policy import Base, load_base, pick_device
-from engine.worker.network.sampler import Sampler, SamplerNeeds, SamplingParams
+from engine.worker.network.sampler import Sampler, SamplerNeeds
 from engine.worker.rollouts import samplers
-from engine.worker.rollouts.collect import Stage
+from engine.worker.rollouts.collect import RolloutContext
 from engine.worker.rollouts.renderer import Renderer
 from envs.config.problem import EnvProblem
 from envs.host.process import EnvProcess
+from envs.json_types import TaskRow
 
 # Completions under way at once; beyond it a CPU gains nothing and a cache only grows.
 CPU_ROWS, GPU_ROWS = 256, 512
 
 
 @dataclass(frozen=True)
-class Workbench:
+class Components:
     """Everything that is loaded once per worker."""
 
     base: Base
@@ -39,18 +49,44 @@ class Workbench:
     sampler: Sampler
     env: EnvRecord
 
-    def stage(self, process: EnvProcess, settings: dict[str, Any]) -> Stage:
-        return Stage(
+    def context(self, process: EnvProcess, limits: AnswerLimits) -> RolloutContext:
+        """What rollouts in the environment's `process` need."""
+        return RolloutContext(
             process=process,
             renderer=self.renderer,
             multi_turn=self.env.kind == "multi",
             tools=self.env.tools,
-            max_length=settings["max_length"],
-            max_turns=settings.get("max_turns") or 1,
+            max_length=limits.max_length,
+            max_turns=limits.max_turns,
         )
 
 
-def prepare(job: Job, base_path: Path, settings: dict[str, Any]) -> Workbench:
+@dataclass(frozen=True)
+class Loading:
+    """How a base model is loaded: number format, bits, optimizer steps ahead, think blocks."""
+
+    precision: str = "auto"
+    quantization: str = "none"
+    steps: int = 0
+    thinking: bool = False
+
+
+def loading_of(config: RunConfig) -> Loading:
+    """How the run of `config` loads its base model; evaluations load it as it comes."""
+    match config:
+        case SFTConfig(settings=settings):
+            return Loading(settings.precision, settings.quantization, settings.steps)
+        case GRPOConfig(settings=settings) | ProbeConfig(settings=settings):
+            return Loading(
+                settings.precision, settings.quantization, settings.steps, settings.thinking
+            )
+        case EvaluateConfig(settings=settings):
+            return Loading(thinking=settings.thinking)
+        case RegradeConfig():
+            raise ValueError("stored answers are scored again without a model")
+
+
+def prepare(job: Job[RunConfig], base_path: Path) -> Components:
     """Load the base model and find the environment of a run.
 
     Raises:
@@ -59,14 +95,14 @@ def prepare(job: Job, base_path: Path, settings: dict[str, Any]) -> Workbench:
     """
     set_threads()
     device = pick_device(job.device)
-    precision, four_bits = settings.get("precision", "auto"), settings.get("quantization", "none")
+    loading = loading_of(job.config)
     base = load_base(
         base_path,
         device,
-        precision,
-        four_bits,
+        loading.precision,
+        loading.quantization,
         compared=job.run.home.comparisons,
-        steps=settings.get("steps") or 0,
+        steps=loading.steps,
     )
     if base.network.kernels_why:
         job.event(
@@ -74,13 +110,13 @@ def prepare(job: Job, base_path: Path, settings: dict[str, Any]) -> Workbench:
             f"torch's own functions are used: {base.network.kernels_why}",
             kernels=base.network.kernels,
         )
-    renderer = Renderer(base.tokenizer, base.stop_ids, thinking=settings.get("thinking", False))
-    sampler = samplers.make_sampler(job, base, settings, sampler_needs(base, renderer))
-    return Workbench(base, renderer, sampler, pinned_env(job))
+    renderer = Renderer(base.tokenizer, base.stop_ids, thinking=loading.thinking)
+    sampler = samplers.make_sampler(job, base, sampler_needs(base, renderer))
+    return Components(base, renderer, sampler, pinned_env(job))
 
 
-def pinned_env(job: Job) -> EnvRecord:
-    return find_env(job.run.home, job.config["env_id"])
+def pinned_env(job: Job[RunConfig]) -> EnvRecord:
+    return find_env(job.run.home, job.config.env_id)
 
 
 def make_sampler(base: Base, renderer: Renderer) -> Sampler:
@@ -103,47 +139,42 @@ def sampler_rows(base: Base) -> int:
 
 
 @contextmanager
-def environment(bench: Workbench, job: Job) -> Iterator[EnvProcess | None]:
+def environment(components: Components, job: Job[RunConfig]) -> Iterator[EnvProcess | None]:
     """The environment's process, started, or nothing for a dataset without a scorer.
 
     Raises:
         WorkerFailure: kind env_import.
     """
-    if not bench.env.scored:
+    if not components.env.scored:
         yield None
         return
-    with open_process(bench.env, log=job.run.logs / "environment.log") as process:
+    with open_process(components.env, log=job.run.logs / "environment.log") as process:
         try:
             process.describe()
         except EnvProblem as problem:
             raise WorkerFailure(
                 "env_import",
-                f"The environment {bench.env.env_id} could not be started.",
+                f"The environment {components.env.env_id} could not be started.",
                 evidence=str(problem),
-                hint="Run dry_run on it, mend what it names, push again, submit with the new id.",
+                hint=Hint(
+                    "Mend what a dry run names, push again, submit with the new id.",
+                    Call("dry_run", {"env_id": components.env.env_id}),
+                ),
             ) from problem
         yield process
 
 
-def tasks_of(bench: Workbench, split: str) -> list[dict[str, Any]]:
-    return read_tasks(bench.env, split)
+def tasks_of(components: Components, split: str) -> list[TaskRow]:
+    """The task rows of `split`, train or heldout."""
+    return read_tasks(components.env, split)
 
 
-def sampling(settings: dict[str, Any], *, greedy: bool, seed: int) -> SamplingParams:
-    """How to sample under `settings`; evaluations are greedy unless several attempts are asked."""
-    return SamplingParams(
-        max_tokens=settings["max_tokens"],
-        temperature=0.0 if greedy else settings["temperature"],
-        top_p=1.0 if greedy else settings.get("top_p", 1.0),
-        stop=tuple(settings.get("stop") or ()),
-        seed=seed,
-    )
-
-
-def exam_limits(job: Job, bench: Workbench) -> dict[str, int]:
-    """How long answers may get in the exams of SFT (recipe.exam_limits)."""
-    facts = env_facts(job.run.home, bench.env, job.base_path)
-    return defaults.exam_limits(facts, bench.base.network.shape.context, job.settings["max_length"])
+def evaluation_limits(job: Job[SFTConfig], components: Components) -> EvaluationLimits:
+    """How long answers may get in the evaluations of SFT (defaults.exam_limits)."""
+    config, context = job.config, components.base.network.shape.context
+    facts = env_facts(job.run.home, components.env, Path(config.base.path))
+    limits = defaults.exam_limits(facts, context, config.settings.max_length)
+    return EvaluationLimits(limits.max_tokens, limits.max_turns, limits.max_length)
 
 
 def microbatch_tokens(base: Base, *, checkpointing: bool) -> int:

@@ -11,92 +11,112 @@ import time
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from engine.core.files import read_object, write_json
 from engine.core.hardware import detect
 from engine.home.run_dir import Home
-from engine.worker.components import Workbench
+from engine.records.manifest import (
+    Choice,
+    EnvironmentUsed,
+    MachineUsed,
+    Manifest,
+    ModelUsed,
+    SamplingUsed,
+)
+from engine.records.run_config import TrainConfig
+from engine.records.settings import CommonSettings
+from engine.worker.components import Components
 from engine.worker.core.job import Job
+from engine.worker.network.sampler import SamplingParams
 from engine.worker.update.checkpoint import digest
 
 PACKAGES = ("honesmith", "torch", "transformers", "peft", "tokenizers", "safetensors")
 
 
 def write_manifest(
-    job: Job,
-    bench: Workbench,
+    job: Job[TrainConfig],
+    components: Components,
     isolation: str,
-    eval_sampling: dict[str, Any],
+    eval_sampling: SamplingParams,
     matrix_flops: float,
 ) -> None:
     """Write manifest.json unless an earlier attempt already did.
 
     Args:
         isolation: how the environment's process is confined; "" where none runs.
-        eval_sampling: how the run's own exams are sampled.
+        eval_sampling: how the run's own evaluations are sampled.
         matrix_flops: operations per second of a large matrix product here.
     """
     if job.run.manifest.exists():
         return
-    config = job.config
-    home = job.run.home
-    tasks_file = Path(bench.env.dir) / "tasks.jsonl"
-    start = config.get("start_adapter")
+    config, settings = job.config, job.config.settings
+    network, env = components.base.network, components.env
+    Manifest(
+        run_id=job.run.id,
+        time=time.time(),
+        env=EnvironmentUsed(env_id=env.env_id, tasks_sha256=digest(Path(env.dir) / "tasks.jsonl")),
+        model=_model_used(job, components.base.path),
+        settings_sha256=settings_hash(settings),
+        seed=settings.seed,
+        parent=config.parent,
+        note=config.note,
+        reward_risk_accepted=settings.accept_reward_risk,
+        versions={"python": platform.python_version()} | versions(),
+        hardware=_machine_used(job.device),
+        matrix_flops=matrix_flops,
+        quantization=settings.quantization,
+        precision=str(network.dtype).removeprefix("torch."),
+        forward=Choice(kind=network.forward, why=network.why),
+        kernels=Choice(kind=network.kernels, why=network.kernels_why),
+        isolation=isolation,
+        eval_sampling=SamplingUsed(
+            max_tokens=eval_sampling.max_tokens,
+            temperature=eval_sampling.temperature,
+            top_p=eval_sampling.top_p,
+            stop=list(eval_sampling.stop),
+            seed=eval_sampling.seed,
+        ),
+    ).write(job.run.manifest)
+
+
+def _model_used(job: Job[TrainConfig], base: Path) -> ModelUsed:
+    home, start = job.run.home, job.config.start_adapter
+    return ModelUsed(
+        ref=job.config.base.ref,
+        files=model_hashes(home, base),
+        start_adapter=file_hashes(home, [Path(start) / "adapter_model.safetensors"])
+        if start
+        else None,
+    )
+
+
+def _machine_used(device: str) -> MachineUsed:
     hardware = detect()
-    network = bench.base.network
-    write_json(
-        job.run.manifest,
-        {
-            "run_id": job.run.id,
-            "time": time.time(),
-            "env": {"env_id": bench.env.env_id, "tasks_sha256": digest(tasks_file)},
-            "model": {
-                "ref": config["base"]["ref"],
-                "files": model_hashes(home, bench.base.path),
-                "start_adapter": file_hashes(home, [Path(start) / "adapter_model.safetensors"])
-                if start
-                else None,
-            },
-            "settings_sha256": settings_hash(job.settings),
-            "seed": job.settings["seed"],
-            "parent": config.get("parent", ""),
-            "note": config.get("note", ""),
-            "reward_risk_accepted": bool(job.settings.get("accept_reward_risk")),
-            "versions": {"python": platform.python_version()} | versions(),
-            "hardware": {
-                "device": job.device,
-                "threads": torch.get_num_threads(),
-                "machine": platform.machine(),
-                "cores": hardware.cores,
-                "ram": hardware.ram_total,
-            },
-            "matrix_flops": matrix_flops,
-            "quantization": job.settings.get("quantization", "none"),
-            "precision": str(network.dtype).removeprefix("torch."),
-            "forward": {"kind": network.forward, "why": network.why},
-            "kernels": {"kind": network.kernels, "why": network.kernels_why},
-            "isolation": isolation,
-            "eval_sampling": eval_sampling,
-        },
+    return MachineUsed(
+        device=device,
+        threads=torch.get_num_threads(),
+        machine=platform.machine(),
+        cores=hardware.cores,
+        ram=hardware.ram_total,
     )
 
 
 def versions() -> dict[str, str]:
     """Installed versions of what decides the numbers."""
-    found = {}
+    installed = {}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "source"
-    return found
+            installed[name] = "source"
+    return installed
 
 
-def settings_hash(settings: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+def settings_hash(settings: CommonSettings) -> str:
+    """SHA-256 of the settings as sorted JSON."""
+    return hashlib.sha256(json.dumps(settings.model_dump(), sort_keys=True).encode()).hexdigest()
 
 
 def weight_hashes(home: Home, folder: Path) -> dict[str, str]:

@@ -11,61 +11,60 @@ import math
 import random
 import time
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
 
+from engine.records.run_config import SFTConfig
 from engine.worker.components import (
-    Workbench,
+    Components,
     environment,
-    exam_limits,
+    evaluation_limits,
     microbatch_tokens,
     prepare,
     tasks_of,
 )
 from engine.worker.core.batch import Row
-from engine.worker.core.job import Job, require
+from engine.worker.core.job import Job, Result, require
 from engine.worker.evaluation import heldout
 from engine.worker.evaluation.during_training import LossRow
+from engine.worker.network.policy import Policy
 from engine.worker.training import Training
 from engine.worker.update.losses import cross_entropy
+from envs.json_types import TaskRow, ToolSchema
 
 
-def train(job: Job) -> dict[str, Any]:
-    """Run the job to its end; returns the result record."""
-    settings = job.settings
-    bench = prepare(job, job.base_path, settings)
-    train_tasks = [t for t in tasks_of(bench, "train") if t["gold"]]
+def train(job: Job[SFTConfig]) -> Result:
+    """Run the job to its end; returns the result record.
+
+    Raises WorkerFailure, and Stopped when the run was asked to stop.
+    """
+    settings = job.config.settings
+    components = prepare(job, Path(job.config.base.path))
+    train_tasks = [t for t in tasks_of(components, "train") if t["gold"]]
     require(train_tasks, "training rows with an answer", "Give the tasks an answer to learn from.")
-    rows = render(job, bench, sample_rows(train_tasks, settings))
-    steps_per_epoch = math.ceil(len(rows) / settings["batch_size"])
-    total = settings.get("steps") or steps_per_epoch * settings["epochs"]
-    exam_tasks = heldout.ordered(tasks_of(bench, "heldout"), settings["eval_rows"])
-    limits = settings | exam_limits(job, bench)
-    budget = microbatch_tokens(bench.base, checkpointing=settings["gradient_checkpointing"])
-    with environment(bench, job) as process, Training(job, bench, total) as training:
-        training.examine(
-            exam_tasks,
-            stage=bench.stage(process, limits) if process else None,
+    rows = render(job, components, sample_rows(train_tasks, settings.max_examples, settings.seed))
+    eval_tasks = heldout.ordered(tasks_of(components, "heldout"), settings.eval_rows)
+    limits = evaluation_limits(job, components)
+    budget = microbatch_tokens(components.base, checkpointing=settings.gradient_checkpointing)
+    with (
+        environment(components, job) as process,
+        Training(job, components, settings.steps) as training,
+    ):
+        training.start(
+            eval_tasks,
+            context=components.context(process, limits) if process else None,
             limits=limits,
-            loss_rows=loss_rows(job, bench, exam_tasks),
+            loss_rows=loss_rows(job, components, eval_tasks),
             budget=budget,
         )
         for step in training.steps():
             began = time.monotonic()
-            batch = [rows[i] for i in rows_of_step(step, len(rows), settings)]
-            supervised = sum(sum(row.loss_mask) for row in batch)
-
-            def attempt(
-                tokens: int, batch: Sequence[Row] = batch, supervised: int = supervised
-            ) -> tuple[float, int]:
-                return backward(training, batch, supervised, tokens)
-
-            def alone(tokens: int, batch: list[Row] = batch) -> bool:
-                return len(split(training, batch, tokens)) == len(batch)
-
-            loss, passes = training.within_memory(step, budget, attempt, alone)
+            chosen = rows_of_step(step, len(rows), settings.batch_size, settings.seed)
+            batch = [rows[i] for i in chosen]
+            supervised_pass = SupervisedPass(training.policy, batch, packing=settings.packing)
+            loss, passes = training.within_memory(step, budget, supervised_pass)
             training.meter.ran(batch)
             training.require_finite(loss, "loss")
-            grad_norm, lr = training.update(step)
+            grad_norm, lr = training.optimizer_step(step)
             tokens = sum(len(row.ids) for row in batch)
             train_s = time.monotonic() - began
             training.log(
@@ -73,7 +72,7 @@ def train(job: Job) -> dict[str, Any]:
                 {
                     "loss": loss,
                     "tokens": tokens,
-                    "supervised_tokens": supervised,
+                    "supervised_tokens": supervised_pass.supervised,
                     "grad_norm": grad_norm,
                     "lr": lr,
                     "microbatches": passes,
@@ -84,48 +83,65 @@ def train(job: Job) -> dict[str, Any]:
         return training.finish()
 
 
-def backward(
-    training: Training, batch: Sequence[Row], supervised: int, tokens: int
-) -> tuple[float, int]:
-    """Gradients of the batch's mean loss over its `supervised` tokens, gathered over microbatches
-    of at most `tokens`; returns (loss, microbatches)."""
-    loss = 0.0
-    micros = split(training, batch, tokens)
-    for micro in micros:
-        logprobs, _ = training.policy.logprobs(training.policy.collate(micro))
-        part = cross_entropy(logprobs, supervised).sum()
-        part.backward()
-        loss += part.item()
-    return loss, len(micros)
+class SupervisedPass:
+    """A pass over the rows of one step; a `BatchPass` (update/memory_retry.py).
+
+    Args:
+        packing: whether rows share forward passes.
+
+    Attributes:
+        supervised: tokens of the batch that are trained.
+    """
+
+    def __init__(self, policy: Policy, batch: Sequence[Row], *, packing: bool) -> None:
+        self.policy = policy
+        self.batch = batch
+        self.packing = packing
+        self.supervised = sum(sum(row.loss_mask) for row in batch)
+
+    def run(self, tokens: int) -> tuple[float, int]:
+        """Gradients of the batch's mean loss over its supervised tokens, gathered over
+        microbatches of at most `tokens`; returns (loss, microbatches)."""
+        loss = 0.0
+        microbatches = self._split(tokens)
+        for rows in microbatches:
+            logprobs, _ = self.policy.logprobs(self.policy.collate(rows))
+            part = cross_entropy(logprobs, self.supervised).sum()
+            part.backward()
+            loss += part.item()
+        return loss, len(microbatches)
+
+    def is_finest(self, tokens: int) -> bool:
+        """Whether at so many tokens every row goes alone."""
+        return len(self._split(tokens)) == len(self.batch)
+
+    def _split(self, tokens: int) -> list[list[Row]]:
+        """The rows that go through the model together."""
+        if not self.packing:
+            return [[row] for row in self.batch]
+        groups = self.policy.split(self.batch, tokens)
+        return [[self.batch[i] for i in members] for members in groups]
 
 
-def split(training: Training, batch: Sequence[Row], budget: int) -> list[list[Row]]:
-    """The rows that go through the model together."""
-    if not training.settings["packing"]:
-        return [[row] for row in batch]
-    return [[batch[i] for i in members] for members in training.policy.split(batch, budget)]
-
-
-def rows_of_step(step: int, count: int, settings: dict[str, Any]) -> list[int]:
-    """Which rows optimizer step `step` (from 1) trains on: a function of the seed alone, so a
+def rows_of_step(step: int, count: int, batch_size: int, seed: int) -> list[int]:
+    """Which of `count` rows optimizer step `step` (from 1) trains on: the seed alone decides, so a
     resumed run sees the same data."""
-    per_epoch = math.ceil(count / settings["batch_size"])
-    epoch, at = divmod(step - 1, per_epoch)
+    per_epoch = math.ceil(count / batch_size)
+    epoch, index = divmod(step - 1, per_epoch)
     order = list(range(count))
-    random.Random(f"{settings['seed']}-{epoch}").shuffle(order)
-    return order[at * settings["batch_size"] : (at + 1) * settings["batch_size"]]
+    random.Random(f"{seed}-{epoch}").shuffle(order)
+    return order[index * batch_size : (index + 1) * batch_size]
 
 
-def sample_rows(tasks: list[dict[str, Any]], settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """All tasks, or a seeded sample of `max_examples` of them, in their own order."""
-    wanted = settings.get("max_examples")
+def sample_rows(tasks: list[TaskRow], wanted: int | None, seed: int) -> list[TaskRow]:
+    """All tasks, or a seeded sample of `wanted` of them, in their own order."""
     if not wanted or wanted >= len(tasks):
         return tasks
-    kept = random.Random(f"{settings['seed']}-examples").sample(range(len(tasks)), wanted)
-    return [tasks[i] for i in sorted(kept)]
+    chosen = random.Random(f"{seed}-examples").sample(range(len(tasks)), wanted)
+    return [tasks[i] for i in sorted(chosen)]
 
 
-def render(job: Job, bench: Workbench, tasks: list[dict[str, Any]]) -> list[Row]:
+def render(job: Job[SFTConfig], components: Components, tasks: list[TaskRow]) -> list[Row]:
     """Tasks as rows of ids with a loss mask, cut at max_length.
 
     A row whose supervised tokens are all cut away is dropped and counted: it would train nothing.
@@ -133,11 +149,13 @@ def render(job: Job, bench: Workbench, tasks: list[dict[str, Any]]) -> list[Row]
     Raises:
         WorkerFailure: kind data, when no row is left.
     """
-    settings = job.settings
+    settings = job.config.settings
     rows, cut, dropped = [], 0, 0
     for task in tasks:
-        full = bench.renderer.conversation(task["gold"], tools_of(bench, task), settings["loss_on"])
-        ids, mask = full.ids[: settings["max_length"]], full.loss_mask[: settings["max_length"]]
+        full = components.renderer.conversation(
+            task["gold"], tools_of(components, task), settings.loss_on
+        )
+        ids, mask = full.ids[: settings.max_length], full.loss_mask[: settings.max_length]
         if not any(mask):
             dropped += 1
             continue
@@ -156,21 +174,21 @@ def render(job: Job, bench: Workbench, tasks: list[dict[str, Any]]) -> list[Row]
     return rows
 
 
-def tools_of(bench: Workbench, task: dict[str, Any]) -> list[dict[str, Any]]:
+def tools_of(components: Components, task: TaskRow) -> list[ToolSchema]:
     """The tools a row was written with: its own where it names some, else the environment's."""
-    return task["metadata"].get("tools") or bench.env.tools
+    return task["metadata"].get("tools") or components.env.tools
 
 
-def loss_rows(job: Job, bench: Workbench, tasks: list[dict[str, Any]]) -> list[LossRow]:
+def loss_rows(job: Job[SFTConfig], components: Components, tasks: list[TaskRow]) -> list[LossRow]:
     """The held-out tasks that have an answer, rendered as the training rows are."""
-    out = []
-    limit = job.settings["max_length"]
+    rows = []
+    limit = job.config.settings.max_length
     for task in tasks:
         if not task["gold"]:
             continue
-        full = bench.renderer.conversation(
-            task["gold"], tools_of(bench, task), job.settings["loss_on"]
+        full = components.renderer.conversation(
+            task["gold"], tools_of(components, task), job.config.settings.loss_on
         )
         if any(full.loss_mask[:limit]):
-            out.append(LossRow(task["id"], Row(full.ids[:limit], full.loss_mask[:limit])))
-    return out
+            rows.append(LossRow(task["id"], Row(full.ids[:limit], full.loss_mask[:limit])))
+    return rows

@@ -1,39 +1,46 @@
-"""What both loops share around their steps: policy, optimizer, exams, checkpoints, the way out.
+"""What both loops share around their steps: policy, optimizer, evaluations, checkpoints, the end.
 
-A loop asks for `steps()`, does its own forward and backward, calls `update` once or more per step
-and `log` once; everything that happens between steps happens in `log` and `steps`.
+A loop asks for `steps()`, does its own forward and backward, calls `optimizer_step` once or more
+per step and `log` once; everything that happens between steps happens in `log` and `steps`.
 """
 
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
-from engine.core import crash
 from engine.evidence.detect.alerts import Watch, alert_fields
 from engine.evidence.verdict.verdict import run_verdict
-from engine.worker.components import Workbench, sampling
+from engine.records.lines.trajectory_record import TrajectoryRecord
+from engine.records.run_config import TrainConfig
+from engine.worker.components import Components
 from engine.worker.core.failures import WorkerFailure
-from engine.worker.core.job import Job, Stopped
+from engine.worker.core.job import Job, LoopState, Result, Stopped
+from engine.worker.core.limits import AnswerLimits
 from engine.worker.evaluation import heldout
-from engine.worker.evaluation.during_training import Best, Exam, LossRow
+from engine.worker.evaluation.during_training import Best, HeldoutEvaluation, LossRow, Questions
 from engine.worker.manifest import weight_hashes, write_manifest
 from engine.worker.network.adapter import read_adapter
 from engine.worker.network.policy import Policy
-from engine.worker.rollouts.collect import Stage
-from engine.worker.update import checkpoint, oom_retry
+from engine.worker.network.sampler import SamplingParams
+from engine.worker.rollouts.collect import RolloutContext
+from engine.worker.update import checkpoint
+from engine.worker.update.memory_retry import BatchPass, MemoryRetry, tokens_at_once
 from engine.worker.update.meter import Meter, peak_memory, totals
 from engine.worker.update.profiling import Profiler
 from engine.worker.update.schedule import apply_step, make_optimizer, rate
+from envs.json_types import TaskRow
 
-Found = TypeVar("Found")
+Sums = TypeVar("Sums")
+PATIENCE = 3  # evaluations in a row without a new best that end a run with stop_early=heldout
 
 
 class Training:
@@ -41,28 +48,28 @@ class Training:
 
     Args:
         job: the run.
-        bench: what was loaded for it.
+        components: what was loaded for it.
         total: optimizer steps (SFT) or batches (GRPO) of the whole run.
     """
 
-    def __init__(self, job: Job, bench: Workbench, total: int) -> None:
+    def __init__(self, job: Job[TrainConfig], components: Components, total: int) -> None:
         self.job = job
-        self.bench = bench
+        self.components = components
         self.total = total
-        self.settings = job.settings
-        self.base_weights = weight_hashes(job.run.home, bench.base.path)
-        start = job.config.get("start_adapter")
+        self.settings = job.config.settings
+        self.base_weights = weight_hashes(job.run.home, components.base.path)
+        start = job.config.start_adapter
         if start:
             checkpoint.require_base(Path(start), self.base_weights)
-        self.policy = Policy(bench.base, job.settings, Path(start) if start else None)
+        self.policy = Policy(components.base, self.settings, Path(start) if start else None)
         self.parameters = self.policy.parameters()
-        self.optimizer = make_optimizer(self.parameters, job.settings)
+        self.optimizer = make_optimizer(self.parameters, self.settings)
         self.meter = Meter(self.policy)
-        self.profiler = Profiler(job.run.logs, wanted=bool(job.config.get("profile")))
+        self.profiler = Profiler(job.run.logs, wanted=job.config.profile)
         self.done = 0
-        self.extra: dict[str, Any] = {}
-        self.exam: Exam | None = None
-        self.watch = Watch(job.run, job.config["algorithm"], job.settings)
+        self.state: LoopState = {}
+        self.evaluation: HeldoutEvaluation | None = None
+        self.watch = Watch(job.run, job.config.algorithm, self.settings.model_dump())
         self.alarmed = False  # an alert asked for the end
         self.spent = {"exam_s": 0.0, "save_s": 0.0}  # seconds between the steps
         self._before = self._fingerprint()
@@ -80,31 +87,35 @@ class Training:
         if isinstance(error, Stopped) and self.done > 0:
             self.save()
 
-    def examine(
+    def start(
         self,
-        tasks: Sequence[dict[str, Any]],
+        tasks: Sequence[TaskRow],
         *,
-        stage: Stage | None,
-        limits: dict[str, Any],
+        context: RolloutContext | None,
+        limits: AnswerLimits,
         budget: int,
         loss_rows: Sequence[LossRow] = (),
     ) -> None:
-        """Prepare the exams; then either resume or sit the first one, at step 0."""
-        self.exam = Exam(
+        """Prepare the evaluations; then either resume or do the first one, at step 0.
+
+        Args:
+            tasks: the held-out tasks, in the order of `heldout.ordered`.
+            context: how they are played; None where the environment scores nothing.
+            limits: of the answers.
+            budget: padded tokens per forward pass.
+            loss_rows: the tasks as conversations, where their loss is measured.
+        """
+        params = SamplingParams.greedy(limits, self.settings.seed)
+        self.evaluation = HeldoutEvaluation(
             self.job,
             self.policy,
-            env=self.bench.env,
-            tasks=tasks,
-            stage=stage,
-            sampler=self.bench.sampler,
-            params=sampling(limits, greedy=True, seed=self.settings["seed"]),
-            loss_rows=loss_rows,
-            budget=budget,
+            self.components.sampler,
+            Questions(self.components.env, tasks, context, params, loss_rows),
+            budget,
         )
-        isolation = stage.process.isolation if stage else ""
-        sampling_used = asdict(self.exam.params)
-        write_manifest(self.job, self.bench, isolation, sampling_used, self.meter.matrix_flops)
-        select = self.exam.choosing
+        isolation = context.process.isolation if context else ""
+        write_manifest(self.job, self.components, isolation, params, self.meter.matrix_flops)
+        select = self.evaluation.choosing
         halves = f": {select} choose the checkpoint, {len(tasks) - select} are reported"
         self.job.event(
             "started",
@@ -117,10 +128,10 @@ class Training:
         resumed = self._resume()
         if tasks and not resumed:
             with self._timed("exam_s"):
-                curves = self.exam.at(0, heldout.SELECT, heldout.REPORT)
+                curves = self.evaluation.evaluate(0, heldout.VALIDATION, heldout.TEST)
             self.job.metrics(0, curves)
         self.watch.catch_up(self.done)
-        self.alarmed = self.settings["stop_early"] == "alert" and bool(self.watch.active)
+        self.alarmed = self.settings.stop_early == "alert" and bool(self.watch.active)
 
     def steps(self) -> Iterator[int]:
         """Step numbers still to do. Raises Stopped between steps when the run must stop."""
@@ -128,108 +139,115 @@ class Training:
             self.job.check_stop()
             step = self.done + 1
             # Every draw of a step (dropout, mostly) follows from its number: see checkpoint.py.
-            torch.manual_seed(self.settings["seed"] * 1_000_003 + step)
+            torch.manual_seed(self.settings.seed * 1_000_003 + step)
             with self.profiler.step(step):
                 yield step
-            if self.exam is not None and self.exam.exhausted(self.settings):
-                self.job.event("stopped_early", f"no better exam since step {self.exam.best.step}")
+            if self.evaluation is not None and self._exhausted(self.evaluation.best):
+                self.job.event(
+                    "stopped_early", f"no better exam since step {self.evaluation.best.step}"
+                )
                 return
         if self.alarmed:
-            said = ", ".join(sorted(self.watch.active))
-            self.job.event("stopped_early", f"alert: {said}", step=self.done)
+            alerts = ", ".join(sorted(self.watch.active))
+            self.job.event("stopped_early", f"alert: {alerts}", step=self.done)
 
-    def within_memory(
-        self,
-        step: int,
-        budget: int,
-        attempt: Callable[[int], Found],
-        finest: Callable[[int], bool],
-    ) -> Found:
-        """What `attempt(tokens)` returns: a pass over the batch in microbatches of at most
-        `tokens`, at first `budget`, halved for the rest of the run whenever memory runs out.
+    def _exhausted(self, best: Best) -> bool:
+        """`stop_early=heldout`: no improvement in the last few evaluations."""
+        return self.settings.stop_early == "heldout" and best.since >= PATIENCE
 
-        Raises WorkerFailure (oom) when halving does not help, at once where `finest(tokens)`.
+    def within_memory(self, step: int, budget: int, batch_pass: BatchPass[Sums]) -> Sums:
+        """What the pass over the batch of `step` returns, in microbatches of at most `budget`
+        tokens, halved for the rest of the run whenever memory runs out.
+
+        Raises WorkerFailure (oom) when halving does not help.
         """
-
-        def tell(tokens: int, said: str) -> None:
-            self.job.event(
-                "memory",
-                f"memory ran out in step {step}: from here on at most {tokens} tokens go through "
-                "the model at once; the updates stay the same",
-                step=step,
-                microbatch_tokens=tokens,
-                evidence=said,
-            )
-            if self.exam is not None:
-                self.exam.budget = min(self.exam.budget, tokens)
-
-        return oom_retry.until_it_fits(
-            attempt,
-            budget=budget,
-            extra=self.extra,
+        retry = MemoryRetry(
+            budget,
+            self.state,
             clear=self.policy.adapter.clear_gradients,
-            tell=tell,
-            finest=finest,
+            tell=partial(self._tell_of_memory, step),
         )
+        return retry.run(batch_pass)
 
-    def update(self, step: int) -> tuple[float, float]:
-        """One optimizer step; returns (gradient norm before clipping, learning rate)."""
+    def _tell_of_memory(self, step: int, tokens: int, message: str) -> None:
+        self.job.event(
+            "memory",
+            f"memory ran out in step {step}: from here on at most {tokens} tokens go through "
+            "the model at once; the updates stay the same",
+            step=step,
+            microbatch_tokens=tokens,
+            evidence=message,
+        )
+        if self.evaluation is not None:
+            self.evaluation.budget = min(self.evaluation.budget, tokens)
+
+    def optimizer_step(self, step: int) -> tuple[float, float]:
+        """Move the adapter by its gradients; returns (gradient norm before clipping, learning
+        rate)."""
         lr = rate(step, self.total, self.settings)
-        norm = apply_step(self.optimizer, self.policy.adapter, lr, self.settings["max_grad_norm"])
-        crash.point("step.updated")
+        norm = apply_step(self.optimizer, self.policy.adapter, lr, self.settings.max_grad_norm)
         return norm, lr
 
-    def log(self, step: int, values: dict[str, Any]) -> None:
-        """The end of a step: sit the exam when it is due, look for alerts, write the metrics,
-        keep a checkpoint. With `stop_early` alert an alert makes the step the last one."""
+    def log(
+        self,
+        step: int,
+        values: Mapping[str, float | None],
+        rollouts: Sequence[TrajectoryRecord] = (),
+    ) -> None:
+        """The end of a step: evaluate when it is due, look for alerts, write the metrics, keep a
+        checkpoint. With `stop_early` alert an alert makes the step the last one.
+
+        Args:
+            values: metrics of the step, `train_s` among them.
+            rollouts: what was played in it.
+        """
         self.done = step
-        values = values | self.meter.step(values["train_s"])
+        values = {**values, **self.meter.step(values["train_s"] or 0.0)}
         last = step == self.total
-        due = last or step % self.settings["eval_every"] == 0
+        due = last or step % self.settings.eval_every == 0
         if due:
-            values = values | self._sit(step)
-        raised, cleared = self.watch.look(step, values)
-        if raised and not last and self.settings["stop_early"] == "alert":
+            values |= self._evaluate(step)
+        raised, cleared = self.watch.look(step, values, rollouts)
+        if raised and not last and self.settings.stop_early == "alert":
             self.alarmed = last = True
-            values = values if due else values | self._sit(step)
+            values |= {} if due else self._evaluate(step)
         self.job.metrics(step, values)
-        crash.point("step.logged")
         for finding in raised:
             self.job.event("alert", finding.what, step=step, **alert_fields(finding))
         for name in cleared:
             self.job.event("alert_cleared", f"{name} is over", step=step, id=name)
         # Last of all: what a checkpoint stands for is written, or a resumed run would lack it.
-        if self.exam is not None and self.exam.best.step == step:
+        if self.evaluation is not None and self.evaluation.best.step == step:
             self.save()
             checkpoint.mark_best(self.job.run, step)
-        if last or step % self.settings["save_every"] == 0:
+        if last or step % self.settings.save_every == 0:
             self.save()
 
-    def _sit(self, step: int) -> dict[str, float]:
-        """The exam, where there are held-out tasks."""
-        if self.exam is None or not self.exam.tasks:
+    def _evaluate(self, step: int) -> dict[str, float]:
+        """The evaluation of a step, where there are held-out tasks."""
+        if self.evaluation is None or not self.evaluation.tasks:
             return {}
         with self._timed("exam_s"):
-            return self.exam.at(step, heldout.SELECT)
+            return self.evaluation.evaluate(step, heldout.VALIDATION)
 
     def save(self) -> None:
         """A checkpoint of the step just done, then the old ones tidied away."""
-        best = self.exam.best if self.exam is not None else Best()
-        extra = dict(self.extra)
+        best = self.evaluation.best if self.evaluation is not None else Best()
+        state = dict(self.state)
         if best.step > 0:
             # JSON has no infinity: what is not there reads as the default.
-            extra["best"] = {k: v for k, v in asdict(best).items() if math.isfinite(v)}
-        progress = checkpoint.Progress(self.done, extra)
+            state["best"] = {k: v for k, v in asdict(best).items() if math.isfinite(v)}
+        progress = checkpoint.Progress(self.done, state)
         with self._timed("save_s"):
             folder = checkpoint.save(
                 self.job.run,
                 self.policy,
                 self.optimizer,
                 progress,
-                base_ref=self.job.config["base"]["ref"],
+                base_ref=self.job.config.base.ref,
                 base_weights=self.base_weights,
             )
-        checkpoint.prune(self.job.run, self.settings["keep_checkpoints"], {best.step, self.done})
+        checkpoint.prune(self.job.run, self.settings.keep_checkpoints, {best.step, self.done})
         if self._saved != self.done:  # a step may be saved for two reasons at once
             self.job.event("checkpoint", f"saved {folder.name}", step=self.done)
         self._saved = self.done
@@ -243,43 +261,46 @@ class Training:
                 evidence=f"step {self.done + 1}: {what} {value}",
             )
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self) -> Result:
         """Hold the run to its promises, play the report half, and say what came of it.
 
         Raises:
             WorkerFailure: kind no_update, when the adapter is what it was at the start.
         """
-        if self._fingerprint() == self._before and not self.extra.get("no_gradient"):
+        if self._fingerprint() == self._before and not self.state.get("no_gradient"):
             raise WorkerFailure(
                 "no_update",
                 "The adapter did not change.",
                 evidence=f"{self.done} steps, weights equal to the start",
                 hint="Raise learning_rate; for grpo read zero_advantage_share first.",
             )
-        result: dict[str, Any] = {"steps": self.done, "verdict": "unknown", "summary": ""}
-        if self.exam is not None and self.exam.tasks and self.exam.best.step > 0:
+        result: Result = {"steps": self.done, "verdict": "unknown", "summary": ""}
+        if self.evaluation is not None and self.evaluation.tasks and self.evaluation.best.step > 0:
             with self._timed("exam_s"):
-                best = self.exam.report(self._load_step)
+                best = self.evaluation.report(self._load_step)
             checkpoint.mark_best(self.job.run, best)
-            result |= {"best_step": best, "best_score": self.exam.best.score}
+            result |= {"best_step": best, "best_score": self.evaluation.best.score}
         else:
             checkpoint.mark_best(self.job.run, self.done)
             result["best_step"] = self.done
-        verdict = run_verdict(self.job.run)
+        verdict = run_verdict(self.job.run).to_json()
         result |= {"verdict": verdict["verdict"], "evidence": verdict}
         result["summary"] = verdict.get("summary", "")
         result["measured"] = self._measured()
         self.job.event("finished", f"done after {self.done} steps: {verdict['verdict']}")
         return result
 
-    def _measured(self) -> dict[str, Any]:
+    def _measured(self) -> Result:
         """What the run took, for people and for later estimates."""
-        found: dict[str, Any] = totals(self.job.run) | {"matrix_flops": self.meter.matrix_flops}
+        measured: Result = totals(self.job.run)
+        measured["matrix_flops"] = self.meter.matrix_flops
         spent = {name: round(value, 3) for name, value in self.spent.items()}
-        found["seconds"] = found.get("seconds", {}) | spent
-        # Of the last exam too, which no line of the metrics knows of.
-        found["peak_memory"] = peak_memory(self.meter.device)
-        return found | (self.exam.habits() if self.exam is not None else {})
+        measured["seconds"] = measured.get("seconds", {}) | spent
+        # Of the last evaluation too, which no line of the metrics knows of.
+        measured["peak_memory"] = peak_memory(self.meter.device)
+        if self.evaluation is not None:
+            measured |= self.evaluation.habits()
+        return measured
 
     @contextmanager
     def _timed(self, what: str) -> Iterator[None]:
@@ -299,23 +320,22 @@ class Training:
         """
         checkpoint.sweep(self.job.run)
         folder = self._soundest()
-        if folder is None or self.exam is None:
+        if folder is None or self.evaluation is None:
             self.job.rewind(-1)
             return False
         checkpoint.require_base(folder, self.base_weights)
         progress = checkpoint.restore(folder, self.policy, self.optimizer)
         self.done = progress.step
-        best = progress.extra.pop("best", None)
+        best = progress.state.pop("best", None)
         if best and best["step"] in self.job.run.checkpoint_steps():
-            self.exam.best = Best(**best)
+            self.evaluation.best = Best(**best)
             # A kill may have come between the checkpoint and the link to it.
             checkpoint.mark_best(self.job.run, best["step"])
         elif best:
             self.job.event("best_lost", f"the checkpoint of step {best['step']} is gone")
-        self.extra = progress.extra
-        self.exam.budget = oom_retry.tokens_at_once(self.exam.budget, self.extra)
+        self.state = progress.state
+        self.evaluation.budget = tokens_at_once(self.evaluation.budget, self.state)
         self.job.rewind(self.done)
-        crash.point("train.rewound")
         self.job.event("resumed", f"from {folder.name}", step=self.done)
         return True
 
@@ -327,10 +347,10 @@ class Training:
                 checkpoint.verify(folder)
                 return folder
             except WorkerFailure as failure:
-                kept = checkpoint.set_aside(folder)
+                aside = checkpoint.set_aside(folder)
                 self.job.event(
                     "checkpoint_damaged",
-                    f"{failure.message} {failure.evidence}; it is kept as {kept.name} and the "
+                    f"{failure.message} {failure.evidence}; it is kept as {aside.name} and the "
                     "one before it is used",
                     checkpoint=folder.name,
                 )

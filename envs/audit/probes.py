@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from envs.json_types import ChatMessage
+
 GOLD = "gold"
 PROBES: dict[str, str] = {
     GOLD: "the reference answer; it should earn the most",
@@ -268,28 +270,28 @@ def _plain(text: str) -> str:
 
 def message_probes(
     prompt: str,
-    gold: Sequence[dict[str, Any]],
-    others: Sequence[Sequence[dict[str, Any]]],
+    gold: Sequence[ChatMessage],
+    others: Sequence[Sequence[ChatMessage]],
     rng: random.Random,
-) -> dict[str, list[dict[str, Any]]]:
+) -> dict[str, list[ChatMessage]]:
     """The probes of a multi-turn task: lists of assistant messages to be played in order."""
     last = str(gold[-1].get("content") or "") if gold else ""
     texts = [str(other[-1].get("content") or "") for other in others if other]
     single = text_probes(prompt, last or None, texts, rng)
     names = ("empty", *LENGTHS, "prompt echo", "opener only", "filler", "enumerated")
-    probes = {n: [_said(single[n])] for n in names if n in single}
-    trigger = _said(single["exception trigger"])
+    probes = {n: [_assistant(single[n])] for n in names if n in single}
+    trigger = _assistant(single["exception trigger"])
     if rng.random() < 0.5:
-        trigger = _said("") | {"tool_calls": [_bad_call(rng)]}
+        trigger = _assistant("") | {"tool_calls": [_bad_call(rng)]}
     probes["exception trigger"] = [trigger]
     if not gold:
         return probes
-    played: dict[str, list[dict[str, Any]]] = {GOLD: list(gold)}
+    played: dict[str, list[ChatMessage]] = {GOLD: list(gold)}
     for name in (
         "off by one", "negated gold", "gold then wrong", "wrong then gold", "format only", OVERLONG,
     ):  # fmt: skip
         if name in single:
-            played[name] = [*gold[:-1], _said(single[name])]
+            played[name] = [*gold[:-1], _assistant(single[name])]
     if len(gold) > 1:
         played["truncated gold"] = list(gold[:-1])
         played["last message only"] = [gold[-1]]
@@ -299,11 +301,11 @@ def message_probes(
     return played | probes
 
 
-def _said(text: str) -> dict[str, Any]:
+def _assistant(text: str) -> ChatMessage:
     return {"role": "assistant", "content": text}
 
 
-def _bad_call(rng: random.Random) -> dict[str, Any]:
+def _bad_call(rng: random.Random) -> ChatMessage:
     """A tool call a model might make: no such tool, no arguments, arguments of the wrong kind."""
     name, arguments = rng.choice((("nothing", "{}"), ("", "{}"), ("lookup", "[1, 2]"), ("x", "{")))
     return {"id": "call_1", "type": "function", "function": {"name": name, "arguments": arguments}}

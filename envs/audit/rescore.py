@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envs.config.problem import EnvProblem
+from envs.json_types import ScoreReply
 
 SHOWN = 5
 THIRD_S = 5.0  # of the third process, once it runs; one call more may be under way
@@ -32,7 +33,7 @@ class Scored:
 
     about: Mapping[str, Any]
     reward: float
-    score: Callable[[Any], dict[str, Any] | str]
+    score: Callable[[Any], ScoreReply | str]
 
 
 def score_again(
@@ -142,7 +143,7 @@ class _Changed:
         return said | ({"error": str(self.second["error"])[:200]} if self.failed else {})
 
 
-def _settled(answer: Scored, second: dict[str, Any], process: Any) -> dict[str, Any] | None:
+def _settled(answer: Scored, second: ScoreReply, process: Any) -> ScoreReply | None:
     """What the same process says when it is asked once more; None for the reward of old."""
     warm = answer.score(process)
     if isinstance(warm, str) or warm["error"]:

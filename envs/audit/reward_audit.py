@@ -21,6 +21,7 @@ from envs.audit.audit_summary import PAYS_FOR_LENGTH, headline, pays_for_length
 from envs.audit.probes import GOLD, INFORMATIVE, NEAR, PROBES, message_probes, text_probes
 from envs.audit.rescore import Scored
 from envs.base import Task
+from envs.json_types import ChatMessage, ScoreReply
 
 PAID = 0.5  # of what gold earns
 GOLD_FAILURES = 0.1  # share of rows
@@ -37,12 +38,12 @@ SHOWN = 5
 class Scorer(Protocol):
     """What the audit needs of an env process."""
 
-    def score(self, task: Mapping[str, Any], completion: str) -> dict[str, Any]: ...
+    def score(self, task: Mapping[str, Any], completion: str) -> ScoreReply: ...
 
     def start(self, task: Mapping[str, Any]) -> Any: ...
 
 
-Ask = Callable[[Any, Any], dict[str, Any]]  # (scorer, answer to a probe) -> score
+Ask = Callable[[Any, Any], ScoreReply]  # (scorer, answer to a probe) -> score
 
 
 @dataclass
@@ -146,7 +147,7 @@ class _First:
 
     task_id: str
     reward: float
-    again: Callable[[], dict[str, Any]]
+    again: Callable[[], ScoreReply]
 
     def revisit(self, found: _Findings) -> None:
         reward = self.again()["reward"]
@@ -185,13 +186,13 @@ def _probe_messages(
     return _score_all(probes, scorer, lambda who, said: play(who, row, said), task.id, found, late)
 
 
-def _assistant(task: Task) -> list[dict[str, Any]]:
+def _assistant(task: Task) -> list[ChatMessage]:
     return [message.to_dict() for message in task.answer_messages if message.role == "assistant"]
 
 
 def play(
     scorer: Scorer, row: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
+) -> ScoreReply:
     """The score of a rollout in which the model says `messages`, as far as the env lets it."""
     began = time.monotonic()
     try:
@@ -227,7 +228,7 @@ def _score_all(
     order = list(probes)
     if found.rows % 2 and len(order) > 1:
         order.reverse()
-    results: dict[str, dict[str, Any]] = {}
+    results: dict[str, ScoreReply] = {}
     repeat = ""
     for name in order:
         if (found.tallies or results) and late():

@@ -6,6 +6,6 @@
     loader.py          a folder to an Env; what is wrong, with file and line
     pipe.py            lines over the pipe to an env process
     process.py         the client of an env process
-    redact.py          secrets taken out of what leaves it
+    redact.py          secrets taken out of text; the engine's home/sanitize.py uses it too
     sandbox_parent.py  the parent of user code: limits before, nothing left after
 """

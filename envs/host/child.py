@@ -13,6 +13,7 @@ from typing import Any
 from envs.base import Env, Message, MultiTurnEnv, Score, Task, is_scored, kind_of
 from envs.config.problem import EnvProblem
 from envs.host.loader import explain, load_folder, read_task_rows, where
+from envs.json_types import ChatMessage, Reply, Request, ScoreReply
 
 MAX_EPISODES = 10_000
 
@@ -39,13 +40,13 @@ def serve(requests: int, replies: int, source: Path) -> None:
 class _Host:
     """One loaded environment and its rollouts under way."""
 
-    def __init__(self, env: Env, source: Path, answer: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, env: Env, source: Path, answer: Callable[[Reply], None]) -> None:
         self.env = env
         self.source = source
         self.answer = answer
         self.pid = os.getpid()
         self.episodes: dict[int, tuple[Task, Any]] = {}
-        self.operations: dict[str, Callable[[dict[str, Any]], Any]] = {
+        self.operations: dict[str, Callable[[Request], Any]] = {
             "score": self.score,
             "start": self.start,
             "step": self.step,
@@ -53,7 +54,7 @@ class _Host:
             "drop": self.drop,
         }
 
-    def handle(self, request: dict[str, Any]) -> None:
+    def handle(self, request: Request) -> None:
         """One request, one reply (`tasks` sends a line per row before it)."""
         ident = request["id"]
         try:
@@ -83,28 +84,28 @@ class _Host:
             self.answer({"id": ident, "row": row})
         return len(rows)
 
-    def score(self, request: dict[str, Any]) -> dict[str, Any]:
+    def score(self, request: Request) -> ScoreReply:
         if isinstance(self.env, MultiTurnEnv):
             raise BadReturn("a multi-turn environment is scored at the end of an episode")
         task = Task.from_row(request["task"])
         return _score(self.env.score(task, request["completion"]))  # type: ignore[attr-defined]
 
-    def start(self, request: dict[str, Any]) -> None:
+    def start(self, request: Request) -> None:
         if len(self.episodes) >= MAX_EPISODES:
             raise BadReturn(f"{MAX_EPISODES} rollouts are open at once; close some")
         task = Task.from_row(request["task"])
         self.episodes[request["episode"]] = (task, self._multi().start(task))
 
-    def step(self, request: dict[str, Any]) -> list[dict[str, Any]] | None:
+    def step(self, request: Request) -> list[ChatMessage] | None:
         _, state = self.episodes[request["episode"]]
         reply = self._multi().step(state, Message.from_dict(request["message"]))
         return None if reply is None else _reply(reply)
 
-    def finish(self, request: dict[str, Any]) -> dict[str, Any]:
+    def finish(self, request: Request) -> ScoreReply:
         task, state = self.episodes[request["episode"]]
         return _score(self._multi().score(task, state))
 
-    def drop(self, request: dict[str, Any]) -> None:
+    def drop(self, request: Request) -> None:
         self.episodes.pop(request["episode"], None)
 
     def _multi(self) -> MultiTurnEnv:
@@ -117,7 +118,7 @@ def _describe(env: Env) -> dict[str, Any]:
     return {"kind": kind_of(env), "scored": is_scored(env), "tools": list(env.tools)}
 
 
-def _score(given: Any) -> dict[str, Any]:
+def _score(given: Any) -> ScoreReply:
     """A Score, or a bare number, as a dict; whether it is finite is checked by the client."""
     score = given if isinstance(given, Score) else Score(_number(given, "score() returned"))
     if not isinstance(score.metrics, Mapping):
@@ -144,7 +145,7 @@ def _number(value: Any, what: str) -> float:
     return float(value)
 
 
-def _reply(messages: Any) -> list[dict[str, Any]]:
+def _reply(messages: Any) -> list[ChatMessage]:
     if isinstance(messages, str | dict | Message):
         raise BadReturn(f"step() returned a {type(messages).__name__}; return a list of Message")
     try:
@@ -158,8 +159,8 @@ def _reply(messages: Any) -> list[dict[str, Any]]:
     return [message.to_dict() for message in parsed]
 
 
-def _writer(fd: int) -> Callable[[dict[str, Any]], None]:
-    def write(message: dict[str, Any]) -> None:
+def _writer(fd: int) -> Callable[[Reply], None]:
+    def write(message: Reply) -> None:
         data = memoryview((json.dumps(message) + "\n").encode())
         while data:
             data = data[os.write(fd, data) :]

@@ -21,9 +21,10 @@ from typing import Any
 
 from envs.config.problem import EnvProblem
 from envs.config.settings import Limits
-from envs.host.redact import Redactor
+from envs.host.redact import SecretFilter
 from envs.isolation.packages import Order, Packages
 from envs.isolation.sandbox import Reach, Sandbox
+from envs.json_types import Reply, Request
 
 REPLY_BYTES = 1 << 20  # of one score or one env message
 ROW_BYTES = 16 << 20  # of one task
@@ -61,7 +62,7 @@ class Pipe:
         """Starts the warden; `install` makes its child an installer that may `reach` further."""
         _sweep(tempfile.gettempdir())
         self.box = tempfile.mkdtemp(prefix=BOX)
-        self.redactor = Redactor(secrets)
+        self.secrets = SecretFilter(secrets.items())
         self.child: int | None = None
         self.buffer = bytearray()
         self.taken = 0  # bytes of replies so far
@@ -128,7 +129,7 @@ class Pipe:
             else:
                 raise Fault("the env process spoke out of turn")
 
-    def call(self, op: str, body: dict[str, Any], deadline: float, seconds: float) -> Any:
+    def call(self, op: str, body: Request, deadline: float, seconds: float) -> Any:
         """The reply's value; for `tasks` the rows sent before it. Raises Fault."""
         # Not to be guessed, so that user code cannot prepare a reply of its own.
         ident = tokens.randbits(53)
@@ -185,7 +186,7 @@ class Pipe:
             except BrokenPipeError:
                 return  # the reply, or its absence, tells why
 
-    def _read(self, deadline: float, cap: int, doing: str, seconds: float) -> dict[str, Any]:
+    def _read(self, deadline: float, cap: int, doing: str, seconds: float) -> Reply:
         """The next message. Raises Fault."""
         scanned = 0
         while True:
@@ -210,9 +211,9 @@ class Pipe:
             self.buffer += data
             self.taken += len(data)
 
-    def _parse(self, line: bytes, doing: str) -> dict[str, Any]:
+    def _parse(self, line: bytes, doing: str) -> Reply:
         try:
-            message = self.redactor.clean_json(json.loads(line))
+            message = self.secrets.in_json(json.loads(line))
         except (ValueError, RecursionError):
             message = None
         if not isinstance(message, dict):
@@ -258,7 +259,7 @@ def _sweep(place: str) -> None:
                     os.close(folder)
 
 
-def _last_words(ended: dict[str, Any], doing: str) -> str:
+def _last_words(ended: Reply, doing: str) -> str:
     number, code = ended.get("signal"), ended.get("code")
     tail = str(ended.get("tail") or "").strip()
     if isinstance(number, int) and number > 0:

@@ -24,6 +24,7 @@ from envs.host.loader import MAX_TASKS, check_tools, task_problem
 from envs.host.pipe import Fault, Pipe
 from envs.isolation.packages import packages_of
 from envs.isolation.sandbox import Held, Sandbox
+from envs.json_types import ChatMessage, Request, ScoreReply, TaskRow
 
 MAX_METRICS = 64
 METRIC_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/@-]{0,63}")  # no room for a sentence
@@ -123,7 +124,7 @@ class EnvProcess:
                 raise _as_problem(fault) from None
             return dict(self._facts)
 
-    def tasks(self, seconds: float | None = None) -> list[dict[str, Any]]:
+    def tasks(self, seconds: float | None = None) -> list[TaskRow]:
         """Every task as a stored row, within `seconds` (its start_seconds by default).
         Raises EnvProblem."""
         seconds = self.limits.start_seconds if seconds is None else seconds
@@ -134,12 +135,12 @@ class EnvProcess:
                 raise _as_problem(fault) from None
             return _checked_rows(rows, learnt=self._facts.get("kind") == "sft")
 
-    def score(self, task: Mapping[str, Any], completion: str) -> dict[str, Any]:
+    def score(self, task: Mapping[str, Any], completion: str) -> ScoreReply:
         """Reward, success, metrics, error and seconds of one completion. Never raises for faults
         of the environment: they are the error text, with reward 0."""
         return self._scored("score", {"task": task, "completion": completion})
 
-    def score_many(self, pairs: Sequence[tuple[Mapping[str, Any], str]]) -> list[dict[str, Any]]:
+    def score_many(self, pairs: Sequence[tuple[Mapping[str, Any], str]]) -> list[ScoreReply]:
         """`score` of each pair, in order."""
         return [self.score(task, completion) for task, completion in pairs]
 
@@ -163,7 +164,7 @@ class EnvProcess:
         with contextlib.suppress(Exception):
             self.close()
 
-    def _scored(self, op: str, body: dict[str, Any]) -> dict[str, Any]:
+    def _scored(self, op: str, body: Request) -> ScoreReply:
         began = time.monotonic()
         try:
             with self._lock:
@@ -176,7 +177,7 @@ class EnvProcess:
         score["seconds"] = time.monotonic() - began
         return score
 
-    def _call(self, op: str, body: dict[str, Any], seconds: float) -> Any:
+    def _call(self, op: str, body: Request, seconds: float) -> Any:
         """One request and its reply. Raises Fault; then the next call starts a new process."""
         self._ensure()
         assert self._pipe is not None  # _ensure raises otherwise
@@ -232,13 +233,13 @@ class Episode:
         self.process = process
         self.task = task
         self.number = number
-        self._history: list[tuple[dict[str, Any], Any]] = []  # each message and its reply
+        self._history: list[tuple[ChatMessage, Any]] = []  # each message and its reply
         self._failed = ""
         self._generation = -1
         with process._lock:
             self._begin()
 
-    def step(self, message: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    def step(self, message: Mapping[str, Any]) -> list[ChatMessage] | None:
         """The environment's reply to one assistant message, None at the end.
 
         Raises EpisodeFailed; a failed rollout stays failed.
@@ -250,7 +251,7 @@ class Episode:
             self._history.append((said, reply))
         return reply
 
-    def score(self) -> dict[str, Any]:
+    def score(self) -> ScoreReply:
         """Like `EnvProcess.score`, for what the rollout has led to."""
         if self._failed:
             return failed_score(self._failed) | {"seconds": 0.0}
@@ -287,7 +288,7 @@ class Episode:
                 )
                 raise EpisodeFailed(self._failed)
 
-    def _send(self, op: str, body: dict[str, Any]) -> Any:
+    def _send(self, op: str, body: Request) -> Any:
         try:
             seconds = self.process.limits.call_seconds
             value = self.process._call(op, body | {"episode": self.number}, seconds)
@@ -315,7 +316,7 @@ def isolation_here(sandbox: Sandbox | None = None) -> Held:
         return Held(process.level, tuple(holds), tuple(process.gaps))
 
 
-def failed_score(error: str) -> dict[str, Any]:
+def failed_score(error: str) -> ScoreReply:
     """The score of a sample that could not be scored."""
     return {"reward": 0.0, "success": False, "metrics": {}, "error": error}
 
@@ -334,12 +335,12 @@ def _checked_ready(ready: Mapping[str, Any]) -> dict[str, Any]:
     return {"kind": kind, "scored": scored, "tools": tools}
 
 
-def _checked_rows(rows: list[Any], learnt: bool) -> list[dict[str, Any]]:
+def _checked_rows(rows: list[Any], learnt: bool) -> list[TaskRow]:
     """Rows that crossed the pipe, as tasks write them; raises EnvProblem if one is no task."""
     if not 1 <= len(rows) <= MAX_TASKS:
         said = f"tasks() sent {len(rows)} tasks; send 1 to {MAX_TASKS}"
         raise EnvProblem("ENV_INVALID", said)
-    checked: list[dict[str, Any]] = []
+    checked: list[TaskRow] = []
     seen: dict[str, int] = {}
     for index, row in enumerate(rows):
         try:
@@ -354,7 +355,7 @@ def _checked_rows(rows: list[Any], learnt: bool) -> list[dict[str, Any]]:
     return checked
 
 
-def _checked(value: Any) -> dict[str, Any]:
+def _checked(value: Any) -> ScoreReply:
     """A score that crossed the pipe; raises Fault (the process lives on) if it is none."""
     if not isinstance(value, dict):
         raise Fault("score() gave no score", alive=True)

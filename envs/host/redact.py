@@ -1,64 +1,98 @@
-"""Values of secrets are taken out of everything that leaves an env process."""
+"""Values of secrets taken out of text: the one place that knows how a secret may be written.
+
+Used on everything that leaves an env process (`pipe.py`, `sandbox_parent.py`) and on everything
+shown of a run (`engine/home/sanitize.py`). Standard library only.
+"""
 
 import base64
 import json
+import re
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-MIN_LENGTH = 4  # shorter values occur by chance in ordinary text
+MIN_LENGTH = 4  # characters; anything shorter occurs by chance in ordinary text
 
 
-class Redactor:
-    """Replaces each secret's value, also base64, URL and JSON encoded, by `[secret NAME]`."""
+class SecretFilter:
+    """Replaces the value of each secret by `[secret NAME]`.
 
-    def __init__(self, secrets: Mapping[str, str]) -> None:
-        pairs: dict[bytes, bytes] = {}
-        for name, value in secrets.items():
-            if len(value) < MIN_LENGTH:
-                continue
-            for form in _forms(value):
-                pairs[form] = f"[secret {name}]".encode()
-        # Longer forms first: a quoted value may contain the plain one.
-        self._pairs = sorted(pairs.items(), key=lambda pair: -len(pair[0]))
+    A value is recognised plain, percent-encoded, as JSON and Python write it in a string, and
+    inside base64 (both alphabets, at every alignment). Values, and encodings of them, under
+    MIN_LENGTH characters are left alone.
+    """
 
-    def clean(self, data: bytes) -> bytes:
-        """`data` without any of the values."""
-        for form, replacement in self._pairs:
-            if form in data:
-                data = data.replace(form, replacement)
-        return data
+    def __init__(self, secrets: Iterable[tuple[str, str]]) -> None:
+        """`secrets`: the name and the value of each; a name may have several values."""
+        self._names: dict[str, str] = {}
+        for name, value in secrets:
+            for form in _encodings(value):
+                self._names.setdefault(form, name)
+        # Longer forms first: an escaped value may contain the plain one.
+        longest_first = sorted(self._names, key=len, reverse=True)
+        pattern = "|".join(re.escape(form) for form in longest_first)
+        self._pattern = re.compile(pattern) if pattern else None
 
-    def clean_json(self, value: Any) -> Any:
-        """A JSON value with every text in it cleaned."""
-        if not self._pairs:
+    def in_text(self, text: str) -> str:
+        """`text` without the values."""
+        if self._pattern is None:
+            return text
+        return self._pattern.sub(lambda match: f"[secret {self._names[match.group()]}]", text)
+
+    def in_bytes(self, data: bytes) -> bytes:
+        """`data`, UTF-8 or not, without the values."""
+        if self._pattern is None:
+            return data
+        text = self.in_text(data.decode("utf-8", "surrogateescape"))
+        return text.encode("utf-8", "surrogateescape")
+
+    def in_json(self, value: Any) -> Any:
+        """A JSON value with every text and key in it filtered."""
+        if self._pattern is None:
             return value
         if isinstance(value, str):
-            return self.clean(value.encode("utf-8", "surrogatepass")).decode(
-                "utf-8", "surrogatepass"
-            )
+            return self.in_text(value)
         if isinstance(value, list):
-            return [self.clean_json(item) for item in value]
+            return [self.in_json(item) for item in value]
         if isinstance(value, dict):
-            return {self.clean_json(key): self.clean_json(item) for key, item in value.items()}
+            return {self.in_text(key): self.in_json(item) for key, item in value.items()}
         return value
 
 
-def _forms(value: str) -> set[bytes]:
-    raw = value.encode("utf-8", "surrogateescape")
-    quoted = (
-        urllib.parse.quote(raw, safe=""),
-        urllib.parse.quote(raw),
-        urllib.parse.quote_plus(raw),
-    )
-    forms = {raw, *(text.encode() for text in quoted)}
-    for text in (json.dumps(value), json.dumps(value, ensure_ascii=False), repr(value)):
-        forms.add(text[1:-1].encode("utf-8", "surrogateescape"))
-    # Base64 in the middle of a longer text shifts by 0, 1 or 2 bytes; the unpadded core of each.
+def _encodings(value: str) -> Iterator[str]:
+    """The texts a value may appear as, itself among them."""
+    if len(value) < MIN_LENGTH:
+        return
+    yield value
+    raw = _bytes_of(value)
+    yield urllib.parse.quote(raw, safe="")
+    yield urllib.parse.quote(raw)
+    yield urllib.parse.quote_plus(raw)
+    for literal in (json.dumps(value), json.dumps(value, ensure_ascii=False), repr(value)):
+        yield literal[1:-1]
+    # Python escapes single quotes where the whole text holds double ones too.
+    yield repr("'\"" + value)[4:-1]
+    yield from _base64_cores(raw)
+
+
+def _bytes_of(value: str) -> bytes:
+    try:
+        return value.encode("utf-8", "surrogateescape")  # as it came from the process environment
+    except UnicodeEncodeError:
+        return value.encode("utf-8", "surrogatepass")
+
+
+def _base64_cores(raw: bytes) -> Iterator[str]:
+    """What the base64 of any text that contains `raw` contains.
+
+    Three bytes become four characters, so there is one core for each of the three positions `raw`
+    may begin at; characters that also depend on its neighbours are left out.
+    """
     for shift in range(3):
-        encoded = base64.b64encode(b"\0" * shift + raw)
-        core = encoded[(0, 2, 3)[shift] : len(encoded) - (0, 3, 2)[(len(raw) + shift) % 3]]
-        if len(core) >= 2 * MIN_LENGTH:
-            forms.add(core)
-            forms.add(core.translate(bytes.maketrans(b"+/", b"-_")))
-    return forms
+        encoded = base64.b64encode(b"\0" * shift + raw).decode("ascii")
+        begin = (0, 2, 3)[shift]
+        end = len(encoded) - (0, 3, 2)[(len(raw) + shift) % 3]
+        core = encoded[begin:end]
+        if len(core) >= MIN_LENGTH:
+            yield core
+            yield core.replace("+", "-").replace("/", "_")

@@ -44,7 +44,7 @@ if __name__ == "__main__":
 from envs.config.problem import EnvProblem  # noqa: E402
 from envs.config.settings import Limits  # noqa: E402
 from envs.host import child  # noqa: E402
-from envs.host.redact import Redactor  # noqa: E402
+from envs.host.redact import SecretFilter  # noqa: E402
 from envs.isolation import confine, kernel, namespaces, packages, sandbox  # noqa: E402
 from envs.isolation.packages import Order, Packages  # noqa: E402
 from envs.isolation.sandbox import Reach, Sandbox  # noqa: E402
@@ -59,9 +59,9 @@ INSTALLER_MB = 256  # the same folder while packages are installed, which go els
 class Log:
     """The user's output: redacted, line by line, up to `cap` bytes in the file."""
 
-    def __init__(self, path: str, cap: int, redactor: Redactor) -> None:
+    def __init__(self, path: str, cap: int, secrets: SecretFilter) -> None:
         self.cap = cap
-        self.redactor = redactor
+        self.secrets = secrets
         self.pending = b""
         self.tail = b""
         self.fd = -1
@@ -89,7 +89,7 @@ class Log:
     def _line(self, line: bytes) -> None:
         if len(line) > LOG_LINE:
             line = line[:LOG_LINE] + b" ...\n"
-        line = self.redactor.clean(line)
+        line = self.secrets.in_bytes(line)
         self.tail = (self.tail + line)[-TAIL:]
         if self.fd < 0 or self.written >= self.cap:
             return
@@ -109,7 +109,7 @@ def main() -> None:
     spaces = config["spaces"] or _spaces(wanted, limits, config)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    kernel.become_subreaper()
     os.umask(0o022)  # another uid has to read the copy
     box = Path(config["box"])
     # Never closed: it says that the folder is in use as long as anything of this lives.
@@ -119,8 +119,8 @@ def main() -> None:
         _copy(config["source"], box / "source")
         (box / "work").mkdir()
         (box / sandbox.CANARY).touch()  # what user code must not be able to read
-        values = {name: os.environ.get(name, "") for name in config["secrets"]}
-        log = Log(config["log"], config["log_cap"], Redactor(values))
+        secrets = SecretFilter((name, os.environ.get(name, "")) for name in config["secrets"])
+        log = Log(config["log"], config["log_cap"], secrets)
         here = str(Path(__file__).resolve().parents[1])
         reach = _reach(config)
         uid = confine.spare_uid([*reach.readable, *reach.writable, here], box)
@@ -224,7 +224,7 @@ def _run_child(
         _close_all_but(requests, replies)
         held = confined()
         # Set after the change of uid, which clears it: this process dies with its warden.
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+        kernel.die_with_parent()
         if os.getppid() != parent:
             return
         said = {

@@ -3,10 +3,11 @@ with `sandbox.py`.
 
     confine.py     limits, another uid, no network
     inner_box.py   the second box, around code a model wrote
-    kernel.py      calls the standard library does not have
+    kernel.py      calls the standard library does not have, and every option of prctl
     landlock.py    which files may be reached
     namespaces.py  own processes, network and mounts, by ourselves or bubblewrap
     packages.py    what user code may import, put on its path once it is confined
     sandbox.py     the layers around user code, and the self-test that says which hold
     seccomp.py     which system calls are refused
+    syscalls.py    their numbers, on each machine
 """

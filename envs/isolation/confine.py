@@ -78,7 +78,7 @@ def apply(limits: Limits, uid: int | None, apart: bool = False) -> list[str]:
         room = _tasks_of_user() + max(limits.processes, SHARED_UID_HEADROOM)
         if _set(resource.RLIMIT_NPROC, room):
             held.append(f"processes {room} with the user's own")
-    if kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1):
+    if kernel.forbid_new_privileges():
         held.append("no new privileges")
     return held
 

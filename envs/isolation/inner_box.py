@@ -5,7 +5,6 @@ Small on purpose: it is imported anew for every answer (envs/code_tests.py).
 
 import contextlib
 import os
-import signal
 
 from envs.isolation import kernel, landlock, seccomp
 
@@ -17,10 +16,10 @@ def close(readable: list[str], writable: list[str], keeper: int) -> None:
     Args:
         keeper: its parent; it ends with that one.
     """
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    kernel.die_with_parent()
     if os.getppid() != keeper:
         os._exit(1)
-    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    kernel.forbid_new_privileges()
     with contextlib.suppress(OSError):
         kernel.drop_capabilities()
     abi = 0

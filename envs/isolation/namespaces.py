@@ -8,7 +8,6 @@ only bubblewrap may have them, that is started around the warden.
 import contextlib
 import os
 import shutil
-import signal
 from collections.abc import Callable, Iterable
 from typing import NoReturn
 
@@ -107,7 +106,7 @@ def first_process(
         room_mb: what its files may take together, and those of a private /dev/shm, in MiB.
         writable: further folders that stay writable, where they are.
     """
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    kernel.die_with_parent()
     _arrange(box, uid, room_mb, writable)
     pid = os.fork()
     if pid == 0:

@@ -77,13 +77,13 @@ def packages_of(python: str) -> Packages:
         raise EnvProblem(
             "ENV_IMPORT",
             f"the interpreter {python} does not start: there is no such program",
-            hint="Push the environment again with install=true.",
+            hint="Push the environment again, its packages installed.",
         )
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     raise EnvProblem(
         "ENV_DEPS",
         f"{prefix} holds no packages for Python {version}, on which this server runs",
-        hint="Push the environment again with install=true.",
+        hint="Push the environment again, its packages installed.",
     )
 
 

@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any
 
 from engine.core.errors import UserError
-from engine.core.files import read_object
-from engine.home.rows import OPEN, RunRow
+from engine.core.hints import Call, Hint
+from engine.home.rows import DEFAULT_GPU_HOURS, OPEN, RunRow
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.runs.admission import DEFAULT_HOURS, EVALUATION_WALL_HOURS, Afford
+from engine.runs.submit.admission import EVALUATION_WALL_HOURS, Afford
 from mcp_server.access.audit_log import STARTS, Audit
 from mcp_server.access.keys import Key, own_request_id
 
@@ -69,7 +69,10 @@ def check_quota(
             "QUOTA",
             f"the key {key.name} has {len(going)} runs open ({', '.join(going[:5])}) and may have "
             f"{key.max_runs}",
-            hint=f'wait_run(run_id="{going[0]}") or cancel_run it, then call again.',
+            hint=Hint(
+                "Wait for one or cancel it, then call again.",
+                Call("wait_run", {"run_id": going[0]}),
+            ),
             retryable=True,
         )
     if not counts:
@@ -103,7 +106,7 @@ def _cap_within(left: float, resumed: RunRow | None) -> Cap:
     """The cap of a submit that named none: the default, of a resumed run its own, or `left`."""
     own = _own(resumed)
     hours = min(own, left)
-    if hours == DEFAULT_HOURS:
+    if hours == DEFAULT_GPU_HOURS:
         return Cap(hours)
     why = "what is left of this key's day" if hours < own else "as the run had"
     return Cap(hours, f"max_gpu_hours was not given: it is {_plain(hours)}, {why}")
@@ -117,7 +120,7 @@ def own_cap(home: Home, run_id: str) -> float:
 
 
 def _own(row: RunRow | None) -> float:
-    return (row.max_gpu_hours if row else 0.0) or DEFAULT_HOURS
+    return (row.max_gpu_hours if row else 0.0) or float(DEFAULT_GPU_HOURS)
 
 
 def _cap_of_before(home: Home, store: Store, request_id: str, resumed: RunRow | None) -> Cap | None:
@@ -127,8 +130,8 @@ def _cap_of_before(home: Home, store: Store, request_id: str, resumed: RunRow | 
         return Cap(resumed.max_gpu_hours)
     rows = store.list_runs(ALL_RUNS, kind="train")
     made = next((row for row in rows if row.request_id == request_id), None)
-    hours = made and read_object(home.run(made.run_id).config).get("max_gpu_hours")
-    return Cap(float(hours)) if hours else None
+    config = home.run(made.run_id).find_config() if made else None
+    return Cap(config.max_gpu_hours) if config and config.max_gpu_hours else None
 
 
 def afford_of(home: Home, key: Key, clock: Callable[[], float] = time.time) -> Afford | None:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.core.errors import UserError
+from engine.core.reply import RESULT_CHARS, Reply
 from engine.home.sanitize import clean_value
 
-RESULT_CHARS = 10_000  # Codex cuts results in the middle at about 12,400
 ERROR_CHARS = 1_000
 HEAD = ("summary", "next", "warnings")
 
@@ -33,7 +33,7 @@ def compact(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def envelope(data: dict[str, Any], summary: str) -> dict[str, Any]:
+def envelope(data: Reply, summary: str) -> Reply:
     """`data`, cleaned, with `summary`, `next` and `warnings` first and present."""
     body = clean(data)
     head = {
@@ -44,7 +44,7 @@ def envelope(data: dict[str, Any], summary: str) -> dict[str, Any]:
     return head | body
 
 
-def fit(call: Callable[[int], dict[str, Any]], limit: int) -> dict[str, Any]:
+def fit(call: Callable[[int], Reply], limit: int) -> Reply:
     """`call(limit)`, asked again with half the limit until its answer fits into a result.
 
     Asking again instead of cutting keeps the answer's `next_cursor` true.
@@ -56,7 +56,7 @@ def fit(call: Callable[[int], dict[str, Any]], limit: int) -> dict[str, Any]:
         limit //= 2
 
 
-def cap(body: dict[str, Any], size: int = RESULT_CHARS) -> dict[str, Any]:
+def cap(body: Reply, size: int = RESULT_CHARS) -> Reply:
     """`body` cut to `size` characters: its longest lists and texts lose their ends.
 
     The last resort, for results without a cursor; what was cut is said in `warnings`.
@@ -76,6 +76,12 @@ def cap(body: dict[str, Any], size: int = RESULT_CHARS) -> dict[str, Any]:
 def error_line(error: UserError) -> str:
     """The error as one line of JSON, at most `ERROR_CHARS` long."""
     payload = clean(error.payload())
+    over = len(compact(payload)) - ERROR_CHARS
+    if "call" in payload and over > 0:  # it stands there twice
+        payload["hint"] = error.advice.text
+        if len(compact(payload["call"])) > ERROR_CHARS // 2:
+            del payload["call"]
+            payload["hint"] = str(error.advice)
     for name, least in (("field", 60), ("playbook", 40), ("message", 500), ("hint", 0)):
         over = len(compact(payload)) - ERROR_CHARS
         text = payload.get(name, "")
@@ -94,7 +100,7 @@ def _cut_text(text: str, room: int) -> str:
     return kept + "…" if kept else ""
 
 
-def _cut_largest(body: dict[str, Any]) -> bool:
+def _cut_largest(body: Reply) -> bool:
     """Halve the largest list or text anywhere in `body`; False when nothing is left to cut."""
     best: tuple[int, Any, Any] = (0, None, None)
 

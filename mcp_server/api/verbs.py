@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.errors import UserError
+from engine.core.hints import Call
+from engine.core.reply import Reply
 from engine.home.run_dir import Home
 from engine.home.store import Store
+from engine.runs.submit.requests import EvaluationRequest, GivenSettings, TrainRequest
 from mcp_server.access.keys import LOCAL, Key, agreed_by_owner
 from mcp_server.api.replies import fit
 
-Reply = dict[str, Any]
 MAX_WAIT_S = 50.0
 
 
@@ -65,14 +67,14 @@ def dry_run(
     env_id: str,
     model: str = "pebble",
     algorithm: str = "grpo",
-    settings: dict[str, Any] | None = None,
+    settings: GivenSettings | None = None,
     samples: int = 0,
     key: Key = LOCAL,
 ) -> Reply:
     from engine import dry_run as engine_dry_run
 
     reply = engine_dry_run.dry_run(
-        home, env_id, model, algorithm, settings or {}, samples, _afford(home, key)
+        home, env_id, model, algorithm, dict(settings or {}), samples, _afford(home, key)
     )
     return filled(reply, f"Checked {algorithm} of {model} on {env_id}.")
 
@@ -82,46 +84,18 @@ def estimate_cost(
     env_id: str,
     model: str = "pebble",
     algorithm: str = "grpo",
-    settings: dict[str, Any] | None = None,
+    settings: GivenSettings | None = None,
 ) -> Reply:
     from engine.cost import estimate
 
-    reply = estimate.estimate_cost(home, env_id, model, algorithm, settings or {})
+    reply = estimate.estimate_cost(home, env_id, model, algorithm, dict(settings or {}))
     return filled(reply, f"Estimated {algorithm} of {model} on {env_id}.")
 
 
-def submit_train(
-    home: Home,
-    env_id: str = "",
-    model: str = "pebble",
-    algorithm: str = "grpo",
-    settings: dict[str, Any] | None = None,
-    note: str = "",
-    expect: str = "",
-    parent: str = "",
-    max_gpu_hours: float | None = None,
-    request_id: str = "",
-    resume: str = "",
-    approved: bool = False,
-    profile: bool = False,
-) -> Reply:
+def submit_train(home: Home, request: TrainRequest) -> Reply:
     from engine.runs import lifecycle
 
-    reply = lifecycle.submit(
-        home,
-        env_id=env_id,
-        model=model,
-        algorithm=algorithm,
-        settings=settings or {},
-        note=note,
-        expect=expect,
-        parent=parent,
-        max_gpu_hours=max_gpu_hours,
-        request_id=request_id,
-        resume=resume,
-        approved=approved,
-        profile=profile,
-    )
+    reply = lifecycle.submit(home, request)
     run_id = reply.get("run_id", "")
     reply.setdefault("metrics_uri", f"run://{run_id}/metrics")
     return filled(
@@ -183,30 +157,10 @@ def read_rollouts(
     return filled(reply, f"{pick} rollouts of {run_id}.")
 
 
-def evaluate(
-    home: Home,
-    env_id: str,
-    models: Sequence[str] = (),
-    split: str = "heldout",
-    rows: int = 100,
-    attempts: int = 1,
-    settings: dict[str, Any] | None = None,
-    regrade: str = "",
-    key: Key = LOCAL,
-) -> Reply:
+def evaluate(home: Home, request: EvaluationRequest, key: Key = LOCAL) -> Reply:
     from engine.runs import lifecycle
 
-    reply = lifecycle.submit_evaluation(
-        home,
-        env_id=env_id,
-        models=list(models),
-        split=split,
-        rows=rows,
-        attempts=attempts,
-        settings=settings or {},
-        regrade=regrade,
-        afford=_afford(home, key),
-    )
+    reply = lifecycle.submit_evaluation(home, request, _afford(home, key))
     run_id = reply.get("run_id", "")
     return filled(
         reply, f"{run_id} is {reply.get('state', 'queued')}.", suggest("wait_run", run_id=run_id)
@@ -312,7 +266,7 @@ def verify(home: Home, run_id: str) -> Reply:
     """Hold a run's files against its seal. Raises UserError RUN_NOT_FOUND."""
     from engine.evidence.verdict import provenance
 
-    return filled(provenance.verify(home, run_id), f"Verified {run_id}.")
+    return filled(provenance.verify(home, run_id).to_json(), f"Verified {run_id}.")
 
 
 def inspect_data(path: Path) -> Reply:
@@ -367,7 +321,7 @@ def delete_run(home: Home, run_id: str) -> Reply:
 
 def suggest(tool: str, **arguments: Any) -> Reply:
     """One suggested call."""
-    return {"tool": tool, "arguments": arguments}
+    return Call(tool, arguments).to_json()
 
 
 def filled(reply: Reply, summary: str, *after: Reply) -> Reply:

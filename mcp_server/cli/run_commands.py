@@ -2,15 +2,18 @@
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from engine.core.errors import UserError
 from engine.core.format import counted, size
-from engine.home.rows import TERMINAL
+from engine.core.reply import Reply
+from engine.home.rows import DEFAULT_GPU_HOURS, TERMINAL
 from engine.home.run_dir import Home
+from engine.runs.submit.requests import EvaluationRequest, TrainRequest
 from mcp_server.access.audit_log import recorded
 from mcp_server.api import verbs
 from mcp_server.screen.terminal import (
@@ -167,7 +170,11 @@ def train(
     parent: Annotated[str, typer.Option(help="Run to compare the settings with.")] = "",
     max_gpu_hours: Annotated[
         float | None,
-        typer.Option(min=0, help="Cap on device hours.", show_default="2, a resumed one: its own"),
+        typer.Option(
+            min=0,
+            help="Cap on device hours.",
+            show_default=f"{DEFAULT_GPU_HOURS}, a resumed one: its own",
+        ),
     ] = None,
     request_id: Annotated[str, typer.Option(help="Makes a retry safe.")] = "",
     resume: Annotated[str, typer.Option(metavar="RUN", help="Continue a run.")] = "",
@@ -182,21 +189,7 @@ def train(
     as_json: Json = False,
 ) -> int:
     """Queue a training run; it goes on when this command has returned."""
-    where = at(home)
-    plan: dict[str, Any] = {"model": "pebble", "algorithm": "grpo", "env_id": env, "settings": {}}
-    if resume:
-        plan = {}
-    elif env.endswith(".toml"):
-        plan = _plan_of(Path(env))
-    plan |= {"model": model} if model else {}
-    plan |= {"algorithm": algorithm} if algorithm else {}
-    if settings:
-        plan["settings"] = plan.get("settings", {}) | settings_from(settings)
-    reply = recorded(
-        where,
-        "submit_train",
-        verbs.submit_train,
-        **plan,
+    request = TrainRequest(
         note=note,
         expect=expect,
         parent=parent,
@@ -206,6 +199,20 @@ def train(
         approved=yes,
         profile=profile,
     )
+    if not resume:
+        request = (
+            _with_file(request, Path(env))
+            if env.endswith(".toml")
+            else replace(request, env_id=env)
+        )
+    request = replace(
+        request,
+        model=model or request.model,
+        algorithm=algorithm or request.algorithm,
+        settings={**request.settings, **settings_from(settings)},
+    )
+    where = at(home)
+    reply = recorded(where, "submit_train", verbs.submit_train, request=request)
     return _submitted(where, reply, wait, as_json)
 
 
@@ -295,18 +302,10 @@ def evaluate(
 ) -> int:
     """Score models on the same tasks."""
     where = at(home)
-    reply = recorded(
-        where,
-        "evaluate",
-        verbs.evaluate,
-        env_id=env,
-        models=models or [],
-        split=split,
-        rows=rows,
-        attempts=attempts,
-        settings=settings_from(settings),
-        regrade=regrade,
+    request = EvaluationRequest(
+        env, models or [], split, rows, attempts, settings_from(settings), regrade
     )
+    reply = recorded(where, "evaluate", verbs.evaluate, request=request)
     return _submitted(where, reply, wait, as_json)
 
 
@@ -385,7 +384,7 @@ def report(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> Non
     show(verbs.report(at(home), run_id), as_json)
 
 
-def _news(page: dict[str, Any], as_json: bool) -> dict[str, Any]:
+def _news(page: Reply, as_json: bool) -> Reply:
     """A page without what would be said again with every page that follows."""
     again = (
         ("next", "next_cursor") if as_json else ("summary", "next", "next_cursor", "older_cursor")
@@ -393,16 +392,22 @@ def _news(page: dict[str, Any], as_json: bool) -> dict[str, Any]:
     return {name: value for name, value in page.items() if name not in again}
 
 
-def _plan_of(path: Path) -> dict[str, Any]:
+def _with_file(request: TrainRequest, path: Path) -> TrainRequest:
+    """The request with what a TOML file says; what it leaves out stays."""
     # The schema costs more to import than the rest of this command.
     from engine.settings import resolution  # noqa: PLC0415
 
-    model, algorithm, env_id, settings = resolution.load_toml(path)
-    plan = {"model": model, "algorithm": algorithm, "env_id": env_id, "settings": settings}
-    return {name: value for name, value in plan.items() if value}
+    plan = resolution.load_toml(path)
+    return replace(
+        request,
+        model=plan.model or request.model,
+        algorithm=plan.algorithm or request.algorithm,
+        env_id=plan.env,
+        settings=plan.settings,
+    )
 
 
-def _submitted(home: Home, reply: dict[str, Any], wait: bool, as_json: bool) -> int:
+def _submitted(home: Home, reply: Reply, wait: bool, as_json: bool) -> int:
     if not wait:
         show(reply, as_json, "run")
         return OK
@@ -435,7 +440,7 @@ class _ProgressLine:
         self._on = sys.stderr.isatty() and not quiet
         self._last = ""
 
-    def show(self, status: dict[str, Any]) -> None:
+    def show(self, status: Reply) -> None:
         if not self._on:
             return
         from mcp_server.screen.render import duration  # noqa: PLC0415  rich, only for a terminal

@@ -6,6 +6,7 @@ from typing import Any
 
 from engine.core.agent_files import refuse_agent_place, refuse_links
 from engine.core.errors import UserError
+from engine.core.hints import Call
 from envs.config import scaffold
 from envs.config.problem import EnvProblem
 
@@ -37,7 +38,7 @@ def after_new(folder: Path, template: str = "") -> dict[str, Any]:
         first = f"put your rows into {folder / 'datasets'}"
     else:
         first = f"edit tasks() and score() in {file}"
-    return {"tool": "push_env", "arguments": {"path": str(folder)}, "first": first}
+    return Call("push_env", {"path": str(folder)}).to_json() | {"first": first}
 
 
 def new_env(folder: Path, template: str = DEFAULT_TEMPLATE) -> list[str]:

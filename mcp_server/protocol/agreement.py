@@ -68,7 +68,7 @@ async def _answered(submit: Callable[[bool], Reply], answer: Any) -> Reply:
         if refusal.code != "NOT_APPROVED":
             raise
         said = f"{refusal.message}; asked just now, nobody agreed"
-        raise UserError(refusal.code, said, hint=refusal.hint) from None
+        raise UserError(refusal.code, said, hint=refusal.advice) from None
 
 
 def _agreed(answer: Any) -> bool:

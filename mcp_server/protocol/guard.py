@@ -28,13 +28,16 @@ from mcp.types import INVALID_REQUEST, CallToolResult, InputRequiredResult, Text
 from pydantic import ValidationError
 
 from engine.core.errors import UserError
+from engine.core.hints import Call as ToolCall
+from engine.core.hints import Change, Hint
+from engine.core.reply import RESULT_CHARS
 from engine.home.run_dir import Home
 from engine.home.sanitize import clean_text
 from engine.records.settings import GRPOSettings, SamplingSettings, SFTSettings
 from mcp_server.access.audit_log import Audit, Call
 from mcp_server.access.keys import LOCAL, STDIO, Key, Scope, spending
 from mcp_server.access.log import log
-from mcp_server.api.replies import RESULT_CHARS, cap, compact, envelope, error_line
+from mcp_server.api.replies import cap, compact, envelope, error_line
 from mcp_server.protocol.stdio import answered, until_client_leaves
 
 if TYPE_CHECKING:
@@ -120,10 +123,12 @@ class GuardedServer(MCPServer[Any]):
         except MCPError:
             raise
         except UserError as error:
-            return refusal(error)
+            return refusal(error.of_call(ToolCall(name, present(arguments))))
         except Exception as error:  # noqa: BLE001  the outermost handler of every tool
             cause = error.__cause__ if isinstance(error, ToolError) else error
-            return refusal(cause if isinstance(cause, UserError) else internal(name, cause))
+            if isinstance(cause, UserError):
+                return refusal(cause.of_call(ToolCall(name, present(arguments))))
+            return refusal(internal(name, cause))
 
     def answer(self, data: Any, caller: Key = LOCAL) -> CallToolResult:
         """The success result: structured content and the same as compact JSON; prose as it is."""
@@ -274,7 +279,10 @@ def check_arguments(tool: Tool, arguments: Mapping[str, Any]) -> None:
             raise UserError(
                 "UNKNOWN_ARGUMENT",
                 f"{tool.name} has no argument {name!r}",
-                hint=_did_you_mean(name, list(known)) + _settings_hint(name, known),
+                hint=Hint(
+                    _did_you_mean(name, list(known)) + _settings_hint(name, known),
+                    change=_moved(name, arguments[name], known),
+                ),
                 field=name,
             )
     arguments = present(arguments)
@@ -318,7 +326,10 @@ def _bad_argument(tool: str, known: dict[str, Any], error: ValidationError) -> U
         return UserError("BAD_ARGUMENT", f"{tool} needs {name}", hint=_expected(schema), field=name)
     value = compact_value(first.get("input"))
     message = f"{'.'.join(path)}={value} cannot be used: {first['msg']}"
-    return UserError("BAD_ARGUMENT", message, hint=_expected(schema), field=".".join(path))
+    near = difflib.get_close_matches(str(first.get("input")).lower(), schema.get("enum", []), 1)
+    change = Change(arguments={name: near[0]}) if near else None
+    hint = Hint(_expected(schema), change=change)
+    return UserError("BAD_ARGUMENT", message, hint=hint, field=".".join(path))
 
 
 def compact_value(value: Any) -> str:
@@ -354,12 +365,25 @@ def _did_you_mean(name: str, known: list[str]) -> str:
     return f"Did you mean {near[0]}? {listed}" if near else listed
 
 
+def _moved(name: str, value: object, known: dict[str, Any]) -> Change | None:
+    """An unknown argument under the name it was meant by, or inside settings."""
+    if setting := _setting_meant(name, known):
+        return Change(settings={setting: value}, without_arguments=(name,))
+    near = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.55)
+    return Change({near[0]: value}, without_arguments=(name,)) if near else None
+
+
 def _settings_hint(name: str, known: dict[str, Any]) -> str:
     """Agents pass settings flat; say where they go. Of what is no setting there is nothing to say:
     it would be refused there too."""
+    setting = _setting_meant(name, known)
+    return f' Settings go inside settings, e.g. settings={{"{setting}": ...}}.' if setting else ""
+
+
+def _setting_meant(name: str, known: dict[str, Any]) -> str:
     if "settings" not in known:
         return ""
     schemas = [SamplingSettings] if "attempts" in known else [SFTSettings, GRPOSettings]
     names = [field for schema in schemas for field in schema.model_fields]
     near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.8)
-    return f' Settings go inside settings, e.g. settings={{"{near[0]}": ...}}.' if near else ""
+    return near[0] if near else ""

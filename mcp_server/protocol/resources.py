@@ -20,12 +20,13 @@ from mcp.types import (
 from engine.core.errors import UserError
 from engine.core.files import read_json
 from engine.core.format import counted
+from engine.core.reply import RESULT_CHARS
 from engine.home.run_dir import Home
 from engine.home.sanitize import clean_text
 from engine.home.store import Store
 from mcp_server.access.log import log
 from mcp_server.api import verbs
-from mcp_server.api.replies import RESULT_CHARS, cap, clean, compact, error_line
+from mcp_server.api.replies import cap, clean, compact, error_line
 
 MARKDOWN = "text/markdown"
 JSON = "application/json"

@@ -7,7 +7,7 @@ schema in the commit that makes it work.
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,11 +20,13 @@ from mcp.server.mcpserver.tools import Tool
 from mcp.types import ToolAnnotations
 from pydantic import Field
 
+from engine.core.reply import Reply
+from engine.home.rows import DEFAULT_GPU_HOURS
 from engine.home.run_dir import Home
+from engine.runs.submit.requests import EvaluationRequest, TrainRequest
 from mcp_server.access.keys import Scope as Need
 from mcp_server.access.keys import own_request_id
 from mcp_server.api import verbs
-from mcp_server.api.verbs import Reply
 from mcp_server.protocol import guard
 from mcp_server.protocol.agreement import with_agreement
 
@@ -149,7 +151,7 @@ class Tools:
         parent: Annotated[str, Field(description="Run to compare the settings with.")] = "",
         max_gpu_hours: Annotated[
             float, Field(gt=0, le=10_000, description="Cap; the run is checkpointed there.")
-        ] = 2,
+        ] = DEFAULT_GPU_HOURS,
         request_id: Annotated[
             str, Field(description='Makes a retry safe: same id, same run, e.g. "try-1".')
         ] = "",
@@ -163,20 +165,22 @@ class Tools:
     ) -> Any:
         """Queue a training run (sft imitates reference answers, grpo maximises reward); return at
         once: run_id, state, queue position, estimate. Runs go on without this server."""
-        submit = partial(
-            verbs.submit_train,
-            self.home,
-            env_id,
-            model,
-            algorithm,
-            settings,
-            note,
-            expect,
-            parent,
-            max_gpu_hours,
-            own_request_id(guard.caller_of(ctx), request_id),
-            resume,
+        request = TrainRequest(
+            env_id=env_id,
+            model=model,
+            algorithm=algorithm,
+            settings=settings,
+            note=note,
+            expect=expect,
+            parent=parent,
+            max_gpu_hours=max_gpu_hours,
+            request_id=own_request_id(guard.caller_of(ctx), request_id),
+            resume=resume,
         )
+
+        def submit(approved: bool) -> Reply:
+            return verbs.submit_train(self.home, replace(request, approved=approved))
+
         return await with_agreement(submit, ctx)
 
     async def wait_run(
@@ -258,10 +262,8 @@ class Tools:
     ) -> Reply:
         """Score models on the same tasks, as a run of its own: returns its run_id at once; then
         wait_run and compare_runs."""
-        key = guard.caller_of(ctx)
-        return verbs.evaluate(
-            self.home, env_id, models, split, rows, attempts, settings, regrade, key
-        )
+        request = EvaluationRequest(env_id, models, split, rows, attempts, settings, regrade)
+        return verbs.evaluate(self.home, request, guard.caller_of(ctx))
 
     def compare_runs(
         self,

@@ -13,8 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.core.format import counted, size, words
+from engine.core.hints import Call, Hint
 from mcp_server.api.replies import HEAD, compact
-from mcp_server.screen.command_text import as_command, as_typed
+from mcp_server.screen.shell import as_command, as_typed
 
 PIPED = 200  # columns of what nobody looks at
 LONG = 60  # characters from which a text is a block of its own and not a cell
@@ -81,7 +82,7 @@ def reply(data: Any) -> None:
         else:
             out.file.write(data.rstrip("\n") + "\n")
         return
-    out.print(Text(as_typed(str(data.get("summary", ""))), style="bold"))
+    out.print(Text(str(data.get("summary", "")), style="bold"))
     body = {name: value for name, value in data.items() if name not in HEAD}
     if isinstance(body.get("columns"), list) and isinstance(body.get("rows"), list):
         out.print(grid(body.pop("columns"), body.pop("rows")))
@@ -93,10 +94,11 @@ def reply(data: Any) -> None:
 
 def _tail(out: Console, data: Mapping[str, Any]) -> None:
     for warning in data.get("warnings", []):
-        out.print(Text(f"! {as_typed(str(warning))}", style="yellow"))
-    for call in data.get("next", []):
-        first = f"{call['first']}, then " if call.get("first") else ""
-        out.print(Text(f"next: {first}{as_command(call)}", style="dim"))
+        out.print(Text(f"! {warning}", style="yellow"))
+    for suggested in data.get("next", []):
+        if call := Call.from_json(suggested):
+            first = f"{suggested['first']}, then " if suggested.get("first") else ""
+            out.print(Text(f"next: {first}{as_command(call)}", style="dim"))
 
 
 def run(data: Any) -> None:
@@ -134,7 +136,7 @@ def logs(data: Any, whole: bool = False) -> None:
     if not rows:
         reply({name: page[name] for name in HEAD if name in page} | shown)
         return
-    out.print(Text(as_typed(str(page["summary"])), style="bold"))
+    out.print(Text(str(page["summary"]), style="bold"))
     for table in _fitting(columns, rows, out.width, whole):
         out.print(table)
     left = [] if whole else columns[len(_that_fit(columns, rows, out.width)[0]) :]
@@ -205,7 +207,7 @@ def event_line(event: Mapping[str, Any]) -> Text:
 def plan(data: Any) -> None:
     """A dry run: its verdict, what does not pass, the settings that were given."""
     out = console()
-    out.print(Text(as_typed(str(data.get("summary", ""))), style="bold"))
+    out.print(Text(str(data.get("summary", "")), style="bold"))
     found = data.get("checks", [])
     amiss = [item for item in found if item["status"] in ("fail", "warn")]
     if amiss:
@@ -232,7 +234,7 @@ def plan(data: Any) -> None:
 def whole_plan(data: Any) -> None:
     """A dry run in full: every check, every setting with its source, the audit."""
     out = console()
-    out.print(Text(as_typed(str(data.get("summary", ""))), style="bold"))
+    out.print(Text(str(data.get("summary", "")), style="bold"))
     out.print(checks(data.get("checks", [])))
     sources = data.get("sources", {})
     settings = data.get("settings", {})
@@ -342,7 +344,7 @@ def block(value: Any) -> RenderableType:
     if isinstance(value, Mapping):
         if isinstance(value.get("columns"), list) and isinstance(value.get("rows"), list):
             return grid(value["columns"], value["rows"])
-        shown = {name: item for name, item in value.items() if item not in ("", [], {})}
+        shown = {name: item for name, item in typed(value).items() if item not in ("", [], {})}
         return Group(*(field(str(name), item) for name, item in shown.items()))
     if isinstance(value, list):
         if value and all(isinstance(item, Mapping) for item in value):
@@ -353,6 +355,14 @@ def block(value: Any) -> RenderableType:
             return line if len(line) <= LONG * 2 else apart
         return Group(*(block(item) for item in value))
     return Text(str(value))
+
+
+def typed(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An object with a hint: its call becomes the command a person types."""
+    if not isinstance(value.get("hint"), str) or "call" not in value:
+        return value
+    hint = as_typed(Hint.read(value["hint"], value["call"]))
+    return {name: v for name, v in value.items() if name != "call"} | {"hint": hint}
 
 
 def rows_of(items: Sequence[Mapping[str, Any]]) -> RenderableType:
@@ -377,7 +387,8 @@ def checks(items: Sequence[Mapping[str, Any]], name_width: int = 0) -> Renderabl
         status = str(item["status"])
         said = Text(str(item.get("detail", "")))
         if item.get("fix"):
-            said.append(f"\n-> {as_typed(str(item['fix']))}", style="dim")
+            fix = Hint.read(str(item["fix"]), item.get("call"))
+            said.append(f"\n-> {as_typed(fix)}", style="dim")
         mark = Text(MARKS.get(status, "·"), style=STATES.get(status, "dim"))
         table.add_row(mark, Text(str(item["name"])), said)
     return table
@@ -412,7 +423,7 @@ def scalar(name: str, value: Any) -> Text:
     if not is_scalar(value):
         return Text(compact(value))
     style = VERDICTS.get(str(value), "") if name == "verdict" else STATES.get(str(value), "")
-    return Text(as_typed(str(value)) if name == "hint" else str(value), style=style)
+    return Text(str(value), style=style)
 
 
 def is_flat(value: Any) -> TypeGuard[Mapping[str, Any]]:

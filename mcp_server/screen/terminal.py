@@ -21,7 +21,7 @@ from engine.core.errors import UserError
 from engine.home.run_dir import Home
 from mcp_server.access.log import log, log_file, log_to
 from mcp_server.api.replies import clean
-from mcp_server.screen.command_text import as_typed
+from mcp_server.screen.shell import as_typed
 
 OK, FAILED, WRONG = 0, 1, 2
 
@@ -137,9 +137,9 @@ def refuse(error: UserError, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(clean(error.payload()), ensure_ascii=False, indent=1))
         return
-    lines = [f"error: {as_typed(error.message)} [{error.code}]"]
-    if error.hint:
-        lines.append(f"  try: {as_typed(error.hint)}")
+    lines = [f"error: {error.message} [{error.code}]"]
+    if error.advice:
+        lines.append(f"  try: {as_typed(error.advice)}")
     if error.playbook:
         lines.append(f"  read: honesmith playbook {error.playbook}")
     typer.echo(clean("\n".join(lines)), err=True)

@@ -1,6 +1,6 @@
 """Servers that die and servers that share a home, with real torch trainers.
 
-Trainers and supervisors are killed in tests/engine/test_kill.py.
+Trainers and supervisors are killed in tests/engine/test_supervisor_kill.py.
 """
 
 import asyncio

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_configs import evaluate_config, train_config
+from stand_ins import stand_in
 
 from engine.core.files import Appender, read_json, read_lines, write_json
 from engine.home.rows import TERMINAL, NewRun, RunRow
@@ -31,11 +33,17 @@ class Bench:
 
         def prepare(run_id: str) -> None:
             self.home.run(run_id).create()
-            config = {"run_id": run_id, "settings": settings, "base": {"path": "/"}}
-            config |= {"wall_limit_hours": wall_limit_hours, "env_dir": str(env_dir)}
+            config = evaluate_config(run_id) if wall_limit_hours else train_config(run_id)
+            config |= {
+                "env_dir": str(env_dir),
+                "fake_trainer": {"steps": 3, "save_every": 1} | settings,
+            }
+            if wall_limit_hours:
+                config["wall_limit_hours"] = wall_limit_hours
             write_json(self.home.run(run_id).config, config)
 
-        new = NewRun(name, "train", "grpo", "arith@0123", "pebble", max_gpu_hours=cap)
+        kind = ("evaluate", "evaluate") if wall_limit_hours else ("train", "grpo")
+        new = NewRun(name, *kind, "arith@0123", "pebble", max_gpu_hours=cap)
         with Store(self.home) as store:
             return self.home.run(store.insert_run(new, prepare).run_id)
 
@@ -103,7 +111,7 @@ class Bench:
 
 @pytest.fixture
 def bench(home: Home, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setenv("HONESMITH_TEST_WORKER", str(Path(__file__).with_name("fake_trainer.py")))
+    stand_in(monkeypatch, trainer=Path(__file__).with_name("fake_trainer.py"))
     monkeypatch.setenv("HONESMITH_STOP_GRACE_S", "0.2")
     return Bench(home)
 
@@ -193,7 +201,7 @@ def tuned(home: Home) -> str:
     def prepare(run_id: str) -> None:
         home.run(run_id).create()
         base = {"ref": "pebble", "path": str(catalog.BUILTIN["pebble"])}
-        write_json(home.run(run_id).config, {"kind": "train", "base": base, "settings": {}})
+        write_json(home.run(run_id).config, train_config(run_id, algorithm="sft", base=base))
         for step in (5, 10):
             add_checkpoint(home, run_id, step)
         home.run(run_id).best.symlink_to("step_000005")

@@ -1,7 +1,8 @@
 """Stands in for `engine.worker` in tests: the same contract on the run folder, without torch.
 
-What it shall do is in the run's settings: `steps`, `save_every`, `behave` (see below) and
-`hold_at`, a step before which it waits (file `holds`) until the file `go` is in the run folder.
+What it shall do is in `fake_trainer` of the run's config, else in its settings: `steps`,
+`save_every`, `behave` (see below) and `hold_at`, a step before which it waits (file `holds`) until
+the file `go` is in the run folder.
 A file `hold` in the home holds every trainer before its first step.
 """
 
@@ -21,7 +22,7 @@ from engine.home.store import Store
 def main() -> int:
     run = RunDir(Path(sys.argv[1]))
     config = read_json(run.config)
-    settings = config["settings"]
+    settings = config["settings"] | config.get("fake_trainer", {})
     behave = settings.get("behave", "")
     stop = threading.Event()
     ignore = behave == "ignore_sigterm"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stand_ins import stand_in
 
 from engine import dry_run
 from engine.core import hardware
@@ -15,6 +16,7 @@ from engine.core.hardware import Device, Hardware
 from engine.evidence.stats.learnability import Sample, learnability
 from engine.home.run_dir import Home
 from engine.home.store import Store
+from engine.processes.programs import STAND_INS
 from engine.runs import lifecycle
 from envs.config.problem import EnvProblem
 from envs.isolation.sandbox import Sandbox
@@ -56,7 +58,7 @@ def machine(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "detect", lambda *_: roomy)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     worker = Path(__file__).with_name("fake_probe.py")
-    monkeypatch.setenv("HONESMITH_TEST_WORKER", str(worker))
+    stand_in(monkeypatch, trainer=worker)
     monkeypatch.setenv("HONESMITH_TEST_PROBE", json.dumps(LEARNABLE))
 
 
@@ -194,7 +196,7 @@ def test_a_failing_step_has_a_code_a_reason_and_a_fix(
 
 def test_a_missing_interpreter_says_how_to_get_one(home: Home, monkeypatch: pytest.MonkeyPatch):
     add(home)
-    monkeypatch.delenv("HONESMITH_TEST_WORKER")
+    monkeypatch.delenv(STAND_INS)
     monkeypatch.setattr(lifecycle.launcher.importlib.util, "find_spec", lambda name: None)
     entry = check(dry_run.dry_run(home, "sums"), "interpreter")
     assert entry["code"] == "NO_TORCH" and "honesmith setup" in entry["fix"]
@@ -240,17 +242,20 @@ def test_a_reward_that_pays_near_misses_is_a_warning_and_no_refusal(home: Home):
     assert report["next"] and report["audit"]["separability"] == {"off by one": 0.6}
 
 
+PROBE = {"what": "", "rows": 9, "mean": 0.0, "success": 0.0, "paid": 0.0, "errors": 0}
+
+
 def test_an_environment_without_audit_is_a_warning(home: Home):
     add(home, audit={})
     assert check(dry_run.dry_run(home, "sums"), "reward_audit")["status"] == "warn"
 
 
 def test_the_audit_table_is_in_the_report(home: Home):
-    line = {"probe": "empty", "what": "", "rows": 9, "mean": 0.0, "success": 0.0, "verdict": "ok"}
+    line = PROBE | {"probe": "empty", "verdict": "ok"}
     audit = {"verdict": "ok", "headline": "ok", "probes": [line], "seconds": 1.5, "seed": 0}
     add(home, audit=audit)
     table = dry_run.dry_run(home, "sums")["audit"]["probes"]
-    assert table == [{"probe": "empty", "mean": 0.0, "success": 0.0, "verdict": "ok"}]
+    assert table == [{"probe": "empty", "mean": 0.0, "success": 0.0, "errors": 0, "verdict": "ok"}]
 
 
 def test_an_sft_plan_shows_one_row_as_it_is_trained(home: Home):
@@ -351,9 +356,9 @@ def test_a_model_that_earns_less_than_nothing_pays_is_warned_about(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ):
     lines = [
-        {"probe": "gold", "mean": 1.0, "verdict": "info"},
-        {"probe": "off by one", "mean": 0.9, "verdict": "warn"},  # nearly an answer
-        {"probe": "empty", "mean": 0.45, "verdict": "ok"},
+        PROBE | {"probe": "gold", "mean": 1.0, "verdict": "info"},
+        PROBE | {"probe": "off by one", "mean": 0.9, "verdict": "warn"},  # nearly an answer
+        PROBE | {"probe": "empty", "mean": 0.45, "verdict": "ok"},
     ]
     add(home, audit={"verdict": "warn", "headline": "warn", "probes": lines})
     for earned, status in ((0.02, "warn"), (0.5, "pass")):

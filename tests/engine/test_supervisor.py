@@ -37,7 +37,7 @@ def test_a_trainer_killed_alone_fails_with_signal_and_last_checkpoint(bench):
     row = bench.until_state(run, "failed")
     assert row.reason_kind == "killed"
     assert "signal 9 (SIGKILL)" in row.reason and "step_000003" in row.reason
-    assert f'resume="{run.id}"' in row.hint
+    assert f'resume="{run.id}"' in str(row.hint)
     record = read_json(run.exit_record)
     assert (record["rc"], record["signal"], record["last_checkpoint"]) == (None, 9, "step_000003")
     assert launcher.reap(bench.home) == []
@@ -94,12 +94,12 @@ def test_after_three_continuations_an_interrupted_run_is_failed(bench):
     launcher.reap(bench.home)
     row = bench.row(run)
     assert (row.state, row.reason_kind, row.continuations) == ("failed", "interrupted", 3)
-    assert f'resume="{run.id}"' in row.hint
+    assert f'resume="{run.id}"' in str(row.hint)
 
 
 def test_a_failure_the_trainer_explains_is_told_in_its_words(bench):
     row = bench.until_state(bench.start(behave="fail"), "failed")
-    assert (row.reason_kind, row.reason, row.hint) == ("data", "row 3 is empty", "fill it")
+    assert (row.reason_kind, row.reason, str(row.hint)) == ("data", "row 3 is empty", "fill it")
 
 
 def test_an_odd_exit_status_is_an_internal_failure_with_the_last_words(bench):
@@ -124,7 +124,7 @@ def test_a_cancelled_trainer_writes_a_checkpoint_first(bench):
     row = bench.until_state(run, "cancelled")
     assert (row.reason_kind, row.reason) == ("cancelled", "enough")
     assert run.latest_checkpoint() == run.checkpoint(3)
-    assert "step_000003" in row.hint
+    assert "step_000003" in str(row.hint)
 
 
 def test_a_trainer_that_ignores_sigterm_is_killed_after_the_grace(bench):
@@ -144,7 +144,7 @@ def test_a_spent_cap_stops_the_run_with_a_checkpoint(bench):
     row = bench.until_state(run, "failed")
     assert row.reason_kind == "budget" and "max_gpu_hours" in row.reason
     assert run.latest_checkpoint() == run.checkpoint(3)
-    assert "max_gpu_hours=0.000277778)" in row.hint
+    assert "max_gpu_hours=0.000277778)" in str(row.hint)
     assert row.spent_hours >= 1.0 / 3600
 
 

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from as_json import kept_skills
 from typer.testing import CliRunner
 
 from engine.core.files import read_lines
 from engine.environments import push
 from engine.evidence.detect.diagnose import diagnose
-from engine.evidence.verdict.regression import kept_skills
 from engine.home.run_dir import Home
 from engine.runs import lifecycle
+from engine.runs.submit.requests import TrainRequest
 from engine.worker.evaluation import pebble_skills as skills
 from engine.worker.evaluation.prior_skills import SKILLS
 from mcp_server.cli.main import app
@@ -93,7 +94,9 @@ def train(home: Home, folder: Path, algorithm: str, settings: dict[str, Any]) ->
     """Run it to its end; returns the diagnosis, with alerts and seconds beside it."""
     began = time.monotonic()
     env_id = push.push_env(home, str(folder), roots=[folder.parent])["env_id"]
-    given = lifecycle.submit(home, env_id=env_id, algorithm=algorithm, settings=settings)
+    given = lifecycle.submit(
+        home, TrainRequest(env_id=env_id, algorithm=algorithm, settings=settings)
+    )
     run_id = given["run_id"]
     status: dict[str, Any] = {"state": "queued"}
     print(f"\n{folder.name} {algorithm}:", end=" ", flush=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from stand_ins import stand_in
 
 from engine.home.run_dir import Home
 from tests.engine.conftest import Bench, add_env, tuned  # noqa: F401  a fixture
@@ -57,7 +58,7 @@ def small_home(mount, monkeypatch) -> Callable[[str], Home]:
 def bench(home: Home, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Runs whose trainer is tests/engine/fake_trainer.py."""
     script = HERE.parent / "engine" / "fake_trainer.py"
-    monkeypatch.setenv("HONESMITH_TEST_WORKER", str(script))
+    stand_in(monkeypatch, trainer=script)
     monkeypatch.setenv("HONESMITH_STOP_GRACE_S", "0.2")
     return Bench(home)
 
@@ -66,7 +67,7 @@ def bench(home: Home, monkeypatch: pytest.MonkeyPatch) -> Bench:
 def steady(home: Home, monkeypatch: pytest.MonkeyPatch) -> str:
     """A pushed environment, in a home whose trainers are steady_trainer.py; its id."""
     script = HERE.parent / "helpers" / "steady_trainer.py"
-    monkeypatch.setenv("HONESMITH_TEST_WORKER", str(script))
+    stand_in(monkeypatch, trainer=script)
     return add_env(home, "sums")
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from invariants import Witness, assert_same_curve, curve, processes_of, until
 from raw_server import Server
+from stand_ins import stand_in
 from steady_trainer import STEP_S, expected
 
 from engine.core.files import last_line
@@ -25,6 +26,7 @@ from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.processes import launcher
 from engine.runs import lifecycle
+from engine.runs.submit.requests import TrainRequest
 from tests.engine.conftest import add_env
 
 KILLS = int(os.environ.get("HONESMITH_KILLS") or 500)
@@ -63,7 +65,9 @@ class Campaign:
         self.requests += 1
         request = f"request-{self.requests}"
         asked = self.asked(kind)
-        run = self.home.run(lifecycle.submit(self.home, request_id=request, **asked)["run_id"])
+        run = self.home.run(
+            lifecycle.submit(self.home, TrainRequest(request_id=request, **asked))["run_id"]
+        )
         self.witness.acked[request] = run.id
         return run
 
@@ -120,7 +124,7 @@ class Campaign:
         """What an agent does: look, and resume what will not go on by itself."""
         launcher.reap(self.home)
         if self.state(run) == "failed":
-            lifecycle.submit(self.home, resume=run.id)
+            lifecycle.submit(self.home, TrainRequest(resume=run.id))
 
     def state(self, run: RunDir) -> str:
         with Store(self.home) as store:
@@ -147,7 +151,7 @@ class Campaign:
                 patience = min(6.0, patience + 0.2)
             self.witness.look()
         if request:  # the last one gets its answer from a process that lives
-            said = lifecycle.submit(self.home, request_id=request, **asked)
+            said = lifecycle.submit(self.home, TrainRequest(request_id=request, **asked))
             self.witness.acked[request] = said["run_id"]
 
     def ask_and_kill(self, arguments: dict[str, Any], after_s: float) -> str:
@@ -199,7 +203,7 @@ def test_f1_f3_f4_whatever_is_killed_nothing_promised_is_lost(
     campaign, number, monkeypatch, record_property
 ):
     script = Path(__file__).parents[1] / "helpers" / "steady_trainer.py"
-    monkeypatch.setenv("HONESMITH_TEST_WORKER", str(script))
+    stand_in(monkeypatch, trainer=script)
     monkeypatch.setenv("HONESMITH_HOME", str(campaign.home.root))
     if not campaign.torch_curve:
         run = campaign.submit("torch")

@@ -1,7 +1,7 @@
 """F3, F4, F15: kill -9 at every labelled point of a run's life; nothing promised is lost.
 
-The labels stand in engine/core/crash.py. Those of submit, lease and supervisor are passed with a
-trainer that needs no torch, those of the trainer with the real one.
+The labels stand in tests/helpers/crash_points.py. Those of submit, lease and supervisor are passed
+with a trainer that needs no torch, those of the trainer with the real one.
 """
 
 import json
@@ -11,16 +11,17 @@ import subprocess
 import sys
 from typing import Any
 
+import crash_points
 import pytest
 from invariants import Witness, assert_same_curve, curve, until
 from steady_trainer import expected
 
-from engine.core import crash
 from engine.home.rows import TERMINAL
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.processes import launcher
 from engine.runs import lifecycle
+from engine.runs.submit.requests import TrainRequest
 from tests.engine.conftest import add_env
 
 STEADY = {"steps": 8, "save_every": 3}
@@ -49,8 +50,8 @@ TORCH: dict[str, dict[str, Any]] = {
         "lora_rank": 4,
     },
 }
-CONTROL = [label for label in crash.POINTS if label.split(".")[0] in ("submit", "lease")]
-SUPERVISOR = [label for label in crash.POINTS if label.startswith("supervise.")]
+CONTROL = [label for label in crash_points.POINTS if label.split(".")[0] in ("submit", "lease")]
+SUPERVISOR = [label for label in crash_points.POINTS if label.startswith("supervise.")]
 TRAINER = [
     ("sft", "train.running:1"),
     ("sft", "step.updated:1"),
@@ -73,14 +74,15 @@ def submit_in_a_process(home: Home, env: str, label: str, settings: dict[str, An
     """A server that submits and is gone: exit status, and the run id if it got so far."""
     code = (
         "import json, sys; from engine.runs import lifecycle; "
+        "from engine.runs.submit.requests import TrainRequest; "
         "from engine.home.run_dir import Home\n"
         "asked = json.loads(sys.argv[1])\n"
-        "print(lifecycle.submit(Home.locate(), **asked)['run_id'], flush=True)"
+        "print(lifecycle.submit(Home.locate(), TrainRequest(**asked))['run_id'], flush=True)"
     )
     asked = {"env_id": env, "algorithm": "grpo", "settings": settings, "request_id": "r-1"}
     return subprocess.run(
         [sys.executable, "-P", "-c", code, json.dumps(asked)],
-        env={**os.environ, "HONESMITH_CRASH_AT": label},
+        env={**os.environ, **crash_points.variables(label)},
         capture_output=True,
         text=True,
         timeout=60,
@@ -89,7 +91,9 @@ def submit_in_a_process(home: Home, env: str, label: str, settings: dict[str, An
 
 def again(home: Home, env: str, settings: dict[str, Any]) -> RunDir:
     """The same request, as a client that got no answer makes it."""
-    said = lifecycle.submit(home, env_id=env, algorithm="grpo", settings=settings, request_id="r-1")
+    said = lifecycle.submit(
+        home, TrainRequest(env_id=env, algorithm="grpo", settings=settings, request_id="r-1")
+    )
     return home.run(said["run_id"])
 
 
@@ -109,7 +113,7 @@ def finished(run: RunDir) -> Any:
 
 def test_every_label_is_one_that_is_passed_here():
     trained = {label.partition(":")[0] for _, label in TRAINER} | {"train.rewound"}
-    assert {*CONTROL, *SUPERVISOR, *trained} == set(crash.POINTS)
+    assert {*CONTROL, *SUPERVISOR, *trained} == set(crash_points.POINTS)
 
 
 @pytest.mark.parametrize("label", CONTROL)
@@ -163,12 +167,20 @@ def reference(tmp_path_factory):
 
 
 def submit_torch(home: Home, env: str, algorithm: str) -> RunDir:
-    said = lifecycle.submit(home, env_id=env, algorithm=algorithm, settings=TORCH[algorithm])
+    said = lifecycle.submit(
+        home, TrainRequest(env_id=env, algorithm=algorithm, settings=TORCH[algorithm])
+    )
     return home.run(said["run_id"])
 
 
+def die_at(patch: pytest.MonkeyPatch, at: str) -> None:
+    """Processes that are started from now on die at the point."""
+    for name, value in crash_points.variables(at).items():
+        patch.setenv(name, value)
+
+
 def resume(run: RunDir) -> None:
-    lifecycle.submit(run.home, resume=run.id)
+    lifecycle.submit(run.home, TrainRequest(resume=run.id))
 
 
 def killed_at(run: RunDir, label: str) -> None:
@@ -184,7 +196,7 @@ def test_f3_a_trainer_killed_at_any_point_resumes_to_the_same_curve(
 ):
     witness = Witness(home)
     with monkeypatch.context() as patch:
-        patch.setenv("HONESMITH_CRASH_AT", at)
+        die_at(patch, at)
         run = submit_torch(home, env, algorithm)
         killed_at(run, at.partition(":")[0])
     witness.settled(run)
@@ -201,10 +213,10 @@ def test_f3_a_trainer_killed_at_any_point_resumes_to_the_same_curve(
 
 def test_f3_a_trainer_killed_while_it_resumes_resumes_again(home, env, reference, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setenv("HONESMITH_CRASH_AT", "step.logged:3")
+        die_at(patch, "step.logged:3")
         run = submit_torch(home, env, "sft")
         killed_at(run, "step.logged")
-        patch.setenv("HONESMITH_CRASH_AT", "train.rewound:1")
+        die_at(patch, "train.rewound:1")
         witness = Witness(home)
         witness.settled(run)
         resume(run)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from stand_ins import stand_in
 
 from engine.core.files import share_lock, take_lock
 from engine.environments import registry
@@ -14,6 +15,7 @@ from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.processes import launcher
 from engine.runs import lifecycle
+from engine.runs.submit.requests import EvaluationRequest, TrainRequest
 from engine.serving import service
 
 KEPT = (
@@ -45,17 +47,19 @@ def lively(bench, env) -> Home:
     """A home with a run of every kind of end, an evaluation, and one that waits."""
     home = bench.home
     submit = {"env_id": env, "settings": {"steps": 2}, "note": "first"}
-    done = home.run(lifecycle.submit(home, **submit)["run_id"])
+    done = home.run(lifecycle.submit(home, TrainRequest(**submit))["run_id"])
     bench.until_state(done, "done")
     (home.root / "hold").touch()
-    second = home.run(lifecycle.submit(home, **submit | {"note": "held"})["run_id"])
+    second = home.run(lifecycle.submit(home, TrainRequest(**submit | {"note": "held"}))["run_id"])
     bench.kill(bench.pids(second)[1])
     bench.until_state(second, "failed")
-    holds = home.run(lifecycle.submit(home, **submit | {"note": "holds the device"})["run_id"])
+    holds = home.run(
+        lifecycle.submit(home, TrainRequest(**submit | {"note": "holds the device"}))["run_id"]
+    )
     bench.pids(holds)
-    gone = lifecycle.submit(home, **submit | {"note": "not wanted"})["run_id"]
+    gone = lifecycle.submit(home, TrainRequest(**submit | {"note": "not wanted"}))["run_id"]
     lifecycle.cancel(home, gone, "not wanted any more")
-    lifecycle.submit_evaluation(home, env_id=env, models=["pebble"], rows=4)
+    lifecycle.submit_evaluation(home, EvaluationRequest(env_id=env, models=["pebble"], rows=4))
     # The machine goes down: nothing lives, one row still says running, one run is queued.
     bench.kill(*bench.pids(holds))
     bench.until(lambda: not launcher.is_alive(holds), "nothing lives")
@@ -137,7 +141,7 @@ def test_f16_deployments_are_served_and_stopped_as_before_from_their_folders(
     home, bench, tuned, monkeypatch, how
 ):
     script = Path(__file__).parents[1] / "engine" / "fake_server.py"
-    monkeypatch.setenv("HONESMITH_TEST_SERVER", str(script))
+    stand_in(monkeypatch, server=script)
     over = service.deploy(home, "pebble")["deployment_id"]
     service.deploy(home, over, "stop")
     said = service.deploy(home, f"{tuned}@best")

@@ -18,8 +18,10 @@ from engine.core.files import Appender, last_line, read_json, read_lines, write_
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.processes import launcher
+from engine.processes.programs import STAND_INS
 from engine.reading import logs
 from engine.runs import lifecycle
+from engine.runs.submit.requests import TrainRequest
 from mcp_server.api import verbs
 from mcp_server.cli import starter
 from tests.engine.conftest import add_env
@@ -39,7 +41,7 @@ TORCH: dict[str, Any] = {
 
 def refused(home: Home, **asked: Any) -> UserError:
     with pytest.raises(UserError) as caught:
-        lifecycle.submit(home, **asked)
+        lifecycle.submit(home, TrainRequest(**asked))
     return caught.value
 
 
@@ -53,7 +55,7 @@ def test_f12_a_submit_to_a_full_disk_is_refused_in_words_and_works_after_cleanin
     asked = {"env_id": env, "algorithm": "grpo", "settings": STEADY, "request_id": "r-1"}
     with monkeypatch.context() as patch:
         # What is estimated to fit is a test of its own: here the disk lies.
-        patch.setattr("engine.runs.submit.check_size", lambda *_: None)
+        patch.setattr("engine.runs.submit.training.check_size", lambda *_: None)
         left = [fill(home.root)] if what == "bytes" else use_up_inodes(home.root)
         for _ in range(2):
             error = refused(home, **asked)
@@ -64,7 +66,7 @@ def test_f12_a_submit_to_a_full_disk_is_refused_in_words_and_works_after_cleanin
         assert lifecycle.overview(home)["runs"] == []  # who only looks is answered
         for path in left:
             path.unlink()
-        run = home.run(lifecycle.submit(home, **asked)["run_id"])
+        run = home.run(lifecycle.submit(home, TrainRequest(**asked))["run_id"])
     witness.acked["r-1"] = run.id
     assert ended(run).state == "done"
     assert_same_curve(curve(run), expected(STEADY["steps"]))
@@ -77,10 +79,12 @@ def test_f12_a_disk_that_fills_up_under_a_trainer_fails_the_run_and_keeps_its_ch
 ):
     home = small_home("size=60m")
     monkeypatch.setattr(
-        "engine.runs.submit.check_size", lambda *_: None
+        "engine.runs.submit.training.check_size", lambda *_: None
     )  # half a gigabyte stays free
     env = add_env(home, "sums")
-    run = home.run(lifecycle.submit(home, env_id=env, algorithm="sft", settings=TORCH)["run_id"])
+    run = home.run(
+        lifecycle.submit(home, TrainRequest(env_id=env, algorithm="sft", settings=TORCH))["run_id"]
+    )
     until(lambda: (last_line(run.metrics) or {}).get("step", 0) >= 5, "it trains", 100)
     filler = fill(home.root, leave)
     until(lambda: not launcher.is_alive(run), "the trainer has ended", 100)
@@ -93,8 +97,8 @@ def test_f12_a_disk_that_fills_up_under_a_trainer_fails_the_run_and_keeps_its_ch
     row = ended(run)
     if row.state == "failed":
         assert row.reason_kind == "infra", row
-        assert str(home.root) in row.reason and "bytes" in row.reason and "resume" in row.hint
-        lifecycle.submit(home, resume=run.id)
+        assert str(home.root) in row.reason and "bytes" in row.reason and "resume" in str(row.hint)
+        lifecycle.submit(home, TrainRequest(resume=run.id))
     else:  # there was no room for any last word: whoever looked first continued it
         assert (leave, row.state, row.continuations) == (min(leave, 16_384), "done", 1)
     assert ended(run).state == "done"
@@ -117,7 +121,7 @@ def test_f13_a_home_that_cannot_be_written_is_read_and_every_change_refused_in_w
     assert [found["run_id"] for found in lifecycle.overview(home)["runs"]] == [run.id]
     assert logs.read_logs(home, run.id)["rows"]
     for refuse in (
-        lambda: lifecycle.submit(home, env_id=env, settings=STEADY),
+        lambda: lifecycle.submit(home, TrainRequest(env_id=env, settings=STEADY)),
         lambda: Home.locate(folder / "below"),
         lambda: _set_note(home, run),
     ):
@@ -176,16 +180,16 @@ def test_f15_a_submit_whose_nth_call_fails_is_made_once_when_it_is_asked_again(
 ):
     monkeypatch.setattr(launcher, "start_queued", lambda home: [])
     asked = {"env_id": steady, "algorithm": "grpo", "settings": STEADY}
-    lifecycle.submit(home, request_id="warm", **asked)  # what is cached is cached
+    lifecycle.submit(home, TrainRequest(request_id="warm", **asked))  # what is cached is cached
     witness, faulty = Witness(home), Faulty(monkeypatch)
     for nth in range(1, 500):
         request = f"r-{nth}"
         faulty.fail(nth, number)
         said = ""
         with contextlib.suppress(OSError, UserError):
-            said = lifecycle.submit(home, request_id=request, **asked)["run_id"]
+            said = lifecycle.submit(home, TrainRequest(request_id=request, **asked))["run_id"]
         reached = faulty.failed()
-        again = lifecycle.submit(home, request_id=request, **asked)["run_id"]
+        again = lifecycle.submit(home, TrainRequest(request_id=request, **asked))["run_id"]
         assert said in ("", again)
         witness.acked[request] = again
         config = read_json(home.run(again).config)
@@ -307,9 +311,9 @@ def test_f12_a_plan_is_judged_on_a_full_disk_or_refused_in_words(
             path.unlink()
         left = []
         remounted(home.root.parent, "ro")
-    worker = os.environ["HONESMITH_TEST_WORKER"]
+    stand_ins = os.environ[STAND_INS]
     if what != "bytes":  # this machine shall be probed, and cannot be
-        monkeypatch.delenv("HONESMITH_TEST_WORKER")
+        monkeypatch.delenv(STAND_INS)
     try:
         said = ASKS[ask](home, env)
     except UserError as error:
@@ -318,7 +322,7 @@ def test_f12_a_plan_is_judged_on_a_full_disk_or_refused_in_words(
     else:
         assert said.get("gpu_hours") or any(c["status"] == "fail" for c in said["checks"])
         assert "Errno" not in json.dumps(said), said
-    monkeypatch.setenv("HONESMITH_TEST_WORKER", worker)
+    monkeypatch.setenv(STAND_INS, stand_ins)
     if what == "read-only":
         remounted(home.root.parent, "rw")
     for path in left:

@@ -13,6 +13,7 @@ from engine.environments.registry import find_env
 from engine.home.run_dir import Home
 from engine.processes import launcher
 from engine.runs import lifecycle
+from engine.runs.submit.requests import TrainRequest
 from envs.config.settings import Limits
 from envs.host.process import EnvProcess
 
@@ -167,7 +168,7 @@ def test_a6_a_reward_that_changes_in_the_middle_of_its_process_is_refused(
     (check,) = [check for check in dry["checks"] if check["name"] == "reward_audit"]
     assert (check["status"], check["code"]) == ("fail", "REWARD_RISK")
     with pytest.raises(UserError) as refused:
-        lifecycle.submit(home, env_id=pushed["env_id"], algorithm="grpo")
+        lifecycle.submit(home, TrainRequest(env_id=pushed["env_id"], algorithm="grpo"))
     assert refused.value.code == "REWARD_RISK"
 
 

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mcp import Client
+from stand_ins import stand_in
 
 from engine.core.errors import UserError
 from engine.environments import datasets
@@ -166,7 +167,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         anyio.from_thread.start_blocking_portal() as portal,
         portal.wrap_async_context_manager(Client(build_server(home, [root]))) as client,
     ):
-        patch.setenv("HONESMITH_TEST_WORKER", str(trainer))  # nor is this machine measured
+        stand_in(patch, trainer=trainer)  # nor is this machine measured
         yield Server(home, root, portal, client)
 
 

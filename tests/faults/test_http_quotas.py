@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from http_server import client_of, listening
 from mcp import Client
+from stand_ins import stand_in
 
 from engine.core.files import read_json
 from engine.home.run_dir import Home
@@ -16,6 +17,7 @@ from engine.home.store import Store
 from engine.models import catalog
 from engine.processes import deployments
 from engine.runs import lifecycle
+from engine.runs.submit.requests import EvaluationRequest
 from mcp_server.access.bearer import load_token
 from mcp_server.access.keys import add_key
 from tests.engine.conftest import Bench
@@ -115,7 +117,9 @@ def test_a18_an_evaluation_is_held_to_the_hours_its_key_was_given(
 ):
     (home.root / "hold").touch()
     said = lifecycle.submit_evaluation(
-        home, env_id=env, models=["pebble"], rows=4, afford=lambda hours: 1 / 3600
+        home,
+        EvaluationRequest(env_id=env, models=["pebble"], rows=4),
+        afford=lambda hours: 1 / 3600,
     )
     row = bench.until_state(home.run(said["run_id"]), "failed")
     assert row.reason_kind == "budget" and "is spent" in row.reason
@@ -125,8 +129,8 @@ def test_a18_an_evaluation_is_held_to_the_hours_its_key_was_given(
 async def test_a18_deployments_at_once_are_bounded_by_key(
     home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    monkeypatch.setenv("HONESMITH_TEST_SERVER", str(ENGINE / "fake_server.py"))
-    monkeypatch.setenv("HONESMITH_TEST_WORKER", str(ENGINE / "fake_trainer.py"))
+    stand_in(monkeypatch, server=ENGINE / "fake_server.py")
+    stand_in(monkeypatch, trainer=ENGINE / "fake_trainer.py")
     bases = [str(shutil.copytree(catalog.BUILTIN["pebble"], tmp_path / n)) for n in "abc"]
     _, one = add_key(home, "one", ["deploy"], max_deployments=1)
     _, usual = add_key(home, "usual", ["deploy"])

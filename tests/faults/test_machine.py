@@ -21,11 +21,13 @@ from raw_server import Server
 from steady_trainer import expected
 
 from engine.core.files import read_json, read_lines, write_json
+from engine.core.hints import Hint
 from engine.home.rows import TERMINAL, NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.processes import launcher, outcome
 from engine.runs import lifecycle
+from engine.runs.submit.requests import TrainRequest
 from engine.supervisor import Watch
 from mcp_server.access.bearer import load_token
 
@@ -60,7 +62,7 @@ def test_f2_a_server_that_is_told_to_end_is_gone_in_five_seconds_and_runs_go_on(
             server.process.send_signal(signal.SIGTERM)
         said = server.answers(10)  # closes its input
         assert time.monotonic() - began < 5.0 + 3.0  # the second for a machine that is busy
-        again = lifecycle.submit(home, request_id=f"r-{number}", **asked)["run_id"]
+        again = lifecycle.submit(home, TrainRequest(request_id=f"r-{number}", **asked))["run_id"]
         if 1 in said:
             assert said[1]["structuredContent"]["run_id"] == again
         witness.acked[f"r-{number}"] = again
@@ -109,7 +111,7 @@ async def test_f2_an_http_server_told_to_end_under_load_is_gone_and_runs_go_on(
             for task in tasks:
                 task.cancel()
         assert took[-1] < 5.0 + 3.0  # the second for a machine that is busy
-        again = lifecycle.submit(home, request_id=request, **asked)["run_id"]
+        again = lifecycle.submit(home, TrainRequest(request_id=request, **asked))["run_id"]
         for result in heard["submit"]:
             assert result.is_error or result.structured_content["run_id"] == again
         witness.acked[request] = again
@@ -143,7 +145,7 @@ def test_f6_eight_servers_on_one_home_take_64_submits_while_three_are_killed(hom
             if number >= 0:
                 said[number] = result["structuredContent"]["run_id"]
     for number in range(64):
-        again = lifecycle.submit(home, request_id=f"r-{number}", **asked)["run_id"]
+        again = lifecycle.submit(home, TrainRequest(request_id=f"r-{number}", **asked))["run_id"]
         assert said.get(number, again) == again
         witness.acked[f"r-{number}"] = again
     assert len(set(witness.acked.values())) == 64 and len(living) >= 5 and said
@@ -232,7 +234,7 @@ def test_f18_a_clock_that_jumps_ends_no_run_and_keeps_the_order_of_the_queue(hom
         watch = Watch(home.run(row.run_id), store, row, lock=-1, config={})
         offset[0] = -3600.0
         assert 0 <= watch.elapsed < 60
-        end = outcome.abandon(watch.run, row, "infra", "gone", "look")
+        end = outcome.abandon(watch.run, row, "infra", "gone", Hint("look"))
         outcome.apply(store, watch.run, row, end)
         found = store.get_run(row.run_id)
         assert found.state == "failed" and found.spent_hours >= 0 and store.spent_hours() >= 0
@@ -294,6 +296,6 @@ def test_f20_a_device_that_is_gone_fails_the_run_in_words_and_gives_the_lease_ba
         os.close(lock)
     found = bench.until_state(run, "failed")
     assert found.reason_kind == "infra" and "cuda:7 is gone" in found.reason
-    assert f'resume="{run.id}"' in found.hint
-    lifecycle.submit(bench.home, resume=run.id)
+    assert f'resume="{run.id}"' in str(found.hint)
+    lifecycle.submit(bench.home, TrainRequest(resume=run.id))
     assert bench.until_state(run, "done").device == "cpu"

@@ -12,6 +12,7 @@ from engine.core.files import read_lines
 from engine.home.run_dir import Home
 from engine.processes import deployments
 from engine.runs import lifecycle
+from engine.runs.submit.requests import TrainRequest
 from mcp_server.api import verbs
 from mcp_server.cli import starter
 from tests.engine.conftest import add_env
@@ -76,7 +77,7 @@ def test_f12_a_trainer_with_an_env_process_needs_no_room_for_temporary_files(
     home: Home, full: Path
 ):
     env = add_env(home, "sums")
-    run = home.run(lifecycle.submit(home, env_id=env, settings=GRPO)["run_id"])
+    run = home.run(lifecycle.submit(home, TrainRequest(env_id=env, settings=GRPO))["run_id"])
     row = ended(run)
     assert row.state == "done", (row.reason_kind, row.reason)
     scored = read_lines(run.rollouts(1), 0, 10**7)[0]

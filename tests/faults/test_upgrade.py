@@ -21,6 +21,7 @@ from engine.models import catalog
 from engine.processes import launcher
 from engine.reading import logs
 from engine.runs import lifecycle
+from engine.runs.submit.requests import TrainRequest
 
 GOLDEN = Path(__file__).with_name("golden")
 
@@ -81,12 +82,12 @@ def test_f27_a_home_of_an_older_version_goes_on_where_it_was(steady, home, versi
         row = store.get_run("sums-grpo-2")
     assert (row.state, row.attempt, row.continuations) == ("done", 2, 1)
     assert_same_curve(curve(in_flight), expected(8))
-    lifecycle.submit(older, resume="sums-grpo-4")
+    lifecycle.submit(older, TrainRequest(resume="sums-grpo-4"))
     until(ended, "the cancelled one, resumed, has ended")
     witness = Witness(older)
     witness.look(whole=True)
     assert {state for state, _ in witness.ended.values()} == {"done"}
     if not rebuilt:  # what was asked before is known as asked
         request = {"env_id": steady, "settings": {"steps": 4, "save_every": 2}, "note": "done"}
-        again = lifecycle.submit(older, request_id="golden-done", **request)
+        again = lifecycle.submit(older, TrainRequest(request_id="golden-done", **request))
         assert again["run_id"] == "sums-grpo-1"

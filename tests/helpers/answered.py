@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from run_configs import evaluate_config, train_config
+
 from engine.core.files import Appender, write_json
 from engine.environments import registry
 from engine.environments.push import push_env
@@ -104,7 +106,8 @@ def training(
     evals: Mapping[int, Sequence[Row]] | None = None,
 ) -> RunDir:
     """A finished training run with rollouts and held-out answers by step."""
-    content = {"model": model, "settings": {"group_size": 2, "max_tokens": 16}}
+    settings = {"group_size": 2, "max_tokens": 16} if algorithm == "grpo" else {}
+    content = {"model": model, "settings": settings}
     run = _run(home, env_id, "train", algorithm, model, content)
     for step, rows in (rollouts or {}).items():
         _write(run.rollouts(step), [{"step": step} | row for row in rows])
@@ -120,7 +123,8 @@ def _run(home: Home, env_id: str, kind: str, algorithm: str, model: str, content
 
     def prepare(run_id: str) -> None:
         home.run(run_id).create()
-        write_json(home.run(run_id).config, {"run_id": run_id} | common | content)
+        make = train_config if kind == "train" else evaluate_config
+        write_json(home.run(run_id).config, make(run_id, **common, **content))
 
     with Store(home) as store:
         new = NewRun(f"{record.name}-{algorithm}", kind, algorithm, env_id, model)

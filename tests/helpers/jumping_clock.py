@@ -33,6 +33,6 @@ class JumpingClock:
     def followed(self) -> Iterator[None]:
         """Processes that are started meanwhile, and theirs, have this clock."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PYTHONPATH", str(Path(__file__).parent / "jumping"))
+            patch.setenv("PYTHONPATH", str(Path(__file__).parent / "injected"))
             patch.setenv("HONESMITH_TEST_CLOCK", str(self._file))
             yield

@@ -6,7 +6,7 @@ PART: functions, rows, or a family of models: llama, qwen2, qwen3.
 
 Run with triton and liger-kernel installed. Functions on random shapes, odd ones too; then whole
 small decoders: rows with a shared prompt and rows alone, with and without recomputing, dropout, a
-second backward pass over the same graph (kernels that write over what was kept would show), and
+second backward pass over the same graph (kernels that write over what was saved would show), and
 the logits of the sampler's own forward. numpy knows no bfloat16, so float16 stands for both.
 """
 
@@ -64,9 +64,9 @@ def many_rows(liger: Pointwise) -> float:
     """Norms of 32,768 rows, from where on Liger has another kernel."""
     torch.manual_seed(0)
     x, dy, weight = torch.randn(32_768, 8), torch.randn(32_768, 8), torch.randn(8)
-    y, kept = liger.norm(x, weight, 1e-6)
+    y, saved = liger.norm(x, weight, 1e-6)
     wanted, exact = TORCH.norm(x, weight, 1e-6)
-    back = liger.norm_gradient(kept, weight, dy)
+    back = liger.norm_gradient(saved, weight, dy)
     return max(apart(y, wanted), apart(back, TORCH.norm_gradient(exact, weight, dy)))
 
 

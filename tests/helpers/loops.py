@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from run_configs import ESTIMATE
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from engine.core import hardware
@@ -111,10 +112,12 @@ def make_run(
             "model": model,
             "base": {"ref": ref.base_ref, "path": str(ref.base_path)},
             "start_adapter": str(ref.adapter) if ref.adapter else None,
-            "settings": resolved.settings,
+            "settings": resolved.settings.model_dump(),
             "sources": resolved.sources,
             "note": "",
+            "expect": "",
             "parent": "",
+            "estimate": ESTIMATE,
             "device": "cpu",
         },
     )
@@ -123,8 +126,8 @@ def make_run(
 
 def go(run: RunDir) -> dict[str, Any]:
     """Train in this process; returns the result record."""
-    job = Job(run.path)
-    return {"sft": train_sft, "grpo": train_grpo}[job.config["algorithm"]](job)
+    job: Job[Any] = Job(run.path)
+    return {"sft": train_sft, "grpo": train_grpo}[job.config.algorithm](job)
 
 
 def go_until(run: RunDir, step: int, *, killed: bool = False) -> None:
@@ -132,8 +135,8 @@ def go_until(run: RunDir, step: int, *, killed: bool = False) -> None:
     checkpoint, or `killed`, which leaves none."""
     log = training.Training.log
 
-    def end(self: training.Training, at: int, values: dict[str, Any]) -> None:
-        log(self, at, values)
+    def end(self: training.Training, at: int, values: dict[str, Any], rollouts: Any = ()) -> None:
+        log(self, at, values, rollouts)
         if at == step and killed:
             raise KeyboardInterrupt
         if at == step:

@@ -3,10 +3,12 @@
 import json
 from pathlib import Path
 
-from simulated import Simulated
+from simulated import ROLLOUT, Simulated
 
 from engine.evidence.detect.alerts import Watch
+from engine.evidence.detect.views import TrainingRows
 from engine.home.run_dir import RunDir
+from engine.records.lines.trajectory_record import read_trajectories
 
 
 def lines_of(rows: list) -> str:
@@ -18,7 +20,7 @@ def replay(run: Simulated, folder: Path) -> list[tuple[int, str]]:
     place = RunDir(folder / f"{run.kind}-{run.seed}")
     place.create()
     watch = Watch(place, run.algorithm, run.settings, run.exam_tasks)
-    watch.rows = run.rows
+    watch.rows = TrainingRows(**run.rows)
     watch.lines = [line for line in run.lines if line["step"] == 0]
     place.evals(0).write_text(lines_of(run.exams.get(0, [])))
     raised = []
@@ -27,9 +29,12 @@ def replay(run: Simulated, folder: Path) -> list[tuple[int, str]]:
         if step == 0:
             continue
         if step in run.rollouts:
-            place.rollouts(step).write_text(lines_of(run.rollouts[step]))
+            rows = [ROLLOUT | row | {"step": step} for row in run.rollouts[step]]
+            place.rollouts(step).write_text(lines_of(rows))
         if step in run.exams:
             place.evals(step).write_text(lines_of(run.exams[step]))
-        found, _ = watch.look(step, {k: v for k, v in line.items() if k != "step"})
+        rollouts = read_trajectories(place.rollouts(step))
+        values = {k: v for k, v in line.items() if k != "step"}
+        found, _ = watch.look(step, values, rollouts)
         raised += [(step, finding.id) for finding in found]
     return raised

@@ -11,10 +11,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.evidence.detect.baseline import fallen
-from engine.evidence.detect.views import Facts, view_of
-from engine.evidence.verdict.regression import _compared, sentence_of
-from engine.evidence.verdict.verdict import compare_rows
+from engine.evidence.detect.baseline import compared_with_start
+from engine.evidence.detect.views import (
+    Facts,
+    Failure,
+    StartComparison,
+    TrainingRows,
+    view_of,
+)
+from engine.evidence.stats.inference import PairedVerdict
+from engine.evidence.verdict.comparison import Comparison, compare_rows
+from engine.evidence.verdict.regression import KeptSkills, compare_skills
+from engine.records.lines.evaluation_row import EvaluationRow
+from engine.records.lines.trajectory_record import TrajectoryRecord
 from envs.audit.rescore import Scored, score_again
 
 Row = dict[str, Any]
@@ -42,38 +51,54 @@ class Simulated:
     exam_tasks: int = 200
     rows: dict[str, Any] = field(default_factory=dict)
     failure: dict[str, Any] = field(default_factory=dict)
-    verdict: dict[str, Any] = field(default_factory=dict)
+    verdict: Comparison | None = None
     rescored: dict[str, Any] = field(default_factory=dict)
     exams: dict[int, list[Row]] = field(default_factory=dict)  # the half every exam asks
     gold_tokens: float | None = None
     heldout_rows: int | None = None
-    kept: dict[str, Any] = field(default_factory=dict)
+    kept: KeptSkills | None = None
 
     def facts(self) -> Facts:
-        views = [view_of(step, rows, self.settings) for step, rows in self.rollouts.items()]
+        views = [
+            view_of(step, rollout_records(rows), self.settings)
+            for step, rows in self.rollouts.items()
+        ]
         return Facts(
             algorithm=self.algorithm,
             settings=self.settings,
             lines=self.lines,
             views=[view for view in views if view is not None],
-            exam=view_of(0, self.exam_rows, self.settings),
+            exam=view_of(0, exam_records(self.exam_rows), self.settings),
             exam_tasks=self.exam_tasks,
-            rows=self.rows,
-            failure=self.failure,
-            verdict=self.verdict,
+            rows=TrainingRows(**self.rows),
+            failure=Failure(**self.failure) if self.failure else None,
+            comparison=self.verdict,
             rescored=self.rescored,
-            exam_start=view_of(0, self.exams.get(0, []), self.settings),
+            exam_start=view_of(0, exam_records(self.exams.get(0, [])), self.settings),
             against_start=self.against_start(),
             gold_tokens=self.gold_tokens,
             heldout_rows=self.heldout_rows,
             kept=self.kept,
         )
 
-    def against_start(self) -> dict[str, Any]:
+    def against_start(self) -> StartComparison | None:
         later = [step for step in self.exams if step > 0]
         if not later:
-            return {}
-        return fallen(self.exams[0], self.exams[later[-1]], later[-1], len(later))
+            return None
+        sides = [exam_records(self.exams[step]) for step in (0, later[-1])]
+        return compared_with_start(*sides, later[-1], len(later))
+
+
+ROLLOUT: Row = {"step": 1, "group": 0, "member": 0, "advantage": 0.0, "turns": 1}
+
+
+def rollout_records(rows: list[Row]) -> list[TrajectoryRecord]:
+    """Rollouts as they are read; what a detector does not look at is made up."""
+    return [TrajectoryRecord.model_construct(**(ROLLOUT | row)) for row in rows]
+
+
+def exam_records(rows: list[Row]) -> list[EvaluationRow]:
+    return [EvaluationRow.model_construct(**({"model": "simulated"} | row)) for row in rows]
 
 
 @dataclass
@@ -221,6 +246,7 @@ def answer(
         centre = 0.3 if wrong else policy.judge
         metrics["judge_quality"] = min(1.0, max(0.0, rng.gauss(centre, 0.1)))
     row: Row = {
+        "step": 1, "advantage": 0.0,
         "task": task, "group": group, "member": member, "messages": [message], "completion": said,
         "reward": float(right), "success": right, "metrics": metrics, "error": error,
         "stop_reason": ("max_turns" if turns_out else "length") if cut else "stop",
@@ -336,14 +362,15 @@ def examined(
     for i in range(n):
         said = " ".join(chance.choices(WORDS, k=max(1, round(length))))
         rows.append({
-            "task": f"h{i}", "half": "select", "completion": said, "success": i in solved,
+            "model": "simulated", "task": f"h{i}", "half": "select", "completion": said,
+            "success": i in solved,
             "reward": float(i in solved) if reward is None else reward, "error": None,
-            "stop_reason": "length" if chance.random() < cut else "stop", "tokens": length,
+            "stop_reason": "length" if chance.random() < cut else "stop", "tokens": round(length),
         })  # fmt: skip
     run.exams[step] = rows
 
 
-def kept_of(rng: random.Random, before: float, after: float, n: int = 48) -> dict[str, Any]:
+def kept_of(rng: random.Random, before: float, after: float, n: int = 48) -> KeptSkills:
     """What a run keeps of `n` old tasks when it could do `before` of them and can do `after`."""
     hard = [rng.random() for _ in range(n)]
     sides = [
@@ -351,11 +378,10 @@ def kept_of(rng: random.Random, before: float, after: float, n: int = 48) -> dic
           "success": h + rng.gauss(0, 0.01) < level} for i, h in enumerate(hard)]
         for level in (before, after)
     ]  # fmt: skip
-    found = _compared(*sides)
-    return found | {"summary": " ".join(map(sentence_of, found["batteries"]))}
+    return compare_skills(*map(exam_records, sides))
 
 
-def judged(rng: random.Random, before: float, after: float, n: int) -> dict[str, Any]:
+def judged(rng: random.Random, before: float, after: float, n: int) -> Comparison:
     """The verdict on `n` reported tasks with these chances."""
     hard = [rng.random() for _ in range(n)]
     sides = [
@@ -363,7 +389,7 @@ def judged(rng: random.Random, before: float, after: float, n: int) -> dict[str,
          for i, h in enumerate(hard)]
         for level in (before, after)
     ]  # fmt: skip
-    return compare_rows(*sides).as_dict()
+    return compare_rows(*map(exam_records, sides))
 
 
 def sft(
@@ -405,5 +431,5 @@ def sft(
     if scored:
         run.verdict = judged(rng, heldout[0], heldout[-1], 200)
     else:
-        run.verdict = {"verdict": "better", "metric": "loss", "n": 200}
+        run.verdict = Comparison("loss", PairedVerdict("better", "", n=200), None, None)
     return run

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from typed_settings import grpo_settings
 
 from engine.worker.network.adapter import LoraSpec
 from engine.worker.network.decoder import Decoder
@@ -77,6 +78,6 @@ def stir(adapter: Any, seed: int = 2, size: float = 0.1) -> Any:
 
 def policy_on(base: Base, *, seed: int = 2, size: float = 0.03, **changes: Any) -> Policy:
     """A policy whose adapter really changes the base."""
-    policy = Policy(base, LORA | changes)
+    policy = Policy(base, grpo_settings(LORA | changes))
     stir(policy.adapter, seed, size)
     return policy

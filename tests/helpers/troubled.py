@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from simulated import (
@@ -19,6 +20,8 @@ from simulated import (
     rescored,
     sft,
 )
+
+from engine.evidence.verdict.regression import SinceBase
 
 
 def healthy(seed: int) -> Simulated:
@@ -158,7 +161,8 @@ def forgetting(seed: int) -> Simulated:
     rng = random.Random(f"forgetting {seed}")
     lost = kept_of(rng, rng.uniform(0.8, 1.0), rng.uniform(0.1, 0.5))
     if seed % 3 == 1:  # by a run it continues
-        run.kept = run.kept | {"against_base": lost | {"base": "pebble", "lost_by": ["units-1"]}}
+        since = SinceBase("pebble", lost.verdict, lost.batteries, lost.summary, ["units-1"])
+        run.kept = replace(run.kept, against_base=since)
     else:
         run.kept = lost
     run.kind = "forgetting"
@@ -269,7 +273,7 @@ def unstable(seed: int) -> Simulated:
     if seed % 4 == 0:
         run = grpo("unstable", seed)
         run.lines = run.lines[: len(run.lines) // 2]
-        run.verdict = {}
+        run.verdict = None
         run.failure = {"kind": "nonfinite", "evidence": "step 20: loss nan"}
         return run
     if seed % 4 == 1:
@@ -299,7 +303,7 @@ def reward_errors(seed: int) -> Simulated:
     run = grpo("reward_errors", seed, lambda p, way, step, r: _set(p, errors=r.uniform(0.08, 0.3)))
     if seed % 4 == 0:
         run.failure = {"kind": "reward", "evidence": "step 3: ValueError"}
-        run.lines, run.verdict = run.lines[:4], {}
+        run.lines, run.verdict = run.lines[:4], None
         run.rollouts = {step: rows for step, rows in run.rollouts.items() if step < 4}
     return run
 
@@ -323,7 +327,7 @@ def slow_reward(seed: int) -> Simulated:
 def underpowered(seed: int) -> Simulated:
     rng = random.Random(f"underpowered {seed}")
     run = grpo("underpowered", seed)
-    while run.verdict.get("verdict") != "inconclusive":
+    while run.verdict is None or run.verdict.outcome.verdict != "inconclusive":
         before = rng.uniform(0.3, 0.6)
         run.verdict = judged(rng, before, before + rng.uniform(-0.05, 0.1), rng.randint(20, 80))
     return run
@@ -332,7 +336,7 @@ def underpowered(seed: int) -> Simulated:
 def infra(seed: int) -> Simulated:
     kind = ("oom", "infra", "killed", "interrupted", "timeout")[seed % 5]
     run = healthy(seed)
-    run.kind, run.failure, run.verdict = "infra", {"kind": kind, "evidence": "out of memory"}, {}
+    run.kind, run.failure, run.verdict = "infra", {"kind": kind, "evidence": "out of memory"}, None
     return run
 
 

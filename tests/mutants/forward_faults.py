@@ -31,7 +31,7 @@ FORWARD = [
         ("ops/test_causal.py::test_longer_sequences_take_torchs_kernel_and_see_the_same",),
     ),
     Fault(
-        "a branch sees its next token",
+        "a suffix sees its next token",
         "ops/packing.py",
         "torch.ones(own.length, own.length, dtype=torch.bool).tril()",
         "torch.ones(own.length, own.length, dtype=torch.bool).tril(1)",
@@ -45,21 +45,21 @@ FORWARD = [
         (SEEN + "[varlen]",),
     ),
     Fault(
-        "a branch sees another group's prompt",
+        "a suffix sees another group's prompt",
         "ops/attention.py",
         "shared = shared.index_select(0, bucket.owner)",
         "shared = shared.index_select(0, bucket.owner.flip(0))",
         (GROUPS,),
     ),
     Fault(
-        "a branch sees the padding after a shorter prompt",
+        "a suffix sees the padding after a shorter prompt",
         "ops/packing.py",
-        "seen = torch.arange(longest)[None, :] < torch.tensor(trunk_lengths)[:, None]",
-        "seen = torch.arange(longest)[None, :] <= torch.tensor(trunk_lengths)[:, None]",
+        "seen = torch.arange(longest)[None, :] < torch.tensor(prefix_lengths)[:, None]",
+        "seen = torch.arange(longest)[None, :] <= torch.tensor(prefix_lengths)[:, None]",
         (GROUPS,),
     ),
     Fault(
-        "a branch sees the end of the branch before it",
+        "a suffix sees the end of the suffix before it",
         "ops/attention.py",
         "keys.append(torch.arange(at, at + n))",
         "keys.append(torch.arange(at - 1, at + n - 1))",
@@ -68,15 +68,15 @@ FORWARD = [
     Fault(
         "positions run on from row to row",
         "ops/packing.py",
-        "positions = [torch.arange(len(trunks[i].ids)) for i in order]",
-        "positions = [torch.arange(len(trunks[i].ids)) + starts[i] for i in order]",
+        "positions = [torch.arange(len(prefixes[i].ids)) for i in order]",
+        "positions = [torch.arange(len(prefixes[i].ids)) + starts[i] for i in order]",
         (HAND, SEEN + "[rectangles]"),
     ),
     Fault(
         "positions start again after the prompt",
         "ops/packing.py",
-        "positions.append(torch.arange(row.shared, len(row.ids) - 1))",
-        "positions.append(torch.arange(len(row.ids) - 1 - row.shared))",
+        "positions.append(torch.arange(row.prefix_len, len(row.ids) - 1))",
+        "positions.append(torch.arange(len(row.ids) - 1 - row.prefix_len))",
         (HAND, SHARED),
     ),
     # -- adapters
@@ -93,7 +93,7 @@ FORWARD = [
         "torch.autograd.graph.increment_version(moved)",
         "pass",
         (
-            "network/test_forward.py::test_weights_follow_the_adapter_after_a_step_and_after_loading[True]",
+            "network/test_network.py::test_weights_follow_the_adapter_after_a_step_and_after_loading[True]",
             gradient("dapo"),
         ),
     ),
@@ -102,14 +102,14 @@ FORWARD = [
         "network/decoder.py",
         "self.merged.copy_(self.linear.weight)",
         "self.merged.copy_(self.linear.weight) if not self.merged.any() else None",
-        ("network/test_forward.py::test_merging_again_and_again_does_not_drift",),
+        ("network/test_network.py::test_merging_again_and_again_does_not_drift",),
     ),
     Fault(
         "the fresh adapter is drawn from another place of the stream",
         "network/adapter.py",
         "for shape in (a.shape, b.shape, a.shape):",
         "for shape in (a.shape,):",
-        ("network/test_forward.py::test_a_new_adapter_is_pefts_bit_for_bit",),
+        ("network/test_network.py::test_a_new_adapter_is_pefts_bit_for_bit",),
     ),
     Fault(
         "a layer's projections get each other's gradients",
@@ -132,7 +132,7 @@ FORWARD = [
         "network/decoder.py",
         "dropped = F.dropout(x, dropout) if dropout else x",
         "x = dropped = F.dropout(x, dropout) if dropout else x",
-        ("network/test_forward.py::test_dropout_never_touches_the_frozen_layer",),
+        ("network/test_network.py::test_dropout_never_touches_the_frozen_layer",),
     ),
     Fault(
         "a base's own dropout works while training",
@@ -140,9 +140,9 @@ FORWARD = [
         "        still(model)\n",
         "",
         (
-            "network/test_fallback.py"
+            "network/test_hub_network.py"
             "::test_logprobs_and_gradients_are_those_of_the_models_own_logits[gpt2]",
-            "network/test_fallback.py::test_logprobs_and_gradients_are_those_of_the_models_own_logits[opt]",
+            "network/test_hub_network.py::test_logprobs_and_gradients_are_those_of_the_models_own_logits[opt]",
         ),
     ),
     # -- gradients written by hand

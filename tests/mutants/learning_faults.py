@@ -22,8 +22,8 @@ LEARNING = [
     Fault(
         "an answer's second token is predicted from the prompts",
         "ops/packing.py",
-        "torch.where(before < row.shared, before + trunk, before + inside)",
-        "torch.where(before <= row.shared, before + trunk, before + inside)",
+        "torch.where(before < row.prefix_len, before + prefix, before + inside)",
+        "torch.where(before <= row.prefix_len, before + prefix, before + inside)",
         (HAND, SHARED),
     ),
     Fault(
@@ -45,23 +45,23 @@ LEARNING = [
     ),
     Fault(
         "prompts are trained",
-        "rollouts/renderer.py",
-        "mask += [0] * len(before) + [trained] * len(said)",
-        "mask += [trained] * len(before) + [trained] * len(said)",
+        "engine/models/chat_format.py",
+        "turns.append((start, len(ids)))",
+        "turns.append((0, len(ids)))",
         (TURNS + "[chatml]", TURNS + "[inst]"),
     ),
     Fault(
         "the token that ends a turn is not trained",
-        "rollouts/renderer.py",
-        "mask += [0] * len(before) + [trained] * len(said)",
-        "mask += [0] * len(before) + [trained] * (len(said) - 1) + [0]",
+        "engine/models/chat_format.py",
+        "turns.append((start, len(ids)))",
+        "turns.append((start, len(ids) - 1))",
         (TURNS + "[headers]", TURNS + "[turns]"),
     ),
     Fault(
         "the newline after a turn is trained",
-        "rollouts/renderer.py",
-        'return closed[max(ends) :] if ends else ""',
-        'return ""',
+        "engine/models/chat_format.py",
+        "return max(ends) if ends else len(closed)",
+        "return len(closed)",
         (TURNS + "[chatml]", TURNS + "[lines]"),
     ),
     Fault(
@@ -93,7 +93,7 @@ LEARNING = [
         "network/decoder.py",
         "hidden, self.head[:vocab], labels",
         "hidden, self.head, labels",
-        ("network/test_forward.py::test_ids_without_a_token_have_no_probability",),
+        ("network/test_network.py::test_ids_without_a_token_have_no_probability",),
     ),
     # -- advantages and losses
     Fault(
@@ -198,7 +198,7 @@ LEARNING = [
     ),
     Fault(
         "the divergence is not weighted by the ratio",
-        "grpo.py",
+        "update/policy_update.py",
         "(ratio * divergence * weights).sum()",
         "(divergence * weights).sum()",
         (gradient("dapo"), gradient("gspo")),
@@ -226,9 +226,9 @@ LEARNING = [
     ),
     Fault(
         "every update takes itself for the sampler",
-        "grpo.py",
-        "    if micro.old is None:\n",
-        "    if True:\n",
+        "update/policy_update.py",
+        "        if micro.old is None:\n",
+        "        if True:\n",
         (gradient("dapo"),),
     ),
     Fault(
@@ -251,7 +251,7 @@ LEARNING = [
         "if found and tokens + added <= budget:",
         "if found and tokens <= budget:",
         (
-            "network/test_forward.py"
+            "network/test_network.py"
             "::test_microbatches_hold_every_row_once_within_the_budget_and_change_no_gradient",
         ),
     ),
@@ -305,8 +305,8 @@ LEARNING = [
     Fault(
         "the data of a step are those of the next",
         "sft.py",
-        "epoch, at = divmod(step - 1, per_epoch)",
-        "epoch, at = divmod(step, per_epoch)",
+        "epoch, index = divmod(step - 1, per_epoch)",
+        "epoch, index = divmod(step, per_epoch)",
         (
             "test_sft_gradients.py"
             "::test_each_epoch_sees_every_row_once_and_a_resumed_run_the_same_ones",
@@ -350,7 +350,7 @@ LEARNING = [
     Fault(
         "a step's chance does not follow from its number",
         "training.py",
-        'torch.manual_seed(self.settings["seed"] * 1_000_003 + step)',
+        "torch.manual_seed(self.settings.seed * 1_000_003 + step)",
         "pass",
         (RESUMED,),
     ),

@@ -258,7 +258,7 @@ def test_an_unknown_section_is_refused_with_a_near_one():
 def test_an_unknown_section_near_none_is_sent_to_the_contents():
     with pytest.raises(UserError) as caught:
         read("nonsense")
-    assert caught.value.hint == "read_playbook() lists them."
+    assert caught.value.hint == "To list them: read_playbook()"
 
 
 def test_sections_refer_to_sections_that_exist():

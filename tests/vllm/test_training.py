@@ -10,7 +10,8 @@ import pytest
 from engine.environments import push
 from engine.evidence.compare.compare import compare_runs
 from engine.home.run_dir import Home
-from engine.runs import lifecycle, submit
+from engine.runs import lifecycle
+from engine.runs.submit.requests import EvaluationRequest, TrainRequest
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 
@@ -76,7 +77,7 @@ def test_both_samplers_train_pebble_to_the_same_held_out_success(home, env, vllm
     ended: dict[str, dict[str, Any]] = {}
     for sampler in ("vllm", "torch"):
         asked = SETTINGS | {"sampler": sampler}
-        run_id = submit.submit(home, env_id=env, settings=asked)["run_id"]
+        run_id = lifecycle.submit(home, TrainRequest(env_id=env, settings=asked))["run_id"]
         ended[sampler] = finished(home, run_id)
         assert ended[sampler]["verdict"] == "better"
         lines = metrics(home, run_id)
@@ -84,7 +85,9 @@ def test_both_samplers_train_pebble_to_the_same_held_out_success(home, env, vllm
         config = json.loads(home.run(run_id).config.read_text())
         assert config["settings"]["sampler"] == sampler
     models = [f"{ended[sampler]['run_id']}@best" for sampler in ("torch", "vllm")]
-    evaluation = submit.submit_evaluation(home, env_id=env, models=models, rows=400)
+    evaluation = lifecycle.submit_evaluation(
+        home, EvaluationRequest(env_id=env, models=models, rows=400)
+    )
     finished(home, evaluation["run_id"])
     compared = compare_runs(home, [evaluation["run_id"]])
     print(compared["summary"])
@@ -94,7 +97,9 @@ def test_both_samplers_train_pebble_to_the_same_held_out_success(home, env, vllm
 
 
 def test_a_cancel_ends_the_run_and_its_vllm(home, env, vllm_python):
-    run_id = submit.submit(home, env_id=env, settings=SETTINGS | {"sampler": "vllm"})["run_id"]
+    run_id = lifecycle.submit(
+        home, TrainRequest(env_id=env, settings=SETTINGS | {"sampler": "vllm"})
+    )["run_id"]
     found = lifecycle.wait(home, run_id, until="first_step", timeout_s=50.0)
     lifecycle.cancel(home, run_id)
     while found["state"] not in ("cancelled", "failed", "done"):

@@ -6,26 +6,51 @@ ones that share a source, an environment and the way of sampling are taken toget
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.files import read_object
-from engine.evidence.stats.results import Row, load_rows, only_half
+from engine.core.hints import Call, Hint
+from engine.evidence.stats.results import TEST, in_half
 from engine.evidence.verdict.lineage import trained_by
-from engine.evidence.verdict.verdict import after_step, evaluated_models, load_config
+from engine.evidence.verdict.sides import evaluated_models, result_step
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
+from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
+from engine.records.run_config import EvaluateConfig, RegradeConfig, RunConfig
 
-MAX_ARMS = 8
+MOST_CANDIDATES = 8
 _LOOK_BACK = 300  # evaluations searched for a model reference
-# What decides how answers are sampled. top_p and the seed play no part in greedy decoding.
-SAMPLING = ("temperature", "top_p", "max_tokens", "stop", "thinking", "max_turns")
 
 
 @dataclass(frozen=True)
-class Arm:
+class Sampling:
+    """How the answers of an evaluation were sampled; None where it is not recorded."""
+
+    temperature: float | None
+    top_p: float | None
+    max_tokens: int | None
+    stop: Sequence[str]
+    thinking: bool
+    max_turns: int | None
+
+    def differs_in(self, other: "Sampling") -> list[str]:
+        """The names of what is recorded on both sides and differs."""
+        mine, theirs = asdict(self), asdict(other)
+        return [
+            name
+            for name in mine
+            if mine[name] is not None and theirs[name] is not None and mine[name] != theirs[name]
+        ]
+
+    def to_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Candidate:
     """One model with its rows on one environment.
 
     `run_id` is the run that trained the model, "" for a base model; `step` its checkpoint;
@@ -35,11 +60,11 @@ class Arm:
     label: str
     source: str
     env_id: str
-    rows: Sequence[Row]
-    sampling: Mapping[str, Any]
+    rows: Sequence[EvaluationRow]
+    sampling: Sampling
     run_id: str = ""
     step: int | None = None
-    members: tuple["Arm", ...] = ()
+    members: tuple["Candidate", ...] = ()
 
 
 @dataclass(frozen=True)
@@ -48,12 +73,14 @@ class Offer:
 
     source: str
     env_id: str
-    sampling: Mapping[str, Any]
-    load: Callable[[], list[Arm]]
+    sampling: Sampling
+    load: Callable[[], list[Candidate]]
 
 
-def find_arms(home: Home, ids: Sequence[str], env_id: str = "") -> tuple[list[Arm], list[str]]:
-    """The arms of `ids` on one environment, and warnings.
+def find_candidates(
+    home: Home, ids: Sequence[str], env_id: str = ""
+) -> tuple[list[Candidate], list[str]]:
+    """The candidates of `ids` on one environment, and warnings.
 
     Raises UserError RUN_NOT_FOUND, NO_EVALUATION, NOT_COMPARABLE or BAD_ARGUMENT.
     """
@@ -61,33 +88,37 @@ def find_arms(home: Home, ids: Sequence[str], env_id: str = "") -> tuple[list[Ar
         finder = _Finder(home, store, ids)
         offers = {ref: finder.offers(ref) for ref in ids}
     warnings: list[str] = []
-    for ref, found in offers.items():
+    for ref, every in offers.items():
         if env_id:
-            kept = [offer for offer in found if _matches(offer.env_id, env_id)]
-            if found and not kept:
+            on_env = [offer for offer in every if _matches(offer.env_id, env_id)]
+            if every and not on_env:
                 raise UserError(
                     "NO_EVALUATION",
-                    f"{ref} was not evaluated on {env_id}, only on {_listed(found)}",
-                    hint=f'evaluate(env_id="{env_id}", models=["{ref}"]) first.',
+                    f"{ref} was not evaluated on {env_id}, only on {_listed(every)}",
+                    hint=Hint(
+                        "Evaluate it there first:",
+                        Call("evaluate", {"env_id": env_id, "models": [ref]}),
+                    ),
                     field="env_id",
                 )
-            offers[ref] = kept
+            offers[ref] = on_env
     chosen, others = _choose(ids, offers)
     if others:
         warnings.append(
             f"Compared on {chosen[0].env_id}; they were also evaluated on {', '.join(others)}: "
             "env_id chooses."
         )
-    arms = [arm for offer in chosen for arm in offer.load()]
-    arms = _relabelled([arm for arm in arms if arm.rows])
-    if not 2 <= len(arms) <= MAX_ARMS:
+    candidates = [candidate for offer in chosen for candidate in offer.load()]
+    candidates = _relabelled([candidate for candidate in candidates if candidate.rows])
+    if not 2 <= len(candidates) <= MOST_CANDIDATES:
         raise UserError(
             "BAD_ARGUMENT",
-            f"these ids give {len(arms)} evaluated models; 2 to {MAX_ARMS} can be compared",
+            f"these ids give {len(candidates)} evaluated models; 2 to {MOST_CANDIDATES} can be "
+            "compared",
             hint="Give two or more runs, evaluations or model references.",
             field="ids",
         )
-    return arms, warnings + _same_sampling(arms)
+    return candidates, warnings + _same_sampling(candidates)
 
 
 class _Finder:
@@ -96,7 +127,7 @@ class _Finder:
         self.store = store
         self.ids = ids
         self.evaluations = [
-            (row, load_config(home.run(row.run_id)))
+            (row, home.run(row.run_id).find_config())
             for row in store.list_runs(_LOOK_BACK, states=["done"], kind="evaluate")
             if not home.run(row.run_id).deleted.exists()
         ]
@@ -106,11 +137,11 @@ class _Finder:
         row = self._exact(name)
         gone = row is not None and self.home.run(row.run_id).deleted.exists()
         if row is not None and row.kind != "train" and not gone:
-            return [self._evaluation(row, load_config(self.home.run(name)), None)]
+            return [self._evaluation(row, self.home.run(name).find_config(), None)]
         found = [
             self._evaluation(past, config, ref)
             for past, config in self.evaluations
-            if any(str(model.get("ref")) == ref for model in config.get("models") or [])
+            if config is not None and ref in config.model_refs
         ]
         if row is not None and row.kind == "train" and not gone:
             found = self._own(row, which) + found
@@ -124,7 +155,7 @@ class _Finder:
             raise UserError(
                 "NO_EVALUATION",
                 f"{ref} has no evaluation to compare: the files of {name} were deleted",
-                hint="Compare another; get_status and the report of this one say what came of it.",
+                hint="Compare another; the report of this one says what came of it.",
                 field="ids",
             )
         if not found:
@@ -132,11 +163,19 @@ class _Finder:
             raise UserError(
                 "NO_EVALUATION",
                 f"{ref} has no evaluation to compare{state}",
-                hint=f'evaluate(env_id=..., models=["{ref}"]) makes one; a running run has one '
-                "at its end.",
+                hint=self._evaluate_first(ref, row),
                 field="ids",
             )
         return found
+
+    def _evaluate_first(self, ref: str, row: RunRow | None) -> Hint:
+        """How `ref` comes to have an evaluation: on the environment of a run in sight."""
+        text = "A running run has one at its end."
+        near = row or next(filter(None, (self._exact(other) for other in self.ids)), None)
+        if near is None:
+            return Hint(f"Evaluate it first. {text}")
+        call = Call("evaluate", {"env_id": near.env_id, "models": [ref]})
+        return Hint(f"{text} To evaluate it now:", call)
 
     def _exact(self, name: str) -> RunRow | None:
         try:
@@ -145,12 +184,12 @@ class _Finder:
             return None
         return row if row.run_id == name else None
 
-    def _evaluation(self, row: RunRow, config: Mapping[str, Any], ref: str | None) -> Offer:
+    def _evaluation(self, row: RunRow, config: RunConfig | None, ref: str | None) -> Offer:
         run, sampling = self.home.run(row.run_id), sampling_of(config)
 
-        def load() -> list[Arm]:
+        def load() -> list[Candidate]:
             return [
-                Arm(
+                Candidate(
                     label,
                     run.id,
                     row.env_id,
@@ -169,14 +208,14 @@ class _Finder:
         """A training run's own held-out evaluation: the half it was not chosen on."""
         run = self.home.run(row.run_id)
         step = _step_of(run, which)
-        if step is None or not _reported(run, step):
+        if step is None or not _test_rows(run, step):
             return []
-        sampling = sampling_of(load_config(run), read_object(run.manifest))
+        sampling = sampling_of(run.find_config(), read_object(run.manifest))
         label = f"{row.run_id}@{which}" if which else row.run_id
 
-        def load() -> list[Arm]:
-            rows = _reported(run, step)
-            return [Arm(label, run.id, row.env_id, rows, sampling, row.run_id, step)]
+        def load() -> list[Candidate]:
+            rows = _test_rows(run, step)
+            return [Candidate(label, run.id, row.env_id, rows, sampling, row.run_id, step)]
 
         return [Offer(run.id, row.env_id, sampling, load)]
 
@@ -188,35 +227,38 @@ class _Finder:
             if row is None or row.kind != "train" or row.model != ref:
                 continue
             run = self.home.run(row.run_id)
-            if _reported(run, 0):
+            if _test_rows(run, 0):
                 found.append(self._start(run, row, ref))
         return found
 
     def _start(self, run: RunDir, row: RunRow, ref: str) -> Offer:
-        sampling = sampling_of(load_config(run), read_object(run.manifest))
+        sampling = sampling_of(run.find_config(), read_object(run.manifest))
 
-        def load() -> list[Arm]:
-            return [Arm(ref, run.id, row.env_id, _reported(run, 0), sampling)]
+        def load() -> list[Candidate]:
+            return [Candidate(ref, run.id, row.env_id, _test_rows(run, 0), sampling)]
 
         return Offer(run.id, row.env_id, sampling, load)
 
 
-def sampling_of(
-    config: Mapping[str, Any], manifest: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """How the answers of a run's evaluation were sampled; None where it is not recorded.
+def sampling_of(config: RunConfig | None, manifest: Mapping[str, Any] | None = None) -> Sampling:
+    """How the answers of a run's evaluation were sampled.
 
-    Held-out evaluations of a training run, and evaluations with one attempt, are greedy.
+    Held-out evaluations of a training run, and evaluations with one attempt, are greedy: there
+    top_p and the seed play no part.
     """
     recorded = (manifest or {}).get("eval_sampling")
-    settings = dict(config.get("settings") or {}) | dict(recorded or {})
-    greedy = config.get("kind", "train") == "train" or config.get("attempts", 1) == 1
-    found = {name: settings.get(name) for name in SAMPLING}
-    found["stop"] = sorted(settings.get("stop") or [])
-    found["thinking"] = bool(settings.get("thinking", False))
-    if greedy:
-        found |= {"temperature": 0.0, "top_p": 1.0}
-    return found
+    asked = config.settings if config else {}
+    settings = asked if isinstance(asked, dict) else asked.model_dump()
+    settings = settings | dict(recorded or {})
+    greedy = not (isinstance(config, EvaluateConfig | RegradeConfig) and config.attempts != 1)
+    return Sampling(
+        temperature=0.0 if greedy else settings.get("temperature"),
+        top_p=1.0 if greedy else settings.get("top_p"),
+        max_tokens=settings.get("max_tokens"),
+        stop=sorted(settings.get("stop") or []),
+        thinking=bool(settings.get("thinking", False)),
+        max_turns=settings.get("max_turns"),
+    )
 
 
 def _choose(ids: Sequence[str], offers: Mapping[str, list[Offer]]) -> tuple[list[Offer], list[str]]:
@@ -235,7 +277,7 @@ def _choose(ids: Sequence[str], offers: Mapping[str, list[Offer]]) -> tuple[list
         raise UserError(
             "NOT_COMPARABLE",
             f"these were not evaluated on one environment version ({where})",
-            hint="evaluate all of them on one env_id, then compare that evaluation.",
+            hint="Evaluate all of them on one env_id, then compare that evaluation.",
             field="ids",
         )
     best: list[Offer] = []
@@ -244,7 +286,7 @@ def _choose(ids: Sequence[str], offers: Mapping[str, list[Offer]]) -> tuple[list
         picked = [_nearest(first, offers[ref]) for ref in ids]
         rank = (
             sum(offer.source == first.source for offer in picked),
-            sum(not _unequal(offer.sampling, first.sampling) for offer in picked),
+            sum(not offer.sampling.differs_in(first.sampling) for offer in picked),
         )
         if rank > best_rank:
             best, best_rank = picked, rank
@@ -257,38 +299,30 @@ def _nearest(first: Offer, offers: Iterable[Offer]) -> Offer:
         here,
         key=lambda offer: (
             offer.source == first.source,
-            not _unequal(offer.sampling, first.sampling),
+            not offer.sampling.differs_in(first.sampling),
             -here.index(offer),
         ),
     )
 
 
-def _unequal(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """The sampling settings that are recorded on both sides and differ."""
-    return [
-        name
-        for name in SAMPLING
-        if one[name] is not None and other[name] is not None and one[name] != other[name]
-    ]
-
-
-def _same_sampling(arms: Sequence[Arm]) -> list[str]:
+def _same_sampling(candidates: Sequence[Candidate]) -> list[str]:
     """Warnings about what is not recorded. Raises UserError NOT_COMPARABLE on a difference."""
-    first, warnings = arms[0], []
-    for arm in arms[1:]:
-        unequal = _unequal(first.sampling, arm.sampling)
+    first, warnings = candidates[0], []
+    for candidate in candidates[1:]:
+        unequal = first.sampling.differs_in(candidate.sampling)
         if unequal:
-            said = ", ".join(
-                f"{name} {first.sampling[name]} against {arm.sampling[name]}" for name in unequal
+            ours, theirs = first.sampling.to_json(), candidate.sampling.to_json()
+            differences = ", ".join(
+                f"{name} {ours[name]} against {theirs[name]}" for name in unequal
             )
             raise UserError(
                 "NOT_COMPARABLE",
-                f"{first.label} and {arm.label} were sampled differently: {said}",
-                hint="evaluate both in one call, with the same settings, and compare that.",
+                f"{first.label} and {candidate.label} were sampled differently: {differences}",
+                hint="Evaluate both in one call, with the same settings, and compare that.",
                 field="ids",
             )
-    missing = [arm.label for arm in arms if arm.sampling["max_tokens"] is None]
-    if missing and len(missing) < len(arms):
+    missing = [candidate.label for candidate in candidates if candidate.sampling.max_tokens is None]
+    if missing and len(missing) < len(candidates):
         warnings.append(
             f"How many tokens {', '.join(missing)} could answer with is not recorded; an "
             "evaluation of all of them in one call settles it."
@@ -296,14 +330,14 @@ def _same_sampling(arms: Sequence[Arm]) -> list[str]:
     return warnings
 
 
-def _reported(run: RunDir, step: int) -> list[Row]:
-    rows = load_rows(run.evals(step))
-    return only_half(rows, "report") if any(row.get("half") for row in rows) else rows
+def _test_rows(run: RunDir, step: int) -> list[EvaluationRow]:
+    rows = read_evaluation(run.evals(step))
+    return in_half(rows, TEST) if any(row.half for row in rows) else rows
 
 
 def _step_of(run: RunDir, which: str) -> int | None:
     named = _step_named(f"@{which}")
-    return after_step(run) if named is None else named
+    return result_step(run) if named is None else named
 
 
 def _step_named(ref: str) -> int | None:
@@ -320,13 +354,15 @@ def _listed(offers: Iterable[Offer]) -> str:
     return ", ".join(dict.fromkeys(offer.env_id for offer in offers)) or "none"
 
 
-def _relabelled(arms: Sequence[Arm]) -> list[Arm]:
+def _relabelled(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Labels told apart by their source where two evaluations hold the same model."""
     count: dict[str, int] = {}
-    for arm in arms:
-        count[arm.label] = count.get(arm.label, 0) + 1
+    for candidate in candidates:
+        count[candidate.label] = count.get(candidate.label, 0) + 1
     named = [
-        replace(arm, label=f"{arm.label} in {arm.source}") if count[arm.label] > 1 else arm
-        for arm in arms
+        replace(candidate, label=f"{candidate.label} in {candidate.source}")
+        if count[candidate.label] > 1
+        else candidate
+        for candidate in candidates
     ]
-    return list({arm.label: arm for arm in named}.values())
+    return list({candidate.label: candidate for candidate in named}.values())

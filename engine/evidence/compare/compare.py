@@ -1,225 +1,356 @@
 """Two to eight models on the same tasks: which is better, by how much, and because of what."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.core.errors import UserError
-from engine.evidence.compare.candidates import MAX_ARMS, Arm, find_arms
-from engine.evidence.compare.seeds import compare_arms, grouped, seed_of
-from engine.evidence.compare.settings_diff import attribution, differing_settings
-from engine.evidence.stats.power import attempts_wanted, more_rows, split_rows, tasks_wanted
-from engine.evidence.stats.results import by_prompt, level, measure_of, side
-from engine.evidence.verdict.holdout_reuse import looks_at_pair
-from engine.evidence.verdict.verdict import (
-    Comparison,
-    correct_for_many,
-    failed_calls,
-    flip_examples,
-    how_it_was_counted,
-    load_config,
-    looked_often,
-    sentence,
-    shared_rows,
-    taught_tasks,
-    untaught,
+from engine.core.hints import Call
+from engine.core.reply import BODY_CHARS
+from engine.evidence.compare.candidates import (
+    MOST_CANDIDATES,
+    Candidate,
+    Sampling,
+    find_candidates,
 )
+from engine.evidence.compare.seeds import compare_candidates, grouped, seed_of
+from engine.evidence.compare.settings_diff import Attribution, attribution, differing_settings
+from engine.evidence.stats.power import attempts_wanted, more_rows, split_rows, tasks_wanted
+from engine.evidence.stats.results import (
+    VALIDATION,
+    Level,
+    Measure,
+    by_prompt,
+    level,
+    measure_of,
+    side,
+)
+from engine.evidence.verdict.comparison import (
+    Comparison,
+    calls_for_errors,
+    correct_for_many,
+    notes_on_counting,
+    sentence,
+)
+from engine.evidence.verdict.contamination import (
+    contamination_warnings,
+    taught_tasks,
+    without_tasks,
+)
+from engine.evidence.verdict.flips import FlipExamples, flip_examples
+from engine.evidence.verdict.holdout_reuse import evaluations_of_pair, pair_warnings
 from engine.home.run_dir import Home
-from engine.home.sanitize import RESULT_CHARS, json_chars, redactor_for
+from engine.home.sanitize import Redactor, json_chars, redactor_for
 from engine.home.store import Store
+from engine.records.run_config import EvaluateConfig, RegradeConfig
 
 _MOST_SETTINGS = 24
+_MOST_NOTES = 4
+
+
+@dataclass(frozen=True)
+class CandidateRow:
+    """One model of the table.
+
+    Attributes:
+        seeds: seed by run, where it stands for several.
+        step: of its checkpoint, None where it stands for several or is no checkpoint.
+        device_hours: its training took, None for a base model.
+    """
+
+    id: str
+    evaluated_in: str
+    seeds: dict[str, object] | None
+    step: int | None
+    level: Level | None
+    device_hours: float | None
+
+    def to_json(self) -> dict[str, object]:
+        body: dict[str, object] = {"id": self.id, "evaluated_in": self.evaluated_in}
+        if self.seeds is not None:
+            body["seeds"] = self.seeds
+        elif self.step is not None:
+            body["step"] = self.step
+        if self.level is not None:
+            body |= self.level.to_json()
+        if self.device_hours is not None:
+            body["device_hours"] = self.device_hours
+        return body
+
+
+@dataclass(frozen=True)
+class Contest:
+    """One candidate against the first.
+
+    Attributes:
+        p_adjusted: corrected for the other contests and for earlier evaluations of the two.
+        corrected: whether there was anything to correct for.
+    """
+
+    first: Candidate
+    other: Candidate
+    comparison: Comparison
+    p_adjusted: float | None
+    corrected: bool
+    cause: Attribution
+
+    def to_json(self, *, method: bool = True) -> dict[str, object]:
+        numbers = self.comparison.to_json()
+        if not method:
+            del numbers["method"]
+        p = None if self.p_adjusted is None else float(f"{self.p_adjusted:.3g}")
+        return {
+            "model": self.other.label,
+            "against": self.first.label,
+            **numbers,
+            **({"p_adjusted": p} if self.corrected else {}),
+            "attribution": self.cause.to_json(),
+        }
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What would settle an inconclusive comparison, in words and as calls."""
+
+    notes: Sequence[str] = ()
+    calls: Sequence[Call] = ()
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The result of `compare_runs`; `contests` in the order of the candidates, `main` the one
+    furthest ahead of the first."""
+
+    candidates: Sequence[CandidateRow]
+    measure: Measure | None
+    contests: Sequence[Contest]
+    main: Contest
+    settings: dict[str, dict[str, object]]
+    sampling: Sampling
+    flips: FlipExamples
+    warnings: Sequence[str]
+    next_calls: Sequence[Call]
+
+    def to_json(self, leave_out: Sequence[str] = ()) -> dict[str, Any]:
+        """As a result, without the parts named: answers, settings, sampling."""
+        texts = "answers" not in leave_out
+        flips = self.flips.to_json()
+        if not texts:
+            flips = {
+                way: [{"task": example.task} for example in examples]
+                for way, examples in (("gained", self.flips.gained), ("lost", self.flips.lost))
+            }
+        settings: dict[str, Any] = self.settings
+        if "settings" in leave_out:
+            settings = dict.fromkeys(settings, "differs")
+        sampling = {} if "sampling" in leave_out else {"sampling": self.sampling.to_json()}
+        return {
+            "summary": _summary(self.main, len(self.contests)),
+            "verdict": self.main.comparison.outcome.verdict,
+            "metric": self.measure,
+            "env_id": self.main.first.env_id,
+            "reference": self.main.first.label,
+            "arms": [row.to_json() for row in self.candidates],
+            "comparisons": [contest.to_json(method=texts) for contest in self.contests],
+            "settings": settings,
+            **sampling,
+            "flips": {"model": self.main.other.label, **flips},
+            "warnings": list(self.warnings),
+            "next": [call.to_json() for call in self.next_calls],
+        }
 
 
 def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> dict[str, Any]:
-    """Compare each arm with the first, task by task, on one environment version.
+    """Compare each candidate with the first, task by task, on one environment version.
 
     `ids` are training runs (their own held-out evaluation, the half no checkpoint was chosen on),
     evaluation runs (all their models) or model references already evaluated. Runs that differ in
-    the seed alone count as one arm (engine/evidence/compare/seeds.py). `verdict` is that of the arm
-    furthest from the first; with more than one comparison Holm's correction applies.
+    the seed alone count as one candidate (engine/evidence/compare/seeds.py). `verdict` is that of
+    the candidate furthest ahead of the first; with more than one comparison Holm's correction
+    applies.
 
     Raises UserError BAD_ARGUMENT, RUN_NOT_FOUND, NO_EVALUATION or NOT_COMPARABLE (environments
     or sampling settings differ).
     """
-    wanted = _checked(ids)
-    arms, warnings = find_arms(home, wanted, env_id)
-    arms, shared = _without_taught(home, arms)
-    warnings += shared
-    arms = grouped(home, arms)
-    first, others = arms[0], arms[1:]
-    measure = measure_of(*(arm.rows for arm in arms))
-    found = [compare_arms(home, first, arm) for arm in others]
-    looks = [_looks(home, first, arm) for arm in others]
-    adjusted = correct_for_many(found, looks)
-    causes = [attribution(home, first, arm) for arm in others]
-    main = max(range(len(others)), key=lambda i: found[i].lead)
-    redact = redactor_for(home, load_config(home.run(first.source)))
-    more, wanted = _more_evidence(home, first, others[main], found[main])
-    result: dict[str, Any] = {
-        "summary": _summary(first, others[main], found[main], causes[main], len(others)),
-        "verdict": found[main].outcome.verdict,
-        "metric": measure,
-        "env_id": first.env_id,
-        "reference": first.label,
-        "arms": [_arm(home, arm, measure) for arm in arms],
-        "comparisons": [
-            {"model": arm.label, "against": first.label, **item.as_dict()}
-            | ({"p_adjusted": _short(p)} if len(others) > 1 or max(looks) > 1 else {})
-            | {"attribution": cause}
-            for arm, item, p, cause in zip(others, found, adjusted, causes, strict=True)
+    candidates, warnings = find_candidates(home, _checked(ids), env_id)
+    candidates, shared = _without_taught(home, candidates)
+    candidates = grouped(home, candidates)
+    first, others = candidates[0], candidates[1:]
+    measure = measure_of(*(candidate.rows for candidate in candidates))
+    comparisons = [compare_candidates(home, first, other) for other in others]
+    evaluations = [_evaluations(home, first, other) for other in others]
+    adjusted = correct_for_many(comparisons, evaluations)
+    contests = [
+        Contest(
+            first,
+            other,
+            comparison,
+            p,
+            corrected=len(others) > 1 or max(evaluations) > 1,
+            cause=attribution(home, first, other),
+        )
+        for other, comparison, p in zip(others, comparisons, adjusted, strict=True)
+    ]
+    main = max(contests, key=lambda contest: contest.comparison.lead)
+    redact = _redactor(home, first.source)
+    wanted = _wanted_evidence(home, main)
+    changed = Call("read_rollouts", {"run_id": main.other.source, "pick": "changed"})
+    standing = Standing(
+        candidates=[_candidate_row(home, candidate, measure) for candidate in candidates],
+        measure=measure,
+        contests=contests,
+        main=main,
+        settings=_first_settings(differing_settings(home, candidates)),
+        sampling=first.sampling,
+        flips=flip_examples(main.comparison, first.rows, main.other.rows, redact),
+        warnings=[
+            *warnings,
+            *shared,
+            *wanted.notes,
+            *pair_warnings(max(evaluations)),
+            *_cautions(home, candidates, comparisons),
         ],
-        "settings": _trimmed(differing_settings(home, arms)),
-        "sampling": dict(first.sampling),
-        "flips": {
-            "model": others[main].label,
-            **flip_examples(found[main], first.rows, others[main].rows, redact),
-        },
-        "warnings": warnings + more + looked_often(max(looks)) + _cautions(home, arms, found),
-        "next": [*wanted, _read_changed(others[main])],
-    }
-    return _fitted(result)
+        next_calls=[*wanted.calls, changed],
+    )
+    return _within_limit(standing)
 
 
-def _looks(home: Home, first: Arm, other: Arm) -> int:
+def _redactor(home: Home, run_id: str) -> Redactor:
+    config = home.run(run_id).find_config()
+    return redactor_for(home, config.env_dir if config else None)
+
+
+def _evaluations(home: Home, first: Candidate, other: Candidate) -> int:
     """How often the two were evaluated to tell them apart; seeds taken together count their own."""
     if first.members or other.members:
         return 1
     labels = (first.label, other.label)
-    return looks_at_pair(home, first.env_id, labels, (first.source, other.source))
+    return evaluations_of_pair(home, first.env_id, labels, (first.source, other.source))
 
 
 def _checked(ids: Sequence[str]) -> list[str]:
     wanted = list(dict.fromkeys(str(ref).strip() for ref in ids if str(ref).strip()))
-    if not 1 <= len(wanted) <= MAX_ARMS:
+    if not 1 <= len(wanted) <= MOST_CANDIDATES:
         raise UserError(
             "BAD_ARGUMENT",
             f"{len(wanted)} different ids were given",
-            hint=f"Give 2 to {MAX_ARMS} ids; one evaluation of several models counts as one.",
+            hint=f"Give 2 to {MOST_CANDIDATES} ids; one evaluation of several models counts as "
+            "one.",
             field="ids",
         )
     return wanted
 
 
-def _without_taught(home: Home, arms: Sequence[Arm]) -> tuple[list[Arm], list[str]]:
-    """The arms without the tasks that any of their models was taught, and what to say of it."""
-    sources = [home.run(source) for source in dict.fromkeys(arm.source for arm in arms)]
-    notes = list(dict.fromkeys(note for run in sources for note in shared_rows(run)))
+def _without_taught(
+    home: Home, candidates: Sequence[Candidate]
+) -> tuple[list[Candidate], list[str]]:
+    """The candidates without the tasks that any of their models was taught, and the warnings."""
+    sources = [home.run(source) for source in dict.fromkeys(each.source for each in candidates)]
+    notes = list(dict.fromkeys(note for run in sources for note in contamination_warnings(run)))
     taught = frozenset().union(*(taught_tasks(run) for run in sources))
-    return [replace(arm, rows=untaught(arm.rows, taught)) for arm in arms], notes
+    return [replace(each, rows=without_tasks(each.rows, taught)) for each in candidates], notes
 
 
-def _arm(home: Home, arm: Arm, measure: Any) -> dict[str, Any]:
-    body: dict[str, Any] = {"id": arm.label, "evaluated_in": arm.source}
-    if arm.members:
-        body["seeds"] = {member.label: seed_of(home, member) for member in arm.members}
-    elif arm.step is not None:
-        body["step"] = arm.step
-    if measure is not None:
-        body |= level(arm.rows, measure).as_dict()
-    runs = {member.run_id for member in arm.members or (arm,)} - {""}
+def _candidate_row(home: Home, candidate: Candidate, measure: Measure | None) -> CandidateRow:
+    seeds = {member.label: seed_of(home, member) for member in candidate.members}
+    runs = {member.run_id for member in candidate.members or (candidate,)} - {""}
+    hours = None
     if runs:
         with Store(home) as store:
-            spent = sum(store.get_run(run_id).spent_hours for run_id in runs)
-        body["device_hours"] = round(spent, 4)
-    return body
+            hours = round(sum(store.get_run(run_id).spent_hours for run_id in runs), 4)
+    return CandidateRow(
+        id=candidate.label,
+        evaluated_in=candidate.source,
+        seeds=seeds or None,
+        step=candidate.step,
+        level=level(candidate.rows, measure) if measure is not None else None,
+        device_hours=hours,
+    )
 
 
-def _summary(
-    first: Arm, other: Arm, found: Comparison, cause: dict[str, Any], comparisons: int
-) -> str:
-    text = f"{other.label} against {first.label}: {sentence(found)}"
-    if comparisons > 1:
-        text += f" It is the best of {comparisons} compared with {first.label}."
-    if cause["refused"] and found.outcome.verdict in ("better", "worse"):
-        text += f" Not attributed: {cause['reason']}."
-    elif cause["to"] and found.outcome.verdict in ("better", "worse"):
-        text += f" One lever changed: {cause['to']}."
+def _summary(main: Contest, contests: int) -> str:
+    text = f"{main.other.label} against {main.first.label}: {sentence(main.comparison)}"
+    if contests > 1:
+        text += f" It is the best of {contests} compared with {main.first.label}."
+    decided = main.comparison.outcome.verdict in ("better", "worse")
+    if main.cause.refused and decided:
+        text += f" Not attributed: {main.cause.reason}."
+    elif main.cause.to and decided:
+        text += f" One lever changed: {main.cause.to}."
     return text
 
 
-def _cautions(home: Home, arms: Sequence[Arm], found: Sequence[Comparison]) -> list[str]:
+def _cautions(
+    home: Home, candidates: Sequence[Candidate], comparisons: Sequence[Comparison]
+) -> list[str]:
     notes = []
-    unpaired = max(item.outcome.unpaired for item in found)
+    unpaired = max(item.outcome.unpaired for item in comparisons)
     if unpaired:
         notes.append(f"Up to {unpaired} tasks were scored on one side only and are left out.")
-    notes += dict.fromkeys(note for item in found for note in how_it_was_counted(item))
-    for arm in arms:
-        looked = sum(row.get("half") == "select" for row in arm.rows)
-        config = load_config(home.run(arm.run_id)) if arm.run_id else {}
-        own_choice = arm.run_id and config.get("env_id") == arm.env_id
-        if looked and own_choice and len(home.run(arm.run_id).eval_steps()) > 2:
+    notes += dict.fromkeys(note for item in comparisons for note in notes_on_counting(item))
+    for candidate in candidates:
+        validation = sum(row.half == VALIDATION for row in candidate.rows)
+        config = home.run(candidate.run_id).find_config() if candidate.run_id else None
+        chosen_here = config is not None and config.env_id == candidate.env_id
+        if validation and chosen_here and len(home.run(candidate.run_id).eval_steps()) > 2:
             notes.append(
-                f"{looked} of the {len(arm.rows)} answers of {arm.label} are to tasks its "
-                "checkpoint was chosen on, which flatters it a little; the run's own verdict "
-                "leaves them out."
+                f"{validation} of the {len(candidate.rows)} answers of {candidate.label} are to "
+                "tasks its checkpoint was chosen on, which flatters it a little; the run's own "
+                "verdict leaves them out."
             )
-    return notes[:4]
+    return notes[:_MOST_NOTES]
 
 
-def _read_changed(other: Arm) -> dict[str, Any]:
-    changed = {"run_id": other.source, "pick": "changed"}
-    return {"tool": "read_rollouts", "arguments": changed}
+def _wanted_evidence(home: Home, contest: Contest) -> Evidence:
+    """What would settle an inconclusive comparison.
 
-
-def _more_evidence(
-    home: Home, first: Arm, other: Arm, found: Comparison
-) -> tuple[list[str], list[dict[str, Any]]]:
-    """What would settle an inconclusive comparison, in words and as calls: rows of the split that
-    were not asked yet, then attempts where they help, else rows that do not exist yet. Of seeds
-    taken together it is seeds: what lies between those no task takes away."""
-    if found.outcome.verdict != "inconclusive" or found.measure is None:
-        return [], []
-    if found.errors_decide:
-        worst = max((first, other), key=lambda arm: sum(bool(row.get("error")) for row in arm.rows))
-        return [], failed_calls(worst.source)
+    Rows of the split that were not asked yet; where all were, attempts at each, where they help;
+    else rows that do not exist yet. Where one side is several seeds, more seeds: no number of
+    tasks removes the differences between seeds.
+    """
+    first, other, comparison = contest.first, contest.other, contest.comparison
+    measure = comparison.measure
+    if comparison.outcome.verdict != "inconclusive" or measure is None:
+        return Evidence()
+    if comparison.errors_decide:
+        worst = max((first, other), key=lambda each: sum(bool(row.error) for row in each.rows))
+        return Evidence(calls=calls_for_errors(worst.source))
     if first.members or other.members:
-        return ["One more seed on each side would tell more than tasks or attempts."], []
-    needed = tasks_wanted(found.outcome)
-    split = str(load_config(home.run(first.source)).get("split") or "heldout")
+        return Evidence(["One more seed on each side would tell more than tasks or attempts."])
+    needed = tasks_wanted(comparison.outcome)
+    config = home.run(first.source).find_config()
+    split = config.split if isinstance(config, EvaluateConfig | RegradeConfig) else "heldout"
     rows = split_rows(home, first.env_id, split)
-    asked = {str(row.get("task")) for arm in (first, other) for row in arm.rows}
+    asked = {row.task for candidate in (first, other) for row in candidate.rows}
     asked |= taught_tasks(home.run(first.source)) | taught_tasks(home.run(other.source))
-    models = [member.label for arm in (first, other) for member in arm.members or (arm,)]
-    call: dict[str, Any] = {"env_id": first.env_id, "models": models}
-    call |= {"split": split} if split != "heldout" else {}
+    arguments: dict[str, object] = {
+        "env_id": first.env_id,
+        "models": [first.label, other.label],
+        **({"split": split} if split != "heldout" else {}),
+    }
     if rows is None or len(asked) < rows:
-        call["rows"] = min(max(400, needed or 2 * found.outcome.n), rows or 10**6)
-        return [], [{"tool": "evaluate", "arguments": call}]
-    sides = [side(rows, found.measure) for rows in by_prompt(first.rows, other.rows)]
-    attempts = attempts_wanted(sides[0], sides[1], found.outcome.margin)
+        count = min(max(400, needed or 2 * comparison.outcome.n), rows or 10**6)
+        return Evidence(calls=[Call("evaluate", arguments | {"rows": count})])
+    sides = [side(of_one, measure) for of_one in by_prompt(first.rows, other.rows)]
+    attempts = attempts_wanted(sides[0], sides[1], comparison.outcome.margin)
     used = f"All {rows} rows of the {split} split are used"
     if attempts is not None:
-        said = f"{used}; {attempts} attempts at each would show a change worth having."
-        return [said], [
-            {"tool": "evaluate", "arguments": call | {"rows": rows, "attempts": attempts}}
-        ]
+        note = f"{used}; {attempts} attempts at each would show a change worth having."
+        call = Call("evaluate", arguments | {"rows": rows, "attempts": attempts})
+        return Evidence([note], [call])
     edit = more_rows(needed, rows, "held-out" if split == "heldout" else split)
-    return [f"{used}: {edit}."], [{"tool": "push_env", "arguments": {"path": "..."}}]
+    return Evidence([f"{used}: {edit}."], [Call("push_env", {"path": "..."})])
 
 
-def _trimmed(table: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    names = list(table)[:_MOST_SETTINGS]
-    return {name: table[name] for name in names}
+def _first_settings(table: dict[str, dict[str, object]]) -> dict[str, dict[str, object]]:
+    return {name: table[name] for name in list(table)[:_MOST_SETTINGS]}
 
 
-def _fitted(result: dict[str, Any]) -> dict[str, Any]:
-    """Leave out the least needed parts until an agent can afford the result."""
-    for cut in ("before_after", "settings", "sampling"):
-        if json_chars(result) <= RESULT_CHARS:
+def _within_limit(standing: Standing) -> dict[str, Any]:
+    """The result without its least needed parts, as many as it takes to be affordable."""
+    parts = ("answers", "settings", "sampling")
+    for count in range(len(parts)):
+        result = standing.to_json(parts[:count])
+        if json_chars(result) <= BODY_CHARS:
             return result
-        if cut == "before_after":
-            flips = result["flips"]
-            for way in ("gained", "lost"):
-                flips[way] = [{"task": example["task"]} for example in flips[way]]
-            for item in result["comparisons"]:
-                item.pop("method", None)
-        elif cut == "settings":
-            result["settings"] = dict.fromkeys(result["settings"], "differs")
-        else:
-            result.pop("sampling")
-    return result
-
-
-def _short(p: float | None) -> float | None:
-    return None if p is None else float(f"{p:.3g}")
+    return standing.to_json(parts)

@@ -9,166 +9,211 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import asdict, dataclass, fields
 
-from engine.evidence.stats.results import Row, rounded
+from engine.evidence.stats.results import rounded
+from engine.records.lines.evaluation_row import EvaluationRow
 
-MOST_TASKS = 1000  # distinct (before, after) pairs that are held against each other
+MOST_TASKS = 1000  # distinct (before, after) pairs that are compared with each other
 SHOWN = 5
 Pair = tuple[float, float]
 
 
-def order_changes(models: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
-    """What changed between two rewards of the same answers.
-
-    Args:
-        models: rows by model; those with an error before or after are left out of every number.
-
-    Returns `rows` compared, `changed` ones (in their reward) and `success` (answers that gained or
-    lost it, which may flip although no reward changed); `models` with mean and rank before and
-    after, and `model_flips`, the pairs whose order is reversed; `tasks`, and `attempts` at one
-    task by one model, each with the counts of `count_pairs`; `moved`, the tasks whose rank moved
-    furthest.
-    """
-    scored = {ref: [row for row in rows if _both(row)] for ref, rows in models.items()}
-    every = [row for rows in scored.values() for row in rows]
-    table = _table(scored)
-    tasks = {task: _means(rows) for task, rows in _by_task(every).items()}
-    within = [
-        count_pairs([_pair(row) for row in rows])
-        for found in scored.values()
-        for rows in _by_task(found).values()
-    ]
-    return {
-        "rows": len(every),
-        "changed": sum(row["reward"] != row["reward_before"] for row in every),
-        "success": _success_flips(every),
-        "models": table,
-        "model_flips": _model_flips(table),
-        "tasks": count_pairs(_sampled(list(tasks.values()))),
-        "attempts": {key: sum(item[key] for item in within) for key in count_pairs([])},
-        "moved": _moved(tasks),
-    }
-
-
-def count_pairs(values: Iterable[Pair]) -> dict[str, int]:
+@dataclass(frozen=True)
+class PairCounts:
     """Pairs of (before, after) values by what became of their order.
 
     kept: ordered the same way; reversed; tied: ordered before and equal now; parted: equal before
     and ordered now. Pairs equal both times are in none of them.
     """
-    found = {"kept": 0, "reversed": 0, "tied": 0, "parted": 0}
+
+    kept: int = 0
+    reversed: int = 0
+    tied: int = 0
+    parted: int = 0
+
+    def __add__(self, other: "PairCounts") -> "PairCounts":
+        return PairCounts(
+            *(getattr(self, each.name) + getattr(other, each.name) for each in fields(self))
+        )
+
+    @property
+    def ordered_before(self) -> int:
+        return self.kept + self.reversed + self.tied
+
+
+@dataclass(frozen=True)
+class RankMove:
+    """Mean reward and rank of a model or a task before and after; rank 1 is the highest."""
+
+    name: str
+    before: float | None
+    after: float | None
+    rank_before: int
+    rank_after: int
+
+    def to_json(self, kind: str) -> dict[str, object]:
+        """`kind` is the key of its name: model or task."""
+        body = asdict(self)
+        return {kind: body.pop("name")} | body
+
+
+@dataclass(frozen=True)
+class RankChanges:
+    """What changed between two rewards of the same answers.
+
+    Attributes:
+        rows: answers with both rewards; those with an error are in no number.
+        changed: of them in their reward.
+        success_gained, success_lost: answers whose success flipped, which may be although no
+            reward changed.
+        model_flips: (was ahead, is ahead now) of every pair whose order is reversed.
+        attempts: pairs at one task by one model.
+        moved: the tasks whose rank moved furthest.
+    """
+
+    rows: int
+    changed: int
+    success_gained: int
+    success_lost: int
+    models: Sequence[RankMove]
+    model_flips: Sequence[tuple[str, str]]
+    tasks: PairCounts
+    attempts: PairCounts
+    moved: Sequence[RankMove]
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "rows": self.rows,
+            "changed": self.changed,
+            "success": {"gained": self.success_gained, "lost": self.success_lost},
+            "models": [move.to_json("model") for move in self.models],
+            "model_flips": [list(flip) for flip in self.model_flips],
+            "tasks": asdict(self.tasks),
+            "attempts": asdict(self.attempts),
+            "moved": [move.to_json("task") for move in self.moved],
+        }
+
+
+def rank_changes(models: Mapping[str, Sequence[EvaluationRow]]) -> RankChanges:
+    """Compares the two rewards of `models`, rows by model."""
+    scored = {ref: [row for row in rows if _scored_twice(row)] for ref, rows in models.items()}
+    every = [row for rows in scored.values() for row in rows]
+    tasks = {task: _means(rows) for task, rows in _by_task(every).items()}
+    attempts = PairCounts()
+    for of_model in scored.values():
+        for rows in _by_task(of_model).values():
+            attempts += count_pairs([_pair(row) for row in rows])
+    flips = [(row.success_before, row.success) for row in every]
+    means = {ref: _means(rows) for ref, rows in scored.items() if rows}
+    moves = _moves(means)
+    return RankChanges(
+        rows=len(every),
+        changed=sum(row.reward != row.reward_before for row in every),
+        success_gained=flips.count((False, True)),
+        success_lost=flips.count((True, False)),
+        models=moves,
+        model_flips=_model_flips(moves),
+        tasks=count_pairs(_sampled(list(tasks.values()))),
+        attempts=attempts,
+        moved=_furthest(_moves(tasks)),
+    )
+
+
+def count_pairs(values: Iterable[Pair]) -> PairCounts:
+    """The pairs among these (before, after) values."""
+    kept = reversed_pairs = tied = parted = 0
     counts = list(Counter(values).items())
-    for at, ((before, after), times) in enumerate(counts):
-        for (other_before, other_after), other_times in counts[at + 1 :]:
+    for index, ((before, after), times) in enumerate(counts):
+        for (other_before, other_after), other_times in counts[index + 1 :]:
             was, now = _sign(before - other_before), _sign(after - other_after)
-            if was and now:
-                found["kept" if was == now else "reversed"] += times * other_times
-            elif was or now:
-                found["tied" if was else "parted"] += times * other_times
-    return found
+            pairs = times * other_times
+            if was and was == now:
+                kept += pairs
+            elif was and now:
+                reversed_pairs += pairs
+            elif was:
+                tied += pairs
+            elif now:
+                parted += pairs
+    return PairCounts(kept, reversed_pairs, tied, parted)
 
 
-def sentence(changes: Mapping[str, Any]) -> str:
+def sentence(changes: RankChanges) -> str:
     """The changes in one sentence."""
-    if not changes["rows"]:
+    if not changes.rows:
         return "No answer was scored by both rewards."
-    text = f"{changes['changed']} of {changes['rows']} rewards changed"
-    gained, lost = (changes["success"][way] for way in ("gained", "lost"))
+    text = f"{changes.changed} of {changes.rows} rewards changed"
+    gained, lost = changes.success_gained, changes.success_lost
     if gained or lost:
         text += f"; success changed on {gained + lost} answers ({gained} gained, {lost} lost)"
-    flips = changes["model_flips"]
-    if flips:
-        pairs = "; ".join(f"{now} is ahead of {was} now" for was, now in flips[:3])
+    if changes.model_flips:
+        flips = changes.model_flips[:3]
+        pairs = "; ".join(f"{now} is ahead of {was} now" for was, now in flips)
         text += f"; the order of the models turns round: {pairs}"
-    elif len(changes["models"]) > 1:
+    elif len(changes.models) > 1:
         text += "; the models keep their order"
-    for what in ("tasks", "attempts"):
-        found = changes[what]
-        ordered = found["kept"] + found["reversed"] + found["tied"]
-        if ordered:
-            name = "attempts at one task" if what == "attempts" else what
-            text += f"; {found['reversed']} of {ordered} ordered pairs of {name} are reversed"
+    for name, pairs in (("tasks", changes.tasks), ("attempts at one task", changes.attempts)):
+        if pairs.ordered_before:
+            text += f"; {pairs.reversed} of {pairs.ordered_before} ordered pairs of {name} are "
+            text += "reversed"
     return text + "."
 
 
-def _success_flips(rows: Iterable[Row]) -> dict[str, int]:
-    pairs = [(row.get("success_before"), row.get("success")) for row in rows]
-    return {"gained": pairs.count((False, True)), "lost": pairs.count((True, False))}
-
-
-def _table(scored: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
-    means = {ref: _means(rows) for ref, rows in scored.items() if rows}
-    ranks = [_ranks({ref: pair[side] for ref, pair in means.items()}) for side in (0, 1)]
+def _moves(means: Mapping[str, Pair]) -> list[RankMove]:
+    before = _ranks({name: pair[0] for name, pair in means.items()})
+    after = _ranks({name: pair[1] for name, pair in means.items()})
     return [
-        {
-            "model": ref,
-            "before": rounded(before),
-            "after": rounded(after),
-            "rank_before": ranks[0][ref],
-            "rank_after": ranks[1][ref],
-        }
-        for ref, (before, after) in means.items()
+        RankMove(name, rounded(pair[0]), rounded(pair[1]), before[name], after[name])
+        for name, pair in means.items()
     ]
 
 
-def _model_flips(table: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """[who was ahead, who is ahead now] of every pair whose order is reversed."""
+def _model_flips(moves: Sequence[RankMove]) -> list[tuple[str, str]]:
     return [
-        [one["model"], other["model"]]
-        for one in table
-        for other in table
-        if one["rank_before"] < other["rank_before"] and one["rank_after"] > other["rank_after"]
+        (one.name, other.name)
+        for one in moves
+        for other in moves
+        if one.rank_before < other.rank_before and one.rank_after > other.rank_after
     ]
 
 
-def _moved(tasks: Mapping[str, Pair]) -> list[dict[str, Any]]:
-    before = _ranks({task: pair[0] for task, pair in tasks.items()})
-    after = _ranks({task: pair[1] for task, pair in tasks.items()})
-    order = sorted(tasks, key=lambda task: (-abs(after[task] - before[task]), task))
-    return [
-        {
-            "task": task,
-            "before": rounded(tasks[task][0]),
-            "after": rounded(tasks[task][1]),
-            "rank_before": before[task],
-            "rank_after": after[task],
-        }
-        for task in order[:SHOWN]
-        if before[task] != after[task]
-    ]
+def _furthest(moves: Sequence[RankMove]) -> list[RankMove]:
+    """The tasks whose rank moved, the furthest first; five are looked at."""
+    order = sorted(moves, key=lambda move: (-abs(move.rank_after - move.rank_before), move.name))
+    return [move for move in order[:SHOWN] if move.rank_before != move.rank_after]
 
 
 def _ranks(values: Mapping[str, float]) -> dict[str, int]:
     """1 for the highest; equal values share the better rank."""
     ordered = sorted(values.values(), reverse=True)
-    first = {value: at for at, value in reversed(list(enumerate(ordered, 1)))}
+    first = {value: rank for rank, value in reversed(list(enumerate(ordered, 1)))}
     return {name: first[value] for name, value in values.items()}
 
 
-def _by_task(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
+def _by_task(rows: Iterable[EvaluationRow]) -> dict[str, list[EvaluationRow]]:
+    by_task: dict[str, list[EvaluationRow]] = {}
     for row in rows:
-        found.setdefault(str(row.get("task")), []).append(row)
-    return found
+        by_task.setdefault(row.task, []).append(row)
+    return by_task
 
 
-def _means(rows: Sequence[Row]) -> Pair:
+def _means(rows: Sequence[EvaluationRow]) -> Pair:
     """Mean over tasks of the mean over attempts, before and after; rounded, so that ties stay."""
-    pairs = [[_pair(row) for row in found] for found in _by_task(rows).values()]
+    pairs = [[_pair(row) for row in of_task] for of_task in _by_task(rows).values()]
     sides = []
     for side in (0, 1):
-        means = [math.fsum(pair[side] for pair in found) / len(found) for found in pairs]
+        means = [math.fsum(pair[side] for pair in of_task) / len(of_task) for of_task in pairs]
         sides.append(round(math.fsum(means) / len(means), 9))
     return sides[0], sides[1]
 
 
-def _pair(row: Row) -> Pair:
-    return float(row["reward_before"]), float(row["reward"])
+def _pair(row: EvaluationRow) -> Pair:
+    return row.reward_before or 0.0, row.reward or 0.0
 
 
-def _both(row: Row) -> bool:
-    return not row.get("error") and not row.get("error_before")
+def _scored_twice(row: EvaluationRow) -> bool:
+    return not row.error and not row.error_before
 
 
 def _sampled(values: list[Pair]) -> list[Pair]:

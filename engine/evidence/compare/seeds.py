@@ -10,89 +10,102 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.evidence.compare.candidates import Arm
+from engine.evidence.compare.candidates import Candidate
 from engine.evidence.compare.settings_diff import NEUTRAL, making_of
 from engine.evidence.stats.distributions import t_cdf, t_quantile
 from engine.evidence.stats.inference import ALPHA, POWER, Interval, PairedVerdict
-from engine.evidence.stats.results import HIGHER_IS_BETTER, Measure, Row, by_prompt, side
-from engine.evidence.verdict.verdict import Comparison, compare_rows, failures, heed_errors
+from engine.evidence.stats.results import HIGHER_IS_BETTER, Measure, by_prompt, side
+from engine.evidence.verdict.comparison import (
+    Comparison,
+    compare_rows,
+    heed_errors,
+    values_of_failures,
+)
 from engine.home.run_dir import Home
+from engine.records.lines.evaluation_row import EvaluationRow
 
 
-def grouped(home: Home, arms: Sequence[Arm]) -> list[Arm]:
-    """The arms with those that differ in the seed alone as one, where two or more are left.
+def grouped(home: Home, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates with those that differ in the seed alone as one, where two or more are left.
 
-    A group keeps the place of its first arm; `members` are its seeds, `rows` the rows of all.
+    A group keeps the place of its first candidate; `members` are its seeds, `rows` the rows of all.
     """
-    groups: dict[str, list[Arm]] = {}
-    for arm in arms:
-        groups.setdefault(_identity(home, arm), []).append(arm)
-    if len(groups) < 2 or len(groups) == len(arms):
-        return list(arms)
+    groups: dict[str, list[Candidate]] = {}
+    for candidate in candidates:
+        groups.setdefault(_identity(home, candidate), []).append(candidate)
+    if len(groups) < 2 or len(groups) == len(candidates):
+        return list(candidates)
     return [_joined(home, members) for members in groups.values()]
 
 
-def seed_of(home: Home, arm: Arm) -> object:
-    return making_of(home, arm).settings.get("seed")
+def seed_of(home: Home, candidate: Candidate) -> object:
+    return making_of(home, candidate).settings.get("seed")
 
 
-def compare_arms(home: Home, first: Arm, other: Arm) -> Comparison:
-    """Two arms task by task; with seeds on either side, over tasks and seeds."""
-    found = compare_rows(first.rows, other.rows)
+def compare_candidates(home: Home, first: Candidate, other: Candidate) -> Comparison:
+    """Two candidates task by task; with seeds on either side, over tasks and seeds."""
+    comparison = compare_rows(first.rows, other.rows)
     sides = (first.members or (first,), other.members or (other,))
-    if max(map(len, sides)) < 2 or found.outcome.diff is None or found.measure is None:
-        return found
-    measure = found.measure
-    prompts = iter(by_prompt(*(arm.rows for members in sides for arm in members)))
+    measure = comparison.measure
+    if max(map(len, sides)) < 2 or comparison.outcome.diff is None or measure is None:
+        return comparison
+    prompts = iter(by_prompt(*(candidate.rows for members in sides for candidate in members)))
     rows = [[next(prompts) for _ in members] for members in sides]
-    every = [got for members in rows for got in members]
-    ways = [
-        _seeded(found, [[_by_task(got, measure, failed) for got in members] for members in rows])
-        for failed in failures(measure, *every)
+    every = [of_seed for members in rows for of_seed in members]
+    outcomes = [
+        _seeded(
+            comparison,
+            [[_by_task(of_seed, measure, failed) for of_seed in members] for members in rows],
+        )
+        for failed in values_of_failures(measure, *every)
     ]
-    decide = found.errors_decide and bool(ways[0].reason)  # seeds alike: the verdict stays
-    return heed_errors(replace(found, outcome=ways[0], errors_decide=decide), ways[-1])
+    # Where the seeds are alike the verdict of the rows stays, and so does what decided it.
+    decide = comparison.errors_decide and bool(outcomes[0].reason)
+    comparison = replace(comparison, outcome=outcomes[0], errors_decide=decide)
+    return heed_errors(comparison, outcomes[-1])
 
 
-def _identity(home: Home, arm: Arm) -> str:
-    """What two arms must share to be seeds of one configuration."""
-    making = making_of(home, arm)
+def _identity(home: Home, candidate: Candidate) -> str:
+    """What two candidates must share to be seeds of one configuration."""
+    making = making_of(home, candidate)
     if not making.config or "seed" not in making.settings:
-        return f"alone: {arm.label} in {arm.source}"
+        return f"alone: {candidate.label} in {candidate.source}"
     settings = {
         name: value
         for name, value in making.settings.items()
         if name not in NEUTRAL and name != "seed"
     }
-    named = arm.label.partition("@")[2]  # two checkpoints of a run are no two seeds
+    named = candidate.label.partition("@")[2]  # two checkpoints of a run are no two seeds
     body = [making.choices(), settings, named]
     return json.dumps(body, sort_keys=True, default=str)
 
 
-def _joined(home: Home, members: list[Arm]) -> Arm:
-    seeds = [seed_of(home, arm) for arm in members]
+def _joined(home: Home, members: list[Candidate]) -> Candidate:
+    seeds = [seed_of(home, candidate) for candidate in members]
     if len(members) < 2 or len(set(map(str, seeds))) < len(seeds):
         return members[0] if len(members) == 1 else _same_seed(members)
     label = f"{members[0].label} and {len(members) - 1} more seeds"
     if len(members) == 2:
         label = f"{members[0].label} and {members[1].label}"
-    rows = [row for arm in members for row in arm.rows]
+    rows = [row for candidate in members for row in candidate.rows]
     return replace(members[0], label=label, rows=rows, members=tuple(members))
 
 
-def _same_seed(members: list[Arm]) -> Arm:
+def _same_seed(members: list[Candidate]) -> Candidate:
     """Repeats of one seed are no new evidence about seeds; the newest stands for them."""
     return members[-1]
 
 
-def _by_task(rows: Sequence[Row], measure: Measure, failed: float | None) -> dict[str, float]:
+def _by_task(
+    rows: Sequence[EvaluationRow], measure: Measure, failed: float | None
+) -> dict[str, float]:
     values = side(rows, measure, failed).values
-    return {task: math.fsum(got) / len(got) for task, got in values.items()}
+    return {task: math.fsum(each) / len(each) for task, each in values.items()}
 
 
-def _seeded(found: Comparison, means: list[list[dict[str, float]]]) -> PairedVerdict:
+def _seeded(comparison: Comparison, means: list[list[dict[str, float]]]) -> PairedVerdict:
     """The verdict with a t interval over tasks and seeds (Satterthwaite's degrees of freedom)."""
-    old = found.outcome
+    old = comparison.outcome
     shared = set.intersection(*(set(run) for runs in means for run in runs))
     if len(shared) < 2:
         return replace(old, verdict="unknown", reason="the seeds share no tasks", diff=None)
@@ -111,7 +124,7 @@ def _seeded(found: Comparison, means: list[list[dict[str, float]]]) -> PairedVer
     reach = t_quantile(1.0 - ALPHA / 2.0, df) * error
     p = min(1.0, 2.0 * t_cdf(-abs(diff) / error, df))
     interval = Interval(diff - reach, diff + reach)
-    better = HIGHER_IS_BETTER[found.measure] if found.measure else True
+    better = HIGHER_IS_BETTER[comparison.measure] if comparison.measure else True
     if p < ALPHA and interval.excludes_zero:
         word = "better" if (diff > 0) == better else "worse"
     else:

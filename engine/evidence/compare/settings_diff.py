@@ -1,17 +1,19 @@
 """What was changed between two models, and whether a difference can be put down to it.
 
-A lever is something that changes what is learned. When exactly one was moved, a difference may be
-attributed to it; when several were, it may not, and they are named.
+What counts is what changes what is learned: a setting, the environment, the model to start from.
+When exactly one of them differs, a difference of results may be attributed to it; when several do,
+it may not, and they are named.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from engine.evidence.compare.candidates import Arm
+from engine.evidence.compare.candidates import Candidate
 from engine.evidence.verdict.lineage import trained_by
-from engine.evidence.verdict.verdict import load_config
 from engine.home.run_dir import Home
+from engine.records.run_config import TrainConfig
 
 # Settings that change what is recorded or how fast, not what is learned.
 NEUTRAL = frozenset(
@@ -26,7 +28,7 @@ NEUTRAL = frozenset(
     }
 )
 _CHOSEN = ("user", "parent run")  # a value from elsewhere follows from the choices
-_DEEPEST = 12
+_MOST_GENERATIONS = 12
 
 
 @dataclass(frozen=True)
@@ -34,78 +36,113 @@ class Making:
     """How a model came to be: the run that trained it, as it was submitted; empty for a base."""
 
     run_id: str = ""
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: TrainConfig | None = None
 
-    @property
+    @cached_property
     def settings(self) -> Mapping[str, Any]:
-        return self.config.get("settings") or {}
+        return self.config.settings.model_dump() if self.config else {}
 
     @property
-    def sources(self) -> Mapping[str, Any]:
-        return self.config.get("sources") or {}
+    def sources(self) -> Mapping[str, str]:
+        return self.config.sources if self.config else {}
 
     @property
     def start(self) -> str:
-        return str(self.config.get("model") or "")
+        return self.config.model if self.config else ""
 
-    def choices(self) -> dict[str, Any]:
+    def choices(self) -> dict[str, object]:
         """What identifies the training beside its settings."""
-        names = ("algorithm", "env_id")
-        return {"model": self.start} | {name: self.config.get(name) for name in names}
+        algorithm, env_id = (
+            (self.config.algorithm, self.config.env_id) if self.config else (None, None)
+        )
+        return {"model": self.start, "algorithm": algorithm, "env_id": env_id}
 
 
-def making_of(home: Home, arm: Arm) -> Making:
-    """The run that trained an arm's model, as it was submitted."""
-    return Making(arm.run_id, load_config(home.run(arm.run_id))) if arm.run_id else Making()
+def making_of_run(home: Home, run_id: str) -> Making:
+    """How a training run was made; empty where its config is gone, or it is no training run."""
+    config = home.run(run_id).find_config()
+    return Making(run_id, config if isinstance(config, TrainConfig) else None)
+
+
+def making_of(home: Home, candidate: Candidate) -> Making:
+    """The run that trained a candidate's model, as it was submitted."""
+    return making_of_run(home, candidate.run_id) if candidate.run_id else Making()
 
 
 def ancestors(home: Home, making: Making) -> list[str]:
     """The runs a model descends from, itself first, then the model it started from."""
-    chain: list[str] = []
-    while making.config and len(chain) < _DEEPEST and making.run_id not in chain:
-        chain.append(making.run_id)
+    line: list[str] = []
+    while making.config and len(line) < _MOST_GENERATIONS and making.run_id not in line:
+        line.append(making.run_id)
         parent = trained_by(home, making.start)
         if not parent:
-            chain.append(making.start)
+            line.append(making.start)
             break
-        making = Making(parent, load_config(home.run(parent)))
-    return chain
+        making = making_of_run(home, parent)
+    return line
 
 
-def attribution(home: Home, one: Arm, other: Arm) -> dict[str, Any]:
-    """Which levers differ between two arms, and whether the difference can be attributed.
+@dataclass(frozen=True)
+class Attribution:
+    """What a difference between two candidates may be put down to.
 
-    `to` is the one lever, or "" when there is none or more than one; `levers` names them all.
+    Attributes:
+        changed: everything that differs and changes what is learned.
+        reason: why it is put down to nothing, "" where exactly one thing changed.
     """
-    a, b = making_of(home, one), making_of(home, other)
-    levers = _lineage_levers(home, one, other, a, b)
-    if levers is None:
-        levers = moved_levers(a, b)
-    seeds = {str(made.settings.get("seed")) for made in (a, b) if made.config}
-    if len(levers) == 1:
-        return {"to": levers[0], "levers": levers, "refused": False, "reason": ""}
-    if levers:
+
+    changed: Sequence[str]
+    reason: str = ""
+
+    @property
+    def to(self) -> str:
+        """The one thing that changed, "" where there is none or more than one."""
+        return self.changed[0] if len(self.changed) == 1 else ""
+
+    @property
+    def refused(self) -> bool:
+        return len(self.changed) > 1
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "to": self.to,
+            "levers": list(self.changed),
+            "refused": self.refused,
+            "reason": self.reason,
+        }
+
+
+def attribution(home: Home, one: Candidate, other: Candidate) -> Attribution:
+    """What differs between two candidates, and whether the difference can be attributed to it."""
+    first, second = making_of(home, one), making_of(home, other)
+    changed = _trainings_between(home, one, other, first, second)
+    if changed is None:
+        changed = changed_choices(first, second)
+    if len(changed) == 1:
+        return Attribution(changed)
+    if changed:
         reason = (
-            f"{len(levers)} levers changed ({', '.join(levers)}): the difference cannot be "
+            f"{len(changed)} levers changed ({', '.join(changed)}): the difference cannot be "
             "attributed to one of them"
         )
-        return {"to": "", "levers": levers, "refused": True, "reason": reason}
+        return Attribution(changed, reason)
+    seeds = {str(made.settings.get("seed")) for made in (first, second) if made.config}
     reason = "only the seed differs" if len(seeds) > 1 else "no lever differs"
-    return {"to": "", "levers": [], "refused": False, "reason": f"{reason}: what is left is noise"}
+    return Attribution([], f"{reason}: what is left is noise")
 
 
-def differing_settings(home: Home, arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:
-    """Setting -> arm -> value, for the settings that are not the same everywhere.
+def differing_settings(home: Home, candidates: Sequence[Candidate]) -> dict[str, dict[str, object]]:
+    """Setting -> candidate -> value, for the settings that are not the same everywhere.
 
-    Arms that no run of this home trained have no settings and are left out.
+    Candidates that no run of this home trained have no settings and are left out.
     """
-    made = {arm.label: making_of(home, arm) for arm in arms}
+    made = {each.label: making_of(home, each) for each in candidates}
     trained = {label: making for label, making in made.items() if making.config}
     if len(trained) < 2:
         return {}
     values = {label: making.choices() | dict(making.settings) for label, making in trained.items()}
     names = dict.fromkeys(name for chosen in values.values() for name in chosen)
-    table: dict[str, dict[str, Any]] = {}
+    table: dict[str, dict[str, object]] = {}
     for name in names:
         row = {label: chosen.get(name) for label, chosen in values.items()}
         if any(value != next(iter(row.values())) for value in row.values()):
@@ -113,34 +150,40 @@ def differing_settings(home: Home, arms: Sequence[Arm]) -> dict[str, dict[str, A
     return table
 
 
-def _lineage_levers(home: Home, one: Arm, other: Arm, a: Making, b: Making) -> list[str] | None:
-    """The trainings that lie between two models of one line, None when they are not of one."""
-    if a.run_id and a.run_id == b.run_id:
+def _trainings_between(
+    home: Home, one: Candidate, other: Candidate, first: Making, second: Making
+) -> list[str] | None:
+    """The trainings that lie between two models of which one descends from the other, None where
+    neither does."""
+    if first.run_id and first.run_id == second.run_id:
         return ["checkpoint"] if (one.step, one.label) != (other.step, other.label) else []
-    for young, elder, elder_label in ((a, b, other.label), (b, a, one.label)):
+    for young, elder, elder_label in ((first, second, other.label), (second, first, one.label)):
         line = ancestors(home, young)
         root = elder.run_id or elder_label
         if root in line:
             return [f"training of {run_id}" for run_id in line[: line.index(root)]]
-    if a.config and b.config:
+    if first.config and second.config:
         return None
-    return ["base model"] + [f"training of {made.run_id}" for made in (a, b) if made.config]
+    trainings = [f"training of {made.run_id}" for made in (first, second) if made.config]
+    return ["base model", *trainings]
 
 
-def _chose(made: Making, name: str) -> bool:
+def _chosen(made: Making, name: str) -> bool:
     """Whether somebody gave this setting, instead of a rule."""
     return name in made.settings and made.sources.get(name, "user") in _CHOSEN
 
 
-def moved_levers(a: Making, b: Making) -> list[str]:
+def changed_choices(first: Making, second: Making) -> list[str]:
     """What was changed from one training to another: choices, then settings; seeds do not count."""
-    levers = [name for name, value in a.choices().items() if value != b.choices()[name]]
-    names = dict.fromkeys([*a.settings, *b.settings])
-    moved = [
+    choices = [name for name, value in first.choices().items() if value != second.choices()[name]]
+    names = dict.fromkeys([*first.settings, *second.settings])
+    settings = [
         name
         for name in names
-        if name not in NEUTRAL and name != "seed" and a.settings.get(name) != b.settings.get(name)
+        if name not in NEUTRAL
+        and name != "seed"
+        and first.settings.get(name) != second.settings.get(name)
     ]
-    chosen = [name for name in moved if any(_chose(made, name) for made in (a, b))]
-    # A default that moved because something else did is no lever of its own.
-    return levers + chosen if levers or chosen else moved
+    chosen = [name for name in settings if any(_chosen(made, name) for made in (first, second))]
+    # A default that moved because something else did is no change of its own.
+    return choices + chosen if choices or chosen else settings

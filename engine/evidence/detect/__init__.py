@@ -6,6 +6,7 @@ what they read and `diagnose.py` for what is made of it.
     baseline.py   step 0, and the exams after it held against it
     detectors.py  every detector by name
     diagnose.py   findings on a run, ranked, with example rollouts
+    examples.py   rollouts that show a finding
     findings.py   one cause with its numbers and its lever; their order
     groups.py     detectors: uniform groups, too hard, too easy, entropy collapse
     learning.py   detectors: overfitting, too short, no update, unstable, underpowered, the machine

@@ -5,27 +5,44 @@ silent for a while: a run must not cry at every step.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableSequence, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from engine.evidence.detect.baseline import against_start, first_exam, gold_tokens
 from engine.evidence.detect.detectors import find_all
 from engine.evidence.detect.findings import Finding
-from engine.evidence.detect.views import Facts, Line, View, view_of
-from engine.evidence.stats import thresholds as at
-from engine.evidence.stats.results import load_rows
-from engine.home.curves import load_metrics
+from engine.evidence.detect.views import (
+    Facts,
+    Line,
+    StartComparison,
+    TrainingRows,
+    View,
+    view_of,
+)
+from engine.evidence.stats import thresholds as limits
 from engine.home.run_dir import RunDir
+from engine.records.lines.curves import load_metrics
+from engine.records.lines.event import Event, read_events
+from engine.records.lines.trajectory_record import TrajectoryRecord, read_trajectories
 
 # What is kept of a long run: its start, which trends are measured from, and its end.
 _START, _END = 40, 400
+
+
+@dataclass(frozen=True)
+class _Beginning:
+    """The exam of step 0, and the length of reference answers in tokens."""
+
+    exam: View | None
+    gold_tokens: float | None
 
 
 class Watch:
     """Looks at a training run after every step.
 
     Args:
-        run: its folder; rollouts of a step are read from there once they are written.
+        run: its folder; those rollouts that came before are read from there.
         exam_tasks: tasks behind each `heldout_` value.
     """
 
@@ -38,43 +55,45 @@ class Watch:
         self.exam_tasks = exam_tasks
         self.lines: list[Line] = []
         self.views: list[View] = []
-        self.rows: Mapping[str, Any] = {}
-        self.active: dict[str, int] = {}  # id -> looks in a row without it
-        self._seen: dict[str, int] = {}  # id -> looks in a row with it
-        self._began: tuple[View | None, float | None] | None = None  # first exam, length of gold
-        self._against: Mapping[str, Any] = {}
+        self.rows = TrainingRows()
+        self.active: dict[str, int] = {}  # id of a raised alert -> steps in a row without it
+        self._present: dict[str, int] = {}  # id -> steps in a row with it
+        self._beginning: _Beginning | None = None
+        self._against_start: StartComparison | None = None
 
     def catch_up(self, step: int) -> None:
         """Take up a run that has done `step` steps, with the alerts that were raised in them."""
         self.lines = [line for line in load_metrics(self.run.metrics).lines if line["step"] <= step]
-        steps = [found for found in self.run.rollout_steps() if found <= step]
-        for found in dict.fromkeys([*steps[:_START], *steps[-_START:]]):
-            self._view(found)
-        self._against = self._exam(step)
-        for event in load_rows(self.run.events):
+        steps = [each for each in self.run.rollout_steps() if each <= step]
+        for each in dict.fromkeys([*steps[:_START], *steps[-_START:]]):
+            self._view(each)
+        self._against_start = self._exam(step)
+        for event in read_events(self.run.events):
             self._recall(event, step)
         self._trim()
 
-    def _recall(self, event: Mapping[str, Any], step: int) -> None:
-        name, when = event.get("event"), event.get("step")
-        if name == "data":
-            self.rows = event
-        elif not isinstance(when, int) or when > step:
+    def _recall(self, event: Event, step: int) -> None:
+        if event.event == "data":
+            self.rows = training_rows(event)
+        elif event.step is None or event.step > step:
             return  # these steps are done again, and so are their alerts
-        elif name == "alert":
-            self.active[str(event.get("id"))] = 0
-        elif name == "alert_cleared":
-            self.active.pop(str(event.get("id")), None)
+        elif event.event == "alert":
+            self.active[str(event.fields.get("id"))] = 0
+        elif event.event == "alert_cleared":
+            self.active.pop(str(event.fields.get("id")), None)
 
-    def look(self, step: int, values: Mapping[str, Any]) -> tuple[list[Finding], list[str]]:
-        """(alerts to raise, ids that are over) after a step with these metrics."""
+    def look(
+        self, step: int, values: Mapping[str, Any], rollouts: Sequence[TrajectoryRecord] = ()
+    ) -> tuple[list[Finding], list[str]]:
+        """(alerts to raise, ids that are over) after a step with these metrics and rollouts."""
         self.lines.append({"step": step, **values})
-        self._view(step)
+        self._add_view(view_of(step, rollouts, self.settings))
         self._trim()
-        if self._began is None:  # step 0 was examined before the first step
-            self._began = first_exam(self.run, self.settings), gold_tokens(self.run)
+        if self._beginning is None:  # step 0 was examined before the first step
+            exam = first_exam(self.run, self.settings)
+            self._beginning = _Beginning(exam, gold_tokens(self.run))
         if any(name.startswith("heldout_") for name in values):
-            self._against = self._exam(step)
+            self._against_start = self._exam(step)
         facts = Facts(
             self.algorithm,
             self.settings,
@@ -82,46 +101,61 @@ class Watch:
             self.views,
             exam_tasks=self.exam_tasks,
             rows=self.rows,
-            exam_start=self._began[0],
-            against_start=self._against,
-            gold_tokens=self._began[1],
+            exam_start=self._beginning.exam,
+            against_start=self._against_start,
+            gold_tokens=self._beginning.gold_tokens,
         )
-        found = {finding.id: finding for finding in find_all(facts, live=True)}
-        self._seen = {name: self._seen.get(name, 0) + 1 for name in found}
+        return self._settled({finding.id: finding for finding in find_all(facts, live=True)})
+
+    def _settled(self, present: Mapping[str, Finding]) -> tuple[list[Finding], list[str]]:
+        """What of the findings of this step is to be raised, and which alerts are over."""
+        self._present = {name: self._present.get(name, 0) + 1 for name in present}
         raised = [
             finding
-            for name, finding in found.items()
-            if name not in self.active and self._seen[name] >= at.RAISE_AFTER
+            for name, finding in present.items()
+            if name not in self.active and self._present[name] >= limits.RAISE_AFTER
         ]
-        quiet = {name: 0 if name in found else looks + 1 for name, looks in self.active.items()}
-        cleared = [name for name, looks in quiet.items() if looks >= at.CLEAR_AFTER]
-        self.active = {name: looks for name, looks in quiet.items() if name not in cleared}
+        absent = {name: 0 if name in present else steps + 1 for name, steps in self.active.items()}
+        cleared = [name for name, steps in absent.items() if steps >= limits.CLEAR_AFTER]
+        self.active = {name: steps for name, steps in absent.items() if name not in cleared}
         self.active |= dict.fromkeys([finding.id for finding in raised], 0)
         return raised, cleared
 
-    def _exam(self, step: int) -> Mapping[str, Any]:
-        """The last exam against step 0, at the level of all that this run will be looked at by."""
+    def _exam(self, step: int) -> StartComparison | None:
+        """The last exam against step 0, corrected for all exams this run will have."""
         steps, every = self.settings.get("steps"), self.settings.get("eval_every")
         planned = math.ceil(steps / every) if steps and every else 0
         return against_start(self.run, step, planned=planned)
 
     def _view(self, step: int) -> None:
-        view = view_of(step, load_rows(self.run.rollouts(step)), self.settings)
+        self._add_view(view_of(step, read_trajectories(self.run.rollouts(step)), self.settings))
+
+    def _add_view(self, view: View | None) -> None:
         if view is not None:
             self.views.append(view)
 
     def _trim(self) -> None:
-        for kept in (self.lines, self.views):
-            if len(kept) > _START + _END + 100:
-                del kept[_START : len(kept) - _END]
+        _cut_middle(self.lines)
+        _cut_middle(self.views)
 
 
-def alert_fields(finding: Finding) -> dict[str, Any]:
+def _cut_middle(steps: MutableSequence[Any]) -> None:
+    if len(steps) > _START + _END + 100:
+        del steps[_START : len(steps) - _END]
+
+
+def training_rows(event: Event) -> TrainingRows:
+    """The counts of a `data` event."""
+    counts = [int(event.fields.get(name) or 0) for name in ("rows", "truncated", "dropped")]
+    return TrainingRows(*counts)
+
+
+def alert_fields(finding: Finding) -> dict[str, object]:
     """A finding as the fields of an event."""
     return {
         "id": finding.id,
         "severity": finding.severity,
         "numbers": finding.numbers,
-        "lever": finding.lever.as_dict(),
+        "lever": finding.lever.to_json(),
         "playbook": finding.playbook,
     }

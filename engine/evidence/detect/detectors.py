@@ -35,7 +35,7 @@ class Detector:
         """Whether the run left what this detector reads."""
         if "rescored" in self.reads and facts.rescored.get("scored"):
             return True
-        if "kept" in self.reads and facts.kept:
+        if "kept" in self.reads and facts.kept is not None:
             return True
         return not self.reads or any(
             facts.curve(name) or (name in _VIEW and facts.of_views(name)) for name in self.reads
@@ -77,13 +77,13 @@ IDS = tuple(detector.id for detector in DETECTORS)
 
 def find_all(facts: Facts, *, live: bool = False) -> list[Finding]:
     """Every finding, causes before effects; with `live` only of detectors for running runs."""
-    found = [
+    findings = [
         finding
         for detector in DETECTORS
         if facts.algorithm in detector.algorithms and (detector.live or not live)
         if (finding := detector.find(facts)) is not None
     ]
-    return ranked(found)
+    return ranked(findings)
 
 
 def not_judged(facts: Facts) -> list[str]:

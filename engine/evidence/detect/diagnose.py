@@ -5,47 +5,104 @@ an environment, cleaned and with secrets hidden.
 """
 
 from collections.abc import Mapping, Sequence
-from difflib import SequenceMatcher
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.core.files import read_object
 from engine.core.format import counted
-from engine.evidence.detect.baseline import against_start, first_exam, gold_tokens, references
+from engine.core.hints import Call
+from engine.core.reply import BODY_CHARS
+from engine.evidence.detect.alerts import training_rows
+from engine.evidence.detect.baseline import against_start, first_exam, gold_tokens
 from engine.evidence.detect.detectors import find_all, not_judged
+from engine.evidence.detect.examples import Example, Examples
 from engine.evidence.detect.findings import Finding
-from engine.evidence.detect.views import Facts, Row, View, is_pleased_and_wrong, view_of
-from engine.evidence.stats import thresholds as at
+from engine.evidence.detect.views import Facts, Failure, TrainingRows, View, view_of
+from engine.evidence.stats import thresholds as limits
 from engine.evidence.stats.power import split_rows
-from engine.evidence.stats.results import answer_of, load_rows, text_of
+from engine.evidence.stats.results import VALIDATION, in_half
 from engine.evidence.verdict.fresh_scores import rescored
-from engine.evidence.verdict.verdict import load_config, run_verdict
-from engine.home.curves import load_metrics, number
+from engine.evidence.verdict.verdict import run_verdict
 from engine.home.rows import TERMINAL, RunRow
 from engine.home.run_dir import Home, RunDir
-from engine.home.sanitize import RESULT_CHARS, Redactor, clip, json_chars, redactor_for
+from engine.home.sanitize import Redactor, json_chars, redactor_for
 from engine.home.store import Store
+from engine.records.lines.curves import load_metrics
+from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
+from engine.records.lines.event import read_events
+from engine.records.lines.trajectory_record import read_trajectories
+from engine.records.run_config import EvaluateConfig, RegradeConfig, RunConfig
 
-_EXAMPLES = 2
-_LOOKED_AT, _COMPARED = 200, 400  # answers, and characters of each, held against their references
-_EXAMPLE_CHARS = 220
 _ROLLOUT_BYTES = 24_000_000  # read at most; steps are left out evenly beyond it
-_LIKE = {
-    # Which rollouts show a finding; without an entry any does.
-    "truncation": lambda row: row.get("stop_reason") in ("length", "max_turns"),
-    "overthinking": lambda row: row.get("stop_reason") == "length",
-    "reward_errors": lambda row: bool(row.get("error")),
-    "judge_pleasing": is_pleased_and_wrong,
-    "too_hard": lambda row: row.get("success") is False,
-    "below_start": lambda row: row.get("success") is not True,
-    "length_grew": lambda row: row.get("stop_reason") == "length",
-    "too_short": lambda row: row.get("success") is False,
-    "unparsed": lambda row: not row.get("success") and not row.get("error"),
-}
-_BEST_FIRST = ("reward_hacking", "judge_pleasing", "too_hard", "below_start", "too_short")
+
+
+@dataclass(frozen=True)
+class ShownFinding:
+    """A finding as a result shows it, redacted, with rollouts that show it."""
+
+    finding: Finding
+    what: str
+    evidence: Mapping[str, object]
+    examples: Sequence[Example]
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "id": self.finding.id,
+            "severity": self.finding.severity,
+            "what": self.what,
+            "evidence": dict(self.evidence),
+            "lever": self.finding.lever.to_json(),
+            "playbook": self.finding.playbook,
+            "examples": [example.to_json() for example in self.examples],
+        }
+
+
+@dataclass(frozen=True)
+class LookedAt:
+    """How much of a run the detectors read."""
+
+    steps: int
+    last_step: int
+    rollouts: int
+    evaluations: int
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "steps": self.steps,
+            "last_step": self.last_step,
+            "rollouts": self.rollouts,
+            "evaluations": self.evaluations,
+        }
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What is wrong with a run, the cause nearest to the root first, and what was looked at."""
+
+    summary: str
+    run_id: str
+    state: str
+    findings: Sequence[ShownFinding]
+    looked_at: LookedAt
+    not_judged: Sequence[str]
+    warnings: Sequence[str]
+    next_calls: Sequence[Call]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "summary": self.summary,
+            "run_id": self.run_id,
+            "state": self.state,
+            "findings": [finding.to_json() for finding in self.findings],
+            "looked_at": self.looked_at.to_json(),
+            "not_judged": list(self.not_judged),
+            "warnings": list(self.warnings),
+            "next": [call.to_json() for call in self.next_calls],
+        }
 
 
 def diagnose(home: Home, run_id: str) -> dict[str, Any]:
-    """Ranked findings on a run in any state, and what could not be judged.
+    """Ranked findings on a run in any state, and what could not be judged, as a result.
 
     Each: `id`, `what`, `evidence`, `examples` (rollouts, with how to read them in full), `lever`,
     `playbook`. Raises UserError RUN_NOT_FOUND.
@@ -53,72 +110,100 @@ def diagnose(home: Home, run_id: str) -> dict[str, Any]:
     with Store(home) as store:
         row = store.get_run(run_id)
     run = home.run(row.run_id)
-    config = load_config(run)
-    redact = redactor_for(home, config)
+    config = run.find_config()  # a run with a damaged config is looked at all the same
+    redact = redactor_for(home, config.env_dir if config else None)
     facts = facts_of(run, row, config)
     findings = find_all(facts)
-    examples = _Examples(run, facts, redact)
+    examples = Examples(run, facts.algorithm, last_exam(run), redact)
     gone = f"{row.run_id} is {row.state}; its files were deleted." if run.deleted.exists() else ""
-    result: dict[str, Any] = {
-        "summary": gone or _sentence(row, facts, findings),
-        "run_id": row.run_id,
-        "state": row.state,
-        "findings": [_shown(finding, examples, redact) for finding in findings],
-        "looked_at": _looked_at(facts),
-        "not_judged": not_judged(facts),
-        "warnings": _warnings(row, facts),
-        "next": _next(row, findings, examples.step),
-    }
-    while json_chars(result) > RESULT_CHARS and any(f["examples"] for f in result["findings"]):
-        next(f for f in reversed(result["findings"]) if f["examples"])["examples"].pop()
-    return result
+    diagnosis = Diagnosis(
+        summary=gone or _summary(row, facts, findings),
+        run_id=row.run_id,
+        state=row.state,
+        findings=[_shown(finding, examples, redact) for finding in findings],
+        looked_at=_looked_at(facts),
+        not_judged=not_judged(facts),
+        warnings=_warnings(row, facts),
+        next_calls=_next_calls(row, findings, examples.step),
+    )
+    return _within_limit(diagnosis).to_json()
 
 
-def facts_of(run: RunDir, row: RunRow, config: Mapping[str, Any]) -> Facts:
-    """Everything detectors read, from the files of a run."""
-    settings = config.get("settings") or {}
-    algorithm = row.algorithm if row.kind == "train" else "evaluate"
-    failure = {}
-    if row.state == "failed":
-        said = read_object(run.failure)
-        failure = said | {"kind": row.reason_kind, "message": row.reason}
-    events = load_rows(run.events)
-    exam_rows = _last_exam(run)
-    if algorithm == "evaluate":
-        views = _evaluated(run, config, settings)
-    else:
-        views = _views(run, settings)
-    select = [r for r in exam_rows if r.get("half") == "select"] or exam_rows
-    verdict = run_verdict(run) if row.state == "done" else {}
+def _within_limit(diagnosis: Diagnosis) -> Diagnosis:
+    """Without as many examples, from the last one on, as it takes to be affordable."""
+    while json_chars(diagnosis.to_json()) > BODY_CHARS:
+        with_examples = [i for i, each in enumerate(diagnosis.findings) if each.examples]
+        if not with_examples:
+            break
+        findings = list(diagnosis.findings)
+        last = with_examples[-1]
+        findings[last] = replace(findings[last], examples=findings[last].examples[:-1])
+        diagnosis = replace(diagnosis, findings=findings)
+    return diagnosis
+
+
+def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
+    """Everything detectors read, from the files of a run. Raises DamagedRecord."""
+    settings = _settings_of(config)
+    asking = config if isinstance(config, EvaluateConfig | RegradeConfig) else None
+    training = row.kind == "train"
+    algorithm = row.algorithm if training else "evaluate"
+    exam = last_exam(run)
+    validation = in_half(exam, VALIDATION) or exam
+    verdict = run_verdict(run) if row.state == "done" else None
+    views = _training_views(run, settings) if training else _evaluation_views(run, config, settings)
     return Facts(
         algorithm=algorithm,
-        settings=settings if row.kind == "train" else settings | {"rows": config.get("rows")},
+        settings=settings if training else {**settings} | {"rows": asking.rows if asking else None},
         lines=load_metrics(run.metrics).lines,
         views=views,
-        exam=view_of(0, exam_rows, settings) if exam_rows else None,
-        exam_tasks=len({str(r.get("task")) for r in select}),
-        rows=next((event for event in reversed(events) if event.get("event") == "data"), {}),
-        failure=failure,
-        verdict=verdict,
+        exam=view_of(0, exam, settings) if exam else None,
+        exam_tasks=len({each.task for each in validation}),
+        rows=_last_training_rows(run),
+        failure=_failure(run, row),
+        comparison=verdict.comparison if verdict else None,
+        go_on_with=verdict.training.go_on_with if verdict and verdict.training else "",
         rescored=rescored(run),
-        exam_start=first_exam(run, settings) if row.kind == "train" else None,
-        against_start=against_start(run) if row.kind == "train" else {},
-        gold_tokens=gold_tokens(run) if row.kind == "train" else None,
-        heldout_rows=split_rows(run.home, row.env_id, str(config.get("split") or "heldout")),
-        kept=verdict.get("kept_skills") or {},
+        exam_start=first_exam(run, settings) if training else None,
+        against_start=against_start(run) if training else None,
+        gold_tokens=gold_tokens(run) if training else None,
+        heldout_rows=split_rows(run.home, row.env_id, asking.split if asking else "heldout"),
+        kept=verdict.kept_skills if verdict else None,
     )
 
 
-def _views(run: RunDir, settings: Mapping[str, Any]) -> list[View]:
+def _settings_of(config: RunConfig | None) -> Mapping[str, Any]:
+    if config is None:
+        return {}
+    settings = config.settings
+    return settings if isinstance(settings, dict) else settings.model_dump()
+
+
+def _failure(run: RunDir, row: RunRow) -> Failure | None:
+    if row.state != "failed":
+        return None
+    evidence = read_object(run.failure).get("evidence")
+    return Failure(row.reason_kind or "", row.reason or "", str(evidence or ""))
+
+
+def _last_training_rows(run: RunDir) -> TrainingRows:
+    events = [event for event in read_events(run.events) if event.event == "data"]
+    return training_rows(events[-1]) if events else TrainingRows()
+
+
+def _training_views(run: RunDir, settings: Mapping[str, Any]) -> list[View]:
+    """The rollouts of the first and last steps, and of as many between as may be read."""
     steps = run.rollout_steps()
     sizes = {step: _size(run, step) for step in steps}
-    ends = {*steps[: at.WINDOW], *steps[-2 * at.WINDOW :]}
-    room = _ROLLOUT_BYTES - sum(sizes[step] for step in ends)
-    middle = [step for step in steps if step not in ends]
+    chosen = {*steps[: limits.WINDOW], *steps[-2 * limits.WINDOW :]}
+    room = _ROLLOUT_BYTES - sum(sizes[step] for step in chosen)
+    middle = [step for step in steps if step not in chosen]
     usual = max(1, sum(sizes[step] for step in middle) // max(1, len(middle)))
-    kept = max(0, min(len(middle), room // usual))
-    ends |= {middle[i * len(middle) // kept] for i in range(kept)}
-    views = (view_of(step, load_rows(run.rollouts(step)), settings) for step in sorted(ends))
+    count = max(0, min(len(middle), room // usual))
+    chosen |= {middle[i * len(middle) // count] for i in range(count)}
+    views = (
+        view_of(step, read_trajectories(run.rollouts(step)), settings) for step in sorted(chosen)
+    )
     return [view for view in views if view is not None]
 
 
@@ -129,163 +214,87 @@ def _size(run: RunDir, step: int) -> int:
         return 0
 
 
-def _evaluated(run: RunDir, config: Mapping[str, Any], settings: Mapping[str, Any]) -> list[View]:
+def _evaluation_views(
+    run: RunDir, config: RunConfig | None, settings: Mapping[str, Any]
+) -> list[View]:
     """The answers of the last model that was asked; of a probe its rollouts."""
-    for index in reversed(range(len(config.get("models") or []))):
-        view = view_of(0, load_rows(run.model_evals(index)), settings)
+    for index in reversed(range(len(config.model_refs if config else []))):
+        view = view_of(0, read_evaluation(run.model_evals(index)), settings)
         if view is not None:
             return [view]
-    return _views(run, settings)
+    return _training_views(run, settings)
 
 
-def _last_exam(run: RunDir) -> Sequence[Row]:
+def last_exam(run: RunDir) -> Sequence[EvaluationRow]:
     """The answers after training on the held-out tasks, where they were asked."""
     for step in reversed([step for step in run.eval_steps() if step > 0]):
-        rows = [row for row in load_rows(run.evals(step)) if "completion" in row]
+        answers = read_evaluation(run.evals(step))
+        rows = [row for row in answers if row.completion is not None]
         if rows:
             return rows
     return []
 
 
-# --- what is shown ----------------------------------------------------------------------------
+def _shown(finding: Finding, examples: Examples, redact: Redactor) -> ShownFinding:
+    what, evidence = redact.text(finding.what), redact.value(finding.numbers)
+    return ShownFinding(finding, what, evidence, examples.of(finding))
 
 
-class _Examples:
-    """Rollouts of the last step that was played, to show a finding with."""
-
-    def __init__(self, run: RunDir, facts: Facts, redact: Redactor) -> None:
-        steps = run.rollout_steps()
-        self.run = run
-        self.redact = redact
-        self.step = -1
-        self.rows: Sequence[Row] = []
-        if facts.algorithm == "grpo" and steps:
-            self.step = steps[-1]
-            self.rows = load_rows(run.rollouts(self.step))
-        elif facts.algorithm == "sft":
-            self.rows = _last_exam(run)
-
-    def of(self, finding: Finding) -> list[dict[str, Any]]:
-        if not finding.pick or (finding.pick == "changed" and self.step >= 0):
-            return []  # sampled rollouts do not show what changed on held-out tasks
-        fits = _LIKE.get(finding.id, lambda _row: True)
-        rows = [row for row in self.rows if fits(row)]
-        best_first = finding.id in _BEST_FIRST
-        rows.sort(key=lambda row: number(row.get("reward")) or 0.0, reverse=best_first)
-        if finding.id == "too_short":
-            return self._nearest(rows)
-        tasks: dict[str, Row] = {}
-        for row in rows:
-            tasks.setdefault(str(row.get("task")), row)
-        return [self._item(row) for row in list(tasks.values())[:_EXAMPLES]]
-
-    def _nearest(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """The best paid answer, of equals the one most like its reference, and that beside it."""
-        golds = references(self.run)
-
-        def paid(row: Row) -> float:
-            return number(row.get("reward")) or 0.0
-
-        def near(row: Row) -> float:
-            gold, said = golds.get(str(row.get("task")), ""), answer_of(dict(row))
-            alike = SequenceMatcher(None, gold[:_COMPARED], said[:_COMPARED]).ratio()
-            return alike if gold else 0.0
-
-        if not rows:
-            return []
-        # They come best paid first: only those paid as well as the first can be the best.
-        best = max((row for row in rows[:_LOOKED_AT] if paid(row) == paid(rows[0])), key=near)
-        gold = golds.get(str(best.get("task")), "")
-        shown = clip(self.redact.text(gold), _EXAMPLE_CHARS)
-        return [self._item(best) | ({"reference": shown} if gold else {})]
-
-    def _item(self, row: Row) -> dict[str, Any]:
-        item = {
-            "step": self.step if self.step >= 0 else None,
-            "task": clip(self.redact.text(str(row.get("task"))), 80),
-            "group": row.get("group"),
-            "member": row.get("member"),
-            "reward": row.get("reward"),
-            "stop_reason": row.get("stop_reason"),
-            "prompt": clip(self.redact.text(text_of(row.get("prompt"))), _EXAMPLE_CHARS // 2),
-            "answer": clip(self.redact.text(answer_of(dict(row))), _EXAMPLE_CHARS),
-        }
-        if row.get("error"):
-            item["error"] = clip(self.redact.text(str(row["error"])), _EXAMPLE_CHARS)
-        return {name: value for name, value in item.items() if value is not None}
-
-
-def _shown(finding: Finding, examples: _Examples, redact: Redactor) -> dict[str, Any]:
-    return {
-        "id": finding.id,
-        "severity": finding.severity,
-        "what": redact.text(finding.what),
-        "evidence": redact.value(finding.numbers),
-        "lever": finding.lever.as_dict(),
-        "playbook": finding.playbook,
-        "examples": examples.of(finding),
-    }
-
-
-def _looked_at(facts: Facts) -> dict[str, Any]:
+def _looked_at(facts: Facts) -> LookedAt:
     steps = [line["step"] for line in facts.lines if line.get("step", 0) > 0]
-    exams = {step for name in ("heldout_success", "heldout_reward", "heldout_loss")
-             for step, _ in facts.curve(name)}  # fmt: skip
-    return {
-        "steps": len(steps),
-        "last_step": steps[-1] if steps else 0,
-        "rollouts": sum(view.n for view in facts.views),
-        "evaluations": len(exams),
-    }
+    names = ("heldout_success", "heldout_reward", "heldout_loss")
+    evaluated = {step for name in names for step, _ in facts.curve(name)}
+    rollouts = sum(view.n for view in facts.views)
+    return LookedAt(len(steps), steps[-1] if steps else 0, rollouts, len(evaluated))
 
 
-def _sentence(row: RunRow, facts: Facts, findings: Sequence[Finding]) -> str:
-    start = facts.verdict.get("go_on_with")
-    said = f" The start was not beaten: go on with {start}." if start else ""
-    return _found_sentence(row, facts, findings) + said
+def _summary(row: RunRow, facts: Facts, findings: Sequence[Finding]) -> str:
+    start = facts.go_on_with
+    after = f" The start was not beaten: go on with {start}." if start else ""
+    return _findings_sentence(row, facts, findings) + after
 
 
-def _found_sentence(row: RunRow, facts: Facts, findings: Sequence[Finding]) -> str:
+def _findings_sentence(row: RunRow, facts: Facts, findings: Sequence[Finding]) -> str:
     if findings:
         first, *others = findings
         also = f" Also: {', '.join(finding.id for finding in others)}." if others else ""
         return f"{row.run_id}: {first.id}. {first.what} Try: {first.lever.words()}.{also}"
     looked = _looked_at(facts)
-    seen = f"{counted(looked['steps'], 'step')}, {counted(looked['rollouts'], 'rollout')}"
+    extent = f"{counted(looked.steps, 'step')}, {counted(looked.rollouts, 'rollout')}"
     if facts.failed:
         return (
-            f"{row.run_id} failed ({facts.failed}); no detector explains it ({seen} looked at): "
+            f"{row.run_id} failed ({facts.failed}); no detector explains it ({extent} looked at): "
             "read the error."
         )
-    if not looked["steps"] and not looked["rollouts"]:
+    if not looked.steps and not looked.rollouts:
         return f"{row.run_id} is {row.state} and has left nothing to diagnose yet."
-    seen += f", {counted(looked['evaluations'], 'evaluation')}"
-    return f"Nothing found in {row.run_id} ({seen} looked at)."
+    extent += f", {counted(looked.evaluations, 'evaluation')}"
+    return f"Nothing found in {row.run_id} ({extent} looked at)."
 
 
 def _warnings(row: RunRow, facts: Facts) -> list[str]:
     if row.state in TERMINAL or not facts.lines:
         return []
-    steps = _looked_at(facts)["steps"]
-    if steps < at.WINDOW:
-        return [f"{steps} steps are few: most detectors need {at.LEAST} to {at.TREND_STEPS}."]
+    steps = _looked_at(facts).steps
+    if steps < limits.WINDOW:
+        return [
+            f"{steps} steps are few: most detectors need {limits.LEAST} to {limits.TREND_STEPS}."
+        ]
     return []
 
 
-def _next(row: RunRow, findings: Sequence[Finding], step: int) -> list[dict[str, Any]]:
+def _next_calls(row: RunRow, findings: Sequence[Finding], step: int) -> list[Call]:
+    """Rollouts that show the first finding, and what the playbook says of it."""
     if not findings:
-        if row.state == "failed":
-            error = {"run_id": row.run_id, "view": "error"}
-            return [{"tool": "read_logs", "arguments": error}]
-        return []
+        error = Call("read_logs", {"run_id": row.run_id, "view": "error"})
+        return [error] if row.state == "failed" else []
     first = findings[0]
     calls = []
     if first.pick:
-        look: dict[str, Any] = {"run_id": row.run_id, "pick": first.pick}
+        arguments: dict[str, object] = {"run_id": row.run_id, "pick": first.pick}
         if step >= 0 and first.pick != "changed":
-            look["step"] = step
+            arguments["step"] = step
         if first.where and first.pick != "changed":
-            look["where"] = first.where
-        calls.append({"tool": "read_rollouts", "arguments": look})
-    section = {"section": first.playbook}
-    return [*calls, {"tool": "read_playbook", "arguments": section}]
+            arguments["where"] = first.where
+        calls.append(Call("read_rollouts", arguments))
+    return [*calls, Call("read_playbook", {"section": first.playbook})]

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from engine.home.curves import number, short
+from engine.records.lines.curves import number, short
 
 # Nearest to the root first: what stands above may be the reason for what stands below.
 ORDER = (
@@ -52,13 +52,13 @@ class Lever:
     """
 
     setting: str = ""
-    now: Any = None
-    to: Any = None
+    now: object = None
+    to: object = None
     edit: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         if self.setting:
-            change = {"setting": self.setting, "now": self.now, "to": self.to}
+            change: dict[str, object] = {"setting": self.setting, "now": self.now, "to": self.to}
             return change | ({"why": self.edit} if self.edit else {})
         return {"edit": self.edit}
 
@@ -84,7 +84,7 @@ class Finding:
 
     id: str
     what: str
-    evidence: Mapping[str, Any]
+    evidence: Mapping[str, object]
     lever: Lever
     playbook: str = "failures"
     pick: str = ""
@@ -97,19 +97,21 @@ class Finding:
         object.__setattr__(self, "severity", self.severity or usual)
 
     @property
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> dict[str, object]:
         """The evidence in few digits, what is not known left out."""
-        found: dict[str, Any] = {}
-        for name, value in self.evidence.items():
-            if isinstance(value, float):
-                value = short(value) if number(value) is not None else None
-            if value is not None:
-                found[name] = value
-        return found
+        rounded = {
+            name: _in_few_digits(value) if isinstance(value, float) else value
+            for name, value in self.evidence.items()
+        }
+        return {name: value for name, value in rounded.items() if value is not None}
 
     @property
     def rank(self) -> tuple[bool, int]:
         return (not self.root and self.id != "infra", ORDER.index(self.id))
+
+
+def _in_few_digits(value: float) -> float | None:
+    return short(value) if number(value) is not None else None
 
 
 def ranked(findings: list[Finding]) -> list[Finding]:

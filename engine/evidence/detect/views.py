@@ -11,19 +11,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.evidence.stats import thresholds as at
+from engine.evidence.stats import thresholds as limits
+from engine.evidence.stats.results import rounded
 from engine.evidence.stats.text_metrics import alike_share, plain, repeated_share, wrapped
-from engine.home.curves import number
+from engine.evidence.verdict.comparison import Comparison
+from engine.evidence.verdict.regression import KeptSkills
+from engine.records.lines.answer import Answer
+from engine.records.lines.curves import number
+from engine.records.lines.trajectory_record import TrajectoryRecord
 
-Row = Mapping[str, Any]
-Line = Mapping[str, Any]
+Line = Mapping[str, Any]  # of metrics, by name
 
 _FORM = re.compile(r"(?:^|[^a-z])(?:pars|format|well_?formed|schema|extract)", re.I)
 _JUDGE = re.compile(r"judge|rubric|llm|grader|quality|style|helpful|preference", re.I)
 _CHECK = re.compile(r"exact|correct|check|test|right|solved|accura", re.I)
 # What is counted or timed about a thing is not how good it is.
 _COUNTED = re.compile(r"err|fail|miss|time|latency|second|cost|token|penalt|length|count", re.I)
-_CUT = ("length", "max_turns")
 _THINK_END = "</think>"
 
 
@@ -73,6 +76,53 @@ class View:
 
 
 @dataclass(frozen=True)
+class TrainingRows:
+    """Of SFT: how many rows were trained on, cut at `max_length` and dropped."""
+
+    rows: int = 0
+    truncated: int = 0
+    dropped: int = 0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a run failed: a kind of engine/core/errors.py, and what it said of it."""
+
+    kind: str
+    message: str = ""
+    evidence: str = ""
+
+
+@dataclass(frozen=True)
+class StartComparison:
+    """A later evaluation held against step 0, task by task.
+
+    Attributes:
+        step: of the later evaluation.
+        evaluations: how many of them there are to look at in all; each is a chance to be wrong.
+        reward_before, reward_after: mean reward, None where nothing was scored.
+    """
+
+    comparison: Comparison
+    step: int
+    evaluations: int
+    reward_before: float | None = None
+    reward_after: float | None = None
+
+    @property
+    def measure(self) -> str:
+        return self.comparison.measure or ""
+
+    @property
+    def before(self) -> float | None:
+        return rounded(self.comparison.outcome.before)
+
+    @property
+    def after(self) -> float | None:
+        return rounded(self.comparison.outcome.after)
+
+
+@dataclass(frozen=True)
 class Facts:
     """One run as detectors see it.
 
@@ -82,15 +132,16 @@ class Facts:
         views: of training steps, in order, not necessarily all of them; of an evaluation one.
         exam: the last held-out answers.
         exam_tasks: tasks behind each `heldout_` value, 0 when not known.
-        rows: of SFT: how many rows were trained on, cut and dropped.
-        failure: {"kind", "message", "evidence"} of a run that failed, else empty.
-        verdict: of a finished run, as `run_verdict` gives it.
+        rows: of SFT: what became of its training rows.
+        failure: of a run that failed, else None.
+        comparison: what the verdict of a finished run rests on, None before it is done.
+        go_on_with: the model that verdict says to go on with, else "".
         rescored: what a fresh env process said of its answers, {} when none was asked.
         exam_start: the held-out answers of step 0.
-        against_start: the last exam against step 0 task by task (baseline.py), {} before one.
+        against_start: the last evaluation against step 0, None before there is one.
         gold_tokens: what nearly all reference answers take at most.
         heldout_rows: rows of the split that is asked; None when not known.
-        kept: of a finished run, as `kept_skills` gives it.
+        kept: what became of earlier skills, None where none were asked.
     """
 
     algorithm: str
@@ -99,32 +150,33 @@ class Facts:
     views: Sequence[View] = ()
     exam: View | None = None
     exam_tasks: int = 0
-    rows: Mapping[str, Any] = field(default_factory=dict)
-    failure: Mapping[str, Any] = field(default_factory=dict)
-    verdict: Mapping[str, Any] = field(default_factory=dict)
+    rows: TrainingRows = TrainingRows()
+    failure: Failure | None = None
+    comparison: Comparison | None = None
+    go_on_with: str = ""
     rescored: Mapping[str, Any] = field(default_factory=dict)
     exam_start: View | None = None
-    against_start: Mapping[str, Any] = field(default_factory=dict)
+    against_start: StartComparison | None = None
     gold_tokens: float | None = None
     heldout_rows: int | None = None
-    kept: Mapping[str, Any] = field(default_factory=dict)
+    kept: KeptSkills | None = None
 
     @property
     def failed(self) -> str:
         """The kind of failure, "" when the run did not fail."""
-        return str(self.failure.get("kind") or "")
+        return self.failure.kind if self.failure else ""
 
     @property
     def early(self) -> bool:
         """Whether less than half of the steps are done and the run may still do them."""
         last, steps = (self.lines[-1]["step"] if self.lines else 0), self.settings.get("steps")
-        return not self.failure and isinstance(steps, int) and last < steps / 2
+        return self.failure is None and isinstance(steps, int) and last < steps / 2
 
     def curve(self, name: str) -> list[tuple[int, float]]:
         """(step, value) of every step that measured it, step 0 included."""
-        found = ((line.get("step"), number(line.get(name))) for line in self.lines)
+        points = ((line.get("step"), number(line.get(name))) for line in self.lines)
         return [
-            (int(step), value) for step, value in found if step is not None and value is not None
+            (int(step), value) for step, value in points if step is not None and value is not None
         ]
 
     def series(self, name: str) -> list[float]:
@@ -133,14 +185,14 @@ class Facts:
 
     def of_views(self, name: str) -> list[float]:
         """A number of the views, those without it left out."""
-        found = (getattr(view, name) for view in self.views)
-        return [value for value in found if value is not None]
+        values = (getattr(view, name) for view in self.views)
+        return [value for value in values if value is not None]
 
     def recent(self, name: str) -> list[float]:
         """The last window of a metric, empty while there are too few steps."""
         return window(self.series(name))
 
-    def seen(self, name: str) -> list[float]:
+    def recent_views(self, name: str) -> list[float]:
         """The same of the views; one view is enough where a run has only one."""
         values = self.of_views(name)
         return values if self.algorithm == "evaluate" else window(values)
@@ -148,7 +200,7 @@ class Facts:
 
 def window(values: Sequence[float]) -> list[float]:
     """The last `WINDOW` values, empty below `LEAST`."""
-    return list(values[-at.WINDOW :]) if len(values) >= at.LEAST else []
+    return list(values[-limits.WINDOW :]) if len(values) >= limits.LEAST else []
 
 
 def mean(values: Sequence[float]) -> float:
@@ -173,16 +225,16 @@ class Trend:
 
     @property
     def rose(self) -> bool:
-        return self.z >= at.TREND_Z
+        return self.z >= limits.TREND_Z
 
     @property
     def fell(self) -> bool:
-        return self.z <= -at.TREND_Z
+        return self.z <= -limits.TREND_Z
 
 
 def trend(values: Sequence[float]) -> Trend | None:
     """None for series too short to have one."""
-    if len(values) < at.TREND_STEPS:
+    if len(values) < limits.TREND_STEPS:
         return None
     third = len(values) // 3
     return moved(values[:third], values[-third:])
@@ -205,11 +257,11 @@ def stuck_at(values: Sequence[float], limit: float) -> float | None:
     recent = window(values)
     if not recent or (level := mean(recent)) <= limit:
         return None
-    first = mean(values[: at.WINDOW])
+    first = mean(values[: limits.WINDOW])
     halves = mean(recent[: len(recent) // 2]), mean(recent[len(recent) // 2 :])
-    over_run = level <= at.MENDING * first
-    just_now = halves[1] <= at.MENDING * halves[0]
-    if (over_run or just_now) and level <= at.TOO_MUCH_TO_WAIT:
+    over_run = level <= limits.MENDING * first
+    just_now = halves[1] <= limits.MENDING * halves[0]
+    if (over_run or just_now) and level <= limits.TOO_MUCH_TO_WAIT:
         return None
     return level
 
@@ -217,39 +269,35 @@ def stuck_at(values: Sequence[float], limit: float) -> float | None:
 # --- from rollouts ----------------------------------------------------------------------------
 
 
-def view_of(step: int, rows: Sequence[Row], settings: Mapping[str, Any]) -> View | None:
+def view_of(step: int, rows: Sequence[Answer], settings: Mapping[str, Any]) -> View | None:
     """The rollouts of one step, or the answers of one evaluation, as a view."""
     if not rows:
         return None
-    scored = [row for row in rows if not row.get("error")]
-    cut = [row for row in rows if row.get("stop_reason") in _CUT]
-    whole = [row for row in scored if row.get("stop_reason") not in _CUT]
-    in_wrap = [row for row in scored if wrapped(_said(row))]
-    bare = [row for row in scored if not wrapped(_said(row))]
-    flags = [row["success"] for row in scored if isinstance(row.get("success"), bool)]
+    scored = [row for row in rows if not row.error]
+    cut = [row for row in rows if row.cut]
+    in_wrap = [row for row in scored if wrapped(row.completion or "")]
+    bare = [row for row in scored if not wrapped(row.completion or "")]
     form_name, form = _form(scored)
     thoughts = [share for row in rows if (share := _think_share(row, settings)) is not None]
     return View(
         step=step,
         n=len(rows),
-        solved=mean_or_none([float(flag) for flag in flags]),
-        reward=_pay(scored),
-        wrong_reward=_pay([row for row in scored if row.get("success") is False]),
-        right_reward=_pay([row for row in scored if row.get("success") is True]),
-        length=mean([number(row.get("tokens")) or 0.0 for row in rows]),
+        solved=_solved(scored),
+        reward=_mean_reward(scored),
+        wrong_reward=_mean_reward([row for row in scored if row.success is False]),
+        right_reward=_mean_reward([row for row in scored if row.success is True]),
+        length=mean([float(row.tokens) for row in rows]),
         errors=1 - len(scored) / len(rows),
         cut=len(cut) / len(rows),
-        out_of_turns=sum(row.get("stop_reason") == "max_turns" for row in rows) / len(rows),
-        cut_reward=_pay([row for row in cut if not row.get("error")]),
-        cut_solved=mean_or_none(
-            [float(row["success"]) for row in cut if isinstance(row.get("success"), bool)]
-        ),
-        whole_reward=_pay(whole),
+        out_of_turns=sum(row.stop_reason == "max_turns" for row in rows) / len(rows),
+        cut_reward=_mean_reward([row for row in cut if not row.error]),
+        cut_solved=_solved(cut),
+        whole_reward=_mean_reward([row for row in scored if not row.cut]),
         distinct=_distinct(rows),
         repeated=mean([repeated_share(_all_text(row)) for row in rows]),
         wrapped=len(in_wrap) / len(scored) if scored else 0.0,
-        wrapped_reward=_pay(in_wrap),
-        bare_reward=_pay(bare),
+        wrapped_reward=_mean_reward(in_wrap),
+        bare_reward=_mean_reward(bare),
         form=form,
         form_name=form_name,
         thinking=len(thoughts) / len(rows),
@@ -264,65 +312,60 @@ def is_form_metric(name: str) -> bool:
     return _FORM.search(name) is not None and not _COUNTED.search(name)
 
 
-def is_pleased_and_wrong(row: Row) -> bool | None:
+def is_pleased_and_wrong(row: Answer) -> bool | None:
     """A judge's metric (0..1) high and a hard check low; None for a row without either."""
     metrics = {
-        str(name): value
-        for name, found in (row.get("metrics") or {}).items()
-        if (value := number(found)) is not None and not _COUNTED.search(str(name))
+        name: value for name, value in (row.metrics or {}).items() if not _COUNTED.search(name)
     }
     judges = {name for name in metrics if _JUDGE.search(name)}
     judged = [metrics[name] for name in judges]
     if not judged or max(judged) > 1:  # on another scale nobody knows what is high
         return None
     hard = [metrics[name] for name in metrics.keys() - judges if _CHECK.search(name)]
-    if isinstance(row.get("success"), bool):
-        hard.append(float(row["success"]))
+    if row.success is not None:
+        hard.append(float(row.success))
     if not hard:
         return None
-    return max(judged) >= at.JUDGE_HIGH and min(hard) <= at.CHECK_LOW
+    return max(judged) >= limits.JUDGE_HIGH and min(hard) <= limits.CHECK_LOW
 
 
-def _said(row: Row) -> str:
-    return str(row.get("completion") or "")
-
-
-def _all_text(row: Row) -> str:
+def _all_text(row: Answer) -> str:
     """Everything the model wrote, its thoughts too."""
-    turns = row.get("messages")
-    if not isinstance(turns, list):
-        return _said(row)
-    said = [turn for turn in turns if isinstance(turn, Mapping) and turn.get("role") == "assistant"]
+    turns = [turn for turn in row.messages or () if turn.get("role") == "assistant"]
     parts = [
-        str(turn.get(name) or "") for turn in said for name in ("reasoning_content", "content")
+        str(turn.get(name) or "") for turn in turns for name in ("reasoning_content", "content")
     ]
-    return "\n".join(part for part in parts if part) or _said(row)
+    return "\n".join(part for part in parts if part) or row.completion or ""
 
 
-def _pay(rows: Sequence[Row]) -> float | None:
-    return mean_or_none([v for row in rows if (v := number(row.get("reward"))) is not None])
+def _solved(rows: Sequence[Answer]) -> float | None:
+    """Share with success, None where the environment never says."""
+    return mean_or_none([float(row.success) for row in rows if row.success is not None])
 
 
-def _form(rows: Sequence[Row]) -> tuple[str, float | None]:
+def _mean_reward(rows: Sequence[Answer]) -> float | None:
+    return mean_or_none([row.reward for row in rows if row.reward is not None])
+
+
+def _form(rows: Sequence[Answer]) -> tuple[str, float | None]:
     """The first metric by name that tells whether answers could be read, and its mean."""
-    names = sorted({str(name) for row in rows for name in row.get("metrics") or {}})
-    for name in names:
+    for name in sorted({name for row in rows for name in row.metrics or {}}):
         if is_form_metric(name):
-            found = [number((row.get("metrics") or {}).get(name)) for row in rows]
-            values = [value for value in found if value is not None]
+            values = [row.metrics[name] for row in rows if row.metrics and name in row.metrics]
             if values and max(values) <= 1:
                 return name, mean(values)
     return "", None
 
 
-def _groups(rows: Sequence[Row]) -> list[list[Row]]:
-    groups: dict[Any, list[Row]] = {}
+def _groups(rows: Sequence[Answer]) -> list[list[Answer]]:
+    groups: dict[int | str, list[Answer]] = {}
     for row in rows:
-        groups.setdefault(row.get("group", row.get("task")), []).append(row)
+        key = row.group if isinstance(row, TrajectoryRecord) else row.task
+        groups.setdefault(key, []).append(row)
     return list(groups.values())
 
 
-def _distinct(rows: Sequence[Row]) -> float | None:
+def _distinct(rows: Sequence[Answer]) -> float | None:
     """1 when all answers of every group differ, 0 when each group says one thing."""
     shares = [
         (len({plain(_all_text(row)) for row in group}) - 1) / (len(group) - 1)
@@ -332,33 +375,29 @@ def _distinct(rows: Sequence[Row]) -> float | None:
     return mean_or_none(shares)
 
 
-def _one_per_task(rows: Sequence[Row]) -> list[str]:
+def _one_per_task(rows: Sequence[Answer]) -> list[str]:
     """One answer of every task; the middle member, so that no order of a group matters."""
-    first: dict[str, list[Row]] = {}
+    by_task: dict[str, list[Answer]] = {}
     for row in rows:
-        first.setdefault(str(row.get("task")), []).append(row)
-    return [_all_text(found[len(found) // 2]) for found in first.values()]
+        by_task.setdefault(row.task, []).append(row)
+    return [_all_text(answers[len(answers) // 2]) for answers in by_task.values()]
 
 
-def _think_share(row: Row, settings: Mapping[str, Any]) -> float | None:
+def _think_share(row: Answer, settings: Mapping[str, Any]) -> float | None:
     """The think block as a part of what an answer may take; None without one."""
-    text, thought = _said(row), ""
-    turns = row.get("messages")
-    last = turns[-1] if isinstance(turns, list) and turns else {}
-    if isinstance(last, Mapping) and last.get("reasoning_content"):
+    text, thought = row.completion or "", ""
+    last = row.messages[-1] if row.messages else {}
+    if last.get("reasoning_content"):
         thought = str(last["reasoning_content"])
     elif "<think>" in text or (settings.get("thinking") and _THINK_END not in text):
         thought, text = text, ""  # never closed: all of it is thought
-    if not thought:
-        return None
     budget = number(settings.get("max_tokens")) or 0.0
-    tokens = number(row.get("tokens")) or 0.0
-    turns_played = max(1.0, number(row.get("turns")) or 1.0)
-    if budget <= 0:
+    if not thought or budget <= 0:
         return None
-    return tokens * len(thought) / max(1, len(thought) + len(text)) / (budget * turns_played)
+    turns = max(1, row.turns) if isinstance(row, TrajectoryRecord) else 1
+    return row.tokens * len(thought) / max(1, len(thought) + len(text)) / (budget * turns)
 
 
-def _judge_gap(rows: Sequence[Row]) -> float | None:
-    found = [gap for row in rows if (gap := is_pleased_and_wrong(row)) is not None]
-    return mean_or_none([float(gap) for gap in found])
+def _judge_gap(rows: Sequence[Answer]) -> float | None:
+    gaps = [gap for row in rows if (gap := is_pleased_and_wrong(row)) is not None]
+    return mean_or_none([float(gap) for gap in gaps])

@@ -61,40 +61,49 @@ def line_chart(curve: Curve, width: int, height: int, label: str) -> Markup:
     return _svg(parts, width, height, label)
 
 
-def effect_strip(
-    low: float,
-    value: float,
-    high: float,
-    *,
-    margin: float,
-    share: bool,
-    lower_is_better: bool,
-    width: int,
-    label: str,
-) -> Markup:
-    """A difference with its interval around 0; shaded is what would be too small to matter."""
+@dataclass(frozen=True)
+class Effect:
+    """A difference with its interval.
+
+    Attributes:
+        margin: a difference below it counts as none.
+        share: it is of a share, shown in points.
+    """
+
+    low: float
+    value: float
+    high: float
+    margin: float
+    share: bool
+    lower_is_better: bool
+
+
+def effect_strip(effect: Effect, width: int, label: str) -> Markup:
+    """A difference around 0; shaded is what would be too small to matter."""
+    low, value, high = effect.low, effect.value, effect.high
+    margin, share = effect.margin, effect.share
     height, left, right, middle = 104, 18, 18, 52
     reach = max(abs(low), abs(high), margin * 1.6, 1e-9) * 1.12
     ends = (-reach, reach) if low < 0 < high else (min(low, -reach * 0.22), max(high, reach * 0.22))
     span = ends[1] - ends[0]
     room = width - left - right
 
-    def at(number: float) -> float:
+    def x_of(number: float) -> float:
         return left + (number - ends[0] + span * 0.03) / (span * 1.06) * room
 
     parts = [
-        f'<rect class="moot" x="{at(-margin):.1f}" y="{middle - 22}" rx="3" '
-        f'width="{at(margin) - at(-margin):.1f}" height="44"/>',
+        f'<rect class="moot" x="{x_of(-margin):.1f}" y="{middle - 22}" rx="3" '
+        f'width="{x_of(margin) - x_of(-margin):.1f}" height="44"/>',
         f'<line class="axis" x1="{left}" x2="{width - right}" y1="{middle}" y2="{middle}"/>',
-        f'<line class="zero" x1="{at(0):.1f}" x2="{at(0):.1f}" y1="{middle - 26}" '
+        f'<line class="zero" x1="{x_of(0):.1f}" x2="{x_of(0):.1f}" y1="{middle - 26}" '
         f'y2="{middle + 26}"/>',
-        f'<line class="interval" x1="{at(low):.1f}" x2="{at(high):.1f}" y1="{middle}" '
+        f'<line class="interval" x1="{x_of(low):.1f}" x2="{x_of(high):.1f}" y1="{middle}" '
         f'y2="{middle}"/>',
-        f'<circle class="estimate" cx="{at(value):.1f}" cy="{middle}" r="7"/>',
+        f'<circle class="estimate" cx="{x_of(value):.1f}" cy="{middle}" r="7"/>',
     ]
     unit = " points" if share else ""
-    ends_said = [signed(number, share).removesuffix(unit) for number in (low, high)]
-    texts = [(at(0), "no change"), (at(low), ends_said[0]), (at(high), ends_said[1])]
+    end_texts = [signed(number, share).removesuffix(unit) for number in (low, high)]
+    texts = [(x_of(0), "no change"), (x_of(low), end_texts[0]), (x_of(high), end_texts[1])]
     placed: list[tuple[float, float]] = []
     order = (1, 2, 0)  # the numbers first; "no change" gives way
     for index in order:
@@ -107,46 +116,56 @@ def effect_strip(
         parts.append(f'<text class="tick mid" x="{x:.1f}" y="{middle + 44}">{escape(text)}</text>')
     headline = signed(value, share)
     half = 4.9 * len(headline)
-    x = min(max(at(value), half + 2), width - half - 2)
+    x = min(max(x_of(value), half + 2), width - half - 2)
     parts.append(f'<text class="head mid" x="{x:.1f}" y="{middle - 16}">{escape(headline)}</text>')
-    better = ("← better", "worse →") if lower_is_better else ("← worse", "better →")
+    better = ("← better", "worse →") if effect.lower_is_better else ("← worse", "better →")
     parts.append(f'<text class="faint" x="{left}" y="11">{better[0]}</text>')
     parts.append(f'<text class="faint end" x="{width - right}" y="11">{better[1]}</text>')
     return _svg(parts, width, height, label)
 
 
-def range_bar(
-    low: float, likely: float, high: float, actual: float | None, texts: Sequence[str], width: int,
-    label: str,
-) -> Markup:  # fmt: skip
-    """An estimate's range with what came in the end; `texts` name low, likely, high, actual."""
+@dataclass(frozen=True)
+class Range:
+    """An estimate with what came in the end; `texts` name low, likely, high and actual."""
+
+    low: float
+    likely: float
+    high: float
+    actual: float | None
+    texts: Sequence[str]
+
+
+def range_bar(estimate: Range, width: int, label: str) -> Markup:
+    """The range of an estimate as a bar, and what was used as a mark on it."""
+    low, likely, high = estimate.low, estimate.likely, estimate.high
+    actual, texts = estimate.actual, estimate.texts
     height, left, right, middle = 84, 14, 14, 40
     top = max(high, actual or 0.0, 1e-9) * 1.06
 
-    def at(number: float) -> float:
+    def x_of(number: float) -> float:
         return left + number / top * (width - left - right)
 
     parts = [
         f'<line class="axis" x1="{left}" x2="{width - right}" y1="{middle}" y2="{middle}"/>',
-        f'<rect class="range" x="{at(low):.1f}" y="{middle - 9}" rx="4" '
-        f'width="{max(at(high) - at(low), 3):.1f}" height="18"/>',
-        f'<line class="likely" x1="{at(likely):.1f}" x2="{at(likely):.1f}" y1="{middle - 9}" '
+        f'<rect class="range" x="{x_of(low):.1f}" y="{middle - 9}" rx="4" '
+        f'width="{max(x_of(high) - x_of(low), 3):.1f}" height="18"/>',
+        f'<line class="likely" x1="{x_of(likely):.1f}" x2="{x_of(likely):.1f}" y1="{middle - 9}" '
         f'y2="{middle + 9}"/>',
     ]
     if actual is not None:
         parts.append(
-            f'<path class="actual" d="M{at(actual):.1f} {middle - 11}l-7 -11h14z"/>'
-            f'<line class="actualline" x1="{at(actual):.1f}" x2="{at(actual):.1f}" '
+            f'<path class="actual" d="M{x_of(actual):.1f} {middle - 11}l-7 -11h14z"/>'
+            f'<line class="actualline" x1="{x_of(actual):.1f}" x2="{x_of(actual):.1f}" '
             f'y1="{middle - 11}" y2="{middle + 11}"/>'
         )
         half = 3.7 * len(texts[3])
-        x = min(max(at(actual), half + 2), width - half - 2)
+        x = min(max(x_of(actual), half + 2), width - half - 2)
         above = f'<text class="strong mid" x="{x:.1f}" y="12">{escape(texts[3])}</text>'
         parts.append(above)
     placed: list[tuple[float, float]] = []
     for number, text in ((likely, texts[1]), (high, texts[2]), (low, texts[0])):
         half = 3.6 * len(text)
-        x = min(max(at(number), half + 2), width - half - 2)
+        x = min(max(x_of(number), half + 2), width - half - 2)
         if all(abs(x - other) >= half + other_half + 8 for other, other_half in placed):
             placed.append((x, half))
             parts.append(
@@ -162,14 +181,14 @@ def level_bar(
     width, height, middle = 220, 22, 11
     span = max(top - floor, 1e-9)
 
-    def at(number: float) -> float:
+    def x_of(number: float) -> float:
         return 6 + (number - floor) / span * (width - 12)
 
     parts = [
         f'<line class="axis" x1="4" x2="{width - 4}" y1="{middle}" y2="{middle}"/>',
-        f'<line class="interval" x1="{at(low):.1f}" x2="{at(high):.1f}" y1="{middle}" '
+        f'<line class="interval" x1="{x_of(low):.1f}" x2="{x_of(high):.1f}" y1="{middle}" '
         f'y2="{middle}"/>',
-        f'<circle class="estimate" cx="{at(value):.1f}" cy="{middle}" r="5"/>',
+        f'<circle class="estimate" cx="{x_of(value):.1f}" cy="{middle}" r="5"/>',
     ]
     return _svg(parts, width, height, label)
 

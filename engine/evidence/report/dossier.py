@@ -13,25 +13,22 @@ from typing import Any
 from engine.core.errors import UserError
 from engine.core.files import read_object
 from engine.evidence.stats.inference import Interval, wilson
-from engine.evidence.stats.results import load_rows, measure_of, side, value_of
+from engine.evidence.stats.results import VALIDATION, in_half, measure_of, side, value_of
+from engine.evidence.verdict.comparison import Comparison, compare_rows
+from engine.evidence.verdict.contamination import Contamination, read_contamination
+from engine.evidence.verdict.flips import FlipExamples, flip_examples
 from engine.evidence.verdict.lineage import trained_by
-from engine.evidence.verdict.provenance import read_chain
-from engine.evidence.verdict.verdict import (
-    Comparison,
-    Sides,
-    compare_rows,
-    contamination_of,
-    evaluation_sides,
-    flip_examples,
-    load_config,
-    run_verdict,
-    training_sides,
-)
-from engine.home.curves import Metrics, load_metrics, number
+from engine.evidence.verdict.provenance import Provenance, read_provenance
+from engine.evidence.verdict.sides import Sides, evaluation_sides, training_sides
+from engine.evidence.verdict.verdict import Verdict, run_verdict
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import Redactor, clean_value, redactor_for
 from engine.home.store import Store
+from engine.records.lines.curves import Metrics, load_metrics
+from engine.records.lines.evaluation_row import read_evaluation
+from engine.records.lines.event import read_events
+from engine.records.run_config import RunConfig, TrainConfig
 
 _EXAMPLES = 4
 _EXAMPLE_CHARS = 900
@@ -73,25 +70,34 @@ class Cost:
 
 @dataclass(frozen=True)
 class Dossier:
-    """See the module."""
+    """What the module says, by source.
+
+    Attributes:
+        config, manifest, audit: JSON of the run's and the environment's files.
+        comparison, sides: before and after, None for an evaluation of one model.
+        checked: what each evaluation on the way showed.
+        lineage: from the base model to this run.
+        alerts: the messages of what was raised while the run was going on.
+        written: when this was gathered, seconds since the epoch.
+    """
 
     row: RunRow
     run: RunDir
     config: Mapping[str, Any]
     manifest: Mapping[str, Any]
-    verdict: Mapping[str, Any]
+    verdict: Verdict
     comparison: Comparison | None
     sides: Sides | None
-    flips: Mapping[str, list[dict[str, Any]]]
+    flips: FlipExamples
     metrics: Metrics
     checked: list[Checked]
     audit: Mapping[str, Any]
-    contamination: Mapping[str, Any]
-    failure: Mapping[str, Any]
+    contamination: Contamination
+    failure_evidence: str
     cost: Cost
     lineage: list[Station]
-    alerts: list[dict[str, Any]]
-    chain: Mapping[str, Any]
+    alerts: list[str]
+    provenance: Provenance | None
     redact: Redactor = field(repr=False)
     written: float = 0.0
 
@@ -106,17 +112,17 @@ class Dossier:
     @property
     def hashes(self) -> list[tuple[str, str]]:
         """(what, hash) of environment, tasks, model and settings, as the manifest has them."""
-        found = [("environment", str(self.config.get("env_id", "")).partition("@")[2])]
+        hashes = [("environment", str(self.config.get("env_id", "")).partition("@")[2])]
         env = self.manifest.get("env") or {}
         model = self.manifest.get("model") or {}
-        found.append(("task rows (sha256)", str(env.get("tasks_sha256") or "")))
+        hashes.append(("task rows (sha256)", str(env.get("tasks_sha256") or "")))
         for name, digest in (model.get("files") or {}).items():
             if str(name).endswith(".safetensors"):
-                found.append((f"{model.get('ref', 'model')} {name} (sha256)", str(digest)))
+                hashes.append((f"{model.get('ref', 'model')} {name} (sha256)", str(digest)))
         for name, digest in (model.get("start_adapter") or {}).items():
-            found.append((f"starting {name} (sha256)", str(digest)))
-        found.append(("settings (sha256)", str(self.manifest.get("settings_sha256") or "")))
-        return [(what, digest) for what, digest in found if digest]
+            hashes.append((f"starting {name} (sha256)", str(digest)))
+        hashes.append(("settings (sha256)", str(self.manifest.get("settings_sha256") or "")))
+        return [(what, digest) for what, digest in hashes if digest]
 
 
 def gather(home: Home, run_id: str) -> Dossier:
@@ -124,12 +130,12 @@ def gather(home: Home, run_id: str) -> Dossier:
     with Store(home) as store:
         row = store.get_run(run_id)
     run = home.run(row.run_id)
-    config = load_config(run)
-    redact = redactor_for(home, config)
+    config = run.find_config()  # a run with a damaged config has a report too
+    redact = redactor_for(home, config.env_dir if config else None)
     training = row.kind == "train"
     sides = training_sides(run) if training else evaluation_sides(run, config)
     comparison = compare_rows(sides.before, sides.after) if sides else None
-    flips: Mapping[str, list[dict[str, Any]]] = {"gained": [], "lost": []}
+    flips = FlipExamples()
     if sides and comparison:
         flips = flip_examples(
             comparison, sides.before, sides.after, redact, each=_EXAMPLES, chars=_EXAMPLE_CHARS
@@ -137,7 +143,7 @@ def gather(home: Home, run_id: str) -> Dossier:
     return Dossier(
         row=row,
         run=run,
-        config=redact.value(config),
+        config=redact.value(config.to_json() if config else {}),
         manifest=clean_value(read_object(run.manifest)),
         verdict=run_verdict(run),
         comparison=comparison,
@@ -146,39 +152,47 @@ def gather(home: Home, run_id: str) -> Dossier:
         metrics=load_metrics(run.metrics),
         checked=_checked(run) if training else [],
         audit=redact.value(_audit(config)),
-        contamination=redact.value(contamination_of(run)),
-        failure=redact.value(read_object(run.failure)),
+        contamination=_contamination(run, redact),
+        failure_evidence=redact.text(str(read_object(run.failure).get("evidence") or "")),
         cost=_cost(row, config),
         lineage=lineage(home, row, config),
-        chain=read_chain(run),
-        alerts=[redact.value(event) for event in _events(run) if event.get("event") == "alert"],
+        provenance=read_provenance(run),
+        alerts=[
+            redact.text(event.message)
+            for event in read_events(run.events)
+            if event.event == "alert"
+        ],
         redact=redact,
         written=time.time(),
     )
 
 
-def lineage(home: Home, row: RunRow, config: Mapping[str, Any]) -> list[Station]:
+def lineage(home: Home, row: RunRow, config: RunConfig | None) -> list[Station]:
     """From the base model to this run, oldest first."""
     if row.kind != "train":
-        models = [str(model.get("ref")) for model in config.get("models") or []]
+        models = config.model_refs if config else []
         return [Station("model", ref) for ref in models] + [
-            Station("evaluate", row.run_id, str(config.get("env_id", "")), current=True)
+            Station("evaluate", row.run_id, config.env_id if config else "", current=True)
         ]
     way = [_station(row, config, current=True)]
-    ref = str(config.get("model") or "")
+    ref = _started_from(config)
     while len(way) < _GENERATIONS:
         parent = trained_by(home, ref)
         if not parent or any(station.name == parent for station in way):
             break
-        found = _row(home, parent)
-        if found is None:
+        parent_row = _row(home, parent)
+        if parent_row is None:
             break
-        parent_config = load_config(home.run(parent))
+        parent_config = home.run(parent).find_config()
         which = ref.partition("@")[2]
-        way.append(_station(found, parent_config, which=which))
-        ref = str(parent_config.get("model") or "")
+        way.append(_station(parent_row, parent_config, which=which))
+        ref = _started_from(parent_config)
     way.append(Station("base", ref, "base model"))
     return way[::-1]
+
+
+def _started_from(config: RunConfig | None) -> str:
+    return config.model if isinstance(config, TrainConfig) else ""
 
 
 def _row(home: Home, run_id: str) -> RunRow | None:
@@ -191,9 +205,9 @@ def _row(home: Home, run_id: str) -> RunRow | None:
 
 
 def _station(
-    row: RunRow, config: Mapping[str, Any], *, which: str = "", current: bool = False
+    row: RunRow, config: RunConfig | None, *, which: str = "", current: bool = False
 ) -> Station:
-    detail = f"{row.algorithm} on {config.get('env_id', '')}"
+    detail = f"{row.algorithm} on {config.env_id if config else ''}"
     if which:
         detail += f", continued from {which}"
     return Station("train", row.run_id, detail, row.verdict, current)
@@ -201,47 +215,44 @@ def _station(
 
 def _checked(run: RunDir) -> list[Checked]:
     """What each evaluation showed on the half that chooses, with Wilson's interval for rates."""
-    found = []
+    checked = []
     for step in run.eval_steps():
-        rows = load_rows(run.evals(step))
-        chosen = [row for row in rows if row.get("half") == "select"] or rows
-        measure = measure_of(chosen)
+        rows = read_evaluation(run.evals(step))
+        rows = in_half(rows, VALIDATION) or rows
+        measure = measure_of(rows)
         if measure is None:
             continue
-        values = [v for row in chosen if (v := value_of(row, measure)) is not None]
+        values = [value for row in rows if (value := value_of(row, measure)) is not None]
         mean = sum(values) / len(values)
         interval = None
         if measure == "success":
-            tasks = len(side(chosen, measure).values)
+            tasks = len(side(rows, measure).values)
             interval = wilson(round(mean * tasks), tasks)
-        found.append(Checked(step, mean, interval))
-    return found
+        checked.append(Checked(step, mean, interval))
+    return checked
 
 
-def _audit(config: Mapping[str, Any]) -> dict[str, Any]:
-    folder = config.get("env_dir")
-    return read_object(Path(folder) / "audit.json") if isinstance(folder, str) and folder else {}
+def _audit(config: RunConfig | None) -> Mapping[str, Any]:
+    return read_object(Path(config.env_dir) / "audit.json") if config else {}
 
 
-def _cost(row: RunRow, config: Mapping[str, Any]) -> Cost:
-    estimate = config.get("estimate") or {}
-    hours = estimate.get("gpu_hours") or {}
-    memory = estimate.get("peak_memory") or {}
-    if not isinstance(hours, Mapping):
-        hours = {}
+def _cost(row: RunRow, config: RunConfig | None) -> Cost:
     spent = row.spent_hours or (
         (row.ended - row.started) / 3600 if row.ended and row.started else None
     )
+    if not isinstance(config, TrainConfig):
+        return Cost(actual=spent)
+    estimate = config.estimate
     return Cost(
-        low=number(hours.get("low")),
-        likely=number(hours.get("likely")),
-        high=number(hours.get("high")),
+        low=estimate.gpu_hours.low,
+        likely=estimate.gpu_hours.likely,
+        high=estimate.gpu_hours.high,
         actual=spent,
-        price=number(estimate.get("gpu_hour_price")) or 0.0,
-        memory_bytes=number(memory.get("total")) if isinstance(memory, Mapping) else None,
-        basis=str(estimate.get("basis") or ""),
+        price=estimate.gpu_hour_price,
+        memory_bytes=estimate.peak_memory.total,
+        basis=estimate.basis,
     )
 
 
-def _events(run: RunDir) -> list[dict[str, Any]]:
-    return load_rows(run.events)
+def _contamination(run: RunDir, redact: Redactor) -> Contamination:
+    return Contamination.model_validate(redact.value(read_contamination(run).to_json()))

@@ -6,6 +6,7 @@ environment said is escaped by the template engine and cleaned before.
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +29,18 @@ from engine.evidence.report.markdown import (
 )
 from engine.evidence.report.trust import (
     audit_section,
-    chain_section,
-    contamination_section,
-    exam_use_line,
-    kept_section,
+    holdout_use_line,
+    kept_panels,
+    provenance_lines,
+    shared_section,
 )
-from engine.evidence.stats.results import Measure, show, show_change
-from engine.home.curves import main_columns
+from engine.evidence.stats.results import TEST, show, show_change
+from engine.evidence.verdict.flips import FlipExample
 from engine.home.halves import choosing
 from engine.home.rows import TERMINAL
 from engine.home.run_dir import Home
 from engine.home.sanitize import clip, one_line
+from engine.records.lines.curves import main_columns
 
 __all__ = ["model_card", "report_markdown", "write_report"]
 
@@ -82,24 +84,24 @@ def html_of(dossier: Dossier) -> str:
         row=row,
         note=clip(str(dossier.config.get("note") or ""), 600),
         head=headline(dossier),
-        summary=_said(dossier).replace(" %", "\u00a0%"),
+        summary=_summary(dossier).replace(" %", "\u00a0%"),
         warnings=_warnings(dossier),
         expected=_expectation(dossier),
         failure=_failure(dossier),
-        alerts=[one_line(str(alert.get("message", "")), 300) for alert in dossier.alerts[:6]],
+        alerts=[one_line(message, 300) for message in dossier.alerts[:6]],
         figures=_figures(dossier),
         effect=_effect(dossier),
         flips=_flips(dossier),
         models=_models(dossier),
         main=_main_chart(dossier),
         charts=_small_charts(dossier),
-        sides=_side_by_side(dossier),
-        kept=kept_section(dossier),
+        pairs=_answer_pairs(dossier),
+        kept=kept_panels(dossier),
         exam=choosing(dossier.run),
-        exam_use=exam_use_line(dossier),
-        chain=chain_section(dossier),
+        exam_use=holdout_use_line(dossier),
+        provenance=provenance_lines(dossier),
         audit=audit_section(dossier),
-        shared=contamination_section(dossier),
+        shared=shared_section(dossier),
         cost=_cost(dossier),
         settings=[(name, value_text(value), source) for name, value, source in dossier.settings],
         lineage=dossier.lineage,
@@ -110,189 +112,247 @@ def html_of(dossier: Dossier) -> str:
     )
 
 
-def _said(dossier: Dossier) -> str:
+def _summary(dossier: Dossier) -> str:
     """The verdict's sentence without its first word, which stands above it."""
-    summary, word = str(dossier.verdict.get("summary", "")), headline(dossier)["word"]
+    verdict, word = dossier.verdict, headline(dossier).word
     if dossier.row.state not in TERMINAL:
-        return f"No verdict yet: {dossier.verdict.get('reason') or 'the run goes on'}."
-    if summary.startswith(f"{word}: "):
-        return sentence_case(summary.removeprefix(f"{word}: "))
-    return summary.replace(f": {word}: ", ": ", 1)
+        return f"No verdict yet: {verdict.comparison.reason or 'the run goes on'}."
+    if verdict.summary.startswith(f"{word}: "):
+        return sentence_case(verdict.summary.removeprefix(f"{word}: "))
+    return verdict.summary.replace(f": {word}: ", ": ", 1)
 
 
 def _warnings(dossier: Dossier) -> list[str]:
     """The warnings that the sentence above them does not say already."""
-    summary = str(dossier.verdict.get("summary", ""))
-    return [str(text) for text in dossier.verdict.get("warnings", []) if str(text) not in summary]
+    return [text for text in dossier.verdict.warnings if text not in dossier.verdict.summary]
 
 
 def _expectation(dossier: Dossier) -> str:
-    expected = dossier.verdict.get("expected")
-    if not expected:
+    training = dossier.verdict.training
+    if training is None or not training.expected:
         return ""
-    came = dossier.verdict.get("as_expected")
-    said = str(expected).replace("_", " ")
-    outcome = {True: "and so it came", False: "and it came otherwise", None: "still open"}[came]
-    return f"Expected beforehand: {said}; {outcome}."
+    expected = training.expected.replace("_", " ")
+    outcome = {True: "and so it came", False: "and it came otherwise", None: "still open"}
+    return f"Expected beforehand: {expected}; {outcome[training.as_expected]}."
 
 
-def _failure(dossier: Dossier) -> dict[str, str]:
+@dataclass(frozen=True)
+class FailureNote:
+    kind: str
+    reason: str
+    evidence: str
+    hint: str
+    checkpoint: str
+
+
+def _failure(dossier: Dossier) -> FailureNote | None:
     row = dossier.row
     if row.state not in ("failed", "cancelled"):
-        return {}
+        return None
     latest = dossier.run.latest_checkpoint()
-    return {
-        "kind": row.reason_kind or row.state,
-        "reason": dossier.redact.text(row.reason),
-        "evidence": str(dossier.failure.get("evidence") or ""),
-        "hint": dossier.redact.text(row.hint or ""),
-        "checkpoint": latest.name if latest else "none",
-    }
+    return FailureNote(
+        kind=row.reason_kind or row.state,
+        reason=dossier.redact.text(row.reason),
+        evidence=dossier.failure_evidence,
+        hint=dossier.redact.text(str(row.hint)),
+        checkpoint=latest.name if latest else "none",
+    )
 
 
-def _figures(dossier: Dossier) -> list[dict[str, str]]:
-    """The numbers beside the verdict: label, value, note."""
-    found = dossier.comparison
-    if found is None or found.outcome.diff is None or found.measure is None:
+@dataclass(frozen=True)
+class Figure:
+    """A number beside the verdict."""
+
+    label: str
+    value: str
+    note: str
+
+
+def _figures(dossier: Dossier) -> list[Figure]:
+    """The numbers beside the verdict."""
+    comparison, sides = dossier.comparison, dossier.sides
+    if comparison is None or comparison.outcome.diff is None or comparison.measure is None:
         return []
-    outcome, measure = found.outcome, found.measure
-    sides = dossier.sides
-    before, after = (sides.before_name, sides.after_name) if sides else ("before", "after")
-    levels = (found.before, found.after)
+    outcome, measure = comparison.outcome, comparison.measure
+    names = (sides.before_name, sides.after_name) if sides else ("before", "after")
     figures = [
-        {"label": name, "value": show(level.value, measure), "note": _between(level, measure)}
-        for name, level in zip((before, after), levels, strict=True)
+        Figure(
+            name,
+            show(level.value, measure),
+            f"{show(level.low, measure)} to {show(level.high, measure)}",
+        )
+        for name, level in zip(names, (comparison.before, comparison.after), strict=True)
         if level is not None
     ]
-    half = "reported on the half that chose nothing" if sides and sides.half == "report" else ""
-    figures.append({"label": "tasks", "value": str(outcome.n), "note": half or "paired by task"})
+    half = "reported on the half that chose nothing" if sides and sides.half == TEST else ""
     p = outcome.p if outcome.p is not None else 1.0
-    figures.append(
-        {
-            "label": "chance of this if equal",
-            "value": "< 0.001" if p < 0.001 else f"{p:.3f}",
-            "note": outcome.method.partition(",")[0],
-        }
-    )
     gap = show_change(outcome.detectable, measure).removeprefix("+")
     unit = " points" if measure == "success" else ""
-    figures.append(
-        {"label": "smallest visible change", "value": f"{gap}{unit}", "note": "found 4 times in 5"}
-    )
-    return figures
-
-
-def _between(level: Any, measure: Measure) -> str:
-    return f"{show(level.low, measure)} to {show(level.high, measure)}"
-
-
-def _effect(dossier: Dossier) -> dict[str, Any]:
-    found = dossier.comparison
-    if found is None or found.measure is None or found.outcome.diff is None:
-        return {}
-    outcome = found.outcome
-    low, high = outcome.low or 0.0, outcome.high or 0.0
-    share = found.measure == "success"
-    label = f"Change {charts.signed(outcome.diff or 0.0, share)}, 95 % interval"
-    drawings = [
-        charts.effect_strip(
-            low,
-            outcome.diff or 0.0,
-            high,
-            margin=outcome.margin,
-            share=share,
-            lower_is_better=found.measure == "loss",
-            width=width,
-            label=label,
-        )
-        for width in (_WIDE - 30, _NARROW - 20)
+    method = outcome.method.partition(",")[0]
+    return [
+        *figures,
+        Figure("tasks", str(outcome.n), half or "paired by task"),
+        Figure("chance of this if equal", "< 0.001" if p < 0.001 else f"{p:.3f}", method),
+        Figure("smallest visible change", f"{gap}{unit}", "found 4 times in 5"),
     ]
-    moot = show_change(outcome.margin, found.measure).removeprefix("+")
-    caption = f"less than {moot} points" if share else f"less than {moot}"
-    return {"wide": drawings[0], "narrow": drawings[1], "moot": caption}
 
 
-def _flips(dossier: Dossier) -> dict[str, Any]:
-    found = dossier.comparison
-    if found is None or found.outcome.diff is None or found.measure == "loss":
-        return {}
-    outcome, sides = found.outcome, dossier.sides
+@dataclass(frozen=True)
+class EffectSection:
+    """The change with its interval, drawn twice; `moot` says what counts as no difference."""
+
+    wide: Markup
+    narrow: Markup
+    moot: str
+
+
+def _effect(dossier: Dossier) -> EffectSection | None:
+    comparison = dossier.comparison
+    if comparison is None or comparison.measure is None or comparison.outcome.diff is None:
+        return None
+    outcome, share = comparison.outcome, comparison.measure == "success"
+    effect = charts.Effect(
+        low=outcome.low or 0.0,
+        value=outcome.diff or 0.0,
+        high=outcome.high or 0.0,
+        margin=outcome.margin,
+        share=share,
+        lower_is_better=comparison.measure == "loss",
+    )
+    label = f"Change {charts.signed(effect.value, share)}, 95 % interval"
+    moot = show_change(outcome.margin, comparison.measure).removeprefix("+")
+    return EffectSection(
+        wide=charts.effect_strip(effect, _WIDE - 30, label),
+        narrow=charts.effect_strip(effect, _NARROW - 20, label),
+        moot=f"less than {moot} points" if share else f"less than {moot}",
+    )
+
+
+@dataclass(frozen=True)
+class FlipPart:
+    """Tasks with one kind of outcome; `share` is a width in percent."""
+
+    label: str
+    count: int
+    kind: str
+    share: str
+
+
+@dataclass(frozen=True)
+class FlipSection:
+    n: int
+    parts: Sequence[FlipPart]
+
+
+def _flips(dossier: Dossier) -> FlipSection | None:
+    comparison = dossier.comparison
+    if comparison is None or comparison.outcome.diff is None or comparison.measure == "loss":
+        return None
+    outcome = comparison.outcome
     gained, lost = len(outcome.gained), len(outcome.lost)
-    parts = [("gained", gained, "gained")]
     rest = outcome.n - gained - lost
-    solved = _kept_right(dossier) if found.measure == "success" and sides else None
-    if solved is None:
-        parts.append(("unchanged", rest, "same"))
-    else:
-        parts += [
+    solved = _kept_right(dossier) if comparison.measure == "success" else None
+    unchanged = [("unchanged", rest, "same")]
+    if solved is not None:
+        unchanged = [
             ("right both times", solved, "right"),
             ("wrong both times", rest - solved, "same"),
         ]
-    parts.append(("lost", lost, "lost"))
+    parts = [("gained", gained, "gained"), *unchanged, ("lost", lost, "lost")]
     total = max(outcome.n, 1)
-    return {
-        "n": outcome.n,
-        "parts": [
-            {"label": label, "count": count, "kind": kind, "share": f"{100 * count / total:.2f}"}
+    return FlipSection(
+        outcome.n,
+        [
+            FlipPart(label, count, kind, f"{100 * count / total:.2f}")
             for label, count, kind in parts
             if count
         ],
-    }
+    )
 
 
 def _kept_right(dossier: Dossier) -> int | None:
     """Tasks solved before and after, None where attempts make it a matter of degree."""
-    sides, found = dossier.sides, dossier.comparison
-    if sides is None or found is None:
+    sides = dossier.sides
+    if sides is None:
         return None
-    tasks = [str(row.get("task")) for row in sides.before]
+    tasks = [row.task for row in sides.before]
     if len(set(tasks)) != len(tasks):
         return None
-    scored = [{str(r.get("task")): r.get("success") for r in rows if not r.get("error")}
-              for rows in (sides.before, sides.after)]  # fmt: skip
-    return sum(scored[0][task] is True and scored[1].get(task) is True for task in scored[0])
+    before, after = (
+        {row.task for row in rows if not row.error and row.success}
+        for rows in (sides.before, sides.after)
+    )
+    return len(before & after)
 
 
-def _models(dossier: Dossier) -> list[dict[str, Any]]:
-    """The table of an evaluation: one line per model with its level on a common scale."""
-    table = dossier.verdict.get("models") or []
-    measure = dossier.verdict.get("metric")
-    rows = [line for line in table if line.get("value") is not None]
-    if measure not in ("success", "reward") or not rows:
+@dataclass(frozen=True)
+class ModelLine:
+    """One model of an evaluation with its level on a common scale."""
+
+    name: str
+    value: str
+    between: str
+    bar: Markup
+    tasks: int
+    errors: int
+    verdict: str
+    change: str
+
+
+def _models(dossier: Dossier) -> list[ModelLine]:
+    """The table of an evaluation."""
+    facts, measure = dossier.verdict.evaluation, dossier.verdict.comparison.measure
+    if facts is None or measure not in ("success", "reward"):
         return []
-    ends = [end for line in rows for end in line["interval"]]
+    levels = [(each.model, each.level) for each in facts.models if each.level is not None]
+    ends = [end for _, level in levels for end in level.interval if end is not None]
+    if not ends:
+        return []
     floor, top = (0.0, 1.0) if measure == "success" else (min(ends), max(ends))
-    against = {item["model"]: item for item in dossier.verdict.get("comparisons", [])}
-    drawn = []
-    for line in rows:
-        low, high = line["interval"]
-        other = against.get(line["model"], {})
-        drawn.append(
-            {
-                "name": dossier.redact.text(str(line["model"])),
-                "value": show(line["value"], measure),
-                "between": f"{show(low, measure)} to {show(high, measure)}",
-                "bar": charts.level_bar(line["value"], low, high, floor, top, "level"),
-                "tasks": line["tasks"],
-                "errors": line["errors"],
-                "verdict": other.get("verdict", ""),
-                "change": show_change(other["difference"], measure) if other else "",
-            }
+    against = {item.model: item.comparison for item in facts.comparisons}
+    lines = []
+    for model, level in levels:
+        value, (low, high) = level.rounded_value, level.interval
+        if value is None or low is None or high is None:
+            continue
+        comparison = against.get(model)
+        lines.append(
+            ModelLine(
+                name=dossier.redact.text(model),
+                value=show(value, measure),
+                between=f"{show(low, measure)} to {show(high, measure)}",
+                bar=charts.level_bar(value, low, high, floor, top, "level"),
+                tasks=level.tasks,
+                errors=level.errors,
+                verdict=comparison.outcome.verdict if comparison else "",
+                change=show_change(comparison.difference, measure) if comparison else "",
+            )
         )
-    return drawn
+    return lines
 
 
-def _main_chart(dossier: Dossier) -> dict[str, Any]:
+@dataclass(frozen=True)
+class MainChart:
+    """Held-out results over the run; `marks` and `band` say which of them are drawn."""
+
+    title: str
+    wide: Markup
+    narrow: Markup
+    marks: bool
+    band: bool
+
+
+def _main_chart(dossier: Dossier) -> MainChart | None:
     """Held-out results over the run, with their noise band and the reported half."""
     checked = dossier.checked
     name = _held_out_name(dossier)
     if len(checked) < 2 or not name:
-        return {}
+        return None
     share = name == "heldout_success"
     marks = []
-    found, sides = dossier.comparison, dossier.sides
-    if found and sides and sides.half == "report" and sides.step is not None:
-        for step, level in ((0, found.before), (sides.step, found.after)):
+    comparison, sides = dossier.comparison, dossier.sides
+    if comparison and sides and sides.half == TEST and sides.step is not None:
+        for step, level in ((0, comparison.before), (sides.step, comparison.after)):
             if level and level.value is not None:
                 marks.append((step, level.low or 0.0, level.value, level.high or 0.0))
     best = dossier.run.resolve_checkpoint("best")
@@ -310,13 +370,13 @@ def _main_chart(dossier: Dossier) -> dict[str, Any]:
     )
     title = {"heldout_success": "Held-out success", "heldout_reward": "Held-out reward",
              "heldout_loss": "Held-out loss"}[name]  # fmt: skip
-    return {
-        "title": title,
-        "wide": charts.line_chart(curve, _WIDE, 300, title),
-        "narrow": charts.line_chart(curve, _NARROW, 250, title),
-        "marks": bool(marks),
-        "band": bool(curve.band),
-    }
+    return MainChart(
+        title=title,
+        wide=charts.line_chart(curve, _WIDE, 300, title),
+        narrow=charts.line_chart(curve, _NARROW, 250, title),
+        marks=bool(marks),
+        band=bool(curve.band),
+    )
 
 
 def _held_out_name(dossier: Dossier) -> str:
@@ -329,7 +389,14 @@ def _held_out_name(dossier: Dossier) -> str:
     return ""
 
 
-def _small_charts(dossier: Dossier) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class SmallChart:
+    title: str
+    meaning: str
+    drawing: Markup
+
+
+def _small_charts(dossier: Dossier) -> list[SmallChart]:
     if dossier.row.kind != "train":
         return []  # one line per model is no curve
     shown = {_held_out_name(dossier), "heldout_reward"}
@@ -342,83 +409,101 @@ def _small_charts(dossier: Dossier) -> list[dict[str, Any]]:
         metric = METRICS.get(name)
         share = metric is not None and metric.unit == "share"
         curve = Curve(points=points, share=share, zero=share)
-        drawn.append(
-            {
-                "title": name,
-                "meaning": metric.meaning.replace("`", "") if metric else _own_metric(name),
-                "drawing": charts.line_chart(curve, _NARROW, 200, name),
-            }
-        )
+        meaning = metric.meaning.replace("`", "") if metric else _meaning_of_other(name)
+        drawn.append(SmallChart(name, meaning, charts.line_chart(curve, _NARROW, 200, name)))
     return drawn[:_SMALL_CHARTS]
 
 
-def _own_metric(name: str) -> str:
+def _meaning_of_other(name: str) -> str:
     if name.startswith("heldout_"):
         return f"{name.removeprefix('heldout_')}, on the held-out tasks that choose."
     return "A metric of the environment."
 
 
-def _side_by_side(dossier: Dossier) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class AnswerPair:
+    """One task whose result changed, with both answers; `way` is gained or lost."""
+
+    way: str
+    example: FlipExample
+    before_name: str
+    after_name: str
+
+    @property
+    def good_before(self) -> bool:
+        return self.way == "lost"
+
+    @property
+    def good_after(self) -> bool:
+        return self.way == "gained"
+
+
+def _answer_pairs(dossier: Dossier) -> list[AnswerPair]:
     sides = dossier.sides
     if sides is None or (dossier.comparison and dossier.comparison.measure == "loss"):
         return []
-    cards = []
-    for way in ("gained", "lost"):
-        for example in dossier.flips.get(way, []):
-            cards.append(
-                example
-                | {
-                    "way": way,
-                    "before_name": sides.before_name,
-                    "after_name": sides.after_name,
-                    "good_before": way == "lost",
-                    "good_after": way == "gained",
-                }
-            )
-    return cards
+    ways = (("gained", dossier.flips.gained), ("lost", dossier.flips.lost))
+    return [
+        AnswerPair(way, example, sides.before_name, sides.after_name)
+        for way, examples in ways
+        for example in examples
+    ]
 
 
-def _cost(dossier: Dossier) -> dict[str, Any]:
+@dataclass(frozen=True)
+class CostSection:
+    """Estimated and used; the range is drawn where there was an estimate."""
+
+    lines: Sequence[tuple[str, str]]
+    wide: Markup | None = None
+    narrow: Markup | None = None
+
+
+def _cost(dossier: Dossier) -> CostSection | None:
     cost = dossier.cost
     if cost.actual is None and cost.likely is None:
-        return {}
+        return None
     lines = []
     if cost.actual is not None:
         used = "used" if dossier.row.state in TERMINAL else "used so far"
         lines.append((f"device time {used}", duration(cost.actual)))
     if cost.likely is not None and cost.low is not None and cost.high is not None:
-        band = f"{duration(cost.low)} to {duration(cost.high)}"
-        lines.append(("estimated", f"{duration(cost.likely)} ({band})"))
+        span = f"{duration(cost.low)} to {duration(cost.high)}"
+        lines.append(("estimated", f"{duration(cost.likely)} ({span})"))
         if cost.basis:
             lines.append(("basis of the estimate", cost.basis))
     if cost.memory_bytes:
         lines.append(("estimated peak memory", size_text(cost.memory_bytes)))
     if cost.price and cost.actual is not None:
         lines.append(("money", f"{cost.price * cost.actual:.2f} at {cost.price:g} an hour"))
-    bar: dict[str, Markup] = {}
-    if cost.likely is not None and cost.low is not None and cost.high is not None:
-        texts = (
+    if cost.likely is None or cost.low is None or cost.high is None:
+        return CostSection(lines)
+    estimate = charts.Range(
+        low=cost.low,
+        likely=cost.likely,
+        high=cost.high,
+        actual=cost.actual,
+        texts=(
             duration(cost.low),
             f"likely {duration(cost.likely)}",
             duration(cost.high),
             f"used {duration(cost.actual)}" if cost.actual is not None else "",
-        )
-        for name, width in (("wide", _WIDE), ("narrow", _NARROW - 20)):
-            bar[name] = charts.range_bar(
-                cost.low, cost.likely, cost.high, cost.actual, texts, width, "Estimated and used"
-            )
-    return {"lines": lines, "bar": bar}
+        ),
+    )
+    wide, narrow = (
+        charts.range_bar(estimate, width, "Estimated and used") for width in (_WIDE, _NARROW - 20)
+    )
+    return CostSection(lines, wide, narrow)
 
 
 def _versions(dossier: Dossier) -> list[tuple[str, str]]:
     versions = dossier.manifest.get("versions") or {}
     hardware = dossier.manifest.get("hardware") or {}
-    found = [(str(name), str(value)) for name, value in versions.items()]
+    lines = [(str(name), str(value)) for name, value in versions.items()]
     if hardware:
-        found.append(
-            ("machine", ", ".join(f"{name} {value_text(v)}" for name, v in hardware.items()))
-        )
-    return found
+        machine = ", ".join(f"{name} {value_text(value)}" for name, value in hardware.items())
+        lines.append(("machine", machine))
+    return lines
 
 
 def _facts(dossier: Dossier) -> list[tuple[str, str]]:

@@ -4,15 +4,14 @@ import json
 import re
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from engine.evidence.report.dossier import Dossier
 from engine.evidence.stats.overlap import KINDS
 from engine.evidence.stats.results import show, show_change
-from engine.evidence.verdict.regression import every_battery
-from engine.home.curves import main_columns, short, spark
 from engine.home.rows import TERMINAL
 from engine.home.sanitize import clip, one_line
+from engine.records.lines.curves import main_columns, short, spark
 
 MOST_CHARS = 9_800
 # An underscore between letters is no markup in CommonMark, and names are full of them.
@@ -26,16 +25,24 @@ _WORDS = {
 }
 
 
-def headline(dossier: Dossier) -> dict[str, str]:
+@dataclass(frozen=True)
+class Headline:
+    """`kind` is the verdict, or failed or running; it chooses the colour of the page."""
+
+    word: str
+    kind: str
+
+
+def headline(dossier: Dossier) -> Headline:
     """The word over a report: the verdict, or the state of a run that has none yet."""
-    row, verdict = dossier.row, str(dossier.verdict.get("verdict", "unknown"))
+    row, verdict = dossier.row, dossier.verdict.word
     if row.state in ("failed", "cancelled"):
-        return {"word": row.state.capitalize(), "kind": "failed", "state": row.state}
+        return Headline(row.state.capitalize(), "failed")
     if row.state not in TERMINAL:
-        return {"word": row.state.capitalize(), "kind": "running", "state": row.state}
-    if row.kind != "train" and len(dossier.verdict.get("models") or []) < 2:
-        return {"word": "Evaluated", "kind": "running", "state": row.state}
-    return {"word": _WORDS[verdict], "kind": verdict, "state": row.state}
+        return Headline(row.state.capitalize(), "running")
+    if row.kind != "train" and len(dossier.verdict.models) < 2:
+        return Headline("Evaluated", "running")
+    return Headline(_WORDS[verdict], verdict)
 
 
 def markdown_of(dossier: Dossier) -> str:
@@ -44,7 +51,7 @@ def markdown_of(dossier: Dossier) -> str:
         section
         for make in (
             _title, _verdict, _kept, _flips, _models, _curves, _settings, _audit, _contamination,
-            _cost, _lineage, _chain, _hashes,
+            _cost, _lineage, _provenance, _hashes,
         )
         if (section := make(dossier))
     ]  # fmt: skip
@@ -55,7 +62,7 @@ def card_of(dossier: Dossier) -> str:
     """The model card: what it is, how it came to be, how good it is and what is not known."""
     parts: tuple[Callable[[Dossier], str], ...] = (
         _front_matter, _card_title, _verdict, _kept, _models, _card_training, _contamination,
-        _card_use, _lineage, _chain, _hashes, _card_limits, _settings,
+        _card_use, _lineage, _provenance, _hashes, _card_limits, _settings,
     )  # fmt: skip
     sections = [section for make in parts if (section := make(dossier))]
     return _joined(sections)
@@ -80,7 +87,7 @@ def size_text(count: float) -> str:
     raise AssertionError("unreachable: GB ends the loop")
 
 
-def value_text(value: Any) -> str:
+def value_text(value: object) -> str:
     """A setting or a number as text."""
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -102,7 +109,7 @@ def _title(dossier: Dossier) -> str:
     row = dossier.row
     note = one_line(str(dossier.config.get("note") or ""), 300)
     lines = [
-        f"# {_plain(row.run_id)}: {headline(dossier)['word']}",
+        f"# {_plain(row.run_id)}: {headline(dossier).word}",
         f"{row.algorithm} of {_plain(row.model)} on {_plain(row.env_id)}; {row.state}.",
     ]
     if note:
@@ -110,13 +117,13 @@ def _title(dossier: Dossier) -> str:
     if row.reason:
         lines.append(f"Reason ({row.reason_kind}): {_plain(dossier.redact.text(row.reason))[:500]}")
     if row.hint:
-        lines.append(f"Next: {_plain(dossier.redact.text(row.hint))[:500]}")
+        lines.append(f"Next: {_plain(dossier.redact.text(str(row.hint)))[:500]}")
     return "\n\n".join(lines)
 
 
 def _verdict(dossier: Dossier) -> str:
     verdict = dossier.verdict
-    lines = ["## Verdict", _plain(str(verdict.get("summary", "")))]
+    lines = ["## Verdict", _plain(verdict.summary)]
     found = dossier.comparison
     if found and found.measure and found.outcome.diff is not None and found.before and found.after:
         outcome, measure = found.outcome, found.measure
@@ -141,11 +148,11 @@ def _verdict(dossier: Dossier) -> str:
             f"p = {outcome.p:.3g} ({outcome.method}); the smallest change {outcome.n} tasks would "
             f"show is {gap}{' points' if measure == 'success' else ''}."
         )
-    lines += [f"- {_plain(str(text))}" for text in verdict.get("warnings", [])]
-    expected = verdict.get("expected")
-    if expected:
+    lines += [f"- {_plain(text)}" for text in verdict.warnings]
+    if verdict.training and verdict.training.expected:
         came = {True: "as expected", False: "not as expected", None: "open"}
-        lines.append(f"Expected: {expected} ({came[verdict.get('as_expected')]}).")
+        outcome = came[verdict.training.as_expected]
+        lines.append(f"Expected: {verdict.training.expected} ({outcome}).")
     return "\n\n".join(line for line in lines if line)
 
 
@@ -155,30 +162,31 @@ def _flips(dossier: Dossier) -> str:
         return ""
     gained, lost = len(found.outcome.gained), len(found.outcome.lost)
     lines = [f"## What changed\n\n{gained} tasks gained, {lost} lost of {found.outcome.n}."]
-    for way in ("gained", "lost"):
-        for example in dossier.flips.get(way, [])[:2]:
+    for way, examples in (("gained", dossier.flips.gained), ("lost", dossier.flips.lost)):
+        for example in examples[:2]:
             lines.append(
-                f"**{way}: {_plain(str(example['task']))}**\n\n"
-                + _fenced(f"prompt: {clip(example['prompt'], 260)}\n"
-                          f"before: {clip(example['before'], 260)}\n"
-                          f"after:  {clip(example['after'], 260)}")
+                f"**{way}: {_plain(example.task)}**\n\n"
+                + _fenced(f"prompt: {clip(example.prompt, 260)}\n"
+                          f"before: {clip(example.before, 260)}\n"
+                          f"after:  {clip(example.after, 260)}")
             )  # fmt: skip
     return "\n\n".join(lines)
 
 
 def _models(dossier: Dossier) -> str:
-    table, measure = dossier.verdict.get("models") or [], dossier.verdict.get("metric")
-    rows = [line for line in table if line.get("value") is not None]
-    if measure not in ("success", "reward") or not rows:
+    measure = dossier.verdict.comparison.measure
+    levels = [(each.model, each.level) for each in dossier.verdict.models]
+    rows = [
+        f"| {_plain(dossier.redact.text(model))} | {show(level.rounded_value, measure)} "
+        f"| {show(level.interval[0], measure)} to {show(level.interval[1], measure)} "
+        f"| {level.tasks} |"
+        for model, level in levels
+        if level is not None and level.value is not None and measure in ("success", "reward")
+    ]
+    if not rows:
         return ""
-    lines = [f"## Models\n\n| model | {measure} | 95 % interval | tasks |", "|---|---|---|---|"]
-    for line in rows:
-        low, high = line["interval"]
-        lines.append(
-            f"| {_plain(dossier.redact.text(str(line['model'])))} | {show(line['value'], measure)} "
-            f"| {show(low, measure)} to {show(high, measure)} | {line['tasks']} |"
-        )
-    return "\n".join(lines)
+    head = f"## Models\n\n| model | {measure} | 95 % interval | tasks |"
+    return "\n".join([head, "|---|---|---|---|", *rows])
 
 
 def _curves(dossier: Dossier) -> str:
@@ -224,34 +232,33 @@ def _audit(dossier: Dossier) -> str:
 
 def _contamination(dossier: Dossier) -> str:
     """What the training rows share with the held-out tasks, by environment trained on."""
-    found = dossier.contamination
-    if not found.get("headline"):
+    shared = dossier.contamination
+    if not shared.headline:
         return ""
-    lines = [f"## Contamination\n\n{_plain(str(found['headline']))}."]
-    for source in list(found.get("sources") or [])[:6]:
-        counts = ", ".join(f"{source.get(kind, 0)} {kind}" for kind in KINDS)
-        trained = f" ({_plain(str(source['run_id']))})" if source.get("run_id") else ""
+    lines = [f"## Contamination\n\n{_plain(shared.headline)}."]
+    for source in shared.sources[:6]:
+        counts = ", ".join(f"{source.count(kind)} {kind}" for kind in KINDS)
+        trained = f" ({_plain(source.run_id)})" if source.run_id else ""
         lines.append(
-            f"- {_plain(str(source.get('env_id')))}{trained}: {counts} of "
-            f"{source.get('heldout', 0)} held-out tasks in {source.get('train', 0)} rows"
+            f"- {_plain(source.env_id)}{trained}: {counts} of "
+            f"{source.heldout or 0} held-out tasks in {source.train or 0} rows"
         )
-    left_out = len(found.get("leaked") or [])
-    if left_out:
-        lines.append(f"- {left_out} tasks are left out of the verdict")
+    if shared.leaked:
+        lines.append(f"- {len(shared.leaked)} tasks are left out of the verdict")
     return "\n".join(lines)
 
 
 def _cost(dossier: Dossier) -> str:
-    cost, said = dossier.cost, []
+    cost, sentences = dossier.cost, []
     if cost.actual is not None:
-        said.append(f"Used {duration(cost.actual)} of device time.")
+        sentences.append(f"Used {duration(cost.actual)} of device time.")
     if cost.likely is not None and cost.low is not None and cost.high is not None:
-        said.append(
+        sentences.append(
             f"Estimated {duration(cost.likely)} ({duration(cost.low)} to {duration(cost.high)})."
         )
     if cost.price and cost.actual is not None:
-        said.append(f"{cost.price * cost.actual:.2f} at {cost.price:g} an hour.")
-    return "## Cost\n\n" + " ".join(said) if said else ""
+        sentences.append(f"{cost.price * cost.actual:.2f} at {cost.price:g} an hour.")
+    return "## Cost\n\n" + " ".join(sentences) if sentences else ""
 
 
 def _lineage(dossier: Dossier) -> str:
@@ -267,31 +274,30 @@ def _lineage(dossier: Dossier) -> str:
 
 def _kept(dossier: Dossier) -> str:
     """What the model could do before, by battery."""
-    kept = dossier.verdict.get("kept_skills") or {}
-    lines = [
-        f"| {_plain(str(b['battery']))} | {value_text(b['before'])} | {value_text(b['after'])} "
-        f"| {b['n']} | {b['lost']} | {b['verdict']} |"
-        for b in every_battery(kept)
-    ]
-    if not lines:
+    kept = dossier.verdict.kept_skills
+    if kept is None or not kept.every_battery:
         return ""
+    lines = [
+        f"| {_plain(each.battery)} | {value_text(each.before)} | {value_text(each.after)} "
+        f"| {each.n} | {each.lost} | {each.verdict} |"
+        for each in kept.every_battery
+    ]
     head = "## Kept skills\n\n| asked | before | after | tasks | lost | |"
     return "\n".join([head, "|---|---|---|---|---|---|", *lines])
 
 
-def _chain(dossier: Dossier) -> str:
+def _provenance(dossier: Dossier) -> str:
     """The sealed links, each resting on the one before it."""
-    links = dossier.chain.get("links") or []
-    if not links:
+    sealed = dossier.provenance
+    if sealed is None or not sealed.links:
         return ""
     lines = [
-        f"{at}. {_plain(str(link.get('name')))}: {len(link.get('files') or {})} files, "
-        f"`{str(link.get('hash'))[:16]}`"
-        for at, link in enumerate(links, 1)
+        f"{number}. {_plain(link.name)}: {len(link.files)} files, `{link.hash[:16]}`"
+        for number, link in enumerate(sealed.links, 1)
     ]
-    said = f"`honesmith verify {dossier.row.run_id}` reads every file again and names what changed."
-    head = f"Head: `{dossier.chain.get('head')}`."
-    return "## Chain\n\n" + "\n".join(lines) + f"\n\n{head} {said}"
+    verify = f"`honesmith verify {dossier.row.run_id}`"
+    after = f"Head: `{sealed.head}`. {verify} reads every file again and names what changed."
+    return "## Chain\n\n" + "\n".join(lines) + f"\n\n{after}"
 
 
 def _hashes(dossier: Dossier) -> str:
@@ -350,7 +356,7 @@ def _card_use(dossier: Dossier) -> str:
 
 
 def _card_limits(dossier: Dossier) -> str:
-    known = dossier.verdict.get("n") or 0
+    known = dossier.verdict.comparison.outcome.n
     return (
         "## What is not known\n\n"
         f"The verdict rests on {known} held-out tasks of this one environment version. It says "

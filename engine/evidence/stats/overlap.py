@@ -23,12 +23,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from engine.evidence.stats.results import content_of
+from envs.json_types import ChatMessage
 
 Kind = Literal["exact", "normalised", "ngram"]
 KINDS: tuple[Kind, ...] = ("exact", "normalised", "ngram")
 
 GRAM = 8  # words of one indexed sequence
-RUN = 13  # words in a row that are a copy by themselves
+NGRAM = 13  # words in a row that are a copy by themselves
 HALF = 0.5  # of a task's own sequences
 FEWEST_GRAMS = 3
 LEAST_TOKENS = 4  # of a question, to be looked for inside longer texts
@@ -114,24 +115,24 @@ class HeldOut:
     def matches(self, row: Mapping[str, Any]) -> list[Match]:
         """What of the held-out split stands in a training row, each task by its strongest kind."""
         train = str(row.get("id"))
-        found: dict[str, Match] = {}
+        strongest: dict[str, Match] = {}
 
         def note(kind: Kind, index: int | None, spoils: bool) -> None:
             if index is None:
                 return
             for task in self.units[index].ids:
                 match = Match(kind, self.units[index].part, task, train, spoils)
-                if task not in found or match.rank < found[task].rank:
-                    found[task] = match
+                if task not in strongest or match.rank < strongest[task].rank:
+                    strongest[task] = match
 
         question, answer = question_of(row)[:MOST_CHARS], answer_of(row)[:MOST_CHARS]
-        asked, said = tokens_of(question), tokens_of(answer)
+        asked, answered = tokens_of(question), tokens_of(answer)
         note("exact", self._exact.get(("prompt", question)), True)
         note("exact", self._exact.get(("answer", answer)), False)
-        note("normalised", self._same.get(("answer", " ".join(said))), False)
+        note("normalised", self._same.get(("answer", " ".join(answered))), False)
         for key in _keys(asked):
             index = self._same.get(("prompt", key))
-            if index is not None and _agree(self.units[index].answer, said):
+            if index is not None and _agree(self.units[index].answer, answered):
                 note("normalised", index, True)
         for part, text in (("prompt", question), ("answer", answer)):
             for tokens in _segments(text, whole=part == "answer"):
@@ -139,9 +140,9 @@ class HeldOut:
                     for key in _keys(tokens):
                         # What stands in a prompt is read, not learnt.
                         note("normalised", self._same.get(("prompt", key)), part == "answer")
-        for index in self._by_grams((asked, said)):
+        for index in self._by_grams((asked, answered)):
             note("ngram", index, False)
-        return list(found.values())
+        return list(strongest.values())
 
     def _add(self, part: str, task: str, text: str, answer: str, least: int) -> None:
         tokens = tokens_of(text)
@@ -190,7 +191,7 @@ class HeldOut:
         return [
             index
             for index, grams in seen.items()
-            if longest[index] + GRAM - 1 >= RUN
+            if longest[index] + GRAM - 1 >= NGRAM
             or (
                 len(grams) >= max(FEWEST_GRAMS, HALF * self.units[index].own)
                 and _numbers(self.units[index].tokens) <= numbers
@@ -213,24 +214,24 @@ def scan(
     or leak where more than 1 % of the tasks are taught.
     """
     began = time.monotonic()
-    found: dict[str, Match] = {}
+    strongest: dict[str, Match] = {}
     index = HeldOut(_shuffled(heldout, train), began + budget_s / 2) if train else HeldOut([])
-    looked = 0
+    compared_rows = 0
     for row in _shuffled(train, heldout) if heldout else ():
         for match in index.matches(row):
-            if match.heldout not in found or match.rank < found[match.heldout].rank:
-                found[match.heldout] = match
-        looked += 1
+            if match.heldout not in strongest or match.rank < strongest[match.heldout].rank:
+                strongest[match.heldout] = match
+        compared_rows += 1
         if time.monotonic() > began + budget_s:
             break
-    counts = {kind: sum(match.kind == kind for match in found.values()) for kind in KINDS}
-    leaked = sorted(match.heldout for match in found.values() if match.spoils)
-    shares = (_share(looked, len(train)), _share(index.tasks, len(heldout)))
+    counts = {kind: sum(match.kind == kind for match in strongest.values()) for kind in KINDS}
+    leaked = sorted(match.heldout for match in strongest.values() if match.spoils)
+    shares = (_share(compared_rows, len(train)), _share(index.tasks, len(heldout)))
     if not (train and heldout):
         shares = (1.0, 1.0)
-    order = sorted(found.values(), key=lambda match: (match.rank, match.heldout))
+    order = sorted(strongest.values(), key=lambda match: (match.rank, match.heldout))
     verdict = "clean"
-    if found:
+    if strongest:
         verdict = "leak" if len(leaked) > LEAK_SHARE * len(heldout) else "overlap"
     return {
         "verdict": verdict,
@@ -288,8 +289,8 @@ def question_of(row: Mapping[str, Any]) -> str:
 
 def answer_of(row: Mapping[str, Any]) -> str:
     """The text of what the model is to say; "" where there is no reference answer."""
-    said = [turn for turn in _after_prompt(row) if turn.get("role") == "assistant"]
-    return "\n".join(content_of(turn) for turn in said).strip()
+    turns = [turn for turn in _after_prompt(row) if turn.get("role") == "assistant"]
+    return "\n".join(content_of(turn) for turn in turns).strip()
 
 
 def tokens_of(text: str) -> list[str]:
@@ -301,32 +302,34 @@ def tokens_of(text: str) -> list[str]:
     text = unicodedata.normalize("NFKC", text[:MOST_CHARS]).casefold().translate(_DASHES)
     raw = _TOKEN.findall(_APOSTROPHE.sub("", text))
     kept: list[str] = []
-    for at, token in enumerate(raw):
+    for index, token in enumerate(raw):
         if token in _OPERATORS:
-            left, right = _is_operand(raw, at - 1), _is_operand(raw, at + 1)
-            signed = at + 1 < len(raw) and raw[at + 1] == "-" and _is_operand(raw, at + 2)
+            left, right = _is_operand(raw, index - 1), _is_operand(raw, index + 1)
+            minus = index + 1 < len(raw) and raw[index + 1] == "-"
+            signed = minus and _is_operand(raw, index + 2)
             if not {"%": left, "-": right, "√": right}.get(token, left and (right or signed)):
                 continue
         elif token in "([":
-            if at == 0 or raw[at - 1] not in _OPERATORS:
+            if index == 0 or raw[index - 1] not in _OPERATORS:
                 continue
-        elif token in ")]" and (at + 1 == len(raw) or raw[at + 1] not in _OPERATORS):
+        elif token in ")]" and (index + 1 == len(raw) or raw[index + 1] not in _OPERATORS):
             continue
         kept.append(token)
     return kept
 
 
-def _is_operand(raw: Sequence[str], at: int) -> bool:
+def _is_operand(raw: Sequence[str], index: int) -> bool:
     """Whether a number, a single letter, or a bracket beside one stands there."""
-    if not 0 <= at < len(raw):
+    if not 0 <= index < len(raw):
         return False
-    token = raw[at]
+    token = raw[index]
     if token in _OPERATORS:
         return False
     if token in "([":
-        return at + 1 < len(raw) and raw[at + 1] not in "([" and _is_operand(raw, at + 1)
+        inside = index + 1
+        return inside < len(raw) and raw[inside] not in "([" and _is_operand(raw, inside)
     if token in ")]":
-        return raw[at - 1] not in ")]" and _is_operand(raw, at - 1)
+        return raw[index - 1] not in ")]" and _is_operand(raw, index - 1)
     return len(token) == 1 or token[0].isdigit()
 
 
@@ -334,7 +337,7 @@ def _agree(one: Sequence[str], other: Sequence[str]) -> bool:
     """Whether one answer stands in the other; no answer agrees with every one."""
     short, long = sorted((list(one), list(other)), key=len)
     last = len(long) - len(short)
-    return not short or any(long[at : at + len(short)] == short for at in range(last + 1))
+    return not short or any(long[start : start + len(short)] == short for start in range(last + 1))
 
 
 def _share(part: int, whole: int) -> float:
@@ -348,7 +351,7 @@ def _shuffled(
     return random.Random(f"{len(rows)} {len(others)}").sample(list(rows), len(rows))
 
 
-def _after_prompt(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _after_prompt(row: Mapping[str, Any]) -> list[ChatMessage]:
     gold = row.get("gold")
     if isinstance(gold, list):
         return gold[len(row.get("prompt") or []) :]
@@ -378,7 +381,7 @@ def _keys(tokens: Sequence[str]) -> list[str]:
 
 
 def _grams(tokens: Sequence[str]) -> Iterable[tuple[str, ...]]:
-    return (tuple(tokens[at : at + GRAM]) for at in range(len(tokens) - GRAM + 1))
+    return (tuple(tokens[start : start + GRAM]) for start in range(len(tokens) - GRAM + 1))
 
 
 def _numbers(tokens: Iterable[str]) -> set[str]:

@@ -1,6 +1,6 @@
 """Evaluation rows as they lie on disk, turned into sides that can be compared.
 
-One row is one attempt at one task (see `engine.home.run_dir.RunDir.evals`). What is compared is
+One row is one attempt at one task (engine/records/lines/evaluation_row.py). What is compared is
 `success` where every scored row has it, else `reward`, else (datasets without a scorer) `loss`.
 """
 
@@ -14,15 +14,20 @@ from engine.core.files import read_lines
 from engine.core.split import prompt_key
 from engine.evidence.stats.inference import NEGLIGIBLE, Interval, Side, paired_bootstrap, wilson
 from engine.home.run_dir import RunDir
+from engine.records.lines.answer import Answer
+from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
+from envs.json_types import ChatMessage
 
-Row = dict[str, Any]
 Measure = Literal["success", "reward", "loss"]
 HIGHER_IS_BETTER: dict[Measure, bool] = {"success": True, "reward": True, "loss": False}
+# The halves of a run's held-out tasks, as their rows name them (engine/home/halves.py).
+VALIDATION, TEST = "select", "report"
 
 
-def load_rows(path: Path) -> list[Row]:
-    """Every complete row of an evaluation or rollout file; empty when it is missing."""
-    rows: list[Row] = []
+def load_rows(path: Path) -> list[dict[str, Any]]:
+    """Every complete line of a file as JSON, for callers that write the rows anew with all their
+    keys; [] where there is no file. What is only read is read as records."""
+    rows: list[dict[str, Any]] = []
     cursor = 0
     while True:
         more, reached = read_lines(path, cursor, max_bytes=4_000_000)
@@ -32,64 +37,61 @@ def load_rows(path: Path) -> list[Row]:
         cursor = reached
 
 
-def only_half(rows: Iterable[Row], half: str) -> list[Row]:
-    """The rows of one half of the held-out tasks: `select` chooses, `report` is reported."""
-    return [row for row in rows if row.get("half") == half]
+def in_half(rows: Iterable[EvaluationRow], half: str) -> list[EvaluationRow]:
+    """The rows of one half of the held-out tasks, `VALIDATION` or `TEST`."""
+    return [row for row in rows if row.half == half]
 
 
-def measure_of(*row_sets: Sequence[Row]) -> Measure | None:
+def measure_of(*row_sets: Sequence[EvaluationRow]) -> Measure | None:
     """What all these rows can be compared by, None when they hold nothing to compare."""
-    rows = [row for rows in row_sets for row in rows if not row.get("error")]
+    rows = [row for rows in row_sets for row in rows if not row.error]
     if not rows:
         return None
-    if all(isinstance(row.get("success"), bool) for row in rows):
+    if all(row.success is not None for row in rows):
         return "success"
-    scored = all(_number(row.get("reward")) is not None for row in rows)
-    lost = all(_number(row.get("loss")) is not None for row in rows)
+    scored = all(row.reward is not None for row in rows)
+    measured = all(row.loss is not None for row in rows)
     # An unscored dataset may carry a placeholder reward beside its loss.
-    if scored and not (lost and all(row["reward"] == 0 for row in rows)):
+    if scored and not (measured and all(row.reward == 0 for row in rows)):
         return "reward"
-    return "loss" if lost else None
+    return "loss" if measured else None
 
 
-def value_of(row: Row, measure: Measure) -> float | None:
+def value_of(row: EvaluationRow, measure: Measure) -> float | None:
     """The value of one row, None when scoring it failed or it has none."""
-    if row.get("error"):
+    if row.error:
         return None
-    value = row.get(measure)
-    return float(value) if isinstance(value, bool) else _number(value)
+    value = {"success": row.success, "reward": row.reward, "loss": row.loss}[measure]
+    return None if value is None else float(value)
 
 
-def by_prompt(*row_sets: Iterable[Row]) -> list[list[Row]]:
+def by_prompt(*row_sets: Iterable[EvaluationRow]) -> list[list[EvaluationRow]]:
     """The rows with all tasks of one prompt under one id: they are attempts, not so many tasks.
 
-    That holds where the answer hangs on the prompt alone. Where an environment went on talking,
-    what it hides may differ, and where no prompt was recorded nobody knows: there a task is an id.
+    That holds where the answer depends on the prompt alone. Where an environment went on talking,
+    what it hides may differ, and where no prompt was recorded nobody knows: there every task keeps
+    its id.
     """
     sets = [list(rows) for rows in row_sets]
-    asked: dict[str, str] = {}
+    prompts: dict[str, str] = {}
     for row in (row for rows in sets for row in rows):
-        if any(turn.get("role") != "assistant" for turn in _turns(row.get("messages"))):
+        if any(turn.get("role") != "assistant" for turn in row.messages or ()):
             return sets
-        task, prompt = str(row.get("task")), _turns(row.get("prompt"))
-        if prompt and task not in asked:
-            asked[task] = prompt_key(prompt)
+        if row.prompt and row.task not in prompts:
+            prompts[row.task] = prompt_key(row.prompt)
     first: dict[str, str] = {}
-    for task in sorted(asked):
-        first.setdefault(asked[task], task)
-    if len(first) == len(asked):
+    for task in sorted(prompts):
+        first.setdefault(prompts[task], task)
+    if len(first) == len(prompts):
         return sets
-    ids = {task: first[prompt] for task, prompt in asked.items()}
-    return [[row | {"task": ids.get(str(row.get("task")), row.get("task"))} for row in rows]
-            for rows in sets]  # fmt: skip
+    ids = {task: first[prompt] for task, prompt in prompts.items()}
+    return [
+        [row.model_copy(update={"task": ids.get(row.task, row.task)}) for row in rows]
+        for rows in sets
+    ]
 
 
-def _turns(messages: Any) -> list[Mapping[str, Any]]:
-    turns = messages if isinstance(messages, list) else []
-    return [turn for turn in turns if isinstance(turn, Mapping)]
-
-
-def side(rows: Iterable[Row], measure: Measure, failed: float | None = None) -> Side:
+def side(rows: Iterable[EvaluationRow], measure: Measure, failed: float | None = None) -> Side:
     """One model's results by task; attempts that failed to score are counted apart, or with the
     value `failed` where one is given."""
     values: dict[str, list[float]] = {}
@@ -101,7 +103,7 @@ def side(rows: Iterable[Row], measure: Measure, failed: float | None = None) -> 
         if value is None:
             errors += 1
         else:
-            values.setdefault(str(row.get("task")), []).append(value)
+            values.setdefault(row.task, []).append(value)
     return Side(values, attempts, errors)
 
 
@@ -121,10 +123,18 @@ class Level:
     errors: int
     value_with_errors: float | None
 
-    def as_dict(self) -> dict[str, Any]:
+    @property
+    def rounded_value(self) -> float | None:
+        return rounded(self.value)
+
+    @property
+    def interval(self) -> list[float | None]:
+        return [rounded(self.low), rounded(self.high)]
+
+    def to_json(self) -> dict[str, object]:
         return {
-            "value": rounded(self.value),
-            "interval": [rounded(self.low), rounded(self.high)],
+            "value": self.rounded_value,
+            "interval": self.interval,
             "tasks": self.tasks,
             "attempts": self.attempts,
             "errors": self.errors,
@@ -132,11 +142,11 @@ class Level:
         }
 
 
-def level(rows: Sequence[Row], measure: Measure) -> Level:
+def level(rows: Sequence[EvaluationRow], measure: Measure) -> Level:
     """Wilson's interval where a task is one yes or no, a bootstrap over tasks elsewhere."""
-    (asked,) = by_prompt(rows)
-    result = side(asked, measure)
-    means = {task: math.fsum(got) / len(got) for task, got in result.values.items()}
+    (rows_by_prompt,) = by_prompt(rows)
+    result = side(rows_by_prompt, measure)
+    means = {task: math.fsum(each) / len(each) for task, each in result.values.items()}
     n = len(means)
     if n == 0:
         return Level(measure, None, None, None, 0, result.attempts, result.errors, None)
@@ -146,32 +156,31 @@ def level(rows: Sequence[Row], measure: Measure) -> Level:
     else:
         boot = paired_bootstrap({task: [mean] for task, mean in means.items()})
         interval = Interval(boot.low, boot.high)
-    counted = None
+    with_errors = None
     if measure != "loss" and result.attempts:
-        total = math.fsum(value for got in result.values.values() for value in got)
-        counted = total / result.attempts
+        total = math.fsum(value for each in result.values.values() for value in each)
+        with_errors = total / result.attempts
     return Level(
-        measure, value, interval.low, interval.high, n, result.attempts, result.errors, counted
+        measure, value, interval.low, interval.high, n, result.attempts, result.errors, with_errors
     )
 
 
-def select_best(run_dir: RunDir, steps: Iterable[int] | None = None) -> int | None:
-    """The step whose checkpoint did best on the `select` half; None when none was evaluated.
+def best_step(run_dir: RunDir, steps: Iterable[int] | None = None) -> int | None:
+    """The step whose checkpoint did best on the validation half; None when none was evaluated.
 
     Step 0 is the starting point and never chosen. Of equals the earliest wins: it has drifted
     least. A success tie is broken by the reward.
     """
-    candidates = sorted(run_dir.eval_steps() if steps is None else steps)
     scores: dict[int, tuple[float, float]] = {}
-    for step in candidates:
-        rows = only_half(load_rows(run_dir.evals(step)), "select") if step > 0 else []
+    for step in sorted(run_dir.eval_steps() if steps is None else steps):
+        rows = in_half(read_evaluation(run_dir.evals(step)), VALIDATION) if step > 0 else []
         score = selection_score(rows)
         if score is not None:
             scores[step] = score
     return max(scores, key=lambda step: (scores[step], -step)) if scores else None
 
 
-def selection_score(rows: Sequence[Row]) -> tuple[float, float] | None:
+def selection_score(rows: Sequence[EvaluationRow]) -> tuple[float, float] | None:
     """What checkpoints are ranked by: (success or -loss or reward, reward). Higher is better.
 
     Failed scorings count as not solved, so that a model gains nothing by breaking the scorer.
@@ -183,23 +192,22 @@ def selection_score(rows: Sequence[Row]) -> tuple[float, float] | None:
         values = [value for row in rows if (value := value_of(row, "loss")) is not None]
         return -math.fsum(values) / len(values), 0.0
     main = math.fsum(value_of(row, measure) or 0.0 for row in rows) / len(rows)
-    reward = math.fsum(_number(row.get("reward")) or 0.0 for row in rows) / len(rows)
+    reward = math.fsum(row.reward or 0.0 for row in rows) / len(rows)
     return main, reward
 
 
-def text_of(messages: Any) -> str:
+def text_of(messages: str | Sequence[ChatMessage] | None) -> str:
     """Messages as readable text; the role is written where there is more than one."""
     if isinstance(messages, str):
         return messages
-    if not isinstance(messages, list):
+    if not messages:
         return ""
-    turns = [turn for turn in messages if isinstance(turn, Mapping)]
-    if len(turns) == 1:
-        return content_of(turns[0])
-    return "\n".join(f"[{turn.get('role', '?')}] {content_of(turn)}" for turn in turns)
+    if len(messages) == 1:
+        return content_of(messages[0])
+    return "\n".join(f"[{turn.get('role', '?')}] {content_of(turn)}" for turn in messages)
 
 
-def content_of(message: Mapping[str, Any]) -> str:
+def content_of(message: ChatMessage) -> str:
     """The text of one message, its tool calls written out."""
     content = message.get("content")
     text = content if isinstance(content, str) else _parts(content)
@@ -209,12 +217,11 @@ def content_of(message: Mapping[str, Any]) -> str:
     return text.strip("\n")
 
 
-def answer_of(row: Row) -> str:
+def answer_text(row: Answer) -> str:
     """What the model said: the whole conversation after the prompt, or the one completion."""
-    messages = row.get("messages")
-    if isinstance(messages, list) and len(messages) > 1:
-        return text_of(messages)
-    return str(row.get("completion") or text_of(messages))
+    if row.messages and len(row.messages) > 1:
+        return text_of(row.messages)
+    return row.completion or text_of(row.messages)
 
 
 def rounded(value: float | None, digits: int = 4) -> float | None:
@@ -239,12 +246,6 @@ def _parts(content: Any) -> str:
     if not isinstance(content, list):
         return "" if content is None else str(content)
     return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) else None
 
 
 def show(value: float | None, measure: Measure) -> str:

@@ -11,7 +11,8 @@ from envs.audit import reward_audit
 # Ten steps of usual size (16 tasks, 8 answers) are 1,280 answers: a share is known to a point or
 # two, and no run has spent much by then.
 WINDOW = 10
-# Fewer steps than this are weather. Five are enough to tell before `no_signal` ends a run at ten.
+# With fewer steps than this a mean is noise. Five are enough to tell before `no_signal` ends a run
+# at ten.
 LEAST = 5
 # A trend is the last third of the steps against the first; below this many steps, thirds are noise.
 TREND_STEPS = 18

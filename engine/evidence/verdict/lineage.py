@@ -1,13 +1,21 @@
 """Where a run's model comes from, and whether the run is worth going on from."""
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
-from engine.core.files import read_object
-from engine.evidence.stats.results import load_rows, measure_of, only_half, selection_score, show
+from engine.evidence.stats.results import VALIDATION, in_half, measure_of, selection_score, show
 from engine.home.run_dir import Home, RunDir
+from engine.records.lines.evaluation_row import read_evaluation
+from engine.records.run_config import TrainConfig
 
-_DEEPEST = 12  # generations
+_MOST_GENERATIONS = 12
+
+
+@dataclass(frozen=True)
+class Start:
+    """A model to go on with instead of a run's result, and the sentence that says so."""
+
+    model: str
+    sentence: str
 
 
 def trained_by(home: Home, ref: str) -> str:
@@ -15,58 +23,62 @@ def trained_by(home: Home, ref: str) -> str:
     name = ref.partition("@")[0]
     if not name or "/" in name or name in (".", ".."):  # a path or hub id is no run
         return ""
-    return name if read_object(home.run(name).config).get("kind") == "train" else ""
+    config = home.run(name).find_config()  # of a name that is no run there is none
+    return name if isinstance(config, TrainConfig) else ""
 
 
-def line_of(run_dir: RunDir) -> list[RunDir]:
+def ancestry(run_dir: RunDir) -> list[RunDir]:
     """A run, the run that trained the model it began with, and so on to the first one."""
-    line = [run_dir]
-    while len(line) < _DEEPEST:
-        parent = trained_by(run_dir.home, started_from(line[-1]))
-        if not parent or parent in [run.id for run in line]:
+    runs = [run_dir]
+    while len(runs) < _MOST_GENERATIONS:
+        parent = trained_by(run_dir.home, started_from(runs[-1]))
+        if not parent or parent in [run.id for run in runs]:
             break
-        line.append(run_dir.home.run(parent))
-    return line
+        runs.append(run_dir.home.run(parent))
+    return runs
 
 
 def started_from(run_dir: RunDir) -> str:
     """The model reference a run began with, "" where its config is gone."""
-    return str(read_object(run_dir.config).get("model") or "")
+    config = run_dir.find_config()
+    return config.model if isinstance(config, TrainConfig) else ""
 
 
 def better_start(
-    run_dir: RunDir, config: Mapping[str, Any], step: int | None, verdict: str
-) -> dict[str, Any]:
-    """The model to go on with where a run is not `better`, and either `worse` or its best
-    checkpoint, of `step`, no better than the start on the half that chooses; {} elsewhere.
+    run_dir: RunDir, config: TrainConfig | None, step: int | None, verdict: str
+) -> Start | None:
+    """The model to go on with where the run's result is no better than its start.
 
-    Returns `model`, and `said`: the sentence.
+    That is where the verdict is `worse`, or the best checkpoint, of `step`, did not beat the start
+    on the validation half. None elsewhere, and where the verdict is `better` or `unknown`.
     """
-    if verdict in ("better", "unknown"):
-        return {}
-    model = str(config.get("model") or "")
-    worse = {"model": model, "said": f"The start is better: go on with {model}."}
-    found = _unbeaten(run_dir, config, step)
-    return found or (worse if verdict == "worse" and model else {})
+    model = config.model if config else ""
+    if verdict in ("better", "unknown") or not model:
+        return None
+    unbeaten = _unbeaten_start(run_dir, model, step)
+    if unbeaten is None and verdict == "worse":
+        return Start(model, f"The start is better: go on with {model}.")
+    return unbeaten
 
 
-def _unbeaten(run_dir: RunDir, config: Mapping[str, Any], step: int | None) -> dict[str, Any]:
-    """The start where no checkpoint beat it, {} where one did or nobody can tell."""
+def _unbeaten_start(run_dir: RunDir, model: str, step: int | None) -> Start | None:
+    """The start where the checkpoint of `step` did not beat it on the validation half; None where
+    it did, or where that cannot be told."""
     if step is None:
-        return {}
-    sides = [only_half(load_rows(run_dir.evals(at)), "select") for at in (0, step)]
-    scores = [selection_score(rows) for rows in sides]
-    measure = measure_of(*sides)
-    if scores[0] is None or scores[1] is None or measure is None or not config.get("model"):
-        return {}
-    if {measure_of(rows) for rows in sides} != {measure} or scores[1][0] > scores[0][0]:
-        return {}
-    sign = -1.0 if measure == "loss" else 1.0  # a selection score is higher where it is better
-    levels = [sign * score[0] for score in (scores[1], scores[0])]
-    best, start = (show(v, measure) for v in levels)
-    model = str(config["model"])
-    said = (
-        f"No checkpoint beat the start ({best} at best against {start}, on the half that "
-        f"chooses): go on with {model}."
+        return None
+    start_rows, best_rows = (
+        in_half(read_evaluation(run_dir.evals(each)), VALIDATION) for each in (0, step)
     )
-    return {"model": model, "said": said}
+    start, best = selection_score(start_rows), selection_score(best_rows)
+    measure = measure_of(start_rows, best_rows)
+    if start is None or best is None or measure is None:
+        return None
+    if {measure_of(start_rows), measure_of(best_rows)} != {measure} or best[0] > start[0]:
+        return None
+    sign = -1.0 if measure == "loss" else 1.0  # a selection score is higher where it is better
+    best_level, start_level = show(sign * best[0], measure), show(sign * start[0], measure)
+    return Start(
+        model,
+        f"No checkpoint beat the start ({best_level} at best against {start_level}, on the half "
+        f"that chooses): go on with {model}.",
+    )

@@ -1,4 +1,5 @@
-"""The chain of custody of a run: environment, data, curation, run, checkpoints, evaluation.
+"""The provenance of a finished run: hashes of environment, data, curation, run, checkpoints,
+evaluation, each link resting on the one before it.
 
 When a run is done its trainer seals it: the SHA-256 of every file that a link rests on, each link
 hashed together with the link before it. The last hash stands for all of them; it is printed in the
@@ -10,42 +11,114 @@ against that, keep the card.
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from engine.core.errors import UserError
-from engine.core.files import read_object, write_json
 from engine.evidence.verdict.lineage import trained_by
-from engine.evidence.verdict.verdict import load_config, run_verdict
+from engine.evidence.verdict.verdict import run_verdict
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
+from engine.records.record import DamagedRecord, Record
+from engine.records.run_config import RunConfig
 
 LINKS = ("environment", "data", "curation", "run", "checkpoints", "evaluation")
 _CURATION = "curation.json"
-_DEEPEST = 12
-_SHOWN = 20
+_MOST_GENERATIONS = 12
+_MOST_FAULTS = 20  # shown of one link
+_SEAL_CHANGED = "the seal itself was changed"
+
+
+class SealedLink(Record):
+    """One link: the SHA-256 of its files by path, and the hash of the link with those before."""
+
+    name: str
+    files: dict[str, str]
+    hash: str
+
+
+class Provenance(Record):
+    """`chain.json`: the links in order, and the hash of the last."""
+
+    run_id: str
+    links: list[SealedLink]
+    head: str
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A file and what became of it since the run was sealed."""
+
+    file: str
+    what: str
+
+    def to_json(self) -> dict[str, object]:
+        return {"file": self.file, "what": self.what}
+
+
+@dataclass(frozen=True)
+class CheckedLink:
+    """A link held against the files as they are now."""
+
+    name: str
+    faults: Sequence[Fault]
+    ok: bool
+
+    def with_fault(self, fault: Fault) -> "CheckedLink":
+        return replace(self, faults=[*self.faults, fault], ok=False)
+
+    def to_json(self) -> dict[str, object]:
+        return {"name": self.name, "ok": self.ok, "broken": [f.to_json() for f in self.faults]}
+
+
+@dataclass(frozen=True)
+class Verification:
+    """A run held against its seal, and the runs its models come from.
+
+    Attributes:
+        intact: None where there is nothing to hold it against, as the run is not done.
+        head: the sealed hash, "" without a seal.
+    """
+
+    run_id: str
+    intact: bool | None
+    head: str
+    links: Sequence[CheckedLink]
+    ancestors: Sequence["Verification"]
+    summary: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "run_id": self.run_id,
+            "intact": self.intact,
+            "head": self.head,
+            "links": [link.to_json() for link in self.links],
+            "ancestors": [other.to_json() for other in self.ancestors],
+            "summary": self.summary,
+        }
 
 
 def seal(run_dir: RunDir) -> str:
-    """Write the chain of a finished run; returns its last hash."""
-    links = _chained(_contents(run_dir, load_config(run_dir)))
-    write_json(run_dir.chain, {"run_id": run_dir.id, "links": links, "head": links[-1]["hash"]})
-    return str(links[-1]["hash"])
+    """Write the provenance of a finished run; returns its last hash."""
+    links = _linked(_contents(run_dir, run_dir.find_config()))
+    Provenance(run_id=run_dir.id, links=links, head=links[-1].hash).write(run_dir.chain)
+    return links[-1].hash
 
 
-def read_chain(run_dir: RunDir) -> dict[str, Any]:
-    """The sealed chain, {} where there is none or it cannot be read."""
-    found = read_object(run_dir.chain)
-    return found if isinstance(found.get("links"), list) else {}
+def read_provenance(run_dir: RunDir) -> Provenance | None:
+    """What was sealed, None where nothing was or it cannot be read."""
+    try:
+        return Provenance.read(run_dir.chain)
+    except (FileNotFoundError, DamagedRecord):
+        return None
 
 
-def verify(home: Home, run_id: str) -> dict[str, Any]:
+def verify(home: Home, run_id: str) -> Verification:
     """Hold a run, and every run its model comes from, against what was sealed.
 
-    Returns `intact`, `head`, `links` (each with `ok`, and `broken`: {"file", "what"} of what was
-    changed, is missing or was added), `ancestors` and a summary.
     Raises UserError RUN_NOT_FOUND.
     """
     with Store(home) as store:
@@ -53,102 +126,89 @@ def verify(home: Home, run_id: str) -> dict[str, Any]:
     return _verify(home, row, 0)
 
 
-def _verify(home: Home, row: RunRow, depth: int) -> dict[str, Any]:
+def _verify(home: Home, row: RunRow, depth: int) -> Verification:
     run = home.run(row.run_id)
-    sealed = read_chain(run)
-    if not sealed or run.deleted.exists():
+    sealed = read_provenance(run)
+    if sealed is None or run.deleted.exists():
         return _unsealed(run, row)
-    config = load_config(run)
-    now = {link["name"]: link["files"] for link in _chained(_contents(run, config))}
+    config = run.find_config()
+    now = {link.name: link.files for link in _linked(_contents(run, config))}
     links, previous = [], ""
-    for link in sealed["links"]:
-        files, found = link.get("files") or {}, now.get(link.get("name"), {})
-        if link.get("name") == "environment":
-            found = found | _kept_audit(config, files)
-        broken = _differences(files, found)
-        if link.get("hash") != _hash(previous, link):
-            broken.append({"file": run.chain.name, "what": "the seal itself was changed"})
-        previous = str(link.get("hash"))
-        links.append({"name": link["name"], "ok": not broken, "broken": broken[:_SHOWN]})
-    if sealed.get("head") != previous or [link["name"] for link in links] != list(LINKS):
-        links[-1]["ok"] = False
-        links[-1]["broken"].append({"file": run.chain.name, "what": "the seal itself was changed"})
-    links[-1] = _with_verdict(run, row, links[-1])
-    ancestors = _ancestors(home, run, depth)
-    return _answer(row, str(sealed.get("head")), links, ancestors)
+    for link in sealed.links:
+        files = now.get(link.name, {})
+        if link.name == "environment":
+            files = files | _earlier_audit(config, link.files)
+        faults = _differences(link.files, files)
+        if link.hash != _hash(previous, link.name, link.files):
+            faults.append(Fault(run.chain.name, _SEAL_CHANGED))
+        previous = link.hash
+        links.append(CheckedLink(link.name, faults[:_MOST_FAULTS], not faults))
+    if sealed.head != previous or [link.name for link in links] != list(LINKS):
+        links = links or [CheckedLink("evaluation", [], True)]
+        links[-1] = links[-1].with_fault(Fault(run.chain.name, _SEAL_CHANGED))
+    word = run_verdict(run).word
+    if row.kind == "train" and row.state == "done" and word != row.verdict:
+        what = f"says {row.verdict}, the evaluations say {word}"
+        links[-1] = links[-1].with_fault(Fault(run.home.db.name, what))
+    return _verification(row, sealed.head, links, _ancestors(home, run, depth))
 
 
-def _with_verdict(run: RunDir, row: RunRow, link: dict[str, Any]) -> dict[str, Any]:
-    """The word in the database against the word the rows give."""
-    word = run_verdict(run)["verdict"]
-    if row.kind != "train" or row.state != "done" or word == row.verdict:
-        return link
-    broken = {"file": run.home.db.name, "what": f"says {row.verdict}, the evaluations say {word}"}
-    return link | {"ok": False, "broken": [*link["broken"], broken]}
-
-
-def _ancestors(home: Home, run: RunDir, depth: int) -> list[dict[str, Any]]:
+def _ancestors(home: Home, run: RunDir, depth: int) -> list[Verification]:
     """The runs this one's models come from, verified the same way."""
-    found = []
-    for ref in _starts(load_config(run)):
+    ancestors = []
+    for ref in _starts(run.find_config()):
         parent = trained_by(home, ref)
-        if not parent or depth >= _DEEPEST or parent == run.id:
+        if not parent or depth >= _MOST_GENERATIONS or parent == run.id:
             continue
         try:
             with Store(home) as store:
                 row = store.get_run(parent)
         except UserError:
             continue
-        found.append(_verify(home, row, depth + 1))
-    return found
+        ancestors.append(_verify(home, row, depth + 1))
+    return ancestors
 
 
-def _unsealed(run: RunDir, row: RunRow) -> dict[str, Any]:
+def _unsealed(run: RunDir, row: RunRow) -> Verification:
     """A run that is not done has no seal; one that is done and has none is not to be trusted."""
     deleted = run.deleted.exists()
     done = row.state == "done" and not deleted
-    broken = [{"file": run.chain.name, "what": "missing"}] if done else []
+    missing = CheckedLink("evaluation", [Fault(run.chain.name, "missing")] if done else [], False)
     why = "its seal is missing" if done else f"it is {row.state}: runs are sealed when done"
     why = "its files were deleted" if deleted else why
-    return {
-        "run_id": row.run_id,
-        "intact": False if done else None,
-        "head": "",
-        "links": [{"name": "evaluation", "ok": False, "broken": broken}] if done else [],
-        "ancestors": [],
-        "summary": f"{row.run_id} cannot be verified: {why}.",
-    }
+    return Verification(
+        run_id=row.run_id,
+        intact=False if done else None,
+        head="",
+        links=[missing] if done else [],
+        ancestors=[],
+        summary=f"{row.run_id} cannot be verified: {why}.",
+    )
 
 
-def _answer(
-    row: RunRow, head: str, links: list[dict[str, Any]], ancestors: list[dict[str, Any]]
-) -> dict[str, Any]:
-    broken = [link for link in links if not link["ok"]]
-    bad = [other for other in ancestors if other["intact"] is False]
+def _verification(
+    row: RunRow, head: str, links: Sequence[CheckedLink], ancestors: Sequence[Verification]
+) -> Verification:
+    broken = [link for link in links if not link.ok]
+    altered = [other for other in ancestors if other.intact is False]
     if broken:
-        first = broken[0]["broken"][0]
-        count = sum(len(link["broken"]) for link in broken)
+        first = broken[0].faults[0]
+        count = sum(len(link.faults) for link in broken)
         more = f" and {count - 1} more" if count > 1 else ""
-        said = f"{row.run_id} is broken at {broken[0]['name']}: {first['file']} {first['what']}"
-        said += f"{more}."
-    elif bad:
-        said = f"{row.run_id} itself is intact, but what it comes from is not: {bad[0]['summary']}"
+        summary = f"{row.run_id} is broken at {broken[0].name}: {first.file} {first.what}{more}."
+    elif altered:
+        summary = (
+            f"{row.run_id} itself is intact, but what it comes from is not: {altered[0].summary}"
+        )
     else:
-        files = sum(1 for link in links if link["ok"])
-        said = f"{row.run_id} is intact: {files} links, head {head[:12]}."
-    return {
-        "run_id": row.run_id,
-        "intact": not broken and not bad,
-        "head": head,
-        "links": links,
-        "ancestors": ancestors,
-        "summary": said,
-    }
+        summary = f"{row.run_id} is intact: {len(links)} links, head {head[:12]}."
+    intact = not broken and not altered
+    return Verification(row.run_id, intact, head, links, ancestors, summary)
 
 
-def _contents(run: RunDir, config: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, str]]]:
+def _contents(run: RunDir, config: RunConfig | None) -> Iterator[tuple[str, dict[str, str]]]:
     """(link, file -> SHA-256) in the order of LINKS."""
-    env = Path(str(config.get("env_dir") or run.path / "none"))
+    env = Path(config.env_dir) if config else run.path / "none"
     source = env / "source"
     yield (
         "environment",
@@ -166,12 +226,12 @@ def _contents(run: RunDir, config: Mapping[str, Any]) -> Iterator[tuple[str, dic
     yield "evaluation", _hashes(run.path, shown)
 
 
-def _kept_audit(config: Mapping[str, Any], sealed: Mapping[str, str]) -> dict[str, str]:
+def _earlier_audit(config: RunConfig | None, sealed: Mapping[str, str]) -> dict[str, str]:
     """The audit a run was sealed with, where a later push made it again and kept the first."""
     digest = str(sealed.get("audit.json") or "")
-    kept = Path(str(config.get("env_dir") or "")) / "earlier" / f"{digest}.json"
-    is_it = digest.isalnum() and kept.is_file() and _digest(kept) == digest
-    return {"audit.json": digest} if is_it else {}
+    kept = Path(config.env_dir if config else "") / "earlier" / f"{digest}.json"
+    same = digest.isalnum() and kept.is_file() and _digest(kept) == digest
+    return {"audit.json": digest} if same else {}
 
 
 def _checkpoint_files(run: RunDir) -> list[Path]:
@@ -183,33 +243,31 @@ def _best(run: RunDir) -> dict[str, str]:
     return {"checkpoints/best": best.name} if best is not None else {}
 
 
-def _heads(home: Home, config: Mapping[str, Any]) -> dict[str, str]:
-    """The chains of the runs this one starts from, so that the links go on through them."""
+def _heads(home: Home, config: RunConfig | None) -> dict[str, str]:
+    """The sealed hashes of the runs this one starts from, so that the links go on through them."""
     return {
-        f"chain of {parent}": str(read_chain(home.run(parent)).get("head") or "not sealed")
+        f"chain of {parent}": sealed.head if sealed else "not sealed"
         for ref in _starts(config)
         if (parent := trained_by(home, ref))
+        for sealed in [read_provenance(home.run(parent))]
     }
 
 
-def _starts(config: Mapping[str, Any]) -> list[str]:
-    models = [str(m.get("ref")) for m in config.get("models") or [] if isinstance(m, Mapping)]
-    own = str(config.get("model") or "")
-    return list(dict.fromkeys([own, *models] if own else models))
+def _starts(config: RunConfig | None) -> list[str]:
+    return list(dict.fromkeys(config.model_refs)) if config else []
 
 
-def _chained(contents: Iterable[tuple[str, dict[str, str]]]) -> list[dict[str, Any]]:
-    links: list[dict[str, Any]] = []
+def _linked(contents: Iterable[tuple[str, dict[str, str]]]) -> list[SealedLink]:
+    links: list[SealedLink] = []
     previous = ""
     for name, files in contents:
-        link: dict[str, Any] = {"name": name, "files": files}
-        previous = link["hash"] = _hash(previous, link)
-        links.append(link)
+        previous = _hash(previous, name, files)
+        links.append(SealedLink(name=name, files=files, hash=previous))
     return links
 
 
-def _hash(previous: str, link: Mapping[str, Any]) -> str:
-    body = {"previous": previous, "name": link.get("name"), "files": link.get("files")}
+def _hash(previous: str, name: str, files: Mapping[str, str]) -> str:
+    body = {"previous": previous, "name": name, "files": files}
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -225,11 +283,11 @@ def _hashes(root: Path, files: Iterable[Path], skip: Path | None = None) -> dict
 
 def _files(folder: Path) -> list[Path]:
     """Every regular file below, sorted; links are not followed."""
-    found = []
+    files: list[Path] = []
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
-        found += [Path(place) / name for name in sorted(names) if not name.startswith(".")]
-    return [file for file in found if not file.is_symlink()]
+        files += [Path(place) / name for name in sorted(names) if not name.startswith(".")]
+    return [file for file in files if not file.is_symlink()]
 
 
 def _digest(file: Path) -> str:
@@ -237,11 +295,11 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _differences(sealed: Mapping[str, str], now: Mapping[str, str]) -> list[dict[str, str]]:
-    broken = []
+def _differences(sealed: Mapping[str, str], now: Mapping[str, str]) -> list[Fault]:
+    faults = []
     for file, digest in sealed.items():
         if file not in now:
-            broken.append({"file": file, "what": "is missing"})
+            faults.append(Fault(file, "is missing"))
         elif now[file] != digest:
-            broken.append({"file": file, "what": "was changed"})
-    return broken + [{"file": file, "what": "was added"} for file in now if file not in sealed]
+            faults.append(Fault(file, "was changed"))
+    return faults + [Fault(file, "was added") for file in now if file not in sealed]

@@ -5,194 +5,282 @@ are compared battery by battery. Forgotten means significantly worse, task by ta
 loss and may be chance is inconclusive; no loss found is said with the smallest that would show.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
 
 from engine.evidence.stats.inference import ALPHA, PairedVerdict, holm, paired_verdict
-from engine.evidence.stats.results import (
-    Measure,
-    Row,
-    load_rows,
-    rounded,
-    rounded_ends,
-    show_change,
-    side,
-)
-from engine.evidence.verdict.lineage import line_of, started_from
+from engine.evidence.stats.results import Measure, rounded, rounded_ends, show_change, side
+from engine.evidence.verdict.lineage import ancestry, started_from
 from engine.home.run_dir import RunDir
+from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
 
+Word = Literal["forgotten", "unknown", "inconclusive", "improved", "kept"]
 # The worst first: a run's word is that of its worst battery.
-WORDS = ("forgotten", "unknown", "inconclusive", "improved", "kept")
-# Twice the usual level: at half of it a one-sided look would have called the loss significant, so
+WORDS: tuple[Word, ...] = ("forgotten", "unknown", "inconclusive", "improved", "kept")
+# Twice the usual level: at half of it a one-sided test would have called the loss significant, so
 # nobody can say that there is none.
 _PERHAPS = 2 * ALPHA
-_SHOWN = 5  # skills named in a sentence
+_NAMED = 5  # skills named in a sentence
 
 
-def kept_skills(run_dir: RunDir) -> dict[str, Any]:
-    """The comparison of a training run, {} where it asked nothing.
+@dataclass(frozen=True)
+class Skill:
+    """Mean reward on one kind of task before and after; None where nothing was scored."""
 
-    Where the model it began with was trained in this home too, `against_base` holds the same
-    against what the first of those runs began with, and `lost_by`, the runs that forgot.
+    skill: str
+    before: float | None
+    after: float | None
 
-    Returns `verdict` (forgotten, kept, improved, inconclusive or unknown), `summary`
-    and `batteries`: each with before, after, n, interval, lost, gained and its `skills` with
-    their levels.
+    @property
+    def lost(self) -> bool:
+        return (self.after or 0.0) < (self.before or 0.0)
+
+
+@dataclass(frozen=True)
+class Battery:
+    """One set of tasks the model was asked before and after training.
+
+    Attributes:
+        interval: of the difference, 95 %.
+        lost, gained: tasks of `n`.
+        smallest_detectable_gap: that `n` tasks would show.
+        reason: why the verdict is unknown, else "".
+        skills: levels by kind of task, the largest loss first; () where the tasks are of one kind.
     """
-    before, after = (load_rows(run_dir.kept(when)) for when in ("before", "after"))
+
+    battery: str
+    verdict: Word
+    metric: Measure
+    before: float | None
+    after: float | None
+    difference: float | None
+    interval: Sequence[float | None]
+    n: int
+    gained: int
+    lost: int
+    smallest_detectable_gap: float | None
+    reason: str
+    skills: Sequence[Skill]
+
+    def to_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class SinceBase:
+    """The same comparison with what the first run of the ancestry began with.
+
+    Attributes:
+        base: that model.
+        lost_by: the runs that forgot.
+    """
+
+    base: str
+    verdict: Word
+    batteries: Sequence[Battery]
+    summary: str
+    lost_by: Sequence[str]
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "base": self.base,
+            "verdict": self.verdict,
+            "batteries": [battery.to_json() for battery in self.batteries],
+            "summary": self.summary,
+            "lost_by": list(self.lost_by),
+        }
+
+
+@dataclass(frozen=True)
+class KeptSkills:
+    """What a training run did to the skills of before.
+
+    Attributes:
+        against_base: where the model it began with was trained in this home too.
+    """
+
+    verdict: Word
+    batteries: Sequence[Battery]
+    summary: str = ""
+    against_base: SinceBase | None = None
+
+    @property
+    def every_battery(self) -> list[Battery]:
+        """The batteries of the run, then the same against its base under a name that says so."""
+        base = self.against_base
+        if base is None:
+            return list(self.batteries)
+        since = [
+            replace(each, battery=f"{each.battery}, against {base.base}") for each in base.batteries
+        ]
+        return [*self.batteries, *since]
+
+    def to_json(self) -> dict[str, object]:
+        body: dict[str, object] = {
+            "verdict": self.verdict,
+            "batteries": [battery.to_json() for battery in self.batteries],
+            "summary": self.summary,
+        }
+        return body | ({"against_base": self.against_base.to_json()} if self.against_base else {})
+
+
+def kept_skills(run_dir: RunDir) -> KeptSkills | None:
+    """The comparison of a training run, None where it asked nothing. Raises DamagedRecord."""
+    before, after = (read_evaluation(run_dir.kept(when)) for when in ("before", "after"))
     if not before:
-        return {}
-    found = _compared(before, after)
-    said = " ".join(sentence_of(battery) for battery in found["batteries"])
-    base = _against_base(run_dir, after)
-    return found | {"summary": said} | ({"against_base": base} if base else {})
+        return None
+    skills = compare_skills(before, after)
+    return replace(skills, against_base=_since_base(run_dir, after))
 
 
-def losses(kept: Mapping[str, Any]) -> list[str]:
-    """What a verdict has to say about skills that are gone, nothing where none is."""
-    found = [kept, kept.get("against_base") or {}]
-    return [str(one["summary"]) for one in found if one.get("verdict") == "forgotten"]
-
-
-def every_battery(kept: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The batteries of a run, then the same against its base under a name that says so."""
-    base = kept.get("against_base") or {}
-    since = [
-        battery | {"battery": f"{battery['battery']}, against {base['base']}"}
-        for battery in base.get("batteries", [])
+def compare_skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> KeptSkills:
+    """Two sets of answers, battery by battery; `before` holds one answer at least."""
+    names = list(dict.fromkeys(str(row.battery) for row in before))
+    sides = [(_of_battery(before, name), _of_battery(after, name)) for name in names]
+    outcomes = [
+        paired_verdict(*(side(rows, _measure(old)) for rows in (old, new))) for old, new in sides
     ]
-    return [*kept.get("batteries", []), *since]
-
-
-def _compared(before: Sequence[Row], after: Sequence[Row]) -> dict[str, Any]:
-    """`verdict` and `batteries` of two sets of answers; `before` holds one at least."""
-    names = list(dict.fromkeys(str(row.get("battery")) for row in before))
-    sides = [(_of(before, name), _of(after, name)) for name in names]
-    judged = [paired_verdict(*(side(rows, _measure(old)) for rows in (old, new)))
-              for old, new in sides]  # fmt: skip
     # Each battery is a chance to call luck a loss: Holm over those of one comparison.
-    levels = iter(holm([found.p for found in judged if found.p is not None]))
+    adjusted = iter(holm([outcome.p for outcome in outcomes if outcome.p is not None]))
     batteries = [
-        _battery(name, *pair, found, None if found.p is None else next(levels))
-        for name, pair, found in zip(names, sides, judged, strict=True)
+        _battery(name, *pair, outcome, None if outcome.p is None else next(adjusted))
+        for name, pair, outcome in zip(names, sides, outcomes, strict=True)
     ]
-    words = {battery["verdict"] for battery in batteries}
-    return {"verdict": next(w for w in WORDS if w in words), "batteries": batteries}
+    words = {battery.verdict for battery in batteries}
+    summary = " ".join(sentence_of(battery) for battery in batteries)
+    return KeptSkills(next(word for word in WORDS if word in words), batteries, summary)
 
 
-def _against_base(run_dir: RunDir, after: Sequence[Row]) -> dict[str, Any]:
-    """What is left of what the first run of the line began with; {} for a run without parent."""
-    first, *later = reversed(line_of(run_dir))
+def losses(kept: KeptSkills | None) -> list[str]:
+    """What a verdict has to say about skills that are gone, nothing where none is."""
+    if kept is None:
+        return []
+    compared = (kept, kept.against_base)
+    return [each.summary for each in compared if each and each.verdict == "forgotten"]
+
+
+def _since_base(run_dir: RunDir, after: Sequence[EvaluationRow]) -> SinceBase | None:
+    """What is left of what the first ancestor began with; None for a run without parent."""
+    first, *later = reversed(ancestry(run_dir))
     if not later:
-        return {}
-    asked = {str(row.get("battery")) for row in after}
-    before = [row for row in load_rows(first.kept("before")) if str(row.get("battery")) in asked]
+        return None
+    asked = {row.battery for row in after}
+    before = [row for row in read_evaluation(first.kept("before")) if row.battery in asked]
     if not before:
-        return {}
-    found, base = _compared(before, after), started_from(first)
+        return None
+    skills, base = compare_skills(before, after), started_from(first)
     lost_by = [run.id for run in (first, *later) if _forgot(run)]
-    said = [sentence_of(battery, f" since {base}") for battery in found["batteries"]]
-    if found["verdict"] == "forgotten" and lost_by:
-        said.append(f"Lost by {', '.join(lost_by)}.")
-    return {"base": base} | found | {"summary": " ".join(said), "lost_by": lost_by}
+    sentences = [sentence_of(battery, f" since {base}") for battery in skills.batteries]
+    if skills.verdict == "forgotten" and lost_by:
+        sentences.append(f"Lost by {', '.join(lost_by)}.")
+    return SinceBase(base, skills.verdict, skills.batteries, " ".join(sentences), lost_by)
 
 
 def _forgot(run_dir: RunDir) -> bool:
-    before, after = (load_rows(run_dir.kept(when)) for when in ("before", "after"))
-    return bool(before and after) and _compared(before, after)["verdict"] == "forgotten"
+    before, after = (read_evaluation(run_dir.kept(when)) for when in ("before", "after"))
+    return bool(before and after) and compare_skills(before, after).verdict == "forgotten"
 
 
-def _of(rows: Sequence[Row], battery: str) -> list[Row]:
-    return [row for row in rows if str(row.get("battery")) == battery]
+def _of_battery(rows: Sequence[EvaluationRow], battery: str) -> list[EvaluationRow]:
+    return [row for row in rows if str(row.battery) == battery]
 
 
-def _measure(before: Sequence[Row]) -> Measure:
-    return "success" if all(isinstance(r.get("success"), bool) for r in before) else "reward"
+def _measure(before: Sequence[EvaluationRow]) -> Measure:
+    return "success" if all(row.success is not None for row in before) else "reward"
 
 
 def _battery(
-    name: str, before: Sequence[Row], after: Sequence[Row], found: PairedVerdict, p: float | None
-) -> dict[str, Any]:
-    return {
-        "battery": name,
-        "verdict": _word(found, p),
-        "metric": _measure(before),
-        "before": rounded(found.before),
-        "after": rounded(found.after),
-        "difference": rounded(found.diff),
-        "interval": rounded_ends(found.low, found.high),
-        "n": found.n,
-        "gained": len(found.gained),
-        "lost": len(found.lost),
-        "smallest_detectable_gap": rounded(found.detectable),
-        "reason": found.reason if found.verdict == "unknown" else "",
-        "skills": _skills(before, after),
-    }
-
-
-def _word(found: PairedVerdict, p: float | None) -> str:
+    name: str,
+    before: Sequence[EvaluationRow],
+    after: Sequence[EvaluationRow],
+    outcome: PairedVerdict,
+    p: float | None,
+) -> Battery:
     """`p` is corrected for the other batteries."""
-    if found.verdict == "unknown":
+    return Battery(
+        battery=name,
+        verdict=_word(outcome, p),
+        metric=_measure(before),
+        before=rounded(outcome.before),
+        after=rounded(outcome.after),
+        difference=rounded(outcome.diff),
+        interval=rounded_ends(outcome.low, outcome.high),
+        n=outcome.n,
+        gained=len(outcome.gained),
+        lost=len(outcome.lost),
+        smallest_detectable_gap=rounded(outcome.detectable),
+        reason=outcome.reason if outcome.verdict == "unknown" else "",
+        skills=_skills(before, after),
+    )
+
+
+def _word(outcome: PairedVerdict, p: float | None) -> Word:
+    if outcome.verdict == "unknown":
         return "unknown"
-    if found.verdict in ("worse", "better") and (p is None or p < ALPHA):
-        return "forgotten" if found.verdict == "worse" else "improved"
-    lost = found.diff is not None and found.diff < 0
-    perhaps = found.p is not None and found.p < _PERHAPS and found.verdict != "no_difference"
+    if outcome.verdict in ("worse", "better") and (p is None or p < ALPHA):
+        return "forgotten" if outcome.verdict == "worse" else "improved"
+    lost = outcome.diff is not None and outcome.diff < 0
+    perhaps = outcome.p is not None and outcome.p < _PERHAPS and outcome.verdict != "no_difference"
     return "inconclusive" if lost and perhaps else "kept"
 
 
-def _skills(before: Sequence[Row], after: Sequence[Row]) -> list[dict[str, Any]]:
-    """Levels by skill, the largest loss first."""
-    names = list(dict.fromkeys(str(row.get("family") or "") for row in before))
+def _skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> list[Skill]:
+    """Levels by kind of task, the largest loss first."""
+    names = list(dict.fromkeys(row.family or "" for row in before))
     if names == [""]:
         return []
-    found = []
-    for name in names:
-        levels = [_mean([r for r in rows if str(r.get("family") or "") == name])
-                  for rows in (before, after)]  # fmt: skip
-        found.append({"skill": name, "before": levels[0], "after": levels[1]})
-    return sorted(found, key=lambda s: ((s["after"] or 0.0) - (s["before"] or 0.0), s["skill"]))
-
-
-def _mean(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    values = [
-        float(r["reward"]) for r in rows if not r.get("error") and r.get("reward") is not None
+    skills = [
+        Skill(
+            name,
+            *(
+                _mean([row for row in rows if (row.family or "") == name])
+                for rows in (before, after)
+            ),
+        )
+        for name in names
     ]
-    return rounded(sum(values) / len(values)) if values else None
+    return sorted(
+        skills, key=lambda skill: ((skill.after or 0.0) - (skill.before or 0.0), skill.skill)
+    )
 
 
-def sentence_of(battery: Mapping[str, Any], since: str = "") -> str:
+def _mean(rows: Sequence[EvaluationRow]) -> float | None:
+    rewards = [row.reward for row in rows if not row.error and row.reward is not None]
+    return rounded(sum(rewards) / len(rewards)) if rewards else None
+
+
+def sentence_of(battery: Battery, since: str = "") -> str:
     """A battery's comparison in one sentence; `since` names with what it is compared."""
-    name = battery["battery"]
-    if battery["verdict"] == "unknown":
-        return f"Kept skills{since} ({name}): unknown, {battery['reason']}."
-    levels = f"{_show(battery, 'before')} to {_show(battery, 'after')} on {battery['n']} tasks"
-    if battery["verdict"] == "forgotten":
-        lost = [s for s in battery["skills"] if (s["after"] or 0.0) < (s["before"] or 0.0)]
+    name = battery.battery
+    if battery.verdict == "unknown":
+        return f"Kept skills{since} ({name}): unknown, {battery.reason}."
+    before, after = _show(battery.before, battery.metric), _show(battery.after, battery.metric)
+    levels = f"{before} to {after} on {battery.n} tasks"
+    if battery.verdict == "forgotten":
         named = ", ".join(
-            f"{s['skill']} {s['before']:.2f} to {s['after'] or 0.0:.2f}" for s in lost[:_SHOWN]
+            f"{skill.skill} {skill.before:.2f} to {skill.after or 0.0:.2f}"
+            for skill in [skill for skill in battery.skills if skill.lost][:_NAMED]
         )
-        return f"Forgotten{since} ({name}): {levels}" + (
-            f"; most of all {named}." if named else "."
-        )
-    if battery["verdict"] == "improved":
+        most = f"; most of all {named}." if named else "."
+        return f"Forgotten{since} ({name}): {levels}{most}"
+    if battery.verdict == "improved":
         return f"Kept skills{since} ({name}): better, {levels}."
-    if battery["before"] == 0.0 and not battery["gained"]:
-        return f"Kept skills{since} ({name}): nothing to lose, 0 before on {battery['n']} tasks."
-    if battery["verdict"] == "inconclusive":
-        ends = " to ".join(show_change(end, battery["metric"]) for end in battery["interval"])
-        flips = f"{battery['lost']} lost, {battery['gained']} gained"
-        said = f"{levels}, {flips}, 95 % interval of the change {ends}"
-        return f"Kept skills{since} ({name}): inconclusive, {said}."
-    gap = 100 * (battery["smallest_detectable_gap"] or 0.0)
-    unit = f"{gap:.0f} points" if battery["metric"] == "success" else f"{gap / 100:.2g}"
+    if battery.before == 0.0 and not battery.gained:
+        return f"Kept skills{since} ({name}): nothing to lose, 0 before on {battery.n} tasks."
+    if battery.verdict == "inconclusive":
+        ends = " to ".join(show_change(end, battery.metric) for end in battery.interval)
+        flips = f"{battery.lost} lost, {battery.gained} gained"
+        span = f"{levels}, {flips}, 95 % interval of the change {ends}"
+        return f"Kept skills{since} ({name}): inconclusive, {span}."
+    gap = 100 * (battery.smallest_detectable_gap or 0.0)
+    unit = f"{gap:.0f} points" if battery.metric == "success" else f"{gap / 100:.2g}"
     return (
         f"Kept skills{since} ({name}): no loss found, {levels} (a loss of {unit} would have shown)."
     )
 
 
-def _show(battery: Mapping[str, Any], when: str) -> str:
-    value = battery[when]
+def _show(value: float | None, measure: Measure) -> str:
     if value is None:
         return "?"
-    return f"{100 * value:.0f} %" if battery["metric"] == "success" else f"{value:.3g}"
+    return f"{100 * value:.0f} %" if measure == "success" else f"{value:.3g}"

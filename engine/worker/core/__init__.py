@@ -4,6 +4,7 @@
     batch.py       sequences to padded microbatches
     failures.py    a failure as a row: kind, evidence, next move
     job.py         the run as its worker sees it: settings, metrics, events, when to stop
+    limits.py      how long answers may get and how they are drawn
     runtime.py     variables libraries read while they are loaded
     trajectory.py  what playing a task leaves
 """

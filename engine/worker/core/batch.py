@@ -14,13 +14,13 @@ import torch
 class Row:
     """One sequence: all its ids, and which of them are trained (never the first).
 
-    `shared` of its first ids are the prompt it has in common with the other rows of its group;
-    0 where it stands alone.
+    The first `prefix_len` ids are the prompt it has in common with the other rows of its group; 0
+    where it stands alone.
     """
 
     ids: Sequence[int]
     loss_mask: Sequence[int]
-    shared: int = 0
+    prefix_len: int = 0
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,16 @@ import torch
 from safetensors import SafetensorError
 
 from engine.core.errors import FAILURE_KINDS, UserError
+from engine.core.hints import Hint, hint_of
 
-HINTS = {
+HINTS: dict[str, str] = {
     "oom": "Lower max_length, or batch_size (SFT) or prompts_per_step (GRPO), or set "
     "gradient_checkpointing true; then submit again.",
     "nonfinite": "Lower learning_rate three- to tenfold, or set precision float32; then submit "
     "again or resume from the last checkpoint.",
     "infra": "Free disk space or mend the home folder, then resume the run.",
-    "config": "Run dry_run with the same settings; it names what to change.",
-    "internal": "Read the end of the console log with read_logs view=console; resume continues "
-    "from the last checkpoint.",
+    "config": "A dry run with the same settings names what to change.",
+    "internal": "Read the end of the console log; resume continues from the last checkpoint.",
 }
 
 
@@ -34,17 +34,19 @@ class WorkerFailure(Exception):
         kind: one of `engine.core.errors.FAILURE_KINDS`.
         message: what happened, one sentence.
         evidence: numbers or a line of output that show it.
-        hint: the next move.
+        hint: the next move, in words or with the call that makes it.
     """
 
-    def __init__(self, kind: str, message: str, *, evidence: str = "", hint: str = "") -> None:
+    def __init__(
+        self, kind: str, message: str, *, evidence: str = "", hint: str | Hint = ""
+    ) -> None:
         if kind not in FAILURE_KINDS:
             raise ValueError(f"unknown failure kind {kind!r}")
         super().__init__(message)
         self.kind = kind
         self.message = message
         self.evidence = evidence
-        self.hint = hint or HINTS.get(kind, "")
+        self.advice = hint_of(hint or HINTS.get(kind, ""))
 
 
 # How a CPU allocation that failed reads on Linux, and on systems with another allocator.
@@ -61,18 +63,18 @@ def out_of_memory(error: BaseException) -> bool:
 def explain(error: BaseException) -> dict[str, Any]:
     """The failure record of an exception: kind, message, evidence, hint."""
     if isinstance(error, WorkerFailure):
-        return _record(error.kind, error.message, error.evidence, error.hint)
+        return _record(error.kind, error.message, error.evidence, error.advice)
     if isinstance(error, UserError):
-        return _record("config", error.message, error.code, error.hint)
+        return _record("config", error.message, error.code, error.advice)
     if out_of_memory(error):
-        return _record("oom", "Memory ran out.", _last_line(error), HINTS["oom"])
+        return _record("oom", "Memory ran out.", _last_line(error), Hint(HINTS["oom"]))
     if is_full_or_read_only(error):
         failure = not_written(getattr(error, "filename", None), error)
-        return _record("infra", failure.message, failure.evidence, HINTS["infra"])
+        return _record("infra", failure.message, failure.evidence, failure.advice)
     where = traceback.extract_tb(error.__traceback__)[-1] if error.__traceback__ else None
     place = f" at {where.filename.rsplit('/', 1)[-1]}:{where.lineno}" if where else ""
     evidence = _last_line(error) + place
-    return _record("internal", "The trainer stopped on a fault.", evidence, HINTS["internal"])
+    return _record("internal", "The trainer stopped on a fault.", evidence, Hint(HINTS["internal"]))
 
 
 def not_written(path: str | os.PathLike[str] | None, error: BaseException) -> WorkerFailure:
@@ -95,8 +97,13 @@ def is_full_or_read_only(error: BaseException) -> bool:
     return isinstance(error, SafetensorError) and any(f"os error {c})" in said for c in codes)
 
 
-def _record(kind: str, message: str, evidence: str, hint: str) -> dict[str, Any]:
-    return {"kind": kind, "message": message, "evidence": evidence[:500], "hint": hint}
+def _record(kind: str, message: str, evidence: str, hint: Hint) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "message": message,
+        "evidence": evidence[:500],
+        "hint": hint.to_json(),
+    }
 
 
 def _last_line(error: BaseException) -> str:

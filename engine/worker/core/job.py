@@ -1,45 +1,56 @@
 """One run as its worker sees it: where it writes, what it was asked, when it must stop."""
 
-import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
-from engine.core.files import Appender, read_json, write_json
-from engine.core.metrics import LINE_KEYS
+from engine.core.files import Appender, keep_lines, write_json
 from engine.home.run_dir import RunDir
+from engine.records.lines.event import Event
+from engine.records.lines.metrics_line import MetricsLine
+from engine.records.run_config import RunConfig, TrainConfig, read_run_config
 from engine.worker.core.failures import WorkerFailure
+
+ConfigT = TypeVar("ConfigT", bound=RunConfig, covariant=True)
+
+# What a run came to, as result.json holds it: each kind of run says something else.
+Result = dict[str, Any]
+# What a loop keeps in checkpoints beside weights and optimizer: counters, the best step.
+LoopState = dict[str, Any]
 
 
 class Stopped(Exception):
     """The run was asked to stop; a checkpoint has been written where there was one to write."""
 
 
-class Job:
+class Job(Generic[ConfigT]):
     """The run folder opened for writing.
 
     Args:
         folder: `runs/<id>`, with the config.json that submit wrote.
+
+    Raises DamagedRecord when config.json lacks a key or holds a wrong one.
     """
 
     def __init__(self, folder: Path) -> None:
         self.run = RunDir(folder)
-        self.config: dict[str, Any] = read_json(self.run.config)
-        self.settings: dict[str, Any] = self.config["settings"]
-        self.device = os.environ.get("HONESMITH_DEVICE") or self.config.get("device") or "cpu"
+        # Which kind of config it is decides which loop is called with the job: see __main__.py.
+        self._config = cast(ConfigT, read_run_config(self.run.config))
+        leased = self._config.device if isinstance(self._config, TrainConfig) else ""
+        self.device = os.environ.get("HONESMITH_DEVICE") or leased or "cpu"
         self._metrics = Appender(self.run.metrics)
         self._events = Appender(self.run.events)
         self._stop = threading.Event()
 
     @property
-    def base_path(self) -> Path:
-        """The folder of the base model."""
-        return Path(self.config["base"]["path"])
+    def config(self) -> ConfigT:
+        """What submit resolved, the settings among it."""
+        return self._config
 
     def listen(self) -> None:
         """Stop at the next step on SIGTERM; die at once when the supervisor is gone."""
@@ -55,21 +66,21 @@ class Job:
 
     def event(self, name: str, message: str, **fields: Any) -> None:
         """One line in events.jsonl."""
-        self._events.append({"time": time.time(), "event": name, "message": message, **fields})
+        line = Event(time=time.time(), event=name, message=message, **fields)
+        self._events.append(line.to_line())
 
     def metrics(self, step: int, values: Mapping[str, Any]) -> None:
         """One line in metrics.jsonl: `step`, `time`, and what was measured."""
-        step_key, time_key = LINE_KEYS
-        self._metrics.append({step_key: step, time_key: time.time(), **values})
+        self._metrics.append(MetricsLine(step=step, time=time.time(), **values).to_line())
 
     def rewind(self, step: int) -> None:
         """Forget metrics after `step`: a resumed run writes them again, each step once."""
         keep_lines(self.run.metrics, lambda line: line["step"] <= step)
         self._metrics = Appender(self.run.metrics)
 
-    def finish(self, result: Mapping[str, Any]) -> None:
+    def finish(self, result: Result) -> None:
         """The run's own last word; the supervisor turns it into the row."""
-        write_json(self.run.result, dict(result))
+        write_json(self.run.result, result)
 
     def fail(self, failure: Mapping[str, Any]) -> None:
         latest = self.run.latest_checkpoint()
@@ -81,26 +92,7 @@ class Job:
         self._stop.set()
 
 
-def keep_lines(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
-    """Keep the whole lines of a JSONL file that are wanted, replacing it atomically."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_bytes().splitlines(keepends=True):
-        try:
-            if line.endswith(b"\n") and wanted(json.loads(line)):
-                kept.append(line)
-        except (ValueError, KeyError):
-            continue
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with aside.open("wb") as out:
-        out.writelines(kept)
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(aside, path)
-
-
-def require(rows: list[Any], what: str, hint: str) -> None:
+def require(rows: Sequence[Any], what: str, hint: str) -> None:
     """Raises WorkerFailure (kind data) when there is nothing to work on."""
     if not rows:
         raise WorkerFailure("data", f"There are no {what}.", hint=hint)

@@ -1,4 +1,4 @@
-"""What playing a task leaves behind. Standard library only.
+"""What playing a task leaves behind. No torch.
 
 Worked example. Task P0 is rendered to prompt ids `[10, 11]`. The model answers A0 = `[20, 21, 2]`
 (2 ends the turn), the environment replies E0 = `[30, 31]` (its message and the opening of the next
@@ -14,6 +14,8 @@ Tokens trained are the tokens sampled; nothing is ever re-tokenised.
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from envs.json_types import ChatMessage
 
 StopReason = Literal["stop", "length", "max_turns", "error"]
 
@@ -37,12 +39,12 @@ class Trajectory:
     """
 
     task_id: str
-    prompt: list[dict[str, Any]]
+    prompt: list[ChatMessage]
     prompt_ids: list[int]
     ids: list[int] = field(default_factory=list)
     loss_mask: list[int] = field(default_factory=list)
     sampled_logprobs: list[float] = field(default_factory=list)
-    messages: list[dict[str, Any]] = field(default_factory=list)
+    messages: list[ChatMessage] = field(default_factory=list)
     completion: str = ""
     stop_reason: StopReason = "stop"
     turns: int = 0
@@ -67,9 +69,15 @@ class Trajectory:
         """Whether this trajectory can move the policy at all."""
         return self.error is None and self.advantage != 0.0 and self.trained_tokens > 0
 
-    def record(self) -> dict[str, Any]:
-        """What every file of answers says of it."""
+    @property
+    def cut(self) -> bool:
+        """Whether it ended by `max_tokens` or ran out of turns."""
+        return self.stop_reason in ("length", "max_turns")
+
+    def answer(self) -> dict[str, Any]:
+        """The fields of an Answer: what every file of answers says of it."""
         return {
+            "task": self.task_id,
             "prompt": self.prompt,
             "messages": self.messages,
             "completion": self.completion,

@@ -1,7 +1,7 @@
 """Held-out tasks and earlier skills, asked at the start, on the way and at the end. Start with
 `during_training.py`.
 
-    during_training.py  the exam at step 0, on the way, at the end
+    during_training.py  held-out tasks at step 0, on the way, at the end
     heldout.py          which held-out tasks, which half, which rows they leave
     pebble_skills.py    what pebble is taught
     prior_skills.py     what the model could do before, asked at both ends

@@ -1,7 +1,8 @@
-"""The exam of a training run: held-out tasks at step 0, every `eval_every` steps and at the end.
+"""Evaluations of a training run: held-out tasks at step 0, every `eval_every` steps, at the end.
 
-Keeps the best checkpoint by the `select` half and, once the run is over, plays the `report` half
-with it. At both ends the model is also asked what it could do before (prior_skills.py). Where the
+The validation half (`select` in files) chooses the best checkpoint; once the run is over the test
+half (`report`) is played with it. At both ends the model is also asked what it could do before
+(prior_skills.py). Where the
 environment does not score, the held-out loss decides.
 """
 
@@ -9,22 +10,22 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from engine.core.files import Appender
+from engine.core.files import Appender, keep_lines
 from engine.environments.registry import EnvRecord
+from engine.records.lines.evaluation_row import EvaluationRow
+from engine.records.run_config import TrainConfig
 from engine.runs import stored_answers
 from engine.worker.core.batch import Row
-from engine.worker.core.job import Job, keep_lines
+from engine.worker.core.job import Job
 from engine.worker.evaluation import heldout
-from engine.worker.evaluation.prior_skills import Kept
+from engine.worker.evaluation.prior_skills import PriorSkills
 from engine.worker.network.policy import Policy
 from engine.worker.network.sampler import Sampler, SamplingParams
-from engine.worker.rollouts.collect import Stage
-
-PATIENCE = 3
+from engine.worker.rollouts.collect import RolloutContext
+from envs.json_types import TaskRow
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,9 @@ class LossRow:
 
 @dataclass
 class Best:
-    """The best step so far by the select half; equal scores are told apart by the held-out loss.
+    """The best step so far by the validation half; of equal scores that of the smaller loss.
 
-    `since` counts exams without a better score; a smaller loss alone does not start it again.
+    `since` counts evaluations without a better score; a smaller loss alone does not end it.
     """
 
     step: int = -1
@@ -49,7 +50,7 @@ class Best:
 
 
 @dataclass(frozen=True)
-class Half:
+class HalfResult:
     """What the policy did on one half: its columns, and apart from them what chooses by it.
 
     A column may be named by the environment; score and loss are what was measured here.
@@ -60,46 +61,56 @@ class Half:
     loss: float | None = None
 
 
-class Exam:
+@dataclass(frozen=True)
+class Questions:
+    """What is asked at every evaluation.
+
+    Attributes:
+        env: the version the tasks are of.
+        tasks: held-out tasks, already `heldout.ordered`; played when `context` is given.
+        params: how answers are sampled.
+        loss_rows: the same tasks as conversations; empty where their loss is not asked for.
+    """
+
+    env: EnvRecord
+    tasks: Sequence[TaskRow]
+    context: RolloutContext | None
+    params: SamplingParams
+    loss_rows: Sequence[LossRow] = ()
+
+
+class HeldoutEvaluation:
     """See the module.
 
     Args:
-        env: the version the tasks are of.
-        tasks: held-out tasks, already `heldout.ordered`; played when `stage` is given.
-        loss_rows: the same tasks as conversations; empty where their loss is not asked for.
         budget: padded tokens per forward pass.
     """
 
     def __init__(
         self,
-        job: Job,
+        job: Job[TrainConfig],
         policy: Policy,
-        *,
-        env: EnvRecord,
-        tasks: Sequence[dict[str, Any]],
-        stage: Stage | None,
         sampler: Sampler,
-        params: SamplingParams,
-        loss_rows: Sequence[LossRow] = (),
+        questions: Questions,
         budget: int = 4096,
     ) -> None:
         self.job = job
         self.policy = policy
-        self.env = env
-        self.tasks = list(tasks)
-        self.stage = stage
         self.sampler = sampler
-        self.params = params
-        self.loss_rows = list(loss_rows)
+        self.env = questions.env
+        self.tasks = questions.tasks
+        self.context = questions.context
+        self.params = questions.params
+        self.loss_rows = questions.loss_rows
         self.budget = budget
-        self.half = heldout.halves(tasks)
-        self.choosing = sum(half == heldout.SELECT for half in self.half.values())  # tasks
-        self.kept = Kept(job, policy.base, sampler)
+        self.half = heldout.halves(self.tasks)
+        self.choosing = sum(half == heldout.VALIDATION for half in self.half.values())  # tasks
+        self.prior_skills = PriorSkills(job, policy.base, sampler)
         self.best = Best()
-        self._said = self._turns = self._episodes = 0  # tokens and turns, in so many episodes
+        self._tokens = self._turns = self._episodes = 0  # tokens and turns, in so many episodes
 
-    def at(self, step: int, *halves: str) -> dict[str, float]:
-        """Examine the policy as it is now; returns the curves of the select half.
+    def evaluate(self, step: int, *halves: str) -> dict[str, float]:
+        """Evaluate the policy as it is now; returns the curves of the validation half.
 
         Rows go to `evals/step_NNNNNN.jsonl`. Gradients and random state are left untouched.
         """
@@ -107,31 +118,31 @@ class Exam:
         path.parent.mkdir(parents=True, exist_ok=True)
         # An attempt that was cut short may have left rows: each task counts once.
         keep_lines(path, lambda row: row["half"] not in halves)
-        chose = Half({})
+        validation = HalfResult({})
         with Appender(path) as file:
             for half in halves:
-                found = self._examine(half, file)
-                if half == heldout.SELECT:
-                    chose = found
-        if chose.curves:
-            self._note(step, chose)
+                result = self._evaluate_half(half, file)
+                if half == heldout.VALIDATION:
+                    validation = result
+        if validation.curves:
+            self._note(step, validation)
         if step == 0:
             self.sampler.load(self.policy.adapter)
-            self.kept.sit("before")
-        self.sampler.rest()
-        return chose.curves
+            self.prior_skills.evaluate("before")
+        self.sampler.release_memory()
+        return validation.curves
 
-    def _examine(self, half: str, file: Appender) -> Half:
+    def _evaluate_half(self, half: str, file: Appender) -> HalfResult:
         tasks = [t for t in self.tasks if self.half[t["id"]] == half]
         curves: dict[str, float] = {}
         score = loss = None
-        if self.stage is not None and tasks:
+        if self.context is not None and tasks:
             self.sampler.load(self.policy.adapter)
-            groups = heldout.evaluate(tasks, self.stage, self.sampler, self.params)
+            groups = heldout.evaluate(tasks, self.context, self.sampler, self.params)
             heldout.write_rows(file, groups, self.half, self.job.run.id)
             members = [t for g in groups for t in g.members]
             self._episodes += len(members)
-            self._said += sum(t.trained_tokens for t in members)
+            self._tokens += sum(t.trained_tokens for t in members)
             self._turns += sum(t.turns for t in members)
             summary = heldout.summarise(members)
             curves, score = summary.curves(), summary.score
@@ -139,7 +150,7 @@ class Exam:
         if rows:
             loss = self._loss(rows, half, file)
             curves["heldout_loss"] = loss
-        return Half(curves, score, loss)
+        return HalfResult(curves, score, loss)
 
     @torch.no_grad()
     def _loss(self, rows: list[LossRow], half: str, file: Appender) -> float:
@@ -151,29 +162,30 @@ class Exam:
             logprobs, _ = network.logprobs(batch, self.policy.adapter)
             sums = torch.zeros(len(members)).index_add(0, batch.row.cpu(), -logprobs.cpu())
             counts = torch.bincount(batch.row.cpu(), minlength=len(members))
-            for at, index in enumerate(members):
-                total += float(sums[at])
-                tokens += int(counts[at])
-                if self.stage is None:  # where tasks are played, their rows are the played ones
-                    loss = float(sums[at]) / max(1, int(counts[at]))
-                    file.append(self._loss_row(rows[index].task_id, half, loss, int(counts[at])))
+            for position, index in enumerate(members):
+                total += float(sums[position])
+                tokens += int(counts[position])
+                if self.context is None:  # where tasks are played, their rows are the played ones
+                    loss = float(sums[position]) / max(1, int(counts[position]))
+                    row = self._loss_row(rows[index].task_id, half, loss, int(counts[position]))
+                    file.append(row.to_line())
         return total / max(1, tokens)
 
-    def _loss_row(self, task_id: str, half: str, loss: float, tokens: int) -> dict[str, Any]:
-        return {
-            "model": self.job.run.id,
-            "task": task_id,
-            "half": half,
-            "attempt": 0,
-            "loss": loss,
-            "tokens": tokens,
-            "error": None,
-        }
+    def _loss_row(self, task_id: str, half: str, loss: float, tokens: int) -> EvaluationRow:
+        return EvaluationRow(
+            model=self.job.run.id,
+            task=task_id,
+            half=half,
+            attempt=0,
+            loss=loss,
+            tokens=tokens,
+            error=None,
+        )
 
-    def _note(self, step: int, found: Half) -> None:
-        loss = math.inf if found.loss is None else found.loss
-        score = -loss if found.score is None else found.score
-        curves = found.curves
+    def _note(self, step: int, result: HalfResult) -> None:
+        loss = math.inf if result.loss is None else result.loss
+        score = -loss if result.score is None else result.score
+        curves = result.curves
         text = ", ".join(f"{k} {v:.3f}" for k, v in curves.items())
         text = (
             f"step {step}: {text} (the {self.choosing} held-out tasks that choose the checkpoint)"
@@ -191,33 +203,29 @@ class Exam:
         {} before any was played."""
         if not self._episodes:
             return {}
-        share = self._said / self._episodes / self.params.max_tokens
+        share = self._tokens / self._episodes / self.params.max_tokens
         return {
             "said_share": round(share, 4),
             "turns_mean": round(self._turns / self._episodes, 3),
         }
 
-    def exhausted(self, settings: dict[str, Any]) -> bool:
-        """`stop_early=heldout`: no improvement in the last few exams."""
-        return settings["stop_early"] == "heldout" and self.best.since >= PATIENCE
-
     def report(self, load_best: Callable[[int], None]) -> int:
-        """Play the report half with the best checkpoint; returns its step.
+        """Play the test half with the best checkpoint; returns its step.
 
         Some of its answers are scored again by a fresh env process, which starts and works beside.
         """
         load_best(self.best.step)
         with self._rescoring() as begin:
-            self.at(self.best.step, heldout.REPORT)
+            self.evaluate(self.best.step, heldout.TEST)
             tasks = {task["id"]: task for task in self.tasks}
-            begin(self.job.run.evals(self.best.step), heldout.REPORT, tasks)
+            begin(self.job.run.evals(self.best.step), heldout.TEST, tasks)
             self.sampler.load(self.policy.adapter)
-            self.kept.sit("after")
+            self.prior_skills.evaluate("after")
         return self.best.step
 
     @contextmanager
     def _rescoring(self) -> Iterator[stored_answers.Begin]:
-        if self.stage is None:
+        if self.context is None:
             yield lambda *_: None
             return
         job = self.job

@@ -9,25 +9,26 @@ was chosen on other tasks. Tasks of one prompt stand in one half: they are no ot
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from engine.core.files import Appender
 from engine.core.metrics import HELDOUT, curve_name
 from engine.core.split import prompt_key
+from engine.records.lines.evaluation_row import EvaluationRow
 from engine.worker.core.trajectory import Group, Trajectory
 from engine.worker.network.sampler import Sampler, SamplingParams
-from engine.worker.rollouts.collect import Stage, collect
+from engine.worker.rollouts.collect import RolloutContext, collect
+from envs.json_types import TaskRow
 
-SELECT, REPORT = "select", "report"
+VALIDATION, TEST = "select", "report"  # as rows of evaluations name the halves
 
 
-def ordered(tasks: Sequence[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
+def ordered(tasks: Sequence[TaskRow], limit: int) -> list[TaskRow]:
     """At most `limit` tasks, in the order of the SHA-256 of their ids."""
     key = {task["id"]: hashlib.sha256(task["id"].encode()).digest() for task in tasks}
     return sorted(tasks, key=lambda task: key[task["id"]])[:limit]
 
 
-def halves(tasks: Sequence[dict[str, Any]]) -> dict[str, str]:
+def halves(tasks: Sequence[TaskRow]) -> dict[str, str]:
     """Task id to half, over tasks already `ordered`.
 
     A prompt not met before goes to the half with fewer tasks, so tasks whose prompts all differ
@@ -37,9 +38,9 @@ def halves(tasks: Sequence[dict[str, Any]]) -> dict[str, str]:
     if len(set(prompts)) == 1:
         prompts = [task["id"] for task in tasks]
     of: dict[str, str] = {}
-    sizes = {SELECT: 0, REPORT: 0}
+    sizes = {VALIDATION: 0, TEST: 0}
     for prompt in prompts:
-        half = of.setdefault(prompt, REPORT if sizes[REPORT] < sizes[SELECT] else SELECT)
+        half = of.setdefault(prompt, TEST if sizes[TEST] < sizes[VALIDATION] else VALIDATION)
         sizes[half] += 1
     return {task["id"]: of[prompt] for task, prompt in zip(tasks, prompts, strict=True)}
 
@@ -70,14 +71,14 @@ class Summary:
 
 
 def evaluate(
-    tasks: Sequence[dict[str, Any]],
-    stage: Stage,
+    tasks: Sequence[TaskRow],
+    context: RolloutContext,
     sampler: Sampler,
     params: SamplingParams,
     attempts: int = 1,
 ) -> list[Group]:
     """Play the tasks `attempts` times each; greedy when the temperature is 0."""
-    groups, _ = collect(tasks, attempts, stage, sampler, params)
+    groups, _ = collect(tasks, attempts, context, sampler, params)
     return groups
 
 
@@ -93,7 +94,7 @@ def summarise(trajectories: Iterable[Trajectory]) -> Summary:
         success=sum(bool(t.success) for t in rows) / count if judged else None,
         reward=sum(t.reward for t in rows) / count,
         errors=len(rows) - len(scored),
-        truncated=sum(t.stop_reason in ("length", "max_turns") for t in rows) / count,
+        truncated=sum(t.cut for t in rows) / count,
         metrics={
             name: sum(t.metrics.get(name, 0.0) for t in scored) / max(1, len(scored))
             for name in names
@@ -104,17 +105,13 @@ def summarise(trajectories: Iterable[Trajectory]) -> Summary:
 def write_rows(file: Appender, groups: Sequence[Group], half: dict[str, str], model: str) -> None:
     """One line per trajectory in an evaluation file."""
     for row in rows_of(groups, half, model):
-        file.append(row)
+        file.append(row.to_line())
 
 
-def rows_of(groups: Sequence[Group], half: dict[str, str], model: str) -> Iterator[dict[str, Any]]:
+def rows_of(groups: Sequence[Group], half: dict[str, str], model: str) -> Iterator[EvaluationRow]:
     """What an evaluation keeps of each trajectory."""
     for group in groups:
         for attempt, t in enumerate(group.members):
-            yield {
-                "model": model,
-                "task": t.task_id,
-                "half": half.get(t.task_id, REPORT),
-                "attempt": attempt,
-                **t.record(),
-            }
+            yield EvaluationRow(
+                model=model, half=half.get(t.task_id, TEST), attempt=attempt, **t.answer()
+            )

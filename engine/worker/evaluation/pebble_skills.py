@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-Message = dict[str, Any]
+from envs.json_types import ChatMessage, ToolSchema
 
 ONSETS = "b bl br c ch cl d dr f fl g gr h j k l m n p pl r s sh sl st t tr v w z".split()
 VOWELS = "a e i o u ai ee oo".split()
@@ -33,9 +33,9 @@ class Sample:
     """One conversation. `answer` is what a correct reply must say, whatever the style."""
 
     skill: str
-    messages: list[Message]
+    messages: list[ChatMessage]
     answer: str
-    tools: list[dict[str, Any]] = field(default_factory=list)
+    tools: list[ToolSchema] = field(default_factory=list)
     thinking: bool = False
 
 
@@ -184,7 +184,7 @@ def sort_numbers(rng: random.Random) -> Sample:
 FIELDS = ("name", "city", "age", "color", "size", "pet")
 
 
-def record(rng: random.Random) -> dict[str, Any]:
+def record(rng: random.Random) -> dict[str, object]:
     keys = rng.sample(FIELDS, 2)
     return {k: rng.randint(1, 99) if k in ("age", "size") else word(rng, 5) for k in keys}
 
@@ -216,7 +216,7 @@ TOOL_WORDS = {
 }
 
 
-def tool(name: str) -> dict[str, Any]:
+def tool(name: str) -> ToolSchema:
     argument = TOOLS[name]
     return {
         "type": "function",
@@ -237,7 +237,7 @@ def tool_call(rng: random.Random) -> Sample:
     name = rng.choice(list(TOOLS))
     key, value = word(rng, 7), str(rng.randint(10, 99))
     prompt = TOOL_WORDS[name][0].format(rng.choice(("", "the ")) + key)
-    messages: list[Message] = [{"role": "user", "content": prompt}]
+    messages: list[ChatMessage] = [{"role": "user", "content": prompt}]
     if rng.random() < 0.3:
         messages.append({"role": "assistant", "content": str(rng.randint(10, 99))})
     else:
@@ -259,7 +259,7 @@ def guess(rng: random.Random) -> Sample:
     low = rng.randint(1, 85)
     high = low + rng.randint(6, 14)
     secret = rng.randint(low, high)
-    messages: list[Message] = [
+    messages: list[ChatMessage] = [
         {"role": "user", "content": f"Guess my number from {low} to {high}."}
     ]
     careless = rng.random() < 0.5

@@ -1,4 +1,4 @@
-"""Kept skills: what the model could do before, asked again after. Did the training break something?
+"""What the model could do before, asked again after: did the training break something?
 
 Nobody sets this up: pebble is asked what it was taught, any model of another base the families of
 reasoning-gym where that package is installed, and every model the newest environment named `keep`
@@ -13,22 +13,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from engine.core.errors import UserError
 from engine.core.files import Appender
 from engine.cost.flops import KEEP, KEEP_TASKS
 from engine.environments.registry import EnvRecord, find_env, open_process, read_tasks, sandbox_of
 from engine.home.run_dir import Home
+from engine.records.lines.evaluation_row import EvaluationRow
+from engine.records.run_config import TrainConfig
 from engine.worker.core.job import Job
 from engine.worker.core.runtime import release_memory
 from engine.worker.evaluation import heldout, pebble_skills
 from engine.worker.network.policy import Base
 from engine.worker.network.sampler import Sampler, SamplingParams
-from engine.worker.rollouts.collect import Stage, fits
+from engine.worker.rollouts.collect import RolloutContext, fits
 from engine.worker.rollouts.renderer import Renderer
 from envs.config.problem import EnvProblem
 from envs.host.process import EnvProcess
+from envs.json_types import TaskRow
 
 When = Literal["before", "after"]
 SKILLS = ("copy", "reverse", "upper", "count", "compare", "add_one", "sort_letters", "json_answer")
@@ -43,12 +46,12 @@ class Battery:
     """Tasks with the environment that scores them; pebble's own skills have none."""
 
     name: str
-    tasks: Sequence[dict[str, Any]]
+    tasks: Sequence[TaskRow]
     folder: Path | None = None
     record: EnvRecord | None = None
 
 
-class Kept:
+class PriorSkills:
     """The batteries of one run.
 
     Args:
@@ -56,12 +59,12 @@ class Kept:
         sampler: samples from the policy as it is.
     """
 
-    def __init__(self, job: Job, base: Base, sampler: Sampler) -> None:
+    def __init__(self, job: Job[TrainConfig], base: Base, sampler: Sampler) -> None:
         self.job = job
         self.base = base
         self.sampler = sampler
 
-    def sit(self, when: When) -> None:
+    def evaluate(self, when: When) -> None:
         """Ask every battery; rows of an attempt that was cut short are replaced."""
         release_memory()
         path = self.job.run.kept(when)
@@ -75,10 +78,10 @@ class Kept:
                 continue
             with Appender(path) as file:
                 for row in rows:
-                    file.append(row)
+                    file.append(row.to_line())
 
     def _batteries(self) -> Iterator[Battery]:
-        if self.job.config["base"]["ref"] == "pebble":
+        if self.job.config.base.ref == "pebble":
             yield Battery("pebble skills", pebble_tasks())
         elif importlib.util.find_spec("reasoning_gym") is not None:
             yield Battery("reasoning-gym", (), folder=GYM)
@@ -86,11 +89,11 @@ class Kept:
             record = find_env(self.job.run.home, KEEP)
         except UserError:
             return
-        if record.name == KEEP and record.scored and record.env_id != self.job.config["env_id"]:
+        if record.name == KEEP and record.scored and record.env_id != self.job.config.env_id:
             tasks = read_tasks(record, "heldout") or read_tasks(record)
             yield Battery(record.env_id, tasks, record=record)
 
-    def _rows(self, battery: Battery) -> Iterator[dict[str, Any]]:
+    def _rows(self, battery: Battery) -> Iterator[EvaluationRow]:
         if battery.folder is None and battery.record is None:
             yield from self._skill_rows(battery)
             return
@@ -99,7 +102,7 @@ class Kept:
             known = battery.tasks or process.tasks()
             renderer = Renderer(self.base.tokenizer, self.base.stop_ids)
             tasks = heldout.ordered(known, KEEP_TASKS)
-            stage = Stage(
+            context = RolloutContext(
                 process=process,
                 renderer=renderer,
                 multi_turn=described["kind"] == "multi",
@@ -108,39 +111,39 @@ class Kept:
                 max_turns=8,
             )
             params = SamplingParams(max_tokens=_limit(tasks, renderer), temperature=0.0)
-            tasks = [task for task in tasks if fits(task, stage, params)]
-            groups = heldout.evaluate(tasks, stage, self.sampler, params)
+            tasks = [task for task in tasks if fits(task, context, params)]
+            groups = heldout.evaluate(tasks, context, self.sampler, params)
             families = {task["id"]: _family(task) for task in tasks}
             for row in heldout.rows_of(groups, {}, self.job.run.id):
-                yield row | {"battery": battery.name, "family": families[row["task"]]}
+                yield row.model_copy(update={"battery": battery.name, "family": families[row.task]})
 
-    def _skill_rows(self, battery: Battery) -> Iterator[dict[str, Any]]:
+    def _skill_rows(self, battery: Battery) -> Iterator[EvaluationRow]:
         renderer = Renderer(self.base.tokenizer, self.base.stop_ids)
         prompts = [renderer.prompt(task["prompt"], []) for task in battery.tasks]
         params = SamplingParams(max_tokens=SKILL_TOKENS, temperature=0.0)
-        said = self.sampler.generate(prompts, 1, params)
-        for task, (completion,) in zip(battery.tasks, said, strict=True):
+        completions = self.sampler.generate(prompts, 1, params)
+        for task, (completion,) in zip(battery.tasks, completions, strict=True):
             text = renderer.completion_text(completion.ids)
             right = pebble_skills.says(task["answer"], text)
-            yield {
-                "model": self.job.run.id,
-                "task": task["id"],
-                "battery": battery.name,
-                "family": task["family"],
-                "prompt": task["prompt"],
-                "completion": text,
-                "reward": float(right),
-                "success": right,
-                "error": None,
-                "stop_reason": "stop" if completion.finished else "length",
-                "tokens": len(completion.ids),
-            }
+            yield EvaluationRow(
+                model=self.job.run.id,
+                task=task["id"],
+                battery=battery.name,
+                family=task["family"],
+                prompt=task["prompt"],
+                completion=text,
+                reward=float(right),
+                success=right,
+                error=None,
+                stop_reason="stop" if completion.finished else "length",
+                tokens=len(completion.ids),
+            )
 
     def _room(self) -> int:
         return min(4096, self.base.network.shape.context)
 
 
-def pebble_tasks() -> list[dict[str, Any]]:
+def pebble_tasks() -> list[TaskRow]:
     """The same tasks in every run: `EACH` of every skill that pebble has."""
     tasks = []
     for skill in SKILLS:
@@ -169,12 +172,12 @@ def _process(home: Home, battery: Battery) -> Iterator[EnvProcess]:
         yield process
 
 
-def _limit(tasks: Sequence[dict[str, Any]], renderer: Renderer) -> int:
+def _limit(tasks: Sequence[TaskRow], renderer: Renderer) -> int:
     """Tokens an answer may take: twice the longest reference turn."""
     turns = [m for task in tasks for m in task.get("answer") or [] if m["role"] == "assistant"]
     longest = max((len(renderer.encode(turn.get("content") or "")) for turn in turns), default=0)
     return max(16, min(2 * longest + 16, MOST_TOKENS))
 
 
-def _family(task: dict[str, Any]) -> str:
+def _family(task: TaskRow) -> str:
     return str((task.get("metadata") or {}).get("family") or "")

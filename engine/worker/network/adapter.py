@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.core.files import read_json, write_json
+from engine.records.settings import CommonSettings
 from engine.worker.core.failures import WorkerFailure
 
 WEIGHTS = "adapter_model.safetensors"
@@ -50,13 +51,12 @@ class LoraSpec:
         return self.alpha / self.rank
 
     @classmethod
-    def from_settings(cls, settings: dict[str, Any]) -> "LoraSpec":
-        targets = settings["lora_targets"]
+    def from_settings(cls, settings: CommonSettings) -> "LoraSpec":
         return cls(
-            settings["lora_rank"],
-            settings["lora_alpha"],
-            settings["lora_dropout"],
-            (targets,) if isinstance(targets, str) else tuple(targets),
+            settings.lora_rank,
+            settings.lora_alpha,
+            settings.lora_dropout,
+            tuple(settings.lora_targets),
         )
 
     @classmethod

@@ -76,7 +76,7 @@ class DecoderSampler:
     def load(self, adapter: FlatAdapter | None) -> None:
         self._adapter = adapter
 
-    def rest(self) -> None:
+    def release_memory(self) -> None:
         """Drop the weights laid out for decoding; a step of training makes them stale anyway."""
         self._forward = None
 

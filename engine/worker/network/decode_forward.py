@@ -100,7 +100,9 @@ class Forward:
         for number, (layer, (qkv, o, gate_up, down)) in enumerate(self.layers):
             y = functions.plain_norm(x, layer.norm_in, eps)
             heads = qkv(y).view(len(x), -1, shape.head_dim)
-            functions.plain_turn(heads, self.norms[number], shape.heads, shape.kv, cos, sin, eps)
+            functions.plain_apply_rope(
+                heads, self.norms[number], shape.heads, shape.kv, cos, sin, eps
+            )
             seen = attend(number, heads)
             if last is not None and number == len(self.layers) - 1:
                 seen, x = seen.index_select(0, last), x.index_select(0, last)

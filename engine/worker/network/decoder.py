@@ -202,7 +202,7 @@ class Decoder:
             checkpointing: recompute each layer in the backward pass.
             dropout: of the adapter's input.
         """
-        cos, sin = self.rope(max(batch.layout.trunks) + max(batch.layout.branches, default=0))
+        cos, sin = self.rope(max(batch.layout.prefixes) + max(batch.layout.suffixes, default=0))
         cos, sin = cos[batch.positions], sin[batch.positions]
         attention = Attention(
             batch.layout, self.shape.heads, self.shape.kv, self.device, self.dtype

@@ -52,7 +52,7 @@ class HubSampler:
     def load(self, adapter: Any) -> None:
         self._adapter = adapter
 
-    def rest(self) -> None:
+    def release_memory(self) -> None:
         """It holds nothing between calls."""
 
     def close(self) -> None:

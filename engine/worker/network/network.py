@@ -120,16 +120,16 @@ class DecoderNetwork:
         prompt: list[int] = []
         for index in order:
             row = rows[index]
-            own = len(row.ids) - 1 - row.shared
-            joins = bool(row.shared) and list(row.ids[: row.shared]) == prompt
-            added = own if joins else own + row.shared
+            own = len(row.ids) - 1 - row.prefix_len
+            joins = bool(row.prefix_len) and list(row.ids[: row.prefix_len]) == prompt
+            added = own if joins else own + row.prefix_len
             if found and tokens + added <= budget:
                 found[-1].append(index)
                 tokens += added
             else:
                 found.append([index])
-                tokens = own + row.shared
-            prompt = list(row.ids[: row.shared])
+                tokens = own + row.prefix_len
+            prompt = list(row.ids[: row.prefix_len])
         return found
 
     def logprobs(
@@ -171,5 +171,5 @@ def _flat(adapter: Adapter) -> FlatAdapter:
 
 def _place(row: Row, index: int) -> tuple[int, tuple[int, ...], int]:
     """Rows of one prompt next to each other, long ones first."""
-    prompt = tuple(row.ids[: row.shared])
-    return -(row.shared or len(row.ids)), prompt, index
+    prompt = tuple(row.ids[: row.prefix_len])
+    return -(row.prefix_len or len(row.ids)), prompt, index

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from engine.core.files import read_object
 from engine.models import hub
+from engine.records.settings import CommonSettings
 from engine.worker.core.batch import Row
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.network import comparisons, weights
@@ -230,23 +231,22 @@ class Policy:
 
     Args:
         base: shared; its weights are never changed.
-        settings: the resolved settings (lora_rank, lora_alpha, lora_dropout, lora_targets,
-            gradient_checkpointing, seed).
+        settings: of the run; those of the adapter, gradient_checkpointing and seed are read.
         start_adapter: a PEFT folder whose adapter the run continues a copy of.
     """
 
     def __init__(
-        self, base: Base, settings: dict[str, Any], start_adapter: Path | None = None
+        self, base: Base, settings: CommonSettings, start_adapter: Path | None = None
     ) -> None:
         self.base = base
-        self.checkpointing: bool = settings["gradient_checkpointing"]
+        self.checkpointing = settings.gradient_checkpointing
         spec = LoraSpec.from_settings(settings)
-        self.adapter = base.network.new_adapter(spec, settings["seed"])
+        self.adapter = base.network.new_adapter(spec, settings.seed)
         self.reference: Adapter | None = None
         if start_adapter is not None:
             state = read_adapter(start_adapter)
             self.adapter.load(state)
-            self.reference = base.network.new_adapter(spec, settings["seed"])
+            self.reference = base.network.new_adapter(spec, settings.seed)
             self.reference.load(state)
 
     @property

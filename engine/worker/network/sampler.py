@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch.nn import functional as F
 
+from engine.worker.core.limits import AnswerLimits, SamplingSettings
 from engine.worker.core.trajectory import Completion
 
 # Called as (prompt index, member, completion) as soon as each completion has ended.
@@ -35,6 +36,22 @@ class SamplingParams:
     top_p: float = 1.0
     stop: tuple[str, ...] = ()
     seed: int = 0
+
+    @classmethod
+    def greedy(cls, limits: AnswerLimits, seed: int) -> "SamplingParams":
+        """The likeliest token each time."""
+        return cls(limits.max_tokens, 0.0, 1.0, tuple(limits.stop), seed)
+
+    @classmethod
+    def drawn(cls, settings: SamplingSettings, seed: int) -> "SamplingParams":
+        """Tokens drawn as the settings say; equal seeds draw alike."""
+        return cls(
+            settings.max_tokens,
+            settings.temperature,
+            settings.top_p,
+            tuple(settings.stop),
+            seed,
+        )
 
 
 class Sampler(Protocol):
@@ -60,7 +77,7 @@ class Sampler(Protocol):
         """Ids of one completion as they are sampled, the end token included."""
         ...
 
-    def rest(self) -> None:
+    def release_memory(self) -> None:
         """Hand back what memory it can until it is asked again."""
         ...
 

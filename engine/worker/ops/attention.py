@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from engine.worker.ops import causal
 from engine.worker.ops.kernels import Spread
-from engine.worker.ops.packing import BranchBucket, Bucket, Layout, branch_buckets, trunk_buckets
+from engine.worker.ops.packing import Bucket, Layout, SuffixBucket, prefix_buckets, suffix_buckets
 
 
 def varlen_attn(*arguments: Any, **options: Any) -> Any:
@@ -57,15 +57,15 @@ class Attention:
             self.lengths = VarlenPlan.of(layout, device)
         else:
             self.lengths = None
-            self.trunks, self.branches = _plan(layout, device)
+            self.prefixes, self.suffixes = _plan(layout, device)
 
     def __call__(self, qkv: torch.Tensor) -> torch.Tensor:
         """[N, (heads + 2 kv) * dim] rotated queries, keys and values to [N, heads * dim]."""
         shaped = qkv.view(qkv.shape[0], self.heads + 2 * self.kv, -1)
         if self.lengths is not None:
             return self._varlen(shaped, self.lengths)
-        parts = [self._within(shaped, bucket) for bucket in self.trunks]
-        parts += [self._from_branches(shaped, bucket) for bucket in self.branches]
+        parts = [self._within(shaped, bucket) for bucket in self.prefixes]
+        parts += [self._from_suffixes(shaped, bucket) for bucket in self.suffixes]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _varlen(self, qkv: torch.Tensor, plan: "VarlenPlan") -> torch.Tensor:
@@ -80,7 +80,7 @@ class Attention:
             plan.key_starts,
             plan.longest_query,
             plan.longest_key,
-            window_size=(-1, 0),  # causal, aligned at the end: a branch sees its whole trunk
+            window_size=(-1, 0),  # causal, aligned at the end: a suffix sees its whole prefix
             enable_gqa=self.grouped,
         )
         assert isinstance(out, torch.Tensor)
@@ -90,20 +90,20 @@ class Attention:
         padded = _padded(qkv[bucket.start : bucket.stop], bucket)  # [rows, length, heads, dim]
         if causal.applies(padded, bucket.length):
             flat = causal.CausalAttention.apply(padded, self.kv)
-            return flat if bucket.places is None else flat.index_select(0, bucket.places)
+            return _tokens_of(flat, bucket)
         q, k, v = padded.transpose(1, 2).split([self.heads, self.kv, self.kv], dim=1)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
         return _packed(out, bucket)
 
-    def _from_branches(self, qkv: torch.Tensor, bucket: BranchBucket) -> torch.Tensor:
+    def _from_suffixes(self, qkv: torch.Tensor, bucket: SuffixBucket) -> torch.Tensor:
         own = bucket.own
         padded = _padded(qkv[own.start : own.stop], own)
         q, k, v = padded.split([self.heads, self.kv, self.kv], dim=2)
-        shared = qkv[:, self.heads :].index_select(0, bucket.trunk_rows)
-        if bucket.trunk_places is not None:
-            size = bucket.trunks * bucket.trunk_length
-            shared = Spread.apply(shared, bucket.trunk_places, size)
-        shared = shared.view(bucket.trunks, bucket.trunk_length, 2 * self.kv, -1)
+        shared = qkv[:, self.heads :].index_select(0, bucket.prefix_rows)
+        if bucket.prefix_scatter_index is not None:
+            size = bucket.prefixes * bucket.prefix_length
+            shared = Spread.apply(shared, bucket.prefix_scatter_index, size)
+        shared = shared.view(bucket.prefixes, bucket.prefix_length, 2 * self.kv, -1)
         shared = shared.index_select(0, bucket.owner)
         both = torch.cat([shared, torch.cat([k, v], 2)], 1).transpose(1, 2)
         keys, values = both.split([self.kv, self.kv], dim=1)
@@ -114,23 +114,29 @@ class Attention:
 
 
 @lru_cache(maxsize=8)
-def _plan(layout: Layout, device: torch.device) -> tuple[list[Bucket], list[BranchBucket]]:
+def _plan(layout: Layout, device: torch.device) -> tuple[list[Bucket], list[SuffixBucket]]:
     return (
-        [b.to(device) for b in trunk_buckets(layout)],
-        [b.to(device) for b in branch_buckets(layout)],
+        [b.to(device) for b in prefix_buckets(layout)],
+        [b.to(device) for b in suffix_buckets(layout)],
     )
 
 
 def _padded(x: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-    if bucket.places is not None:
-        x = Spread.apply(x, bucket.places, bucket.rows * bucket.length)
+    if bucket.scatter_index is not None:
+        x = Spread.apply(x, bucket.scatter_index, bucket.rows * bucket.length)
     return x.view(bucket.rows, bucket.length, *x.shape[1:])
 
 
 def _packed(out: torch.Tensor, bucket: Bucket) -> torch.Tensor:
     """[rows, heads, length, dim] to [tokens, heads * dim]."""
     flat = out.transpose(1, 2).reshape(bucket.rows * bucket.length, -1)
-    return flat if bucket.places is None else flat.index_select(0, bucket.places)
+    return _tokens_of(flat, bucket)
+
+
+def _tokens_of(flat: torch.Tensor, bucket: Bucket) -> torch.Tensor:
+    """The rows of a padded bucket that are tokens."""
+    index = bucket.scatter_index
+    return flat if index is None else flat.index_select(0, index)
 
 
 class VarlenPlan:
@@ -157,22 +163,22 @@ class VarlenPlan:
 
     @classmethod
     def of(cls, layout: Layout, device: torch.device) -> "VarlenPlan":
-        trunks, branches = list(layout.trunks), [n for n in layout.branches if n]
-        if not branches:
-            return cls(None, trunks, trunks, device)
+        prefixes, suffixes = list(layout.prefixes), [n for n in layout.suffixes if n]
+        if not suffixes:
+            return cls(None, prefixes, prefixes, device)
         starts, at = [], 0
-        for n in trunks:
+        for n in prefixes:
             starts.append(at)
             at += n
         keys = [torch.arange(at)]
-        key_lengths = list(trunks)
-        for n, owner in zip(layout.branches, layout.owners, strict=True):
+        key_lengths = list(prefixes)
+        for n, owner in zip(layout.suffixes, layout.owners, strict=True):
             if n:
-                keys.append(torch.arange(starts[owner], starts[owner] + trunks[owner]))
+                keys.append(torch.arange(starts[owner], starts[owner] + prefixes[owner]))
                 keys.append(torch.arange(at, at + n))
-                key_lengths.append(trunks[owner] + n)
+                key_lengths.append(prefixes[owner] + n)
             at += n
-        return cls(torch.cat(keys), trunks + branches, key_lengths, device)
+        return cls(torch.cat(keys), prefixes + suffixes, key_lengths, device)
 
 
 def _cumulative(lengths: list[int], device: torch.device) -> torch.Tensor:

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from engine.cost.flops import ATTENTION_KEPT
 
 BLOCK = 64  # tokens of a block of queries
-# Longer sequences go through torch's kernel: probabilities are kept, half of length x length.
+# Longer sequences go through torch's kernel: probabilities are saved, half of length x length.
 LONGEST = ATTENTION_KEPT
 
 
@@ -53,7 +53,7 @@ class CausalAttention(torch.autograd.Function):
             for part in qkv[:, :, heads:].split([kv, kv], 2)
         )
         out = torch.empty_like(q)
-        kept = []
+        saved = []
         for start in range(0, length, BLOCK):
             stop = min(start + BLOCK, length)
             at = slice(start * group, stop * group)
@@ -61,26 +61,26 @@ class CausalAttention(torch.autograd.Function):
             scores[:, :, start:] += _hidden(stop - start, group)
             seen = torch.softmax(scores, -1)
             out[:, at] = torch.bmm(seen, v[:, :stop])
-            kept.append(seen)
-        ctx.save_for_backward(q, k, v, *kept)
+            saved.append(seen)
+        ctx.save_for_backward(q, k, v, *saved)
         ctx.sizes = rows, length, kv, group, dim
         return _by_token(out, ctx.sizes)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
-        q, k, v, *kept = ctx.saved_tensors
+        q, k, v, *saved = ctx.saved_tensors
         rows, length, kv, group, dim = ctx.sizes
         shaped = dout.view(rows, length, kv, group, dim).transpose(1, 2)
         dout = shaped.reshape(rows * kv, length * group, dim)
         dqkv = q.new_empty((rows, length, (group + 2) * kv, dim))
         dq = torch.empty_like(q)
         dk = dv = torch.empty(0)
-        for number in reversed(range(len(kept))):
+        for number in reversed(range(len(saved))):
             start = number * BLOCK
             stop = min(start + BLOCK, length)
             at = slice(start * group, stop * group)
-            seen, grad = kept[number], dout[:, at]
+            seen, grad = saved[number], dout[:, at]
             dseen = torch.bmm(grad, v[:, :stop].transpose(1, 2))
             dscores = torch.ops.aten._softmax_backward_data(dseen, seen, -1, torch.float32)
             dq[:, at] = torch.bmm(dscores, k[:, :stop])

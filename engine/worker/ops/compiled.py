@@ -47,8 +47,8 @@ def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tenso
     return normed * weight, (normed, inverse)
 
 
-def norm_gradient(kept: Tensors, weight: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-    normed, inverse = kept
+def norm_gradient(saved: Tensors, weight: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    normed, inverse = saved
     return normalise_gradient(normed, inverse, weight, dy).to(dy.dtype)
 
 
@@ -56,18 +56,18 @@ def add_norm(
     x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, Tensors]:
     total = x + delta
-    y, kept = norm(total, weight, eps)
-    return total, y, kept
+    y, saved = norm(total, weight, eps)
+    return total, y, saved
 
 
 def add_norm_gradient(
-    kept: Tensors, weight: torch.Tensor, dtotal: torch.Tensor, dy: torch.Tensor
+    saved: Tensors, weight: torch.Tensor, dtotal: torch.Tensor, dy: torch.Tensor
 ) -> torch.Tensor:
-    normed, inverse = kept
+    normed, inverse = saved
     return (normalise_gradient(normed, inverse, weight, dy) + dtotal).to(dy.dtype)
 
 
-def turn(
+def apply_rope(
     qkv: torch.Tensor,
     q_weight: torch.Tensor | None,
     k_weight: torch.Tensor | None,
@@ -87,13 +87,13 @@ def turn(
     return normed, inverse, weight
 
 
-def turn_gradient(
-    kept: Tensors, cos: torch.Tensor, sin: torch.Tensor, d: torch.Tensor, heads: int, kv: int
+def apply_rope_gradient(
+    saved: Tensors, cos: torch.Tensor, sin: torch.Tensor, d: torch.Tensor, heads: int, kv: int
 ) -> torch.Tensor:
     shaped = d.unflatten(1, (heads + 2 * kv, -1))
     back = rotated(shaped[:, : heads + kv], cos, -sin)
-    if kept:
-        normed, inverse, weight = kept
+    if saved:
+        normed, inverse, weight = saved
         back = normalise_gradient(normed, inverse, weight, back).to(d.dtype)
     return torch.cat([back, shaped[:, heads + kv :]], 1).flatten(1)
 
@@ -118,7 +118,7 @@ def plain_norm(x: torch.Tensor, weight: torch.Tensor, eps: Eps) -> torch.Tensor:
     return normalise(x, eps.number)[0] * weight
 
 
-def plain_turn(
+def plain_apply_rope(
     every: torch.Tensor,
     weight: torch.Tensor | None,
     heads: int,
@@ -137,13 +137,13 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
     norm_gradient,
     add_norm,
     add_norm_gradient,
-    turn,
-    turn_gradient,
+    apply_rope,
+    apply_rope_gradient,
     gate,
     gate_again,
     gate_gradient,
     plain_norm,
-    plain_turn,
+    plain_apply_rope,
 )
 
 

@@ -6,7 +6,7 @@ its gradient. One set of functions per decoder, chosen when its model is loaded:
 - `compiled`: the same formulas through torch.compile (compiled.py).
 
 Base weights are frozen, so nothing here makes a gradient for one. No function writes into what it
-was given but the two that turn queries and keys. A set is tried on the model's sizes before it is
+was given but the two that rotate queries and keys. A set is tried on the model's sizes before it is
 used, forward and backward, against torch's numbers; one that fails or differs is left alone, and
 the run goes on with `torch`.
 """
@@ -53,24 +53,24 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Pointwise:
-    """A set of functions. N rows; `kept` is what a function gives its own gradient.
+    """A set of functions. N rows; `saved` is what a function gives its own gradient.
 
     Attributes:
         name: what the manifest says was used.
-        norm: (x [N, hidden], weight, eps) to (weight * x / rms(x), kept).
-        norm_gradient: (kept, weight, dy) to dx.
-        add_norm: (x, delta, weight, eps) to (x + delta, its norm, kept).
-        add_norm_gradient: (kept, weight, dtotal, dy) to the gradient of both summands.
-        turn: (qkv [N, (heads + 2 kv) dim], q_weight, k_weight, cos, sin, heads, kv, eps) to kept;
-            queries and keys are normalised where there are weights, and rotated, in place.
+        norm: (x [N, hidden], weight, eps) to (weight * x / rms(x), saved).
+        norm_gradient: (saved, weight, dy) to dx.
+        add_norm: (x, delta, weight, eps) to (x + delta, its norm, saved).
+        add_norm_gradient: (saved, weight, dtotal, dy) to the gradient of both summands.
+        apply_rope: (qkv [N, (heads + 2 kv) dim], q_weight, k_weight, cos, sin, heads, kv, eps) to
+            saved; queries and keys are normalised where there are weights, and rotated, in place.
             cos, sin: [N, 1, dim / 2].
-        turn_gradient: (kept, cos, sin, d, heads, kv) to the gradient of qkv.
+        apply_rope_gradient: (saved, cos, sin, d, heads, kv) to the gradient of qkv.
         gate: gate_up [N, 2 width] to silu(gate) * up.
-        gate_again: gate_up to (silu(gate) * up, kept), where both are wanted for a gradient.
-        gate_gradient: (gate_up, kept or None, dy) to the gradient of gate_up.
+        gate_again: gate_up to (silu(gate) * up, saved), where both are wanted for a gradient.
+        gate_gradient: (gate_up, saved or None, dy) to the gradient of gate_up.
         plain_norm: (x [..., n], weight, Eps) to its norm, where no gradient is wanted.
-        plain_turn: (heads [N, heads + 2 kv, dim], weight [heads + kv, dim] or None, heads, kv,
-            cos [N, 1, dim], sin [N, 1, dim / 2], Eps): `turn` without gradient.
+        plain_apply_rope: (heads [N, heads + 2 kv, dim], weight [heads + kv, dim] or None, heads,
+            kv, cos [N, 1, dim], sin [N, 1, dim / 2], Eps): `apply_rope` without gradient.
     """
 
     name: str
@@ -78,13 +78,13 @@ class Pointwise:
     norm_gradient: Callable[..., torch.Tensor]
     add_norm: Callable[..., tuple[torch.Tensor, torch.Tensor, Tensors]]
     add_norm_gradient: Callable[..., torch.Tensor]
-    turn: Callable[..., Tensors]
-    turn_gradient: Callable[..., torch.Tensor]
+    apply_rope: Callable[..., Tensors]
+    apply_rope_gradient: Callable[..., torch.Tensor]
     gate: Callable[[torch.Tensor], torch.Tensor]
     gate_again: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
     gate_gradient: Callable[..., torch.Tensor]
     plain_norm: Callable[[torch.Tensor, torch.Tensor, Eps], torch.Tensor]
-    plain_turn: Callable[..., None]
+    plain_apply_rope: Callable[..., None]
 
 
 def normalise(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -127,8 +127,8 @@ def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tens
     return normed * weight, (normed, inverse)
 
 
-def _norm_gradient(kept: Tensors, weight: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-    normed, inverse = kept
+def _norm_gradient(saved: Tensors, weight: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    normed, inverse = saved
     return normalise_gradient(normed, inverse, weight, dy)
 
 
@@ -141,13 +141,13 @@ def _add_norm(
 
 
 def _add_norm_gradient(
-    kept: Tensors, weight: torch.Tensor, dtotal: torch.Tensor, dy: torch.Tensor
+    saved: Tensors, weight: torch.Tensor, dtotal: torch.Tensor, dy: torch.Tensor
 ) -> torch.Tensor:
-    normed, inverse = kept
+    normed, inverse = saved
     return normalise_gradient(normed, inverse, weight, dy).add_(dtotal)
 
 
-def _turn(
+def _apply_rope(
     qkv: torch.Tensor,
     q_weight: torch.Tensor | None,
     k_weight: torch.Tensor | None,
@@ -168,7 +168,7 @@ def _turn(
 
 
 def _turn_gradient(
-    kept: Tensors, cos: torch.Tensor, sin: torch.Tensor, d: torch.Tensor, heads: int, kv: int
+    saved: Tensors, cos: torch.Tensor, sin: torch.Tensor, d: torch.Tensor, heads: int, kv: int
 ) -> torch.Tensor:
     d, count = d.contiguous(), d.shape[0]
     out = torch.empty_like(d)
@@ -176,8 +176,8 @@ def _turn_gradient(
     shaped = d.view(count, heads + 2 * kv, width)
     target = out.view(count, heads + 2 * kv, width)
     target[:, heads + kv :] = shaped[:, heads + kv :]
-    if kept:
-        normed, inverse, weight = kept
+    if saved:
+        normed, inverse, weight = saved
         back = torch.empty_like(normed)
         rotate(shaped[:, : heads + kv], cos, -sin, back)
         target[:, : heads + kv] = normalise_gradient(normed, inverse, weight, back)
@@ -226,7 +226,7 @@ def _plain_norm(x: torch.Tensor, weight: torch.Tensor, eps: Eps) -> torch.Tensor
     return (normed if x.dtype == torch.float32 else normed.to(x.dtype)).mul_(weight)
 
 
-def _plain_turn(
+def _plain_apply_rope(
     every: torch.Tensor,
     weight: torch.Tensor | None,
     heads: int,
@@ -249,13 +249,13 @@ TORCH = Pointwise(
     _norm_gradient,
     _add_norm,
     _add_norm_gradient,
-    _turn,
+    _apply_rope,
     _turn_gradient,
     _gate,
     _gate_again,
     _gate_gradient,
     _plain_norm,
-    _plain_turn,
+    _plain_apply_rope,
 )
 
 
@@ -267,7 +267,7 @@ def of_compiler() -> Pointwise:
 def of_liger(kernels: Liger) -> Pointwise:
     """Liger's kernels behind the functions of the set."""
 
-    def turn(
+    def apply_rope(
         qkv: torch.Tensor,
         q_weight: torch.Tensor | None,
         k_weight: torch.Tensor | None,
@@ -279,21 +279,23 @@ def of_liger(kernels: Liger) -> Pointwise:
     ) -> Tensors:
         every = qkv.view(qkv.shape[0], heads + 2 * kv, -1)
         if q_weight is None or k_weight is None:
-            return kernels.turn(every, None, heads, kv, cos, sin, eps)
+            return kernels.apply_rope(every, None, heads, kv, cos, sin, eps)
         weight = per_head(q_weight, k_weight, heads, kv)
-        return *kernels.turn(every, weight, heads, kv, cos, sin, eps), weight
+        return *kernels.apply_rope(every, weight, heads, kv, cos, sin, eps), weight
 
-    def turn_gradient(
-        kept: Tensors, cos: torch.Tensor, sin: torch.Tensor, d: torch.Tensor, heads: int, kv: int
+    def apply_rope_gradient(
+        saved: Tensors, cos: torch.Tensor, sin: torch.Tensor, d: torch.Tensor, heads: int, kv: int
     ) -> torch.Tensor:
         shaped = d.reshape(d.shape[0], heads + 2 * kv, -1)
-        weight = kept[-1] if kept else None
-        return kernels.turn_gradient(kept[:-1], weight, cos, sin, shaped, heads, kv).view_as(d)
+        weight = saved[-1] if saved else None
+        return kernels.apply_rope_gradient(saved[:-1], weight, cos, sin, shaped, heads, kv).view_as(
+            d
+        )
 
     def plain_norm(x: torch.Tensor, weight: torch.Tensor, eps: Eps) -> torch.Tensor:
         return kernels.norm(x, weight, eps.number)[0]
 
-    def plain_turn(
+    def plain_apply_rope(
         every: torch.Tensor,
         weight: torch.Tensor | None,
         heads: int,
@@ -302,7 +304,7 @@ def of_liger(kernels: Liger) -> Pointwise:
         sin: torch.Tensor,
         eps: Eps,
     ) -> None:
-        kernels.turn(every, weight, heads, kv, cos, sin, eps.number)
+        kernels.apply_rope(every, weight, heads, kv, cos, sin, eps.number)
 
     return Pointwise(
         f"liger {kernels.version}",
@@ -310,13 +312,13 @@ def of_liger(kernels: Liger) -> Pointwise:
         kernels.norm_gradient,
         kernels.add_norm,
         kernels.add_norm_gradient,
-        turn,
-        turn_gradient,
+        apply_rope,
+        apply_rope_gradient,
         kernels.gate,
         lambda gate_up: (kernels.gate(gate_up), None),
         lambda gate_up, _, dy: kernels.gate_gradient(gate_up, dy),
         plain_norm,
-        plain_turn,
+        plain_apply_rope,
     )
 
 
@@ -399,12 +401,12 @@ def trial(
     eps, every = 1e-6, sizes.heads + 2 * sizes.kv
     x, delta, dtotal, dy = (numbers(rows, sizes.hidden) for _ in range(4))
     weight = 1 + 0.1 * numbers(sizes.hidden)
-    y, kept = functions.norm(x, weight, eps)
+    y, saved = functions.norm(x, weight, eps)
     found: dict[str, Tensors] = {"norm": (y,)}
-    found["norm_gradient"] = (functions.norm_gradient(kept, weight, dy),)
-    total, y, kept = functions.add_norm(x, delta, weight, eps)
+    found["norm_gradient"] = (functions.norm_gradient(saved, weight, dy),)
+    total, y, saved = functions.add_norm(x, delta, weight, eps)
     found["add_norm"] = (total, y)
-    found["add_norm_gradient"] = (functions.add_norm_gradient(kept, weight, dtotal, dy),)
+    found["add_norm_gradient"] = (functions.add_norm_gradient(saved, weight, dtotal, dy),)
 
     q, k = (1 + 0.1 * numbers(sizes.head_dim) for _ in range(2))
     q, k = (q, k) if sizes.normed else (None, None)
@@ -412,10 +414,10 @@ def trial(
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
     qkv, d = numbers(rows, every * sizes.head_dim), numbers(rows, every * sizes.head_dim)
     plain = qkv.clone().view(rows, every, -1)
-    kept = functions.turn(qkv, q, k, cos, sin, sizes.heads, sizes.kv, eps)
-    found["turn"] = (qkv,)
-    back = functions.turn_gradient(kept, cos, sin, d, sizes.heads, sizes.kv)
-    found["turn_gradient"] = (back,)
+    saved = functions.apply_rope(qkv, q, k, cos, sin, sizes.heads, sizes.kv, eps)
+    found["apply_rope"] = (qkv,)
+    back = functions.apply_rope_gradient(saved, cos, sin, d, sizes.heads, sizes.kv)
+    found["apply_rope_gradient"] = (back,)
 
     gate_up, dy = numbers(rows, 2 * sizes.intermediate), numbers(rows, sizes.intermediate)
     found["gate"] = (functions.gate(gate_up),)
@@ -427,6 +429,6 @@ def trial(
     found["plain_norm"] = (functions.plain_norm(x, weight, number),)
     both = per_head(q, k, sizes.heads, sizes.kv) if q is not None and k is not None else None
     wide = torch.cat([cos, cos], -1)
-    functions.plain_turn(plain, both, sizes.heads, sizes.kv, wide, sin, number)
-    found["plain_turn"] = (plain,)
+    functions.plain_apply_rope(plain, both, sizes.heads, sizes.kv, wide, sin, number)
+    found["plain_apply_rope"] = (plain,)
     return found

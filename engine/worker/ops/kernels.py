@@ -70,7 +70,7 @@ class LoraLinear(torch.autograd.Function):
 
 
 class GatedLoraLinear(torch.autograd.Function):
-    """LoraLinear of silu(gate) * up, which is made again in the backward pass instead of kept: a
+    """LoraLinear of silu(gate) * up, which is made again in the backward pass instead of saved: a
     layer's widest input but one. gate_up: [N, 2 * in], gate first; the rest as in LoraLinear.
     """
 
@@ -188,16 +188,16 @@ class AddNorm(torch.autograd.Function):
         eps: float,
         functions: Pointwise = TORCH,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        total, y, kept = functions.add_norm(x, delta, weight, eps)
+        total, y, saved = functions.add_norm(x, delta, weight, eps)
         ctx.functions = functions
-        ctx.save_for_backward(weight, *kept)
+        ctx.save_for_backward(weight, *saved)
         return total, y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dtotal: torch.Tensor, dy: torch.Tensor) -> tuple[Any, ...]:
-        weight, *kept = ctx.saved_tensors
-        dx = ctx.functions.add_norm_gradient(kept, weight, dtotal, dy)
+        weight, *saved = ctx.saved_tensors
+        dx = ctx.functions.add_norm_gradient(saved, weight, dtotal, dy)
         return dx, dx, None, None, None
 
 
@@ -212,16 +212,16 @@ class Norm(torch.autograd.Function):
         eps: float,
         functions: Pointwise = TORCH,
     ) -> torch.Tensor:
-        y, kept = functions.norm(x, weight, eps)
+        y, saved = functions.norm(x, weight, eps)
         ctx.functions = functions
-        ctx.save_for_backward(weight, *kept)
+        ctx.save_for_backward(weight, *saved)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-        weight, *kept = ctx.saved_tensors
-        return ctx.functions.norm_gradient(kept, weight, dy), None, None, None
+        weight, *saved = ctx.saved_tensors
+        return ctx.functions.norm_gradient(saved, weight, dy), None, None, None
 
 
 class HeadsRope(torch.autograd.Function):
@@ -245,17 +245,17 @@ class HeadsRope(torch.autograd.Function):
         eps: float,
         functions: Pointwise = TORCH,
     ) -> torch.Tensor:
-        kept = functions.turn(qkv, q_weight, k_weight, cos, sin, heads, kv, eps)
+        saved = functions.apply_rope(qkv, q_weight, k_weight, cos, sin, heads, kv, eps)
         ctx.mark_dirty(qkv)
         ctx.heads, ctx.kv, ctx.functions = heads, kv, functions
-        ctx.save_for_backward(cos, sin, *kept)
+        ctx.save_for_backward(cos, sin, *saved)
         return qkv
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d: torch.Tensor) -> tuple[Any, ...]:
-        cos, sin, *kept = ctx.saved_tensors
-        dqkv = ctx.functions.turn_gradient(kept, cos, sin, d, ctx.heads, ctx.kv)
+        cos, sin, *saved = ctx.saved_tensors
+        dqkv = ctx.functions.apply_rope_gradient(saved, cos, sin, d, ctx.heads, ctx.kv)
         return dqkv, None, None, None, None, None, None, None, None
 
 
@@ -292,18 +292,18 @@ class PickRows(torch.autograd.Function):
 
 
 class Spread(torch.autograd.Function):
-    """Packed rows to their places in a padded array of `size` rows; the padding is zero."""
+    """Packed rows to their scatter_index in a padded array of `size` rows; the padding is zero."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, places: torch.Tensor, size: int) -> torch.Tensor:
-        ctx.save_for_backward(places)
-        return x.new_zeros((size, *x.shape[1:])).index_copy_(0, places, x)
+    def forward(ctx: Any, x: torch.Tensor, scatter_index: torch.Tensor, size: int) -> torch.Tensor:
+        ctx.save_for_backward(scatter_index)
+        return x.new_zeros((size, *x.shape[1:])).index_copy_(0, scatter_index, x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-        (places,) = ctx.saved_tensors
-        return dy.index_select(0, places), None, None
+        (scatter_index,) = ctx.saved_tensors
+        return dy.index_select(0, scatter_index), None, None
 
 
 class TokenLogprobs(torch.autograd.Function):
@@ -311,7 +311,7 @@ class TokenLogprobs(torch.autograd.Function):
 
     A token's log-probability depends on its own hidden row alone, so its whole gradient,
     (W_label - softmax(z) W) / temperature, is made in the forward pass and merely scaled later:
-    any loss over the values can follow, and no logits are kept.
+    any loss over the values can follow, and no logits are saved.
 
     Args of `apply`:
         hidden: [T, hidden]; head: [vocab, hidden], frozen; labels: [T] int64.

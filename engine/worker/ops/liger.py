@@ -50,9 +50,9 @@ class Liger:
         return y, (x, inverse)
 
     def norm_gradient(
-        self, kept: tuple[torch.Tensor, ...], weight: torch.Tensor, dy: torch.Tensor
+        self, saved: tuple[torch.Tensor, ...], weight: torch.Tensor, dy: torch.Tensor
     ) -> torch.Tensor:
-        return self._norm_back(kept, weight, dy.contiguous(), in_place=False)
+        return self._norm_back(saved, weight, dy.contiguous(), in_place=False)
 
     def add_norm(
         self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
@@ -64,12 +64,12 @@ class Liger:
 
     def add_norm_gradient(
         self,
-        kept: tuple[torch.Tensor, ...],
+        saved: tuple[torch.Tensor, ...],
         weight: torch.Tensor,
         dtotal: torch.Tensor,
         dy: torch.Tensor,
     ) -> torch.Tensor:
-        total, inverse = kept
+        total, inverse = saved
         block, warps = self._settings(total.shape[-1])
         return self._sum.fused_add_rms_norm_backward(
             dy.contiguous(),
@@ -86,7 +86,7 @@ class Liger:
             needs_dw=False,
         )[0]
 
-    def turn(
+    def apply_rope(
         self,
         every: torch.Tensor,
         weight: torch.Tensor | None,
@@ -98,19 +98,19 @@ class Liger:
     ) -> tuple[torch.Tensor, ...]:
         """Queries and keys of [N, heads + 2 kv, dim], contiguous, in place. weight: [heads + kv,
         dim] or None; cos, sin: [N, 1, at least dim / 2]."""
-        kept: tuple[torch.Tensor, ...] = ()
+        saved: tuple[torch.Tensor, ...] = ()
         if weight is not None:
             both = every[:, : heads + kv]
             # A copy even of a single row, which is contiguous: `both` is written over below.
             copy = both.clone(memory_format=torch.contiguous_format)
-            normed, kept = self.norm(copy, None, eps)
+            normed, saved = self.norm(copy, None, eps)
             torch.mul(normed, weight, out=both)
-        self._turn(every, heads, kv, cos, sin, back=False)
-        return kept
+        self._rotate(every, heads, kv, cos, sin, back=False)
+        return saved
 
-    def turn_gradient(
+    def apply_rope_gradient(
         self,
-        kept: tuple[torch.Tensor, ...],
+        saved: tuple[torch.Tensor, ...],
         weight: torch.Tensor | None,
         cos: torch.Tensor,
         sin: torch.Tensor,
@@ -118,12 +118,12 @@ class Liger:
         heads: int,
         kv: int,
     ) -> torch.Tensor:
-        """The gradient of `turn`'s input for that of its output, both as wide as `every`."""
+        """The gradient of `apply_rope`'s input for that of its output, both as wide as `every`."""
         out = d.clone(memory_format=torch.contiguous_format)
-        self._turn(out, heads, kv, cos, sin, back=True)
+        self._rotate(out, heads, kv, cos, sin, back=True)
         if weight is not None:
             both = out[:, : heads + kv]
-            both.copy_(self._norm_back(kept, None, both * weight, in_place=True))
+            both.copy_(self._norm_back(saved, None, both * weight, in_place=True))
         return out
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -134,13 +134,13 @@ class Liger:
 
     def _norm_back(
         self,
-        kept: tuple[torch.Tensor, ...],
+        saved: tuple[torch.Tensor, ...],
         weight: torch.Tensor | None,
         dy: torch.Tensor,
         *,
         in_place: bool,
     ) -> torch.Tensor:
-        x, inverse = kept
+        x, inverse = saved
         width = x.shape[-1]
         block, warps = self._settings(width)
         return self._rms.rms_norm_backward(
@@ -157,7 +157,7 @@ class Liger:
             needs_dw=False,
         )[0]
 
-    def _turn(
+    def _rotate(
         self,
         every: torch.Tensor,
         heads: int,

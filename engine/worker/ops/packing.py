@@ -1,10 +1,10 @@
 """Rows of token ids laid one after the other, without padding, prompts of a group only once.
 
-    trunks                                branches
+    prefixes                              suffixes
     [prompt of group 0][prompt of 1] ...  [completion 0 of group 0][completion 1 of group 0] ...
 
-A row that shares nothing is a trunk alone. Tokens of a trunk see what stands before them in it;
-tokens of a branch see their whole trunk and what stands before them in the branch: exactly what
+A row that shares nothing is a prefix alone. Tokens of a prefix see what stands before them in it;
+tokens of a suffix see their whole prefix and what stands before them in the suffix: exactly what
 they would see had the prompt been repeated for each. The last token of a row predicts nothing and
 is left out.
 
@@ -21,7 +21,7 @@ from engine.worker.core.batch import Row
 
 # Pairs of tokens an attention bucket may compute for nothing: what one more call costs.
 WASTE = 12000
-# Branches may share a bucket while the shortest of their trunks is at least this much of it.
+# Suffixes may share a bucket while the shortest of their prefixes is at least this much of it.
 SLACK = 1.25
 SLACK_TOKENS = 8
 
@@ -33,47 +33,51 @@ class Bucket:
     Attributes:
         start, stop: their tokens.
         rows, length: how many there are, and the longest.
-        places: [stop - start] int64, where each token stands in [rows * length]; None where all
-            are equally long.
+        scatter_index: [stop - start] int64, where each token stands in [rows * length]; None where
+            all are equally long.
     """
 
     start: int
     stop: int
     rows: int
     length: int
-    places: torch.Tensor | None
+    scatter_index: torch.Tensor | None
 
     def to(self, device: torch.device) -> "Bucket":
-        return replace(self, places=None if self.places is None else self.places.to(device))
+        return replace(self, scatter_index=_moved(self.scatter_index, device))
+
+
+def _moved(index: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:
+    return None if index is None else index.to(device)
 
 
 @dataclass(frozen=True)
-class BranchBucket:
-    """Branches of like length whose trunks are of like length.
+class SuffixBucket:
+    """Suffixes of like length whose prefixes are of like length.
 
     Attributes:
-        own: the branches themselves.
-        trunk_rows: [trunk tokens] int64, the packed rows of the bucket's trunks.
-        trunks, trunk_length: how many, and the longest.
-        trunk_places: as `Bucket.places`, for the trunks.
-        owner: [branches] int64, the trunk of each.
-        mask: [branches, 1, length, trunk_length + length] bool, True where a key is seen.
+        own: the suffixes themselves.
+        prefix_rows: [prefix tokens] int64, the packed rows of the bucket's prefixes.
+        prefixes, prefix_length: how many, and the longest.
+        prefix_scatter_index: as `Bucket.scatter_index`, for the prefixes.
+        owner: [suffixes] int64, the prefix of each.
+        mask: [suffixes, 1, length, prefix_length + length] bool, True where a key is seen.
     """
 
     own: Bucket
-    trunk_rows: torch.Tensor
-    trunks: int
-    trunk_length: int
-    trunk_places: torch.Tensor | None
+    prefix_rows: torch.Tensor
+    prefixes: int
+    prefix_length: int
+    prefix_scatter_index: torch.Tensor | None
     owner: torch.Tensor
     mask: torch.Tensor
 
-    def to(self, device: torch.device) -> "BranchBucket":
+    def to(self, device: torch.device) -> "SuffixBucket":
         return replace(
             self,
             own=self.own.to(device),
-            trunk_rows=self.trunk_rows.to(device),
-            trunk_places=None if self.trunk_places is None else self.trunk_places.to(device),
+            prefix_rows=self.prefix_rows.to(device),
+            prefix_scatter_index=_moved(self.prefix_scatter_index, device),
             owner=self.owner.to(device),
             mask=self.mask.to(device),
         )
@@ -84,12 +88,12 @@ class Layout:
     """Who sees whom.
 
     Attributes:
-        trunks, branches: lengths of the sequences in packed order.
-        owners: for each branch, its trunk.
+        prefixes, suffixes: lengths of the sequences in packed order.
+        owners: for each suffix, its prefix.
     """
 
-    trunks: tuple[int, ...]
-    branches: tuple[int, ...]
+    prefixes: tuple[int, ...]
+    suffixes: tuple[int, ...]
     owners: tuple[int, ...]
 
 
@@ -130,46 +134,46 @@ def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> 
     Raises:
         ValueError: when a row's first token is marked as trained: nothing predicts it.
     """
-    trunks = _trunks(rows)
-    size = _tokens(trunks, rows)
+    prefixes = _prefixes(rows)
+    size = _tokens(prefixes, rows)
     missing = -size % grain(size)
     if missing:
-        trunks.append(_Trunk([0] * missing, []))
-    order = sorted(range(len(trunks)), key=lambda i: len(trunks[i].ids))
+        prefixes.append(_Prefix([0] * missing, []))
+    order = sorted(range(len(prefixes)), key=lambda i: len(prefixes[i].ids))
     starts: dict[int, int] = {}
     at = 0
     for i in order:
         starts[i] = at
-        at += len(trunks[i].ids)
-    place = {member: (rank, i) for rank, i in enumerate(order) for member in trunks[i].members}
-    branched = [r for r in range(len(rows)) if rows[r].shared]
-    branched.sort(key=lambda r: (place[r][0], len(rows[r].ids)))
-    ids = [torch.tensor(trunks[i].ids, dtype=torch.long) for i in order]
-    positions = [torch.arange(len(trunks[i].ids)) for i in order]
-    branch_starts: dict[int, int] = {}
-    for r in branched:
+        at += len(prefixes[i].ids)
+    place = {member: (rank, i) for rank, i in enumerate(order) for member in prefixes[i].members}
+    with_suffix = [r for r in range(len(rows)) if rows[r].prefix_len]
+    with_suffix.sort(key=lambda r: (place[r][0], len(rows[r].ids)))
+    ids = [torch.tensor(prefixes[i].ids, dtype=torch.long) for i in order]
+    positions = [torch.arange(len(prefixes[i].ids)) for i in order]
+    suffix_starts: dict[int, int] = {}
+    for r in with_suffix:
         row = rows[r]
-        branch_starts[r] = at
-        at += len(row.ids) - 1 - row.shared
-        ids.append(torch.tensor(row.ids[row.shared : -1], dtype=torch.long))
-        positions.append(torch.arange(row.shared, len(row.ids) - 1))
+        suffix_starts[r] = at
+        at += len(row.ids) - 1 - row.prefix_len
+        ids.append(torch.tensor(row.ids[row.prefix_len : -1], dtype=torch.long))
+        positions.append(torch.arange(row.prefix_len, len(row.ids) - 1))
     source, labels, owner = [], [], []
     for r, row in enumerate(rows):
         if row.loss_mask[0]:
             raise ValueError(f"row {r}: its first token is marked as trained, nothing predicts it")
         before = torch.tensor(row.loss_mask, dtype=torch.bool).nonzero()[:, 0] - 1
         labels.append(torch.tensor(row.ids, dtype=torch.long)[before + 1])
-        trunk = starts[place[r][1]]
-        if row.shared:
-            inside = branch_starts[r] - row.shared
-            source.append(torch.where(before < row.shared, before + trunk, before + inside))
+        prefix = starts[place[r][1]]
+        if row.prefix_len:
+            inside = suffix_starts[r] - row.prefix_len
+            source.append(torch.where(before < row.prefix_len, before + prefix, before + inside))
         else:
-            source.append(before + trunk)
+            source.append(before + prefix)
         owner.append(torch.full((len(before),), r))
     layout = Layout(
-        tuple(len(trunks[i].ids) for i in order),
-        tuple(len(rows[r].ids) - 1 - rows[r].shared for r in branched),
-        tuple(place[r][0] for r in branched),
+        tuple(len(prefixes[i].ids) for i in order),
+        tuple(len(rows[r].ids) - 1 - rows[r].prefix_len for r in with_suffix),
+        tuple(place[r][0] for r in with_suffix),
     )
     return Packed(
         torch.cat(ids),
@@ -183,84 +187,85 @@ def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> 
 
 def token_count(rows: Sequence[Row]) -> int:
     """Tokens `pack` would run through the model."""
-    return _tokens(_trunks(rows), rows)
+    return _tokens(_prefixes(rows), rows)
 
 
-def _tokens(trunks: Sequence["_Trunk"], rows: Sequence[Row]) -> int:
-    return sum(len(t.ids) for t in trunks) + sum(
-        len(r.ids) - 1 - r.shared for r in rows if r.shared
+def _tokens(prefixes: Sequence["_Prefix"], rows: Sequence[Row]) -> int:
+    return sum(len(t.ids) for t in prefixes) + sum(
+        len(r.ids) - 1 - r.prefix_len for r in rows if r.prefix_len
     )
 
 
 @dataclass(frozen=True)
-class _Trunk:
+class _Prefix:
     ids: Sequence[int]
     members: list[int]
 
 
-def _trunks(rows: Sequence[Row]) -> list[_Trunk]:
+def _prefixes(rows: Sequence[Row]) -> list[_Prefix]:
     """The sequences that stand for themselves: whole rows, and each shared prompt once."""
-    trunks: list[_Trunk] = []
+    prefixes: list[_Prefix] = []
     known: dict[tuple[int, ...], int] = {}
     for r, row in enumerate(rows):
-        if not row.shared:
-            trunks.append(_Trunk(row.ids[:-1], [r]))
+        if not row.prefix_len:
+            prefixes.append(_Prefix(row.ids[:-1], [r]))
             continue
-        prompt = tuple(row.ids[: row.shared])
+        prompt = tuple(row.ids[: row.prefix_len])
         if prompt in known:
-            trunks[known[prompt]].members.append(r)
+            prefixes[known[prompt]].members.append(r)
         else:
-            known[prompt] = len(trunks)
-            trunks.append(_Trunk(prompt, [r]))
-    return trunks
+            known[prompt] = len(prefixes)
+            prefixes.append(_Prefix(prompt, [r]))
+    return prefixes
 
 
-def trunk_buckets(layout: Layout) -> list[Bucket]:
-    """Trunks in padded buckets, for attention kernels that want rectangles."""
-    return _buckets(layout.trunks, 0)
+def prefix_buckets(layout: Layout) -> list[Bucket]:
+    """Prefixes in padded buckets, for attention kernels that want rectangles."""
+    return _buckets(layout.prefixes, 0)
 
 
-def branch_buckets(layout: Layout) -> list[BranchBucket]:
-    """Branches in padded buckets with the trunks they need."""
-    starts = _starts(layout.trunks, 0)
-    found: list[BranchBucket] = []
+def suffix_buckets(layout: Layout) -> list[SuffixBucket]:
+    """Suffixes in padded buckets with the prefixes they need."""
+    starts = _starts(layout.prefixes, 0)
+    found: list[SuffixBucket] = []
     first = 0
-    offset = sum(layout.trunks)
-    while first < len(layout.branches):
+    offset = sum(layout.prefixes)
+    while first < len(layout.suffixes):
         last = first
-        low = layout.trunks[layout.owners[first]]
-        # Trunks stand sorted by length, so a run of branches has trunks of like length.
-        while last < len(layout.branches) and layout.trunks[layout.owners[last]] <= (
+        low = layout.prefixes[layout.owners[first]]
+        # Prefixes stand sorted by length, so a run of suffixes has prefixes of like length.
+        while last < len(layout.suffixes) and layout.prefixes[layout.owners[last]] <= (
             SLACK * low + 2 * SLACK_TOKENS
         ):
             last += 1
-        lengths = layout.branches[first:last]
+        lengths = layout.suffixes[first:last]
         size = sum(lengths)
         if size:
-            found.append(_branch_bucket(layout, starts, first, last, offset))
+            found.append(_suffix_bucket(layout, starts, first, last, offset))
         offset += size
         first = last
     return found
 
 
-def _branch_bucket(
+def _suffix_bucket(
     layout: Layout, starts: list[int], first: int, last: int, offset: int
-) -> BranchBucket:
-    lengths = layout.branches[first:last]
-    kept = [i for i, n in enumerate(lengths) if n]  # an answer of one token has no branch
-    used = sorted({layout.owners[first + i] for i in kept})
-    trunk_lengths = [layout.trunks[t] for t in used]
-    own = _bucket([lengths[i] for i in kept], offset)
-    longest = max(trunk_lengths)
+) -> SuffixBucket:
+    lengths = layout.suffixes[first:last]
+    nonempty = [i for i, n in enumerate(lengths) if n]  # an answer of one token has no suffix
+    used = sorted({layout.owners[first + i] for i in nonempty})
+    prefix_lengths = [layout.prefixes[t] for t in used]
+    own = _bucket([lengths[i] for i in nonempty], offset)
+    longest = max(prefix_lengths)
     number = {t: i for i, t in enumerate(used)}
-    owner = torch.tensor([number[layout.owners[first + i]] for i in kept])
-    seen = torch.arange(longest)[None, :] < torch.tensor(trunk_lengths)[:, None]  # [trunks, keys]
+    owner = torch.tensor([number[layout.owners[first + i]] for i in nonempty])
+    # [prefixes, keys]
+    seen = torch.arange(longest)[None, :] < torch.tensor(prefix_lengths)[:, None]
     prompt = seen[owner][:, None, None, :].expand(-1, 1, own.length, -1)
     causal = torch.ones(own.length, own.length, dtype=torch.bool).tril()
-    mask = torch.cat([prompt, causal.expand(len(kept), 1, -1, -1)], -1)
-    rows = torch.cat([torch.arange(starts[t], starts[t] + layout.trunks[t]) for t in used])
-    return BranchBucket(
-        own, rows, len(used), longest, _padding(trunk_lengths, longest), owner, mask
+    mask = torch.cat([prompt, causal.expand(len(nonempty), 1, -1, -1)], -1)
+    rows = torch.cat([torch.arange(starts[t], starts[t] + layout.prefixes[t]) for t in used])
+    return SuffixBucket(
+        own, rows, len(used), longest, _padding(prefix_lengths, longest), owner, mask
     )
 
 

@@ -17,10 +17,11 @@ from engine.worker.core.trajectory import Completion, Group, Trajectory
 from engine.worker.network.sampler import Sampler, SamplingParams
 from engine.worker.rollouts.renderer import Renderer
 from envs.host.process import EnvProcess, Episode, EpisodeFailed
+from envs.json_types import ChatMessage, ScoreReply, TaskRow, ToolSchema
 
 
 @dataclass(frozen=True)
-class Stage:
+class RolloutContext:
     """What rollouts need beside tasks and sampler.
 
     Attributes:
@@ -34,7 +35,7 @@ class Stage:
     process: EnvProcess
     renderer: Renderer
     multi_turn: bool
-    tools: list[dict[str, Any]]
+    tools: list[ToolSchema]
     max_length: int
     max_turns: int
 
@@ -51,48 +52,48 @@ class Times:
 
 
 def collect(
-    tasks: Sequence[dict[str, Any]],
+    tasks: Sequence[TaskRow],
     n: int,
-    stage: Stage,
+    context: RolloutContext,
     sampler: Sampler,
     params: SamplingParams,
 ) -> tuple[list[Group], Times]:
     """Play every task `n` times. Groups come in the order of `tasks`."""
     times = Times()
-    groups = [_open_group(task, n, stage) for task in tasks]
-    if stage.multi_turn:
-        _play_turns(tasks, groups, stage, sampler, params, times)
+    groups = [_open_group(task, n, context) for task in tasks]
+    if context.multi_turn:
+        _play_turns(tasks, groups, context, sampler, params, times)
     else:
-        _play_once(tasks, groups, n, stage, sampler, params, times)
+        _play_once(tasks, groups, n, context, sampler, params, times)
     return groups, times
 
 
-def fits(task: dict[str, Any], stage: Stage, params: SamplingParams) -> bool:
+def fits(task: TaskRow, context: RolloutContext, params: SamplingParams) -> bool:
     """Whether the prompt leaves room for one completion."""
-    prompt = stage.renderer.prompt(task["prompt"], stage.tools)
-    return len(prompt) + params.max_tokens <= stage.max_length
+    prompt = context.renderer.prompt(task["prompt"], context.tools)
+    return len(prompt) + params.max_tokens <= context.max_length
 
 
-def _open_group(task: dict[str, Any], n: int, stage: Stage) -> Group:
-    prompt = stage.renderer.prompt(task["prompt"], stage.tools)
+def _open_group(task: TaskRow, n: int, context: RolloutContext) -> Group:
+    prompt = context.renderer.prompt(task["prompt"], context.tools)
     return Group(task["id"], [Trajectory(task["id"], task["prompt"], prompt) for _ in range(n)])
 
 
 def _play_once(
-    tasks: Sequence[dict[str, Any]],
+    tasks: Sequence[TaskRow],
     groups: list[Group],
     n: int,
-    stage: Stage,
+    context: RolloutContext,
     sampler: Sampler,
     params: SamplingParams,
     times: Times,
 ) -> None:
-    with _Beside() as environment:
+    with BackgroundWorker() as environment:
 
         def ended(prompt: int, member: int, completion: Completion) -> None:
             trajectory = groups[prompt].members[member]
-            _take_turn(trajectory, completion, stage, params)
-            environment.do(_score_once, stage.process, tasks[prompt], trajectory)
+            _take_turn(trajectory, completion, context, params)
+            environment.do(_score_once, context.process, tasks[prompt], trajectory)
 
         began = time.monotonic()
         sampler.generate([g.members[0].prompt_ids for g in groups], n, params, ended)
@@ -100,7 +101,7 @@ def _play_once(
         times.reward_s += environment.wait()
 
 
-def _score_once(process: EnvProcess, task: dict[str, Any], trajectory: Trajectory) -> None:
+def _score_once(process: EnvProcess, task: TaskRow, trajectory: Trajectory) -> None:
     _take_score(trajectory, process.score(task, trajectory.completion))
 
 
@@ -110,97 +111,97 @@ class _Rollout:
 
     trajectory: Trajectory
     episode: Episode
-    replies: list[dict[str, Any]] | None = None
+    replies: list[ChatMessage] | None = None
 
 
 def _play_turns(
-    tasks: Sequence[dict[str, Any]],
+    tasks: Sequence[TaskRow],
     groups: list[Group],
-    stage: Stage,
+    context: RolloutContext,
     sampler: Sampler,
     params: SamplingParams,
     times: Times,
 ) -> None:
-    going: list[_Rollout] = []
+    running: list[_Rollout] = []
     began = time.monotonic()
     for task, group in zip(tasks, groups, strict=True):
         for trajectory in group.members:
             try:
-                going.append(_Rollout(trajectory, stage.process.start(task)))
+                running.append(_Rollout(trajectory, context.process.start(task)))
             except EpisodeFailed as error:
                 _fail(trajectory, str(error))
     times.reward_s += time.monotonic() - began
     turn = 0
-    with _Beside() as environment:
-        while going:
-            _take_turns(going, turn, stage, sampler, params, environment, times)
-            going = [r for r in going if _goes_on(r, stage, params, environment)]
+    with BackgroundWorker() as environment:
+        while running:
+            _take_turns(running, turn, context, sampler, params, environment, times)
+            running = [r for r in running if _goes_on(r, context, params, environment)]
             turn += 1
         times.reward_s += environment.wait()
 
 
 def _take_turns(
-    going: Sequence[_Rollout],
+    running: Sequence[_Rollout],
     turn: int,
-    stage: Stage,
+    context: RolloutContext,
     sampler: Sampler,
     params: SamplingParams,
-    environment: "_Beside",
+    environment: "BackgroundWorker",
     times: Times,
 ) -> None:
     """One assistant turn of every rollout, each answered as soon as it stands."""
 
     def ended(prompt: int, _member: int, completion: Completion) -> None:
-        _take_turn(going[prompt].trajectory, completion, stage, params)
-        environment.do(_answer, going[prompt], stage)
+        _take_turn(running[prompt].trajectory, completion, context, params)
+        environment.do(_answer, running[prompt], context)
 
     began = time.monotonic()
-    prompts = [r.trajectory.prompt_ids + r.trajectory.ids for r in going]
+    prompts = [r.trajectory.prompt_ids + r.trajectory.ids for r in running]
     sampler.generate(prompts, 1, replace(params, seed=params.seed * 64 + turn), ended)
     times.sample_s += time.monotonic() - began
     times.reward_s += environment.wait()
 
 
-class _Beside:
-    """A thread that does what it is given, in that order, while its owner goes on."""
+class BackgroundWorker:
+    """A thread that does what it is handed, in that order, while its owner goes on."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "environment")
-        self._given: list[Future[None]] = []
+        self._pending: list[Future[None]] = []
 
-    def __enter__(self) -> "_Beside":
+    def __enter__(self) -> "BackgroundWorker":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._thread.shutdown(cancel_futures=True)
 
     def do(self, work: Callable[..., None], *arguments: Any) -> None:
-        self._given.append(self._thread.submit(work, *arguments))
+        self._pending.append(self._thread.submit(work, *arguments))
 
     def wait(self) -> float:
-        """Until everything given is done; returns the seconds waited, raises what it raised."""
+        """Until all of it is done; returns the seconds waited, raises what the work raised."""
         began = time.monotonic()
-        given, self._given = self._given, []
-        for future in given:
+        pending, self._pending = self._pending, []
+        for future in pending:
             future.result()
         return time.monotonic() - began
 
 
 def _take_turn(
-    trajectory: Trajectory, completion: Completion, stage: Stage, params: SamplingParams
+    trajectory: Trajectory, completion: Completion, context: RolloutContext, params: SamplingParams
 ) -> None:
     """Append what the model said, as ids and as a message."""
-    text = stage.renderer.completion_text(completion.ids)
+    text = context.renderer.completion_text(completion.ids)
     for stop in params.stop:
         text = text.split(stop)[0]
-    message = stage.renderer.assistant_message(text, tools=bool(stage.tools))
+    message = context.renderer.assistant_message(text, tools=bool(context.tools))
     trajectory.add_completion(completion)
     trajectory.messages.append(message)
     trajectory.completion = message["content"]
     trajectory.stop_reason = "stop" if completion.finished else "length"
 
 
-def _answer(rollout: _Rollout, stage: Stage) -> None:
+def _answer(rollout: _Rollout, context: RolloutContext) -> None:
     """Let the environment answer; a rollout that is over by that is scored at once."""
     trajectory = rollout.trajectory
     rollout.replies = None
@@ -210,22 +211,27 @@ def _answer(rollout: _Rollout, stage: Stage) -> None:
         _fail(trajectory, str(error))
         replies = None
     if replies is not None and trajectory.stop_reason != "length":
-        if trajectory.turns < stage.max_turns:
+        if trajectory.turns < context.max_turns:
             rollout.replies = replies
             return
         trajectory.stop_reason = "max_turns"
     _finish(rollout)
 
 
-def _goes_on(rollout: _Rollout, stage: Stage, params: SamplingParams, environment: _Beside) -> bool:
+def _goes_on(
+    rollout: _Rollout,
+    context: RolloutContext,
+    params: SamplingParams,
+    environment: BackgroundWorker,
+) -> bool:
     """Append what the environment said; False when the rollout ends here."""
     trajectory, replies = rollout.trajectory, rollout.replies
     if replies is None:
         return False
     before = [*trajectory.prompt, *trajectory.messages]
-    added = stage.renderer.between_turns(before, replies, stage.tools)
+    added = context.renderer.between_turns(before, replies, context.tools)
     size = len(trajectory.prompt_ids) + len(trajectory.ids) + len(added)
-    if size + params.max_tokens > stage.max_length:
+    if size + params.max_tokens > context.max_length:
         trajectory.stop_reason = "length"
         environment.do(_finish, rollout)
         return False
@@ -240,7 +246,7 @@ def _finish(rollout: _Rollout) -> None:
     rollout.episode.close()
 
 
-def _take_score(trajectory: Trajectory, score: dict[str, Any]) -> None:
+def _take_score(trajectory: Trajectory, score: ScoreReply) -> None:
     if score["error"]:
         _fail(trajectory, score["error"])
         return

@@ -1,21 +1,19 @@
 """Messages to token ids through the model's own chat template, and back.
 
-Text is cut where the model starts and stops writing, and each piece is tokenised by itself: then
-the prompt of a training row is, id for id, the prompt the sampler was given. A template that
-rewrites history (so that a prompt is no prefix of what follows it) is refused for training rows.
+`engine/models/chat_format.py` renders and masks; here its refusals become failures of the run.
 """
 
 import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from engine.models.chat_format import ChatFormat, RewrittenHistory
 from engine.worker.core.failures import WorkerFailure
+from envs.json_types import ChatMessage, ToolSchema
 
-Message = dict[str, Any]
 TOOL_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 THINK_END = "</think>"
 
@@ -51,53 +49,60 @@ class Renderer:
         self.thinking = thinking
         self._stop_texts = [str(tokenizer.decode([i])) for i in stop_ids]
 
-    def text(
-        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, prompt: bool
-    ) -> str:
-        """The conversation as the template writes it; `prompt` opens the next assistant turn."""
-        rendered = self.tokenizer.apply_chat_template(
-            [dict(m) for m in messages],
-            tools=list(tools) or None,
-            tokenize=False,
-            add_generation_prompt=prompt,
-            enable_thinking=self.thinking,
+    @property
+    def _format(self) -> ChatFormat:
+        named = self.tokenizer.chat_template
+        return ChatFormat(
+            template=self.tokenizer.get_chat_template(),
+            tool_template=named.get("tool_use", "") if isinstance(named, dict) else "",
+            special_tokens=self.tokenizer.special_tokens_map,
+            encode=self.encode,
+            stop_texts=self._stop_texts,
+            thinking=self.thinking,
         )
-        return str(rendered)
+
+    def text(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema], *, prompt: bool
+    ) -> str:
+        """The conversation as the template writes it; `prompt` opens the next assistant turn.
+
+        Raises TemplateError when the template refuses the messages.
+        """
+        return self._format.text(messages, tools, prompt=prompt)
 
     def encode(self, text: str) -> list[int]:
         """Ids of template text: special tokens in it are read as such, none are added."""
         return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []
 
     def prompt(
-        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()
     ) -> list[int]:
         """Ids up to and including the opening of the assistant's turn."""
-        return self.encode(self.text(messages, tools, prompt=True))
+        return self._format.prompt(messages, tools)
 
     def between_turns(
         self,
-        before: Sequence[Message],
-        replies: Sequence[Message],
-        tools: Sequence[dict[str, Any]] = (),
+        before: Sequence[ChatMessage],
+        replies: Sequence[ChatMessage],
+        tools: Sequence[ToolSchema] = (),
     ) -> list[int]:
         """Ids to append after an assistant turn's end token: what the template writes between it
         and the next assistant turn, `replies` included. `before` ends with the assistant.
 
         Raises:
-            WorkerFailure: kind config, when the template rewrites what was said before.
+            WorkerFailure: kind config, when the template rewrites earlier turns.
         """
-        closed = self.text(before, tools, prompt=False)
-        opened = self.text([*before, *replies], tools, prompt=True)
-        if not opened.startswith(closed):
+        try:
+            return self._format.between_turns(before, replies, tools)
+        except RewrittenHistory as error:
             raise WorkerFailure(
                 "config",
                 "The chat template rewrites earlier turns, so several turns cannot be trained.",
                 hint="Set thinking false, or use a model whose template keeps history unchanged.",
-            )
-        return self.encode(self._after_stop(closed) + opened[len(closed) :])
+            ) from error
 
     def conversation(
-        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], loss_on: str
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema], loss_on: str
     ) -> Rendered:
         """A finished conversation with its loss mask.
 
@@ -108,33 +113,19 @@ class Renderer:
         Raises:
             WorkerFailure: kind data, when a turn is no continuation of its own prompt.
         """
-        turns = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
-        ids: list[int] = []
-        mask: list[int] = []
-        done = ""
-        for turn in turns:
-            prompt = self.text(messages[:turn], tools, prompt=True)
-            whole = self.text(messages[: turn + 1], tools, prompt=False)
-            if not (prompt.startswith(done) and whole.startswith(prompt)):
-                raise WorkerFailure(
-                    "data",
-                    "The chat template does not continue its own prompt, so a loss mask would lie.",
-                    evidence=f"turn {turn} of {len(messages)} messages",
-                    hint="Use loss_on=last with single-turn rows, or another model's template.",
-                )
-            tail = self._after_stop(whole)
-            before = self.encode(prompt[len(done) :])
-            said = self.encode(whole[len(prompt) : len(whole) - len(tail)])
-            trained = int(loss_on != "last" or turn == turns[-1])
-            ids += before + said
-            mask += [0] * len(before) + [trained] * len(said)
-            done = whole[: len(whole) - len(tail)]
-        if loss_on == "all" and ids:
-            mask = [0] + [1] * (len(ids) - 1)
-        return Rendered(ids, mask)
+        try:
+            chat = self._format.conversation(messages, tools)
+        except RewrittenHistory as error:
+            raise WorkerFailure(
+                "data",
+                "The chat template does not continue its own prompt, so a loss mask would lie.",
+                evidence=f"turn {error.index} of {len(messages)} messages",
+                hint="Use loss_on=last with single-turn rows, or another model's template.",
+            ) from error
+        return Rendered(chat.ids, chat.mask(loss_on))
 
     def completion_text(self, ids: Sequence[int]) -> str:
-        """What the model wrote, without the token that ended its turn; nothing else is hidden."""
+        """The text of `ids` without the token that ended the turn; nothing else is left out."""
         ids = list(ids)
         if ids and ids[-1] in self.stop_ids:
             ids.pop()
@@ -143,17 +134,17 @@ class Renderer:
     @property
     def opens_thought(self) -> bool:
         """Whether the prompt itself opens the think block, so that completions start inside it."""
-        asked = self.text([{"role": "user", "content": "?"}], (), prompt=True)
-        return asked.rstrip().endswith("<think>")
+        prompt = self.text([{"role": "user", "content": "?"}], (), prompt=True)
+        return prompt.rstrip().endswith("<think>")
 
-    def assistant_message(self, text: str, *, tools: bool) -> Message:
+    def assistant_message(self, text: str, *, tools: bool) -> ChatMessage:
         """The text as a message: thought apart from content, tool calls parsed when there are
         tools. A call that is no JSON stays in the content, for the environment to see."""
-        message: Message = {"role": "assistant", "content": text}
+        message: ChatMessage = {"role": "assistant", "content": text}
         if THINK_END in text:
-            thought, _, said = text.partition(THINK_END)
+            thought, _, answer = text.partition(THINK_END)
             message["reasoning_content"] = thought.removeprefix("<think>").strip()
-            message["content"] = said.lstrip("\n")
+            message["content"] = answer.lstrip("\n")
         if tools:
             calls = []
             for number, match in enumerate(TOOL_CALL.finditer(message["content"]), 1):
@@ -166,13 +157,8 @@ class Renderer:
                 message["content"] = TOOL_CALL.sub("", message["content"]).strip()
         return message
 
-    def _after_stop(self, closed: str) -> str:
-        """What a template writes after the last turn's end token (a newline, usually)."""
-        ends = [closed.rfind(stop) + len(stop) for stop in self._stop_texts if stop in closed]
-        return closed[max(ends) :] if ends else ""
 
-
-def _parse_call(text: str, number: int) -> dict[str, Any] | None:
+def _parse_call(text: str, number: int) -> dict[str, object] | None:
     try:
         call = json.loads(text)
     except (ValueError, RecursionError):

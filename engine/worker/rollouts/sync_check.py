@@ -8,11 +8,11 @@ Such a run looks healthy and learns nothing, so it is told, and ended beyond a h
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from engine.worker.core.failures import WorkerFailure
+from engine.worker.core.job import LoopState
 
 WINDOW = 4  # steps compared with each other at the start and now
 GROWTH = 5.0  # how many times the first gap the latest one may be, above the floor
@@ -54,7 +54,7 @@ class SyncCheck:
         self,
         precision: str,
         event: Callable[..., None],
-        state: dict[str, Any],
+        state: LoopState,
         *,
         exact: bool = True,
     ) -> None:
@@ -65,7 +65,14 @@ class SyncCheck:
         state.setdefault("latest", [])
         state.setdefault("told", [])
 
-    def look(self, step: int, mean: float, largest: float) -> dict[str, float]:
+    def metrics(self, step: int, measured: Mapping[str, float | None]) -> dict[str, float]:
+        """Judge the gap that an update measured; {} where it measured none. Raises as `check`."""
+        mean, largest = measured.get("sampler_gap_mean"), measured.get("sampler_gap_max")
+        if mean is None or largest is None:
+            return {}
+        return self.check(step, mean, largest)
+
+    def check(self, step: int, mean: float, largest: float) -> dict[str, float]:
         """Judge the gap of a step; returns the metrics of it.
 
         Args:
@@ -94,8 +101,8 @@ class SyncCheck:
         if mean > self.limits.warn:
             self._tell("sampler_gap", step, mean, largest, "more than rounding explains")
         elif now > max(self.limits.floor, GROWTH * then) and len(latest) == WINDOW:
-            said = f"and growing: {then:.2g} in the first steps, {now:.2g} in the latest"
-            self._tell("sampler_gap_grows", step, mean, largest, said)
+            growth = f"and growing: {then:.2g} in the first steps, {now:.2g} in the latest"
+            self._tell("sampler_gap_grows", step, mean, largest, growth)
         else:
             self._state["told"] = []
         return {
@@ -104,10 +111,10 @@ class SyncCheck:
             "sampler_gap_drift": now - then,
         }
 
-    def _tell(self, name: str, step: int, mean: float, largest: float, said: str) -> None:
+    def _tell(self, name: str, step: int, mean: float, largest: float, what: str) -> None:
         """Once each time it begins, not at every step it lasts."""
         if name in self._state["told"]:
             return
         self._state["told"].append(name)
-        message = f"Sampler and trainer are {mean:.3g} nats apart per token, {said}."
+        message = f"Sampler and trainer are {mean:.3g} nats apart per token, {what}."
         self._event(name, message, step=step, mean=mean, largest=largest)

@@ -16,6 +16,9 @@ import httpx
 
 from engine.processes.vllm_process import VllmProcess
 
+# A request or a reply as vLLM spells it; what of a reply is used is checked where it is read.
+Body = dict[str, Any]
+
 GENERATE = "/inference/v1/generate"
 LOAD = "/v1/load_lora_adapter"
 UNLOAD = "/v1/unload_lora_adapter"
@@ -65,26 +68,26 @@ class VllmClient:
     def wake(self) -> None:
         self._post("/wake_up", None)
 
-    def ask(self, model: str, ids: list[int], sampling: dict[str, Any]) -> list[Answer]:
+    def ask(self, model: str, ids: list[int], sampling: Body) -> list[Answer]:
         """The `n` completions of one prompt."""
         return read_answers(self._post(GENERATE, _request(model, ids, sampling)))
 
     def prompt_logprobs(self, model: str, ids: list[int]) -> list[float]:
         """The log-probability of every id of the prompt but the first."""
         sampling = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
-        said = self._post(GENERATE, _request(model, ids, sampling))
+        reply = self._post(GENERATE, _request(model, ids, sampling))
         try:
-            places = said["prompt_logprobs"][1:]
+            positions = reply["prompt_logprobs"][1:]
             return [
-                float(place[str(token)]["logprob"])
-                for place, token in zip(places, ids[1:], strict=True)
+                float(position[str(token)]["logprob"])
+                for position, token in zip(positions, ids[1:], strict=True)
             ]
         except (KeyError, TypeError, ValueError) as error:
             raise VllmError(
                 f"the prompt's log-probabilities are not in the reply: {error}"
             ) from error
 
-    def stream(self, model: str, ids: list[int], sampling: dict[str, Any]) -> Iterator[list[int]]:
+    def stream(self, model: str, ids: list[int], sampling: Body) -> Iterator[list[int]]:
         """The ids of one completion, a few at a time as they are sampled."""
         body = _request(model, ids, sampling) | {"stream": True}
         with (
@@ -116,7 +119,7 @@ class VllmClient:
         ) as client:
             yield Together(self, client)
 
-    def _post(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+    def _post(self, path: str, body: Body | None) -> Body:
         with self._said_why(), self._client() as client:
             return _body(client.post(path, json=body))
 
@@ -148,22 +151,22 @@ class Together:
         self._owner = owner
         self._client = client
 
-    async def ask(self, model: str, ids: list[int], sampling: dict[str, Any]) -> list[Answer]:
+    async def ask(self, model: str, ids: list[int], sampling: Body) -> list[Answer]:
         with self._owner._said_why():
             response = await self._client.post(GENERATE, json=_request(model, ids, sampling))
             return read_answers(_body(response))
 
 
-def read_answers(said: dict[str, Any]) -> list[Answer]:
+def read_answers(reply: Body) -> list[Answer]:
     """The completions of a reply, in their order. Raises VllmError when it has another shape."""
     try:
-        choices = sorted(said["choices"], key=lambda choice: choice["index"])
+        choices = sorted(reply["choices"], key=lambda choice: choice["index"])
         return [_answer(choice) for choice in choices]
     except (KeyError, TypeError, ValueError) as error:
         raise VllmError(f"the reply has another shape than expected: {error!r}") from error
 
 
-def _answer(choice: dict[str, Any]) -> Answer:
+def _answer(choice: Body) -> Answer:
     ids = [int(token) for token in choice["token_ids"]]
     places = (choice.get("logprobs") or {}).get("content") or [None] * len(ids)
     logprobs = []
@@ -176,11 +179,11 @@ def _answer(choice: dict[str, Any]) -> Answer:
     return Answer(ids, logprobs, choice["finish_reason"] == "stop")
 
 
-def _request(model: str, ids: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
+def _request(model: str, ids: list[int], sampling: Body) -> Body:
     return {"model": model, "token_ids": ids, "sampling_params": sampling}
 
 
-def _body(response: httpx.Response) -> dict[str, Any]:
+def _body(response: httpx.Response) -> Body:
     if response.status_code != 200:
         raise VllmError(_refusal(response))
     try:

@@ -19,7 +19,7 @@ from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.trajectory import Completion
 from engine.worker.network.adapter import Adapter, save_adapter
 from engine.worker.network.sampler import SamplingParams
-from engine.worker.rollouts.vllm_client import Answer, Together, VllmClient, VllmError
+from engine.worker.rollouts.vllm_client import Answer, Body, Together, VllmClient, VllmError
 
 NEVER = -100.0  # what vLLM takes at most as a bias; exp(-100) is no probability
 ASKED_AT_ONCE = 256
@@ -125,7 +125,7 @@ class VllmSampler:
         other._speaking = model
         return other
 
-    def rest(self) -> None:
+    def release_memory(self) -> None:
         """Hand the device's memory back until the sampler is asked again; nothing on a CPU."""
         if self.process.plan.sleeps and not self._asleep:
             self._ready()
@@ -141,10 +141,10 @@ class VllmSampler:
     async def _generate(
         self, prompts: Sequence[list[int]], n: int, params: SamplingParams, done: Done | None
     ) -> list[list[Completion]]:
-        places = asyncio.Semaphore(ASKED_AT_ONCE)
+        slots = asyncio.Semaphore(ASKED_AT_ONCE)
         async with self.client.together() as together, asyncio.TaskGroup() as tasks:
             asked = [
-                tasks.create_task(self._one(together, places, index, prompt, n, params, done))
+                tasks.create_task(self._one(together, slots, index, prompt, n, params, done))
                 for index, prompt in enumerate(prompts)
             ]
         return [task.result() for task in asked]
@@ -152,7 +152,7 @@ class VllmSampler:
     async def _one(
         self,
         together: Together,
-        places: asyncio.Semaphore,
+        slots: asyncio.Semaphore,
         index: int,
         prompt: list[int],
         n: int,
@@ -163,7 +163,7 @@ class VllmSampler:
         if room < 1:  # nothing can be said after a prompt that fills the context
             answers = [Answer([], [], False)] * n
         else:
-            async with places:
+            async with slots:
                 sampling = self._sampling(params, index, n, room)
                 answers = await together.ask(self._speaking, prompt, sampling)
         if len(answers) != n:
@@ -175,9 +175,9 @@ class VllmSampler:
                 done(index, member, completion)
         return completions
 
-    def _sampling(self, params: SamplingParams, index: int, n: int, room: int) -> dict[str, Any]:
+    def _sampling(self, params: SamplingParams, index: int, n: int, room: int) -> Body:
         """The request for prompt `index`; vLLM gives member k the seed plus k."""
-        asked: dict[str, Any] = {
+        request: Body = {
             "n": n,
             "max_tokens": min(params.max_tokens, room),
             "temperature": params.temperature,
@@ -187,12 +187,12 @@ class VllmSampler:
             "detokenize": bool(params.stop),
         }
         if params.temperature:
-            asked["seed"] = prompt_seed(params.seed, index)
+            request["seed"] = prompt_seed(params.seed, index)
         if params.stop:
-            asked["stop"] = list(params.stop)
+            request["stop"] = list(params.stop)
         if self._never:
-            asked["logit_bias"] = self._never
-        return asked
+            request["logit_bias"] = self._never
+        return request
 
     def _ready(self) -> None:
         try:

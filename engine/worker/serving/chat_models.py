@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from engine.worker.network.sampler import Sampler, SamplingParams
 from engine.worker.rollouts.renderer import Renderer
 from engine.worker.serving.chat_request import (
     ChatRequest,
     Refused,
+    Reply,
     as_openai,
     cut,
     held_back,
@@ -74,7 +75,7 @@ class Served:
             raise Refused(400, f"The prompt has {len(ids)} tokens; the model reads {self.limit}.")
         return ids
 
-    def complete(self, request: ChatRequest) -> dict[str, Any]:
+    def complete(self, request: ChatRequest) -> Reply:
         """The whole answer, OpenAI's chat.completion object."""
         ids = self.prompt_ids(request)
         with self.models.speaking_as(request.model) as sampler:
@@ -99,7 +100,7 @@ class Served:
             "usage": usage(len(ids), said),
         }
 
-    def pieces(self, request: ChatRequest) -> Iterator[dict[str, Any]]:
+    def pieces(self, request: ChatRequest) -> Iterator[Reply]:
         """The answer as OpenAI's chat.completion.chunk objects, one or more characters each."""
         ids = self.prompt_ids(request)
         head = {
@@ -109,7 +110,7 @@ class Served:
             "model": request.model,
         }
 
-        def chunk(delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+        def chunk(delta: Reply, reason: str | None = None) -> Reply:
             choice = {"index": 0, "delta": delta, "finish_reason": reason}
             return head | {"choices": [choice]}
 

@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.worker.network.sampler import SamplingParams
+from envs.json_types import ChatMessage, ToolSchema
+
+# A completion, or a piece of one, as OpenAI spells it.
+Reply = dict[str, Any]
 
 MAX_TOKENS = 4096
 MAX_ANSWERS = 16
@@ -32,8 +36,8 @@ class ChatRequest:
     """The fields of a chat completion that are acted on; others are refused."""
 
     model: str
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]]
+    messages: list[ChatMessage]
+    tools: list[ToolSchema]
     params: SamplingParams
     n: int
     stream: bool
@@ -105,7 +109,7 @@ def parse_chat(body: Any) -> ChatRequest:
     )
 
 
-def _check_size(messages: list[dict[str, Any]], tools: list[Any]) -> None:
+def _check_size(messages: list[ChatMessage], tools: list[Any]) -> None:
     """Refuse a prompt that would cost seconds before it is found to be too long."""
     if len(messages) > MAX_MESSAGES or len(tools) > MAX_TOOLS:
         raise Refused(413, f"At most {MAX_MESSAGES} messages and {MAX_TOOLS} tools.")
@@ -136,7 +140,7 @@ def held_back(text: str, stop: tuple[str, ...]) -> bool:
     return any(text.endswith(mark[:size]) for mark in stop for size in range(1, len(mark)))
 
 
-def as_openai(call: dict[str, Any]) -> dict[str, Any]:
+def as_openai(call: ChatMessage) -> ChatMessage:
     """A parsed call as clients expect it: arguments as a JSON string."""
     function = call["function"]
     arguments = function["arguments"]

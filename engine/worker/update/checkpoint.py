@@ -12,16 +12,15 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from engine.core import crash
 from engine.core.files import read_json, sync_folder, write_json
 from engine.home.run_dir import RunDir
 from engine.worker.core.failures import WorkerFailure, is_full_or_read_only, not_written
+from engine.worker.core.job import LoopState
 from engine.worker.network.adapter import read_adapter, save_adapter
 from engine.worker.network.policy import Policy
 from engine.worker.update.optimizer import AdamW
@@ -33,10 +32,10 @@ MANIFEST = "MANIFEST.json"
 
 @dataclass(frozen=True)
 class Progress:
-    """Where training stands: `step` optimizer steps are done; `extra` is the loop's own."""
+    """Where training stands: `step` optimizer steps are done; `state` is the loop's own."""
 
     step: int
-    extra: dict[str, Any]
+    state: LoopState
 
 
 def save(
@@ -67,7 +66,6 @@ def save(
         _write(aside, run, policy, optimizer, progress, base_ref, base_weights or {})
         shutil.rmtree(final, ignore_errors=True)  # an incomplete one of an earlier attempt
         os.replace(aside, final)
-        crash.point("checkpoint.renamed")
         sync_folder(final.parent)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
@@ -89,10 +87,9 @@ def _write(
     """Every file of a checkpoint, the manifest last, each one synced."""
     save_adapter(policy.adapter, aside, base_ref)
     save_file(_optimizer_tensors(policy, optimizer), aside / OPTIMIZER)
-    (aside / STATE).write_text(json.dumps({"step": progress.step, **progress.extra}))
+    (aside / STATE).write_text(json.dumps({"step": progress.step, **progress.state}))
     for file in sorted(aside.iterdir()):
         _sync(file)
-    crash.point("checkpoint.aside")
     manifest = {
         "run": run.id,
         "step": progress.step,
@@ -101,7 +98,6 @@ def _write(
         "files": {f.name: {"bytes": f.stat().st_size, "sha256": digest(f)} for f in _files(aside)},
     }
     write_json(aside / MANIFEST, manifest)
-    crash.point("checkpoint.manifest")
 
 
 def sweep(run: RunDir) -> None:
@@ -146,11 +142,11 @@ def verify(folder: Path) -> None:
 
 def set_aside(folder: Path) -> Path:
     """Rename a damaged checkpoint so that it is none any more; returns where it is now."""
-    kept = folder.with_name(f"damaged_{folder.name}")
-    shutil.rmtree(kept, ignore_errors=True)  # of an earlier time
-    os.replace(folder, kept)
+    aside = folder.with_name(f"damaged_{folder.name}")
+    shutil.rmtree(aside, ignore_errors=True)  # of an earlier time
+    os.replace(folder, aside)
     sync_folder(folder.parent)
-    return kept
+    return aside
 
 
 def _damage(folder: Path) -> str:
@@ -195,7 +191,6 @@ def mark_best(run: RunDir, step: int) -> None:
     aside = run.best.with_name(f".best.{os.getpid()}")
     aside.unlink(missing_ok=True)
     aside.symlink_to(run.checkpoint(step).name)
-    crash.point("checkpoint.best")
     os.replace(aside, run.best)
 
 
@@ -206,7 +201,6 @@ def prune(run: RunDir, keep: int, pinned: set[int]) -> None:
         if step not in pinned:
             # First what makes it one: a checkpoint that is half deleted must not look whole.
             (run.checkpoint(step) / MANIFEST).unlink()
-            crash.point("checkpoint.pruning")
             shutil.rmtree(run.checkpoint(step), ignore_errors=True)
 
 

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -21,6 +20,7 @@ from engine.cost import flops
 from engine.home.run_dir import RunDir
 from engine.models.model_files import read_facts
 from engine.worker.core.batch import Row
+from engine.worker.core.job import Result
 from engine.worker.network.policy import Policy
 from engine.worker.ops import matmul
 
@@ -67,9 +67,9 @@ def sizes(rows: Sequence[Row], *, shared: bool) -> tuple[int, int, int]:
     known: set[tuple[int, ...]] = set()
     for row in rows:
         length = len(row.ids) - 1
-        prompt = tuple(row.ids[: row.shared])
-        before = row.shared if shared and prompt in known else 0
-        if row.shared:
+        prompt = tuple(row.ids[: row.prefix_len])
+        before = row.prefix_len if shared and prompt in known else 0
+        if row.prefix_len:
             known.add(prompt)
         tokens += length - before
         pairs += (length * (length + 1) - before * (before + 1)) // 2
@@ -111,7 +111,7 @@ def peak_memory(device: torch.device) -> int:
     return most if sys.platform == "darwin" else 1024 * most
 
 
-def totals(run: RunDir) -> dict[str, Any]:
+def totals(run: RunDir) -> Result:
     """The measurements of all steps of a run, whichever attempt did them: seconds by phase, the
     median rate, utilisation weighted by time, the most memory."""
     lines = [
@@ -127,7 +127,7 @@ def totals(run: RunDir) -> dict[str, Any]:
     if not lines:
         return {}
     trained = sum(line["train_s"] for line in lines)
-    found: dict[str, Any] = {
+    measured: Result = {
         "seconds": seconds,
         "tokens_per_s": statistics.median(line["tokens_per_s"] for line in lines),
         "mfu": sum(line["mfu"] * line["train_s"] for line in lines) / max(trained, 1e-9),
@@ -135,5 +135,5 @@ def totals(run: RunDir) -> dict[str, Any]:
     }
     effective = [line["groups_effective"] for line in lines if "groups_effective" in line]
     if effective:
-        found["effective_share"] = round(statistics.fmean(effective), 4)
-    return found
+        measured["effective_share"] = round(statistics.fmean(effective), 4)
+    return measured

@@ -1,11 +1,12 @@
 """AdamW over the tensors of an adapter, by the fused kernel that torch.optim.AdamW calls.
 
-torch.optim itself would do, but its first optimizer brings the compiler into the process: 70 MB
-and half a second that no run here has a use for.
+torch.optim itself would do, but its first optimizer imports torch's compiler: 75 MB of resident
+memory and 1.1 s of CPU time (1.14, 1.10, 1.10 s in three fresh processes, torch 2.13 on a CPU; ours
+0.00 s and 2 MB), which no run here has a use for. Measured after `import torch` around
+`torch.optim.AdamW([parameter], fused=True).step()`, by VmRSS and time.process_time.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -32,7 +33,7 @@ class AdamW:
         self.parameters = list(parameters)
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
-        self.state: dict[torch.Tensor, dict[str, Any]] = {}
+        self.state: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
 
     @torch.no_grad()
     def step(self) -> None:

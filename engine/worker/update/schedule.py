@@ -2,40 +2,38 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
+from engine.records.settings import CommonSettings
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.network.adapter import Adapter
 from engine.worker.update.optimizer import AdamW
 
 
-def rate(step: int, total: int, settings: dict[str, Any]) -> float:
+def rate(step: int, total: int, settings: CommonSettings) -> float:
     """Learning rate of optimizer step `step` (1 to `total`).
 
     Linear warm-up over `warmup_ratio` of the steps, then constant, linear to 0, or half a cosine
     to 0 (arXiv 1608.03983). The last step is never 0: it would be a step wasted.
     """
-    peak = settings["learning_rate"]
-    warmup = math.ceil(settings["warmup_ratio"] * total)
+    peak = settings.learning_rate
+    warmup = math.ceil(settings.warmup_ratio * total)
     if step <= warmup:
         return peak * step / warmup
     done = (step - 1 - warmup) / max(1, total - warmup)
-    match settings["lr_schedule"]:
+    match settings.lr_schedule:
         case "constant":
             return peak
         case "linear":
             return peak * (1 - done)
         case "cosine":
             return peak * 0.5 * (1 + math.cos(math.pi * done))
-        case other:
-            raise ValueError(f"unknown lr_schedule {other!r}")
 
 
-def make_optimizer(parameters: Sequence[torch.nn.Parameter], settings: dict[str, Any]) -> AdamW:
+def make_optimizer(parameters: Sequence[torch.nn.Parameter], settings: CommonSettings) -> AdamW:
     """AdamW as the settings want it."""
-    return AdamW(parameters, settings["learning_rate"], settings["weight_decay"])
+    return AdamW(parameters, settings.learning_rate, settings.weight_decay)
 
 
 def apply_step(

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from machines import CPU, GB, GPU
+from run_configs import train_config
 
 from engine.core.errors import UserError
 from engine.core.files import write_json
@@ -207,7 +208,7 @@ def test_lowering_what_is_named_saves_most(home: Home):
     name, _, _, _, value = found["lower_this"].split()
     after = figures(home, "grpo", STILL | {name: int(value)})["hours"]["likely"]
     for other in ("group_size", "prompts_per_step", "lora_rank"):
-        halved = STILL | {other: resolve("grpo", STILL).settings[other] // 2}
+        halved = STILL | {other: getattr(resolve("grpo", STILL).settings, other) // 2}
         assert after <= figures(home, "grpo", halved)["hours"]["likely"]
 
 
@@ -215,12 +216,12 @@ def test_lowering_what_is_named_saves_most(home: Home):
 def test_what_is_to_be_lowered_never_cuts_the_rows(home: Home, algorithm: str):
     long = replace(ENV, lengths=rows(300, 30))
     resolved = resolve(algorithm, {"steps": 1}, env=long)
-    plan = flops.Plan(algorithm, resolved.settings, SMALL, long, CPU.device)
-    offered = [name for name, _ in estimate._candidates(plan)]
+    plan = flops.Plan(resolved.settings, SMALL, long, CPU.device)
+    offered = [name for name, _, _ in estimate._candidates(plan)]
     assert offered and "max_length" not in offered
     roomy = resolve(algorithm, {"steps": 1, "max_length": 1024}, env=long)
-    plan = flops.Plan(algorithm, roomy.settings, SMALL, long, CPU.device)
-    assert ("max_length", 512) in estimate._candidates(plan)
+    plan = flops.Plan(roomy.settings, SMALL, long, CPU.device)
+    assert ("max_length", 1024, 512) in estimate._candidates(plan)
 
 
 LONG_ROWS = """
@@ -347,7 +348,12 @@ def finished(
             )
             home.run(row.run_id).create()
             said = {"uncalibrated": WORKED | {"memory": 1_000_000_000}}
-            config_of = {"estimate": said, "base": {"path": base}}
+            config_of = train_config(
+                row.run_id,
+                algorithm=algorithm,
+                estimate=said,
+                base={"ref": "pebble", "path": base},
+            )
             write_json(home.run(row.run_id).config, config_of)
             phases = predicted()
             took = {
@@ -507,7 +513,7 @@ def test_playing_uniform_groups_again_costs_time_at_worst_and_likely(home: Home)
 
 def test_a_batch_is_split_as_the_worker_splits_it():
     resolved = resolve("sft", {})
-    plan = flops.Plan("sft", resolved.settings, SMALL, ENV, CPU.device)
+    plan = flops.Plan(resolved.settings, SMALL, ENV, CPU.device)
     layer = 18 * SMALL.hidden + 5 * SMALL.intermediate
     per_token = 4 * (SMALL.layers * layer + 4 * SMALL.hidden) + 12 * SMALL.vocab
     assert flops.microbatch_tokens(plan) == min(1536, 0.25 * 16 * GB / per_token)

@@ -6,12 +6,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from run_configs import grpo_settings, sft_settings
 
 from engine.core.files import append_line
 from engine.environments import env_facts
 from engine.environments.env_facts import EnvFacts, RowLengths
 from engine.environments.registry import EnvRecord
 from engine.home.run_dir import Home
+from engine.records.audit import Audit
+from engine.records.env_version import EnvVersion
 from envs.config.settings import Limits
 from tests import tiny_model
 
@@ -35,15 +38,17 @@ def stored(home: Home, rows: list[dict[str, Any]], **changes: Any) -> EnvRecord:
         "name": "sums",
         "hash": "0" * 12,
         "dir": folder,
+        "audit": Audit(verdict="ok", headline="ok", score_seconds_p95=0.25),
+    }
+    version = {
         "kind": "single",
         "scored": True,
         "tools": [],
         "rows": {},
-        "audit": {"score_seconds_p95": 0.25},
         "limits": Limits(),
         "secrets": (),
     }
-    return EnvRecord(**(values | changes))
+    return EnvRecord(**values, version=EnvVersion(**(version | changes)))
 
 
 def row(number: int, split: str = "train", answer: str | None = "4", **changes: Any) -> dict:
@@ -141,8 +146,7 @@ def facts_of(*lengths: RowLengths, **changes: Any) -> EnvFacts:
 
 def test_statistics_of_sft_say_what_is_cut_and_what_is_lost():
     facts = facts_of(ROW, RowLengths(40, 50, ((40, 50),)), RowLengths(8, 8))
-    settings = {"max_length": 32, "loss_on": "assistant"}
-    found = env_facts.statistics(facts, "sft", settings)
+    found = env_facts.statistics(facts, sft_settings(max_length=32))
     assert found["counted"] == 2 and found["without_answer"] == 1
     assert found["truncated_share"] == 0.5
     assert found["dropped"] == 1  # all of its answer lies beyond the cut
@@ -151,13 +155,13 @@ def test_statistics_of_sft_say_what_is_cut_and_what_is_lost():
 
 def test_an_answer_without_tokens_is_a_row_without_supervision():
     found = env_facts.statistics(
-        facts_of(RowLengths(5, 5, ((5, 5),)), ROW), "sft", {"max_length": 99, "loss_on": "last"}
+        facts_of(RowLengths(5, 5, ((5, 5),)), ROW), sft_settings(max_length=99, loss_on="last")
     )
     assert found["zero_supervision"] == 1
 
 
 def test_statistics_of_grpo_say_which_prompts_leave_no_room():
     facts = facts_of(ROW, RowLengths(25, 30, ((25, 30),)))
-    found = env_facts.statistics(facts, "grpo", {"max_length": 32, "max_tokens": 8})
+    found = env_facts.statistics(facts, grpo_settings(max_length=32, max_tokens=8))
     assert found["dropped"] == 1
     assert found["truncated_share"] == 0.5  # the turn of ten tokens is longer than eight

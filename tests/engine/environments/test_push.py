@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 
 from engine.core.errors import UserError
-from engine.environments import push, registry
+from engine.core.files import read_json
+from engine.core.hints import Change
+from engine.environments import push, push_limits, registry, task_rows
 from engine.environments.push import push_env
 from engine.environments.registry import find_env, open_process, read_tasks
 from engine.home.run_dir import Home
+from engine.records.audit import Audit
 from envs.host.process import EnvProcess
 
 # Each push starts processes and syncs files: a busy disk may take its time.
@@ -134,7 +137,7 @@ def test_params_belong_to_the_version(home: Home, write):
     one = push_env(home, write(DOUBLES))
     two = push_env(home, write(DOUBLES, environment__toml="[params]\nrows = 10\n"))
     assert one["env_id"] != two["env_id"] and two["rows"] == {"train": 5, "heldout": 5}
-    assert find_env(home, two["env_id"]).facts["params"] == {"rows": 10}
+    assert find_env(home, two["env_id"]).version.params == {"rows": 10}
 
 
 def test_stored_rows_are_all_a_later_process_sees(home: Home, write):
@@ -207,7 +210,9 @@ def test_a_careless_reward_is_stored_with_its_risk(home: Home, write):
     assert "negated gold" in pushed["audit"]["risks"]
     assert pushed["warnings"][0].startswith("reward audit: risk")
     record = find_env(home, pushed["env_id"])
-    assert record.audit["verdict"] == "risk" and record.audit["probes"]
+    assert record.audit.verdict == "risk" and record.audit.probes
+    assert read_json(record.dir / "audit.json") == record.audit.as_written()
+    assert read_json(record.dir / "env.json") == record.version.to_json()
     assert registry.list_envs(home)[0]["audit"] == "risk"
 
 
@@ -286,14 +291,14 @@ def test_a_full_disk_is_told_and_leaves_nothing_behind(home: Home, write, monkey
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(push, "_write_rows", full)
+    monkeypatch.setattr(task_rows, "write", full)
     assert refused("DISK_FULL", lambda: push_env(home, write(DOUBLES))).retryable
     assert list(home.envs.iterdir()) == []
 
 
 def test_tasks_that_hang_are_given_up(home: Home, write, monkeypatch):
-    monkeypatch.setattr(push, "PUSH_SECONDS", 4.0)
-    monkeypatch.setattr(push, "TASKS_SECONDS", 0.4)
+    monkeypatch.setattr(push_limits, "PUSH_SECONDS", 4.0)
+    monkeypatch.setattr(push_limits, "TASKS_SECONDS", 0.4)
     code = DOUBLES.replace("return [Task", "__import__('time').sleep(60)\n            return [Task")
     error = refused("ENV_IMPORT", lambda: push_env(home, write(code)))
     assert "tasks() did not answer within 0.4 s" in error.message
@@ -301,12 +306,12 @@ def test_tasks_that_hang_are_given_up(home: Home, write, monkeypatch):
 
 
 def test_an_import_may_take_what_a_push_has_and_its_limit_is_named(home: Home, write, monkeypatch):
-    monkeypatch.setattr(push, "PUSH_SECONDS", 9.0)
-    monkeypatch.setattr(push, "AFTER_START", 1.0)
-    monkeypatch.setattr(push, "START_SECONDS", 0.1)
+    monkeypatch.setattr(push_limits, "PUSH_SECONDS", 9.0)
+    monkeypatch.setattr(push_limits, "AFTER_START", 1.0)
+    monkeypatch.setattr(push_limits, "START_SECONDS", 0.1)
     late = "    import time; time.sleep(SECONDS)\n" + DOUBLES
     assert push_env(home, write(late.replace("SECONDS", "0.5")))["rows"]["train"] == 240
-    monkeypatch.setattr(push, "PUSH_SECONDS", 3.0)
+    monkeypatch.setattr(push_limits, "PUSH_SECONDS", 3.0)
     error = refused("ENV_IMPORT", lambda: push_env(home, write(late.replace("SECONDS", "60"))))
     assert "importing the environment did not answer within" in error.message
     assert "limits.start_seconds in environment.toml is 60" in error.hint
@@ -347,10 +352,10 @@ def test_a_push_with_the_secret_that_was_missing_makes_the_audit_again(
     assert second["env_id"] == first["env_id"] and second["audit"]["verdict"] == "ok"
     assert "MY_JUDGE_KEY" not in json.dumps(second["warnings"])
     found = find_env(home, first["env_id"])
-    assert found.audit["verdict"] == "ok" and found.facts == record.facts
+    assert found.audit.verdict == "ok" and found.version == record.version
     assert registry.list_envs(home)[0]["audit"] == "ok"
     (kept,) = (found.dir / registry.EARLIER).iterdir()
-    assert json.loads(kept.read_text()) == record.audit
+    assert Audit.read(kept) == record.audit
     assert push_env(home, folder) == second
 
     monkeypatch.delenv("MY_JUDGE_KEY")
@@ -377,10 +382,10 @@ def test_who_may_not_use_its_secrets_does_not_have_the_audit_made_again(
 def test_an_audit_of_an_older_release_is_made_again_too(home: Home, write, monkeypatch):
     folder = write(JUDGED, environment__toml='secrets = ["MY_JUDGE_KEY"]\n')
     record = find_env(home, push_env(home, folder)["env_id"])
-    old = {key: value for key, value in record.audit.items() if key != "secrets_unset"}
+    old = {key: value for key, value in record.audit.as_written().items() if key != "secrets_unset"}
     (record.dir / "audit.json").write_text(json.dumps(old))
     said = ["secrets not set for this server: MY_JUDGE_KEY"]
-    (record.dir / "env.json").write_text(json.dumps(record.facts | {"warnings": said}))
+    (record.dir / "env.json").write_text(json.dumps(record.version.to_json() | {"warnings": said}))
     monkeypatch.setenv("MY_JUDGE_KEY", "a-key-of-some-length")
     assert push_env(home, folder)["warnings"] == []
 
@@ -414,7 +419,7 @@ def test_what_a_process_says_of_itself_is_not_believed(home: Home, write, ready:
 def test_a_stored_folder_that_is_no_version_is_made_anew(home: Home, write):
     pushed = push_env(home, write(DOUBLES))
     record = find_env(home, pushed["env_id"])
-    (record.dir / "env.json").write_text(json.dumps(record.facts | {"tools": 5}))
+    (record.dir / "env.json").write_text(json.dumps(record.version.to_json() | {"tools": 5}))
     refused("ENV_NOT_FOUND", lambda: find_env(home, pushed["env_id"]))
     push_env(home, write(DOUBLES))
     assert find_env(home, pushed["env_id"]).tools == []
@@ -485,8 +490,8 @@ def test_the_tasks_are_asked_for_again_before_a_score_has_thrown_the_same_dice(h
 
 
 def test_an_environment_that_is_slow_to_start_is_not_started_again(home: Home, write, monkeypatch):
-    monkeypatch.setattr(push, "PUSH_SECONDS", 4.0)
-    monkeypatch.setattr(push, "CALL_SECONDS", 0.5)
+    monkeypatch.setattr(push_limits, "PUSH_SECONDS", 4.0)
+    monkeypatch.setattr(push_limits, "CALL_SECONDS", 0.5)
     began = time.monotonic()
     pushed = push_env(home, write("    import time; time.sleep(1.5)\n" + DOUBLES))
     assert time.monotonic() - began < 8.0
@@ -497,8 +502,8 @@ def test_an_environment_that_is_slow_to_start_is_not_started_again(home: Home, w
 
 
 def test_a_score_that_hangs_costs_the_audit_its_time_and_no_more(home: Home, write, monkeypatch):
-    monkeypatch.setattr(push, "CALL_SECONDS", 0.3)
-    monkeypatch.setattr(push, "AUDIT_SECONDS", 0.2)
+    monkeypatch.setattr(push_limits, "CALL_SECONDS", 0.3)
+    monkeypatch.setattr(push_limits, "AUDIT_SECONDS", 0.2)
     code = DOUBLES.replace("def score(self, task, completion):", SLEEPS)
     began = time.monotonic()
     result = push_env(home, write(code))
@@ -545,7 +550,8 @@ def test_missing_packages_are_installed_when_asked(home: Home, write, tmp_path: 
     code = DOUBLES.replace("rows=300", "rows=__import__('tiny_rows').ROWS")
     folder = write(code, requirements__txt="tiny-rows==1.0\n")
     error = refused("ENV_DEPS", lambda: push_env(home, folder))
-    assert "tiny-rows==1.0" in error.message and "install=true" in error.hint
+    assert "tiny-rows==1.0" in error.message
+    assert error.advice.change == Change(arguments={"install": True})
     pushed = push_env(home, folder, install=True)
     assert pushed["rows"] == {"train": 22, "heldout": 22}
     record = find_env(home, pushed["env_id"])

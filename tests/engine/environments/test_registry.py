@@ -97,7 +97,7 @@ def test_a_record_holds_what_the_version_says(home: Home):
     record = find_env(home, "sums")
     assert (record.name, record.hash, record.dir) == ("sums", "aaaa11112222", folder)
     assert record.limits == Limits(call_seconds=3.0) and record.secrets == ("KEY",)
-    assert record.tools == [{"a": 1}] and record.audit["verdict"] == "ok"
+    assert record.tools == [{"a": 1}] and record.audit.verdict == "ok"
     assert record.source == folder / "source"
 
 

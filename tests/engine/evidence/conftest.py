@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from run_configs import evaluate_config, train_config
 
 from engine.core.files import write_json, write_text
 from engine.home.rows import NewRun
@@ -82,14 +83,14 @@ class SyntheticRun:
         return self
 
     def evals(self, step: int, rows: Iterable[Row]) -> "SyntheticRun":
-        return self._append(self.run.evals(step), ({"model": self.id} | row for row in rows))
+        return self._append(self.run.evals(step), (row | {"model": self.id} for row in rows))
 
     def model_evals(self, index: int, rows: Iterable[Row]) -> "SyntheticRun":
         ref = self.config["models"][index]["ref"]
-        return self._append(self.run.model_evals(index), ({"model": ref} | row for row in rows))
+        return self._append(self.run.model_evals(index), (row | {"model": ref} for row in rows))
 
     def rollouts(self, step: int, rows: Iterable[Row]) -> "SyntheticRun":
-        return self._append(self.run.rollouts(step), ({"step": step} | row for row in rows))
+        return self._append(self.run.rollouts(step), (row | {"step": step} for row in rows))
 
     def _append(self, path: Path, rows: Iterable[Row]) -> "SyntheticRun":
         text = "".join(
@@ -106,6 +107,7 @@ def eval_row(
     """One evaluation row; right answers say 42, wrong ones 41."""
     said = "42" if success else "41"
     row = {
+        "model": "pebble",
         "task": task,
         "half": half,
         "attempt": attempt,
@@ -220,24 +222,16 @@ def make_run(home: Home) -> Callable[..., SyntheticRun]:
             store.lease_next([f"device-{row.rowid}"])
         run = home.run(row.run_id)
         run.create()
-        full = {
-            "run_id": row.run_id,
-            "kind": kind,
-            "algorithm": algorithm,
+        whole = {
             "env_id": env_id,
             "env_dir": str(home.env(name, hash12)),
-            "model": model,
-            "base": {"ref": "pebble", "path": "/models/pebble"},
-            "start_adapter": None,
-            "settings": settings if settings is not None else {"learning_rate": 1e-3},
-            "sources": {},
-            "note": "",
-            "expect": "",
-            "parent": "",
-            "max_gpu_hours": 2.0,
-            "estimate": {},
-            "device": "cpu",
+            "settings": settings or {},
         } | config
+        if kind == "train":
+            whole |= {"algorithm": algorithm, "model": model}
+            full = train_config(row.run_id, **whole)
+        else:
+            full = evaluate_config(row.run_id, **whole)
         write_json(run.config, full, fsync=False)
         return SyntheticRun(home, run, full)
 

@@ -17,7 +17,7 @@ def run(home: Home, tmp_path) -> RunDir:
     env_id = push(home, tmp_path / "env")
     rows = [answer("9+1", "10", 1.0, half="select"), answer("9+2", "11", 1.0, half="report")]
     run = training(home, env_id, algorithm="sft", evals={0: rows, 2: rows})
-    append_line(run.events, {"event": "started", "heldout_tasks": 7, "total_steps": 2})
+    append_line(run.events, {"time": 0.0, "event": "started", "heldout_tasks": 7, "total_steps": 2})
     for step, success in ((0, 0.25), (2, 0.75)):
         append_line(run.metrics, {"step": step, "time": step, "heldout_success": success})
     return run
@@ -25,7 +25,9 @@ def run(home: Home, tmp_path) -> RunDir:
 
 @pytest.mark.parametrize(("total", "tasks"), [(7, 4), (8, 4), (1, 1)])
 def test_the_half_that_chooses_is_the_larger_one(run: RunDir, total: int, tasks: int):
-    append_line(run.events, {"event": "started", "heldout_tasks": total})  # of a later attempt
+    append_line(
+        run.events, {"time": 0.0, "event": "started", "heldout_tasks": total}
+    )  # of a later attempt
     exam = choosing(run)
     assert (exam["half"], exam["tasks"], exam["of"]) == ("select", tasks, total)
     assert f"{tasks} of {total} held-out tasks that choose" in exam["about"]
@@ -38,7 +40,7 @@ def test_a_run_without_an_exam_says_nothing_of_halves(run: RunDir):
 
 def test_a_run_whose_halves_are_unequal_says_how_many_choose(run: RunDir):
     more = {"heldout_tasks": 10, "heldout_choose": 7}
-    append_line(run.events, {"event": "started"} | more)
+    append_line(run.events, {"time": 0.0, "event": "started"} | more)
     exam = choosing(run)
     assert exam["tasks"] == 7 and exam["about"].endswith("the verdict is read on the other 3")
 

@@ -2,7 +2,10 @@
 
 import dataclasses
 
+from run_configs import train_config
+
 from engine.core.files import write_json
+from engine.core.hints import Hint
 from engine.home.progress import write_status
 from engine.home.recovery import env_rows, run_rows
 from engine.home.store import Store
@@ -21,33 +24,32 @@ def lost(bench, run, state: str = "", **values) -> dict:
 
 def test_a_run_that_waited_waits_again(bench):
     run = bench.queue(max_gpu_hours=3.0)
-    config = {"algorithm": "grpo", "kind": "train", "env_id": "a@1", "max_gpu_hours": 3.0}
-    write_json(run.config, config)
+    write_json(run.config, train_config(run.id, env_id="a@1", max_gpu_hours=3.0))
     row = lost(bench, run)
     assert (row["state"], row["env_id"], row["max_gpu_hours"]) == ("queued", "a@1", 3.0)
 
 
 def test_how_a_run_ended_is_read_from_its_record_and_its_hours_are_kept(bench):
     run = bench.queue()
-    write_json(run.config, {"algorithm": "grpo"})
+    write_json(run.config, train_config(run.id))
     write_json(run.started_record, {"attempt": 2, "time": 5.0})
-    end = outcome.abandon(run, bench.row(run), "oom", "memory ran out", "use less")
+    end = outcome.abandon(run, bench.row(run), "oom", "memory ran out", Hint("use less"))
     outcome.record(run, dataclasses.replace(end, attempt=2))
     row = lost(bench, run, "running", attempt=2, spent_hours=1.25)
-    assert (row["state"], row["reason_kind"], row["hint"]) == ("failed", "oom", "use less")
+    assert (row["state"], row["reason_kind"], str(row["hint"])) == ("failed", "oom", "use less")
     assert (row["attempt"], row["spent_hours"], row["started"]) == (2, 1.25, 5.0)
 
 
 def test_a_run_nobody_recorded_the_end_of_is_interrupted(bench):
     run = bench.queue()
-    write_json(run.config, {"algorithm": "grpo"})
+    write_json(run.config, train_config(run.id))
     write_json(run.started_record, {"attempt": 1, "time": 5.0})
     assert lost(bench, run, "running")["state"] == "interrupted"
 
 
 def test_a_run_that_was_cancelled_while_it_waited_stays_cancelled(bench):
     run = bench.queue()
-    write_json(run.config, {"algorithm": "grpo"})
+    write_json(run.config, train_config(run.id))
     row = lost(bench, run, "cancelled", reason_kind="cancelled", reason="not wanted")
     assert (row["state"], row["reason"]) == ("cancelled", "not wanted")
 
@@ -55,7 +57,7 @@ def test_a_run_that_was_cancelled_while_it_waited_stays_cancelled(bench):
 def test_a_folder_whose_submit_was_never_answered_becomes_no_run(home):
     run = home.run("arith-grpo-1")
     run.create()
-    write_json(run.config, {"run_id": "arith-grpo-1", "algorithm": "grpo"})
+    write_json(run.config, train_config("arith-grpo-1"))
     (home.runs / "no run at all").mkdir()
     assert run_rows(home) == []
 

@@ -309,7 +309,7 @@ def test_only_the_holder_of_the_checkpoint_lock_moves_the_log(home):
 
 
 def test_a_long_log_is_moved_without_being_asked(home, monkeypatch):
-    monkeypatch.setattr("engine.home.store._WAL_LIMIT", 50_000)
+    monkeypatch.setattr("engine.home.store_connection._WAL_LIMIT", 50_000)
     with Store(home) as store:
         for _ in range(40):
             store.insert_run(new())

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_configs import evaluate_config, train_config
 
 from engine.core.errors import UserError
 from engine.core.files import write_json
 from engine.home.run_dir import Home, RunDir
 from engine.models import catalog
+from engine.models.model_files import AdapterFacts
 from tests import tiny_model
 
 
@@ -31,7 +33,7 @@ def trained(home: Home, base: Path, run_id: str = "arith-sft-1", **config: Any) 
     """A run with checkpoints at steps 10 and 20, the first of them the best."""
     run = home.run(run_id)
     run.create()
-    content = {"kind": "train", "base": {"ref": str(base), "path": str(base)}} | config
+    content = train_config(run_id, base={"ref": str(base), "path": str(base)}) | config
     write_json(run.config, content)
     facts = tiny_model.config()
     for step, rank in ((10, 4), (20, 4)):
@@ -75,7 +77,7 @@ def test_a_run_means_its_last_checkpoint_and_its_base(home: Home, base: Path):
     ref = catalog.resolve_model(home, run.id)
     assert (ref.kind, ref.run_id, ref.base_path) == ("run", run.id, base)
     assert ref.adapter == run.checkpoint(20)
-    assert ref.adapter_facts == {"rank": 4, "alpha": 8, "targets": ["q_proj"]}
+    assert ref.adapter_facts == AdapterFacts(4, 8, ("q_proj",))
 
 
 def test_best_and_step_choose_a_checkpoint(home: Home, base: Path):
@@ -94,7 +96,9 @@ def test_a_run_without_a_checkpoint_says_to_wait(home: Home, base: Path):
 
 
 def test_an_evaluation_is_no_model(home: Home, base: Path):
-    trained(home, base, "arith-eval-1", kind="evaluate")
+    run = home.run("arith-eval-1")
+    run.create()
+    write_json(run.config, evaluate_config(run.id))
     assert "no training run" in refusal(home, "arith-eval-1").message
 
 
@@ -107,7 +111,8 @@ def test_a_run_whose_base_is_gone_says_where_it_was(home: Home, base: Path):
 def test_a_run_of_the_built_in_model_finds_it_where_it_is_installed_now(home: Home):
     run = home.run("old-sft-1")
     run.create()
-    write_json(run.config, {"kind": "train", "base": {"ref": "pebble", "path": "/old/place"}})
+    base = {"ref": "pebble", "path": "/old/place"}
+    write_json(run.config, train_config(run.id, base=base))
     facts = catalog.resolve_model(home, "pebble").facts
     shape = tiny_model.config(
         hidden_size=facts.hidden,

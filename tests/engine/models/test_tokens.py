@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from engine.core.errors import UserError
 from engine.models import catalog, tokens
+from engine.models.chat_format import TemplateError
 from tests import tiny_model
 
 TOOLS = [
@@ -43,13 +44,13 @@ def test_one_token_per_byte_and_special_tokens_whole(tokenizer: tokens.ChatToken
 
 
 def test_the_prompt_ends_where_the_assistant_goes_on(tokenizer: tokens.ChatTokenizer):
-    text = tokenizer.render(CHAT[:2], generation=True)
+    text = tokenizer.format().text(CHAT[:2], prompt=True)
     assert text.endswith("<|im_start|>user\n12 + 34? ñ<|im_end|>\n<|im_start|>assistant\n")
-    assert tokenizer.prompt(CHAT[:2]) == tokenizer.encode(text)
+    assert tokenizer.format().prompt(CHAT[:2]) == tokenizer.encode(text)
 
 
 def test_loss_is_on_what_the_assistant_says_and_its_end_token(tokenizer: tokens.ChatTokenizer):
-    whole = tokenizer.conversation(CHAT)
+    whole = tokenizer.format().conversation(CHAT)
     said = [i for i, trained in zip(whole.ids, whole.mask(), strict=True) if trained]
     assert said == tokenizer.encode("46<|im_end|>") + tokenizer.encode("yes<|im_end|>")
     last = [i for i, trained in zip(whole.ids, whole.mask("last"), strict=True) if trained]
@@ -58,21 +59,21 @@ def test_loss_is_on_what_the_assistant_says_and_its_end_token(tokenizer: tokens.
 
 
 def test_the_prompt_is_the_beginning_of_the_conversation(tokenizer: tokens.ChatTokenizer):
-    prompt = tokenizer.prompt(CHAT[:2])
-    assert tokenizer.conversation(CHAT).ids[: len(prompt)] == prompt
+    prompt = tokenizer.format().prompt(CHAT[:2])
+    assert tokenizer.format().conversation(CHAT).ids[: len(prompt)] == prompt
 
 
 def test_what_follows_the_last_assistant_turn_is_not_trained(tokenizer: tokens.ChatTokenizer):
     more = [*CHAT, {"role": "user", "content": "thanks"}]
-    assert tokenizer.conversation(more) == tokenizer.conversation(CHAT)
-    assert tokenizer.conversation(CHAT[:2]).ids == []
+    assert tokenizer.format().conversation(more) == tokenizer.format().conversation(CHAT)
+    assert tokenizer.format().conversation(CHAT[:2]).ids == []
 
 
 def test_a_template_that_rewrites_history_is_refused_for_training(tmp_path: Path):
     rewriting = tiny_model.TEMPLATE.replace("message.content + '<|im_end|>'", "message.content")
     changing = "{{ messages | length }}" + rewriting
-    with pytest.raises(tokens.TemplateError, match="does not continue its own prompt"):
-        with_template(tmp_path, changing).conversation(CHAT)
+    with pytest.raises(TemplateError, match="does not continue its own prompt"):
+        with_template(tmp_path, changing).format().conversation(CHAT)
 
 
 @pytest.mark.parametrize(
@@ -88,13 +89,13 @@ def test_a_template_that_rewrites_history_is_refused_for_training(tmp_path: Path
 def test_a_template_that_fails_or_breaks_out_is_an_error_in_words(
     tmp_path: Path, template: str, words: str
 ):
-    with pytest.raises(tokens.TemplateError, match=words):
-        with_template(tmp_path, template).render(CHAT)
+    with pytest.raises(TemplateError, match=words):
+        with_template(tmp_path, template).format().text(CHAT, prompt=False)
 
 
 def test_a_template_that_is_no_template_is_refused(tmp_path: Path):
     with pytest.raises(UserError) as caught:
-        with_template(tmp_path, "{% if %}").render(CHAT)
+        with_template(tmp_path, "{% if %}").format().text(CHAT, prompt=False)
     assert caught.value.code == "MODEL_UNSUPPORTED"
 
 
@@ -104,7 +105,7 @@ def test_templates_have_the_extras_transformers_gives_them(tmp_path: Path):
         "{{ bos_token is defined }}|{% for m in messages %}{% if loop.index > 1 %}{% break %}"
         "{% endif %}{{ m.role }}{% endfor %}"
     )
-    said = with_template(tmp_path, template).render(CHAT, tools=TOOLS)
+    said = with_template(tmp_path, template).format().text(CHAT, TOOLS, prompt=False)
     assert said == json.dumps(TOOLS[0]) + "|4|<|im_end|>|False|system"
     assert "<b>" in said  # not escaped as HTML
 
@@ -131,7 +132,7 @@ def test_any_chat_counts_each_token_once(turns: list[tuple[str, str]]):
     chat = []
     for asked, said in turns:
         chat += [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]
-    whole = tokenizer.conversation(chat)
+    whole = tokenizer.format().conversation(chat)
     assert len(whole.turns) == len(turns)
     assert sum(whole.mask()) == sum(end - start for start, end in whole.turns)
     assert all(a[1] <= b[0] for a, b in zip(whole.turns, whole.turns[1:], strict=False))
@@ -185,10 +186,10 @@ def test_counts_and_masks_equal_those_of_transformers():
     for case, theirs in zip(cases, json.loads(said.stdout), strict=True):
         messages, tools = case["messages"], case["tools"]
         if case["generation"]:
-            ours = tokenizer.prompt(messages, tools=tools, thinking=case["thinking"])
+            ours = tokenizer.format(case["thinking"]).prompt(messages, tools or ())
             assert ours == theirs["input_ids"]
         elif not case["thinking"]:
-            whole = tokenizer.conversation(messages, tools=tools)
+            whole = tokenizer.format().conversation(messages, tools or ())
             end = len(whole.ids)  # theirs goes on with the newline after the last turn
             assert whole.ids == theirs["input_ids"][:end]
             assert whole.mask() == theirs["assistant_masks"][:end]

@@ -50,7 +50,7 @@ def test_a_failure_keeps_its_kind_if_it_is_one_of_ours(home, kind):
     end = decide(run, row, 3)
     assert end.state == "failed" and end.reason == "what happened"
     assert end.reason_kind == (kind if kind in FAILURE_KINDS else "internal")
-    assert run.id in end.hint
+    assert run.id in str(end.hint)
 
 
 def test_exit_3_without_a_failure_file_shows_the_log(home):
@@ -67,14 +67,14 @@ def test_an_end_nobody_here_asked_for_is_a_kill(home, status):
     end = decide(run, row, status)
     assert (end.state, end.reason_kind) == ("failed", "killed")
     assert f"signal {15 if status == 4 else -status}" in end.reason
-    assert end.last_checkpoint == "step_000020" and "step_000020" in end.hint
+    assert end.last_checkpoint == "step_000020" and "step_000020" in str(end.hint)
 
 
 def test_a_kill_while_memory_ran_out_says_so(home):
     run, row = made(home)
     end = decide(run, row, -9, memory_ran_out=True)
     assert end.reason_kind == "killed" and "lack of memory" in end.reason
-    assert "max_length" in end.hint and "step 0" in end.hint
+    assert "max_length" in str(end.hint) and "step 0" in str(end.hint)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from engine.core.errors import UserError
 from engine.core.files import append_line
 from engine.core.paging import complete_size, page_after, page_before
-from engine.home.curves import load_metrics, spark, thin
 from engine.reading.logs import matcher, read_logs
+from engine.records.lines.curves import load_metrics, spark, thin
 
 
 def size(result):
@@ -138,7 +138,7 @@ def test_evaluations_show_which_model_a_line_is(home, make_run):
 
 
 def test_a_very_long_metrics_file_is_sampled_and_its_end_is_exact(tmp_path, monkeypatch):
-    monkeypatch.setattr("engine.home.curves._EXACT_BYTES", 400_000)
+    monkeypatch.setattr("engine.records.lines.curves._EXACT_BYTES", 400_000)
     path = tmp_path / "long.jsonl"
     with path.open("w") as file:
         for i in range(12_000):

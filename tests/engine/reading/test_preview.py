@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_configs import sft_settings
 
 from engine.home.sanitize import Redactor
 from engine.models import catalog, tokens
@@ -19,8 +20,8 @@ def row(name: str, *turns: str, split: str = "train") -> dict[str, Any]:
 
 
 def shown(*rows: dict[str, Any], **settings: Any) -> dict[str, Any]:
-    given = {"max_length": 128, "loss_on": "assistant"} | settings
-    return sft_row(rows, [], PEBBLE, given, Redactor())
+    given = {"max_length": 128} | settings
+    return sft_row(rows, [], PEBBLE, sft_settings(**given), Redactor())
 
 
 def test_the_answer_and_its_end_are_trained_and_the_prompt_is_not():
@@ -47,7 +48,7 @@ def test_a_row_that_is_cut_is_preferred_and_shows_what_is_lost():
     long = row("long", "Count.", " ".join(str(number) for number in range(60)))
     found = shown(row("short", "2 + 2 =", "4"), long, max_length=48)
     assert (found["task"], found["cut_at"], found["tokens"]) == ("long", 48, 48)
-    whole = tokens.load(PEBBLE).conversation(long["gold"])
+    whole = tokens.load(PEBBLE).format().conversation(long["gold"])
     assert found["lost"]["tokens"] == len(whole.ids) - 48
     assert found["trained"] == sum(whole.mask()[:48])
     assert "59" in found["lost"]["text"] and "59" not in str(found["pieces"])

@@ -8,6 +8,8 @@ import pytest
 from engine.records.record import DamagedRecord
 from engine.records.run_config import GRPOConfig, read_run_config
 
+# What a config written before the setting existed reads with.
+LATER_SETTINGS: dict[str, object] = {}
 GOLDEN = Path(__file__).parents[2] / "faults" / "golden" / "0.1.0" / "runs"
 
 
@@ -16,7 +18,9 @@ def test_the_config_of_an_older_version_is_read_whole(run: str):
     config = read_run_config(GOLDEN / run / "config.json")
     stored = json.loads((GOLDEN / run / "config.json").read_text())
     assert isinstance(config, GRPOConfig)
-    assert config.to_json() == stored | {"profile": False}
+    settings = stored["settings"] | LATER_SETTINGS
+    later = {"profile": False, "wall_limit_hours": None, "settings": settings}
+    assert config.to_json() == stored | later
 
 
 @pytest.mark.parametrize("key", ["settings.learning_rate", "base.path", "env_id", "algorithm"])

@@ -5,18 +5,21 @@ import os
 
 import pytest
 from answered import answer, evaluation, push, training
+from as_json import holdout_use, verify
 from command_line import call
 
 from engine.core.errors import UserError
 from engine.core.files import take_lock, write_json
 from engine.curation import curate
-from engine.evidence.verdict import holdout_reuse, provenance
 from engine.home import recovery
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.processes import launcher
-from engine.runs import deletion, lifecycle, submit
+from engine.runs import deletion, lifecycle
+from engine.runs.submit import contamination
+from engine.runs.submit import training as submit_training
+from engine.runs.submit.requests import EvaluationRequest, TrainRequest
 from mcp_server.api import verbs
 
 GOOD = [answer("1+1", "2", 1.0), answer("1+1", "3", 0.0, 1)]
@@ -43,7 +46,7 @@ def test_a_deleted_run_frees_its_room_and_keeps_its_line_its_hours_and_its_looks
     home: Home, env_id: str
 ):
     run = trained(home, env_id)
-    used = holdout_reuse.exam_use(home, env_id)
+    used = holdout_use(home, env_id)
     links = [{"name": "run", "files": {"metrics.jsonl": "0"}, "hash": "0"}]
     write_json(run.chain, {"head": "0", "links": links})
     done = call("runs", "delete", run.id, "--json")
@@ -55,10 +58,10 @@ def test_a_deleted_run_frees_its_room_and_keeps_its_line_its_hours_and_its_looks
         assert store.spent_hours() == 0.5
     (line,) = lifecycle.overview(home, "runs")["runs"]
     assert line["run_id"] == run.id and line["deleted"]
-    assert holdout_reuse.exam_use(home, env_id) == used and used["looks"] > 0
+    assert holdout_use(home, env_id) == used and used["looks"] > 0
     found = lifecycle.status(home, run.id)
     assert "it got better" in found["summary"] and "were deleted" in found["warnings"][0]
-    assert provenance.verify(home, run.id)["intact"] is None
+    assert verify(home, run.id)["intact"] is None
     written = [json.loads(text) for text in home.audit.read_text().splitlines()]
     assert [(note["tool"], note["run_id"]) for note in written] == [("delete_run", run.id)]
 
@@ -81,10 +84,10 @@ def test_a_deleted_run_is_neither_continued_nor_trained_on(home: Home, env_id: s
     write_json(home.run(row.run_id).config, {"kind": "train", "settings": {}})
     assert call("runs", "delete", row.run_id).exit_code == 0
     with pytest.raises(UserError) as refusal:
-        lifecycle.submit(home, resume=row.run_id)
+        lifecycle.submit(home, TrainRequest(resume=row.run_id))
     assert refusal.value.code == "RUN_STATE" and "deleted" in refusal.value.message
     with pytest.raises(UserError) as refusal:
-        lifecycle.submit(home, env_id=env_id, model=row.run_id)
+        lifecycle.submit(home, TrainRequest(env_id=env_id, model=row.run_id))
     assert "deleted" in refusal.value.message
 
 
@@ -97,7 +100,7 @@ def test_an_open_run_is_not_deleted_even_by_force(
     for force in ((), ("--force",)):
         told = call("runs", "delete", row.run_id, *force)
         assert told.exit_code == 2 and "is queued" in told.stderr
-        assert "honesmith cancel" in told.stderr
+        assert "honesmith wait" in told.stderr
 
 
 def test_a_run_that_others_come_from_is_only_deleted_by_force_or_with_them(home: Home, env_id: str):
@@ -164,7 +167,9 @@ def test_a_run_resumed_while_it_is_about_to_be_deleted_keeps_its_checkpoints(
     run = failed(home, env_id)
     # The report is written between the look at the state and the marker.
     monkeypatch.setattr(
-        deletion, "write_report", lambda home, run_id: lifecycle.submit(home, resume=run_id)
+        deletion,
+        "write_report",
+        lambda home, run_id: lifecycle.submit(home, TrainRequest(resume=run_id)),
     )
     with pytest.raises(UserError) as refusal:
         deletion.delete_run(home, run.id)
@@ -180,7 +185,9 @@ def test_a_run_regraded_while_it_is_about_to_be_deleted_keeps_its_answers(
     monkeypatch.setattr(
         deletion,
         "write_report",
-        lambda home, run_id: lifecycle.submit_evaluation(home, env_id=env_id, regrade=run_id),
+        lambda home, run_id: lifecycle.submit_evaluation(
+            home, EvaluationRequest(env_id=env_id, regrade=run_id)
+        ),
     )
     with pytest.raises(UserError) as refusal:
         deletion.delete_run(home, run.id)
@@ -192,15 +199,15 @@ def test_answers_deleted_while_they_are_about_to_be_regraded_are_refused(
     home: Home, env_id: str, monkeypatch: pytest.MonkeyPatch
 ):
     run = evaluation(home, env_id, {"pebble": GOOD})
-    shared = submit.contamination.of_models
+    shared = contamination.of_models
 
     def meanwhile(*asked):
         deletion.delete_run(home, run.id)
         return shared(*asked)
 
-    monkeypatch.setattr(submit.contamination, "of_models", meanwhile)
+    monkeypatch.setattr(contamination, "of_models", meanwhile)
     with pytest.raises(UserError) as refusal:
-        lifecycle.submit_evaluation(home, env_id=env_id, regrade=run.id)
+        lifecycle.submit_evaluation(home, EvaluationRequest(env_id=env_id, regrade=run.id))
     assert refusal.value.code == "RUN_STATE" and refusal.value.field == "regrade"
     with Store(home) as store:
         assert [row.kind for row in store.list_runs()] == ["evaluate"], "none but the deleted one"
@@ -212,10 +219,10 @@ def test_a_run_deleted_while_it_is_about_to_be_resumed_stays_ended(
     run = failed(home, env_id)
     # The last thing that a resume looks at before its transaction.
     monkeypatch.setattr(
-        submit, "check_hours_left", lambda home, store: deletion.delete_run(home, run.id)
+        submit_training, "check_hours_left", lambda home, store: deletion.delete_run(home, run.id)
     )
     with pytest.raises(UserError) as refusal:
-        lifecycle.submit(home, resume=run.id)
+        lifecycle.submit(home, TrainRequest(resume=run.id))
     assert refusal.value.code == "RUN_STATE" and "deleted" in refusal.value.message
     with Store(home) as store:
         assert store.get_run(run.id).state == "cancelled"

@@ -1,11 +1,14 @@
 """The ledger: what was tried, in a tree; what should not be tried again."""
 
 import pytest
+from run_configs import train_config
 
 from engine.core.files import write_json
 from engine.home.store import Store
-from engine.runs.ledger import best_runs, cautions, entry, tree
+from engine.records.run_config import TrainConfig, as_run_config
+from engine.runs.ledger import best_runs, entry, tree
 from engine.runs.overview import overview
+from engine.runs.submit.cautions import cautions
 
 BASE = {"learning_rate": 1e-3, "group_size": 8, "steps": 100, "loss": "dapo", "seed": 0}
 USER = dict.fromkeys(BASE, "user")
@@ -30,16 +33,12 @@ def tried(make_run):
 
 def asked(home, changes=None, **more):
     """What the ledger says about a submit with these settings."""
-    content = {
-        "model": "pebble",
-        "algorithm": "grpo",
-        "env_id": "arith@0123456789ab",
-        "settings": BASE | (changes or {}),
-        "sources": USER,
-        "parent": "",
-    } | more
+    settings = BASE | (changes or {})
+    content = {"env_id": "arith@0123456789ab", "settings": settings, "sources": USER} | more
+    config = as_run_config(train_config("", **content))
+    assert isinstance(config, TrainConfig)
     with Store(home) as store:
-        return cautions(home, store, content)
+        return cautions(home, store, config)
 
 
 def test_a_learning_rate_five_percent_off_a_failed_one_is_the_same_idea(home, tried):

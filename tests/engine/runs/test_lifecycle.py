@@ -8,13 +8,16 @@ import time
 from pathlib import Path
 
 import pytest
+from run_configs import evaluate_config
 
 from engine.core.errors import UserError
 from engine.core.files import append_line, read_json, write_json
 from engine.home.rows import NewRun
 from engine.home.store import Store
 from engine.processes import launcher
+from engine.processes.programs import STAND_INS
 from engine.runs import lifecycle
+from engine.runs.submit.requests import EvaluationRequest, ProbeRequest, TrainRequest
 
 # Each of these takes about a second; the limit is for a machine that is busy with other things.
 pytestmark = pytest.mark.timeout(60)
@@ -24,7 +27,7 @@ SFT = {"steps": 3, "learning_rate": 1e-3, "lora_rank": 4}
 
 def submit(home, env, **arguments):
     defaults = {"env_id": env, "algorithm": "sft", "settings": SFT}
-    return lifecycle.submit(home, **(defaults | arguments))
+    return lifecycle.submit(home, TrainRequest(**(defaults | arguments)))
 
 
 def refused(code: str, call, *arguments, **named) -> UserError:
@@ -81,7 +84,12 @@ def test_a_profile_is_asked_for_beside_the_settings(busy, bench, env):
     configs = [read_json(bench.home.run(said["run_id"]).config) for said in (plain, traced)]
     assert configs[1]["profile"] is True and "profile" not in configs[0]
     assert configs[0]["settings"] == configs[1]["settings"]
-    refused("BAD_ARGUMENT", lifecycle.submit, bench.home, resume=traced["run_id"], profile=True)
+    refused(
+        "BAD_ARGUMENT",
+        lifecycle.submit,
+        bench.home,
+        TrainRequest(resume=traced["run_id"], profile=True),
+    )
 
 
 def test_a_busy_device_queues_and_says_the_position(busy, bench, env):
@@ -116,7 +124,9 @@ def test_what_a_prefix_was_taken_as_is_said_where_something_is_started_or_change
     said = submit(bench.home, "su", parent="sums-sft-1")
     assert about(said) == [f"env_id 'su' was taken as {env}"]
     assert about(submit(bench.home, env, parent="bus")) == ["parent 'bus' was taken as busy-1"]
-    probed = lifecycle.submit_evaluation(bench.home, env_id="sum", models=["pebble"])
+    probed = lifecycle.submit_evaluation(
+        bench.home, EvaluationRequest(env_id="sum", models=["pebble"])
+    )
     assert about(probed) == [f"env_id 'sum' was taken as {env}"]
     eval_id = probed["run_id"]
     assert about(lifecycle.cancel(bench.home, eval_id[:-1])) == [
@@ -212,7 +222,7 @@ def test_spending_above_the_home_s_limits_is_refused(busy, bench, env):
 
 
 def test_a_machine_without_torch_says_how_to_get_it(bench, env, monkeypatch):
-    monkeypatch.delenv("HONESMITH_TEST_WORKER")
+    monkeypatch.delenv(STAND_INS)
     monkeypatch.setattr(launcher.importlib.util, "find_spec", lambda name: None)
     error = refused("NO_TORCH", submit, bench.home, env)
     assert "honesmith setup" in error.hint
@@ -244,7 +254,7 @@ def test_a_running_run_stops_with_a_checkpoint_and_resumes_where_it_was(bench):
     assert lifecycle.cancel(bench.home, run.id)["state"] in ("stopping", "cancelled")
     bench.until_state(run, "cancelled")
     bench.go(run)
-    said = lifecycle.submit(bench.home, resume=run.id, max_gpu_hours=3)
+    said = lifecycle.submit(bench.home, TrainRequest(resume=run.id, max_gpu_hours=3))
     assert (said["run_id"], said["attempt"]) == (run.id, 2)
     assert said["resumed_from"] == "step_000003" and said["warnings"] == []
     row = bench.until_state(run, "done")
@@ -257,9 +267,9 @@ def test_a_resume_without_a_checkpoint_says_it_starts_over_under_its_own_cap(ben
     run = bench.start(steps=2, behave="odd_exit", max_gpu_hours=0.4)
     bench.until_state(run, "failed")
     config = read_json(run.config)
-    config["settings"].pop("behave")
+    config["fake_trainer"].pop("behave")
     run.config.write_text(json.dumps(config))
-    said = lifecycle.submit(bench.home, resume=run.id)
+    said = lifecycle.submit(bench.home, TrainRequest(resume=run.id))
     assert said["resumed_from"] == "" and "step 0" in said["warnings"][0]
     assert bench.until_state(run, "done").max_gpu_hours == 0.4
 
@@ -267,7 +277,7 @@ def test_a_resume_without_a_checkpoint_says_it_starts_over_under_its_own_cap(ben
 def test_a_done_run_never_changes(bench):
     run = bench.start(steps=1)
     before = bench.until_state(run, "done")
-    error = refused("RUN_STATE", lifecycle.submit, bench.home, resume=run.id)
+    error = refused("RUN_STATE", lifecycle.submit, bench.home, TrainRequest(resume=run.id))
     assert "done" in error.message
     assert lifecycle.cancel(bench.home, run.id)["state"] == "done"
     assert bench.row(run) == before
@@ -278,8 +288,8 @@ def test_resuming_a_resume_with_one_request_id_makes_one_attempt(bench):
     bench.until_step(run, 1)
     lifecycle.cancel(bench.home, run.id)
     bench.until_state(run, "cancelled")
-    first = lifecycle.submit(bench.home, resume=run.id, request_id="go-on")
-    again = lifecycle.submit(bench.home, resume=run.id, request_id="go-on")
+    first = lifecycle.submit(bench.home, TrainRequest(resume=run.id, request_id="go-on"))
+    again = lifecycle.submit(bench.home, TrainRequest(resume=run.id, request_id="go-on"))
     assert first["run_id"] == again["run_id"] and bench.row(run).attempt == 2
     bench.go(run)
     bench.until_state(run, "done")
@@ -411,7 +421,8 @@ def test_a_wait_for_something_unknown_is_refused(home):
 
 def test_an_evaluation_is_a_run_of_its_own_with_copies_of_its_models(busy, bench, env, tuned):
     said = lifecycle.submit_evaluation(
-        bench.home, env_id=env, models=["pebble", f"{tuned}@step10"], rows=500, attempts=2
+        bench.home,
+        EvaluationRequest(env_id=env, models=["pebble", f"{tuned}@step10"], rows=500, attempts=2),
     )
     assert said["run_id"] == "sums-eval-1" and said["rows"] == 20
     assert any("20 rows" in warning for warning in said["warnings"])
@@ -427,7 +438,7 @@ def test_an_evaluation_is_a_run_of_its_own_with_copies_of_its_models(busy, bench
 def test_a_finished_evaluation_offers_to_compare_its_models_and_never_to_deploy_it(home, models):
     def prepare(run_id: str) -> None:
         home.run(run_id).create()
-        write_json(home.run(run_id).config, {"models": [{"ref": ref} for ref in models]})
+        write_json(home.run(run_id).config, evaluate_config(run_id, models=models))
         write_json(home.run(run_id).result, {"summary": "played"})
 
     with Store(home) as store:
@@ -462,7 +473,7 @@ def test_a_finished_evaluation_offers_to_compare_its_models_and_never_to_deploy_
 )
 def test_an_evaluation_that_cannot_run_is_refused(bench, env, code, arguments):
     with pytest.raises(UserError) as caught:
-        lifecycle.submit_evaluation(bench.home, env_id=env, **arguments)
+        lifecycle.submit_evaluation(bench.home, EvaluationRequest(env_id=env, **arguments))
     found = caught.value.code
     assert found == code or (code == "SETTING_UNKNOWN" and found == "SETTING_NOT_APPLICABLE")
     assert list(bench.home.runs.iterdir()) == []
@@ -470,31 +481,32 @@ def test_an_evaluation_that_cannot_run_is_refused(bench, env, code, arguments):
 
 def test_the_same_probe_is_one_run_and_gives_its_result_when_done(bench, env):
     ask = {"env_id": env, "model": "pebble", "settings": {"group_size": 4}, "samples": 3}
-    first = lifecycle.submit_probe(bench.home, **ask)
+    first = lifecycle.submit_probe(bench.home, ProbeRequest(**ask))
     assert first["run_id"] == "sums-probe-1" and "result" not in first
     bench.until_state(bench.home.run("sums-probe-1"), "done")
-    again = lifecycle.submit_probe(bench.home, **ask)
+    again = lifecycle.submit_probe(bench.home, ProbeRequest(**ask))
     assert again["run_id"] == "sums-probe-1" and again["result"]["verdict"] == "better"
-    other = lifecycle.submit_probe(bench.home, **(ask | {"samples": 4}))
+    other = lifecycle.submit_probe(bench.home, ProbeRequest(**(ask | {"samples": 4})))
     assert other["run_id"] == "sums-probe-2"
     bench.until_state(bench.home.run("sums-probe-2"), "done")
 
 
 def test_a_probe_that_was_made_before_is_read_whatever_may_be_afforded(bench, env):
     ask = {"env_id": env, "model": "pebble", "settings": {"group_size": 4}, "samples": 3}
-    first = lifecycle.submit_probe(bench.home, **ask, afford=lambda hours: 0.5)
+    first = lifecycle.submit_probe(bench.home, ProbeRequest(**ask), afford=lambda hours: 0.5)
 
     def nothing_left(hours: float) -> float:
         raise UserError("QUOTA", "nothing is left")
 
     assert (
-        lifecycle.submit_probe(bench.home, **ask, afford=nothing_left)["run_id"] == first["run_id"]
+        lifecycle.submit_probe(bench.home, ProbeRequest(**ask), afford=nothing_left)["run_id"]
+        == first["run_id"]
     )
     bench.until_state(bench.home.run(first["run_id"]), "done")
-    again = lifecycle.submit_probe(bench.home, **ask, afford=nothing_left)
+    again = lifecycle.submit_probe(bench.home, ProbeRequest(**ask), afford=nothing_left)
     assert again["run_id"] == first["run_id"] and again["result"]["verdict"] == "better"
     with pytest.raises(UserError, match="nothing is left"):
-        lifecycle.submit_probe(bench.home, **(ask | {"samples": 4}), afford=nothing_left)
+        lifecycle.submit_probe(bench.home, ProbeRequest(**ask | {"samples": 4}), nothing_left)
 
 
 def test_the_overview_pages_through_runs_and_names_what_there_is(busy, bench, env):
@@ -525,7 +537,7 @@ def test_the_overview_counts_the_whole_home_and_says_what_follows(busy, bench, e
     few = lifecycle.overview(bench.home, limit=1)
     assert len(few["envs"]) == len(few["runs"]) == 1
     assert few["summary"].startswith("1 running, 1 queued, 4 environments, ")
-    assert few["summary"].endswith('More runs, envs follow: get_status(scope="runs").')
+    assert few["summary"].endswith("More runs, envs, models follow with scope runs.")
     assert few["next"] == lifecycle.overview(bench.home)["next"]
     whole = lifecycle.overview(bench.home)["summary"]
     assert whole == few["summary"].partition(" More ")[0]
@@ -548,10 +560,11 @@ def test_the_budget_left_counts_what_is_promised(busy, bench, env):
 def test_two_processes_that_submit_at_once_run_one_and_queue_one(bench, env):
     code = (
         "import json, sys; from engine.home.run_dir import Home; "
-        "from engine.runs import lifecycle\n"
+        "from engine.runs import lifecycle; "
+        "from engine.runs.submit.requests import TrainRequest\n"
         "home = Home.locate(sys.argv[1]); sys.stdin.readline()\n"
-        "said = lifecycle.submit(home, env_id='sums', algorithm='sft',\n"
-        "  settings={'steps': 2, 'learning_rate': 1e-3})\n"
+        "said = lifecycle.submit(home, TrainRequest(env_id='sums', algorithm='sft',\n"
+        "  settings={'steps': 2, 'learning_rate': 1e-3}))\n"
         "print(json.dumps(said))"
     )
     (bench.home.root / "hold").touch()

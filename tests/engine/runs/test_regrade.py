@@ -17,6 +17,7 @@ from engine.home.store import Store
 from engine.processes import launcher
 from engine.reading.rollouts import read_rollouts
 from engine.runs import lifecycle
+from engine.runs.submit.requests import EvaluationRequest
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -50,7 +51,9 @@ def test_a_regrade_scores_what_is_stored_and_says_which_order_turns_round(
 ):
     first, second = push(home, tmp_path / "a"), push(home, tmp_path / "b", CHATTY, "chatty")
     played = evaluation(home, first, ANSWERS)
-    run, result = done(home, lifecycle.submit_evaluation(home, env_id=second, regrade=played.id))
+    run, result = done(
+        home, lifecycle.submit_evaluation(home, EvaluationRequest(env_id=second, regrade=played.id))
+    )
     found = result["regrade"]
     # "2" and "3" earned 1.0 and earn 0.1; "it is 2" earned 0 and earns 0.7; "it is three" 1.1.
     assert found["model_flips"] == [["brief", "wordy"]] and found["rows"] == 5
@@ -69,10 +72,10 @@ def test_a_regrade_scores_what_is_stored_and_says_which_order_turns_round(
 def test_the_process_loads_no_torch_and_needs_no_interpreter_with_it(home: Home, tmp_path: Path):
     env = push(home, tmp_path / "a")
     played = evaluation(home, env, ANSWERS)
-    queued = lifecycle.submit_evaluation(home, env_id=env, regrade=played.id)
+    queued = lifecycle.submit_evaluation(home, EvaluationRequest(env_id=env, regrade=played.id))
     run, _ = done(home, queued)
     config = json.loads(run.config.read_text())
-    assert launcher.program_of(home, config) == (sys.executable, "engine.runs.regrade")
+    assert launcher.trainer_command(home, config["algorithm"])[0] == sys.executable
     code = (
         "import sys; from pathlib import Path; from engine.runs.regrade import main; "
         "status = main(Path(sys.argv[1])); "
@@ -90,7 +93,9 @@ def test_an_answer_that_could_not_be_scored_can_be_now_and_is_in_no_comparison(
     env = push(home, tmp_path / "a")
     broken = answer("1+1", "2", 0.0, error="score() raised", stop_reason="error", success=None)
     played = evaluation(home, env, {"pebble": [broken, answer("1+2", "3", 1.0)]})
-    run, result = done(home, lifecycle.submit_evaluation(home, env_id=env, regrade=played.id))
+    run, result = done(
+        home, lifecycle.submit_evaluation(home, EvaluationRequest(env_id=env, regrade=played.id))
+    )
     mended, same = rows_of(run)
     assert (mended["reward"], mended["success"], mended["error"]) == (1.0, True, None)
     assert mended["stop_reason"] == "stop" and mended["error_before"] == "score() raised"
@@ -106,7 +111,9 @@ def test_tasks_that_are_not_the_same_here_are_skipped_and_counted(home: Home, tm
     rows = [answer("1+1", "2", 1.0), answer("4+4", "8", 1.0), answer("1+2", "3", 1.0, prompt=asked)]
     rows.append(answer("9+1", "10", 1.0) | {"messages": [], "completion": None})
     played = evaluation(home, first, {"pebble": rows})
-    run, result = done(home, lifecycle.submit_evaluation(home, env_id=second, regrade=played.id))
+    run, result = done(
+        home, lifecycle.submit_evaluation(home, EvaluationRequest(env_id=second, regrade=played.id))
+    )
     assert [row["task"] for row in rows_of(run)] == ["1+1"]
     assert result["regrade"]["skipped"] == {
         "unknown_task": 1, "changed_prompt": 1, "no_answer": 1,
@@ -116,7 +123,7 @@ def test_tasks_that_are_not_the_same_here_are_skipped_and_counted(home: Home, tm
 def test_nothing_that_can_be_scored_is_a_failure_that_says_why(home: Home, tmp_path: Path):
     first, second = push(home, tmp_path / "a"), push(home, tmp_path / "g", GUESS, "guess")
     played = evaluation(home, first, ANSWERS)
-    queued = lifecycle.submit_evaluation(home, env_id=second, regrade=played.id)
+    queued = lifecycle.submit_evaluation(home, EvaluationRequest(env_id=second, regrade=played.id))
     status = lifecycle.wait(home, queued["run_id"], "end", 25)
     assert status["state"] == "failed" and status["error"]["kind"] == "config"
     assert "no task of that id" in status["error"]["message"]
@@ -136,7 +143,9 @@ def test_answers_of_several_turns_are_replayed_and_other_replies_are_errors(
 
     rows = [played("g1", "REPLY", "3", "1"), played("g2", "no", "3", "2"), played("g3", "-", "3")]
     source = evaluation(home, env, {"pebble": rows})
-    run, _ = done(home, lifecycle.submit_evaluation(home, env_id=env, regrade=source.id))
+    run, _ = done(
+        home, lifecycle.submit_evaluation(home, EvaluationRequest(env_id=env, regrade=source.id))
+    )
     first, second, third = rows_of(run)
     assert first["reward"] == 0.5 and first["success"] is True
     assert "answers otherwise" in second["error"] and second["stop_reason"] == "error"
@@ -152,14 +161,16 @@ def test_a_training_run_gives_its_exams_or_its_rollouts(home: Home, tmp_path: Pa
     run.checkpoint(50).mkdir(parents=True)
     (run.checkpoint(50) / "MANIFEST.json").write_text("{}")
     run.best.symlink_to("step_000050")
-    queued = lifecycle.submit_evaluation(home, env_id=second, regrade=run.id)
+    queued = lifecycle.submit_evaluation(home, EvaluationRequest(env_id=second, regrade=run.id))
     assert queued["models"][0] == "pebble" and len(queued["models"]) == 8
     assert {f"{run.id}@step50", f"{run.id}@step90"} < set(queued["models"])
     assert any("2 of the evaluated steps" in note for note in queued["warnings"])
     graded, _ = done(home, queued)
     assert json.loads(graded.config.read_text())["settings"]["max_tokens"] == 7
     assert [row["reward"] for row in rows_of(graded)] == [0.2, 0.3]
-    queued = lifecycle.submit_evaluation(home, env_id=second, regrade=run.id, split="train")
+    queued = lifecycle.submit_evaluation(
+        home, EvaluationRequest(env_id=second, regrade=run.id, split="train")
+    )
     _, result = done(home, queued)
     assert [m["ref"] for m in result["models"]] == [
         f"{run.id}, rollouts of step 1",
@@ -183,7 +194,7 @@ def test_what_a_regrade_would_ignore_is_refused(
     env = push(home, tmp_path / "a")
     played = evaluation(home, env, ANSWERS)
     with pytest.raises(UserError) as refused:
-        lifecycle.submit_evaluation(home, env_id=env, regrade=played.id, **given)
+        lifecycle.submit_evaluation(home, EvaluationRequest(env_id=env, regrade=played.id, **given))
     assert refused.value.field == field
     with Store(home) as store:
         assert [row.run_id for row in store.list_runs()] == [played.id]
@@ -193,14 +204,16 @@ def test_a_run_without_stored_answers_is_refused(home: Home, tmp_path: Path):
     env = push(home, tmp_path / "a")
     run = training(home, env, algorithm="sft")
     with pytest.raises(UserError) as refused:
-        lifecycle.submit_evaluation(home, env_id=env, regrade=run.id)
+        lifecycle.submit_evaluation(home, EvaluationRequest(env_id=env, regrade=run.id))
     assert refused.value.code == "NO_EVALUATION"
 
 
 def test_fewer_rows_take_the_tasks_an_evaluation_would_take_and_say_so(home: Home, tmp_path: Path):
     env = push(home, tmp_path / "a")
     played = evaluation(home, env, {"pebble": [answer(f"1+{b}", "x", 0.0) for b in range(1, 10)]})
-    queued = lifecycle.submit_evaluation(home, env_id=env, regrade=played.id, rows=3)
+    queued = lifecycle.submit_evaluation(
+        home, EvaluationRequest(env_id=env, regrade=played.id, rows=3)
+    )
     assert any("3 of the 9 stored tasks" in note for note in queued["warnings"])
     run, _ = done(home, queued)
     assert len(rows_of(run)) == 3

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from stand_ins import stand_in
 
 from engine.core.errors import UserError
 from engine.core.files import read_json
@@ -15,8 +16,8 @@ pytestmark = pytest.mark.timeout(30)
 @pytest.fixture(autouse=True)
 def merger(monkeypatch):
     here = Path(__file__).parent
-    monkeypatch.setenv("HONESMITH_TEST_EXPORT", str(here.with_name("fake_export.py")))
-    monkeypatch.setenv("HONESMITH_TEST_WORKER", str(here.with_name("fake_trainer.py")))
+    stand_in(monkeypatch, merger=here.with_name("fake_export.py"))
+    stand_in(monkeypatch, trainer=here.with_name("fake_trainer.py"))
 
 
 def test_an_adapter_is_copied_as_a_peft_folder_that_names_its_base(home, tuned, tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from stand_ins import stand_in
 
 from engine.core import hardware
 from engine.core.errors import UserError
@@ -28,8 +29,8 @@ pytestmark = pytest.mark.timeout(60)
 def server(home: Home, monkeypatch: pytest.MonkeyPatch):
     """Deployments start a stand-in; returns a function that says how it behaves."""
     here = Path(__file__).parent
-    monkeypatch.setenv("HONESMITH_TEST_SERVER", str(here.with_name("fake_server.py")))
-    monkeypatch.setenv("HONESMITH_TEST_WORKER", str(here.with_name("fake_trainer.py")))
+    stand_in(monkeypatch, server=here.with_name("fake_server.py"))
+    stand_in(monkeypatch, trainer=here.with_name("fake_trainer.py"))
     monkeypatch.setattr(deployments, "STOP_S", 0.5)
     yield lambda behave: (home.root / "behave").write_text(behave)
     for row in deployments.living(home):
@@ -236,8 +237,12 @@ def needing(bench, share: float, **settings):
     """A started run that is estimated to take this share of the machine's memory."""
     run = bench.queue(**settings)
     total = hardware.detect().device.memory_total
-    estimate = {"peak_memory": {"total": int(share * total)}}
-    write_json(run.config, read_json(run.config) | {"estimate": estimate})
+    config = read_json(run.config)
+    config["estimate"]["peak_memory"] = {
+        **config["estimate"]["peak_memory"],
+        "total": int(share * total),
+    }
+    write_json(run.config, config)
     launcher.start_queued(bench.home)
     return run
 

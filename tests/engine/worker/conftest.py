@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from loops import PEBBLE, save_random_model
+from typed_settings import grpo_settings
 
 from engine.worker.network.policy import Base, Policy, load_base
 
@@ -37,7 +38,7 @@ def tuned() -> Callable[[Base], Policy]:
     """Wraps a base with an adapter that really changes it."""
 
     def make(base: Base, **changes: Any) -> Policy:
-        policy = Policy(base, SETTINGS | changes)
+        policy = Policy(base, grpo_settings(SETTINGS | changes))
         generator = torch.Generator().manual_seed(3)
         with torch.no_grad():
             for parameter in policy.parameters():

@@ -60,9 +60,9 @@ CHANGES: dict[str, dict[str, Any]] = {
 # Shown elsewhere, for a reason each.
 ELSEWHERE = {
     "gradient_checkpointing": "test_policy: changes memory, must change no number",
-    "quantization": "test_quantization: a run on four bits",
+    "quantization": "test_policy_quantization: a run on four bits",
     "thinking_length_penalty": "test_loop_settings: the thinking penalty is compared by and shown",
-    "stop_early": "test_a_run_without_progress_stops_early_when_asked; test_alerts",
+    "stop_early": "test_a_run_without_progress_stops_early_when_asked; test_training_alerts",
     "keep_checkpoints": "test_old_checkpoints_are_tidied_away",
     "epochs": "test_epochs_decide_the_number_of_steps",
     "tis_cap": "test_the_importance_cap_reaches_the_loss",

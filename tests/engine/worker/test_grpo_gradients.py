@@ -14,9 +14,10 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from reference import Plain, Played, Tensors, apart, gradients, leaves
 from tiny_decoders import LORA, VOCAB, own, policy_on, stir, tiny
+from typed_settings import grpo_settings
 
 from engine.worker.core.trajectory import Completion, Group, Trajectory
-from engine.worker.grpo import learn
+from engine.worker.grpo import update
 from engine.worker.network.adapter import save_adapter
 from engine.worker.network.hub_network import HubNetwork
 from engine.worker.network.policy import Base, Policy
@@ -52,17 +53,22 @@ class Bare(Training):
     """A run reduced to what an update needs; keeps the adapter and its gradients before each."""
 
     def __init__(self, policy: Policy, settings: dict[str, Any]) -> None:
-        self.policy, self.settings = policy, settings
-        self.optimizer = make_optimizer(policy.parameters(), settings)
-        self.done, self.total, self.extra, self.exam = 0, 10, {}, None
+        self.grpo = grpo_settings(settings)
+        self.policy, self.settings = policy, self.grpo
+        self.optimizer = make_optimizer(policy.parameters(), self.grpo)
+        self.done, self.total, self.state, self.evaluation = 0, 10, {}, None
         self.meter: Any = SimpleNamespace(ran=lambda rows: None)  # counts operations
         self.states: list[Tensors] = []
         self.found: list[Tensors] = []
 
-    def update(self, step: int) -> tuple[float, float]:
+    def optimizer_step(self, step: int) -> tuple[float, float]:
         self.states.append(self.policy.adapter.state())
         self.found.append({k: g.clone() for k, g in self.policy.adapter.gradients().items()})
-        return super().update(step)
+        return super().optimizer_step(step)
+
+
+def learn(training: Bare, groups: Sequence[Group], step: int, budget: int) -> dict[str, Any]:
+    return update(training, training.grpo, groups, step, budget)
 
 
 def play(model: Plain, policy: Policy, seed: int, settings: dict[str, Any]) -> list[Group]:
@@ -281,7 +287,7 @@ def test_transformers_with_peft_makes_the_same_update(loss: str) -> None:
     exact = Plain(tiny("qwen3"))
     first = policy_on(own(tiny("qwen3")))
     network = HubNetwork(tiny("qwen3"), VOCAB, "asked for")
-    second = Policy(Base(network, None, [0], Path()), LORA)  # pyright: ignore
+    second = Policy(Base(network, None, [0], Path()), grpo_settings(LORA))  # pyright: ignore
     second.adapter.load(first.adapter.state())
     groups = play(exact, first, 3, settings)
     ours, _ = updated(groups, WHOLE, first, settings)
@@ -297,7 +303,7 @@ def test_the_reference_of_a_continued_run_is_the_adapter_it_started_from(tmp_pat
     before = policy_on(base, seed=9)
     save_adapter(before.adapter, tmp_path, "tiny")
     start = before.adapter.state()
-    policy = Policy(base, LORA, tmp_path)
+    policy = Policy(base, grpo_settings(LORA), tmp_path)
     stir(policy.adapter, 10, 0.03)  # as some steps would
     groups = play(exact, policy, 4, SETTINGS)
     training = Bare(policy, SETTINGS)
@@ -409,7 +415,7 @@ def test_the_updates_follow_adamw_with_clipping_and_decay() -> None:
     training = Bare(policy, settings)
     oracle = reference.AdamW(policy.adapter.state(), weight_decay=0.1, max_grad_norm=0.01)
     learn(training, groups, 3, WHOLE)
-    assert rate(3, 10, settings) == pytest.approx(0.01 * 3 / 5)
+    assert rate(3, 10, grpo_settings(settings)) == pytest.approx(0.01 * 3 / 5)
     for found in training.found:
         oracle.step(found, 0.006)
     assert apart(policy.adapter.state(), oracle.weights) < 1e-6

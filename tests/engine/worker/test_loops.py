@@ -27,8 +27,9 @@ from engine.core.metrics import METRICS, names
 from engine.environments import env_facts, registry
 from engine.environments.push import push_env
 from engine.home.run_dir import Home
-from engine.worker import grpo, training
+from engine.worker import training
 from engine.worker.core.failures import WorkerFailure
+from engine.worker.rollouts.guard import NO_SIGNAL_STEPS
 from engine.worker.update import losses
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
@@ -286,7 +287,7 @@ def test_tasks_that_do_not_fit_are_left_out(home: Home, env_id: str) -> None:
     run.config.write_text(json.dumps(config))
     with pytest.raises(WorkerFailure) as caught:
         go(run)
-    assert caught.value.kind == "data" and "max_length" in caught.value.hint
+    assert caught.value.kind == "data" and "max_length" in str(caught.value.advice)
 
 
 RAISING = """
@@ -350,7 +351,7 @@ def test_a_reward_that_never_differs_ends_the_run_with_no_signal(
     with pytest.raises(WorkerFailure) as caught:
         go(run)
     assert caught.value.kind == "no_signal"
-    assert metrics(run)[-1]["step"] == grpo.NO_SIGNAL_STEPS - 1
+    assert metrics(run)[-1]["step"] == NO_SIGNAL_STEPS - 1
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoint(
@@ -375,7 +376,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_last_good_checkpoi
 def test_weights_that_do_not_change_are_reported(
     home: Home, env_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training.Training, "update", lambda self, step: (1.0, 1.0))
+    monkeypatch.setattr(training.Training, "optimizer_step", lambda self, step: (1.0, 1.0))
     run = make_run(home, env_id, "sft", SFT)
     with pytest.raises(WorkerFailure) as caught:
         go(run)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from reference import Plain
 from tiny_decoders import LORA, VOCAB, own, policy_on, stir, tiny
+from typed_settings import grpo_settings
 
 from engine.worker.core.batch import Row
 from engine.worker.core.trajectory import Completion
@@ -39,7 +40,7 @@ def ready(forward: str) -> tuple[Policy, Sampler]:
     if forward == "own":
         policy = policy_on(own(tiny("qwen3")))
     else:
-        policy = Policy(hub(), LORA)
+        policy = Policy(hub(), grpo_settings(LORA))
         stir(policy.adapter, 2, 0.03)
     sampler = sampler_of(policy.base)
     sampler.load(policy.adapter)
@@ -139,7 +140,7 @@ def test_after_an_update_the_sampler_follows_when_it_loads_again(forward: str) -
     policy, sampler = ready(forward)
     params = SamplingParams(8, 1.0, seed=2)
     before = sampler.generate(PROMPTS, 2, params)
-    optimizer = make_optimizer(policy.parameters(), {"learning_rate": 0.05, "weight_decay": 0.0})
+    optimizer = make_optimizer(policy.parameters(), grpo_settings({"learning_rate": 0.05}))
     rows = [Row(PROMPTS[2], [0] + [1] * 13)]
     policy.logprobs(policy.collate(rows))[0].sum().backward()
     apply_step(optimizer, policy.adapter, 0.05, 0.0)
@@ -152,7 +153,7 @@ def test_after_an_update_the_sampler_follows_when_it_loads_again(forward: str) -
 @pytest.mark.parametrize("forward", ["own", "transformers"])
 def test_padded_ids_are_out_of_reach_of_sampler_and_trainer_alike(forward: str) -> None:
     base = own(tiny("qwen3"), vocab=40) if forward == "own" else hub(vocab=40)
-    policy = Policy(base, LORA)
+    policy = Policy(base, grpo_settings(LORA))
     sampler = sampler_of(base)
     sampler.load(policy.adapter)
     prompts = [[i % 40 for i in p] for p in PROMPTS]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from loops import curve, go, go_until, make_run, push, weights
 from reference import Plain, Tensors, apart, gradients, leaves
 from tiny_decoders import EVERY, FAMILIES, LORA, VOCAB, own, policy_on, tiny
+from typed_settings import grpo_settings
 
 from engine.home.run_dir import Home
 from engine.worker import sft
@@ -107,7 +108,7 @@ def test_every_token_counts_alike_however_the_batch_is_cut() -> None:
 
 
 def test_at_the_start_only_b_moves_because_b_is_zero() -> None:
-    policy = Policy(own(tiny("qwen3")), LORA)
+    policy = Policy(own(tiny("qwen3")), grpo_settings(LORA))
     backward(policy, some_rows(3))
     for name, slope in policy.adapter.gradients().items():
         assert bool(slope.any()) is ("lora_B" in name), name
@@ -127,13 +128,13 @@ def test_steps_follow_adamw_with_decay_clipping_warmup_and_schedule(schedule: st
         "cosine": [0.005, 0.01, 0.01] + [0.005 * (1 + math.cos(math.pi * i / 3)) for i in (1, 2)],
     }[schedule]
     policy = policy_on(own(tiny("qwen3")))
-    optimizer = make_optimizer(policy.parameters(), plan)
+    optimizer = make_optimizer(policy.parameters(), grpo_settings(plan))
     oracle = reference.AdamW(policy.adapter.state(), weight_decay=0.2, max_grad_norm=0.05)
     for step in range(1, 6):
         backward(policy, some_rows(step))
         found = {k: v.clone() for k, v in policy.adapter.gradients().items()}
         norm = math.sqrt(sum(float((g.double() ** 2).sum()) for g in found.values()))
-        lr = rate(step, 5, plan)
+        lr = rate(step, 5, grpo_settings(plan))
         assert lr == pytest.approx(exact_rates[step - 1])
         assert apply_step(optimizer, policy.adapter, lr, 0.05) == pytest.approx(norm, rel=1e-5)
         assert norm > 0.05, "clipping must be at work"
@@ -193,16 +194,15 @@ def env_id(home: Home, tmp_path: Path) -> str:
 
 
 def test_each_epoch_sees_every_row_once_and_a_resumed_run_the_same_ones() -> None:
-    settings = {"batch_size": 4, "seed": 7}
     epochs = [
-        [i for step in range(first, first + 3) for i in sft.rows_of_step(step, 10, settings)]
+        [i for step in range(first, first + 3) for i in sft.rows_of_step(step, 10, 4, 7)]
         for first in (1, 4)
     ]
     assert [sorted(e) for e in epochs] == [list(range(10))] * 2
     assert epochs[0] != epochs[1]
-    assert [len(sft.rows_of_step(s, 10, settings)) for s in (1, 2, 3)] == [4, 4, 2]
-    assert sft.rows_of_step(5, 10, settings) == epochs[1][4:8]
-    assert sft.rows_of_step(1, 10, settings | {"seed": 8}) != epochs[0][:4]
+    assert [len(sft.rows_of_step(s, 10, 4, 7)) for s in (1, 2, 3)] == [4, 4, 2]
+    assert sft.rows_of_step(5, 10, 4, 7) == epochs[1][4:8]
+    assert sft.rows_of_step(1, 10, 4, 8) != epochs[0][:4]
 
 
 def test_grpo_with_dropout_and_kl_to_a_start_adapter_resumes_to_the_same_bits(

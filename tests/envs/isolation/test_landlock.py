@@ -19,7 +19,7 @@ plain = kernel.call
 def older(number, *arguments):
     return {abi} if number == 444 and arguments[-1] == 1 else plain(number, *arguments)
 kernel.call = older
-kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+kernel.forbid_new_privileges()
 assert landlock.restrict([{read!r}], [{write!r}, "/dev/null"], network=False) == {abi}
 def tried(do):
     try:
@@ -66,7 +66,7 @@ def test_what_is_missing_is_left_out(tmp_path: Path):
         try:
             from envs.isolation import kernel
 
-            kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+            kernel.forbid_new_privileges()
             landlock.restrict(["/no/such/folder", str(tmp_path)], [], network=True)
             os.listdir(tmp_path)
             os._exit(0)

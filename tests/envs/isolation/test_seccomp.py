@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from envs.isolation import seccomp
-from envs.isolation.seccomp import _ARCHES, _NUMBERS
+from envs.isolation.syscalls import AUDIT_ARCH, NUMBERS
 
 ALLOW, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
 CLONE_THREAD, CLONE_NEWUSER, CLONE_NEWNET = 0x00010000, 0x10000000, 0x40000000
-MACHINES = sorted(_ARCHES)
+MACHINES = sorted(AUDIT_ARCH)
 ORDINARY = {"x86_64": (0, 1, 9, 202, 257), "aarch64": (63, 64, 222, 98, 56)}
 LOOSE = {"network": True, "signals": True, "processes": True, "truncate": True}
 OWN, OTHER = 71, 72  # processes
@@ -23,10 +23,10 @@ ON_OWN = ["prlimit64", "sched_setparam", "sched_setscheduler", "sched_setaffinit
 
 def verdict(machine: str, name: str | int, *given: int, arch: int = 0, **how: bool) -> int:
     """What the filter of process OWN says to one call with these arguments, 0 after the last."""
-    number = _NUMBERS[machine][name] if isinstance(name, str) else name
+    number = NUMBERS[machine][name] if isinstance(name, str) else name
     arguments = (*given, *[0] * (6 - len(given)))
-    data = struct.pack("IIQ6Q", number, arch or _ARCHES[machine], 0, *arguments)
-    code = seccomp.program(machine, **(LOOSE | how), own=OWN)
+    data = struct.pack("IIQ6Q", number, arch or AUDIT_ARCH[machine], 0, *arguments)
+    code = seccomp.program(machine, **(LOOSE | how), pid=OWN)
     lines = [struct.unpack_from("=HBBI", code, at) for at in range(0, len(code), 8)]
     at = value = 0
     while True:
@@ -156,10 +156,10 @@ def test_memory_queues_and_semaphores_of_others_are_out_of_reach(machine: str):
 
 SHUT = """
 import ctypes, fcntl, os, resource, signal, socket, sys, threading
-from envs.isolation import kernel, seccomp
+from envs.isolation import kernel, seccomp, syscalls
 
 path, parent = sys.argv[1], os.getppid()
-kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+kernel.forbid_new_privileges()
 ends = os.pipe()
 seccomp.install(signals=False, truncate=False)
 
@@ -171,7 +171,7 @@ def refused(what, *given):
     raise SystemExit(f"{what} {given} gave {made}")
 
 def tgkill(pid):
-    if kernel.libc().syscall(seccomp._NUMBERS[kernel.MACHINE]["tgkill"], pid, pid, 0) < 0:
+    if kernel.libc().syscall(syscalls.NUMBERS[kernel.MACHINE]["tgkill"], pid, pid, 0) < 0:
         raise OSError(ctypes.get_errno(), "tgkill")
 
 refused(resource.prlimit, parent, resource.RLIMIT_CORE, (0, 0))

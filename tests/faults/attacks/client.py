@@ -5,7 +5,6 @@ The argument is JSON: `env` (folder), `attacks` ([name, arguments] each), `limit
 `namespaces`, `landlock`, `seccomp`. Prints one line of JSON.
 """
 
-import ctypes
 import json
 import os
 import struct
@@ -40,13 +39,11 @@ def refuse(names: list[str]) -> None:
         lines += [(0x06, 0, 0, 0x00050000 | 22)]
     lines.append((0x06, 0, 0, 0x7FFF0000))
     code = b"".join(struct.pack("=HBBI", *line) for line in lines)
-    held = ctypes.create_string_buffer(code, len(code))
-    head = struct.pack("HxxxxxxP", len(lines), ctypes.addressof(held))
-    if not kernel.prctl(22, 2, ctypes.c_char_p(head)):  # only root may without giving up more
-        kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-        if kernel.prctl(22, 2, ctypes.c_char_p(head)):
-            return
-        raise OSError(ctypes.get_errno(), "no filter can be set")
+    try:
+        kernel.set_seccomp_filter(code)
+    except OSError:  # only root may without giving up more
+        kernel.forbid_new_privileges()
+        kernel.set_seccomp_filter(code)
 
 
 def main() -> None:

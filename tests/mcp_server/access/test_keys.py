@@ -16,7 +16,7 @@ from engine.core.files import is_locked, take_lock
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.runs.submit import EVALUATION_WALL_HOURS
+from engine.runs.submit.admission import EVALUATION_WALL_HOURS
 from mcp_server.access.audit_log import Audit, Call
 from mcp_server.access.keys import (
     LOCAL,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import flat
 from rich.console import Console
 
 from engine.home.rows import NewRun
@@ -58,7 +59,7 @@ class Engine:
         bind = inspect.signature(getattr(verbs, name))
 
         def verb(*args: Any, **kwargs: Any) -> Any:
-            given = dict(bind.bind(*args, **kwargs).arguments)
+            given = flat(bind.bind(*args, **kwargs).arguments)
             given.pop("home", None)
             if name != "read_logs":
                 self.calls.append((name, given))

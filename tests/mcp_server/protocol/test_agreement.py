@@ -22,6 +22,7 @@ from mcp.types import (
 
 from engine.core.errors import UserError
 from engine.home.run_dir import Home
+from engine.runs.submit.requests import TrainRequest
 from mcp_server.access.bearer import load_token
 from mcp_server.access.keys import add_key
 from mcp_server.api import verbs
@@ -41,8 +42,8 @@ def approvals(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether a person had agreed, for each submit that was tried: those without are refused."""
     tried: list[bool] = []
 
-    def submit(*arguments: Any) -> dict[str, Any]:
-        tried.append(arguments[-1])
+    def submit(home: Home, request: TrainRequest) -> dict[str, Any]:
+        tried.append(request.approved)
         if not tried[-1]:
             raise UserError("NOT_APPROVED", "it likely takes 9.00 GPU-hours", hint="Ask the user.")
         return {"run_id": "r-1", "state": "queued", "summary": "r-1 is queued."}

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from mcp import Client
 
 from engine.core.errors import UserError
+from engine.core.reply import RESULT_CHARS
 from engine.home.run_dir import Home
 from mcp_server.access.keys import LOCAL
 from mcp_server.access.log import log_file
 from mcp_server.api import verbs
-from mcp_server.api.replies import RESULT_CHARS
 from mcp_server.protocol.app import build_server
 from mcp_server.protocol.guard import check_arguments
 from mcp_server.protocol.tools import offered

@@ -10,12 +10,14 @@ from mcp.types import PromptReference, ResourceTemplateReference
 import playbook
 from engine.core.errors import UserError
 from engine.core.files import Appender, write_json
+from engine.core.reply import RESULT_CHARS
 from engine.environments.registry import EnvRecord
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
+from engine.records.audit import Audit
+from engine.records.env_version import EnvVersion
 from envs.config.settings import Limits
-from mcp_server.api.replies import RESULT_CHARS
 from mcp_server.protocol.app import build_server
 from mcp_server.protocol.resources import read_source
 
@@ -150,7 +152,10 @@ def an_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, byt
         path = folder / "source" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    record = EnvRecord("a@1", "a", "1", folder, "single", True, [], {"train": 1}, {}, Limits(), ())
+    version = EnvVersion(
+        kind="single", scored=True, tools=[], rows={"train": 1}, limits=Limits(), secrets=()
+    )
+    record = EnvRecord("a@1", "a", "1", folder, version, Audit(verdict="ok", headline="ok"))
 
     def find(home: Home, ref: str) -> EnvRecord:
         if ref != "a@1":

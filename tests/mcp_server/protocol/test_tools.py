@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from mcp import Client
 
-from engine.home.rows import NewRun
+from engine.home.rows import DEFAULT_GPU_HOURS, NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.runs.admission import DEFAULT_HOURS
+from engine.runs.submit.requests import EvaluationRequest, TrainRequest
 from mcp_server.api import verbs
 from mcp_server.protocol.app import build_server
 from mcp_server.protocol.tools import offered
@@ -134,13 +134,17 @@ async def test_both_eras_offer_the_same_tools(home: Home):
     assert seen[0] == seen[1]
 
 
+REQUESTS = {"submit_train": TrainRequest, "evaluate": EvaluationRequest}
+
+
 def test_defaults_are_those_of_the_verbs(home: Home):
     for tool in offered(home, ()):
-        verb = inspect.signature(getattr(verbs, tool.name)).parameters
+        taker = REQUESTS.get(tool.name, getattr(verbs, tool.name))
+        verb = inspect.signature(taker).parameters
         for argument, part in tool.parameters["properties"].items():
             assert argument in verb, f"{tool.name}.{argument}"
             if (tool.name, argument) == ("submit_train", "max_gpu_hours"):
-                assert part["default"] == DEFAULT_HOURS  # a resumed run's own, see the guard
+                assert part["default"] == DEFAULT_GPU_HOURS  # a resumed run's own, see the guard
             elif "default" in part:
                 assert part["default"] == verb[argument].default, f"{tool.name}.{argument}"
 
@@ -156,7 +160,8 @@ async def test_a_tool_call_reaches_its_verb_with_every_argument(
         bind = inspect.signature(getattr(verbs, name))
 
         def verb(*args, **kwargs):
-            calls[name] = bind.bind(*args, **kwargs).arguments
+            seen = bind.bind(*args, **kwargs).arguments
+            calls[name] = vars(seen["request"]) if "request" in seen else seen
             return "prose" if name == "read_playbook" else {"summary": "s"}
 
         return verb
@@ -188,8 +193,8 @@ async def test_a_resume_that_names_no_cap_has_the_one_of_the_run(
         )
     caps = []
 
-    def submit(*args, **kwargs):
-        caps.append(args[8])
+    def submit(home, request):
+        caps.append(request.max_gpu_hours)
         return {"summary": "s"}
 
     monkeypatch.setattr(verbs, "submit_train", submit)

@@ -4,15 +4,18 @@ import json
 import random
 
 import pytest
+from as_json import records
+from run_configs import train_config
 
 from engine.core.errors import UserError
 from engine.core.files import write_json
-from engine.evidence.compare.candidates import Arm, sampling_of
+from engine.evidence.compare.candidates import Candidate, sampling_of
 from engine.evidence.compare.compare import compare_runs
-from engine.evidence.compare.seeds import compare_arms
+from engine.evidence.compare.seeds import compare_candidates
 from engine.evidence.stats import inference
 from engine.evidence.stats.power import attempts_wanted
 from engine.evidence.stats.results import load_rows
+from engine.records.run_config import as_run_config
 
 GREEDY = {"max_tokens": 64, "temperature": 1.0, "top_p": 1.0, "stop": [], "thinking": False}
 
@@ -50,7 +53,8 @@ def trained(make_run, rows):
 
     def make(share, algorithm="grpo", before=0.3, seed=0, **kwargs):
         rng = random.Random(seed)
-        settings = {"learning_rate": 1e-4, "max_tokens": 64} | kwargs.pop("settings", {})
+        limit = {"max_tokens": 64} if algorithm == "grpo" else {}
+        settings = {"learning_rate": 1e-4} | limit | kwargs.pop("settings", {})
         run = make_run(algorithm, settings=settings, **kwargs)
         hard = [(i * 7919 % 400) / 400 for i in range(400)]
         for step, level in ((0, before), (20, share)):
@@ -183,10 +187,13 @@ def test_equal_configurations_with_noisy_seeds_are_told_apart_in_five_percent(ho
                     {"task": f"t{i}", "success": h + rng.gauss(0, 0.2) < level, "error": None}
                     for i, h in enumerate(hard)
                 ]
-                runs.append(Arm(f"{group}{seed}", "x", "env", rows, {}))
+                runs.append(
+                    Candidate(f"{group}{seed}", "x", "env", records(rows), sampling_of(None))
+                )
             together = [row for run in runs for row in run.rows]
-            arms.append(Arm(group, "x", "env", together, {}, members=tuple(runs)))
-        alarms += compare_arms(home, *arms).outcome.verdict in ("better", "worse")
+            members = tuple(runs)
+            arms.append(Candidate(group, "x", "env", together, sampling_of(None), members=members))
+        alarms += compare_candidates(home, *arms).outcome.verdict in ("better", "worse")
     assert 0.008 <= alarms / 240 <= 0.08
 
 
@@ -235,17 +242,17 @@ def test_greedy_evaluations_ignore_the_temperature_they_did_not_use(home, evalua
 
 
 def test_a_limit_that_was_not_recorded_is_a_warning(home, trained, evaluation):
-    sft = trained(0.5, "sft", settings={"max_tokens": None})
+    sft = trained(0.5, "sft", settings={})
     grpo = trained(0.8, "grpo")
     found = compare_runs(home, [sft.id, grpo.id])
     assert any(sft.id in text and "not recorded" in text for text in found["warnings"])
 
 
 def test_the_manifest_may_record_how_a_run_was_evaluated():
-    config = {"kind": "train", "settings": {"batch_size": 4}}
-    assert sampling_of(config)["max_tokens"] is None
+    config = as_run_config(train_config(algorithm="sft"))
+    assert sampling_of(config).max_tokens is None
     recorded = sampling_of(config, {"eval_sampling": {"max_tokens": 24}})
-    assert recorded["max_tokens"] == 24 and recorded["temperature"] == 0.0
+    assert recorded.max_tokens == 24 and recorded.temperature == 0.0
 
 
 def test_different_environment_versions_are_refused(home, evaluation):

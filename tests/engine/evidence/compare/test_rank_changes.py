@@ -2,10 +2,11 @@
 
 from typing import Any
 
+from as_json import count_pairs, order_changes, records
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.evidence.compare.rank_changes import count_pairs, order_changes, sentence
+from engine.evidence.compare.rank_changes import rank_changes, sentence
 
 
 def row(task: str, before: float, after: float, **more: Any) -> dict[str, Any]:
@@ -37,33 +38,39 @@ def test_counting_by_distinct_values_equals_counting_every_pair(values: list[tup
     assert count_pairs([(float(b), float(a)) for b, a in values]) == plain
 
 
+def said_of(models: dict[str, list[dict[str, Any]]]) -> str:
+    return sentence(rank_changes({ref: records(rows) for ref, rows in models.items()}))
+
+
 def test_models_that_change_places_are_named():
-    changes = order_changes(
-        {
-            "long": [row("t1", 1.0, 0.2), row("t2", 1.0, 0.2)],
-            "short": [row("t1", 0.5, 1.0), row("t2", 0.5, 0.0)],
-        }
-    )
+    models = {
+        "long": [row("t1", 1.0, 0.2), row("t2", 1.0, 0.2)],
+        "short": [row("t1", 0.5, 1.0), row("t2", 0.5, 0.0)],
+    }
+    changes = order_changes(models)
     assert [(m["model"], m["rank_before"], m["rank_after"]) for m in changes["models"]] == [
         ("long", 1, 2),
         ("short", 2, 1),
     ]
     assert changes["model_flips"] == [["long", "short"]]
     assert changes["tasks"] == {"kept": 0, "reversed": 0, "tied": 0, "parted": 1}
-    assert "short is ahead of long now" in sentence(changes)
+    assert "short is ahead of long now" in said_of(models)
 
 
 def test_attempts_at_one_task_are_compared_within_it_only():
     rows = [row("t1", 0.0, 1.0), row("t1", 1.0, 0.0), row("t2", 0.0, 0.0), row("t2", 1.0, 1.0)]
     changes = order_changes({"pebble": rows})
     assert changes["attempts"] == {"kept": 1, "reversed": 1, "tied": 0, "parted": 0}
-    assert "1 of 2 ordered pairs of attempts at one task are reversed" in sentence(changes)
+    assert "1 of 2 ordered pairs of attempts at one task are reversed" in said_of({"pebble": rows})
 
 
 def test_answers_that_failed_to_score_either_time_are_left_out():
     rows = [row("t1", 0.0, 1.0, error="boom"), row("t2", 0.0, 1.0, error_before="boom")]
     changes = order_changes({"pebble": rows})
-    assert changes["rows"] == 0 and sentence(changes) == "No answer was scored by both rewards."
+    assert (
+        changes["rows"] == 0
+        and said_of({"pebble": rows}) == "No answer was scored by both rewards."
+    )
     assert changes["models"] == []
 
 
@@ -77,5 +84,5 @@ def test_answers_whose_success_flips_are_counted_although_no_reward_changed():
     assert (changes["rows"], changes["changed"]) == (5, 0)
     assert changes["success"] == {"gained": 1, "lost": 2}
     words = "0 of 5 rewards changed; success changed on 3 answers (1 gained, 2 lost)"
-    assert sentence(changes).startswith(words)
-    assert "success" not in sentence(order_changes({"pebble": [row("t", 0.0, 1.0)]}))
+    assert said_of({"pebble": rows}).startswith(words)
+    assert "success" not in said_of({"pebble": [row("t", 0.0, 1.0)]})

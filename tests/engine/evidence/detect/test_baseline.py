@@ -1,18 +1,19 @@
 """A run against what it began with: below its start, longer than its room, still learning."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from replayed import lines_of, replay
-from simulated import examined, judged, sft
+from simulated import exam_records, examined, judged, sft
 from troubled import TROUBLES, Simulated, healthy
 
 from engine.evidence.detect.alerts import Watch
-from engine.evidence.detect.baseline import fallen
+from engine.evidence.detect.baseline import compared_with_start
 from engine.evidence.detect.detectors import find_all
 from engine.evidence.detect.findings import Finding
-from engine.evidence.verdict.regression import _compared, sentence_of
+from engine.evidence.verdict.regression import KeptSkills, SinceBase, compare_skills
 from engine.home.run_dir import RunDir
 
 # --- below its start ------------------------------------------------------------------------------
@@ -129,8 +130,8 @@ def test_a_wavering_run_is_not_below_its_start():
     for step in range(30):
         examined(run, step, 0.6 if step < 29 else 0.54)
     one, other = run.exams[0], run.exams[29]
-    alone = fallen(one, other, 29, 1)
-    assert alone["verdict"] == "worse", "looked at once, it would be"
+    alone = compared_with_start(exam_records(one), exam_records(other), 29, 1).comparison
+    assert alone.outcome.verdict == "worse", "looked at once, it would be"
     assert "below_start" not in told(run)
 
 
@@ -218,12 +219,13 @@ def test_no_more_rows_are_asked_for_than_there_are():
     run.heldout_rows = 100_000
     assert told(run)["underpowered"].lever.setting == "eval_rows"
     run.heldout_rows = 160
-    run.verdict |= {"metric": "reward", "smallest_detectable_gap": 0.2}
+    rate = run.verdict
+    run.verdict = replace(rate, measure="reward", outcome=replace(rate.outcome, detectable=0.2))
     for have, to in ((100_000, 1600), (1000, 1000)):
         run.heldout_rows = have
         lever = told(run)["underpowered"].lever
         assert (lever.setting, lever.to) == ("eval_rows", to), "rows that nobody asked yet"
-    run.verdict["metric"] = "success"
+    run.verdict = replace(rate, outcome=replace(rate.outcome, detectable=0.2))
     run.heldout_rows = 160
     found = told(run)["underpowered"]
     assert found.lever.setting == "" and found.numbers["heldout_rows"] == 160
@@ -234,7 +236,7 @@ def test_no_more_rows_are_asked_for_than_there_are():
 def test_a_run_that_still_learns_is_told_to_go_on_and_not_that_its_exam_is_small():
     run = TROUBLES["too_short"](2000)
     (found,) = find_all(run.facts())
-    assert run.verdict["verdict"] == "inconclusive"
+    assert run.verdict.outcome.verdict == "inconclusive"
     assert found.id == "too_short" and found.lever.setting == "steps"
     assert found.lever.to == 2 * run.lines[-1]["step"]
 
@@ -258,12 +260,11 @@ def test_forgetting_is_said_of_the_battery_that_was_forgotten(inherited: bool):
          for name, right in (("old", True), ("keep@1", before)) for i in range(48)]
         for before in (True, False)
     ]  # fmt: skip
-    found = _compared(*sides)
-    found["summary"] = " ".join(map(sentence_of, found["batteries"]))
-    run.kept = found
+    lost = compare_skills(*map(exam_records, sides))
+    run.kept = lost
     if inherited:
-        since = found | {"base": "pebble", "lost_by": ["units-1"]}
-        run.kept = {"verdict": "kept", "batteries": [], "against_base": since}
+        since = SinceBase("pebble", lost.verdict, lost.batteries, lost.summary, ["units-1"])
+        run.kept = KeptSkills("kept", [], against_base=since)
     what = told(run)["forgetting"].what
     assert "(keep@1): 100 % to 0 % on 48 tasks" in what and "no loss" not in what
     assert ("Forgotten since pebble (keep@1)" in what) == inherited

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from replayed import replay
+from simulated import rollout_records
 from troubled import TROUBLES, healthy
 
 from engine.evidence.detect.alerts import Watch
@@ -131,7 +132,7 @@ def test_a_finding_has_numbers_one_lever_and_a_section_that_exists(trouble: str)
         (finding,) = found
         assert finding.playbook in dict(sections())
         assert finding.numbers and len(finding.what) < 320
-        json.dumps([finding.numbers, finding.lever.as_dict()], allow_nan=False)
+        json.dumps([finding.numbers, finding.lever.to_json()], allow_nan=False)
         if finding.lever.setting:
             assert finding.lever.setting in SCHEMAS[run.algorithm].model_fields
             assert finding.lever.to != finding.lever.now
@@ -162,7 +163,7 @@ def test_thresholds_are_used():
     text = "".join(path.read_text("utf-8") for path in folder.rglob("*.py"))
     for name in vars(thresholds):
         if name.isupper():
-            assert f"at.{name}" in text, name
+            assert f"limits.{name}" in text, name
 
 
 def test_a_known_cause_comes_before_what_usually_stands_higher():
@@ -243,7 +244,7 @@ def test_a_view_counts_what_its_rows_say():
         row(1, "7"),
         row(1, "x", error="ValueError", success=None),
     ]
-    view = view_of(3, rows, {"max_tokens": 40})
+    view = view_of(3, rollout_records(rows), {"max_tokens": 40})
     assert view is not None and (view.step, view.n) == (3, 6)
     assert view.solved == pytest.approx(1 / 5) and view.reward == pytest.approx(1 / 5)
     assert view.errors == pytest.approx(1 / 6) and view.cut == pytest.approx(1 / 6)
@@ -267,7 +268,7 @@ def test_a_view_counts_what_its_rows_say():
 )
 def test_a_metric_about_the_form_is_known_by_its_name(metrics: dict[str, float], form: float):
     row = {"task": "t", "completion": "4", "reward": 0.0, "metrics": metrics}
-    assert view_of(0, [row], {}).form == form
+    assert view_of(0, rollout_records([row]), {}).form == form
 
 
 @pytest.mark.parametrize(
@@ -285,18 +286,19 @@ def test_a_metric_about_the_form_is_known_by_its_name(metrics: dict[str, float],
 def test_a_pleased_judge_is_set_against_the_hard_check(
     metrics: dict[str, float], success: bool | None, pleased: bool | None
 ):
-    assert is_pleased_and_wrong({"metrics": metrics, "success": success}) is pleased
+    (row,) = rollout_records([{"task": "t", "metrics": metrics, "success": success}])
+    assert is_pleased_and_wrong(row) is pleased
 
 
 def test_a_think_block_is_measured_against_its_budget():
     thought = {"role": "assistant", "reasoning_content": "a" * 90, "content": "b" * 10}
     row = {"task": "t", "completion": "b" * 10, "messages": [thought], "tokens": 80, "reward": 0.0}
     # 90 of 100 characters of 80 tokens, of a budget of 100.
-    assert view_of(0, [row], {"max_tokens": 100}).think == pytest.approx(0.72)
+    assert view_of(0, rollout_records([row]), {"max_tokens": 100}).think == pytest.approx(0.72)
     never_closed = {"task": "t", "completion": "<think> and on", "tokens": 100, "reward": 0.0}
-    assert view_of(0, [never_closed], {"max_tokens": 100}).think == 1.0
+    assert view_of(0, rollout_records([never_closed]), {"max_tokens": 100}).think == 1.0
     plain = {"task": "t", "completion": "4", "tokens": 1, "reward": 1.0}
-    assert view_of(0, [plain], {"max_tokens": 100}).think is None
+    assert view_of(0, rollout_records([plain]), {"max_tokens": 100}).think is None
 
 
 def test_a_raised_alert_is_not_raised_again_until_it_was_silent_for_a_while(tmp_path: Path):
@@ -331,9 +333,9 @@ def test_a_watch_takes_up_a_run_where_its_checkpoint_left_it(tmp_path: Path):
         {"event": "alert", "id": "too_hard", "step": 5},
         {"event": "alert_cleared", "id": "too_hard", "step": 9},
     ]
-    run.events.write_text("".join(json.dumps(event) + "\n" for event in events))
+    run.events.write_text("".join(json.dumps({"time": 0.0} | event) + "\n" for event in events))
     watch = Watch(run, "grpo", {"max_tokens": 20, "steps": 40})
     watch.catch_up(10)
     assert [line["step"] for line in watch.lines] == list(range(1, 11))
-    assert set(watch.active) == {"truncation"} and watch.rows["rows"] == 10
+    assert set(watch.active) == {"truncation"} and watch.rows.rows == 10
     assert watch.look(11, {"truncated_share": 0.5}) == ([], [])

@@ -10,10 +10,12 @@ from troubled import TROUBLES, Simulated, healthy
 
 from engine.core.errors import UserError
 from engine.core.files import write_json
+from engine.core.reply import BODY_CHARS
 from engine.evidence.detect.diagnose import diagnose
 from engine.home.run_dir import Home
-from engine.home.sanitize import RESULT_CHARS, json_chars
+from engine.home.sanitize import json_chars
 from engine.reading.rollouts import read_rollouts
+from engine.records.record import DamagedRecord
 
 Make = Callable[..., Any]
 
@@ -82,7 +84,7 @@ def test_every_call_it_suggests_is_one_that_works(home: Home, make_run: Make, tr
     else:
         run.running()
     found = diagnose(home, run.id)
-    assert json_chars(found) <= RESULT_CHARS
+    assert json_chars(found) <= BODY_CHARS
     for call in found["next"]:
         if call["tool"] == "read_rollouts" and simulated.algorithm == "grpo":
             read_rollouts(home, **call["arguments"])
@@ -165,7 +167,7 @@ def test_texts_are_cleaned_and_secrets_hidden(
     text = json.dumps(found, ensure_ascii=False)
     assert found["findings"][0]["id"] == "reward_errors" and found["findings"][0]["examples"]
     assert "s3cr3t-value" not in text and "\x1b" not in text and "\u202e" not in text
-    assert "[secret ARITH_KEY]" in text and json_chars(found) <= RESULT_CHARS
+    assert "[secret ARITH_KEY]" in text and json_chars(found) <= BODY_CHARS
 
 
 def write_env_with_secret(home: Home, config: dict[str, Any]) -> None:
@@ -185,8 +187,10 @@ def test_damaged_lines_do_not_stop_it(home: Home, make_run: Make):
     run = left_by(TROUBLES["truncation"](2), make_run).running()
     with run.run.metrics.open("a") as file:
         file.write('{"step": 99, "reward_mean": "much"}\n[1, 2]\n{"torn": ')
-    run.rollouts(98, [{"task": None, "messages": "x", "metrics": {"a": "b"}, "reward": "high"}])
     assert diagnose(home, run.id)["findings"][0]["id"] == "truncation"
+    run.rollouts(98, [{"task": None, "messages": "x", "metrics": {"a": "b"}, "reward": "high"}])
+    with pytest.raises(DamagedRecord, match=r"step_000098\.jsonl is damaged: task"):
+        diagnose(home, run.id)
 
 
 # --- what a start, a parent and a split have to say -----------------------------------------------

@@ -57,7 +57,7 @@ def page_of(home, run):
 @pytest.fixture
 def evil_run(make_run, rows, home):
     run = make_run(
-        note=EVIL, settings={"learning_rate": 0.1, EVIL: EVIL}, sources={"learning_rate": EVIL}
+        note=EVIL, settings={"learning_rate": 0.1, "stop": [EVIL]}, sources={"learning_rate": EVIL}
     )
     prompt = [{"role": "user", "content": EVIL}]
     for step in (0, 9):
@@ -225,11 +225,10 @@ def test_a_loss_is_reported_without_invented_answers(home, make_run):
 
 
 def test_the_markdown_stays_under_its_limit_whatever_the_run_holds(home, make_run, rows):
-    settings = {f"a_setting_with_a_long_name_{i}": "x" * 200 for i in range(120)}
+    settings = {"stop": [f"{i}{'x' * 60}" for i in range(8)]}
     run = make_run(settings=settings, note="n" * 5000)
     run.metrics(
-        {"step": s} | {f"a_metric_with_a_long_name_{i}": s * i for i in range(60)}
-        for s in range(30)
+        {"step": s} | {f"{'a_long_name_' * 40}{i}": s * i for i in range(60)} for s in range(30)
     )
     for step in (0, 5):
         run.evals(step, rows.halved(lambda i, s=step: s == 5, 60, completion="y" * 5000))
@@ -324,10 +323,8 @@ def test_any_curve_is_drawn_inside_its_frame(points, share):
 
 @given(VALUES, st.floats(0, 1e9), st.floats(0, 1e9), st.floats(0, 1e6))
 def test_any_effect_is_drawn_inside_its_strip(value, below, above, margin):
-    svg = str(charts.effect_strip(
-        value - below, value, value + above, margin=margin, share=False, lower_is_better=False,
-        width=340, label="effect",
-    ))  # fmt: skip
+    effect = charts.Effect(value - below, value, value + above, margin, False, False)
+    svg = str(charts.effect_strip(effect, 340, "effect"))
     for x in re.findall(r'(?:cx|x1|x2)="([^"]+)"', svg):
         assert -1 <= float(x) <= 341
 

@@ -3,13 +3,13 @@
 from typing import Any
 
 import pytest
+from as_json import run_verdict
 
 from engine.core.files import write_json
 from engine.evidence.detect.diagnose import diagnose
 from engine.evidence.report.dossier import gather
 from engine.evidence.report.trust import audit_section
 from engine.evidence.verdict.fresh_scores import moved
-from engine.evidence.verdict.verdict import run_verdict
 
 JUDGED = {
     "asked": 24, "scored": 24, "differing": 0, "failed": 0, "confirmed": 0, "wavering": 0,
@@ -77,6 +77,6 @@ def test_the_report_says_what_a_new_process_said(home, learned_run):
     audit = {"verdict": "ok", "headline": "ok: fine", "fresh_process": again}
     write_json(home.env("arith", "0123456789ab") / "audit.json", audit, fsync=False)
     left(learned_run, differing=7, confirmed=7)
-    facts = dict(audit_section(gather(home, learned_run.id))["facts"])
+    facts = dict(audit_section(gather(home, learned_run.id)).facts)
     assert facts["in a new process"] == "0 of 24 earn another reward"
     assert facts["answers of the exam in a new process"] == "7 of 24 earn another reward"

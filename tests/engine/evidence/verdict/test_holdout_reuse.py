@@ -2,11 +2,12 @@
 
 import random
 
+from as_json import holdout_use, run_verdict, use_by_env
+
 from engine.evidence.compare.compare import compare_runs
 from engine.evidence.stats.inference import ALPHA, mcnemar_midp
 from engine.evidence.verdict import holdout_reuse
-from engine.evidence.verdict.holdout_reuse import caution, exam_use, price, use_by_env
-from engine.evidence.verdict.verdict import run_verdict
+from engine.evidence.verdict.holdout_reuse import HoldoutUse, correction_factor, reuse_warning
 from engine.home.store import Store
 from engine.runs.overview import overview
 
@@ -33,9 +34,9 @@ def test_every_checkpoint_compared_and_every_model_evaluated_is_a_look(home, mak
     on_train.model_evals(0, [rows.eval("t9", True)]).finish()
     examined(make_run, rows, steps=(10, 20, 30))
     examined(make_run, rows, env_id=OTHER)
-    use = exam_use(home, first.config["env_id"])
+    use = holdout_use(home, first.config["env_id"])
     assert (use["judged"], use["checkpoints"], use["evaluations"]) == (2, 5, 2)
-    assert use["looks"] == 9 and exam_use(home, OTHER)["looks"] == 3
+    assert use["looks"] == 9 and holdout_use(home, OTHER)["looks"] == 3
     assert {env: used["looks"] for env, used in use_by_env(home).items()} == {
         first.config["env_id"]: 9,
         OTHER: 3,
@@ -58,7 +59,7 @@ def test_a_count_that_is_kept_follows_every_run_that_comes_or_ends(
     evaluation.model_evals(0, [rows.eval("t0", True)])
     assert use_by_env(home)[env_id]["looks"] == 8
     evaluation.finish()
-    assert use_by_env(home)[env_id]["looks"] == exam_use(home, env_id)["looks"] == 8
+    assert use_by_env(home)[env_id]["looks"] == holdout_use(home, env_id)["looks"] == 8
 
 
 def test_a_verdict_counts_the_looks_up_to_its_own_run(home, make_run, rows):
@@ -81,13 +82,13 @@ def test_the_lucky_one_of_many_runs_is_doubted_and_a_clear_gain_is_not(make_run,
     clear = examined(make_run, rows, gain=0.4, seed=50)
     verdict = run_verdict(clear.run)
     assert verdict["verdict"] == "better" and not any("judged" in t for t in verdict["warnings"])
-    lucky = {"judged": 8}
-    said = caution(lucky, "better", 0.03)
+    lucky = HoldoutUse("", 8, 0, 0)
+    (said,) = reuse_warning(lucky, "better", 0.03)
     assert "8 runs have been judged on these held-out tasks" in said
     assert "has a chance of 18%" in said and "new tasks" in said  # 1 - 0.975 ** 8
-    assert caution({"judged": 4}, "better", 0.03) == ""
-    assert caution(lucky, "better", 0.001) == ""
-    assert "best of them" in caution(lucky, "inconclusive", 0.4)
+    assert reuse_warning(HoldoutUse("", 4, 0, 0), "better", 0.03) == []
+    assert reuse_warning(lucky, "better", 0.001) == []
+    assert "best of them" in reuse_warning(lucky, "inconclusive", 0.4)[0]
 
 
 def test_the_overview_says_it_beside_the_environment(home, make_run, rows):
@@ -115,7 +116,7 @@ def test_looking_until_two_models_differ_costs_little_more_than_one_look():
             ps.append(known[pair])
         found["once"] += ps[0] < ALPHA
         found["unpaid"] += min(ps) < ALPHA
-        found["paid"] += any(p * price(look) < ALPHA for look, p in enumerate(ps, 1))
+        found["paid"] += any(p * correction_factor(look) < ALPHA for look, p in enumerate(ps, 1))
     assert found["unpaid"] > 0.1 * trials
     assert found["paid"] < 0.08 * trials and found["paid"] - found["once"] < 0.03 * trials
 

@@ -4,12 +4,13 @@ import hashlib
 import json
 
 import pytest
+from as_json import verify
 from typer.testing import CliRunner
 
 from engine.core.errors import UserError
 from engine.core.files import write_json
 from engine.evidence.report.html_report import model_card
-from engine.evidence.verdict.provenance import LINKS, seal, verify
+from engine.evidence.verdict.provenance import LINKS, seal
 from mcp_server.cli.main import app
 
 

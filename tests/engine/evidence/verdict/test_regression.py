@@ -3,13 +3,12 @@
 import json
 
 import pytest
+from as_json import kept_skills, records, run_verdict
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.evidence.report.html_report import model_card, report_markdown, write_report
 from engine.evidence.verdict import regression
-from engine.evidence.verdict.regression import kept_skills
-from engine.evidence.verdict.verdict import run_verdict
 
 SKILLS = ("reverse", "copy", "count", "upper")
 
@@ -32,7 +31,7 @@ def asked(make_run, rows):
                     lines.append(
                         rows.eval(
                             f"{skill}-{i}", solved(skill, i), error=error, battery=battery,
-                            family=skill,
+                            family=skill, model=run.id,
                         )
                     )  # fmt: skip
             path = run.run.kept(when)
@@ -134,9 +133,10 @@ def test_a_loss_that_is_no_finding_among_many_batteries_is_inconclusive():
                 for name in names for i in range(48)]  # fmt: skip
 
     for names, word in (("a", "forgotten"), ("ab", "inconclusive")):
-        found = regression._compared(rows(names, 0), rows(names, 5))  # p = 0.031
-        assert found["verdict"] == found["batteries"][0]["verdict"] == word
-    assert "5 lost, 0 gained" in regression.sentence_of(found["batteries"][0])
+        sides = records(rows(names, 0)), records(rows(names, 5))
+        found = regression.compare_skills(*sides)  # p = 0.031
+        assert found.verdict == found.batteries[0].verdict == word
+    assert "5 lost, 0 gained" in regression.sentence_of(found.batteries[0])
 
 
 @given(st.integers(0, 60), st.integers(0, 60), st.integers(0, 300))
@@ -147,9 +147,9 @@ def test_a_word_about_kept_skills_never_contradicts_its_interval(gained, lost, s
     before = [{"task": f"t{i}", "battery": "b", "success": i >= gained, "reward": 0.0}
               for i in range(n)]  # fmt: skip
     after = [row | {"success": not gained <= i < gained + lost} for i, row in enumerate(before)]
-    (battery,) = regression._compared(before, after)["batteries"]
-    low, high = battery["interval"]
-    word, said = battery["verdict"], regression.sentence_of(battery)
+    (battery,) = regression.compare_skills(records(before), records(after)).batteries
+    low, high = battery.interval
+    word, said = battery.verdict, regression.sentence_of(battery)
     assert (low > 0) == (word == "improved") and (high < 0) == (word == "forgotten"), battery
     assert ("no loss found" in said) <= (high >= 0)
 

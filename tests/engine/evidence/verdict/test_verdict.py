@@ -6,13 +6,17 @@ import random
 import re
 
 import pytest
+from as_json import compare_rows, measure_of, run_verdict
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.core.files import write_json
-from engine.evidence.stats.results import load_rows, measure_of, only_half, select_best
-from engine.evidence.verdict.verdict import after_step, compare_rows, run_verdict, sentence
+from engine.evidence.stats.results import best_step, in_half
+from engine.evidence.verdict.comparison import sentence
+from engine.evidence.verdict.sides import result_step
 from engine.home.run_dir import CHECKPOINT_MANIFEST
+from engine.records.lines.evaluation_row import read_evaluation
+from engine.records.record import DamagedRecord
 
 
 def test_a_run_that_learned_is_better_with_its_evidence(learned_run):
@@ -71,7 +75,7 @@ def test_the_select_half_chooses_and_never_counts(make_run, rows):
     run.evals(0, rows.halved(lambda i: False, 200))
     run.evals(20, rows.halved(lambda i: i % 2 == 0, 200)).checkpoint(20, best=True)
     run.evals(40, [r for r in rows.halved(lambda i: i % 4 == 0, 200) if r["half"] == "select"])
-    assert select_best(run.run) == 20
+    assert best_step(run.run) == 20
     verdict = run_verdict(run.run)
     assert verdict["after"]["step"] == 20 and verdict["n"] == 100
     assert verdict["difference"] == 0 and verdict["verdict"] == "no_difference"
@@ -82,16 +86,16 @@ def test_the_named_best_wins_over_what_the_rows_would_choose(make_run, rows):
     run.evals(0, rows.halved(lambda i: False, 40))
     run.evals(10, rows.halved(lambda i: i < 10, 40)).checkpoint(10, best=True)
     run.evals(20, rows.halved(lambda i: i < 30, 40)).checkpoint(20)
-    assert after_step(run.run) == 10
+    assert result_step(run.run) == 10
     run.run.best.unlink()
-    assert after_step(run.run) == 20
+    assert result_step(run.run) == 20
 
 
 def test_of_equal_checkpoints_the_earliest_is_chosen(make_run, rows):
     run = make_run()
     for step in (0, 10, 20, 30):
         run.evals(step, rows.halved(lambda i, s=step: s >= 20 and i < 20, 40))
-    assert select_best(run.run) == 20
+    assert best_step(run.run) == 20
 
 
 def test_scoring_errors_above_five_percent_forbid_a_verdict(make_run, rows):
@@ -165,11 +169,14 @@ def test_an_unfinished_run_is_unknown_and_says_what_is_missing(make_run, rows):
     assert verdict["summary"].startswith("The verdict is unknown")
 
 
-def test_a_damaged_run_folder_gives_unknown_instead_of_an_error(make_run):
+def test_a_torn_run_folder_gives_unknown_and_a_wrong_key_is_named(make_run):
     run = make_run()
     run.run.config.write_text("{")
-    run.run.evals(0).write_text('{"task": 1}\nnot json\n[1]\n')
+    run.run.evals(0).write_text("not json\n[1]\n")
     assert run_verdict(run.run)["verdict"] == "unknown"
+    run.run.evals(0).write_text('{"task": 1}\n')
+    with pytest.raises(DamagedRecord, match=r"step_000000\.jsonl is damaged: task"):
+        run_verdict(run.run)
 
 
 def test_tasks_without_halves_are_all_reported_with_a_warning(make_run, rows):
@@ -245,9 +252,9 @@ def test_of_a_curve_of_noise_the_best_checkpoint_gains_nothing(home, rows):
         for step in (0, *steps):
             lines = rows.halved(lambda _: rng.random() < 0.5, tasks)
             run.evals(step).write_text("".join(json.dumps(line) + "\n" for line in lines))
-        best = select_best(run)
-        halves = [only_half(load_rows(run.evals(step)), "select") for step in (0, best)]
-        before, after = (sum(row["success"] for row in half) / len(half) for half in halves)
+        best = best_step(run)
+        halves = [in_half(read_evaluation(run.evals(step)), "select") for step in (0, best)]
+        before, after = (sum(bool(row.success) for row in half) / len(half) for half in halves)
         chosen.append(after - before)
         run.checkpoint(best).mkdir()
         write_json(run.checkpoint(best) / CHECKPOINT_MANIFEST, {"step": best}, fsync=False)
@@ -270,7 +277,7 @@ SHOWN = re.compile(r"^(\w[\w ]*): .*interval of the change (\S+) to (\S+?)( poin
 def agrees(found) -> None:
     """The word in the sentence and in the result against the interval shown beside it."""
     word, low, high, _ = SHOWN.match(sentence(found)).groups()
-    table = found.as_dict()
+    table = found.to_json()
     assert word.lower().replace(" ", "_") == table["verdict"]
     for bottom, top in ((float(low), float(high)), table["interval"]):
         away = bottom > 0 or top < 0

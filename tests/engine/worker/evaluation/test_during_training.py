@@ -3,15 +3,16 @@
 from pathlib import Path
 
 import pytest
+from as_json import verify
 from loops import ENVIRONMENT, curve, go, make_run, push, weights
 
 from engine.core.files import read_json
 from engine.environments.registry import find_env
 from engine.evidence.detect.scoring import scorer_moves
 from engine.evidence.detect.views import Facts
-from engine.evidence.stats.results import load_rows, only_half
+from engine.evidence.stats.results import load_rows
 from engine.evidence.verdict.fresh_scores import rescored
-from engine.evidence.verdict.provenance import seal, verify
+from engine.evidence.verdict.provenance import seal
 from engine.home.halves import choosing
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home
@@ -42,7 +43,7 @@ def test_a_reward_that_pays_everything_after_a_while_is_found_out_when_the_run_e
     home: Home, tmp_path: Path
 ) -> None:
     env_id = push(home, tmp_path / "sums", TURNS.replace("LATE", "2500"))
-    assert find_env(home, env_id).audit["verdict"] == "ok", "the audit asks less often than that"
+    assert find_env(home, env_id).audit.verdict == "ok", "the audit asks less often than that"
     # Two exams of 20 tasks; the run's own process is taken there by hand.
     source = find_env(home, env_id).source / "environment.py"
     source.write_text(source.read_text().replace("2500", "30"))
@@ -97,7 +98,7 @@ def test_a_scorers_own_success_is_a_curve_and_chooses_nothing(home: Home, tmp_pa
     go(run)
     said = [event for event in load_rows(run.events) if event["event"] == "evaluated"]
     for event in said:
-        rows = only_half(load_rows(run.evals(event["step"])), "select")
+        rows = [r for r in load_rows(run.evals(event["step"])) if r["half"] == "select"]
         solved = sum(row["success"] for row in rows) / len(rows)
         assert event["heldout_success"] == event["heldout_reward"] == pytest.approx(solved)
         assert event["heldout_env_success"] == event["heldout_env_reward"] == 7.0
@@ -111,7 +112,7 @@ def test_copies_of_a_question_stand_in_one_half_and_count_once(home: Home, tmp_p
     run = make_run(home, push(home, tmp_path / "sums", copies), "sft", SETTINGS)
     result = go(run)
     rows = load_rows(run.evals(0))
-    halves = {half: only_half(rows, half) for half in ("select", "report")}
+    halves = {half: [row for row in rows if row["half"] == half] for half in ("select", "report")}
     asked = {half: {row["prompt"][-1]["content"] for row in halves[half]} for half in halves}
     assert asked["select"] and asked["report"] and not asked["select"] & asked["report"]
     assert len(asked["report"]) < len(halves["report"]), "some are asked twice"

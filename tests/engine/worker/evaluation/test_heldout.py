@@ -36,7 +36,7 @@ def test_asking_for_fewer_tasks_keeps_the_first_and_their_halves(names: list[str
 @given(ids)
 def test_the_halves_differ_by_at_most_one_task(names: list[str]) -> None:
     halves = list(heldout.halves(heldout.ordered(tasks(names), 1000)).values())
-    assert abs(halves.count(heldout.SELECT) - halves.count(heldout.REPORT)) <= 1
+    assert abs(halves.count(heldout.VALIDATION) - halves.count(heldout.TEST)) <= 1
 
 
 def asking(prompts: list[int]) -> list[dict[str, Any]]:
@@ -57,13 +57,13 @@ def test_tasks_of_one_prompt_stand_in_one_half(prompts: list[int]) -> None:
     for task in asked:
         by_prompt.setdefault(str(task["prompt"]), set()).add(half[task["id"]])
     assert all(len(found) == 1 for found in by_prompt.values()) or len(by_prompt) == 1
-    assert set(half.values()) == {heldout.SELECT, heldout.REPORT}
+    assert set(half.values()) == {heldout.VALIDATION, heldout.TEST}
 
 
 @given(st.integers(1, 60))
 def test_tasks_of_different_prompts_alternate(n: int) -> None:
     halves = list(heldout.halves(asking(list(range(n)))).values())
-    assert halves == [heldout.REPORT if at % 2 else heldout.SELECT for at in range(n)]
+    assert halves == [heldout.TEST if at % 2 else heldout.VALIDATION for at in range(n)]
 
 
 def play(reward: float, success: bool | None = None, error: str | None = None) -> Trajectory:

@@ -1,4 +1,4 @@
-"""Kept skills: what pebble could do before is asked again after, and forgetting is seen."""
+"""PriorSkills skills: what pebble could do before is asked again after, and forgetting is seen."""
 
 import importlib.util
 import json
@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from as_json import kept_skills
 from loops import go, make_run, push, save_random_model
 
 from engine.cost.flops import KEEP_TASKS
 from engine.evidence.stats.results import load_rows
-from engine.evidence.verdict.regression import kept_skills
 from engine.home.run_dir import Home
 from engine.worker.evaluation import pebble_skills as skills
 from engine.worker.evaluation.prior_skills import EACH, SKILLS, pebble_tasks

@@ -324,7 +324,7 @@ def test_weights_laid_out_for_decoding_are_freed_at_once_when_the_sampler_rests(
         first = sampler.generate(PROMPTS, 2, SamplingParams(max_tokens=4, temperature=1.0))
         laid_out = weakref.ref(sampler._forward)
         assert laid_out() is not None
-        sampler.rest()
+        sampler.release_memory()
         assert laid_out() is None
     finally:
         gc.enable()

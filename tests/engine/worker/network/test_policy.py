@@ -8,6 +8,7 @@ import pytest
 import torch
 from peft import get_peft_model, set_peft_model_state_dict
 from safetensors.torch import save_file
+from typed_settings import grpo_settings
 
 from engine.worker.core.batch import Row
 from engine.worker.core.failures import WorkerFailure
@@ -171,8 +172,8 @@ def test_lora_settings_reach_the_adapter(pebble: Base) -> None:
 def test_a_folder_without_a_model_is_refused_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(WorkerFailure) as caught:
         load_base(tmp_path, torch.device("cpu"), "auto")
-    assert caught.value.kind == "config" and "config.json" in caught.value.hint
+    assert caught.value.kind == "config" and "config.json" in str(caught.value.advice)
 
 
 def settings(**changes: Any) -> dict[str, Any]:
-    return SETTINGS | changes
+    return grpo_settings(SETTINGS | changes)

@@ -61,7 +61,7 @@ def test_longer_sequences_take_torchs_kernel_and_see_the_same(
     heads, kv, dim = 4, 2, 8
     layout = Layout((5, 9, 70, 70), (), ())
     attention = Attention(layout, heads, kv, torch.device("cpu"), torch.float32)
-    qkv = torch.randn(sum(layout.trunks), (heads + 2 * kv) * dim)
+    qkv = torch.randn(sum(layout.prefixes), (heads + 2 * kv) * dim)
     by_blocks = attention(qkv)
     monkeypatch.setattr(causal, "LONGEST", 0)
     torch.testing.assert_close(attention(qkv), by_blocks, rtol=1e-5, atol=1e-6)

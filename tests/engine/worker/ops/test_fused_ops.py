@@ -105,7 +105,7 @@ def test_queries_and_keys_turn_and_values_stay(
     every = x.clone().view(9, -1, dim)
     both = fused_ops.per_head(q, k, heads, kv) if q is not None and k is not None else None
     number = fused_ops.Eps(EPS, torch.full((1,), EPS))
-    functions.plain_turn(every, both, heads, kv, torch.cat([cos, cos], -1), sin, number)
+    functions.plain_apply_rope(every, both, heads, kv, torch.cat([cos, cos], -1), sin, number)
     (wanted,) = formula(x.double())
     assert (every.flatten(1) - wanted).norm() < 2e-6 * wanted.norm()
 
@@ -152,7 +152,7 @@ def test_a_set_that_fails_or_differs_is_left_alone() -> None:
         raise RuntimeError("no C compiler")
 
     nan = replace(TORCH, name="nan", norm_gradient=lambda kept, weight, dy: dy / 0.0 * 0.0)
-    later = replace(TORCH, name="later", turn_gradient=broken)
+    later = replace(TORCH, name="later", apply_rope_gradient=broken)
     made = {"wrong": WRONG, "nan": nan, "later": later, "torch": TORCH}
     said = {
         name: fused_ops.attempt(lambda each=each: each, SIZES, torch.float32, CPU)

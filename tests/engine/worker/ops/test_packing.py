@@ -9,7 +9,7 @@ from varlen_loop import varlen_attn
 from engine.worker.core.batch import Row
 from engine.worker.ops import attention
 from engine.worker.ops.attention import Attention, VarlenPlan
-from engine.worker.ops.packing import Packed, branch_buckets, pack, token_count, trunk_buckets
+from engine.worker.ops.packing import Packed, pack, prefix_buckets, suffix_buckets, token_count
 
 CPU = torch.device("cpu")
 
@@ -82,8 +82,8 @@ def test_a_token_is_predicted_from_its_own_row_up_to_the_one_before(
 @given(rows=some_rows())
 def test_each_prompt_is_run_once_and_last_tokens_never(rows: list[Row]) -> None:
     batch = pack(rows)
-    prompts = {tuple(r.ids[: r.shared]) for r in rows if r.shared}
-    own = sum(len(r.ids) - 1 - r.shared for r in rows)
+    prompts = {tuple(r.ids[: r.prefix_len]) for r in rows if r.prefix_len}
+    own = sum(len(r.ids) - 1 - r.prefix_len for r in rows)
     assert len(batch.ids) == token_count(rows) == own + sum(map(len, prompts))
     assert len(set(batch.ids.tolist())) == len(batch.ids)
     assert not {r.ids[-1] for r in rows} & set(batch.ids.tolist())
@@ -93,11 +93,11 @@ def test_each_prompt_is_run_once_and_last_tokens_never(rows: list[Row]) -> None:
 @given(rows=some_rows())
 def test_every_packed_token_stands_in_exactly_one_bucket(rows: list[Row]) -> None:
     layout = pack(rows).layout
-    buckets = trunk_buckets(layout) + [b.own for b in branch_buckets(layout)]
+    buckets = prefix_buckets(layout) + [b.own for b in suffix_buckets(layout)]
     covered = [i for b in buckets for i in range(b.start, b.stop)]
-    assert covered == list(range(sum(layout.trunks) + sum(layout.branches)))
+    assert covered == list(range(sum(layout.prefixes) + sum(layout.suffixes)))
     for bucket in buckets:
-        places = bucket.places
+        places = bucket.scatter_index
         assert places is None or len(set(places.tolist())) == bucket.stop - bucket.start
         assert places is None or int(places.max()) < bucket.rows * bucket.length
 
@@ -110,7 +110,7 @@ def test_hand_worked_group_of_two() -> None:
         Row([4, 5, 6], [0, 1, 1]),
     ]
     batch = pack(rows)
-    assert batch.layout.trunks == (2, 2)
+    assert batch.layout.prefixes == (2, 2)
     assert batch.ids.tolist() == [7, 8, 4, 5, 1]
     assert batch.positions.tolist() == [0, 1, 0, 1, 2]
     assert batch.source.tolist() == [1, 4, 1, 2, 3]
@@ -120,7 +120,7 @@ def test_hand_worked_group_of_two() -> None:
 
 def test_a_prompt_that_two_groups_share_by_chance_is_one_prompt() -> None:
     rows = [Row([7, 8, 1], [0, 0, 1], 2), Row([9, 2], [0, 1], 1), Row([7, 8, 3], [0, 0, 1], 2)]
-    assert sorted(pack(rows).layout.trunks) == [1, 2]
+    assert sorted(pack(rows).layout.prefixes) == [1, 2]
 
 
 def test_a_trained_first_token_is_refused() -> None:
@@ -128,7 +128,7 @@ def test_a_trained_first_token_is_refused() -> None:
         pack([Row([5, 6], [1, 1])])
 
 
-def test_the_lengths_of_a_varlen_plan_count_the_prompt_for_each_branch() -> None:
+def test_the_lengths_of_a_varlen_plan_count_the_prompt_for_each_suffix() -> None:
     rows = [Row([7, 8, 1, 2, 3], [0, 0, 1, 1, 1], 2), Row([7, 8, 4, 5], [0, 0, 1, 1], 2)]
     plan = VarlenPlan.of(pack(rows).layout, CPU)
     assert plan.query_starts.tolist() == [0, 2, 3, 5]

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from engine.worker.core.trajectory import Completion
 from engine.worker.network.sampler import Done, SamplingParams
-from engine.worker.rollouts.collect import Stage, collect
+from engine.worker.rollouts.collect import RolloutContext, collect
 from engine.worker.rollouts.renderer import Renderer
 from envs.host.process import EnvProcess, Episode
 
@@ -117,8 +117,8 @@ def renderer() -> Renderer:
     return Renderer(tokenizer, [tokenizer.eos_token_id])
 
 
-def stage(process: EnvProcess, renderer: Renderer, *, multi: bool) -> Stage:
-    return Stage(process, renderer, multi, [], max_length=200, max_turns=2 if multi else 1)
+def context(process: EnvProcess, renderer: Renderer, *, multi: bool) -> RolloutContext:
+    return RolloutContext(process, renderer, multi, [], max_length=200, max_turns=2 if multi else 1)
 
 
 def environment(folder: Path, source: str) -> Watched:
@@ -134,7 +134,7 @@ def test_each_completion_is_scored_while_the_next_is_still_being_sampled(
         tasks = process.tasks()[:3]
         sampler = Scripted(texts, renderer, process)
         groups, times = collect(
-            tasks, 2, stage(process, renderer, multi=False), sampler, SamplingParams(8)
+            tasks, 2, context(process, renderer, multi=False), sampler, SamplingParams(8)
         )
         scored = [t for g in groups for t in g.members]
         expected = [process.score(tasks[i // 2], text) for i, text in enumerate(texts)]
@@ -155,7 +155,7 @@ def test_the_environment_answers_one_rollout_while_another_takes_its_turn(
     with environment(tmp_path, MULTI) as process:
         sampler = Scripted(texts, renderer, process)
         groups, _ = collect(
-            process.tasks(), 1, stage(process, renderer, multi=True), sampler, SamplingParams(8)
+            process.tasks(), 1, context(process, renderer, multi=True), sampler, SamplingParams(8)
         )
     played = [g.members[0] for g in groups]
     assert [t.turns for t in played] == [1, 2, 2]
@@ -179,7 +179,7 @@ def test_a_fault_of_the_sampler_ends_the_scoring_too(tmp_path: Path, renderer: R
             collect(
                 process.tasks()[:2],
                 1,
-                stage(process, renderer, multi=False),
+                context(process, renderer, multi=False),
                 sampler,
                 SamplingParams(8),
             )

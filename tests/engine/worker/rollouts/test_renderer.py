@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine.models import catalog, tokens
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.network.policy import Base
 from engine.worker.rollouts.renderer import Renderer
@@ -121,3 +122,44 @@ def test_a_model_without_a_template_is_refused(pebble: Base) -> None:
     pebble.tokenizer.chat_template = None
     with pytest.raises(WorkerFailure, match="no chat template"):
         Renderer(pebble.tokenizer, pebble.stop_ids)
+
+
+EVERYTHING = (
+    "{{ eos_token }}{% for m in messages %}{{ m | tojson }}{% endfor %}{{ tools | tojson }}"
+)
+
+
+def test_a_template_reads_what_transformers_would_let_it_read(pebble: Base) -> None:
+    pebble.tokenizer.chat_template = EVERYTHING
+    talk = [
+        *TALK,
+        CALL | {"content": None, "reasoning": "hm"},
+        {"role": "tool", "content": "é <b>", "name": None},
+        {"role": "assistant", "content": "9", "thinking": "so", "reasoning_content": None},
+    ]
+    for tools in ([], [TOOL]):
+        for thinking in (False, True):
+            made = Renderer(pebble.tokenizer, pebble.stop_ids, thinking=thinking)
+            theirs = pebble.tokenizer.apply_chat_template(
+                talk,
+                tools=tools or None,
+                tokenize=False,
+                add_generation_prompt=True,
+                enable_thinking=thinking,
+            )
+            assert made.text(talk, tools, prompt=True) == theirs
+
+
+def test_a_template_of_its_own_for_tools_is_used_where_there_are_tools(pebble: Base) -> None:
+    pebble.tokenizer.chat_template = {"default": "plain", "tool_use": "tools"}
+    made = Renderer(pebble.tokenizer, pebble.stop_ids)
+    assert made.text(TALK, [], prompt=False) == "plain"
+    assert made.text(TALK, [TOOL], prompt=False) == "tools"
+
+
+def test_the_control_side_counts_the_ids_and_masks_the_worker_trains(pebble: Base) -> None:
+    made = Renderer(pebble.tokenizer, pebble.stop_ids)
+    counting = tokens.load(catalog.BUILTIN["pebble"]).format()
+    for loss_on in ("assistant", "last", "all"):
+        row, counted = made.conversation(TALK, [], loss_on), counting.conversation(TALK)
+        assert (row.ids, row.loss_mask) == (counted.ids, counted.mask(loss_on))

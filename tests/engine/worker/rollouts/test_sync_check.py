@@ -27,7 +27,7 @@ class Told:
 
 
 def looked(check: SyncCheck, gaps: list[float]) -> list[dict[str, float]]:
-    return [check.look(step, gap, 10 * gap) for step, gap in enumerate(gaps, 1)]
+    return [check.check(step, gap, 10 * gap) for step, gap in enumerate(gaps, 1)]
 
 
 def test_rounding_is_no_news():
@@ -52,7 +52,7 @@ def test_an_adapter_that_never_arrives_is_seen_before_it_ends_the_run():
     check = SyncCheck("float32", told, {})
     with pytest.raises(WorkerFailure, match="adapter not delivered") as failure:
         looked(check, [1e-6 + 0.0004 * step for step in range(80)])
-    assert failure.value.kind == "internal" and "sampler torch" in failure.value.hint
+    assert failure.value.kind == "internal" and "sampler torch" in str(failure.value.advice)
     assert "step 51" in failure.value.evidence  # 0.0004 * 50 is the limit of 0.02
     assert told.names == ["sampler_gap"]
     assert told.events[0][1]["step"] == 4  # 0.0004 * 3 is the first above 0.001
@@ -74,7 +74,7 @@ def test_one_high_step_does_not_count_as_growth():
 @pytest.mark.parametrize(("precision", "gap"), [("float32", 0.05), ("bfloat16", 0.3)])
 def test_a_gap_no_rounding_makes_ends_the_run_at_once(precision, gap):
     with pytest.raises(WorkerFailure):
-        SyncCheck(precision, Told(), {}).look(1, gap, gap)
+        SyncCheck(precision, Told(), {}).check(1, gap, gap)
 
 
 def test_what_float32_must_not_show_is_usual_for_bfloat16():
@@ -87,7 +87,7 @@ def test_what_float32_must_not_show_is_usual_for_bfloat16():
 
 def test_a_gap_that_is_no_number_ends_the_run():
     with pytest.raises(WorkerFailure):
-        SyncCheck("float32", Told(), {}).look(3, float("nan"), float("nan"))
+        SyncCheck("float32", Told(), {}).check(3, float("nan"), float("nan"))
 
 
 def test_a_sampler_that_differs_on_purpose_is_judged_by_growth_alone():

@@ -191,7 +191,7 @@ def test_a_server_that_dies_ends_the_run_with_its_last_words(make, tmp_path):
         sampler.generate([[1, 2], [13, 2], [1, 3]], 1, SamplingParams(2))
     assert failure.value.kind == "infra"
     assert "RuntimeError: thirteen was asked" in failure.value.evidence
-    assert str(tmp_path / "vllm.log") in failure.value.hint
+    assert str(tmp_path / "vllm.log") in str(failure.value.advice)
 
 
 def test_a_refusal_is_told_in_the_servers_words(make):
@@ -211,13 +211,13 @@ def test_memory_that_ran_out_is_told_as_that(tmp_path):
             return "ValueError: No available memory for the cache blocks."
 
     found = vllm_sampler.server_failure("it ended", Process())  # type: ignore[arg-type]
-    assert found.kind == "oom" and "max_length" in found.hint
+    assert found.kind == "oom" and "max_length" in found.advice.text
 
 
 def test_a_sampler_that_rests_wakes_when_it_is_asked(make):
     sampler = make(device="cuda", sleeps=True)
     sampler.generate([[1, 5]], 1, SamplingParams(1))
-    sampler.rest()
+    sampler.release_memory()
     assert seen(sampler)["asleep"]
     assert sampler.generate([[1, 5]], 1, SamplingParams(1))[0][0].ids == [6]
     assert not seen(sampler)["asleep"]
@@ -226,7 +226,7 @@ def test_a_sampler_that_rests_wakes_when_it_is_asked(make):
 def test_on_a_cpu_there_is_nothing_to_rest(make):
     sampler = make()
     sampler.generate([[1, 5]], 1, SamplingParams(1))
-    sampler.rest()
+    sampler.release_memory()
     assert not seen(sampler)["asleep"]
 
 

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from chat_server import KEY, chat_server
 from loops import PEBBLE
+from typed_settings import grpo_settings
 
 from engine.home.run_dir import DeployDir, Home
 from engine.worker.components import make_sampler
@@ -31,7 +32,7 @@ ASK = [{"role": "user", "content": "What is 4 + 3?"}]
 def save_adapter(policy: Policy, home: Home, name: str) -> Path:
     run = home.run(name)
     run.create()
-    optimizer = make_optimizer(policy.parameters(), {"learning_rate": 1e-3, "weight_decay": 0})
+    optimizer = make_optimizer(policy.parameters(), grpo_settings({"learning_rate": 1e-3}))
     return checkpoint.save(run, policy, optimizer, checkpoint.Progress(1, {}), base_ref="pebble")
 
 
@@ -65,7 +66,7 @@ def test_base_and_adapters_answer_as_they_do_offline(
 
 
 def test_an_adapter_that_changes_nothing_is_refused(pebble: Base, home: Home) -> None:
-    untrained = Policy(pebble, SETTINGS)
+    untrained = Policy(pebble, grpo_settings(SETTINGS))
     adapter = save_adapter(untrained, home, "idle-sft-1")
     served = Served(OwnModels(PEBBLE, "pebble", "cpu", thinking=False))
     with pytest.raises(Refused, match="same logits") as caught:

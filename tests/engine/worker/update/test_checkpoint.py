@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from typed_settings import grpo_settings
 
 from engine.home.run_dir import Home, RunDir
 from engine.worker.core.batch import Row
@@ -32,7 +33,7 @@ def save_first(run: RunDir, policy: Policy, base_weights: dict[str, str] | None 
     return checkpoint.save(
         run,
         policy,
-        make_optimizer(policy.parameters(), ADAM),
+        make_optimizer(policy.parameters(), grpo_settings(ADAM)),
         checkpoint.Progress(1, {}),
         base_ref="pebble",
         base_weights=base_weights,
@@ -48,7 +49,7 @@ def test_training_on_from_a_checkpoint_is_bit_equal(
     pebble: Base, tuned: Callable[[Base], Policy], run: RunDir
 ) -> None:
     policy = tuned(pebble)
-    optimizer = make_optimizer(policy.parameters(), ADAM)
+    optimizer = make_optimizer(policy.parameters(), grpo_settings(ADAM))
     for _ in range(2):
         step(policy, optimizer)
     checkpoint.save(
@@ -58,11 +59,11 @@ def test_training_on_from_a_checkpoint_is_bit_equal(
         step(policy, optimizer)
 
     again = tuned(load_base(pebble.path, torch.device("cpu"), "float32"))
-    fresh = make_optimizer(again.parameters(), ADAM)
+    fresh = make_optimizer(again.parameters(), grpo_settings(ADAM))
     folder = run.latest_checkpoint()
     assert folder is not None
     progress = checkpoint.restore(folder, again, fresh)
-    assert (progress.step, progress.extra) == (2, {"silent": 3})
+    assert (progress.step, progress.state) == (2, {"silent": 3})
     for _ in range(2):
         step(again, fresh)
     for a, b in zip(policy.parameters(), again.parameters(), strict=True):
@@ -76,7 +77,7 @@ def test_peft_itself_reads_a_checkpoint_to_the_same_logits(
 
     policy = tuned(pebble)
     wanted = pebble.network.logits([10, 20, 30], policy.adapter)
-    optimizer = make_optimizer(policy.parameters(), ADAM)
+    optimizer = make_optimizer(policy.parameters(), grpo_settings(ADAM))
     folder = checkpoint.save(run, policy, optimizer, checkpoint.Progress(1, {}), base_ref="pebble")
     plain, _ = load_transformers(pebble.path, torch.device("cpu"), "float32")
     loaded = PeftModel.from_pretrained(plain, str(folder))
@@ -88,7 +89,7 @@ def test_a_folder_without_a_manifest_is_no_checkpoint(
     pebble: Base, tuned: Callable[[Base], Policy], run: RunDir
 ) -> None:
     policy = tuned(pebble)
-    optimizer = make_optimizer(policy.parameters(), ADAM)
+    optimizer = make_optimizer(policy.parameters(), grpo_settings(ADAM))
     checkpoint.save(run, policy, optimizer, checkpoint.Progress(1, {}), base_ref="pebble")
     half = run.checkpoint(2)
     half.mkdir()
@@ -105,7 +106,7 @@ def test_what_a_kill_while_saving_left_is_cleared_away(
     torn.mkdir(parents=True)
     (torn / WEIGHTS).write_bytes(b"half")
     policy = tuned(pebble)
-    optimizer = make_optimizer(policy.parameters(), ADAM)
+    optimizer = make_optimizer(policy.parameters(), grpo_settings(ADAM))
     checkpoint.save(run, policy, optimizer, checkpoint.Progress(3, {}), base_ref="pebble")
     assert [p.name for p in run.checkpoints.iterdir()] == ["step_000003"]
 

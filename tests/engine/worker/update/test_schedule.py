@@ -6,14 +6,16 @@ import sys
 
 import pytest
 import torch
+from typed_settings import grpo_settings
 
+from engine.records.settings import GRPOSettings
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.update.optimizer import AdamW
 from engine.worker.update.schedule import apply_step, make_optimizer, rate
 
 
-def plan(schedule: str, warmup: float = 0.0) -> dict[str, object]:
-    return {"learning_rate": 1.0, "lr_schedule": schedule, "warmup_ratio": warmup}
+def plan(schedule: str, warmup: float = 0.0) -> GRPOSettings:
+    return grpo_settings({"learning_rate": 1.0, "lr_schedule": schedule, "warmup_ratio": warmup})
 
 
 def test_constant_stays_at_the_peak() -> None:
@@ -33,7 +35,7 @@ def test_warmup_rises_linearly_over_its_share_of_the_steps() -> None:
 
 
 def optimiser(parameter: torch.nn.Parameter, decay: float = 0.0) -> AdamW:
-    return make_optimizer([parameter], {"learning_rate": 0.1, "weight_decay": decay})
+    return make_optimizer([parameter], grpo_settings({"learning_rate": 0.1, "weight_decay": decay}))
 
 
 class Weights:

@@ -1,0 +1,82 @@
+"""Held-out tasks that stand in the training rows of a run's models: `contamination.json`."""
+
+from collections.abc import Sequence
+
+from engine.evidence.stats.overlap import Kind
+from engine.home.run_dir import RunDir
+from engine.records.lines.evaluation_row import EvaluationRow
+from engine.records.record import Record
+
+
+class SharedPair(Record):
+    """One held-out task and the training row that holds it; `part` is prompt or answer."""
+
+    heldout: str
+    train: str
+    kind: str = ""
+    part: str = ""
+
+
+class SharedRows(Record):
+    """What the rows of one environment version share with the held-out tasks.
+
+    Attributes:
+        env_id: the version that was trained on; `run_id` by which run, "" by this one.
+        train, heldout: rows and tasks that were compared.
+        exact, normalised, ngram: held-out tasks found in the rows, by kind of match.
+    """
+
+    env_id: str = ""
+    run_id: str = ""
+    train: int | None = None
+    heldout: int | None = None
+    exact: int = 0
+    normalised: int = 0
+    ngram: int = 0
+    examples: tuple[SharedPair, ...] = ()
+
+    def count(self, kind: Kind) -> int:
+        return {"exact": self.exact, "normalised": self.normalised, "ngram": self.ngram}[kind]
+
+
+class Contamination(Record):
+    """What submit wrote (engine/runs/contamination.py).
+
+    Attributes:
+        verdict: clean, overlap or leak.
+        leaked: held-out tasks that the training rows teach.
+        sources: one entry for each version trained on.
+    """
+
+    verdict: str = "clean"
+    leaked: tuple[str, ...] = ()
+    headline: str = ""
+    sources: tuple[SharedRows, ...] = ()
+
+
+def read_contamination(run_dir: RunDir) -> Contamination:
+    """What submit found; a clean one where it was not asked. Raises DamagedRecord."""
+    try:
+        return Contamination.read(run_dir.contamination)
+    except FileNotFoundError:
+        return Contamination()
+
+
+def taught_tasks(run_dir: RunDir) -> frozenset[str]:
+    """Held-out tasks that stand in training rows: no model can be judged by them."""
+    return frozenset(read_contamination(run_dir).leaked)
+
+
+def without_tasks(rows: Sequence[EvaluationRow], taught: frozenset[str]) -> list[EvaluationRow]:
+    """The rows whose task is not among `taught`."""
+    return [row for row in rows if row.task not in taught]
+
+
+def contamination_warnings(run_dir: RunDir) -> list[str]:
+    """The warning about held-out tasks in training rows, nothing where there are none."""
+    shared = read_contamination(run_dir)
+    if shared.verdict == "clean":
+        return []
+    after = f"; {len(shared.leaked)} are left out of the verdict" if shared.leaked else ""
+    headline = shared.headline or "training rows hold held-out tasks"
+    return [f"Contamination: {headline}{after}."]

@@ -1,0 +1,38 @@
+"""Which program stands behind each kind of process: what follows `python -P` on its command line.
+
+Tests put scripts in the place of programs that need torch. Supervisors and servers are processes of
+their own, so that choice travels in one environment variable, read here and nowhere else.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Literal
+
+Kind = Literal["supervisor", "trainer", "regrader", "speed_probe", "merger", "server"]
+
+PROGRAMS: Mapping[Kind, str] = {
+    "supervisor": "engine.supervisor",
+    "trainer": "engine.worker",
+    "regrader": "engine.runs.regrade",
+    "speed_probe": "engine.worker.probe_speed",
+    "merger": "engine.worker.serving.merge",
+    "server": "engine.worker.serving.openai_server",
+}
+# Tests only: a JSON object, kind of program -> script.
+STAND_INS = "HONESMITH_TEST_PROGRAMS"
+
+
+def command(kind: Kind) -> list[str]:
+    """What follows `python -P`, before the program's own arguments."""
+    script = _stand_ins().get(kind)
+    return [script] if script else ["-m", PROGRAMS[kind]]
+
+
+def trains_without_torch() -> bool:
+    """Whether trainers are stand-ins: then nothing is measured and no library is looked for."""
+    return "trainer" in _stand_ins()
+
+
+def _stand_ins() -> Mapping[str, str]:
+    return json.loads(os.environ.get(STAND_INS) or "{}")

@@ -1,0 +1,58 @@
+"""`env.json` of a stored environment version: what push learnt of it, written once."""
+
+from typing import Any
+
+from pydantic import Field
+
+from engine.records.record import Record
+from envs.config.settings import Limits
+from envs.json_types import ToolSchema
+
+
+class PushProblem(Record):
+    """Something in the environment's folder that its author should look at."""
+
+    message: str
+
+
+class EnvVersion(Record):
+    """One version of an environment. Defaults stand for what older releases did not write.
+
+    Attributes:
+        env_id: `name@hash`; `hash` is the beginning of `digest`, the SHA-256 of its files.
+        kind: single, multi or sft.
+        scored: whether it can score a completion.
+        tools: what its model may call.
+        params: the arguments of `load_environment`, from environment.toml.
+        rows: split (train, heldout) -> number of task rows.
+        split: where the split came from, in words.
+        contamination: what training rows share with held-out tasks
+            (engine/evidence/stats/overlap.py); empty where it was not looked for.
+        files, size: number of files, and their bytes.
+        left_out: files of the pushed folder that are not part of the version.
+        limits: what its process may use.
+        secrets: names of the secrets it reads.
+        python: the interpreter its packages were found in, "" for any.
+        isolation: what confined its code at push, in words.
+    """
+
+    env_id: str = ""
+    name: str = ""
+    hash: str = ""
+    digest: str = ""
+    kind: str
+    scored: bool
+    tools: list[ToolSchema]
+    params: dict[str, Any] = Field(default_factory=dict)
+    rows: dict[str, int]
+    split: str = ""
+    contamination: dict[str, Any] = Field(default_factory=dict)
+    files: int = 0
+    size: int = 0
+    left_out: tuple[str, ...] = ()
+    limits: Limits
+    secrets: tuple[str, ...]
+    python: str = ""
+    isolation: str = ""
+    warnings: tuple[str, ...] = ()
+    problems: tuple[PushProblem, ...] = ()

@@ -1,0 +1,10 @@
+"""Records that stand in a file one per line, and curves of them. Start with `line_record.py`.
+
+answer.py             a completion with its score, as rollouts and evaluations keep it
+curves.py             metrics thinned to what a reader can use
+evaluation_row.py     a held-out answer: a line in evals/
+event.py              something that happened to a run: a line of events.jsonl
+line_record.py        how a record that is one line of a file is read and written
+metrics_line.py       what was measured at a step: a line of metrics.jsonl
+trajectory_record.py  one rollout of a training step: a line in rollouts/
+"""

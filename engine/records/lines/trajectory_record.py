@@ -1,0 +1,47 @@
+"""One rollout of a training step: a line of `rollouts/step_NNNNNN.jsonl`."""
+
+from pathlib import Path
+
+from engine.records.lines.answer import Answer
+from engine.records.lines.line_record import Line
+
+_FIRST = ("step", "task", "group", "member")
+
+
+class TrajectoryRecord(Answer):
+    """An answer that was trained on, or was left out of its step's batch.
+
+    Attributes:
+        group, member: which group of the step, and which of its completions.
+        advantage: its shaped reward against its group's.
+        turns: assistant turns.
+        policy_step: steps done by the policy that sampled it.
+        shaped_reward: the reward less what the trainer took off it; None where nothing was.
+        dropped: its group was replaced by a fresh task and not trained on.
+        prompt_ids, ids, loss_mask: token ids of the prompt and after it, and 1 where the model
+            wrote them; of the first few groups of a step.
+    """
+
+    step: int
+    group: int
+    member: int
+    advantage: float
+    turns: int
+    policy_step: int = 0
+    shaped_reward: float | None = None
+    dropped: bool = False
+    prompt_ids: list[int] | None = None
+    ids: list[int] | None = None
+    loss_mask: list[int] | None = None
+
+    def to_line(self) -> Line:
+        line = super().to_line()
+        return {key: line[key] for key in _FIRST} | line
+
+
+def read_trajectories(path: Path) -> list[TrajectoryRecord]:
+    """The rollouts of one step; [] where there is no file.
+
+    Raises DamagedRecord naming the file and the key that is missing or wrong.
+    """
+    return TrajectoryRecord.read_all(path)

@@ -1,0 +1,95 @@
+"""`manifest.json` of a run: what was trained on what, with what; written once before step 1."""
+
+from pathlib import Path
+
+from engine.records.record import Record
+
+
+class EnvironmentUsed(Record):
+    """The version of the environment, and the SHA-256 of its task rows."""
+
+    env_id: str
+    tasks_sha256: str
+
+
+class ModelUsed(Record):
+    """The base model: its reference, and the SHA-256 of its files by name.
+
+    Attributes:
+        start_adapter: the same of the adapter the run goes on from; None where it starts fresh.
+    """
+
+    ref: str
+    files: dict[str, str]
+    start_adapter: dict[str, str] | None
+
+
+class MachineUsed(Record):
+    """Where it ran; `ram` in bytes."""
+
+    device: str
+    threads: int
+    machine: str
+    cores: int
+    ram: int
+
+
+class Choice(Record):
+    """Which of two implementations ran, and why the faster one did not, "" where it did."""
+
+    kind: str
+    why: str
+
+
+class SamplingUsed(Record):
+    """How a run's own evaluations are sampled; `temperature` 0 is greedy."""
+
+    max_tokens: int
+    temperature: float
+    top_p: float
+    stop: list[str]
+    seed: int
+
+
+class Manifest(Record):
+    """Everything needed to say later what a run's numbers rest on.
+
+    Attributes:
+        time: when it was written, seconds since the epoch.
+        settings_sha256: of the resolved settings as sorted JSON.
+        reward_risk_accepted: trained although the environment's reward audit fails.
+        versions: of Python and the packages that decide the numbers.
+        matrix_flops: operations per second of a large matrix product on the machine.
+        precision: number format of the frozen weights.
+        forward: `own` or transformers' forward pass.
+        kernels: which fused functions.
+        isolation: how the environment's process is confined; "" where none runs.
+    """
+
+    run_id: str
+    time: float
+    env: EnvironmentUsed
+    model: ModelUsed
+    settings_sha256: str
+    seed: int
+    parent: str
+    note: str
+    reward_risk_accepted: bool
+    versions: dict[str, str]
+    hardware: MachineUsed
+    matrix_flops: float
+    quantization: str
+    precision: str
+    forward: Choice
+    kernels: Choice
+    isolation: str
+    eval_sampling: SamplingUsed
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest in the file at `path`.
+
+    Raises FileNotFoundError, and DamagedRecord naming the file and the key that is missing or
+    wrong.
+    """
+    return Manifest.read(path)

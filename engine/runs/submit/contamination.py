@@ -1,0 +1,110 @@
+"""Which held-out tasks a model was taught: its training rows held against an exam.
+
+Every environment version is compared with itself when it is pushed. A model that was trained on
+other versions (its own run's, or those of the runs it continues) is compared with the exam's
+held-out tasks when it is submitted or evaluated; what was compared once is kept in the home.
+"""
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engine.core.errors import UserError
+from engine.core.files import read_json, write_json
+from engine.environments.registry import EnvRecord, find_env, read_tasks
+from engine.evidence.compare.settings_diff import ancestors, making_of_run
+from engine.evidence.stats.overlap import scan
+from engine.evidence.verdict.lineage import trained_by
+from engine.home.run_dir import Home
+
+BUDGET_S = 2.0  # for all comparisons of one call that are not kept yet
+_WORST = ("clean", "overlap", "leak")
+_COUNTS = ("exact", "normalised", "ngram")
+
+
+def of_training(home: Home, record: EnvRecord, model: str = "") -> dict[str, Any]:
+    """The training rows of `record`, and of the runs that `model` descends from, against its
+    held-out tasks.
+
+    Returns verdict (clean, overlap, leak), `leaked` (the tasks these rows teach), `sources` (one
+    entry per environment version trained on), headline.
+    """
+    lessons = [("", record.env_id), *_lessons(home, model)]
+    return _against(home, record, [("", run, env) for run, env in lessons])
+
+
+def of_models(home: Home, record: EnvRecord, models: Sequence[str]) -> dict[str, Any]:
+    """What `models` were trained on against the held-out tasks of `record`; as `of_training`."""
+    lessons = [(ref, run, env) for ref in models for run, env in _lessons(home, ref)]
+    return _against(home, record, lessons)
+
+
+def _lessons(home: Home, ref: str) -> list[tuple[str, str]]:
+    """(run, environment version) of every training a model went through, the last first."""
+    run_id = trained_by(home, ref) if ref else ""
+    if not run_id:
+        return []
+    line = ancestors(home, making_of_run(home, run_id))
+    configs = [(name, home.run(name).find_config()) for name in line if "/" not in name]
+    return [(name, config.env_id) for name, config in configs if config]
+
+
+def _against(
+    home: Home, exam: EnvRecord, lessons: Sequence[tuple[str, str, str]]
+) -> dict[str, Any]:
+    deadline = time.monotonic() + BUDGET_S
+    sources: list[dict[str, Any]] = []
+    scans: dict[str, dict[str, Any]] = {}
+    missing: list[str] = []
+    for model, run, env_id in lessons:
+        if env_id not in scans:
+            try:
+                taught = exam if env_id == exam.env_id else find_env(home, env_id)
+                scans[env_id] = _compared(home, taught, exam, deadline)
+            except (UserError, OSError, ValueError):
+                missing.append(env_id)
+                continue
+        found = scans[env_id]
+        named = {"model": model, "run_id": run, "env_id": env_id}
+        shown = {key: value for key, value in found.items() if key != "leaked"}
+        sources.append({key: value for key, value in named.items() if value} | shown)
+    leaked = sorted({task for found in scans.values() for task in found["leaked"]})
+    verdicts = [found["verdict"] for found in scans.values()]
+    worst = max(scans.values(), key=_weight) if scans else None
+    headline = "none of these models was trained in this home"
+    if worst is not None:
+        headline = worst["headline"]
+    if missing:
+        headline += f"; {', '.join(sorted(set(missing)))[:120]} is gone and was not compared"
+    return {
+        "verdict": max(verdicts, key=_WORST.index, default="clean"),
+        "leaked": leaked,
+        "sources": sources,
+        "headline": headline,
+    }
+
+
+def _weight(found: Mapping[str, Any]) -> tuple[int, int]:
+    return (_WORST.index(found["verdict"]), sum(found[kind] for kind in _COUNTS))
+
+
+def _compared(home: Home, taught: EnvRecord, exam: EnvRecord, deadline: float) -> dict[str, Any]:
+    if taught.hash == exam.hash and exam.contamination:
+        return exam.contamination
+    kept = home.overlap(taught.hash, exam.hash)
+    with contextlib.suppress(OSError, ValueError):
+        return read_json(kept)
+    rows, tasks = read_tasks(taught, "train"), read_tasks(exam, "heldout")
+    found = scan(rows, tasks, max(0.1, deadline - time.monotonic()))
+    if min(found["compared"]) == 1:  # a part only: the next call may have time for all of it
+        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_json(kept, found)
+    return found
+
+
+def said_of(shared: dict[str, Any] | None) -> list[str]:
+    """What to say at a submit about training rows that hold held-out tasks."""
+    if shared is None or shared["verdict"] == "clean":
+        return []
+    return [f"contamination: {shared['headline']}"]

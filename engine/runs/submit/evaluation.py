@@ -1,0 +1,129 @@
+"""Queuing an evaluation: up to eight models, asked the same tasks."""
+
+from collections.abc import Mapping
+
+from engine.core.reply import Reply
+from engine.environments import env_facts, registry
+from engine.environments.env_facts import EnvFacts
+from engine.environments.registry import EnvRecord
+from engine.home.database import tells_of_the_disk
+from engine.home.rows import NewRun
+from engine.home.run_dir import Home
+from engine.home.store import Store
+from engine.models import catalog
+from engine.models.catalog import ModelRef
+from engine.processes import launcher
+from engine.records.settings import EvaluationSettings
+from engine.runs.submit import contamination
+from engine.runs.submit.admission import (
+    EVALUATION_WALL_HOURS,
+    Afford,
+    Playing,
+    bad_argument,
+    cap_of,
+    require_files,
+    said_of,
+    sampling_hours,
+    scored_env,
+)
+from engine.runs.submit.queued import start_and_reply
+from engine.runs.submit.regrading import check_tasks, submit_regrade
+from engine.runs.submit.requests import EvaluationRequest
+from engine.runs.submit.run_folder import RunFiles, adapters_of
+from engine.settings import resolution
+from engine.settings.defaults import SamplingLimits
+
+MAX_MODELS = 8
+
+
+@tells_of_the_disk
+def submit_evaluation(
+    home: Home, request: EvaluationRequest, afford: Afford | None = None
+) -> Reply:
+    """Queue an evaluation of up to eight models on the same tasks, or with `regrade` the scoring
+    of that run's stored answers by this environment, without any model.
+
+    `afford` gives it a cap on device hours, to which it is held. Raises UserError.
+    """
+    if request.regrade:
+        return submit_regrade(home, request, afford)
+    _check_request(request)
+    launcher.worker_python(home)
+    record = scored_env(home, request.env_id, "evaluated")
+    models = [catalog.resolve_model(home, ref) for ref in request.models]
+    for model in models:
+        require_files(model)
+    resolved, facts = _sampling(home, record, models, request)
+    available = facts.heldout_rows if request.split == "heldout" else facts.train_rows
+    used = min(request.rows, available)
+    max_length = min(model.facts.max_positions for model in models)
+    settings = EvaluationSettings(**resolved.settings.model_dump(), max_length=max_length)
+    limits = SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length)
+    plays = Playing(limits, facts, used, request.attempts)
+    cap = cap_of(home, afford, lambda: sampling_hours(home, models, plays))
+    config = {
+        "kind": "evaluate",
+        "algorithm": "evaluate",
+        "env_id": record.env_id,
+        "env_dir": str(record.dir),
+        "models": [model_entry(model) for model in models],
+        "split": request.split,
+        "rows": request.rows,
+        "attempts": request.attempts,
+        "settings": settings.model_dump(),
+        "sources": resolved.sources,
+        "regrade": "",
+        "wall_limit_hours": EVALUATION_WALL_HOURS,
+        "max_gpu_hours": cap,
+    }
+    warnings = [*registry.prefix_meant(request.env_id, record), *resolved.warnings, *said_of(cap)]
+    if request.rows > available:
+        warnings.append(f"the {request.split} split has {available} rows; all of them are used")
+    shared = None
+    if request.split == "heldout":
+        shared = contamination.of_models(home, record, request.models)
+    warnings += contamination.said_of(shared)
+    new = NewRun(
+        name=f"{record.name}-eval",
+        kind="evaluate",
+        algorithm="evaluate",
+        env_id=record.env_id,
+        model=", ".join(request.models),
+        max_gpu_hours=cap,
+    )
+    files = RunFiles(config, model_adapters=adapters_of(models), contamination=shared)
+    with Store(home) as store:
+        row = store.insert_run(new, files.writer(home))
+    reply = start_and_reply(home, row, warnings)
+    return reply | {"models": list(request.models), "rows": used, "attempts": request.attempts}
+
+
+def model_entry(model: ModelRef) -> Mapping[str, str | None]:
+    """A model as config.json of an evaluation or a probe names it."""
+    adapter = str(model.adapter) if model.adapter is not None else None
+    return {"ref": model.ref, "base_path": str(model.base_path), "adapter": adapter}
+
+
+def _check_request(request: EvaluationRequest) -> None:
+    models = list(request.models)
+    if not 1 <= len(models) <= MAX_MODELS:
+        raise bad_argument("models", len(models), f"Name 1 to {MAX_MODELS} models.")
+    if len(set(models)) < len(models):
+        raise bad_argument("models", models, "Name every model once; attempts repeats the tasks.")
+    check_tasks(request)
+    if not 1 <= request.attempts <= 64:
+        raise bad_argument("attempts", request.attempts, "Use 1 (greedy) to 64 (sampled).")
+
+
+def _sampling(
+    home: Home, record: EnvRecord, models: list[ModelRef], request: EvaluationRequest
+) -> tuple[resolution.ResolvedSampling, EnvFacts]:
+    """Sampling settings that fit every model; the room is that of the smallest."""
+    smallest = min(models, key=lambda model: model.facts.max_positions)
+    facts = env_facts.env_facts(
+        home, record, smallest.base_path, thinking=bool(request.settings.get("thinking"))
+    )
+    resolved = resolution.resolve_sampling(
+        dict(request.settings), model=smallest.facts, env=facts, attempts=request.attempts
+    )
+    return resolved, facts

@@ -1,0 +1,111 @@
+"""Queuing a probe: a short run that samples a model, to see whether there is something to learn."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from engine.core import hardware
+from engine.core.errors import UserError
+from engine.core.files import read_json
+from engine.core.reply import Reply
+from engine.environments import env_facts
+from engine.environments.registry import EnvRecord
+from engine.home.database import tells_of_the_disk
+from engine.home.rows import NewRun, RunRow
+from engine.home.run_dir import Home
+from engine.home.store import Store
+from engine.models import catalog
+from engine.models.catalog import ModelRef
+from engine.processes import launcher
+from engine.records.settings import GRPOSettings
+from engine.runs.submit.admission import (
+    EVALUATION_WALL_HOURS,
+    Afford,
+    Playing,
+    cap_of,
+    require_files,
+    said_of,
+    sampling_hours,
+    scored_env,
+)
+from engine.runs.submit.evaluation import model_entry
+from engine.runs.submit.queued import start_and_reply
+from engine.runs.submit.requests import ProbeRequest
+from engine.runs.submit.run_folder import RunFiles, adapters_of
+from engine.settings import resolution
+from engine.settings.defaults import SamplingLimits
+
+_TRIES = 1000  # runs that one probe may have after failed ones
+
+
+@tells_of_the_disk
+def submit_probe(home: Home, request: ProbeRequest, afford: Afford | None = None) -> Reply:
+    """Queue a short run that samples `samples` tasks `group_size` times each.
+
+    The same probe asked for again is the run that was made first, with its `result` once it is
+    done; after a failed one a new run is queued. Raises UserError.
+    """
+    launcher.worker_python(home)
+    record = scored_env(home, request.env_id, "probed")
+    model = catalog.resolve_model(home, request.model)
+    require_files(model)
+    facts = env_facts.env_facts(home, record, model.base_path)
+    machine = hardware.detect(home.root)
+    # A probe samples for seconds; vLLM would take longer to start.
+    given = {name: value for name, value in request.settings.items() if name != "sampler"}
+    resolved = resolution.resolve("grpo", given, model=model.facts, env=facts, hardware=machine)
+    config = _config(request, record, model, resolved)
+    key = f"probe-{hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:24]}"
+    settings = resolved.settings
+    assert isinstance(settings, GRPOSettings)
+    limits = SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length)
+    plays = Playing(limits, facts, min(request.samples, facts.train_rows), settings.group_size)
+    body = {"probe": key}
+    with Store(home) as store:
+        request_id, row = _made_before(store, key, body)
+        if row is None:  # one that was made before costs nothing more
+            cap = cap_of(home, afford, lambda: sampling_hours(home, [model], plays))
+            config["max_gpu_hours"] = cap
+            new = NewRun(
+                name=f"{record.name}-probe",
+                kind="probe",
+                algorithm="probe",
+                env_id=record.env_id,
+                model=request.model,
+                max_gpu_hours=cap,
+                request_id=request_id,
+                body=body,
+            )
+            files = RunFiles(config, model_adapters=adapters_of([model]))
+            row = store.insert_run(new, files.writer(home))
+    reply = start_and_reply(home, row, [*resolved.warnings, *said_of(row.max_gpu_hours)])
+    if row.state == "done":
+        reply["result"] = read_json(home.run(row.run_id).result)
+    return reply
+
+
+def _config(
+    request: ProbeRequest, record: EnvRecord, model: ModelRef, resolved: resolution.Resolved
+) -> dict[str, Any]:
+    """The content of config.json, but for the cap; its hash says which probes are the same."""
+    return {
+        "kind": "probe",
+        "algorithm": "probe",
+        "env_id": record.env_id,
+        "env_dir": str(record.dir),
+        "models": [model_entry(model)],
+        "samples": int(request.samples),
+        "settings": resolved.settings.model_dump(),
+        "sources": resolved.sources,
+        "wall_limit_hours": EVALUATION_WALL_HOURS,
+    }
+
+
+def _made_before(store: Store, key: str, body: Mapping[str, str]) -> tuple[str, RunRow | None]:
+    """The request id to use, and the run that this probe led to before unless it failed."""
+    for request_id in (f"{key}-{attempt}" for attempt in range(_TRIES)):
+        row = store.requested_run(request_id, body)
+        if row is None or row.state not in ("failed", "cancelled"):
+            return request_id, row
+    raise UserError("RUN_STATE", f"this probe failed {_TRIES} times", hint="Read the log of one.")

@@ -1,0 +1,65 @@
+"""The reply to whoever queued a run: where it stands, what it will take, what differs."""
+
+from typing import Any
+
+from engine.core.hints import Call
+from engine.core.reply import Reply
+from engine.cost import estimate
+from engine.home.progress import write_status
+from engine.home.rows import RunRow
+from engine.home.run_dir import Home
+from engine.home.store import Store
+from engine.processes import launcher
+from engine.records.run_config import RunConfig, TrainConfig
+
+
+def start_and_reply(home: Home, row: RunRow, warnings: list[str]) -> Reply:
+    """Start what can start, and say how the run that was just queued stands then."""
+    with Store(home) as store:
+        write_status(home.run(row.run_id), row)
+        launcher.reap(home)
+        return reply_of(home, store.get_run(row.run_id), warnings)
+
+
+def reply_of(home: Home, row: RunRow, warnings: list[str]) -> Reply:
+    """The reply about a run that was queued, now or by an earlier call."""
+    run = home.run(row.run_id)
+    config = run.read_config()
+    with Store(home) as store:
+        position = store.queue_position(row.run_id)
+    where = f"queued at position {position}" if row.state == "queued" else row.state
+    if row.state == "queued" and (missing := launcher.missing_secrets(run)):
+        warnings = [*warnings, f"it waits for a server that has the secrets {', '.join(missing)}"]
+    return {
+        "run_id": row.run_id,
+        "state": row.state,
+        "queue_position": position,
+        "estimate": _shown_estimate(config),
+        "settings_changed_from_parent": _changed_from_parent(home, config),
+        "metrics_uri": f"run://{row.run_id}/metrics",
+        "summary": f"{row.run_id} is {where}.",
+        "next": [Call("wait_run", {"run_id": row.run_id}).to_json()],
+        "warnings": warnings,
+    }
+
+
+def _shown_estimate(config: RunConfig) -> Reply:
+    return estimate.shown(config.estimate.to_json()) if isinstance(config, TrainConfig) else {}
+
+
+def _changed_from_parent(home: Home, config: RunConfig) -> Reply:
+    """Settings, model, env and algorithm that differ from the parent: {"name": [its, ours]}."""
+    if not isinstance(config, TrainConfig) or not config.parent:
+        return {}
+    parent = home.run(config.parent).find_config()
+    if not isinstance(parent, TrainConfig):  # an evaluation, or one that is damaged
+        return {}
+    ours, its = _choices(config), _choices(parent)
+    names = [name for name in {**its, **ours} if its.get(name) != ours.get(name)]
+    return {name: [its.get(name), ours.get(name)] for name in names}
+
+
+def _choices(config: TrainConfig) -> dict[str, Any]:
+    """The settings of a run, with what they were chosen for."""
+    chosen_for = {"algorithm": config.algorithm, "model": config.model, "env_id": config.env_id}
+    return config.settings.model_dump() | chosen_for

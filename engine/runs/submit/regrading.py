@@ -1,0 +1,104 @@
+"""Queuing the scoring of stored answers by another environment version; no model is asked."""
+
+from typing import Any
+
+from engine.core.reply import Reply
+from engine.curation.sources import Stored, stored_answers
+from engine.environments import registry
+from engine.environments.registry import EnvRecord
+from engine.home.rows import NewRun, taken_as
+from engine.home.run_dir import Home
+from engine.home.store import Store
+from engine.runs.submit import contamination
+from engine.runs.submit.admission import (
+    EVALUATION_WALL_HOURS,
+    Afford,
+    bad_argument,
+    cap_of,
+    said_of,
+    scored_env,
+    scoring_hours,
+)
+from engine.runs.submit.queued import start_and_reply
+from engine.runs.submit.requests import EvaluationRequest
+from engine.runs.submit.run_folder import RunFiles
+
+
+def submit_regrade(home: Home, request: EvaluationRequest, afford: Afford | None) -> Reply:
+    """Queue the scoring of a run's stored answers by the request's environment version.
+
+    Raises UserError.
+    """
+    _check_request(request)
+    record = scored_env(home, request.env_id, "regraded")
+    stored = stored_answers(home, request.regrade, request.split)
+    refs = [ref for ref, _ in stored.models]
+    tasks = min(request.rows, stored.tasks)
+    answers = tasks * stored.attempts * len(refs)
+    cap = cap_of(home, afford, lambda: scoring_hours(record, answers))
+    config = _config(request, record, stored, cap)
+    warnings = [*registry.prefix_meant(request.env_id, record), *stored.warnings, *said_of(cap)]
+    warnings += taken_as("regrade", request.regrade, stored.run_id)
+    if stored.tasks > request.rows:
+        warnings.append(
+            f"{request.rows} of the {stored.tasks} stored tasks are scored; rows takes more"
+        )
+    shared = contamination.of_models(home, record, refs) if request.split == "heldout" else None
+    warnings += contamination.said_of(shared)
+    new = NewRun(
+        name=f"{record.name}-regrade",
+        kind="evaluate",
+        algorithm="regrade",
+        env_id=record.env_id,
+        model=", ".join(refs),
+        max_gpu_hours=cap,
+    )
+    files = RunFiles(config, contamination=shared, needs=stored.run_id)
+    with Store(home) as store:
+        row = store.insert_run(new, files.writer(home))
+    reply = start_and_reply(home, row, warnings)
+    return reply | {"models": refs, "rows": tasks, "regrade": stored.run_id}
+
+
+def check_tasks(request: EvaluationRequest) -> None:
+    """Refuse a choice of tasks that there is not. Raises UserError BAD_ARGUMENT."""
+    if request.split not in ("heldout", "train"):
+        raise bad_argument("split", request.split, 'Use "heldout" or "train".')
+    if request.rows < 1:
+        raise bad_argument("rows", request.rows, "Give a number of tasks from 1.")
+
+
+def _check_request(request: EvaluationRequest) -> None:
+    given = [
+        ("models", request.models, []),
+        ("attempts", request.attempts, 1),
+        ("settings", request.settings, {}),
+    ]
+    for name, value, default in given:
+        if value and value != default:
+            raise bad_argument(
+                name, value, "regrade scores the answers that are stored; leave it out."
+            )
+    check_tasks(request)
+
+
+def _config(
+    request: EvaluationRequest, record: EnvRecord, stored: Stored, cap: float
+) -> dict[str, Any]:
+    """The content of config.json."""
+    return {
+        "kind": "evaluate",
+        "algorithm": "regrade",
+        "env_id": record.env_id,
+        "env_dir": str(record.dir),
+        "models": [{"ref": ref, "rows": path} for ref, path in stored.models],
+        "split": request.split,
+        "rows": request.rows,
+        "attempts": stored.attempts,
+        "settings": stored.sampling,
+        "sources": {},
+        "regrade": stored.run_id,
+        "regraded_from": stored.env_id,
+        "wall_limit_hours": EVALUATION_WALL_HOURS,
+        "max_gpu_hours": cap,
+    }

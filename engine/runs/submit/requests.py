@@ -1,0 +1,110 @@
+"""What a client asks for when it queues work.
+
+Built once, by the command line or by the tool, and passed on as it is until the run exists.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from engine.home.rows import DEFAULT_GPU_HOURS
+
+# Settings as a client wrote them: names and values that nobody has checked yet.
+GivenSettings = Mapping[str, Any]
+
+_RESUME_TAKES = frozenset({"resume", "max_gpu_hours", "request_id", "approved", "profile"})
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """A training run, or with `resume` a new attempt of one.
+
+    Attributes:
+        env_id: an environment version, the beginning of its id, or a bare name.
+        model: what to train: a reference as engine/models/catalog.py reads it.
+        algorithm: "sft" or "grpo".
+        settings: what should differ from the defaults.
+        note: why this run.
+        expect: the prediction: "better", "no_difference" or "".
+        parent: the run to compare the settings with.
+        max_gpu_hours: cap of this attempt in device hours; None: DEFAULT_GPU_HOURS, of a resumed
+            run its own.
+        request_id: the same request again is answered with the run it made first.
+        resume: the run to continue from its last complete checkpoint.
+        approved: a person agreed to a spend above `auto_approve_gpu_hours`.
+        profile: the worker leaves a trace of two steps.
+    """
+
+    env_id: str = ""
+    model: str = "pebble"
+    algorithm: str = "grpo"
+    settings: GivenSettings = field(default_factory=dict)
+    note: str = ""
+    expect: str = ""
+    parent: str = ""
+    max_gpu_hours: float | None = None
+    request_id: str = ""
+    resume: str = ""
+    approved: bool = False
+    profile: bool = False
+
+    @property
+    def cap_hours(self) -> float:
+        """The cap that a new run gets."""
+        return float(DEFAULT_GPU_HOURS if self.max_gpu_hours is None else self.max_gpu_hours)
+
+    def body(self) -> Mapping[str, Any]:
+        """What `request_id` stands for. Its hash is stored, so no key may change."""
+        return self.plan() | {
+            "note": self.note,
+            "expect": self.expect,
+            "parent": self.parent,
+            "resume": self.resume,
+            "max_gpu_hours": self.cap_hours,
+        }
+
+    def plan(self) -> dict[str, Any]:
+        """The arguments that a dry run and an estimate of the same plan take."""
+        return {
+            "env_id": self.env_id,
+            "model": self.model,
+            "algorithm": self.algorithm,
+            "settings": dict(self.settings),
+        }
+
+    def given_beside_resume(self) -> list[str]:
+        """Names of arguments that were given and that a resumed run does not take."""
+        fresh = TrainRequest()
+        names = [item.name for item in fields(self) if item.name not in _RESUME_TAKES]
+        return [name for name in names if getattr(self, name) != getattr(fresh, name)]
+
+
+@dataclass(frozen=True)
+class EvaluationRequest:
+    """An evaluation of models on the same tasks, or with `regrade` the scoring of that run's
+    stored answers by this environment.
+
+    Attributes:
+        split: "heldout" or "train".
+        rows: tasks at most.
+        attempts: answers per task; one is greedy, more are sampled.
+        settings: sampling settings that should differ from the defaults.
+    """
+
+    env_id: str
+    models: Sequence[str] = ()
+    split: str = "heldout"
+    rows: int = 100
+    attempts: int = 1
+    settings: GivenSettings = field(default_factory=dict)
+    regrade: str = ""
+
+
+@dataclass(frozen=True)
+class ProbeRequest:
+    """A short run that samples `samples` tasks `group_size` times each."""
+
+    env_id: str
+    model: str
+    samples: int
+    settings: GivenSettings = field(default_factory=dict)

@@ -1,0 +1,92 @@
+"""What is on disk of a run before its row exists: config.json, adapters, contamination.
+
+The folder is durable before its row is, so a row never points at nothing.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.core.files import sync_folder, write_json
+from engine.home.run_dir import Home, RunDir
+from engine.models.catalog import ModelRef
+from engine.runs.submit.admission import bad_argument, check_kept
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The content of a new run's folder.
+
+    Attributes:
+        config: config.json without the run's id.
+        start_adapter: the adapter a training run goes on from; the run keeps a copy of it.
+        model_adapters: the adapters of the models it asks, by their place in `models`.
+        contamination: which held-out tasks the training rows of the run's models hold.
+        needs: the run whose stored answers it reads, "" for none.
+    """
+
+    config: Mapping[str, Any]
+    start_adapter: Path | None = None
+    model_adapters: Mapping[int, Path] | None = None
+    contamination: Mapping[str, Any] | None = None
+    needs: str = ""
+
+    def writer(self, home: Home) -> Callable[[str], None]:
+        """What makes the folder durable, called with the run's id just before its row is written.
+
+        Raises UserError BAD_ARGUMENT for a number that is not finite.
+        """
+        try:
+            json.dumps(self.config, allow_nan=False)
+        except ValueError as error:
+            raise bad_argument("settings", "NaN", "Numbers must be finite.") from error
+        return lambda run_id: write_folder(home.run(run_id), self)
+
+
+def write_folder(run: RunDir, files: RunFiles) -> None:
+    """Make a run's folder with its files and sync it.
+
+    Raises UserError RUN_STATE when the run it reads from was deleted meanwhile.
+    """
+    home = run.home
+    if files.needs:
+        check_kept(home.run(files.needs), "regrade")
+    run.create()
+    config = {"run_id": run.id, **files.config}
+    if files.start_adapter is not None:
+        config["start_adapter"] = str(_link_folder(files.start_adapter, run.start_adapter))
+    if files.model_adapters:
+        models = [dict(entry) for entry in config["models"]]
+        for index, source in files.model_adapters.items():
+            models[index]["adapter"] = str(_link_folder(source, run.model_adapter(index)))
+        config["models"] = models
+    if files.contamination is not None:
+        write_json(run.contamination, files.contamination)
+    write_json(run.config, config)
+    sync_folder(home.runs)
+
+
+def adapters_of(models: list[ModelRef]) -> dict[int, Path]:
+    """The adapter of each model that has one, by its place in the list."""
+    return {index: model.adapter for index, model in enumerate(models) if model.adapter is not None}
+
+
+def _link_folder(source: Path, target: Path) -> Path:
+    """A copy of a checkpoint that lives as long as the run: hard links where the disk can.
+
+    The run it comes from may tidy its checkpoints away while this one waits.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    for name in os.listdir(source):
+        try:
+            os.link(source / name, target / name)
+        except FileExistsError:
+            continue
+        except OSError:
+            shutil.copy2(source / name, target / name)
+    sync_folder(target)
+    return target

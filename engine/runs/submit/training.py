@@ -1,0 +1,222 @@
+"""Queuing a training run, or a new attempt of one.
+
+The whole takes well under a second because nothing here loads a model.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from engine.core import hardware
+from engine.core.errors import UserError
+from engine.core.hardware import Hardware
+from engine.core.reply import Reply
+from engine.cost import estimate
+from engine.environments import env_facts, registry
+from engine.environments.env_facts import EnvFacts
+from engine.environments.registry import EnvRecord
+from engine.home.database import tells_of_the_disk
+from engine.home.rows import DEFAULT_GPU_HOURS, NewRun, taken_as
+from engine.home.run_dir import Home
+from engine.home.store import Store
+from engine.install import vllm_env
+from engine.models import catalog, hub
+from engine.models.catalog import ModelRef
+from engine.processes import launcher, outcome
+from engine.records.run_config import TrainConfig, as_run_config
+from engine.runs.submit import contamination
+from engine.runs.submit.admission import (
+    bad_argument,
+    check_approval,
+    check_audit,
+    check_cap,
+    check_hours_left,
+    check_kept,
+    check_secrets,
+    check_size,
+    check_words,
+    no_env,
+    no_secrets,
+    require_files,
+)
+from engine.runs.submit.cautions import cautions
+from engine.runs.submit.queued import reply_of, start_and_reply
+from engine.runs.submit.requests import TrainRequest
+from engine.runs.submit.run_folder import RunFiles
+from engine.settings import resolution
+
+_EXPECTED = ("", "better", "no_difference")
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A training run with everything resolved."""
+
+    record: EnvRecord
+    model: ModelRef
+    machine: Hardware
+    resolved: resolution.Resolved
+    figures: dict[str, Any]  # what it will take, as engine/cost/estimate.py says
+
+
+@tells_of_the_disk
+def submit(home: Home, request: TrainRequest) -> Reply:
+    """Queue a training run, or a new attempt of one (`resume`), and start what can start.
+
+    Idempotent by `request_id`. Raises UserError: SETTING_*, ENV_*, MODEL_*, BAD_ARGUMENT,
+    REWARD_RISK, BUDGET, NOT_APPROVED, DOES_NOT_FIT, DISK_FULL, NO_TORCH, REQUEST_CONFLICT, and
+    for a resume RUN_NOT_FOUND, RUN_STATE.
+    """
+    _check_request(request)
+    with Store(home) as store:
+        known = store.requested_run(request.request_id, request.body())
+        if known is not None:
+            launcher.reap(home)
+            row = store.get_run(known.run_id)
+            return reply_of(home, row, ["this request was answered before"])
+        if request.resume:
+            return _resume(home, store, request)
+        plan = _resolve(home, request)
+        warnings = _admit(home, store, request, plan)
+        parent = store.get_run(request.parent).run_id if request.parent else ""
+        warnings += taken_as("parent", request.parent, parent)
+        config = _config(request, plan, parent)
+        warnings += cautions(home, store, _typed(config))
+        shared = contamination.of_training(home, plan.record, plan.model.ref)
+        warnings += contamination.said_of(shared)
+        files = RunFiles(config, start_adapter=plan.model.adapter, contamination=shared)
+        row = store.insert_run(_new_run(request, plan, parent), files.writer(home))
+    return start_and_reply(home, row, warnings)
+
+
+def _check_request(request: TrainRequest) -> None:
+    """Refuse what no environment, model or home has to be looked at for."""
+    if request.max_gpu_hours is not None:
+        check_cap(request.max_gpu_hours)
+    check_words(note=request.note, request_id=request.request_id)
+    if request.expect not in _EXPECTED:
+        raise bad_argument("expect", request.expect, 'Say "better", "no_difference" or nothing.')
+    if request.resume and request.profile:
+        raise bad_argument("profile", True, "A resumed run goes on as it was; leave it out.")
+
+
+def _resolve(home: Home, request: TrainRequest) -> _Plan:
+    """Find environment and model, choose every setting, estimate what the run will take."""
+    resolution.check_algorithm(request.algorithm)
+    if not request.env_id:
+        raise no_env()
+    launcher.worker_python(home)
+    record = registry.find_env(home, request.env_id)
+    model = catalog.resolve_model(home, request.model)
+    require_files(model)
+    machine = hardware.detect(home.root)
+    facts: EnvFacts = env_facts.env_facts(
+        home, record, model.base_path, thinking=bool(request.settings.get("thinking"))
+    )
+    resolved = resolution.resolve(
+        request.algorithm,
+        dict(request.settings),
+        model=model.facts,
+        env=facts,
+        hardware=machine,
+        inherited=model.adapter_facts,
+        vllm=vllm_env.find_python(home) is not None,
+    )
+    download = hub.missing_bytes(model.base_path)
+    figures = estimate.estimate(
+        home, resolved, model.facts, facts, machine, download=download, base_path=model.base_path
+    )
+    return _Plan(record, model, machine, resolved, figures)
+
+
+def _admit(home: Home, store: Store, request: TrainRequest, plan: _Plan) -> list[str]:
+    """Refuse what cannot run or may not be spent; what to say of the rest."""
+    record, resolved, figures = plan.record, plan.resolved, plan.figures
+    warnings = [*registry.prefix_meant(request.env_id, record), *resolved.warnings]
+    check_secrets(record)
+    registry.env_python(record)
+    launcher.require_quantizer(home, resolved.settings.quantization)
+    warnings += check_audit(record, resolved.settings)
+    check_size(figures, plan.machine.disk_free)
+    check_hours_left(home, store)
+    warnings += estimate.check_budget(home, store, figures, request.cap_hours, request.plan())
+    check_approval(home, figures, request.approved)
+    return warnings
+
+
+def _config(request: TrainRequest, plan: _Plan, parent: str) -> dict[str, Any]:
+    """The content of config.json; `parent` is the whole id of what the request names."""
+    config: dict[str, Any] = {
+        "kind": "train",
+        "algorithm": request.algorithm,
+        "env_id": plan.record.env_id,
+        "env_dir": str(plan.record.dir),
+        "model": plan.model.ref,
+        "base": {"ref": plan.model.base_ref, "path": str(plan.model.base_path)},
+        "start_adapter": None,
+        "settings": plan.resolved.settings.model_dump(),
+        "sources": plan.resolved.sources,
+        "note": request.note,
+        "expect": request.expect,
+        "parent": parent,
+        "max_gpu_hours": request.cap_hours,
+        "estimate": estimate.stored(plan.figures),
+        "device": plan.machine.device.id,
+    }
+    return config | ({"profile": True} if request.profile else {})
+
+
+def _typed(content: dict[str, Any]) -> TrainConfig:
+    config = as_run_config({"run_id": "", **content})
+    assert isinstance(config, TrainConfig)
+    return config
+
+
+def _new_run(request: TrainRequest, plan: _Plan, parent: str) -> NewRun:
+    return NewRun(
+        name=f"{plan.record.name}-{request.algorithm}",
+        kind="train",
+        algorithm=request.algorithm,
+        env_id=plan.record.env_id,
+        model=plan.model.ref,
+        note=request.note,
+        expect=request.expect,
+        parent=parent,
+        max_gpu_hours=request.cap_hours,
+        estimated_hours=plan.figures["gpu_hours"]["likely"],
+        request_id=request.request_id,
+        body=request.body(),
+    )
+
+
+def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
+    if extra := request.given_beside_resume():
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"resume continues a run as it was, so {', '.join(extra)} cannot be given",
+            hint="Beside resume only max_gpu_hours and request_id count. For other settings submit "
+            "a new run.",
+            field=extra[0],
+        )
+    launcher.worker_python(home)
+    launcher.reap(home)
+    row = store.get_run(request.resume)
+    run = home.run(row.run_id)
+    missing = launcher.missing_secrets(run)
+    if missing:
+        raise no_secrets(missing, row.env_id)
+    check_hours_left(home, store)
+    saved = outcome.checkpoint_name(run)
+    row = store.resume_run(
+        row.run_id,
+        max_gpu_hours=float(request.max_gpu_hours or row.max_gpu_hours or DEFAULT_GPU_HOURS),
+        request_id=request.request_id,
+        body=request.body(),
+        check=lambda: check_kept(run),
+    )
+    from_where = f"continues from {saved}" if saved else "starts again from step 0"
+    outcome.note_event(run, "resumed_by_request", from_where, attempt=row.attempt)
+    warnings = taken_as("resume", request.resume, row.run_id)
+    if not saved:
+        warnings.append("no checkpoint was complete: the run starts again from step 0")
+    reply = start_and_reply(home, row, warnings)
+    return reply | {"attempt": row.attempt, "resumed_from": saved}

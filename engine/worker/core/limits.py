@@ -1,0 +1,45 @@
+"""How long answers may get and how they are sampled: what is read of the settings of every kind of
+run, and what evaluations of SFT take in their place."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class AnswerLimits(Protocol):
+    """How long an answer may get; lengths in tokens.
+
+    Attributes:
+        max_tokens: of one assistant turn.
+        max_turns: assistant turns of one rollout.
+        max_length: of prompt and answer together.
+        stop: texts that end a turn, beside the end-of-turn token.
+    """
+
+    @property
+    def max_tokens(self) -> int: ...
+    @property
+    def max_turns(self) -> int: ...
+    @property
+    def max_length(self) -> int: ...
+    @property
+    def stop(self) -> Sequence[str]: ...
+
+
+class SamplingSettings(AnswerLimits, Protocol):
+    """The same, and the distribution that tokens are drawn from."""
+
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def top_p(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class EvaluationLimits:
+    """Limits of evaluations of an SFT run, whose settings name none."""
+
+    max_tokens: int
+    max_turns: int
+    max_length: int
+    stop: Sequence[str] = ()

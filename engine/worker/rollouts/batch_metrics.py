@@ -1,0 +1,50 @@
+"""Metrics of the rollouts of a step; engine/core/metrics.py says what each means."""
+
+import math
+import statistics
+
+from engine.core.metrics import curve_name
+from engine.worker.core.trajectory import Trajectory
+from engine.worker.rollouts.batch_source import RolloutBatch
+
+
+def batch_metrics(batch: RolloutBatch, seconds: float) -> dict[str, float]:
+    """What completions are like is told of all that were sampled, dropped groups included; how
+    much there is to learn, of the groups that are trained on.
+
+    Args:
+        seconds: the step took.
+    """
+    groups, members = batch.groups, batch.members
+    trained = [t for g in groups for t in g.members]
+    scored = [t for t in members if t.error is None]
+    lengths = sorted(t.trained_tokens for t in members)
+    uniform = [g for g in groups if g.uniform]
+    easy = sum(bool(g.scored) and all(_solved(t) for t in g.scored) for g in uniform)
+    rewards = [t.reward for t in scored] or [0.0]
+    shaped = [t.shaped_reward for t in scored] or [0.0]
+    values: dict[str, float] = {
+        "reward_mean": statistics.fmean(rewards),
+        "reward_std": statistics.pstdev(rewards),
+        "shaped_reward_mean": statistics.fmean(shaped),
+        "length_mean": statistics.fmean(lengths),
+        "length_p95": lengths[math.ceil(0.95 * len(lengths)) - 1],
+        "truncated_share": sum(t.cut for t in members) / len(members),
+        "zero_advantage_share": sum(t.advantage == 0.0 for t in trained) / len(trained),
+        "groups_effective": 1 - len(uniform) / len(groups),
+        "groups_too_easy": easy / len(groups),
+        "groups_too_hard": (len(uniform) - easy) / len(groups),
+        "resampled_groups": len(batch.dropped),
+        "reward_errors": (len(members) - len(scored)) / len(members),
+        "sample_s": batch.times.sample_s,
+        "reward_s": batch.times.reward_s,
+        "tokens_per_s": sum(lengths) / max(1e-9, seconds),
+    }
+    for name in sorted({name for t in scored for name in t.metrics}):
+        values[curve_name(name)] = statistics.fmean(t.metrics.get(name, 0.0) for t in scored)
+    return values
+
+
+def _solved(trajectory: Trajectory) -> bool:
+    """Success where the environment says so, else a positive reward (all of the group alike)."""
+    return trajectory.success if trajectory.success is not None else trajectory.reward > 0

@@ -1,0 +1,68 @@
+"""Ends a run that cannot learn: no signal for long, or too many scores that failed."""
+
+from engine.core.hints import Call, Hint
+from engine.worker.core.failures import WorkerFailure
+from engine.worker.core.job import LoopState, Result
+from engine.worker.rollouts.batch_source import RolloutBatch
+
+NO_SIGNAL_STEPS = 10
+ERRORS_JUDGED_FROM = 32  # completions of a run; engine/records/settings.py says so
+
+
+class Guard:
+    """Looks at every batch.
+
+    Args:
+        limit: the largest share of scores that may fail (`max_reward_errors`).
+        state: where its counters live; checkpoints carry it, so a resumed run counts on.
+    """
+
+    def __init__(self, limit: float, state: LoopState, run_id: str) -> None:
+        self.limit = limit
+        self.run_id = run_id
+        self.state = state
+        state.setdefault("silent_steps", 0)
+        state.setdefault("played", 0)
+        state.setdefault("errors", 0)
+
+    def check(self, step: int, batch: RolloutBatch) -> None:
+        """Raises WorkerFailure: kind reward or no_signal."""
+        members = batch.members
+        failed = [t for t in members if t.error is not None]
+        self.state["played"] += len(members)
+        self.state["errors"] += len(failed)
+        self.state["last_errors"] = [len(failed), len(members)]
+        share = self.state["errors"] / self.state["played"]
+        if failed and self.state["played"] >= ERRORS_JUDGED_FROM and share > self.limit:
+            raise WorkerFailure(
+                "reward",
+                f"{share:.0%} of the completions could not be scored.",
+                evidence=f"step {step}: {failed[0].error}",
+                hint=Hint(
+                    "Mend score() and push again, or raise max_reward_errors. The completions, "
+                    "where a step was done:",
+                    Call("read_rollouts", {"run_id": self.run_id, "pick": "error"}),
+                ),
+            )
+        silent = all(t.advantage == 0.0 for t in members)
+        self.state["silent_steps"] = self.state["silent_steps"] + 1 if silent else 0
+        if self.state["silent_steps"] >= NO_SIGNAL_STEPS:
+            rewards = {t.reward for t in members}
+            raise WorkerFailure(
+                "no_signal",
+                f"No group had rewards that differ for {NO_SIGNAL_STEPS} steps.",
+                evidence=f"step {step}: rewards {sorted(rewards)[:5]}",
+                hint="All alike and low: easier tasks, partial credit or SFT first. All alike and "
+                "high: the tasks are learnt, use harder ones. Then submit again.",
+            )
+
+    def failed_scores(self) -> Result:
+        """How many completions could not be scored, in all steps and in the last one."""
+        failed, of = self.state.get("last_errors", (0, 0))
+        counts = {"failed": self.state["errors"], "of": self.state["played"]}
+        return counts | {"last_step": {"failed": failed, "of": of}}
+
+    def close(self, steps: int) -> None:
+        """A run none of whose `steps` had a gradient is not blamed for unchanged weights."""
+        if self.state["silent_steps"] >= steps:
+            self.state["no_gradient"] = True

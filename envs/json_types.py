@@ -1,0 +1,20 @@
+"""JSON objects that pass between an env process, its client and the stored versions, by name.
+
+Their values are the environment's own, so they stay plain JSON; each is checked where it enters
+(`envs/host/process.py`). Standard library only.
+"""
+
+from typing import Any
+
+# id, prompt (messages), answer (messages or None), split, metadata; stored also with gold, the
+# whole conversation with the reference answer (or None).
+TaskRow = dict[str, Any]
+# role, content, tool_calls, tool_call_id, name, and whatever else a chat template reads.
+ChatMessage = dict[str, Any]
+# An OpenAI function schema.
+ToolSchema = dict[str, Any]
+# reward, success, metrics, error; seconds once it was measured.
+ScoreReply = dict[str, Any]
+# What goes through the pipe: `op`, `id` and the operation's arguments; the answer to that `id`.
+Request = dict[str, Any]
+Reply = dict[str, Any]

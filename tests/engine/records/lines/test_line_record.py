@@ -1,0 +1,143 @@
+"""Lines of a run's files are read as typed records, and written as they were read."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.core.files import Appender
+from engine.records.lines.answer import Answer
+from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
+from engine.records.lines.event import Event, read_events
+from engine.records.lines.line_record import LineRecord
+from engine.records.lines.metrics_line import MetricsLine, read_metrics
+from engine.records.lines.trajectory_record import TrajectoryRecord, read_trajectories
+from engine.records.manifest import Manifest, read_manifest
+from engine.records.record import DamagedRecord
+
+GOLDEN = Path(__file__).parents[3] / "faults" / "golden" / "0.1.0" / "runs" / "sums-grpo-1"
+ANSWER: dict[str, Any] = {
+    "prompt": [{"role": "user", "content": "2 + 2?"}],
+    "messages": [{"role": "assistant", "content": "4"}],
+    "completion": "4",
+    "reward": 1.0,
+    "success": True,
+    "metrics": {"short": 1.0},
+    "error": None,
+    "stop_reason": "stop",
+    "tokens": 2,
+}
+PLACE: dict[str, Any] = {"model": "sums-grpo-1", "task": "2+2", "half": "select", "attempt": 0}
+TRAJECTORY: dict[str, Any] = (
+    {"step": 3, "task": "2+2", "group": 0, "member": 1}
+    | ANSWER
+    | {"advantage": 0.5, "turns": 1, "policy_step": 2}
+)
+SKILL: dict[str, Any] = {
+    "model": "sums-grpo-1",
+    "task": "copy-0",
+    "battery": "pebble skills",
+    "family": "copy",
+    "prompt": ANSWER["prompt"],
+    "completion": "4",
+    "reward": 0.0,
+    "success": False,
+    "error": None,
+    "stop_reason": "length",
+    "tokens": 24,
+}
+LINES: list[tuple[type[LineRecord], dict[str, Any]]] = [
+    (TrajectoryRecord, TRAJECTORY),
+    (TrajectoryRecord, TRAJECTORY | {"shaped_reward": 0.75, "dropped": True, "prompt_ids": [1]}),
+    (EvaluationRow, PLACE | ANSWER),
+    (EvaluationRow, PLACE | ANSWER | {"battery": "keep@0123", "family": ""}),
+    (EvaluationRow, PLACE | {"loss": 1.5, "tokens": 3, "error": None}),
+    (EvaluationRow, SKILL),
+    (Event, {"time": 1.5, "event": "alert", "message": "m", "step": 3, "numbers": {"a": [1, 2]}}),
+    (MetricsLine, {"step": 1, "time": 1.5, "reward_mean": 0.5, "microbatches": 2, "kl": None}),
+]
+
+
+@pytest.mark.parametrize(("kind", "line"), LINES)
+def test_a_line_is_written_as_it_was_read(kind: type[LineRecord], line: dict[str, Any]):
+    assert json.dumps(kind.of(line, "file").to_line()) == json.dumps(line)
+
+
+def test_the_lines_of_an_older_version_are_read_whole():
+    assert [line.step for line in read_metrics(GOLDEN / "metrics.jsonl")] == [0, 1, 2, 3, 4]
+    events = read_events(GOLDEN / "events.jsonl")
+    stored = [json.loads(line) for line in (GOLDEN / "events.jsonl").read_text().splitlines()]
+    assert [event.to_line() for event in events] == stored
+    assert [event.step for event in events if event.event == "checkpoint"] == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("read", "line", "key"),
+    [
+        (read_trajectories, TRAJECTORY, "advantage"),
+        (read_evaluation, PLACE | ANSWER, "model"),
+        (read_events, {"time": 1.5, "event": "done"}, "event"),
+        (read_metrics, {"step": 1, "time": 1.5}, "step"),
+    ],
+)
+def test_a_renamed_key_is_named_with_its_file(
+    tmp_path: Path, read: Any, line: dict[str, Any], key: str
+):
+    path = tmp_path / "lines.jsonl"
+    with Appender(path) as file:
+        file.append({name: value for name, value in line.items() if name != key})
+    with pytest.raises(DamagedRecord, match=rf"lines\.jsonl is damaged: {key}: field required"):
+        read(path)
+
+
+def test_a_file_that_is_not_there_has_no_lines(tmp_path: Path):
+    assert read_trajectories(tmp_path / "none.jsonl") == []
+
+
+def test_text_that_is_no_unicode_passes():
+    line = TRAJECTORY | {"completion": "\ud800", "error": "\udfff"}
+    assert TrajectoryRecord.of(line, "file").to_line() == line
+
+
+def test_a_metric_that_is_no_number_has_no_value():
+    line = MetricsLine.of({"step": 1, "time": 0.0, "loss": math.nan, "model": "m", "lr": 1}, "")
+    assert [line.value(name) for name in ("loss", "model", "lr", "x")] == [None, None, 1.0, None]
+
+
+MANIFEST: dict[str, Any] = {
+    "run_id": "sums-grpo-1",
+    "time": 1.5,
+    "env": {"env_id": "sums@0123456789ab", "tasks_sha256": "00"},
+    "model": {"ref": "pebble", "files": {"config.json": "00"}, "start_adapter": None},
+    "settings_sha256": "00",
+    "seed": 3,
+    "parent": "",
+    "note": "",
+    "reward_risk_accepted": False,
+    "versions": {"python": "3.11"},
+    "hardware": {"device": "cpu", "threads": 2, "machine": "x86_64", "cores": 2, "ram": 1},
+    "matrix_flops": 1e9,
+    "quantization": "none",
+    "precision": "float32",
+    "forward": {"kind": "own", "why": ""},
+    "kernels": {"kind": "torch", "why": ""},
+    "isolation": "",
+    "eval_sampling": {"max_tokens": 20, "temperature": 0.0, "top_p": 1.0, "stop": [], "seed": 3},
+}
+
+
+def test_a_manifest_is_written_as_it_was_read(tmp_path: Path):
+    path = tmp_path / "manifest.json"
+    Manifest.model_validate(MANIFEST).write(path)
+    assert path.read_text() == json.dumps(MANIFEST, indent=1) + "\n"
+    assert read_manifest(path).model.files == {"config.json": "00"}
+    path.write_text(json.dumps({k: v for k, v in MANIFEST.items() if k != "precision"}))
+    with pytest.raises(DamagedRecord, match=r"manifest\.json is damaged: precision"):
+        read_manifest(path)
+
+
+def test_a_metric_that_was_no_number_is_left_out_and_the_rest_is_read():
+    row = {"task": "a", "metrics": {"length": 3, "ratio": None}}
+    assert Answer.of(row, "rollouts").metrics == {"length": 3.0}

@@ -1,0 +1,114 @@
+"""Scores that fail are said before whatever was scored, by each worker that scores."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loops import GRPO, PEBBLE, go, make_run, push
+
+from engine.core.files import read_json, write_json
+from engine.home.rows import NewRun
+from engine.home.run_dir import Home, RunDir
+from engine.home.store import Store
+from engine.records.settings import EvaluationSettings
+from engine.runs import lifecycle
+from engine.worker.core.job import Job
+from engine.worker.evaluate import evaluate, probe
+from engine.worker.rollouts.guard import ERRORS_JUDGED_FROM
+
+pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
+
+ON_WRONG_ANSWERS = """
+from envs import Score, SingleTurnEnv, Task
+
+class Raising(SingleTurnEnv):
+    def tasks(self):
+        return [Task(str(i), f"What is {i % 9 + 1} + {i // 9 + 1}?",
+                     answer=str(i % 9 + i // 9 + 2), split="train" if i < 40 else "heldout")
+                for i in range(80)]
+    def score(self, task, completion):
+        kind = int(task.id) % 4
+        if kind == 1 or (kind == 3 and completion != task.answer):
+            raise ValueError("not this one")
+        return Score(1.0, success=True)
+
+def load_environment():
+    return Raising()
+"""
+SETTINGS = GRPO | {"accept_reward_risk": True, "steps": 2, "prompts_per_step": 2, "eval_rows": 4}
+
+
+@pytest.fixture
+def env_id(home: Home, tmp_path: Path) -> str:
+    return push(home, tmp_path / "raising", ON_WRONG_ANSWERS, "raising")
+
+
+def asked(run: RunDir, **about: Any) -> Job[Any]:
+    """What a run was asked, as evaluations and probes are."""
+    models = [{"ref": "pebble", "base_path": str(PEBBLE), "adapter": None}]
+    config = read_json(run.config) | {"models": models, "wall_limit_hours": 1.0, **about}
+    if about["kind"] == "evaluate":
+        names = EvaluationSettings.model_fields
+        config["settings"] = {k: v for k, v in config["settings"].items() if k in names}
+    write_json(run.config, config | {"algorithm": about["kind"]})
+    return Job(run.path)
+
+
+def finished(home: Home, env_id: str, kind: str, result: dict[str, Any]) -> dict[str, Any]:
+    """What a wait says of a run of this kind that ended with `result`."""
+
+    def prepare(run_id: str) -> None:
+        home.run(run_id).create()
+        write_json(home.run(run_id).config, {"models": [{"ref": "pebble"}]})
+        write_json(home.run(run_id).result, result)
+
+    with Store(home) as store:
+        made = store.insert_run(NewRun("ended", kind, kind, env_id, "pebble"), prepare).run_id
+        for before, after in (("queued", "preparing"), ("preparing", "running")):
+            store.set_state(made, after, only_from={before})
+        store.set_state(made, "done", only_from={"running"})
+    return lifecycle.wait(home, made)
+
+
+def test_an_evaluation_says_first_how_many_scores_failed(home: Home, env_id: str) -> None:
+    job = asked(
+        make_run(home, env_id, "grpo", SETTINGS), kind="evaluate", split="heldout", rows=8,
+        attempts=1,
+    )  # fmt: skip
+    result = evaluate(job)
+    (model,) = result["models"]
+    failed = f"{model['errors']} of 8 scores failed (they count as not solved), success"
+    assert 0 < model["errors"] < 8
+    assert result["summary"].startswith(f"pebble: {failed} {model['success']:.3f} over 8 tasks")
+    said = finished(home, env_id, "evaluate", result)
+    assert f"pebble: {failed}" in said["summary"]
+    assert said["warnings"][0].startswith(f"{model['errors']} of 8 scores failed: ")
+    assert [call["tool"] for call in said["next"][:2]] == ["diagnose", "read_rollouts"]
+    assert said["next"][1]["arguments"]["pick"] == "error"
+
+
+def test_a_probe_never_takes_failed_scores_for_solved_tasks(home: Home, env_id: str) -> None:
+    job = asked(make_run(home, env_id, "grpo", SETTINGS), kind="probe", samples=8)
+    result = probe(job)
+    failed = result["failed_scores"]
+    assert 0 < failed["failed"] < failed["of"] == 32
+    assert "scores failed" in result["summary"] and result["advice"][0]["lever"] == "score"
+    assert result["pass_at_k"]["1"] <= 1 - failed["failed"] / failed["of"]
+    said = finished(home, env_id, "probe", result)
+    assert said["warnings"][0].startswith(f"{failed['failed']} of 32 scores failed")
+
+
+def test_a_run_too_short_to_be_stopped_for_its_failed_scores_names_them(
+    home: Home, env_id: str
+) -> None:
+    run = make_run(home, env_id, "grpo", SETTINGS | {"max_reward_errors": 0.0})
+    result = go(run)
+    failed = result["failed_scores"]
+    assert 0 < failed["failed"] < failed["of"] == 16 < ERRORS_JUDGED_FROM
+    rows = [json.loads(line) for line in run.rollouts(2).read_text().splitlines()]
+    last = sum(bool(row["error"]) for row in rows)
+    assert failed["last_step"] == {"failed": last, "of": 8}
+    said = finished(home, env_id, "train", result)
+    assert said["warnings"][0].startswith(f"{failed['failed']} of 16 scores failed")
+    assert (f", {last} of 8 in the last step" in said["warnings"][0]) == (last > 0)
