@@ -19,6 +19,7 @@ from mcp.types import (
     SubscribeRequest,
     SubscribeRequestParams,
 )
+from run_configs import train_config
 from task_client import Taker, ask
 
 import playbook
@@ -68,7 +69,7 @@ def running(home: Home) -> Iterator[tuple[RunDir, Appender]]:
         # Locked before its row can be seen: a server that looks for work passes it over.
         run = home.run(run_id)
         run.create()
-        write_json(run.config, {"run_id": run.id, "settings": {"steps": 4}, "algorithm": "sft"})
+        write_json(run.config, train_config(run.id, algorithm="sft"))
         lock = take_lock(run.lock)
         assert lock is not None
         locks.append(lock)

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from http_server import ACCEPT, bearer, client_of, initialize, listening
+from run_configs import train_config
 
 from engine.core.files import write_json
 from engine.home.rows import NewRun
@@ -24,7 +25,7 @@ async def test_f24_64_clients_get_their_own_answers_while_one_reads_nothing(
 ):
     def prepare(run_id: str) -> None:
         home.run(run_id).create()
-        write_json(home.run(run_id).config, {"run_id": run_id, "kind": "train"}, fsync=False)
+        write_json(home.run(run_id).config, train_config(run_id), fsync=False)
 
     with Store(home) as store:
         for _ in range(CLIENTS):

@@ -9,6 +9,7 @@ import time
 import psutil
 import pytest
 from raw_server import Server
+from run_configs import train_config
 
 from engine.core.files import write_json
 from engine.home.rows import NewRun
@@ -24,8 +25,7 @@ GROWTH = 20_000_000  # bytes of memory that a warm server may still take
 def test_f23_the_newest_of_a_thousand_runs_are_listed_at_once(home: Home):
     def prepare(run_id: str) -> None:
         home.run(run_id).create()
-        config = {"run_id": run_id, "kind": "train", "algorithm": "grpo", "settings": {"steps": 9}}
-        write_json(home.run(run_id).config, config, fsync=False)
+        write_json(home.run(run_id).config, train_config(run_id), fsync=False)
 
     with Store(home) as store:
         for _ in range(1000):

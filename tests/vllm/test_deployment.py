@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from run_configs import train_config
 
 from engine.core.errors import UserError
 from engine.core.files import read_json, write_json
@@ -36,7 +37,7 @@ def tuned(home: Home, make_adapter) -> dict[str, Any]:
         run = home.run(run_id)
         run.create()
         base = {"ref": "pebble", "path": str(catalog.BUILTIN["pebble"])}
-        write_json(run.config, {"kind": "train", "base": base, "settings": {}})
+        write_json(run.config, train_config(run_id, base=base))
         for step, adapter in adapters.items():
             run.checkpoint(step).mkdir(parents=True)
             save_adapter(adapter, run.checkpoint(step), "pebble")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from command_line import call, spy
+from run_configs import train_config
 from typer.main import get_command
 
 from engine.core.errors import UserError
@@ -433,7 +434,7 @@ def test_the_report_of_a_run_is_written_and_named(home: Home):
         row = store.insert_run(NewRun("arith-sft", "train", "sft", "arith@0", "pebble"))
     run = home.run(row.run_id)
     run.create()
-    write_json(run.config, {"run_id": row.run_id, "settings": {}, "algorithm": "sft"})
+    write_json(run.config, train_config(row.run_id, algorithm="sft"))
     done = call("report", row.run_id, "--json")
     assert done.exit_code == 0, done.output
     path = Path(json.loads(done.stdout)["report"])

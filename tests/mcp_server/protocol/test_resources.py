@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from mcp import Client, MCPError
 from mcp.types import PromptReference, ResourceTemplateReference
+from run_configs import train_config
 
 import playbook
 from engine.core.errors import UserError
@@ -36,7 +37,7 @@ def a_run(home: Home, name: str = "arith-sft") -> str:
         row = store.insert_run(NewRun(name, "train", "sft", "arith@0", "pebble"))
     run = home.run(row.run_id)
     run.create()
-    write_json(run.config, {"run_id": row.run_id, "settings": {"steps": 4}})
+    write_json(run.config, train_config(row.run_id, algorithm="sft"))
     with Appender(run.metrics) as metrics:
         for step in range(5):
             metrics.append({"step": step, "time": 1.0 + step, "loss": 2.0 - step / 4})
@@ -95,7 +96,7 @@ async def test_the_curves_of_a_run_are_json(home: Home):
 async def test_the_settings_of_a_run_are_json(home: Home):
     run_id = a_run(home)
     config = json.loads(await read(home, f"run://{run_id}/config"))
-    assert config["settings"] == {"steps": 4}
+    assert config["settings"]["steps"] == 4
 
 
 @pytest.mark.parametrize("what", ["card", "report"])
