@@ -288,8 +288,13 @@ def message_probes(
         return probes
     played: dict[str, list[ChatMessage]] = {GOLD: list(gold)}
     for name in (
-        "off by one", "negated gold", "gold then wrong", "wrong then gold", "format only", OVERLONG,
-    ):  # fmt: skip
+        "off by one",
+        "negated gold",
+        "gold then wrong",
+        "wrong then gold",
+        "format only",
+        OVERLONG,
+    ):
         if name in single:
             played[name] = [*gold[:-1], _assistant(single[name])]
     if len(gold) > 1:

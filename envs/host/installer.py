@@ -26,9 +26,15 @@ WHEELS_ONLY = (
     "runs to build itself then runs in the box of the environment."
 )
 _STARTS = (
-    "subprocess.Popen", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn",
-    "os.system", "pty.spawn",
-)  # fmt: skip
+    "subprocess.Popen",
+    "os.exec",
+    "os.fork",
+    "os.forkpty",
+    "os.posix_spawn",
+    "os.spawn",
+    "os.system",
+    "pty.spawn",
+)
 _SHOWN = 5
 
 

@@ -131,8 +131,11 @@ def logs(data: Any, whole: bool = False) -> None:
         for row in rows:
             out.print(_step_line(columns, row), soft_wrap=True)
         return
-    shown = {name: page[name] for name in ("error", "heldout", "next_cursor", "older_cursor")
-             if name in page}  # fmt: skip
+    shown = {
+        name: page[name]
+        for name in ("error", "heldout", "next_cursor", "older_cursor")
+        if name in page
+    }
     if not rows:
         reply({name: page[name] for name in HEAD if name in page} | shown)
         return
