@@ -13,6 +13,7 @@ from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.hints import Call, Hint
+from engine.core.reply import Reply
 from engine.home.rows import DEFAULT_GPU_HOURS, OPEN, RunRow
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -88,18 +89,18 @@ def check_quota(
     return None
 
 
-def standing(home: Home, key: Key, clock: Callable[[], float] = time.time) -> dict[str, Any]:
+def standing(home: Home, key: Key, clock: Callable[[], float] = time.time) -> Reply:
     """What `key` may still start, for who calls with it."""
     with Store(home) as store:
-        found: dict[str, Any] = {"name": key.name, "open_runs": _open_runs(home, store, key)}
+        limits: Reply = {"name": key.name, "open_runs": _open_runs(home, store, key)}
         if key.max_runs:
-            found["max_runs"] = key.max_runs
+            limits["max_runs"] = key.max_runs
         if key.gpu_hours_per_day:
             used = _used_in_a_day(home, store, key, clock)
-            found["gpu_hours_per_day"] = key.gpu_hours_per_day
-            found["used_gpu_hours"] = round(used, 3)
-            found["left_gpu_hours"] = _down(key.gpu_hours_per_day - used)
-    return found
+            limits["gpu_hours_per_day"] = key.gpu_hours_per_day
+            limits["used_gpu_hours"] = round(used, 3)
+            limits["left_gpu_hours"] = _down(key.gpu_hours_per_day - used)
+    return limits
 
 
 def _cap_within(left: float, resumed: RunRow | None) -> Cap:

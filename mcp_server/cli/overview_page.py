@@ -2,7 +2,6 @@
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import jinja2
 
@@ -71,7 +70,7 @@ def write_page(home: Home) -> Reply:
     return filled(reply, f"The page of {counted(len(runs), 'run')} is {home.page}")
 
 
-def _run(home: Home, row: RunRow) -> dict[str, Any]:
+def _run(home: Home, row: RunRow) -> dict[str, str]:
     return {
         "id": row.run_id,
         "state": row.state,

@@ -273,7 +273,7 @@ def check_arguments(tool: Tool, arguments: Mapping[str, Any]) -> None:
 
     The SDK ignores unknown arguments, so a misspelt one would run with defaults.
     """
-    known: dict[str, Any] = tool.parameters.get("properties", {})
+    known: Mapping[str, Any] = tool.parameters.get("properties", {})
     for name in arguments:
         if name not in known:
             raise UserError(
@@ -317,7 +317,7 @@ def internal(name: str, error: BaseException | None) -> UserError:
     )
 
 
-def _bad_argument(tool: str, known: dict[str, Any], error: ValidationError) -> UserError:
+def _bad_argument(tool: str, known: Mapping[str, Any], error: ValidationError) -> UserError:
     first = error.errors(include_url=False)[0]
     path = [str(part) for part in first["loc"]]
     name = path[0] if path else ""
@@ -341,7 +341,7 @@ def compact_value(value: Any) -> str:
     return text if len(text) <= 120 else text[:117] + "..."
 
 
-def _expected(schema: dict[str, Any]) -> str:
+def _expected(schema: Mapping[str, Any]) -> str:
     """What an argument takes, from its schema."""
     if "enum" in schema:
         kind = "one of " + ", ".join(map(str, schema["enum"]))
@@ -365,7 +365,7 @@ def _did_you_mean(name: str, known: list[str]) -> str:
     return f"Did you mean {near[0]}? {listed}" if near else listed
 
 
-def _moved(name: str, value: object, known: dict[str, Any]) -> Change | None:
+def _moved(name: str, value: object, known: Mapping[str, Any]) -> Change | None:
     """An unknown argument under the name it was meant by, or inside settings."""
     if setting := _setting_meant(name, known):
         return Change(settings={setting: value}, without_arguments=(name,))
@@ -373,14 +373,14 @@ def _moved(name: str, value: object, known: dict[str, Any]) -> Change | None:
     return Change({near[0]: value}, without_arguments=(name,)) if near else None
 
 
-def _settings_hint(name: str, known: dict[str, Any]) -> str:
+def _settings_hint(name: str, known: Mapping[str, Any]) -> str:
     """Agents pass settings flat; say where they go. Of what is no setting there is nothing to say:
     it would be refused there too."""
     setting = _setting_meant(name, known)
     return f' Settings go inside settings, e.g. settings={{"{setting}": ...}}.' if setting else ""
 
 
-def _setting_meant(name: str, known: dict[str, Any]) -> str:
+def _setting_meant(name: str, known: Mapping[str, Any]) -> str:
     if "settings" not in known:
         return ""
     schemas = [SamplingSettings] if "attempts" in known else [SFTSettings, GRPOSettings]

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from engine.core.format import counted, size, words
 from engine.core.hints import Call, Hint
+from engine.core.reply import Reply
 from mcp_server.api.replies import HEAD, compact
 from mcp_server.screen.shell import as_command, as_typed
 
@@ -103,13 +104,13 @@ def _tail(out: Console, data: Mapping[str, Any]) -> None:
 
 def run(data: Any) -> None:
     """A run as a person asks for it: what it is and how it stands, without its paperwork."""
-    reply(_exam({name: value for name, value in data.items() if name not in PAPERWORK}))
+    reply(_heldout_told({name: value for name, value in data.items() if name not in PAPERWORK}))
 
 
-def _exam(data: dict[str, Any]) -> dict[str, Any]:
-    """Which held-out tasks the numbers are of, as the sentence about it."""
-    exam = data.get("heldout")
-    return data | {"heldout": exam["about"]} if isinstance(exam, Mapping) else data
+def _heldout_told(data: Reply) -> Reply:
+    """`data`, which held-out tasks its numbers are of told by the sentence alone."""
+    tasks = data.get("heldout")
+    return data | {"heldout": tasks["about"]} if isinstance(tasks, Mapping) else data
 
 
 def all_logs(data: Any) -> None:
@@ -121,7 +122,9 @@ def logs(data: Any, whole: bool = False) -> None:
     """A page of a run's logs: lines as they are, events one a line, curves as a table of the
     columns that fit."""
     out = console()
-    page = _exam({name: value for name, value in data.items() if name not in ("lines", "events")})
+    page = _heldout_told(
+        {name: value for name, value in data.items() if name not in ("lines", "events")}
+    )
     for line in data.get("lines", []):
         sys.stdout.write(f"{line}\n")  # as it was written, spaces at its end included
     for event in data.get("events", []):
