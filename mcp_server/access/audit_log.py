@@ -109,7 +109,7 @@ class Audit:
 
         Who is answered with a run that another call started, a probe asked for again, did not.
         """
-        found: dict[str, None] = {}
+        started: dict[str, None] = {}
         known: set[str] = set()
         try:
             file = open(self._home.audit, "rb")  # noqa: SIM115  the with below closes it
@@ -127,10 +127,10 @@ class Audit:
                     starts = run_id not in known or bool(line.get("resumed"))
                     known.add(run_id)
                     if starts and line["who"] == who and line["time"] >= since:
-                        found[run_id] = None
+                        started[run_id] = None
                 except (ValueError, KeyError, TypeError):
                     continue  # a line of somebody's editor
-        return list(found)
+        return list(started)
 
 
 def recorded(home: Home, tool: str, change: Callable[..., Reply], **asked: Any) -> Reply:

@@ -11,7 +11,7 @@ from engine.core.reply import Reply
 from engine.home.run_dir import Home
 from mcp_server.access import keys
 from mcp_server.access.audit_log import recorded
-from mcp_server.screen.terminal import CommandGroup, HomeFolder, Json, at, command, show
+from mcp_server.screen.terminal import CommandGroup, HomeFolder, Json, command, home_of, show
 
 app = typer.Typer(
     help="Keys of the HTTP server: who may call, and what.", no_args_is_help=True, cls=CommandGroup
@@ -50,7 +50,7 @@ class KeyLimits:
 def add(name: Name, limits: KeyLimits, home: HomeFolder = None, as_json: Json = False) -> None:
     """Make a key and show its token once; only a digest of it is kept."""
     reply = recorded(
-        at(home),
+        home_of(home),
         "add_key",
         _add,
         name=name,
@@ -68,7 +68,7 @@ def add(name: Name, limits: KeyLimits, home: HomeFolder = None, as_json: Json = 
 @command
 def list_(home: HomeFolder = None, as_json: Json = False) -> None:
     """The keys of this home, beside the owner's token."""
-    listed = [_shown(key) for key in keys.list_keys(at(home))]
+    listed = [_shown(key) for key in keys.list_keys(home_of(home))]
     show({"summary": f"{counted(len(listed), 'key')}.", "keys": listed}, as_json)
 
 
@@ -76,7 +76,7 @@ def list_(home: HomeFolder = None, as_json: Json = False) -> None:
 @command
 def remove(name: Name, home: HomeFolder = None, as_json: Json = False) -> None:
     """Forget a key; servers that run refuse its next request."""
-    reply = recorded(at(home), "remove_key", _remove, name=name)
+    reply = recorded(home_of(home), "remove_key", _remove, name=name)
     show({"summary": f"The key {name} is gone.", "name": reply["key"]}, as_json)
 
 

@@ -37,8 +37,8 @@ from mcp_server.screen.terminal import (
     HomeFolder,
     Json,
     Sets,
-    at,
     command,
+    home_of,
     settings_from,
     show,
     working,
@@ -59,12 +59,12 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Devices, queue, runs, environments, models, deployments."""
-    show(verbs.get_status(at(home), scope, limit, cursor), as_json)
+    show(verbs.get_status(home_of(home), scope, limit, cursor), as_json)
 
 
 @command
 def _list_runs(limit: int, cursor: str, home: Path | None, as_json: bool) -> None:
-    show(verbs.get_status(at(home), "runs", limit, cursor), as_json)
+    show(verbs.get_status(home_of(home), "runs", limit, cursor), as_json)
 
 
 @runs.callback(invoke_without_command=True)
@@ -93,7 +93,7 @@ def delete_runs(
     as_json: Json = False,
 ) -> int:
     """Free the disk space of runs: what was asked and what came of it stays on record."""
-    where = at(home)
+    where = home_of(home)
     chosen = verbs.deletable_runs(where, run_ids, force)
     done, warnings = [], list(chosen.get("warnings", []))
     for run_id in chosen["run_ids"]:
@@ -134,7 +134,7 @@ def dry_run(
     asked = {"env_id": env, "model": model, "algorithm": algorithm, "samples": samples}
     asked["settings"] = settings_from(settings)
     with working(MEASURING, as_json):
-        reply = recorded(at(home), "dry_run", verbs.dry_run, **asked)
+        reply = recorded(home_of(home), "dry_run", verbs.dry_run, **asked)
     show(reply, as_json, "whole_plan" if whole else "plan")
     failed = any(check.get("status") == "fail" for check in reply.get("checks", []))
     return FAILED if failed else OK
@@ -151,7 +151,7 @@ def estimate(
 ) -> None:
     """What a run will take."""
     with working(MEASURING, as_json):
-        reply = verbs.estimate_cost(at(home), env, model, algorithm, settings_from(settings))
+        reply = verbs.estimate_cost(home_of(home), env, model, algorithm, settings_from(settings))
     show(reply, as_json, "cost")
 
 
@@ -161,7 +161,7 @@ def train(
 ) -> int:
     """Queue a training run; it goes on when this command has returned."""
     request = plan.request()
-    where = at(home)
+    where = home_of(home)
     reply = recorded(where, "submit_train", verbs.submit_train, request=request)
     return _submitted(where, reply, wait, as_json)
 
@@ -175,13 +175,13 @@ def wait(
     as_json: Json = False,
 ) -> int:
     """Wait for a run, with its progress. Exit status 1 when it failed or time was up."""
-    return _follow(at(home), run_id, until, timeout, as_json)
+    return _follow(home_of(home), run_id, until, timeout, as_json)
 
 
 @command
 def logs(run_id: RunId, page: LogOptions, home: HomeFolder = None, as_json: Json = False) -> None:
     """What a run wrote; with -f a page at a time until it ends."""
-    where, cursor = at(home), page.cursor
+    where, cursor = home_of(home), page.cursor
     while True:
         reply = verbs.read_logs(
             where, run_id, page.view, page.keys or (), page.grep, page.limit, cursor
@@ -208,7 +208,7 @@ def rollouts(
 ) -> None:
     """What the model wrote and what it earned."""
     reply = verbs.read_rollouts(
-        at(home),
+        home_of(home),
         run_id,
         asked.pick,
         asked.step,
@@ -230,7 +230,7 @@ def evaluate(
     as_json: Json = False,
 ) -> int:
     """Score models on the same tasks."""
-    where = at(home)
+    where = home_of(home)
     request = EvaluationRequest(
         env,
         asked.models or [],
@@ -252,20 +252,20 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Did it get better?"""
-    show(verbs.compare_runs(at(home), ids, env), as_json)
+    show(verbs.compare_runs(home_of(home), ids, env), as_json)
 
 
 @command
 def diagnose(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> None:
     """Why did it not learn? Ranked causes, each with the one lever to pull."""
-    show(verbs.diagnose(at(home), run_id), as_json, "diagnosis")
+    show(verbs.diagnose(home_of(home), run_id), as_json, "diagnosis")
 
 
 @command
 def curate(asked: CurateOptions, home: HomeFolder = None, as_json: Json = False) -> None:
     """What models answered well becomes an SFT dataset."""
     reply = recorded(
-        at(home),
+        home_of(home),
         "curate",
         verbs.curate,
         source_ids=asked.sources,
@@ -288,13 +288,13 @@ def cancel(
 ) -> None:
     """Stop a run after a checkpoint."""
     asked = {"run_id": run_id, "reason": reason}
-    show(recorded(at(home), "cancel_run", verbs.cancel_run, **asked), as_json)
+    show(recorded(home_of(home), "cancel_run", verbs.cancel_run, **asked), as_json)
 
 
 @command
 def verify(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> int:
     """Is what a run says still what it wrote? Names every file changed since."""
-    reply = verbs.verify(at(home), run_id)
+    reply = verbs.verify(home_of(home), run_id)
     show(reply, as_json, "custody")
     return OK if reply["intact"] else FAILED
 
@@ -302,7 +302,7 @@ def verify(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> int
 @command
 def report(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> None:
     """Write the report of a run and say where it is."""
-    show(verbs.report(at(home), run_id), as_json)
+    show(verbs.report(home_of(home), run_id), as_json)
 
 
 def _news(page: Reply, as_json: bool) -> Reply:

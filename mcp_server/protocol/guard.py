@@ -111,14 +111,14 @@ class GuardedServer(MCPServer[Any]):
                     if granted is not None:
                         given["max_gpu_hours"] = granted.hours
                     elif given.get("resume") and "max_gpu_hours" not in given:
-                        given["max_gpu_hours"] = await self._own_cap(str(given["resume"]))
+                        given["max_gpu_hours"] = await self._former_cap(str(given["resume"]))
                     data = await tool.run(given, context)
                     if isinstance(data, InputRequiredResult):  # nothing is done before the answer
                         record.result = "asked"
                         return data
                     record.ok(data)
-                    if granted is not None and granted.said:
-                        data["warnings"] = [*data["warnings"], granted.said]
+                    if granted is not None and granted.warning:
+                        data["warnings"] = [*data["warnings"], granted.warning]
             return self.answer(data, caller)
         except MCPError:
             raise
@@ -184,10 +184,10 @@ class GuardedServer(MCPServer[Any]):
             partial(quotas.check_quota, self._home, caller, tool, arguments)
         )
 
-    async def _own_cap(self, run_id: str) -> float:
+    async def _former_cap(self, run_id: str) -> float:
         from mcp_server.access import quotas  # noqa: PLC0415  as above
 
-        return await anyio.to_thread.run_sync(quotas.own_cap, self._home, run_id)
+        return await anyio.to_thread.run_sync(quotas.former_cap, self._home, run_id)
 
     async def _in_sight(self, caller: Key, tool: str, arguments: Mapping[str, Any]) -> None:
         """Who is not the owner learns nothing of this machine's files from naming them as models.
@@ -256,11 +256,11 @@ def _transport(caller: Key) -> str:
 
 def models_of(tool: str, arguments: Mapping[str, Any]) -> list[str]:
     """What a call names as models, as far as it can be one."""
-    found = [arguments.get(name) for name in ("model", "compare_to")]
-    found += [arguments.get("run_id")] if tool == "deploy" else []
+    named = [arguments.get(name) for name in ("model", "compare_to")]
+    named += [arguments.get("run_id")] if tool == "deploy" else []
     listed = arguments.get("models")
-    found += listed if isinstance(listed, list) else []
-    return [name for name in found if isinstance(name, str) and name]
+    named += listed if isinstance(listed, list) else []
+    return [name for name in named if isinstance(name, str) and name]
 
 
 def present(arguments: Mapping[str, Any]) -> dict[str, Any]:

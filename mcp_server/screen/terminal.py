@@ -182,7 +182,7 @@ def refuse(error: UserError, as_json: bool) -> None:
     typer.echo(clean("\n".join(lines)), err=True)
 
 
-def at(home: Path | None) -> Home:
+def home_of(home: Path | None) -> Home:
     """The home of a command. Raises UserError HOME_UNUSABLE with field "home": wrong input."""
     try:
         return Home.locate(home)
