@@ -85,6 +85,10 @@ class Held:
     holds: tuple[str, ...]
     gaps: tuple[str, ...]
 
+    def __str__(self) -> str:
+        """In words, the level first."""
+        return f"{self.level}: {', '.join(self.holds)}"
+
 
 def interpreter_folders(more: Iterable[str] = ()) -> tuple[str, ...]:
     """What this interpreter, its packages and libraries need to read beside the system's files.
@@ -99,10 +103,12 @@ def interpreter_folders(more: Iterable[str] = ()) -> tuple[str, ...]:
 
 
 def _library_folders() -> set[str]:
-    found = set(filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")))
+    folders = set(filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")))
     with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8") as maps:
-        found.update(os.path.dirname(path) for line in maps if ".so" in (path := line[73:].strip()))
-    return {os.path.realpath(path) for path in found if path.startswith("/")}
+        folders.update(
+            os.path.dirname(path) for line in maps if ".so" in (path := line[73:].strip())
+        )
+    return {os.path.realpath(path) for path in folders if path.startswith("/")}
 
 
 def close(

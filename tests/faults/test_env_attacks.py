@@ -471,7 +471,7 @@ def test_a3_a_weak_sandbox_is_enough_where_the_owner_says_so(stage: Path) -> Non
     assert required["problem"] is None and required["level"] == "no-namespaces"
 
 
-def test_f11_a_daemon_ends_with_a_warden_that_is_killed(tmp_path: Path) -> None:
+def test_f11_a_daemon_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     with EnvProcess(program(ROOT, "client").parent) as process:
         if process.level != "full":
             assert "what user code started outlives" in "; ".join(process.gaps)
@@ -480,7 +480,7 @@ def test_f11_a_daemon_ends_with_a_warden_that_is_killed(tmp_path: Path) -> None:
         assert process.score(TASK, order)["error"] is None
         assert eventually(lambda: bool(sleepers()), 10.0)
         assert process._pipe is not None
-        os.kill(process._pipe.warden.pid, signal.SIGKILL)
+        os.kill(process._pipe.parent.pid, signal.SIGKILL)
         assert gone_within(1.0)
 
 
