@@ -4,7 +4,7 @@ Their values are the environment's own, so they stay plain JSON; each is checked
 (`envs/host/process.py`). Standard library only.
 """
 
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 # A JSON object that somebody else gives a shape: a row of a data file, metadata of a task,
 # arguments of a tool, params of an environment.
@@ -16,8 +16,6 @@ TaskRow = dict[str, Any]
 ChatMessage = dict[str, Any]
 # An OpenAI function schema.
 ToolSchema = dict[str, Any]
-# reward, success, metrics, error; seconds once it was measured.
-ScoreReply = dict[str, Any]
 # What goes through the pipe: `op`, `id` and the operation's arguments; the answer to that `id`.
 Request = dict[str, Any]
 Reply = dict[str, Any]
@@ -29,3 +27,13 @@ class EnvDescription(TypedDict):
     kind: str
     scored: bool
     tools: list[ToolSchema]
+
+
+class ScoreReply(TypedDict):
+    """What one completion earned (see `Score`); `seconds` once it was measured."""
+
+    reward: float
+    success: bool | None
+    metrics: dict[str, float]
+    error: str | None
+    seconds: NotRequired[float]

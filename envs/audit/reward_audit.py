@@ -156,18 +156,22 @@ def play(
     try:
         episode = scorer.start(row)
     except Exception as error:  # noqa: BLE001 - a failed rollout is a result here
-        return {"reward": 0.0, "success": False, "error": str(error), "seconds": 0.0}
+        return _failed(error)
     try:
         for message in messages:
             if episode.step(message) is None:
                 break
         score = episode.score()
     except Exception as error:  # noqa: BLE001 - a failed rollout is a result here
-        score = {"reward": 0.0, "success": False, "error": str(error)}
+        score = _failed(error)
     finally:
         episode.close()
     score["seconds"] = time.monotonic() - began
     return score
+
+
+def _failed(error: Exception) -> ScoreReply:
+    return {"reward": 0.0, "success": False, "metrics": {}, "error": str(error), "seconds": 0.0}
 
 
 def _score_all(
@@ -193,7 +197,7 @@ def _score_all(
             findings.cut = True
             break
         results[name] = ask(scorer, probes[name])
-        findings.seconds.append(results[name]["seconds"])
+        findings.seconds.append(results[name].get("seconds", 0.0))
         if name in (GOLD, order[0]) and not repeat and (GOLD not in probes or name == GOLD):
             repeat = name
             second = ask(scorer, probes[name])

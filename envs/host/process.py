@@ -260,12 +260,12 @@ class Episode:
     def score(self) -> ScoreReply:
         """Like `EnvProcess.score`, for what the rollout has led to."""
         if self._failed:
-            return failed_score(self._failed) | {"seconds": 0.0}
+            return {**failed_score(self._failed), "seconds": 0.0}
         with self.process._lock:
             try:
                 self._resume()
             except EpisodeFailed as error:
-                return failed_score(str(error)) | {"seconds": 0.0}
+                return {**failed_score(str(error)), "seconds": 0.0}
             return self.process._scored("finish", {"episode": self.number})
 
     def close(self) -> None:
@@ -379,10 +379,12 @@ def _checked(value: Any) -> ScoreReply:
         if not METRIC_NAME.fullmatch(name):
             message = f"{name[:80]!r} is no name of a metric (64 of letters, digits and _.:/@-)"
             raise Fault(message, alive=True)
-    numbers = {name: _finite(value) for name, value in metrics.items()}
-    for name, value in numbers.items():
+    numbers: dict[str, float] = {}
+    for name, given in metrics.items():
+        value = _finite(given)
         if value is None:
-            raise Fault(f"the metric {name!r} is {metrics[name]}, not a finite number", alive=True)
+            raise Fault(f"the metric {name!r} is {given}, not a finite number", alive=True)
+        numbers[name] = value
     return {"reward": number, "success": success, "metrics": numbers, "error": None}
 
 

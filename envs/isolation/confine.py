@@ -15,9 +15,7 @@ from envs.isolation import kernel
 
 UIDS = range(60100, 64900)  # free on every common distribution, and mapped in most containers
 TRIES = 20
-OURS = (
-    2  # the parent of user code and the first process of its namespaces, which are this user's too
-)
+OURS = 2  # the parent and the first process of its namespaces, which are this user's too
 SHARED_UID_HEADROOM = 256  # other programs of this user come and go while the env process lives
 
 
