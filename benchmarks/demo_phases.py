@@ -27,7 +27,7 @@ from benchmarks.cases import LOSS_TOLERANCE
 from benchmarks.peer import BENCH, ROOT, Peer
 from engine.core.files import read_json
 from engine.home.run_dir import Home, RunDir
-from mcp_server.cli.demo import DEMO
+from mcp_server.cli import demo
 
 RESULTS = BENCH / "demo.jsonl"
 LEAST_RATIO = 3.0
@@ -87,9 +87,9 @@ def one_round(
 ) -> dict[str, Any]:
     """Both phases of ours, then both of TRL: it starts GRPO from our adapter."""
     line: dict[str, Any] = {"round": number, "seed": seed, "time": time.time(), "ours": {}}
-    env_id = ours.push(home, ROOT / "envs" / "examples" / DEMO["env"], DEMO["env"])
-    sft, line["ours"]["sft"] = phase(home, env_id, DEMO["model"], "sft", seed, cores)
-    tuned = f"{sft.id}@step{DEMO['sft']['steps']}"
+    env_id = ours.push(home, ROOT / "envs" / "examples" / demo.ENV, demo.ENV)
+    sft, line["ours"]["sft"] = phase(home, env_id, demo.MODEL, "sft", seed, cores)
+    tuned = f"{sft.id}@step{demo.SETTINGS['sft']['steps']}"
     grpo, line["ours"]["grpo"] = phase(home, env_id, tuned, "grpo", seed, cores)
     if other is not None:
         line["trl"] = {
@@ -114,8 +114,14 @@ def phase(
     home: Home, env_id: str, model: str, name: str, seed: int, cores: Sequence[int]
 ) -> tuple[RunDir, dict[str, Any]]:
     """One of our runs with the demo's settings, and what it took."""
-    steps = DEMO[name]["steps"]
-    settings = DEMO[name] | {"seed": seed, "eval_every": steps, "save_every": steps, "eval_rows": 2}
+    steps = demo.SETTINGS[name]["steps"]
+    settings = {
+        **demo.SETTINGS[name],
+        "seed": seed,
+        "eval_every": steps,
+        "save_every": steps,
+        "eval_rows": 2,
+    }
     run, watched = ours.train(home, env_id, model, name, settings, cores)
     lines = ours.metric_lines(run)
     timed = ours.step_times(lines)

@@ -37,6 +37,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from envs.json_types import ChatMessage, JsonObject, TaskRow, ToolSchema
+
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -52,7 +54,7 @@ class ToolCall:
     """
 
     name: str
-    arguments: dict[str, Any] = field(default_factory=dict)
+    arguments: JsonObject = field(default_factory=dict)
     id: str = ""
     invalid: str = ""
 
@@ -76,10 +78,10 @@ class ToolCall:
             return ToolCall(inner["name"], {}, str(call_id), invalid=str(raw))
         return ToolCall(inner["name"], parsed, str(call_id))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """OpenAI's shape; `arguments` is a JSON string there."""
         arguments = self.invalid or json.dumps(self.arguments, ensure_ascii=False)
-        body: dict[str, Any] = {
+        body: JsonObject = {
             "type": "function",
             "function": {"name": self.name, "arguments": arguments},
         }
@@ -138,9 +140,9 @@ class Message:
             str(data.get("name") or ""),
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> ChatMessage:
         """OpenAI's shape, without the fields that are empty."""
-        body: dict[str, Any] = {"role": self.role, "content": self.content}
+        body: ChatMessage = {"role": self.role, "content": self.content}
         if self.tool_calls:
             body["tool_calls"] = [call.to_dict() for call in self.tool_calls]
         if self.tool_call_id:
@@ -170,7 +172,7 @@ class Task:
     prompt: str | Sequence[Message | Mapping[str, Any]]
     answer: str | Sequence[Message | Mapping[str, Any]] | None = None
     split: str | None = None
-    metadata: dict[str, Any] = field(default_factory=dict)
+    metadata: JsonObject = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if isinstance(self.id, bool) or not isinstance(self.id, str | int):
@@ -209,7 +211,7 @@ class Task:
         texts = [m.content for m in self.answer_messages if m.role == "assistant"]
         return texts[-1] if texts else ""
 
-    def to_row(self) -> dict[str, Any]:
+    def to_row(self) -> TaskRow:
         """The task as it is stored with a version; `from_row` gives an equal task back."""
         answer = None if self.answer is None else [m.to_dict() for m in self.answer_messages]
         text = [key for key in ("prompt", "answer") if isinstance(getattr(self, key), str)]
@@ -225,7 +227,7 @@ class Task:
     @staticmethod
     def from_row(row: Mapping[str, Any]) -> "Task":
         """The task behind a stored row."""
-        given: dict[str, Any] = {"prompt": row["prompt"], "answer": row.get("answer")}
+        given: JsonObject = {"prompt": row["prompt"], "answer": row.get("answer")}
         for key in row.get("text") or []:
             given[key] = given[key][0]["content"]
         return Task(
@@ -254,7 +256,7 @@ class Score:
 class Env:
     """What both kinds of environment share. Derive from `SingleTurnEnv` or `MultiTurnEnv`."""
 
-    tools: Sequence[dict[str, Any]] = ()
+    tools: Sequence[ToolSchema] = ()
     """Functions the model may call, in OpenAI's function schema."""
 
     def tasks(self) -> list[Task]:
@@ -291,8 +293,8 @@ class MultiTurnEnv(Env):
 
 def is_scored(env: Env) -> bool:
     """Whether `env` defines a score of its own; without one it is an SFT dataset."""
-    own = getattr(type(env), "score", None)
-    return own is not None and own not in (SingleTurnEnv.score, MultiTurnEnv.score)
+    defined = getattr(type(env), "score", None)
+    return defined is not None and defined not in (SingleTurnEnv.score, MultiTurnEnv.score)
 
 
 def kind_of(env: Env) -> str:

@@ -22,6 +22,7 @@ from typing import Any
 
 from envs.base import Message, SingleTurnEnv, Task, is_scored
 from envs.config.problem import EnvProblem
+from envs.json_types import JsonObject
 
 MAX_ROW_BYTES = 16 << 20
 MAX_FILE_BYTES = 256 << 20
@@ -53,7 +54,7 @@ class DataFile:
     """What a file holds: (line, row) pairs that could be read, and those that could not."""
 
     path: Path
-    rows: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    rows: list[tuple[int, JsonObject]] = field(default_factory=list)
     bad: list[BadRow] = field(default_factory=list)
 
 
@@ -80,9 +81,9 @@ def data_files(folder: Path) -> list[Path]:
     """The data files of a folder that has no environment.py: those in datasets/, else its own."""
     for place in (folder / "datasets", folder):
         if place.is_dir():
-            found = sorted(path for path in place.iterdir() if path.suffix.lower() in FORMATS)
-            if found:
-                return found
+            files = sorted(path for path in place.iterdir() if path.suffix.lower() in FORMATS)
+            if files:
+                return files
     return []
 
 
@@ -154,7 +155,7 @@ def read_rows(path: Path) -> DataFile:
     return data
 
 
-def shape_of(row: dict[str, Any]) -> str:
+def shape_of(row: JsonObject) -> str:
     """The name of a row's shape; "" where it has none that is known."""
     for name in ("messages", "conversations"):
         if isinstance(row.get(name), list):
@@ -167,7 +168,7 @@ def shape_of(row: dict[str, Any]) -> str:
     return ""
 
 
-def to_task(row: dict[str, Any], default_id: str, split: str | None = None) -> Task:
+def to_task(row: JsonObject, default_id: str, split: str | None = None) -> Task:
     """One row as a task. Raises ValueError saying what is wrong with it."""
     shape = shape_of(row)
     if not shape:
@@ -197,11 +198,11 @@ def to_task(row: dict[str, Any], default_id: str, split: str | None = None) -> T
     rest = {k: v for k, v in row.items() if k not in used and k not in RESERVED}
     if row.get("tools"):
         rest["tools"] = _tools(row["tools"])
-    own = row.get("split") if _given(row.get("split")) else split
+    named_split = row.get("split") if _given(row.get("split")) else split
     ident = row["id"] if _given(row.get("id")) else default_id
     if isinstance(ident, bool) or not isinstance(ident, str | int):
         raise ValueError(f"id is a string, got {type(ident).__name__}")
-    return Task(str(ident), prompt, answer, own, rest | (metadata or {}))
+    return Task(str(ident), prompt, answer, named_split, rest | (metadata or {}))
 
 
 def split_of(path: Path) -> str | None:
@@ -282,39 +283,39 @@ def _read_json(data: DataFile) -> None:
     if not text[start:].startswith("["):
         raise _whole(data.path, "is not a list of objects", "Write [{...}, {...}] or JSONL.")
     for line, value in _elements(text, start + 1, data):
-        _take(data, line, lambda found=value: found)
+        _take(data, line, lambda row=value: row)
 
 
-def _elements(text: str, at: int, data: DataFile) -> Iterator[tuple[int, Any]]:
+def _elements(text: str, position: int, data: DataFile) -> Iterator[tuple[int, Any]]:
     decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
     line, counted, first = 1, 0, True
     while True:
-        while at < len(text) and text[at] in " \t\r\n":
-            at += 1
-        line += text.count("\n", counted, at)
-        counted = at
-        if at < len(text) and text[at] == "]":
-            if text[at + 1 :].strip():
+        while position < len(text) and text[position] in " \t\r\n":
+            position += 1
+        line += text.count("\n", counted, position)
+        counted = position
+        if position < len(text) and text[position] == "]":
+            if text[position + 1 :].strip():
                 data.bad.append(BadRow(line, "there is text after the list"))
             return
         if not first:
-            if at >= len(text) or text[at] != ",":
+            if position >= len(text) or text[position] != ",":
                 data.bad.append(BadRow(line, "a comma or ] is missing here; the rest is not read"))
                 return
-            at += 1
-            while at < len(text) and text[at] in " \t\r\n":
-                at += 1
-            line += text.count("\n", counted, at)
-            counted = at
+            position += 1
+            while position < len(text) and text[position] in " \t\r\n":
+                position += 1
+            line += text.count("\n", counted, position)
+            counted = position
         first = False
         try:
-            value, end = decoder.raw_decode(text, at)
+            value, end = decoder.raw_decode(text, position)
         except (ValueError, RecursionError) as error:
             where = error.lineno if isinstance(error, json.JSONDecodeError) else line
-            data.bad.append(BadRow(where, f"{_said(error)}; the rest is not read"))
+            data.bad.append(BadRow(where, f"{_fault_of(error)}; the rest is not read"))
             return
         yield line, value
-        at = end
+        position = end
 
 
 def _read_csv(data: DataFile) -> None:
@@ -347,10 +348,10 @@ def _read_csv(data: DataFile) -> None:
         csv.field_size_limit(previous)
 
 
-def _cells(header: Sequence[str], cells: Sequence[str]) -> dict[str, Any]:
+def _cells(header: Sequence[str], cells: Sequence[str]) -> JsonObject:
     if len(cells) != len(header):
         raise ValueError(f"{len(cells)} cells, but the header has {len(header)}")
-    row: dict[str, Any] = dict(zip(header, cells, strict=True))
+    row: JsonObject = dict(zip(header, cells, strict=True))
     for name in ("messages", "conversations", "tools", "metadata"):
         if isinstance(row.get(name), str) and row[name].lstrip()[:1] in ("[", "{"):
             row[name] = _loads(row[name])
@@ -383,27 +384,27 @@ def _take(data: DataFile, line: int, make: Callable[[], Any]) -> None:
             raise ValueError(f"a row is an object, got {type(row).__name__}")
         data.rows.append((line, row))
     except (ValueError, TypeError, RecursionError) as error:
-        data.bad.append(BadRow(line, _said(error)))
+        data.bad.append(BadRow(line, _fault_of(error)))
 
 
 def _loads(text: str) -> Any:
     return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _unique(pairs: list[tuple[str, Any]]) -> JsonObject:
+    row = dict(pairs)
+    if len(row) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
         raise ValueError(f"the key {twice!r} occurs twice")
-    return found
+    return row
 
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _said(error: BaseException) -> str:
+def _fault_of(error: BaseException) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"is no JSON: {error.msg} (column {error.colno})"
     if isinstance(error, UnicodeDecodeError):
@@ -416,21 +417,21 @@ def _said(error: BaseException) -> str:
 def _refusal(read: Sequence[DataFile]) -> EnvProblem:
     """The bad lines of all files, as many as an answer holds; the others are counted."""
     faulty = [data for data in read if data.bad]
-    found = [(data, row) for data in faulty for row in sorted(data.bad, key=lambda row: row.line)]
+    faults = [(data, row) for data in faulty for row in sorted(data.bad, key=lambda row: row.line)]
     told, room = [], SHOWN_CHARS
-    for data, row in found[:SHOWN]:
+    for data, row in faults[:SHOWN]:
         name = "" if len(faulty) == 1 else f"{data.path.name} "
         told.append(f"{name}line {row.line}: {row.message}"[:200] if row.line else row.message)
         room -= len(told[-1]) + 2
         if room < 0 and len(told) > 1:
             told.pop()
             break
-    more = f"; and {len(found) - len(told)} more" if len(found) > len(told) else ""
+    more = f"; and {len(faults) - len(told)} more" if len(faults) > len(told) else ""
     total = sum(len({row.line for row in data.bad} | {n for n, _ in data.rows}) for data in read)
-    data, first = found[0]
+    data, first = faults[0]
     return EnvProblem(
         "DATASET_INVALID",
-        f"{len(found)} of {total} rows cannot be read: {'; '.join(told)}{more}",
+        f"{len(faults)} of {total} rows cannot be read: {'; '.join(told)}{more}",
         hint="Correct or remove those lines.",
         file=_short(data.path),
         line=first.line,

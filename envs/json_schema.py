@@ -40,65 +40,65 @@ JOINED = ("anyOf", "allOf", "oneOf", "not")
 KNOWN = frozenset({*BOUNDS, *OTHERS, *JOINED}) | ANNOTATIONS
 
 
-def schema_errors(value: Any, schema: Mapping[str, Any] | bool, at: str = "$") -> list[str]:
+def schema_errors(value: Any, schema: Mapping[str, Any] | bool, place: str = "$") -> list[str]:
     """What in `value` the schema does not allow, each with its place; [] when it fits.
 
     Raises ValueError for a schema with a keyword or type that is not known.
     """
     if isinstance(schema, bool):
-        return [] if schema else [f"{at}: not allowed"]
+        return [] if schema else [f"{place}: not allowed"]
     unknown = sorted(set(schema) - KNOWN)
     if unknown:
         raise ValueError(f"the schema uses keywords that are not known: {', '.join(unknown)}")
-    errors = _type_errors(value, schema, at)
+    errors = _type_errors(value, schema, place)
     if "enum" in schema and _key(value) not in {_key(item) for item in schema["enum"]}:
-        errors.append(f"{at}: not one of {schema['enum']}")
+        errors.append(f"{place}: not one of {schema['enum']}")
     if "const" in schema and _key(value) != _key(schema["const"]):
-        errors.append(f"{at}: not {schema['const']!r}")
+        errors.append(f"{place}: not {schema['const']!r}")
     for name, (kind, fits) in BOUNDS.items():
         if name in schema and TYPES[kind](value) and not fits(value, schema[name]):
-            errors.append(f"{at}: {name} is {schema[name]}")
+            errors.append(f"{place}: {name} is {schema[name]}")
     if isinstance(value, dict):
-        errors += _object_errors(value, schema, at)
+        errors += _object_errors(value, schema, place)
     if isinstance(value, list) and "items" in schema:
         for index, item in enumerate(value):
-            errors += schema_errors(item, schema["items"], f"{at}[{index}]")
-    return errors + _joined_errors(value, schema, at)
+            errors += schema_errors(item, schema["items"], f"{place}[{index}]")
+    return errors + _joined_errors(value, schema, place)
 
 
-def _type_errors(value: Any, schema: Mapping[str, Any], at: str) -> list[str]:
+def _type_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]:
     names = schema.get("type", [])
     names = [names] if isinstance(names, str) else names
     for name in names:
         if name not in TYPES:
             raise ValueError(f"the schema names an unknown type: {name!r}")
     if names and not any(TYPES[name](value) for name in names):
-        return [f"{at}: not of type {' or '.join(names)}"]
+        return [f"{place}: not of type {' or '.join(names)}"]
     return []
 
 
-def _object_errors(value: dict[str, Any], schema: Mapping[str, Any], at: str) -> list[str]:
+def _object_errors(value: Mapping[str, Any], schema: Mapping[str, Any], place: str) -> list[str]:
     properties = schema.get("properties", {})
     errors = [
-        f"{at}: {name} is missing" for name in schema.get("required", []) if name not in value
+        f"{place}: {name} is missing" for name in schema.get("required", []) if name not in value
     ]
     rest = schema.get("additionalProperties", True)
     for name, item in value.items():
-        errors += schema_errors(item, properties.get(name, rest), f"{at}.{name}")
+        errors += schema_errors(item, properties.get(name, rest), f"{place}.{name}")
     return errors
 
 
-def _joined_errors(value: Any, schema: Mapping[str, Any], at: str) -> list[str]:
+def _joined_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]:
     errors: list[str] = []
     for part in schema.get("allOf", []):
-        errors += schema_errors(value, part, at)
+        errors += schema_errors(value, part, place)
     for name in ("anyOf", "oneOf"):
         if name in schema:
-            fitting = sum(not schema_errors(value, part, at) for part in schema[name])
+            fitting = sum(not schema_errors(value, part, place) for part in schema[name])
             if not fitting or (name == "oneOf" and fitting > 1):
-                errors.append(f"{at}: fits {fitting} of {name}")
-    if "not" in schema and not schema_errors(value, schema["not"], at):
-        errors.append(f"{at}: is what it must not be")
+                errors.append(f"{place}: fits {fitting} of {name}")
+    if "not" in schema and not schema_errors(value, schema["not"], place):
+        errors.append(f"{place}: is what it must not be")
     return errors
 
 

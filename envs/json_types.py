@@ -4,8 +4,11 @@ Their values are the environment's own, so they stay plain JSON; each is checked
 (`envs/host/process.py`). Standard library only.
 """
 
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
+# A JSON object that somebody else gives a shape: a row of a data file, metadata of a task,
+# arguments of a tool, params of an environment.
+JsonObject = dict[str, Any]
 # id, prompt (messages), answer (messages or None), split, metadata; stored also with gold, the
 # whole conversation with the reference answer (or None).
 TaskRow = dict[str, Any]
@@ -13,8 +16,24 @@ TaskRow = dict[str, Any]
 ChatMessage = dict[str, Any]
 # An OpenAI function schema.
 ToolSchema = dict[str, Any]
-# reward, success, metrics, error; seconds once it was measured.
-ScoreReply = dict[str, Any]
 # What goes through the pipe: `op`, `id` and the operation's arguments; the answer to that `id`.
 Request = dict[str, Any]
 Reply = dict[str, Any]
+
+
+class EnvDescription(TypedDict):
+    """What an environment is: its `kind` (single, multi or sft), whether it scores, its tools."""
+
+    kind: str
+    scored: bool
+    tools: list[ToolSchema]
+
+
+class ScoreReply(TypedDict):
+    """What one completion earned (see `Score`); `seconds` once it was measured."""
+
+    reward: float
+    success: bool | None
+    metrics: dict[str, float]
+    error: str | None
+    seconds: NotRequired[float]

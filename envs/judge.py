@@ -199,9 +199,9 @@ def _question(criteria: Sequence[Criterion], task: Task, completion: str) -> lis
 
 def _verdict(reply: str, ids: Sequence[str]) -> dict[str, float]:
     """The numbers in a judge's reply. Raises JudgeError."""
-    found = re.search(r"\{.*\}", reply, re.DOTALL)
+    match = re.search(r"\{.*\}", reply, re.DOTALL)
     try:
-        data = json.loads(found.group()) if found else None
+        data = json.loads(match.group()) if match else None
     except (ValueError, RecursionError):
         data = None
     if not isinstance(data, dict):

@@ -88,10 +88,10 @@ def final_answer(completion: str) -> str:
 
 def exact(completion: str, expected: str, *, ignore_case: bool = False) -> float:
     """1 when the completion is `expected`, white space at the ends and runs of it aside."""
-    said, wanted = " ".join(completion.split()), " ".join(str(expected).split())
+    given, wanted = " ".join(completion.split()), " ".join(str(expected).split())
     if ignore_case:
-        said, wanted = said.casefold(), wanted.casefold()
-    return float(said == wanted)
+        given, wanted = given.casefold(), wanted.casefold()
+    return float(given == wanted)
 
 
 def number(completion: str, expected: Any, *, tolerance: float = 0.0) -> float:
@@ -102,12 +102,12 @@ def number(completion: str, expected: Any, *, tolerance: float = 0.0) -> float:
     wanted = parse_number(str(expected))
     if wanted is None:
         raise ValueError(f"expected is no number: {expected!r}")
-    said = parse_number(final_answer(completion))
-    if said is None:
+    given = parse_number(final_answer(completion))
+    if given is None:
         return 0.0
     if tolerance <= 0:
-        return float(said == wanted)
-    return float(abs(said - wanted) <= Fraction(tolerance) * max(abs(wanted), Fraction(1, 10**9)))
+        return float(given == wanted)
+    return float(abs(given - wanted) <= Fraction(tolerance) * max(abs(wanted), Fraction(1, 10**9)))
 
 
 def parse_number(text: str) -> Fraction | None:
@@ -128,25 +128,25 @@ def last_number(text: str) -> int | float | None:
 
     A reader, not a scorer: "it is not 7" ends with 7, too. Prefer `number`.
     """
-    found = NUMBER.findall(text)
-    if not found:
+    numbers = NUMBER.findall(text)
+    if not numbers:
         return None
-    plain = found[-1].replace(",", "")
+    plain = numbers[-1].replace(",", "")
     return int(plain) if re.fullmatch(r"[-+]?\d{1,300}", plain) else float(plain)
 
 
 def choice(completion: str, expected: str, options: str | Mapping[str, str] = "ABCD") -> float:
     """1 when the final answer is the letter `expected`: B, (b), B. or, where `options` maps
     letters to texts, `B) text` or the text alone."""
-    said = final_answer(completion).strip()
+    given = final_answer(completion).strip()
     letters = "".join(options)
-    match = re.fullmatch(rf"[(\[]?([{re.escape(letters)}])[)\].:]?", said, re.IGNORECASE)
+    match = re.fullmatch(rf"[(\[]?([{re.escape(letters)}])[)\].:]?", given, re.IGNORECASE)
     if match:
         return float(match.group(1).casefold() == expected.casefold())
     if isinstance(options, Mapping):
         wanted = " ".join(str(options[expected]).split()).casefold()
         prefix = rf"(?:[(\[]?{re.escape(expected)}[)\].:]\s*)?"
-        text = " ".join(said.split()).casefold().rstrip(".")
+        text = " ".join(given.split()).casefold().rstrip(".")
         return float(
             re.fullmatch(prefix.casefold() + re.escape(wanted.rstrip(".")), text) is not None
         )
@@ -189,13 +189,13 @@ def f1(completion: str, expected: str) -> float:
     The word overlap of SQuAD (Rajpurkar et al. 2016). It pays for parts, so it pays hedging: use
     it beside a stricter part.
     """
-    said, wanted = _words(completion), _words(expected)
-    if not said or not wanted:
-        return float(said == wanted)
-    common = sum((Counter(said) & Counter(wanted)).values())
+    given, wanted = _words(completion), _words(expected)
+    if not given or not wanted:
+        return float(given == wanted)
+    common = sum((Counter(given) & Counter(wanted)).values())
     if not common:
         return 0.0
-    precision, recall = common / len(said), common / len(wanted)
+    precision, recall = common / len(given), common / len(wanted)
     return 2 * precision * recall / (precision + recall)
 
 
@@ -223,11 +223,13 @@ def _words(text: str) -> list[str]:
 
 def _braced(text: str, start: int) -> str | None:
     depth = 1
-    for at in range(start, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[at], 0)
+    for position in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[position], 0)
         if depth == 0:
             # Anything but punctuation after the box would be another answer.
-            return text[start:at] if not re.search(r"\w", text[at + 1 :]) else text[start:]
+            return (
+                text[start:position] if not re.search(r"\w", text[position + 1 :]) else text[start:]
+            )
     return None
 
 

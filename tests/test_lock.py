@@ -131,13 +131,26 @@ def test_pip_refuses_a_file_that_is_not_what_the_lock_says(tmp_path: Path, hones
     options = ["--require-hashes", "--no-deps"]
     assert " ".join(["$(PIP)", *options, "-r $(LOCK)"]) in recipe
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--isolated", "--no-index", "--find-links",
-         str(tmp_path), "--target", str(tmp_path / "there"), *options, "-r", str(lock)],
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--isolated",
+            "--no-index",
+            "--find-links",
+            str(tmp_path),
+            "--target",
+            str(tmp_path / "there"),
+            *options,
+            "-r",
+            str(lock),
+        ],
         capture_output=True,
         text=True,
         timeout=25,
         check=False,
-    )  # fmt: skip
+    )
     assert (done.returncode == 0) is honest, done.stderr
     assert honest or "DO NOT MATCH THE HASHES" in done.stderr
 

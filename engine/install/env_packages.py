@@ -220,7 +220,7 @@ def _install_in_box(home: Home, place: Venv, requirements: list[str]) -> str:
         finally:
             pipe.close()  # every process of it has ended
             _settle(place.folder)
-    return f"{held.get('level')}: {held.get('isolation')}"
+    return str(held)
 
 
 def _own_pip() -> Path:

@@ -37,6 +37,7 @@ from engine.runs import stored_answers
 from engine.runs.stored_answers import score_stored
 from envs.config.problem import EnvProblem
 from envs.host.process import EnvProcess
+from envs.json_types import ScoreReply
 
 # Why a stored answer was not scored.
 SKIPPED = stored_answers.SKIPPED | {
@@ -142,7 +143,7 @@ class Regrade:
                 written.append(line)
         return written
 
-    def _scored(self, process: EnvProcess, row: Line) -> dict[str, Any] | str:
+    def _scored(self, process: EnvProcess, row: Line) -> ScoreReply | str:
         """The new score of a stored answer, or why there is none (see SKIPPED)."""
         task = self.tasks.get(str(row.get("task")))
         if task is None:

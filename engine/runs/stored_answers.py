@@ -21,6 +21,7 @@ from engine.home.run_dir import RunDir
 from envs.audit.rescore import Scored, score_again
 from envs.config.problem import EnvProblem
 from envs.host.process import EnvProcess, EpisodeFailed, failed_score
+from envs.json_types import ScoreReply
 
 MOST = 24  # answers
 SECONDS = 3.0  # after which the rest is left; one call more may be under way
@@ -37,7 +38,7 @@ Begin = Callable[[Path, str, Mapping[str, Task]], None]
 
 def score_stored(
     process: EnvProcess, task: Task, row: Mapping[str, Any], *, multi: bool
-) -> dict[str, Any] | str:
+) -> ScoreReply | str:
     """The score of the answer in a row of an evaluation, or why there is none (see SKIPPED)."""
     messages = row.get("messages") or []
     said = [message for message in messages if message.get("role") == "assistant"]
@@ -52,9 +53,7 @@ def score_stored(
     return process.score(task, str(said[0].get("content") if text is None else text))
 
 
-def replayed(
-    process: EnvProcess, task: Task, messages: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
+def replayed(process: EnvProcess, task: Task, messages: Sequence[Mapping[str, Any]]) -> ScoreReply:
     """The score of a stored conversation, played again.
 
     An environment that answers otherwise than it did makes another conversation of it: that is an
@@ -192,7 +191,7 @@ def _sample(path: Path, half: str, tasks: Mapping[str, Task]) -> list[dict[str, 
 
 
 def _scored(task: Task, row: Mapping[str, Any], multi: bool) -> Scored:
-    def again(process: EnvProcess) -> dict[str, Any] | str:
+    def again(process: EnvProcess) -> ScoreReply | str:
         score = score_stored(process, task, row, multi=multi)
         if isinstance(score, dict) and score["error"] == SKIPPED["unrepeatable"]:
             return "unrepeatable"

@@ -120,8 +120,8 @@ def take_apart(gold: str) -> Core:
     start = stripped.rfind("\n") + 1
     numbers = list(NUMBER.finditer(stripped, start))
     if numbers and len(stripped[start:].split()) <= LONG_WORDS:
-        found = numbers[-1]
-        return Core(gold[: found.start()], found.group(), gold[found.end() :])
+        last = numbers[-1]
+        return Core(gold[: last.start()], last.group(), gold[last.end() :])
     return Core(gold[:start], stripped[start:], gold[len(stripped) :])
 
 
@@ -152,8 +152,8 @@ def text_probes(
     probes |= _json_probes(core, different) if core.is_json else _core_probes(core, different, rng)
     if different:
         probes["other gold"] = rng.choice(different)
-    kept = {name: text for name, text in probes.items() if _plain(text) != _plain(gold)}
-    return {GOLD: gold, **kept}
+    remaining = {name: text for name, text in probes.items() if _plain(text) != _plain(gold)}
+    return {GOLD: gold, **remaining}
 
 
 def _endless(seed: str) -> str:
@@ -288,8 +288,13 @@ def message_probes(
         return probes
     played: dict[str, list[ChatMessage]] = {GOLD: list(gold)}
     for name in (
-        "off by one", "negated gold", "gold then wrong", "wrong then gold", "format only", OVERLONG,
-    ):  # fmt: skip
+        "off by one",
+        "negated gold",
+        "gold then wrong",
+        "wrong then gold",
+        "format only",
+        OVERLONG,
+    ):
         if name in single:
             played[name] = [*gold[:-1], _assistant(single[name])]
     if len(gold) > 1:

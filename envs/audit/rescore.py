@@ -1,9 +1,10 @@
 """Answers scored once more by an env process that has scored nothing else.
 
-An environment that counts its calls, keeps what it has seen or has patched what it scores with may
-pay one answer in two ways: asked late in the life of its process, and asked first. Answers on which
-the two differ go to one more process, several times over: a reward that both fresh ones hold to is
-a confirmed difference, one that they do not is chance and no state.
+An environment that counts its calls, remembers answers or has patched what it scores with may give
+one answer two rewards: one late in the life of its process, another when it is asked first. Answers
+with two rewards are scored by a third process, several times: where it gives the second reward
+again and again the difference is confirmed (the reward depends on the process's past); where it
+does not, the scorer is random.
 """
 
 import time
@@ -11,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from envs.audit.audit_report import Rescoring
 from envs.config.problem import EnvProblem
 from envs.json_types import ScoreReply
 
 SHOWN = 5
 THIRD_S = 5.0  # of the third process, once it runs; one call more may be under way
-TIMES = 3  # a third process must hold to the reward of the second: one toss of a coin often does
+TIMES = 3  # a third process must repeat the second's reward so often: once may be chance
 TASK_CHARS = 80  # of a task's id in a sentence
 
 
@@ -25,7 +27,7 @@ class Scored:
     """An answer with the reward it got.
 
     Attributes:
-        about: what an example says of it (`task`, `completion`, ...).
+        about: what an example tells of it (`task`, `completion`, ...).
         reward: the first one.
         score: scores it by the process given, as `EnvProcess.score` does; a text is the reason why
             that cannot be done.
@@ -42,20 +44,15 @@ def score_again(
     late: Callable[[], bool],
     *,
     clock: Callable[[], float] = time.monotonic,
-) -> dict[str, Any]:
-    """Holds the answers against a fresh process, rewards compared exactly.
+) -> Rescoring:
+    """Scores the answers again by a fresh process; rewards are compared exactly.
 
     Args:
         fresh: gives a started process that has scored nothing; it is called again where rewards
             differ. EnvProblem where there is none to be had.
         late: whether to leave the rest. The third process has `THIRD_S` seconds of its own.
-
-    Returns `asked`, `scored`, `differing`, `failed` (differing because scoring failed now; not
-    among `differing`), `confirmed` and `wavering` (of those that differ: a third process holds to
-    the second's reward, or does not; neither where it was not asked), `skipped` (reason ->
-    answers), `examples` (confirmed ones first), `why` ("" unless the rest was left).
     """
-    found: dict[str, Any] = {"asked": len(answers), "scored": 0}
+    scored = 0
     skipped: dict[str, int] = {}
     changed: list[_Changed] = []
     why, cold = "", False
@@ -80,13 +77,15 @@ def score_again(
                 cold = cold or (settled is None and not second["error"])
                 if not forgiven:
                     changed.append(_Changed(answer, settled or second))
-            found["scored"] += 1
+            scored += 1
         _ask_a_third(changed, fresh, clock)
     except EnvProblem as problem:
         why = str(problem)[:200]
     failed = sum(each.failed for each in changed)
     shown = sorted(changed, key=lambda each: not each.confirmed)[:SHOWN]
-    return found | {
+    return {
+        "asked": len(answers),
+        "scored": scored,
         "differing": len(changed) - failed,
         "failed": failed,
         "confirmed": sum(each.confirmed for each in changed),
@@ -97,26 +96,29 @@ def score_again(
     }
 
 
-def differing(found: Mapping[str, Any]) -> int:
+def differing(rescoring: Mapping[str, Any]) -> int:
     """Answers with another reward, those included that could not be scored again."""
-    return int(found.get("differing") or 0) + int(found.get("failed") or 0)
+    return int(rescoring.get("differing") or 0) + int(rescoring.get("failed") or 0)
 
 
-def sentence(found: Mapping[str, Any]) -> str:
-    """What `score_again` found where something differs, with an example.
+def sentence(rescoring: Mapping[str, Any]) -> str:
+    """The result of `score_again` in words, where something differs, with an example.
 
-    It says no word of the environment's own: its errors stand in `examples`.
+    It repeats no text that the environment wrote: its errors are in `examples` alone.
+
+    Args:
+        rescoring: a `Rescoring`, as it was stored.
     """
-    one = found["examples"][0]
+    one = rescoring["examples"][0]
     there = "scoring failed there" if one.get("error") else f"and there {one['second']:g}"
     why = "a third one has not confirmed that"
-    if found["wavering"]:
+    if rescoring["wavering"]:
         why = "a third one did not agree with that either, so there is chance in it"
-    elif found.get("confirmed"):
+    elif rescoring.get("confirmed"):
         why = "what it pays depends on what its process has done before"
     return (
-        f"{differing(found)} of {found['scored']} answers got another reward in a new env process "
-        f"(task {_short(one['task'])}: {one['first']:g}, {there}): {why}"
+        f"{differing(rescoring)} of {rescoring['scored']} answers got another reward in a new env "
+        f"process (task {_short(one['task'])}: {one['first']:g}, {there}): {why}"
     )
 
 
@@ -127,7 +129,7 @@ def _short(task_id: Any) -> str:
 
 @dataclass
 class _Changed:
-    """An answer that a fresh process paid otherwise, and what a third one said of that."""
+    """An answer that a fresh process rewarded otherwise, and whether a third process agreed."""
 
     answer: Scored
     second: Mapping[str, Any]
@@ -138,13 +140,15 @@ class _Changed:
     def failed(self) -> bool:
         return bool(self.second["error"])
 
-    def example(self) -> dict[str, Any]:
-        said = {**self.answer.about, "first": self.answer.reward, "second": self.second["reward"]}
-        return said | ({"error": str(self.second["error"])[:200]} if self.failed else {})
+    def example(self) -> dict[str, object]:
+        """The answer with both rewards, and the error where scoring failed."""
+        rewards = {"first": self.answer.reward, "second": self.second["reward"]}
+        error = {"error": str(self.second["error"])[:200]} if self.failed else {}
+        return {**self.answer.about, **rewards, **error}
 
 
 def _settled(answer: Scored, second: ScoreReply, process: Any) -> ScoreReply | None:
-    """What the same process says when it is asked once more; None for the reward of old."""
+    """The score of the same process when it is asked once more; None for the first reward."""
     warm = answer.score(process)
     if isinstance(warm, str) or warm["error"]:
         return second
@@ -154,9 +158,9 @@ def _settled(answer: Scored, second: ScoreReply, process: Any) -> ScoreReply | N
 def _ask_a_third(
     changed: Sequence[_Changed], fresh: Callable[[], Any], clock: Callable[[], float]
 ) -> None:
-    """Marks which of them a third process pays as the second did, or otherwise.
+    """Marks those that a third process rewards as the second did (confirmed), or otherwise.
 
-    What failed is left out: that scoring fails once more would confirm nothing.
+    Those that failed are left out: failing once more would confirm nothing.
     """
     scored = [each for each in changed if not each.failed]
     if not scored:

@@ -1,5 +1,6 @@
 """What is wrong with an environment, in words an author can act on."""
 
+from collections.abc import Mapping
 from typing import Any
 
 CODES = (
@@ -39,7 +40,7 @@ class EnvProblem(Exception):
         where = f"{self.file}:{self.line}: " if self.line else f"{self.file}: " if self.file else ""
         return where + self.message
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, str | int]:
         """As it crosses the pipe between the env process and its client."""
         return {
             "code": self.code,
@@ -50,7 +51,7 @@ class EnvProblem(Exception):
         }
 
     @staticmethod
-    def from_dict(data: dict[str, Any]) -> "EnvProblem":
+    def from_dict(data: Mapping[str, Any]) -> "EnvProblem":
         """The problem behind a reply; missing or odd fields become empty ones."""
         code, line = data.get("code"), data.get("line")
         return EnvProblem(

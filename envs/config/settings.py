@@ -3,6 +3,7 @@
 import difflib
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -75,61 +76,69 @@ def read_settings(folder: Path) -> EnvSettings:
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
-        found = re.search(r"line (\d+)", str(error))
+        match = re.search(r"line (\d+)", str(error))
         raise EnvProblem(
             "ENV_INVALID",
             f"{FILE} is not valid TOML: {error}",
             hint="Correct that line.",
             file=FILE,
-            line=int(found.group(1)) if found else 0,
+            line=int(match.group(1)) if match else 0,
         ) from error
     _known(data, ("params", "secrets", "limits"), text, "table")
     params = data.get("params", {})
     if not isinstance(params, dict):
-        raise _at(text, "params", "params is a table: [params]")
+        raise _problem_at(text, "params", "params is a table: [params]")
     return EnvSettings(params, _secrets(data.get("secrets", []), text), _limits(data, text))
 
 
 def _secrets(value: Any, text: str) -> tuple[str, ...]:
     names = value.get("names") if isinstance(value, dict) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise _at(text, "secrets", 'secrets is a list of names: secrets = ["JUDGE_API_KEY"]')
+        raise _problem_at(
+            text, "secrets", 'secrets is a list of names: secrets = ["JUDGE_API_KEY"]'
+        )
     for name in names:
         if not SECRET_NAME.fullmatch(name):
-            raise _at(text, "secrets", f"{name!r} is no name of a secret (capitals, digits and _)")
+            raise _problem_at(
+                text, "secrets", f"{name!r} is no name of a secret (capitals, digits and _)"
+            )
         if name in RESERVED_SECRETS or name.startswith(RESERVED_PREFIXES):
-            raise _at(text, "secrets", f"{name} cannot be a secret: it steers the env process")
+            raise _problem_at(
+                text, "secrets", f"{name} cannot be a secret: it steers the env process"
+            )
     return tuple(dict.fromkeys(names))
 
 
-def _limits(data: dict[str, Any], text: str) -> Limits:
+def _limits(data: Mapping[str, Any], text: str) -> Limits:
     given = data.get("limits", {})
     if not isinstance(given, dict):
-        raise _at(text, "limits", "limits is a table: [limits]")
+        raise _problem_at(text, "limits", "limits is a table: [limits]")
     _known(given, tuple(f.name for f in fields(Limits)), text, "limit")
     for name, value in given.items():
         if name == "network":
             if not isinstance(value, bool):
-                raise _at(text, name, f"limits.network is true or false, got {value!r}")
+                raise _problem_at(text, name, f"limits.network is true or false, got {value!r}")
             continue
         low, high = BOUNDS[name]
         whole = isinstance(getattr(Limits(), name), int)
         kinds = int if whole else int | float
         if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
             what = "a whole number" if whole else "a number"
-            raise _at(text, name, f"limits.{name} is {what} from {low:g} to {high:g}, got {value}")
+            raise _problem_at(
+                text, name, f"limits.{name} is {what} from {low:g} to {high:g}, got {value}"
+            )
     return Limits(**given)
 
 
-def _known(given: dict[str, Any], allowed: tuple[str, ...], text: str, what: str) -> None:
+def _known(given: Mapping[str, Any], allowed: tuple[str, ...], text: str, what: str) -> None:
     for name in given:
         if name not in allowed:
             near = difflib.get_close_matches(name, allowed, 1)
             meant = f"; did you mean {near[0]}?" if near else ""
-            raise _at(text, name, f"unknown {what} {name!r}{meant}", ", ".join(allowed))
+            raise _problem_at(text, name, f"unknown {what} {name!r}{meant}", ", ".join(allowed))
 
 
-def _at(text: str, key: str, message: str, allowed: str = "") -> EnvProblem:
+def _problem_at(text: str, key: str, message: str, allowed: str = "") -> EnvProblem:
     """A problem at the first line that names `key`."""
     pattern = re.compile(rf"^\s*(\[{re.escape(key)}[\].]|\"?{re.escape(key)}\"?\s*[=.])")
     lines = text.splitlines()

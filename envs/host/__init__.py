@@ -3,6 +3,7 @@
 
     child.py           what runs in the env process
     installer.py       pip in the box, for one environment's packages
+    launch.py          what the parent of user code is told when it starts
     loader.py          a folder to an Env; what is wrong, with file and line
     pipe.py            lines over the pipe to an env process
     process.py         the client of an env process

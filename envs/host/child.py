@@ -13,7 +13,7 @@ from typing import Any
 from envs.base import Env, Message, MultiTurnEnv, Score, Task, is_scored, kind_of
 from envs.config.problem import EnvProblem
 from envs.host.loader import explain, load_folder, read_task_rows, where
-from envs.json_types import ChatMessage, Reply, Request, ScoreReply
+from envs.json_types import ChatMessage, EnvDescription, Reply, Request, ScoreReply
 
 MAX_EPISODES = 10_000
 
@@ -69,11 +69,11 @@ class _Host:
             reply = {"id": ident, "ok": False, "error": str(problem)}
         except BaseException as error:  # noqa: BLE001 - user code may raise anything
             file, line = where(error, self.source)
-            at = f" ({file}:{line})" if file else ""
-            said = f"{request['op']}() raised {explain(error)}"
+            place = f" ({file}:{line})" if file else ""
+            message = f"{request['op']}() raised {explain(error)}"
             if isinstance(error, SystemExit):
-                said = f"{request['op']}() called sys.exit({error.code!r})"
-            reply = {"id": ident, "ok": False, "error": said + at}
+                message = f"{request['op']}() called sys.exit({error.code!r})"
+            reply = {"id": ident, "ok": False, "error": message + place}
         if os.getpid() != self.pid:  # a fork that user code let run on must not answer too
             os._exit(0)
         self.answer(reply)
@@ -114,7 +114,7 @@ class _Host:
         return self.env
 
 
-def _describe(env: Env) -> dict[str, Any]:
+def _describe(env: Env) -> EnvDescription:
     return {"kind": kind_of(env), "scored": is_scored(env), "tools": list(env.tools)}
 
 

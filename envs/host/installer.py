@@ -19,6 +19,7 @@ from typing import Any
 
 from envs.config.problem import EnvProblem
 from envs.isolation.packages import Order, path_files
+from envs.json_types import Reply
 
 WHEELS_ONLY = (
     "Packages are installed from wheels alone. Choose a release that has one for this machine, or "
@@ -26,9 +27,15 @@ WHEELS_ONLY = (
     "runs to build itself then runs in the box of the environment."
 )
 _STARTS = (
-    "subprocess.Popen", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn",
-    "os.system", "pty.spawn",
-)  # fmt: skip
+    "subprocess.Popen",
+    "os.exec",
+    "os.fork",
+    "os.forkpty",
+    "os.posix_spawn",
+    "os.spawn",
+    "os.system",
+    "pty.spawn",
+)
 _SHOWN = 5
 
 
@@ -36,15 +43,15 @@ def serve(replies: int, order: Order) -> None:
     """Installs, and says on `replies` how it ended, as an env process says it is ready."""
     try:
         install(order)
-        said: dict[str, Any] = {"ready": {"kind": "sft", "scored": False, "tools": []}}
+        reply: Reply = {"ready": {"kind": "sft", "scored": False, "tools": []}}
     except EnvProblem as problem:
-        said = {"problem": problem.to_dict()}
+        reply = {"problem": problem.to_dict()}
     except BaseException as error:  # noqa: BLE001 - pip may leave in any way
         traceback.print_exc()
         what = f"the packages could not be installed: {type(error).__name__}: {error}"
-        said = {"problem": EnvProblem("ENV_DEPS", what[:600]).to_dict()}
+        reply = {"problem": EnvProblem("ENV_DEPS", what[:600]).to_dict()}
     sys.stdout.flush()
-    os.write(replies, (json.dumps(said) + "\n").encode())
+    os.write(replies, (json.dumps(reply) + "\n").encode())
 
 
 def install(order: Order) -> None:
@@ -100,8 +107,8 @@ def _enter(target: Path) -> list[Path]:
     """Makes this process look like one of the environment in `target`, without starting it there:
     pip installs into what it runs in. Returns the folders of its packages."""
     names = {"base": str(target), "platbase": str(target)}
-    found = [sysconfig.get_path(kind, "venv", names) for kind in ("purelib", "platlib")]
-    folders = list(dict.fromkeys(Path(folder) for folder in found))
+    paths = [sysconfig.get_path(kind, "venv", names) for kind in ("purelib", "platlib")]
+    folders = list(dict.fromkeys(Path(folder) for folder in paths))
     sys.prefix = sys.exec_prefix = str(target)
     sys.executable = str(target / "bin" / "python")
     # Computed once from the prefix of before.

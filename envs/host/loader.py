@@ -19,6 +19,7 @@ from envs.config.problem import EnvProblem
 from envs.config.settings import read_settings
 from envs.dataset import DatasetEnv, data_files
 from envs.isolation.packages import add_source
+from envs.json_types import JsonObject, TaskRow
 
 __all__ = [
     "EnvProblem",
@@ -35,7 +36,7 @@ MAX_TASKS = 200_000
 MAX_TOOLS_BYTES = 1 << 20
 
 
-def load_folder(folder: Path, params: dict[str, Any] | None = None) -> Env:
+def load_folder(folder: Path, params: JsonObject | None = None) -> Env:
     """The environment in `folder`, checked against the contract.
 
     A folder with data files and no environment.py is an SFT dataset.
@@ -52,14 +53,14 @@ def load_folder(folder: Path, params: dict[str, Any] | None = None) -> Env:
     _check_params(entry, params, folder)
     env = _run(lambda: entry(**params), folder, "load_environment()", "ENV_IMPORT")
     if inspect.isclass(env) and issubclass(env, Env):
-        raise _at(
+        raise _problem_at(
             entry,
             folder,
             f"load_environment() returned the class {env.__name__}",
             f"Return an instance: {env.__name__}().",
         )
     if not isinstance(env, SingleTurnEnv | MultiTurnEnv):
-        raise _at(
+        raise _problem_at(
             entry,
             folder,
             f"load_environment() returned {_kind(env)}",
@@ -70,24 +71,26 @@ def load_folder(folder: Path, params: dict[str, Any] | None = None) -> Env:
     return env
 
 
-def read_task_rows(env: Env, folder: Path) -> list[dict[str, Any]]:
+def read_task_rows(env: Env, folder: Path) -> list[TaskRow]:
     """Every task of `env` as a row that JSON holds. Raises EnvProblem naming the task at fault."""
     source = type(env).tasks
     given = _run(env.tasks, folder, "tasks()", "ENV_INVALID")
     if not isinstance(given, Iterable) or isinstance(given, str | dict):
-        raise _at(source, folder, f"tasks() returned {_kind(given)}", "Return a list of Task.")
+        raise _problem_at(
+            source, folder, f"tasks() returned {_kind(given)}", "Return a list of Task."
+        )
     tasks = _run(lambda: list(given), folder, "tasks()", "ENV_INVALID")
     if not tasks:
-        raise _at(source, folder, "tasks() returned no task", "Return at least one Task.")
+        raise _problem_at(source, folder, "tasks() returned no task", "Return at least one Task.")
     if len(tasks) > MAX_TASKS:
         what = f"tasks() returned {len(tasks)} tasks, above {MAX_TASKS}"
-        raise _at(source, folder, what, "Return a sample of them, drawn with a fixed seed.")
+        raise _problem_at(source, folder, what, "Return a sample of them, drawn with a fixed seed.")
     rows, seen = [], {}
     learnt = kind_of(env) == "sft"
     for index, task in enumerate(tasks):
         problem = task_problem(task, index, seen, learnt)
         if problem:
-            raise _at(source, folder, *problem)
+            raise _problem_at(source, folder, *problem)
         seen[task.id] = index
         rows.append(task.to_row())
     return rows
@@ -127,12 +130,12 @@ def where(error: BaseException, folder: Path) -> tuple[str, int]:
         inside = _relative(error.filename, folder)
         if inside:
             return inside, error.lineno or 0
-    found = ("", 0)
+    deepest = ("", 0)
     for frame in traceback.extract_tb(error.__traceback__):
         inside = _relative(frame.filename, folder)
         if inside:
-            found = (inside, frame.lineno or 0)
-    return found
+            deepest = (inside, frame.lineno or 0)
+    return deepest
 
 
 def explain(error: BaseException) -> str:
@@ -165,7 +168,9 @@ def _entry(module: ModuleType, folder: Path) -> Callable[..., Any]:
     entry = getattr(module, "load_environment", None)
     if callable(entry):
         if inspect.iscoroutinefunction(entry):
-            raise _at(entry, folder, "load_environment is async", "Define it with plain def.")
+            raise _problem_at(
+                entry, folder, "load_environment is async", "Define it with plain def."
+            )
         return entry
     names = [name for name, value in vars(module).items() if inspect.isfunction(value)]
     near = difflib.get_close_matches("load_environment", names, 1, 0.7)
@@ -178,7 +183,7 @@ def _entry(module: ModuleType, folder: Path) -> Callable[..., Any]:
     )
 
 
-def _check_params(entry: Callable[..., Any], params: dict[str, Any], folder: Path) -> None:
+def _check_params(entry: Callable[..., Any], params: JsonObject, folder: Path) -> None:
     signature = inspect.signature(entry)
     try:
         signature.bind(**params)
@@ -205,18 +210,18 @@ def _check_methods(env: Env, folder: Path) -> None:
         needed.append(("score", 2))
     for name, count in needed:
         method = getattr(env, name, None)
-        own = getattr(type(env), name, None)
-        if own in (Env.tasks, MultiTurnEnv.start, MultiTurnEnv.step):
-            raise _at(
+        function = getattr(type(env), name, None)
+        if function in (Env.tasks, MultiTurnEnv.start, MultiTurnEnv.step):
+            raise _problem_at(
                 type(env),
                 folder,
                 f"{type(env).__name__} does not define {name}()",
                 f"Define {name}; see envs/base.py.",
             )
         if not callable(method):
-            raise _at(type(env), folder, f"{name} of {type(env).__name__} is no method", "")
+            raise _problem_at(type(env), folder, f"{name} of {type(env).__name__} is no method", "")
         if inspect.iscoroutinefunction(method):
-            raise _at(own, folder, f"{name}() is async", "Define it with plain def.")
+            raise _problem_at(function, folder, f"{name}() is async", "Define it with plain def.")
         try:
             inspect.signature(method).bind(*range(count))
         except TypeError:
@@ -224,8 +229,8 @@ def _check_methods(env: Env, folder: Path) -> None:
             expected = arguments.get(name, "")
             if name == "score" and isinstance(env, MultiTurnEnv):
                 expected = "task, state"
-            raise _at(
-                own,
+            raise _problem_at(
+                function,
                 folder,
                 f"{name}{inspect.signature(method)} does not take ({expected})",
                 f"Define {name}(self{', ' if expected else ''}{expected}).",
@@ -280,17 +285,17 @@ def _run(call: Callable[[], Any], folder: Path, what: str, code: str) -> Any:
         ) from error
     except BaseException as error:  # user code may raise anything, SystemExit included
         file, line = where(error, folder)
-        said = "raised " + explain(error)
+        failure = "raised " + explain(error)
         if isinstance(error, SystemExit):
-            said = f"left the process with sys.exit({error.code!r})"
+            failure = f"left the process with sys.exit({error.code!r})"
         elif isinstance(error, SyntaxError):
-            said = f"is no valid Python: {error.msg}"
+            failure = f"is no valid Python: {error.msg}"
         raise EnvProblem(
-            code, f"{what} {said}", hint="Correct it and push again.", file=file, line=line
+            code, f"{what} {failure}", hint="Correct it and push again.", file=file, line=line
         ) from error
 
 
-def _at(source: Any, folder: Path, message: str, hint: str) -> EnvProblem:
+def _problem_at(source: Any, folder: Path, message: str, hint: str) -> EnvProblem:
     """A problem at the line where `source` (a function or class) is defined."""
     file = ""
     try:

@@ -15,25 +15,25 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from envs.config.problem import EnvProblem
 from envs.config.settings import Limits
+from envs.host.launch import Launch
 from envs.host.redact import SecretFilter
 from envs.isolation.packages import Order, Packages
-from envs.isolation.sandbox import Reach, Sandbox
+from envs.isolation.sandbox import Held, Reach, Sandbox
 from envs.json_types import Reply, Request
 
 REPLY_BYTES = 1 << 20  # of one score or one env message
 ROW_BYTES = 16 << 20  # of one task
 TASKS_BYTES = 256 << 20  # of all tasks together
 LOG_BYTES = 1 << 20
-CLOSE_SECONDS = 8.0  # the warden gives descendants five
+CLOSE_SECONDS = 8.0  # the parent gives descendants five
 BOX = "honesmith-env-"  # begins the names of private folders
 STALE_SECONDS = 60.0
-WARDEN = Path(__file__).resolve().parent / "sandbox_parent.py"
+PARENT = Path(__file__).resolve().parent / "sandbox_parent.py"
 
 
 class Fault(Exception):
@@ -46,7 +46,7 @@ class Fault(Exception):
 
 
 class Pipe:
-    """A running warden and the descriptors to its child."""
+    """A running parent of user code (sandbox_parent.py) and the descriptors to its child."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Pipe:
         install: Order | None = None,
         reach: Reach | None = None,
     ) -> None:
-        """Starts the warden; `install` makes its child an installer that may `reach` further."""
+        """Starts the parent; `install` makes its child an installer that may `reach` further."""
         _sweep(tempfile.gettempdir())
         self.box = tempfile.mkdtemp(prefix=BOX)
         self.secrets = SecretFilter(secrets.items())
@@ -69,26 +69,25 @@ class Pipe:
         requests, self.requests = os.pipe()
         self.replies, replies = os.pipe()
         life, self.life = os.pipe()
-        config = {
-            "source": str(source),
-            "requests": requests,
-            "replies": replies,
-            "limits": asdict(limits),
-            "secrets": list(secrets),
-            "log": str(log.absolute()) if log else "",
-            "log_cap": LOG_BYTES,
-            "box": self.box,
-            "sandbox": asdict(sandbox),
-            "spaces": "",
-            "packages": asdict(packages),
-            "install": asdict(install) | {"variables": {}} if install else None,
-            "reach": asdict(reach or Reach()),
-        }
+        launch = Launch(
+            source=str(source),
+            box=self.box,
+            requests=requests,
+            replies=replies,
+            limits=limits,
+            packages=packages,
+            sandbox=sandbox,
+            reach=reach or Reach(),
+            log=str(log.absolute()) if log else "",
+            log_cap=LOG_BYTES,
+            secrets=tuple(secrets),
+            install=install,
+        )
         try:
-            self.warden = subprocess.Popen(
+            self.parent = subprocess.Popen(
                 # Without `site` no line of a path file runs and no sitecustomize. `-I` would say
                 # the same but for one of the variables, which are ours alone: the hash seed.
-                [sys.executable, "-P", "-s", "-S", "-B", "-u", str(WARDEN), json.dumps(config)],
+                [sys.executable, "-P", "-s", "-S", "-B", "-u", str(PARENT), launch.to_json()],
                 stdin=life,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -112,19 +111,21 @@ class Pipe:
         os.set_blocking(self.requests, False)
         os.set_blocking(self.replies, False)
 
-    def greet(self, seconds: float) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What holds user code (`level`, `isolation` in words, `gaps`), and the environment's
-        description once it is loaded. Raises EnvProblem, Fault."""
+    def greet(self, seconds: float) -> tuple[Held, Mapping[str, Any]]:
+        """What holds user code, and the environment's description once it is loaded, as the env
+        process sent it: unchecked. Raises EnvProblem, Fault."""
         deadline = time.monotonic() + seconds
-        held: dict[str, Any] = {}
+        held: Held | None = None
         while True:
             message = self._read(deadline, ROW_BYTES, "importing the environment", seconds)
-            if isinstance(message.get("hello"), dict) and not held:
-                held = message["hello"]
-                self.child = held.get("pid")
+            if isinstance(message.get("hello"), dict) and held is None:
+                hello = message["hello"]
+                holds = str(hello.get("isolation")).split(", ")
+                held = Held(str(hello.get("level")), tuple(holds), tuple(hello.get("gaps") or ()))
+                self.child = hello.get("pid")
             elif isinstance(message.get("problem"), dict):
                 raise EnvProblem.from_dict(message["problem"])
-            elif isinstance(message.get("ready"), dict):
+            elif isinstance(message.get("ready"), dict) and held is not None:
                 return held, message["ready"]
             else:
                 raise Fault("the env process spoke out of turn")
@@ -161,19 +162,19 @@ class Pipe:
             os.close(life)
 
     def close(self) -> None:
-        """Closes the lifeline; the warden kills what is left and goes. Harsher if it does not."""
+        """Closes the lifeline; the parent kills what is left and exits, or is killed itself."""
         self.cut()
         for fd in (self.requests, self.replies):
             os.close(fd)
         try:
-            self.warden.wait(CLOSE_SECONDS)
+            self.parent.wait(CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.warden.pid, signal.SIGKILL)
-            self.warden.wait()
-        if self.warden.stderr:
-            self.warden.stderr.close()
-        # The warden empties it, but cannot always take away what it has mounted.
+                os.killpg(self.parent.pid, signal.SIGKILL)
+            self.parent.wait()
+        if self.parent.stderr:
+            self.parent.stderr.close()
+        # The parent empties it, but cannot always take away what it has mounted.
         shutil.rmtree(self.box, ignore_errors=True)
 
     def _write(self, data: bytes, deadline: float, doing: str, seconds: float) -> None:
@@ -199,7 +200,7 @@ class Pipe:
                     continue
                 message = self._parse(line, doing)
                 if isinstance(message.get("exit"), dict):
-                    raise Fault(_last_words(message["exit"], doing))
+                    raise Fault(_ending(message["exit"], doing))
                 return message
             scanned = len(self.buffer)
             if scanned > cap:
@@ -207,7 +208,7 @@ class Pipe:
             self._wait(self.replies, select.POLLIN, deadline, doing, seconds)
             data = os.read(self.replies, 1 << 18)
             if not data:
-                raise Fault(self._no_words(doing))
+                raise Fault(self._lost(doing))
             self.buffer += data
             self.taken += len(data)
 
@@ -227,22 +228,22 @@ class Pipe:
         if left <= 0 or not poller.poll(math.ceil(left * 1000)):
             raise Fault(f"{doing} did not answer within {seconds:g} s")
 
-    def _no_words(self, doing: str) -> str:
-        """Why the warden itself is gone; a broken interpreter says so on its standard error."""
-        said = ""
+    def _lost(self, doing: str) -> str:
+        """Why the parent itself is gone; a broken interpreter says so on its standard error."""
+        output = ""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.warden.wait(1.0)
-            if self.warden.stderr:
-                said = self.warden.stderr.read(4000).decode("utf-8", "replace").strip()
-        last = said.splitlines()[-1] if said else f"exit status {self.warden.returncode}"
+            self.parent.wait(1.0)
+            if self.parent.stderr:
+                output = self.parent.stderr.read(4000).decode("utf-8", "replace").strip()
+        last = output.splitlines()[-1] if output else f"exit status {self.parent.returncode}"
         return f"the env process was lost during {doing} ({last[:300]})"
 
 
 @functools.cache
 def _sweep(place: str) -> None:
-    """Once per process: removes what wardens that were killed themselves have left behind.
+    """Once per process: removes the folders of parents that were killed.
 
-    A warden holds a lock on its folder, so a folder that can be locked belongs to nobody.
+    A parent holds a lock on its folder, so a folder that can be locked belongs to nobody.
     """
     with contextlib.suppress(OSError):
         for entry in os.scandir(place):
@@ -250,7 +251,7 @@ def _sweep(place: str) -> None:
                 continue
             with contextlib.suppress(OSError):
                 if time.time() - entry.stat(follow_symlinks=False).st_mtime < STALE_SECONDS:
-                    continue  # its warden may not have come to lock it yet
+                    continue  # its parent may not have locked it yet
                 folder = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
                 try:
                     fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -259,7 +260,7 @@ def _sweep(place: str) -> None:
                     os.close(folder)
 
 
-def _last_words(ended: Reply, doing: str) -> str:
+def _ending(ended: Reply, doing: str) -> str:
     number, code = ended.get("signal"), ended.get("code")
     tail = str(ended.get("tail") or "").strip()
     if isinstance(number, int) and number > 0:
@@ -268,8 +269,8 @@ def _last_words(ended: Reply, doing: str) -> str:
         how = f"was killed by signal {number}"
     else:
         how = f"left with exit status {code}"
-    said = f"; its last output: {tail[-300:]}" if tail else ""
-    return f"the env process {how} during {doing}{said}"
+    output = f"; its last output: {tail[-300:]}" if tail else ""
+    return f"the env process {how} during {doing}{output}"
 
 
 def _clean_environment(python: str) -> dict[str, str]:

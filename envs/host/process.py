@@ -24,7 +24,7 @@ from envs.host.loader import MAX_TASKS, check_tools, task_problem
 from envs.host.pipe import Fault, Pipe
 from envs.isolation.packages import packages_of
 from envs.isolation.sandbox import Held, Sandbox
-from envs.json_types import ChatMessage, Request, ScoreReply, TaskRow
+from envs.json_types import ChatMessage, EnvDescription, Request, ScoreReply, TaskRow
 
 MAX_METRICS = 64
 METRIC_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/@-]{0,63}")  # no room for a sentence
@@ -70,9 +70,9 @@ class EnvProcess:
         self._given_limits = limits
         self._lock = threading.RLock()
         self._pipe: Pipe | None = None
-        self._facts: dict[str, Any] = {}
+        self._facts: EnvDescription | None = None
         self.sandbox = sandbox or Sandbox()
-        self._held: dict[str, Any] = {}
+        self._held: Held | None = None
         self._problem: EnvProblem | None = None
         self._failed_loads = 0
         self._episodes = itertools.count(1)
@@ -91,38 +91,44 @@ class EnvProcess:
         return self._given_limits
 
     @property
+    def held(self) -> Held:
+        """What holds the user's code; starts the process. Raises EnvProblem."""
+        self.describe()
+        assert self._held is not None  # describe raises otherwise
+        return self._held
+
+    @property
     def isolation(self) -> str:
         """What holds the user's code, its level first, in words; starts the process.
         Raises EnvProblem."""
-        return f"{self.level}: {self._held.get('isolation')}"
+        return str(self.held)
 
     @property
     def level(self) -> str:
         """`full`, `no-namespaces` or `limits`, as a self-test in the process found it; starts the
         process. Raises EnvProblem."""
-        self.describe()
-        return str(self._held.get("level"))
+        return self.held.level
 
     @property
     def gaps(self) -> list[str]:
         """What this machine cannot keep user code from, in words; starts the process.
         Raises EnvProblem."""
-        self.describe()
-        return [str(gap) for gap in self._held.get("gaps") or []]
+        return list(self.held.gaps)
 
     @property
     def pid(self) -> int | None:
         """The process that runs user code; None while there is none, and under bubblewrap."""
         return self._pipe.child if self._pipe else None
 
-    def describe(self) -> dict[str, Any]:
-        """`kind` (single, multi or sft), `scored`, `tools`. Raises EnvProblem."""
+    def describe(self) -> EnvDescription:
+        """What the environment is; starts the process. Raises EnvProblem."""
         with self._lock:
             try:
                 self._ensure()
             except Fault as fault:
                 raise _as_problem(fault) from None
-            return dict(self._facts)
+            assert self._facts is not None  # _ensure raises otherwise
+            return self._facts.copy()
 
     def tasks(self, seconds: float | None = None) -> list[TaskRow]:
         """Every task as a stored row, within `seconds` (its start_seconds by default).
@@ -133,7 +139,7 @@ class EnvProcess:
                 rows = self._call("tasks", {}, seconds)
             except Fault as fault:
                 raise _as_problem(fault) from None
-            return _checked_rows(rows, learnt=self._facts.get("kind") == "sft")
+            return _checked_rows(rows, learnt=self.describe()["kind"] == "sft")
 
     def score(self, task: Mapping[str, Any], completion: str) -> ScoreReply:
         """Reward, success, metrics, error and seconds of one completion. Never raises for faults
@@ -244,22 +250,22 @@ class Episode:
 
         Raises EpisodeFailed; a failed rollout stays failed.
         """
-        said = Message.from_dict(message).to_dict()
+        sent = Message.from_dict(message).to_dict()
         with self.process._lock:
             self._resume()
-            reply = self._send("step", {"message": said})
-            self._history.append((said, reply))
+            reply = self._send("step", {"message": sent})
+            self._history.append((sent, reply))
         return reply
 
     def score(self) -> ScoreReply:
         """Like `EnvProcess.score`, for what the rollout has led to."""
         if self._failed:
-            return failed_score(self._failed) | {"seconds": 0.0}
+            return {**failed_score(self._failed), "seconds": 0.0}
         with self.process._lock:
             try:
                 self._resume()
             except EpisodeFailed as error:
-                return failed_score(str(error)) | {"seconds": 0.0}
+                return {**failed_score(str(error)), "seconds": 0.0}
             return self.process._scored("finish", {"episode": self.number})
 
     def close(self) -> None:
@@ -281,8 +287,8 @@ class Episode:
         if self._generation == self.process.generation and self.process._pipe is not None:
             return
         self._begin()
-        for said, before in self._history:
-            if self._send("step", {"message": said}) != before:
+        for sent, reply in self._history:
+            if self._send("step", {"message": sent}) != reply:
                 self._failed = (
                     "the env process was restarted and the environment did not repeat itself"
                 )
@@ -312,8 +318,7 @@ def isolation_here(sandbox: Sandbox | None = None) -> Held:
     """
     folder = Path(__file__).resolve().parents[1] / "templates" / "single_turn"
     with EnvProcess(folder, sandbox=sandbox) as process:
-        holds = process.isolation.removeprefix(f"{process.level}: ").split(", ")
-        return Held(process.level, tuple(holds), tuple(process.gaps))
+        return process.held
 
 
 def failed_score(error: str) -> ScoreReply:
@@ -321,25 +326,25 @@ def failed_score(error: str) -> ScoreReply:
     return {"reward": 0.0, "success": False, "metrics": {}, "error": error}
 
 
-def _checked_ready(ready: Mapping[str, Any]) -> dict[str, Any]:
+def _checked_ready(ready: Mapping[str, Any]) -> EnvDescription:
     """What an env process says it holds, which user code may have had its hands in.
     Raises EnvProblem."""
-    kind, scored, tools = (ready.get(name) for name in ("kind", "scored", "tools"))
+    kind, scored, tools = ready.get("kind"), ready.get("scored"), ready.get("tools")
     if kind not in KINDS:
-        said = f"the env process calls itself {str(kind)[:80]!r}, not {', '.join(KINDS)}"
-        raise EnvProblem("ENV_INVALID", said)
+        message = f"the env process calls itself {str(kind)[:80]!r}, not {', '.join(KINDS)}"
+        raise EnvProblem("ENV_INVALID", message)
     if scored is not (kind != "sft"):
-        said = f"the env process says scored: {str(scored)[:80]!r}, and calls itself {kind}"
-        raise EnvProblem("ENV_INVALID", said)
+        message = f"the env process says scored: {str(scored)[:80]!r}, and calls itself {kind}"
+        raise EnvProblem("ENV_INVALID", message)
     check_tools(tools)
-    return {"kind": kind, "scored": scored, "tools": tools}
+    return {"kind": kind, "scored": bool(scored), "tools": list(tools or ())}
 
 
 def _checked_rows(rows: list[Any], learnt: bool) -> list[TaskRow]:
     """Rows that crossed the pipe, as tasks write them; raises EnvProblem if one is no task."""
     if not 1 <= len(rows) <= MAX_TASKS:
-        said = f"tasks() sent {len(rows)} tasks; send 1 to {MAX_TASKS}"
-        raise EnvProblem("ENV_INVALID", said)
+        message = f"tasks() sent {len(rows)} tasks; send 1 to {MAX_TASKS}"
+        raise EnvProblem("ENV_INVALID", message)
     checked: list[TaskRow] = []
     seen: dict[str, int] = {}
     for index, row in enumerate(rows):
@@ -372,12 +377,14 @@ def _checked(value: Any) -> ScoreReply:
         raise Fault(f"metrics are at most {MAX_METRICS} named numbers", alive=True)
     for name in metrics:
         if not METRIC_NAME.fullmatch(name):
-            said = f"{name[:80]!r} is no name of a metric (64 of letters, digits and _.:/@-)"
-            raise Fault(said, alive=True)
-    numbers = {name: _finite(value) for name, value in metrics.items()}
-    for name, value in numbers.items():
+            message = f"{name[:80]!r} is no name of a metric (64 of letters, digits and _.:/@-)"
+            raise Fault(message, alive=True)
+    numbers: dict[str, float] = {}
+    for name, given in metrics.items():
+        value = _finite(given)
         if value is None:
-            raise Fault(f"the metric {name!r} is {metrics[name]}, not a finite number", alive=True)
+            raise Fault(f"the metric {name!r} is {given}, not a finite number", alive=True)
+        numbers[name] = value
     return {"reward": number, "success": success, "metrics": numbers, "error": None}
 
 

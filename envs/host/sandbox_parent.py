@@ -2,11 +2,10 @@
 
 Started as a script by envs/host/pipe.py on the server's own interpreter without `site`; only the
 package `envs` is made importable there, and the environment's packages when the child is confined.
-It forks
-once: the child loads and serves the environment (envs/host/child.py), or installs its packages
-(envs/host/installer.py), the parent drains its output into a capped log and waits. When the client
-goes away (its end of descriptor 0 closes) or the child ends, every descendant is killed, daemons
-included, and the private folder is removed.
+It forks once. The child loads and serves the environment (envs/host/child.py), or installs its
+packages (envs/host/installer.py); the parent drains the child's output into a capped log and waits.
+When the client goes away (its end of descriptor 0 closes) or the child ends, every descendant is
+killed, daemons included, and the private folder is removed.
 """
 
 import contextlib
@@ -21,9 +20,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 
 def _register() -> None:
@@ -42,12 +42,11 @@ if __name__ == "__main__":
     _register()
 
 from envs.config.problem import EnvProblem  # noqa: E402
-from envs.config.settings import Limits  # noqa: E402
 from envs.host import child  # noqa: E402
+from envs.host.launch import Launch  # noqa: E402
 from envs.host.redact import SecretFilter  # noqa: E402
 from envs.isolation import confine, kernel, namespaces, packages, sandbox  # noqa: E402
-from envs.isolation.packages import Order, Packages  # noqa: E402
-from envs.isolation.sandbox import Reach, Sandbox  # noqa: E402
+from envs.isolation.sandbox import Reach  # noqa: E402
 
 LOG_LINE = 8192  # a longer line is cut, so that nothing unbounded is held in memory
 TAIL = 1500
@@ -102,27 +101,25 @@ class Log:
 
 
 def main() -> None:
-    config = json.loads(sys.argv[1])
-    requests, replies = config["requests"], config["replies"]
-    limits = Limits(**config["limits"])
-    wanted = Sandbox(**config["sandbox"])
-    spaces = config["spaces"] or _spaces(wanted, limits, config)
+    launch = Launch.from_json(sys.argv[1])
+    limits, wanted = launch.limits, launch.sandbox
+    spaces = launch.spaces or _spaces(launch)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     kernel.become_subreaper()
     os.umask(0o022)  # another uid has to read the copy
-    box = Path(config["box"])
+    box = Path(launch.box)
     # Never closed: it says that the folder is in use as long as anything of this lives.
     fcntl.flock(os.open(box, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX)
     try:
         # A copy: user code can neither change the stored version nor needs to reach into the home.
-        _copy(config["source"], box / "source")
+        _copy(launch.source, box / "source")
         (box / "work").mkdir()
         (box / sandbox.CANARY).touch()  # what user code must not be able to read
-        secrets = SecretFilter((name, os.environ.get(name, "")) for name in config["secrets"])
-        log = Log(config["log"], config["log_cap"], secrets)
+        secrets = SecretFilter((name, os.environ.get(name, "")) for name in launch.secrets)
+        log = Log(launch.log, launch.log_cap, secrets)
         here = str(Path(__file__).resolve().parents[1])
-        reach = _reach(config)
+        reach = _reach(launch)
         uid = confine.spare_uid([*reach.readable, *reach.writable, here], box)
         if uid is not None:
             for path in (box, box / "work", *reach.writable):
@@ -130,46 +127,48 @@ def main() -> None:
         offline = not limits.network and (spaces != "" or confine.cut_network())
         output, output_end = os.pipe()
         ended, ended_end = os.pipe()
-        warden = os.getpid()
-        outside = _open_proc()
+        this_pid = os.getpid()
+        proc = _open_proc()
 
         def work() -> None:
-            parent = 1 if spaces == "own" else warden
-            pid = None if spaces == "bubblewrap" else _pid_in(outside)
-            held = partial(sandbox.close, limits, wanted, box, uid, spaces, offline, reach)
-            _run_child(config, held, wanted, output_end, parent, pid)
+            parent = 1 if spaces == "own" else this_pid
+            pid = None if spaces == "bubblewrap" else _pid_in(proc)
+            confined = partial(sandbox.close, limits, wanted, box, uid, spaces, offline, reach)
+            _run_child(launch, confined, output_end, parent, pid)
 
         pid = os.fork()
         if pid == 0:
-            install = config["install"] is not None
-            room_mb = INSTALLER_MB if install else FILES * limits.file_mb
-            own = partial(namespaces.first_process, str(box), os.geteuid() if uid is None else uid)
-            own = partial(own, room_mb, ended_end, work, reach.writable)
-            _begin(own if spaces == "own" else work)
-        for fd in (output_end, ended_end, requests):
+            user = os.geteuid() if uid is None else uid
+            room_mb = INSTALLER_MB if launch.install else FILES * limits.file_mb
+            first = partial(
+                namespaces.first_process, str(box), user, room_mb, ended_end, work, reach.writable
+            )
+            _begin(first if spaces == "own" else work)
+        for fd in (output_end, ended_end, launch.requests):
             os.close(fd)
         how = _watch(pid, output, log, ended)
         _kill_descendants(pid)
         _drain(output, log)
-        said = {"exit": {**how, "tail": log.close()}}
+        message = {"exit": {**how, "tail": log.close()}}
         with contextlib.suppress(OSError):  # the client may be gone
-            os.write(replies, b"\n" + json.dumps(said).encode() + b"\n")
+            os.write(launch.replies, b"\n" + json.dumps(message).encode() + b"\n")
     finally:
         _kill_descendants(0)
         shutil.rmtree(box, ignore_errors=True)
 
 
-def _spaces(wanted: Sandbox, limits: Limits, config: dict[str, Any]) -> str:
+def _spaces(launch: Launch) -> str:
     """Enters namespaces, or starts this program again where only bubblewrap may have them."""
-    if wanted.mode == "off":
+    if launch.sandbox.mode == "off":
         return ""
-    if namespaces.enter(limits.network):
+    network = launch.limits.network
+    if namespaces.enter(network):
         return "own"
-    if os.geteuid() != 0 and (around := namespaces.bwrap(limits.network)):
-        again = json.dumps(config | {"spaces": "bubblewrap"})
-        for name in ("requests", "replies"):
-            os.set_inheritable(config[name], True)
-        os.execv(around[0], [*around, *sys.orig_argv[:-1], again])
+    if os.geteuid() != 0 and (around := namespaces.bwrap(network)):
+        for fd in (launch.requests, launch.replies):
+            os.set_inheritable(fd, True)
+        inside = replace(launch, spaces="bubblewrap").to_json()
+        os.execv(around[0], [*around, *sys.orig_argv[:-1], inside])
     return ""
 
 
@@ -181,13 +180,11 @@ def _begin(work: Callable[[], None]) -> NoReturn:
         os._exit(1)
 
 
-def _reach(config: dict[str, Any]) -> Reach:
+def _reach(launch: Launch) -> Reach:
     """What the child needs beside the system's files, in real paths."""
-    wanted = config["reach"]
-    needed = [*config["packages"]["folders"], config["packages"]["prefix"], *wanted["readable"]]
-    return Reach(
-        sandbox.interpreter_folders(needed), tuple(wanted["writable"]), tuple(wanted["ports"])
-    )
+    packages = launch.packages
+    needed = [*packages.folders, packages.prefix, *launch.reach.readable]
+    return replace(launch.reach, readable=sandbox.interpreter_folders(needed))
 
 
 def _copy(source: str, target: Path) -> None:
@@ -203,15 +200,14 @@ def _copy(source: str, target: Path) -> None:
 
 
 def _run_child(
-    config: dict[str, Any],
+    launch: Launch,
     confined: Callable[[], sandbox.Held],
-    wanted: Sandbox,
     output: int,
     parent: int,
     pid: int | None,
 ) -> None:
     """Never returns: confines itself, loads the environment, serves it, leaves."""
-    box, requests, replies = Path(config["box"]), config["requests"], config["replies"]
+    box, requests, replies = Path(launch.box), launch.requests, launch.replies
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setpgid(0, 0)
@@ -223,28 +219,27 @@ def _run_child(
             os.dup2(source, fd)
         _close_all_but(requests, replies)
         held = confined()
-        # Set after the change of uid, which clears it: this process dies with its warden.
+        # Set after the change of uid, which clears it: this process dies with its parent.
         kernel.die_with_parent()
         if os.getppid() != parent:
             return
-        said = {
+        hello = {
             "level": held.level,
             "isolation": ", ".join(held.holds),
             "gaps": held.gaps,
             "pid": pid,
         }
-        hello: dict[str, Any] = {"hello": said}
-        os.write(replies, json.dumps(hello).encode() + b"\n")
-        if refused := sandbox.refusal(held, wanted):
+        os.write(replies, json.dumps({"hello": hello}).encode() + b"\n")
+        if refused := sandbox.refusal(held, launch.sandbox):
             os.write(replies, json.dumps({"problem": refused.to_dict()}).encode() + b"\n")
             return
-        if (order := config["install"]) is not None:
+        if launch.install is not None:
             from envs.host import installer  # noqa: PLC0415 - rarely needed, and slow to import
 
-            installer.serve(replies, Order(**order))
+            installer.serve(replies, launch.install)
             return
         try:
-            packages.enter(Packages(**config["packages"]))
+            packages.enter(launch.packages)
         except EnvProblem as problem:
             os.write(replies, json.dumps({"problem": problem.to_dict()}).encode() + b"\n")
             return
@@ -268,10 +263,10 @@ def _pid_in(proc: int) -> int | None:
     return os.getpid()
 
 
-def _close_all_but(*kept: int) -> None:
-    """The log, the folder's lock and whatever else was inherited are none of user code's."""
+def _close_all_but(*open_fds: int) -> None:
+    """User code must not inherit the log, the lock of the folder or anything else."""
     first = 3
-    for fd in sorted(kept):
+    for fd in sorted(open_fds):
         os.closerange(first, fd)
         first = fd + 1
     os.closerange(first, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
@@ -306,14 +301,14 @@ def _watch(pid: int, output: int, log: Log, ended: int) -> dict[str, int]:
 def _reap(pid: int) -> int | None:
     """The status of `pid` once it has ended; also collects orphans that came back to us, which
     would count against the limit on processes as long as they are zombies."""
-    found = None
+    status = None
     with contextlib.suppress(ChildProcessError):
         while ended := os.waitpid(-1, os.WNOHANG):
             if not ended[0]:
                 break
             if ended[0] == pid:
-                found = ended[1]
-    return found
+                status = ended[1]
+    return status
 
 
 def _drain(output: int, log: Log, once: bool = False) -> bool:
@@ -358,12 +353,12 @@ def _descendants() -> list[int]:
                 stat = Path(entry.path, "stat").read_bytes()
                 parent = int(stat.rpartition(b")")[2].split()[1])
                 children.setdefault(parent, []).append(int(entry.name))
-    found, queue = [], [os.getpid()]
+    below_this, queue = [], [os.getpid()]
     while queue:
         below = children.get(queue.pop(), [])
-        found += below
+        below_this += below
         queue += below
-    return found
+    return below_this
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from envs.isolation import kernel
 
 UIDS = range(60100, 64900)  # free on every common distribution, and mapped in most containers
 TRIES = 20
-OURS = 2  # the warden and the first process of its namespaces, which are this user's too
+OURS = 2  # the parent and the first process of its namespaces, which are this user's too
 SHARED_UID_HEADROOM = 256  # other programs of this user come and go while the env process lives
 
 
@@ -154,12 +154,12 @@ def _has_account(uid: int) -> bool:
 
 
 def _uids_in_use() -> set[int]:
-    found = set()
+    uids = set()
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                found.add(entry.stat().st_uid)
-    return found
+                uids.add(entry.stat().st_uid)
+    return uids
 
 
 def _tasks_of_user() -> int:

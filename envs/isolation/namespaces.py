@@ -2,7 +2,7 @@
 that is read-only outside its folder. Whatever it starts ends with the first process of its own.
 
 Root may have them, an ordinary user where the kernel gives user namespaces to everyone, and where
-only bubblewrap may have them, that is started around the warden.
+only bubblewrap may have them, that is started around the parent of user code.
 """
 
 import contextlib
@@ -73,7 +73,7 @@ def bwrap(network: bool) -> list[str]:
     command = [program, "--unshare-all", "--die-with-parent", "--dev-bind", "/", "/"]
     command += ["--share-net"] if network else []
     command += ["--proc", "/proc", "--"]
-    import subprocess  # noqa: PLC0415 - half of a warden's start, and rarely needed
+    import subprocess  # noqa: PLC0415 - half of the start of an env process, and rarely needed
 
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         tried = subprocess.run(

@@ -71,8 +71,8 @@ def packages_of(python: str) -> Packages:
     prefix = Path(python).parent.parent
     names = {"base": str(prefix), "platbase": str(prefix)}
     folders = [sysconfig.get_path(kind, "venv", names) for kind in ("purelib", "platlib")]
-    if found := _existing(folders):
-        return Packages(python, str(prefix), found, installed=True)
+    if existing := _existing(folders):
+        return Packages(python, str(prefix), existing, installed=True)
     if not os.access(python, os.X_OK):
         raise EnvProblem(
             "ENV_IMPORT",
@@ -112,12 +112,12 @@ def enter(packages: Packages) -> None:
 
 def path_files(folders: Iterable[str]) -> list[tuple[str, str]]:
     """Path files in `folders` that a package may need: (file name, package), sorted."""
-    found = []
+    files = []
     for folder in dict.fromkeys(os.path.realpath(folder) for folder in folders):
         names = [entry.name for entry in os.scandir(folder) if entry.name.endswith(".pth")]
         wanted = set(names) - set(_NOT_NEEDED)
-        found += [(name, owner_of(Path(folder), name)) for name in wanted]
-    return sorted(found)
+        files += [(name, owner_of(Path(folder), name)) for name in wanted]
+    return sorted(files)
 
 
 def owner_of(folder: Path, file: str) -> str:
@@ -135,7 +135,9 @@ def add_source(folder: Path) -> None:
     """The environment's own modules: behind the standard library, before its packages."""
     if str(folder) in sys.path:
         return
-    first = next((at for at, path in enumerate(sys.path) if _is_packages(path)), len(sys.path))
+    first = next(
+        (index for index, path in enumerate(sys.path) if _is_packages(path)), len(sys.path)
+    )
     sys.path.insert(first, str(folder))
 
 

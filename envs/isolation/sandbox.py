@@ -21,19 +21,26 @@ CANARY = "canary"
 
 # What an interpreter and its libraries read; nothing here is private to a user.
 _SYSTEM = (
-    "/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/nix/store", "/gnu/store",
-    "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime",
-    "/etc/timezone", "/etc/ssl", "/etc/pki", "/etc/ca-certificates", "/etc/crypto-policies",
-    "/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf",
-    "/etc/services", "/etc/protocols", "/etc/passwd", "/etc/group", "/etc/mime.types",
-    "/etc/alternatives", "/etc/os-release", "/etc/debian_version", "/etc/lsb-release",
-    "/etc/redhat-release", "/etc/fedora-release", "/sys/devices/system/cpu",
-)  # fmt: skip
+    "/usr /lib /lib32 /lib64 /bin /sbin /nix/store /gnu/store"
+    " /etc/ld.so.cache /etc/ld.so.conf /etc/ld.so.conf.d /etc/localtime /etc/timezone"
+    " /etc/ssl /etc/pki /etc/ca-certificates /etc/crypto-policies"
+    " /etc/resolv.conf /etc/hosts /etc/nsswitch.conf /etc/host.conf /etc/gai.conf"
+    " /etc/services /etc/protocols /etc/passwd /etc/group /etc/mime.types /etc/alternatives"
+    " /etc/os-release /etc/debian_version /etc/lsb-release /etc/redhat-release"
+    " /etc/fedora-release /sys/devices/system/cpu"
+).split()
 # Without a /proc of its own: what says nothing of other processes.
 _PROC = (
-    "/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/loadavg",
-    "/proc/uptime", "/proc/version", "/proc/filesystems", "/proc/sys/vm/overcommit_memory",
-)  # fmt: skip
+    "/proc/self",
+    "/proc/cpuinfo",
+    "/proc/meminfo",
+    "/proc/stat",
+    "/proc/loadavg",
+    "/proc/uptime",
+    "/proc/version",
+    "/proc/filesystems",
+    "/proc/sys/vm/overcommit_memory",
+)
 _HERE = str(Path(__file__).resolve().parents[1])
 _AF_UNIX, _AF_INET = 1, 2
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
@@ -78,6 +85,10 @@ class Held:
     holds: tuple[str, ...]
     gaps: tuple[str, ...]
 
+    def __str__(self) -> str:
+        """In words, the level first."""
+        return f"{self.level}: {', '.join(self.holds)}"
+
 
 def interpreter_folders(more: Iterable[str] = ()) -> tuple[str, ...]:
     """What this interpreter, its packages and libraries need to read beside the system's files.
@@ -92,10 +103,12 @@ def interpreter_folders(more: Iterable[str] = ()) -> tuple[str, ...]:
 
 
 def _library_folders() -> set[str]:
-    found = set(filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")))
+    folders = set(filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")))
     with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8") as maps:
-        found.update(os.path.dirname(path) for line in maps if ".so" in (path := line[73:].strip()))
-    return {os.path.realpath(path) for path in found if path.startswith("/")}
+        folders.update(
+            os.path.dirname(path) for line in maps if ".so" in (path := line[73:].strip())
+        )
+    return {os.path.realpath(path) for path in folders if path.startswith("/")}
 
 
 def close(

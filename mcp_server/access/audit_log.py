@@ -14,6 +14,7 @@ from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.files import Appender
+from engine.core.reply import Reply
 from engine.home.run_dir import Home
 from mcp_server.access.log import log
 
@@ -38,13 +39,13 @@ class Record:
         self.result = "cut short"
         self.named: dict[str, str | bool] = {}
 
-    def ok(self, said: Any) -> None:
+    def ok(self, reply: Any) -> None:
         """It was answered: the run, environment or deployment of its reply is named."""
         self.result = "ok"
-        if isinstance(said, Mapping):
-            pairs = ((name, said.get(name)) for name in _NAMES)
+        if isinstance(reply, Mapping):
+            pairs = ((name, reply.get(name)) for name in _NAMES)
             self.named = {name: value for name, value in pairs if isinstance(value, str)}
-            if "resumed_from" in said:
+            if "resumed_from" in reply:
                 self.named["resumed"] = True
 
     def failed(self, error: BaseException) -> None:
@@ -89,7 +90,7 @@ class Audit:
                 self._note(log_file, call, record)
 
     def _note(self, log_file: Appender, call: Call, record: Record) -> None:
-        line: dict[str, Any] = {
+        line: dict[str, object] = {
             "time": round(self._clock(), 3),
             "who": call.who,
             "via": call.via,
@@ -108,7 +109,7 @@ class Audit:
 
         Who is answered with a run that another call started, a probe asked for again, did not.
         """
-        found: dict[str, None] = {}
+        started: dict[str, None] = {}
         known: set[str] = set()
         try:
             file = open(self._home.audit, "rb")  # noqa: SIM115  the with below closes it
@@ -126,23 +127,21 @@ class Audit:
                     starts = run_id not in known or bool(line.get("resumed"))
                     known.add(run_id)
                     if starts and line["who"] == who and line["time"] >= since:
-                        found[run_id] = None
+                        started[run_id] = None
                 except (ValueError, KeyError, TypeError):
                     continue  # a line of somebody's editor
-        return list(found)
+        return list(started)
 
 
-def recorded(
-    home: Home, tool: str, change: Callable[..., dict[str, Any]], **asked: Any
-) -> dict[str, Any]:
+def recorded(home: Home, tool: str, change: Callable[..., Reply], **asked: Any) -> Reply:
     """What `change(home, **asked)` replies, with its line: how a command changes something.
 
     Raises UserError HOME_UNUSABLE when it cannot be recorded, and whatever `change` raises.
     """
     with Audit(home).recording(Call(LOCAL, "cli", tool, asked)) as record:
-        said = change(home, **asked)
-        record.ok(said)
-    return said
+        reply = change(home, **asked)
+        record.ok(reply)
+    return reply
 
 
 STARTS = frozenset({"submit_train", "evaluate", "dry_run"})

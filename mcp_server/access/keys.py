@@ -11,8 +11,8 @@ import os
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from engine.core.errors import UserError
@@ -108,13 +108,13 @@ class Keys:
         Digests are compared, in constant time; so a token is never compared as text.
         """
         given = hashlib.sha256(token).hexdigest()
-        found = None
+        match = None
         for key in (self._owner, *self._stored()):
             if hmac.compare_digest(key.digest, given):
-                found = key
-        if found is not None and found.expires and found.expires <= self._clock():
+                match = key
+        if match is not None and match.expires and match.expires <= self._clock():
             return None
-        return found
+        return match
 
     def _stored(self) -> list[Key]:
         try:
@@ -140,12 +140,7 @@ def digest(token: str) -> str:
 def list_keys(home: Home) -> list[Key]:
     """The keys of `home`, oldest first. Raises UserError HOME_UNUSABLE when the file is damaged."""
     try:
-        rows = read_json(home.keys)["keys"]
-        known = {field.name for field in fields(Key)}
-        return [
-            Key(**{name: value for name, value in row.items() if name in known} | _scopes_of(row))
-            for row in rows
-        ]
+        return [_key_of(row) for row in read_json(home.keys)["keys"]]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -156,8 +151,11 @@ def list_keys(home: Home) -> list[Key]:
         ) from error
 
 
-def _scopes_of(row: dict[str, Any]) -> dict[str, Any]:
-    return {"scopes": tuple(scope for scope in SCOPES if scope in row["scopes"])}
+def _key_of(row: Mapping[str, Any]) -> Key:
+    """A key as the file holds it; what a later version added is left out."""
+    known = {field.name for field in fields(Key)}
+    key = Key(**{name: value for name, value in row.items() if name in known})
+    return replace(key, scopes=tuple(scope for scope in SCOPES if scope in row["scopes"]))
 
 
 def add_key(

@@ -13,6 +13,7 @@ from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.hints import Call, Hint
+from engine.core.reply import Reply
 from engine.home.rows import DEFAULT_GPU_HOURS, OPEN, RunRow
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -34,10 +35,10 @@ def starts_a_run(tool: str, arguments: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Cap:
-    """`max_gpu_hours` of a submit that named none, and what to say of it; "" for nothing."""
+    """The `max_gpu_hours` given to a submit that named none; `warning` says why, "" for nothing."""
 
     hours: float
-    said: str = ""
+    warning: str = ""
 
 
 def check_quota(
@@ -88,38 +89,38 @@ def check_quota(
     return None
 
 
-def standing(home: Home, key: Key, clock: Callable[[], float] = time.time) -> dict[str, Any]:
+def standing(home: Home, key: Key, clock: Callable[[], float] = time.time) -> Reply:
     """What `key` may still start, for who calls with it."""
     with Store(home) as store:
-        found: dict[str, Any] = {"name": key.name, "open_runs": _open_runs(home, store, key)}
+        limits: Reply = {"name": key.name, "open_runs": _open_runs(home, store, key)}
         if key.max_runs:
-            found["max_runs"] = key.max_runs
+            limits["max_runs"] = key.max_runs
         if key.gpu_hours_per_day:
             used = _used_in_a_day(home, store, key, clock)
-            found["gpu_hours_per_day"] = key.gpu_hours_per_day
-            found["used_gpu_hours"] = round(used, 3)
-            found["left_gpu_hours"] = _down(key.gpu_hours_per_day - used)
-    return found
+            limits["gpu_hours_per_day"] = key.gpu_hours_per_day
+            limits["used_gpu_hours"] = round(used, 3)
+            limits["left_gpu_hours"] = _down(key.gpu_hours_per_day - used)
+    return limits
 
 
 def _cap_within(left: float, resumed: RunRow | None) -> Cap:
     """The cap of a submit that named none: the default, of a resumed run its own, or `left`."""
-    own = _own(resumed)
-    hours = min(own, left)
+    former = _cap_of_row(resumed)
+    hours = min(former, left)
     if hours == DEFAULT_GPU_HOURS:
         return Cap(hours)
-    why = "what is left of this key's day" if hours < own else "as the run had"
+    why = "what is left of this key's day" if hours < former else "as the run had"
     return Cap(hours, f"max_gpu_hours was not given: it is {_plain(hours)}, {why}")
 
 
-def own_cap(home: Home, run_id: str) -> float:
+def former_cap(home: Home, run_id: str) -> float:
     """The cap that a resumed run gets where none is named: the one it had."""
     with Store(home) as store:
         row = _row(store, run_id)
-    return _own(row)
+    return _cap_of_row(row)
 
 
-def _own(row: RunRow | None) -> float:
+def _cap_of_row(row: RunRow | None) -> float:
     return (row.max_gpu_hours if row else 0.0) or float(DEFAULT_GPU_HOURS)
 
 

@@ -12,7 +12,7 @@ BURST_S = 10.0  # what may be called at once, in seconds of the steady rate
 @dataclass
 class _Bucket:
     level: float
-    at: float
+    updated: float
 
 
 class Rates:
@@ -30,8 +30,8 @@ class Rates:
         most = max(1.0, rate * BURST_S)
         now = self._clock()
         bucket = self._buckets.setdefault(key.name, _Bucket(most, now))
-        bucket.level = min(most, bucket.level + (now - bucket.at) * rate)
-        bucket.at = now
+        bucket.level = min(most, bucket.level + (now - bucket.updated) * rate)
+        bucket.updated = now
         if bucket.level < 1:
             return (1 - bucket.level) / rate
         bucket.level -= 1

@@ -94,10 +94,10 @@ def _cut_text(text: str, room: int) -> str:
     """`text` cut so that, written as JSON, it takes at most `room` characters."""
     if len(compact(text)) <= room:
         return text
-    kept = text[: max(room, 0)]
-    while kept and len(compact(kept)) + 1 > room:
-        kept = kept[:-1]
-    return kept + "…" if kept else ""
+    start = text[: max(room, 0)]
+    while start and len(compact(start)) + 1 > room:
+        start = start[:-1]
+    return start + "…" if start else ""
 
 
 def _cut_largest(body: Reply) -> bool:

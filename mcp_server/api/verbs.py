@@ -28,12 +28,12 @@ def get_status(
 ) -> Reply:
     from engine.runs import lifecycle
 
-    own: Reply = {}
+    limits: Reply = {}
     if key.is_limited and scope in ("all", "runs"):
         from mcp_server.access import quotas
 
-        own = {"key": quotas.standing(home, key)}
-    reply = fit(lambda count: lifecycle.overview(home, scope, count, cursor) | own, limit)
+        limits = {"key": quotas.standing(home, key)}
+    reply = fit(lambda count: lifecycle.overview(home, scope, count, cursor) | limits, limit)
     return filled(reply, f"Status of {scope}.")
 
 
@@ -256,9 +256,9 @@ def report(home: Home, run_id: str) -> Reply:
     with Store(home) as store:
         run_id = store.get_run(run_id).run_id
     run = home.run(run_id)
-    # Of a run whose files were deleted only the report of before can tell.
-    kept = run.deleted.exists() and run.report.exists()
-    path = run.report if kept else write_report(home, run_id)
+    # Once a run's files are deleted, its report cannot be written again.
+    only_report_left = run.deleted.exists() and run.report.exists()
+    path = run.report if only_report_left else write_report(home, run_id)
     return filled({"run_id": run_id, "report": str(path)}, f"The report of {run_id} is {path}")
 
 

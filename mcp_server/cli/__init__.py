@@ -10,5 +10,6 @@ main.py            `honesmith`: serve, setup, demo, doctor, init, and the verbs
 model_commands.py  commands about trained models
 overview_page.py   all runs, environments and reports on one page
 run_commands.py    commands about runs
+run_options.py     their arguments and options
 starter.py         a new environment from a template, a new project
 """

@@ -77,15 +77,15 @@ CLIENTS = {
 
 def serve_argv(project: Path, home: Path | None = None) -> tuple[str, ...]:
     """The command that starts this very installation's server for `project`."""
-    own = shutil.which("honesmith", path=str(Path(sys.executable).parent))
+    script = shutil.which("honesmith", path=str(Path(sys.executable).parent))
     if "archive-v0" in Path(sys.executable).parts:  # uvx: its environment may be cleaned away
         start: tuple[str, ...] = ("uvx", "honesmith")
-    elif own:
-        start = (own,)
+    elif script:
+        start = (script,)
     else:
         start = (sys.executable, "-P", "-m", "mcp_server.cli")
-    where = ("--home", str(home)) if home else ()
-    return (*start, "serve", "--root", str(project), *where)
+    home_option = ("--home", str(home)) if home else ()
+    return (*start, "serve", "--root", str(project), *home_option)
 
 
 def write_entry(project: Path, client: str, launch: Launch, force: bool = False) -> str:

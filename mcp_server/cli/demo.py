@@ -21,28 +21,28 @@ from rich.text import Text
 
 import envs
 from engine.core.errors import UserError
+from engine.core.reply import Reply
 from engine.evidence.report.html_report import write_report
 from engine.home.rows import TERMINAL
 from engine.home.run_dir import Home
+from engine.runs.submit.requests import GivenSettings
 from mcp_server.api import verbs
 from mcp_server.api.replies import clean
 from mcp_server.screen.display import Stage, Step, progress_text, stage_console
 from mcp_server.screen.render import VERDICTS, duration
 from mcp_server.screen.terminal import FAILED, OK, show
 
-Reply = dict[str, Any]
-
-# What the demo trains; everything not named is the default.
-DEMO: dict[str, Any] = {
-    "env": "arithmetic",
-    "model": "pebble",
+# What the demo trains; every setting that is not named here has its default.
+ENV = "arithmetic"
+MODEL = "pebble"
+SETTINGS: dict[str, GivenSettings] = {
     "sft": {"max_examples": 64, "batch_size": 8, "steps": 22, "eval_every": 11, "eval_rows": 400},
     "grpo": {"steps": 28, "eval_every": 14, "eval_rows": 400, "learning_rate": 1e-3},
-    "rows": 400,
-    "question": "Add 47 and 38. End with #### and the sum.",
-    "max_tokens": 32,
-    "max_gpu_hours": 1.0,
 }
+EVALUATED_ROWS = 400
+QUESTION = "Add 47 and 38. End with #### and the sum."
+ANSWER_TOKENS = 32
+MAX_GPU_HOURS = 1.0
 LOOK_EVERY_S = 2.0
 CURVES = {"sft": "loss", "grpo": "reward_mean"}
 HELDOUT = "heldout_success"
@@ -54,7 +54,13 @@ class DemoFailed(Exception):
 
 @dataclass
 class Scene:
-    """What one demo has made so far; enough to tidy up after a Ctrl-C."""
+    """What one demo has made so far: what to show, and what to clean up after a Ctrl-C.
+
+    Attributes:
+        runs: ids of the runs it submitted.
+        served: models it deployed.
+        facts: what `--json` prints at the end.
+    """
 
     home: Home
     seed: int
@@ -87,7 +93,7 @@ def run_demo(home: Path | None, *, seed: int = 0, as_json: bool = False) -> int:
     better = _is_better(scene.facts)
     scene.facts |= {"better": better, "seconds": round(time.monotonic() - began, 1)}
     if "error" not in scene.facts:
-        _curtain(console, scene, better)
+        _show_result(console, scene, better)
     if as_json:
         show(scene.facts, True)
     return OK if better else FAILED
@@ -98,59 +104,59 @@ async def _play(scene: Scene, console: Console) -> None:
     argv = ["-P", "-m", "mcp_server.cli", "serve"]
     argv += ["--home", str(scene.home.root), "--root", str(examples)]
     server = StdioServerParameters(command=sys.executable, args=argv, env=dict(os.environ))
-    title = f"Honesmith demo: train {DEMO['model']} on {DEMO['env']}, home {scene.home.root}"
+    title = f"Honesmith demo: train {MODEL} on {ENV}, home {scene.home.root}"
     failure: DemoFailed | None = None
     async with Client(server) as client:
         try:
             with Stage(title, console) as stage:
-                await _loop(_Player(client, stage), scene, examples / DEMO["env"])
+                await _loop(_Caller(client, stage), scene, examples / ENV)
         except DemoFailed as error:  # out there it would come wrapped in groups
             failure = error
     if failure is not None:
         raise failure
 
 
-async def _loop(play: "_Player", scene: Scene, folder: Path) -> None:
-    await play.call("get_status", {})
-    await play.read("read_playbook", {"section": "loop"})
-    pushed = await play.call("push_env", {"path": str(folder)})
+async def _loop(caller: "_Caller", scene: Scene, folder: Path) -> None:
+    await caller.call("get_status", {})
+    await caller.read("read_playbook", {"section": "loop"})
+    pushed = await caller.call("push_env", {"path": str(folder)})
     env_id = pushed["env_id"]
-    grpo = {"algorithm": "grpo", "settings": DEMO["grpo"] | {"seed": scene.seed}}
-    sft = {"algorithm": "sft", "settings": DEMO["sft"] | {"seed": scene.seed}}
-    plan = {"env_id": env_id, "model": DEMO["model"]}
-    await play.call("dry_run", plan | sft)
-    await play.call("estimate_cost", plan | sft)
-    first = await _train(play, scene, "sft", plan | sft | {"note": "learn the answer's form"})
+    grpo = {"algorithm": "grpo", "settings": {**SETTINGS["grpo"], "seed": scene.seed}}
+    sft = {"algorithm": "sft", "settings": {**SETTINGS["sft"], "seed": scene.seed}}
+    plan = {"env_id": env_id, "model": MODEL}
+    await caller.call("dry_run", plan | sft)
+    await caller.call("estimate_cost", plan | sft)
+    first = await _train(caller, scene, "sft", plan | sft | {"note": "learn the answer's form"})
     tuned = f"{first['run_id']}@best"
     plan["model"] = tuned
     second = await _train(
-        play,
+        caller,
         scene,
         "grpo",
         plan | grpo | {"note": "maximise right sums", "expect": "better"},
     )
     trained = f"{second['run_id']}@best"
-    await play.call("read_rollouts", {"run_id": second["run_id"], "pick": "best", "limit": 1})
-    models = [DEMO["model"], tuned, trained]
-    evaluation = await play.call(
-        "evaluate", {"env_id": env_id, "models": models, "rows": DEMO["rows"]}
+    await caller.call("read_rollouts", {"run_id": second["run_id"], "pick": "best", "limit": 1})
+    models = [MODEL, tuned, trained]
+    evaluation = await caller.call(
+        "evaluate", {"env_id": env_id, "models": models, "rows": EVALUATED_ROWS}
     )
     scene.runs.append(evaluation["run_id"])
-    await play.wait(evaluation["run_id"], "")
+    await caller.wait(evaluation["run_id"], "")
     compared = {
-        "sft": await play.call("compare_runs", {"ids": models[:2], "env_id": env_id}),
-        "grpo": await play.call("compare_runs", {"ids": models[1:], "env_id": env_id}),
+        "sft": await caller.call("compare_runs", {"ids": models[:2], "env_id": env_id}),
+        "grpo": await caller.call("compare_runs", {"ids": models[1:], "env_id": env_id}),
     }
-    # The chat serves the base beside it; both go when the curtain falls.
-    scene.served = [trained, DEMO["model"]]
-    await play.call("deploy", {"run_id": trained})
-    answer = await play.call(
+    # The chat serves the base beside it; both are stopped at the end.
+    scene.served = [trained, MODEL]
+    await caller.call("deploy", {"run_id": trained})
+    answer = await caller.call(
         "chat",
         {
             "model": trained,
-            "message": DEMO["question"],
-            "compare_to": DEMO["model"],
-            "max_tokens": DEMO["max_tokens"],
+            "message": QUESTION,
+            "compare_to": MODEL,
+            "max_tokens": ANSWER_TOKENS,
         },
     )
     scene.facts |= {
@@ -162,17 +168,17 @@ async def _loop(play: "_Player", scene: Scene, folder: Path) -> None:
     }
 
 
-async def _train(play: "_Player", scene: Scene, algorithm: str, plan: Reply) -> Reply:
+async def _train(caller: "_Caller", scene: Scene, algorithm: str, plan: Reply) -> Reply:
     """Submit a run and see it through."""
-    submitted = await play.call(
-        "submit_train", plan | {"max_gpu_hours": DEMO["max_gpu_hours"]}, f"submit {algorithm}"
+    submitted = await caller.call(
+        "submit_train", plan | {"max_gpu_hours": MAX_GPU_HOURS}, f"submit {algorithm}"
     )
     scene.runs.append(submitted["run_id"])
-    return await play.wait(submitted["run_id"], CURVES[algorithm])
+    return await caller.wait(submitted["run_id"], CURVES[algorithm])
 
 
-class _Player:
-    """Makes the calls and shows them."""
+class _Caller:
+    """Calls the server's tools, each shown as a step on the screen."""
 
     def __init__(self, client: Client, stage: Stage) -> None:
         self._client = client
@@ -219,10 +225,10 @@ class _Player:
         logs = await self._ask(
             "read_logs", {"run_id": str(reply["run_id"]), "keys": [metric, HELDOUT], "limit": 200}
         )
-        curve, exams = column(logs, metric), column(logs, HELDOUT)
-        said = [f"{metric} {curve[-1]:.3f}"] if curve else []
-        said += [f"held-out {exams[-1]:.3f}"] if exams else []
-        self._stage.tell(step, progress_text(reply, "  ".join(said)), curve)
+        curve, heldout = column(logs, metric), column(logs, HELDOUT)
+        latest = [f"{metric} {curve[-1]:.3f}"] if curve else []
+        latest += [f"held-out {heldout[-1]:.3f}"] if heldout else []
+        self._stage.tell(step, progress_text(reply, "  ".join(latest)), curve)
 
     async def _ask(self, tool: str, arguments: Reply) -> Reply:
         result = await self._client.call_tool(tool, arguments)
@@ -250,8 +256,8 @@ def column(logs: Mapping[str, Any], name: str) -> list[float]:
     columns: Sequence[str] = logs.get("columns") or []
     if name not in columns:
         return []
-    at = list(columns).index(name)
-    values = (row[at] for row in logs.get("rows") or [] if len(row) > at)
+    index = list(columns).index(name)
+    values = (row[index] for row in logs.get("rows") or [] if len(row) > index)
     return [float(value) for value in values if isinstance(value, int | float)]
 
 
@@ -272,7 +278,7 @@ def _interval(compared: Reply) -> tuple[float, float]:
     return low, high
 
 
-def _curtain(console: Console, scene: Scene, better: bool) -> None:
+def _show_result(console: Console, scene: Scene, better: bool) -> None:
     """The verdict, before and after, where the report is."""
     facts = scene.facts
     console.print()
@@ -284,7 +290,7 @@ def _curtain(console: Console, scene: Scene, better: bool) -> None:
         line.append(f"  {compared['summary']}")
         console.print(line, soft_wrap=True)
     console.print()
-    console.print(f"“{DEMO['question']}”", soft_wrap=True)
+    console.print(f"“{QUESTION}”", soft_wrap=True)
     console.print(_answers(facts["chat"]))
     console.print()
     word = "better" if better else "not better"

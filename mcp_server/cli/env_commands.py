@@ -17,8 +17,8 @@ from mcp_server.screen.terminal import (
     CommandGroup,
     HomeFolder,
     Json,
-    at,
     command,
+    home_of,
     show,
     working,
 )
@@ -68,7 +68,7 @@ def check(folder: Folder, install: Install = False, as_json: Json = False) -> in
         tempfile.TemporaryDirectory(prefix="honesmith-check-") as scratch,
         working(PUSHING, as_json),
     ):
-        reply = verbs.push_env(at(Path(scratch)), _folder(folder), "", install)
+        reply = verbs.push_env(home_of(Path(scratch)), _folder(folder), "", install)
     reply["summary"] = reply["summary"].replace("Pushed", "Checked")
     reply["next"] = [verbs.suggest("push_env", path=str(folder))]
     show(reply, as_json)
@@ -88,7 +88,7 @@ def push(
     # A person at a terminal may push from anywhere: roots bind agents.
     asked = {"path": _folder(folder), "name": name, "install": install}
     with working(PUSHING, as_json):
-        reply = recorded(at(home), "push_env", verbs.push_env, **asked)
+        reply = recorded(home_of(home), "push_env", verbs.push_env, **asked)
     show(reply, as_json)
     return FAILED if reply.get("problems") else OK
 
@@ -101,14 +101,14 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """Pushed environments, newest first."""
-    show(verbs.get_status(at(home), "envs", limit), as_json)
+    show(verbs.get_status(home_of(home), "envs", limit), as_json)
 
 
 @app.command("build")
 @command
 def build(folder: Folder, home: HomeFolder = None, as_json: Json = False) -> None:
     """Install the packages its requirements.txt names, once, ahead of a push."""
-    show(recorded(at(home), "build_env", verbs.build_env, folder=_folder(folder)), as_json)
+    show(recorded(home_of(home), "build_env", verbs.build_env, folder=_folder(folder)), as_json)
 
 
 @app.command("diff")
@@ -120,7 +120,7 @@ def diff(
     as_json: Json = False,
 ) -> None:
     """What two versions differ in: files and lines."""
-    show(verbs.diff_envs(at(home), before, after), as_json)
+    show(verbs.diff_envs(home_of(home), before, after), as_json)
 
 
 @app.command("pull")
@@ -132,7 +132,7 @@ def pull(
     as_json: Json = False,
 ) -> None:
     """Copy the files of a version out of the home."""
-    show(verbs.pull_env(at(home), env_id, folder), as_json)
+    show(verbs.pull_env(home_of(home), env_id, folder), as_json)
 
 
 @app.command("delete")
@@ -147,7 +147,7 @@ def delete(
 ) -> None:
     """Throw a version away; never one that an open run uses."""
     asked = {"env_id": env_id, "force": force}
-    show(recorded(at(home), "delete_env", verbs.delete_env, **asked), as_json)
+    show(recorded(home_of(home), "delete_env", verbs.delete_env, **asked), as_json)
 
 
 def _folder(folder: Path) -> str:

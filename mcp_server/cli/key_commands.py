@@ -1,15 +1,17 @@
 """Commands about the keys of the HTTP server: `honesmith key ...`."""
 
 import datetime
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
 from engine.core.format import counted
+from engine.core.reply import Reply
 from engine.home.run_dir import Home
 from mcp_server.access import keys
 from mcp_server.access.audit_log import recorded
-from mcp_server.screen.terminal import CommandGroup, HomeFolder, Json, at, command, show
+from mcp_server.screen.terminal import CommandGroup, HomeFolder, Json, command, home_of, show
 
 app = typer.Typer(
     help="Keys of the HTTP server: who may call, and what.", no_args_is_help=True, cls=CommandGroup
@@ -18,39 +20,46 @@ app = typer.Typer(
 Name = Annotated[str, typer.Argument(metavar="NAME", help="As the audit log calls it.")]
 
 
-@app.command("add")
-@command
-def add(
-    name: Name,
+@dataclass(frozen=True)
+class KeyLimits:
+    """What `honesmith key add` allows a key; as in `keys.Key`."""
+
     scope: Annotated[
         list[str] | None,
         typer.Option(help="read, train, install or deploy; several with commas. Default: read."),
-    ] = None,
-    days: Annotated[float, typer.Option(min=0, max=36_500, help="Until it expires; 0: never.")] = 0,
+    ] = None
+    days: Annotated[float, typer.Option(min=0, max=36_500, help="Until it expires; 0: never.")] = 0
     calls_per_minute: Annotated[int, typer.Option(min=0, help="0: no limit.")] = (
         keys.CALLS_PER_MINUTE
-    ),
-    max_runs: Annotated[int, typer.Option(min=0, help="Open at once; 0: no limit.")] = 0,
-    gpu_hours_per_day: Annotated[float, typer.Option(min=0, help="0: no limit.")] = 0,
+    )
+    max_runs: Annotated[int, typer.Option(min=0, help="Open at once; 0: no limit.")] = 0
+    gpu_hours_per_day: Annotated[float, typer.Option(min=0, help="0: no limit.")] = 0
     max_deployments: Annotated[int, typer.Option(min=0, help="At once; 0: no limit.")] = (
         keys.DEPLOYMENTS
-    ),
-    home: HomeFolder = None,
-    as_json: Json = False,
-) -> None:
+    )
+
+    @property
+    def scopes(self) -> list[str]:
+        """The scopes, each by itself; `read` where none was named."""
+        named = (part.strip() for text in self.scope or ["read"] for part in text.split(","))
+        return [part for part in named if part]
+
+
+@app.command("add")
+@command
+def add(name: Name, limits: KeyLimits, home: HomeFolder = None, as_json: Json = False) -> None:
     """Make a key and show its token once; only a digest of it is kept."""
-    asked = [part.strip() for text in scope or ["read"] for part in text.split(",") if part.strip()]
     reply = recorded(
-        at(home),
+        home_of(home),
         "add_key",
         _add,
         name=name,
-        scopes=asked,
-        days=days,
-        calls_per_minute=calls_per_minute,
-        max_runs=max_runs,
-        gpu_hours_per_day=gpu_hours_per_day,
-        max_deployments=max_deployments,
+        scopes=limits.scopes,
+        days=limits.days,
+        calls_per_minute=limits.calls_per_minute,
+        max_runs=limits.max_runs,
+        gpu_hours_per_day=limits.gpu_hours_per_day,
+        max_deployments=limits.max_deployments,
     )
     show({field: value for field, value in reply.items() if field != "key"}, as_json)
 
@@ -59,19 +68,19 @@ def add(
 @command
 def list_(home: HomeFolder = None, as_json: Json = False) -> None:
     """The keys of this home, beside the owner's token."""
-    found = [_shown(key) for key in keys.list_keys(at(home))]
-    show({"summary": f"{counted(len(found), 'key')}.", "keys": found}, as_json)
+    listed = [_shown(key) for key in keys.list_keys(home_of(home))]
+    show({"summary": f"{counted(len(listed), 'key')}.", "keys": listed}, as_json)
 
 
 @app.command("remove")
 @command
 def remove(name: Name, home: HomeFolder = None, as_json: Json = False) -> None:
     """Forget a key; servers that run refuse its next request."""
-    reply = recorded(at(home), "remove_key", _remove, name=name)
+    reply = recorded(home_of(home), "remove_key", _remove, name=name)
     show({"summary": f"The key {name} is gone.", "name": reply["key"]}, as_json)
 
 
-def _add(home: Home, **asked: Any) -> dict[str, Any]:
+def _add(home: Home, **asked: Any) -> Reply:
     key, token = keys.add_key(home, **asked)
     return _shown(key) | {
         "key": key.name,
@@ -81,7 +90,7 @@ def _add(home: Home, **asked: Any) -> dict[str, Any]:
     }
 
 
-def _remove(home: Home, name: str) -> dict[str, Any]:
+def _remove(home: Home, name: str) -> Reply:
     keys.remove_key(home, name)
     return {"key": name}
 

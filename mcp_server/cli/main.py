@@ -19,7 +19,16 @@ from mcp_server.access.audit_log import recorded
 from mcp_server.access.log import log_file
 from mcp_server.api import verbs
 from mcp_server.cli import data_commands, env_commands, key_commands, model_commands, run_commands
-from mcp_server.screen.terminal import FAILED, OK, CommandGroup, HomeFolder, Json, at, command, show
+from mcp_server.screen.terminal import (
+    FAILED,
+    OK,
+    CommandGroup,
+    HomeFolder,
+    Json,
+    command,
+    home_of,
+    show,
+)
 
 app = typer.Typer(
     name="honesmith",
@@ -64,7 +73,7 @@ def serve(
     """The MCP server: stdio for an agent that starts it, HTTP with a bearer token for others."""
     from mcp_server.protocol.app import build_server
 
-    where = at(home)
+    where = home_of(home)
     server = build_server(where, _roots(root), read_only)
     if not http:
         from mcp_server.protocol.parent_watch import watch_parent
@@ -100,11 +109,11 @@ def setup(
 
     if vllm:
         build = partial(vllm_env.setup_vllm, say=say)
-        return show(recorded(at(home), "setup_vllm", build, again=again), as_json)
+        return show(recorded(home_of(home), "setup_vllm", build, again=again), as_json)
     if sys.prefix and _has_torch():
         return show({"summary": f"{sys.executable} has torch; nothing to do."}, as_json)
     build = partial(setup_env.setup, say=say)
-    return show(recorded(at(home), "setup", build, again=again), as_json)
+    return show(recorded(home_of(home), "setup", build, again=again), as_json)
 
 
 @app.command()
@@ -126,13 +135,13 @@ def doctor(home: HomeFolder = None, as_json: Json = False) -> int:
     """What is wrong with this machine, and how to mend it."""
     from engine import doctor as engine_doctor
 
-    where = at(home)
+    where = home_of(home)
     if as_json or not sys.stdout.isatty():
         reply = engine_doctor.examine(where)
         reply["checks"].append(_log_check(log_file(where)))
         show(reply, as_json)
         return FAILED if reply["failed"] else OK
-    reply = engine_doctor.examine(where, tell=lambda found: show(found, False, "check"))
+    reply = engine_doctor.examine(where, tell=lambda check: show(check, False, "check"))
     show(_log_check(log_file(where)), False, "check")
     show({"summary": reply["summary"]}, False)
     return FAILED if reply["failed"] else OK
@@ -167,7 +176,7 @@ def init(
         from mcp_server.access.bearer import load_token
 
         url = f"http://127.0.0.1:{port}/mcp"
-        launch = client_config.Launch(url=url, token=load_token(at(home)))
+        launch = client_config.Launch(url=url, token=load_token(home_of(home)))
     if show_only:
         entries = {name: client_config.shown(name, launch) for name in agents or ["claude"]}
         if as_json:
@@ -208,7 +217,7 @@ def ui(
     """Write a page of all runs, environments and reports, and say where it is."""
     from mcp_server.cli import overview_page
 
-    reply = overview_page.write_page(at(home))
+    reply = overview_page.write_page(home_of(home))
     if show_it:
         import webbrowser
 

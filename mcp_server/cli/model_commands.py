@@ -7,7 +7,7 @@ import typer
 
 from mcp_server.access.audit_log import recorded
 from mcp_server.api import verbs
-from mcp_server.screen.terminal import HomeFolder, Json, at, command, show
+from mcp_server.screen.terminal import HomeFolder, Json, command, home_of, show
 
 Trained = Annotated[str, typer.Argument(metavar="RUN", help="RUN, RUN@best or RUN@step20.")]
 
@@ -15,13 +15,13 @@ Trained = Annotated[str, typer.Argument(metavar="RUN", help="RUN, RUN@best or RU
 @command
 def deploy(run_id: Trained, home: HomeFolder = None, as_json: Json = False) -> None:
     """Serve a trained model over the OpenAI chat API."""
-    show(recorded(at(home), "deploy", verbs.deploy, run_id=run_id), as_json)
+    show(recorded(home_of(home), "deploy", verbs.deploy, run_id=run_id), as_json)
 
 
 @command
 def undeploy(run_id: Trained, home: HomeFolder = None, as_json: Json = False) -> None:
     """Stop serving a model."""
-    show(recorded(at(home), "deploy", verbs.deploy, run_id=run_id, action="stop"), as_json)
+    show(recorded(home_of(home), "deploy", verbs.deploy, run_id=run_id, action="stop"), as_json)
 
 
 @command
@@ -34,7 +34,7 @@ def export(
 ) -> None:
     """Write a trained model's files: the adapter, or base and adapter merged."""
     asked = {"run_id": run_id, "action": "export", "format": format, "path": str(path.absolute())}
-    show(recorded(at(home), "deploy", verbs.deploy, **asked), as_json)
+    show(recorded(home_of(home), "deploy", verbs.deploy, **asked), as_json)
 
 
 @command
@@ -50,7 +50,7 @@ def chat(
 ) -> None:
     """Ask a model one question, optionally beside a second one."""
     reply = recorded(
-        at(home),
+        home_of(home),
         "chat",
         verbs.chat,
         model=model,

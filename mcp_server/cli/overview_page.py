@@ -2,7 +2,6 @@
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import jinja2
 
@@ -64,14 +63,14 @@ def write_page(home: Home) -> Reply:
         for env in envs
     ]
     text = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(_PAGE)
-    found = clean_value({"runs": runs, "envs": shown, "home": str(home.root), "now": _when()})
+    context = clean_value({"runs": runs, "envs": shown, "home": str(home.root), "now": _when()})
     home.page.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_text(home.page, text.render(**found), fsync=False)
+    write_text(home.page, text.render(**context), fsync=False)
     reply = {"page": str(home.page), "runs": len(runs), "envs": len(shown)}
     return filled(reply, f"The page of {counted(len(runs), 'run')} is {home.page}")
 
 
-def _run(home: Home, row: RunRow) -> dict[str, Any]:
+def _run(home: Home, row: RunRow) -> dict[str, str]:
     return {
         "id": row.run_id,
         "state": row.state,
@@ -96,5 +95,5 @@ def _report(home: Home, row: RunRow) -> str:
 
 
 def _when(seconds: float | None = None) -> str:
-    at = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
-    return at.strftime("%Y-%m-%d %H:%M UTC")
+    moment = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    return moment.strftime("%Y-%m-%d %H:%M UTC")

@@ -2,20 +2,34 @@
 
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from engine.core.errors import UserError
 from engine.core.format import counted, size
 from engine.core.reply import Reply
-from engine.home.rows import DEFAULT_GPU_HOURS, TERMINAL
+from engine.home.rows import TERMINAL
 from engine.home.run_dir import Home
-from engine.runs.submit.requests import EvaluationRequest, TrainRequest
+from engine.runs.submit.requests import EvaluationRequest
 from mcp_server.access.audit_log import recorded
 from mcp_server.api import verbs
+from mcp_server.cli.run_options import (
+    Algorithm,
+    CurateOptions,
+    Env,
+    EvaluationOptions,
+    Limit,
+    LogOptions,
+    Model,
+    RolloutOptions,
+    RunId,
+    Scope,
+    TrainOptions,
+    Until,
+    Wait,
+)
 from mcp_server.screen.terminal import (
     FAILED,
     OK,
@@ -23,8 +37,8 @@ from mcp_server.screen.terminal import (
     HomeFolder,
     Json,
     Sets,
-    at,
     command,
+    home_of,
     settings_from,
     show,
     working,
@@ -32,18 +46,8 @@ from mcp_server.screen.terminal import (
 
 runs = typer.Typer(help="The runs of this home, newest first.", cls=CommandGroup)
 
-RunId = Annotated[str, typer.Argument(metavar="RUN", help="A run; a unique prefix will do.")]
-Env = Annotated[str, typer.Argument(metavar="ENV", help="A pushed environment.")]
-Model = Annotated[str, typer.Option("--model", help="pebble, a path, a hub id or a run.")]
-Algorithm = Annotated[Literal["sft", "grpo"], typer.Option("--algorithm")]
-Scope = Literal["all", "hardware", "runs", "envs", "models", "datasets", "deployments"]
-Until = Annotated[Literal["end", "first_step", "next_eval", "alert"], typer.Option()]
-Pick = Literal["worst", "best", "random", "median", "truncated", "error", "group", "changed"]
-Select = Literal["correct", "best", "best_n", "shortest", "all"]
-Limit = Annotated[int, typer.Option("--limit", min=1, help="How many.")]
 FOLLOW_EVERY_S = 1.0
 MEASURING = "checking; the first time in a home its speed is measured, about 20 s"
-Wait = Annotated[bool, typer.Option("--wait", help="Stay until it ends.")]
 
 
 @command
@@ -55,12 +59,12 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Devices, queue, runs, environments, models, deployments."""
-    show(verbs.get_status(at(home), scope, limit, cursor), as_json)
+    show(verbs.get_status(home_of(home), scope, limit, cursor), as_json)
 
 
 @command
 def _list_runs(limit: int, cursor: str, home: Path | None, as_json: bool) -> None:
-    show(verbs.get_status(at(home), "runs", limit, cursor), as_json)
+    show(verbs.get_status(home_of(home), "runs", limit, cursor), as_json)
 
 
 @runs.callback(invoke_without_command=True)
@@ -89,7 +93,7 @@ def delete_runs(
     as_json: Json = False,
 ) -> int:
     """Free the disk space of runs: what was asked and what came of it stays on record."""
-    where = at(home)
+    where = home_of(home)
     chosen = verbs.deletable_runs(where, run_ids, force)
     done, warnings = [], list(chosen.get("warnings", []))
     for run_id in chosen["run_ids"]:
@@ -100,7 +104,7 @@ def delete_runs(
                 raise
             # The others are deleted all the same, and what was deleted has to be told.
             warnings.append(f"{run_id} was not deleted: {error}")
-    warnings += [said for reply in done for said in reply.get("warnings", [])]
+    warnings += [warning for reply in done for warning in reply.get("warnings", [])]
     freed = sum(reply["bytes"] for reply in done)
     reply = {
         "summary": f"{counted(len(done), 'run')} deleted, {size(freed)} freed; settings, results "
@@ -130,7 +134,7 @@ def dry_run(
     asked = {"env_id": env, "model": model, "algorithm": algorithm, "samples": samples}
     asked["settings"] = settings_from(settings)
     with working(MEASURING, as_json):
-        reply = recorded(at(home), "dry_run", verbs.dry_run, **asked)
+        reply = recorded(home_of(home), "dry_run", verbs.dry_run, **asked)
     show(reply, as_json, "whole_plan" if whole else "plan")
     failed = any(check.get("status") == "fail" for check in reply.get("checks", []))
     return FAILED if failed else OK
@@ -147,71 +151,17 @@ def estimate(
 ) -> None:
     """What a run will take."""
     with working(MEASURING, as_json):
-        reply = verbs.estimate_cost(at(home), env, model, algorithm, settings_from(settings))
+        reply = verbs.estimate_cost(home_of(home), env, model, algorithm, settings_from(settings))
     show(reply, as_json, "cost")
 
 
 @command
 def train(
-    env: Annotated[
-        str, typer.Argument(metavar="[ENV|FILE.toml]", help="An environment, or a TOML file.")
-    ] = "",
-    model: Annotated[str, typer.Option(help="Default: pebble, or what the file says.")] = "",
-    algorithm: Annotated[
-        Literal["", "sft", "grpo"],
-        typer.Option(metavar="<sft|grpo>", help="Default: grpo, or what the file says."),
-    ] = "",
-    settings: Sets = None,
-    note: Annotated[str, typer.Option(help="Why this run.")] = "",
-    expect: Annotated[
-        Literal["", "better", "no_difference"],
-        typer.Option(metavar="<better|no_difference>", help="Your prediction."),
-    ] = "",
-    parent: Annotated[str, typer.Option(help="Run to compare the settings with.")] = "",
-    max_gpu_hours: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            help="Cap on device hours.",
-            show_default=f"{DEFAULT_GPU_HOURS}, a resumed one: its own",
-        ),
-    ] = None,
-    request_id: Annotated[str, typer.Option(help="Makes a retry safe.")] = "",
-    resume: Annotated[str, typer.Option(metavar="RUN", help="Continue a run.")] = "",
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Agree to a spend above auto_approve_gpu_hours.")
-    ] = False,
-    profile: Annotated[
-        bool, typer.Option("--profile", help="Leave a trace of two steps in the run's logs.")
-    ] = False,
-    wait: Wait = False,
-    home: HomeFolder = None,
-    as_json: Json = False,
+    plan: TrainOptions, wait: Wait = False, home: HomeFolder = None, as_json: Json = False
 ) -> int:
     """Queue a training run; it goes on when this command has returned."""
-    request = TrainRequest(
-        note=note,
-        expect=expect,
-        parent=parent,
-        max_gpu_hours=max_gpu_hours,
-        request_id=request_id,
-        resume=resume,
-        approved=yes,
-        profile=profile,
-    )
-    if not resume:
-        request = (
-            _with_file(request, Path(env))
-            if env.endswith(".toml")
-            else replace(request, env_id=env)
-        )
-    request = replace(
-        request,
-        model=model or request.model,
-        algorithm=algorithm or request.algorithm,
-        settings={**request.settings, **settings_from(settings)},
-    )
-    where = at(home)
+    request = plan.request()
+    where = home_of(home)
     reply = recorded(where, "submit_train", verbs.submit_train, request=request)
     return _submitted(where, reply, wait, as_json)
 
@@ -225,35 +175,24 @@ def wait(
     as_json: Json = False,
 ) -> int:
     """Wait for a run, with its progress. Exit status 1 when it failed or time was up."""
-    return _follow(at(home), run_id, until, timeout, as_json)
+    return _follow(home_of(home), run_id, until, timeout, as_json)
 
 
 @command
-def logs(
-    run_id: RunId,
-    view: Annotated[Literal["metrics", "events", "console", "error"], typer.Option()] = "metrics",
-    keys: Annotated[list[str] | None, typer.Option("--key", help="A metric.")] = None,
-    grep: Annotated[str, typer.Option(help="Only lines with this text.")] = "",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it ends.")] = False,
-    whole: Annotated[
-        bool, typer.Option("--all", help="Every column, however narrow it is here.")
-    ] = False,
-    limit: Limit = 50,
-    cursor: str = "",
-    home: HomeFolder = None,
-    as_json: Json = False,
-) -> None:
+def logs(run_id: RunId, page: LogOptions, home: HomeFolder = None, as_json: Json = False) -> None:
     """What a run wrote; with -f a page at a time until it ends."""
-    where = at(home)
+    where, cursor = home_of(home), page.cursor
     while True:
-        reply = verbs.read_logs(where, run_id, view, keys or (), grep, limit, cursor)
+        reply = verbs.read_logs(
+            where, run_id, page.view, page.keys or (), page.grep, page.limit, cursor
+        )
         fresh = any(reply.get(name) for name in ("lines", "events", "rows"))
-        if fresh or not follow:
-            page = _news(reply, as_json) if follow else reply
-            show(page, as_json, "all_logs" if whole else "logs")
+        if fresh or not page.follow:
+            shown = _news(reply, as_json) if page.follow else reply
+            show(shown, as_json, "all_logs" if page.whole else "logs")
         # Newer pages end with the run; a cursor to older ones is not followed.
         before, cursor = cursor, reply.get("next_cursor", "")
-        if not follow or not cursor or cursor.endswith(":older"):
+        if not page.follow or not cursor or cursor.endswith(":older"):
             return
         if fresh or cursor != before:
             continue
@@ -265,20 +204,19 @@ def logs(
 
 @command
 def rollouts(
-    run_id: RunId,
-    pick: Annotated[Pick, typer.Option()] = "worst",
-    step: Annotated[int, typer.Option(min=-1, help="-1: the latest.")] = -1,
-    where: Annotated[str, typer.Option(help='e.g. "reward < 0.5".')] = "",
-    tokens: Annotated[bool, typer.Option("--tokens", help="Ids and loss mask.")] = False,
-    limit: Limit = 3,
-    max_chars: Annotated[int, typer.Option(min=50, help="Of each text.")] = 1200,
-    cursor: str = "",
-    home: HomeFolder = None,
-    as_json: Json = False,
+    run_id: RunId, asked: RolloutOptions, home: HomeFolder = None, as_json: Json = False
 ) -> None:
     """What the model wrote and what it earned."""
     reply = verbs.read_rollouts(
-        at(home), run_id, pick, step, where, tokens, limit, max_chars, cursor
+        home_of(home),
+        run_id,
+        asked.pick,
+        asked.step,
+        asked.where,
+        asked.tokens,
+        asked.limit,
+        asked.max_chars,
+        asked.cursor,
     )
     show(reply, as_json)
 
@@ -286,24 +224,21 @@ def rollouts(
 @command
 def evaluate(
     env: Env,
-    models: Annotated[
-        list[str] | None, typer.Argument(metavar="MODEL...", help="Models to score.")
-    ] = None,
-    split: Annotated[Literal["heldout", "train"], typer.Option()] = "heldout",
-    rows: Annotated[int, typer.Option(min=1, help="Tasks.")] = 100,
-    attempts: Annotated[int, typer.Option(min=1, help="Per task.")] = 1,
-    settings: Sets = None,
-    regrade: Annotated[
-        str, typer.Option(metavar="RUN", help="Score this run's stored answers again instead.")
-    ] = "",
+    asked: EvaluationOptions,
     wait: Wait = False,
     home: HomeFolder = None,
     as_json: Json = False,
 ) -> int:
     """Score models on the same tasks."""
-    where = at(home)
+    where = home_of(home)
     request = EvaluationRequest(
-        env, models or [], split, rows, attempts, settings_from(settings), regrade
+        env,
+        asked.models or [],
+        asked.split,
+        asked.rows,
+        asked.attempts,
+        settings_from(asked.settings),
+        asked.regrade,
     )
     reply = recorded(where, "evaluate", verbs.evaluate, request=request)
     return _submitted(where, reply, wait, as_json)
@@ -317,43 +252,29 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Did it get better?"""
-    show(verbs.compare_runs(at(home), ids, env), as_json)
+    show(verbs.compare_runs(home_of(home), ids, env), as_json)
 
 
 @command
 def diagnose(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> None:
     """Why did it not learn? Ranked causes, each with the one lever to pull."""
-    show(verbs.diagnose(at(home), run_id), as_json, "diagnosis")
+    show(verbs.diagnose(home_of(home), run_id), as_json, "diagnosis")
 
 
 @command
-def curate(
-    sources: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Evaluations or GRPO runs.")
-    ],
-    name: Annotated[str, typer.Option(help="Of the dataset.")],
-    where: Annotated[str, typer.Option(help='Per task, e.g. "0 < avg < 1".')] = "",
-    select: Annotated[Select, typer.Option()] = "correct",
-    max_per_task: Annotated[int, typer.Option(min=1, help="Answers kept.")] = 1,
-    pool_models: Annotated[
-        bool, typer.Option("--pool-models", help="One group per task, whoever answered.")
-    ] = False,
-    save: Annotated[bool, typer.Option("--save", help="Not only a preview.")] = False,
-    home: HomeFolder = None,
-    as_json: Json = False,
-) -> None:
+def curate(asked: CurateOptions, home: HomeFolder = None, as_json: Json = False) -> None:
     """What models answered well becomes an SFT dataset."""
     reply = recorded(
-        at(home),
+        home_of(home),
         "curate",
         verbs.curate,
-        source_ids=sources,
-        name=name,
-        where=where,
-        select=select,
-        max_per_task=max_per_task,
-        pool_models=pool_models,
-        preview=not save,
+        source_ids=asked.sources,
+        name=asked.name,
+        where=asked.where,
+        select=asked.select,
+        max_per_task=asked.max_per_task,
+        pool_models=asked.pool_models,
+        preview=not asked.save,
     )
     show(reply, as_json)
 
@@ -367,13 +288,13 @@ def cancel(
 ) -> None:
     """Stop a run after a checkpoint."""
     asked = {"run_id": run_id, "reason": reason}
-    show(recorded(at(home), "cancel_run", verbs.cancel_run, **asked), as_json)
+    show(recorded(home_of(home), "cancel_run", verbs.cancel_run, **asked), as_json)
 
 
 @command
 def verify(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> int:
     """Is what a run says still what it wrote? Names every file changed since."""
-    reply = verbs.verify(at(home), run_id)
+    reply = verbs.verify(home_of(home), run_id)
     show(reply, as_json, "custody")
     return OK if reply["intact"] else FAILED
 
@@ -381,7 +302,7 @@ def verify(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> int
 @command
 def report(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> None:
     """Write the report of a run and say where it is."""
-    show(verbs.report(at(home), run_id), as_json)
+    show(verbs.report(home_of(home), run_id), as_json)
 
 
 def _news(page: Reply, as_json: bool) -> Reply:
@@ -390,21 +311,6 @@ def _news(page: Reply, as_json: bool) -> Reply:
         ("next", "next_cursor") if as_json else ("summary", "next", "next_cursor", "older_cursor")
     )
     return {name: value for name, value in page.items() if name not in again}
-
-
-def _with_file(request: TrainRequest, path: Path) -> TrainRequest:
-    """The request with what a TOML file says; what it leaves out stays."""
-    # The schema costs more to import than the rest of this command.
-    from engine.settings import resolution  # noqa: PLC0415
-
-    plan = resolution.load_toml(path)
-    return replace(
-        request,
-        model=plan.model or request.model,
-        algorithm=plan.algorithm or request.algorithm,
-        env_id=plan.env,
-        settings=plan.settings,
-    )
 
 
 def _submitted(home: Home, reply: Reply, wait: bool, as_json: bool) -> int:

@@ -2,11 +2,11 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 from engine.core.agent_files import refuse_agent_place, refuse_links
 from engine.core.errors import UserError
 from engine.core.hints import Call
+from engine.core.reply import Reply
 from envs.config import scaffold
 from envs.config.problem import EnvProblem
 
@@ -31,7 +31,7 @@ def templates() -> dict[str, str]:
     return dict(sorted(scaffold.TEMPLATES.items()))
 
 
-def after_new(folder: Path, template: str = "") -> dict[str, Any]:
+def after_new(folder: Path, template: str = "") -> Reply:
     """The push that follows a new environment, and what to do before it."""
     file = folder / "environment.py"
     if template.replace("-", "_") == "sft_only":

@@ -67,8 +67,8 @@ async def _answered(submit: Callable[[bool], Reply], answer: Any) -> Reply:
     except UserError as refusal:
         if refusal.code != "NOT_APPROVED":
             raise
-        said = f"{refusal.message}; asked just now, nobody agreed"
-        raise UserError(refusal.code, said, hint=refusal.advice) from None
+        message = f"{refusal.message}; asked just now, nobody agreed"
+        raise UserError(refusal.code, message, hint=refusal.advice) from None
 
 
 def _agreed(answer: Any) -> bool:

@@ -111,14 +111,14 @@ class GuardedServer(MCPServer[Any]):
                     if granted is not None:
                         given["max_gpu_hours"] = granted.hours
                     elif given.get("resume") and "max_gpu_hours" not in given:
-                        given["max_gpu_hours"] = await self._own_cap(str(given["resume"]))
+                        given["max_gpu_hours"] = await self._former_cap(str(given["resume"]))
                     data = await tool.run(given, context)
                     if isinstance(data, InputRequiredResult):  # nothing is done before the answer
                         record.result = "asked"
                         return data
                     record.ok(data)
-                    if granted is not None and granted.said:
-                        data["warnings"] = [*data["warnings"], granted.said]
+                    if granted is not None and granted.warning:
+                        data["warnings"] = [*data["warnings"], granted.warning]
             return self.answer(data, caller)
         except MCPError:
             raise
@@ -184,10 +184,10 @@ class GuardedServer(MCPServer[Any]):
             partial(quotas.check_quota, self._home, caller, tool, arguments)
         )
 
-    async def _own_cap(self, run_id: str) -> float:
+    async def _former_cap(self, run_id: str) -> float:
         from mcp_server.access import quotas  # noqa: PLC0415  as above
 
-        return await anyio.to_thread.run_sync(quotas.own_cap, self._home, run_id)
+        return await anyio.to_thread.run_sync(quotas.former_cap, self._home, run_id)
 
     async def _in_sight(self, caller: Key, tool: str, arguments: Mapping[str, Any]) -> None:
         """Who is not the owner learns nothing of this machine's files from naming them as models.
@@ -256,11 +256,11 @@ def _transport(caller: Key) -> str:
 
 def models_of(tool: str, arguments: Mapping[str, Any]) -> list[str]:
     """What a call names as models, as far as it can be one."""
-    found = [arguments.get(name) for name in ("model", "compare_to")]
-    found += [arguments.get("run_id")] if tool == "deploy" else []
+    named = [arguments.get(name) for name in ("model", "compare_to")]
+    named += [arguments.get("run_id")] if tool == "deploy" else []
     listed = arguments.get("models")
-    found += listed if isinstance(listed, list) else []
-    return [name for name in found if isinstance(name, str) and name]
+    named += listed if isinstance(listed, list) else []
+    return [name for name in named if isinstance(name, str) and name]
 
 
 def present(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -273,7 +273,7 @@ def check_arguments(tool: Tool, arguments: Mapping[str, Any]) -> None:
 
     The SDK ignores unknown arguments, so a misspelt one would run with defaults.
     """
-    known: dict[str, Any] = tool.parameters.get("properties", {})
+    known: Mapping[str, Any] = tool.parameters.get("properties", {})
     for name in arguments:
         if name not in known:
             raise UserError(
@@ -317,7 +317,7 @@ def internal(name: str, error: BaseException | None) -> UserError:
     )
 
 
-def _bad_argument(tool: str, known: dict[str, Any], error: ValidationError) -> UserError:
+def _bad_argument(tool: str, known: Mapping[str, Any], error: ValidationError) -> UserError:
     first = error.errors(include_url=False)[0]
     path = [str(part) for part in first["loc"]]
     name = path[0] if path else ""
@@ -341,7 +341,7 @@ def compact_value(value: Any) -> str:
     return text if len(text) <= 120 else text[:117] + "..."
 
 
-def _expected(schema: dict[str, Any]) -> str:
+def _expected(schema: Mapping[str, Any]) -> str:
     """What an argument takes, from its schema."""
     if "enum" in schema:
         kind = "one of " + ", ".join(map(str, schema["enum"]))
@@ -365,7 +365,7 @@ def _did_you_mean(name: str, known: list[str]) -> str:
     return f"Did you mean {near[0]}? {listed}" if near else listed
 
 
-def _moved(name: str, value: object, known: dict[str, Any]) -> Change | None:
+def _moved(name: str, value: object, known: Mapping[str, Any]) -> Change | None:
     """An unknown argument under the name it was meant by, or inside settings."""
     if setting := _setting_meant(name, known):
         return Change(settings={setting: value}, without_arguments=(name,))
@@ -373,14 +373,14 @@ def _moved(name: str, value: object, known: dict[str, Any]) -> Change | None:
     return Change({near[0]: value}, without_arguments=(name,)) if near else None
 
 
-def _settings_hint(name: str, known: dict[str, Any]) -> str:
+def _settings_hint(name: str, known: Mapping[str, Any]) -> str:
     """Agents pass settings flat; say where they go. Of what is no setting there is nothing to say:
     it would be refused there too."""
     setting = _setting_meant(name, known)
     return f' Settings go inside settings, e.g. settings={{"{setting}": ...}}.' if setting else ""
 
 
-def _setting_meant(name: str, known: dict[str, Any]) -> str:
+def _setting_meant(name: str, known: Mapping[str, Any]) -> str:
     if "settings" not in known:
         return ""
     schemas = [SamplingSettings] if "attempts" in known else [SFTSettings, GRPOSettings]

@@ -178,9 +178,9 @@ async def _body(scope: Scope, receive: Receive) -> Receive | Response:
     return again
 
 
-def _closing(said: str, status: int) -> Response:
+def _closing(message: str, status: int) -> Response:
     """A refusal after which the rest of the body is not waited for."""
-    return PlainTextResponse(said, status, headers={"Connection": "close"})
+    return PlainTextResponse(message, status, headers={"Connection": "close"})
 
 
 def http_app(server: MCPServer[Any], keys: Keys, hosts: Sequence[str]) -> ASGIApp:

@@ -59,10 +59,10 @@ Add = Callable[[str, str, str, str, Callable[..., str]], None]
 
 def _add_playbook(add: Add) -> None:
     def playbook() -> str:
-        return _said(verbs.read_playbook)
+        return _resource_text(verbs.read_playbook)
 
     def playbook_section(section: str) -> str:
-        return _said(lambda: verbs.read_playbook(section))
+        return _resource_text(lambda: verbs.read_playbook(section))
 
     add(
         "playbook://TRAINING.md",
@@ -82,20 +82,20 @@ def _add_playbook(add: Add) -> None:
 
 def _add_runs(add: Add, home: Home) -> None:
     def run_metrics(run_id: str) -> str:
-        return _said(lambda: _json(verbs.read_logs(home, _known(home, run_id), "metrics")))
+        return _resource_text(lambda: _json(verbs.read_logs(home, _known(home, run_id), "metrics")))
 
     def run_config(run_id: str) -> str:
-        return _said(lambda: _json(read_json(home.run(_known(home, run_id)).config)))
+        return _resource_text(lambda: _json(read_json(home.run(_known(home, run_id)).config)))
 
     def run_card(run_id: str) -> str:
         from engine.evidence.report import html_report
 
-        return _said(lambda: html_report.model_card(home, _known(home, run_id)))
+        return _resource_text(lambda: html_report.model_card(home, _known(home, run_id)))
 
     def run_report(run_id: str) -> str:
         from engine.evidence.report import html_report
 
-        return _said(lambda: html_report.report_markdown(home, _known(home, run_id)))
+        return _resource_text(lambda: html_report.report_markdown(home, _known(home, run_id)))
 
     add(
         "run://{run_id}/metrics",
@@ -111,15 +111,15 @@ def _add_runs(add: Add, home: Home) -> None:
 
 def _add_machine(add: Add, home: Home) -> None:
     def env_source(env_id: str) -> str:
-        return _said(lambda: read_source(home, env_id))
+        return _resource_text(lambda: read_source(home, env_id))
 
     def hardware() -> str:
-        return _said(lambda: _json(verbs.get_status(home, "hardware")))
+        return _resource_text(lambda: _json(verbs.get_status(home, "hardware")))
 
     def settings() -> str:
         from engine.settings import resolution
 
-        return _said(resolution.settings_reference)
+        return _resource_text(resolution.settings_reference)
 
     add("env://{env_id}/source", "Source of an env", "Its files as pushed.", MARKDOWN, env_source)
     add("train://hardware", "Hardware", "Devices and free memory.", JSON, hardware)
@@ -137,8 +137,8 @@ def completer(
         context: CompletionContext | None,
     ) -> Completion | None:
         names = await anyio.to_thread.run_sync(_names, home, argument.name)
-        found = [name for name in names if name.startswith(argument.value)]
-        return Completion(values=found[:100], total=len(found), has_more=len(found) > 100)
+        matches = [name for name in names if name.startswith(argument.value)]
+        return Completion(values=matches[:100], total=len(matches), has_more=len(matches) > 100)
 
     return complete
 
@@ -203,7 +203,7 @@ def _known(home: Home, run_id: str) -> str:
         return store.get_run(run_id).run_id
 
 
-def _said(read: Callable[[], str]) -> str:
+def _resource_text(read: Callable[[], str]) -> str:
     """What `read` returns, within the size of a result; its refusal as a resource error."""
     try:
         text = read()

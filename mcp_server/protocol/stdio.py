@@ -67,11 +67,11 @@ async def answered(reader: Any, writer: Any) -> AsyncIterator[Any]:
 
 def _given(error: Exception) -> tuple[str | None, Any]:
     """The line that is not JSON as pydantic reads it, else None and the object it holds."""
-    found = error.errors(include_url=False) if isinstance(error, ValidationError) else []
-    for fault in found:
+    faults = error.errors(include_url=False) if isinstance(error, ValidationError) else []
+    for fault in faults:
         if fault["type"] == "json_invalid":
             return str(fault["input"]), None
-    objects = (fault["input"] for fault in found if isinstance(fault["input"], dict))
+    objects = (fault["input"] for fault in faults if isinstance(fault["input"], dict))
     return None, next(objects, None)
 
 

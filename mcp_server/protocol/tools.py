@@ -399,7 +399,7 @@ def offered(home: Home, roots: tuple[Path, ...]) -> list[Tool]:
     ]
 
 
-def _output(**fields: str) -> dict[str, Any]:
+def _output(**fields: str) -> dict[str, object]:
     """An output schema: the envelope, always there, and what a tool may add to it."""
     return {
         "type": "object",
@@ -431,7 +431,7 @@ def _tool(
     function: Callable[..., Any],
     title: str,
     hints: ToolAnnotations,
-    output: dict[str, Any] | None,
+    output: dict[str, object] | None,
 ) -> Tool:
     about = " ".join((function.__doc__ or "").split())
     tool = Tool.from_function(

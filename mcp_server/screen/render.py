@@ -14,6 +14,7 @@ from rich.text import Text
 
 from engine.core.format import counted, size, words
 from engine.core.hints import Call, Hint
+from engine.core.reply import Reply
 from mcp_server.api.replies import HEAD, compact
 from mcp_server.screen.shell import as_command, as_typed
 
@@ -103,13 +104,13 @@ def _tail(out: Console, data: Mapping[str, Any]) -> None:
 
 def run(data: Any) -> None:
     """A run as a person asks for it: what it is and how it stands, without its paperwork."""
-    reply(_exam({name: value for name, value in data.items() if name not in PAPERWORK}))
+    reply(_heldout_told({name: value for name, value in data.items() if name not in PAPERWORK}))
 
 
-def _exam(data: dict[str, Any]) -> dict[str, Any]:
-    """Which held-out tasks the numbers are of, as the sentence about it."""
-    exam = data.get("heldout")
-    return data | {"heldout": exam["about"]} if isinstance(exam, Mapping) else data
+def _heldout_told(data: Reply) -> Reply:
+    """`data`, which held-out tasks its numbers are of told by the sentence alone."""
+    tasks = data.get("heldout")
+    return data | {"heldout": tasks["about"]} if isinstance(tasks, Mapping) else data
 
 
 def all_logs(data: Any) -> None:
@@ -121,7 +122,9 @@ def logs(data: Any, whole: bool = False) -> None:
     """A page of a run's logs: lines as they are, events one a line, curves as a table of the
     columns that fit."""
     out = console()
-    page = _exam({name: value for name, value in data.items() if name not in ("lines", "events")})
+    page = _heldout_told(
+        {name: value for name, value in data.items() if name not in ("lines", "events")}
+    )
     for line in data.get("lines", []):
         sys.stdout.write(f"{line}\n")  # as it was written, spaces at its end included
     for event in data.get("events", []):
@@ -131,8 +134,11 @@ def logs(data: Any, whole: bool = False) -> None:
         for row in rows:
             out.print(_step_line(columns, row), soft_wrap=True)
         return
-    shown = {name: page[name] for name in ("error", "heldout", "next_cursor", "older_cursor")
-             if name in page}  # fmt: skip
+    shown = {
+        name: page[name]
+        for name in ("error", "heldout", "next_cursor", "older_cursor")
+        if name in page
+    }
     if not rows:
         reply({name: page[name] for name in HEAD if name in page} | shown)
         return
@@ -152,16 +158,16 @@ def _foremost_first(
     columns: Sequence[Any], rows: Sequence[Sequence[Any]]
 ) -> tuple[list[Any], list[list[Any]]]:
     """What is looked at first stands first, and is not what a narrow terminal leaves out."""
-    order = [at for name in FOREMOST for at, other in enumerate(columns) if other == name]
-    order += [at for at in range(len(columns)) if at not in order]
-    return [columns[at] for at in order], [[row[at] for at in order] for row in rows]
+    order = [index for name in FOREMOST for index, other in enumerate(columns) if other == name]
+    order += [index for index in range(len(columns)) if index not in order]
+    return [columns[index] for index in order], [[row[index] for index in order] for row in rows]
 
 
 def _step_line(columns: Sequence[Any], row: Sequence[Any]) -> Text:
     """One line of metrics: `step 3  loss 1.2  lr 0.001`, what it does not have left out."""
     pairs = [(str(name), value) for name, value in zip(columns, row, strict=False)]
-    said = [Text(f"{name} ") + scalar(name, value) for name, value in pairs if value is not None]
-    return Text("  ").join(said)
+    parts = [Text(f"{name} ") + scalar(name, value) for name, value in pairs if value is not None]
+    return Text("  ").join(parts)
 
 
 def _fitting(
@@ -176,8 +182,8 @@ def _fitting(
         if not whole or len(here) == len(columns):
             return tables
         rest = [0, *range(len(here), len(columns))]
-        columns = [columns[at] for at in rest]
-        rows = [[row[at] for at in rest] for row in rows]
+        columns = [columns[index] for index in rest]
+        rows = [[row[index] for index in rest] for row in rows]
 
 
 def _that_fit(
@@ -185,19 +191,23 @@ def _that_fit(
 ) -> tuple[list[Any], list[list[Any]]]:
     """The first columns, at least two, that are no wider than `width` together."""
     room, fit = width, 0
-    for at, name in enumerate(columns):
-        cells = [len(scalar(str(name), row[at])) for row in rows if len(row) > at]
-        room -= max(len(str(name)), *cells, 0) + (2 if at else 0)
-        if room < 0 and at > 1:
+    for index, name in enumerate(columns):
+        cells = [len(scalar(str(name), row[index])) for row in rows if len(row) > index]
+        room -= max(len(str(name)), *cells, 0) + (2 if index else 0)
+        if room < 0 and index > 1:
             break
-        fit = at + 1
+        fit = index + 1
     return list(columns[:fit]), [list(row[:fit]) for row in rows]
 
 
 def event_line(event: Mapping[str, Any]) -> Text:
     """One event of a run on a line."""
-    at = event.get("time")
-    stamp = time.strftime("%H:%M:%S ", time.localtime(at)) if isinstance(at, int | float) else ""
+    seconds = event.get("time")
+    stamp = (
+        time.strftime("%H:%M:%S ", time.localtime(seconds))
+        if isinstance(seconds, int | float)
+        else ""
+    )
     rest = {k: v for k, v in event.items() if k not in ("time", "event", "message")}
     line = Text(stamp, style="dim") + Text(f"{event.get('event', ''):<16} ", style="")
     line.append(str(event.get("message", "")), style="")
@@ -208,27 +218,27 @@ def plan(data: Any) -> None:
     """A dry run: its verdict, what does not pass, the settings that were given."""
     out = console()
     out.print(Text(str(data.get("summary", "")), style="bold"))
-    found = data.get("checks", [])
-    amiss = [item for item in found if item["status"] in ("fail", "warn")]
-    if amiss:
-        out.print(checks(sorted(amiss, key=lambda item: item["status"] != "fail")))
+    items = data.get("checks", [])
+    failing = [item for item in items if item["status"] in ("fail", "warn")]
+    if failing:
+        out.print(checks(sorted(failing, key=lambda item: item["status"] != "fail")))
     for status, word in (("pass", "passed"), ("skip", "skipped")):
-        names = ", ".join(str(item["name"]) for item in found if item["status"] == status)
+        names = ", ".join(str(item["name"]) for item in items if item["status"] == status)
         if names:
             out.print(Text(f"{MARKS[status]} {word}: {names}", style="dim"))
     settings, sources = data.get("settings", {}), data.get("sources", {})
     given = {name: value for name, value in settings.items() if sources.get(name) == "user"}
     if given:
-        said = ", ".join(f"{name} = {compact(value)}" for name, value in given.items())
-        out.print(Text(f"settings given: {said}"))
+        shown = ", ".join(f"{name} = {compact(value)}" for name, value in given.items())
+        out.print(Text(f"settings given: {shown}"))
     if settings:
         rest = f"{len(settings) - len(given)} settings as chosen, the audit and more: --all"
         out.print(Text(rest, style="dim"))
     if data.get("probe"):
         out.print(field("probe", data["probe"]))
-    about = [f"{item['name']}: {item.get('detail', '')}" for item in amiss]
-    beside = [said for said in data.get("warnings", []) if said not in about]
-    _tail(out, {"warnings": beside, "next": data.get("next", [])})
+    about = [f"{item['name']}: {item.get('detail', '')}" for item in failing]
+    others = [warning for warning in data.get("warnings", []) if warning not in about]
+    _tail(out, {"warnings": others, "next": data.get("next", [])})
 
 
 def whole_plan(data: Any) -> None:
@@ -385,20 +395,20 @@ def checks(items: Sequence[Mapping[str, Any]], name_width: int = 0) -> Renderabl
     table.add_column(overflow="fold")
     for item in items:
         status = str(item["status"])
-        said = Text(str(item.get("detail", "")))
+        detail = Text(str(item.get("detail", "")))
         if item.get("fix"):
             fix = Hint.read(str(item["fix"]), item.get("call"))
-            said.append(f"\n-> {as_typed(fix)}", style="dim")
+            detail.append(f"\n-> {as_typed(fix)}", style="dim")
         mark = Text(MARKS.get(status, "·"), style=STATES.get(status, "dim"))
-        table.add_row(mark, Text(str(item["name"])), said)
+        table.add_row(mark, Text(str(item["name"])), detail)
     return table
 
 
 def grid(columns: Sequence[Any], rows: Sequence[Sequence[Any]]) -> Table:
     """A plain table."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for at, name in enumerate(columns):
-        numbers = all(isinstance(row[at], int | float) for row in rows if len(row) > at)
+    for index, name in enumerate(columns):
+        numbers = all(isinstance(row[index], int | float) for row in rows if len(row) > index)
         side = "right" if numbers and rows else "left"
         table.add_column(str(name), justify=side, overflow="fold")
     for row in rows:

@@ -8,9 +8,11 @@ work failed, 2 the input was wrong.
 import contextlib
 import difflib
 import functools
+import inspect
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +21,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from engine.core.errors import UserError
 from engine.home.run_dir import Home
+from engine.runs.submit.requests import GivenSettings
 from mcp_server.access.log import log, log_file, log_to
 from mcp_server.api.replies import clean
 from mcp_server.screen.shell import as_typed
@@ -70,11 +73,22 @@ class CommandGroup(TyperGroup):
 
 
 def command(function: Callable[..., int | None]) -> Callable[..., None]:
-    """Turn a function that returns an exit status, or raises UserError, into a command."""
+    """Turn a function that returns an exit status, or raises UserError, into a command.
+
+    A parameter whose type is a dataclass stands for one argument or option per field: typer sees
+    the fields, the function gets the object.
+    """
+    bundles: dict[str, type[Any]] = {
+        name: kind
+        for name, kind in function.__annotations__.items()
+        if isinstance(kind, type) and is_dataclass(kind)
+    }
 
     @functools.wraps(function)
     def run(**arguments: Any) -> None:
         as_json = bool(arguments.get("as_json"))
+        for name, kind in bundles.items():
+            arguments[name] = kind(**{item.name: arguments.pop(item.name) for item in fields(kind)})
         try:
             status = function(**arguments)
         except UserError as error:
@@ -92,7 +106,30 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
             status = FAILED
         raise typer.Exit(status or OK)
 
+    if bundles:
+        _flatten(run, bundles)
     return run
+
+
+def _flatten(run: Callable[..., None], bundles: Mapping[str, type[Any]]) -> None:
+    """Gives `run` the signature that typer reads: each bundle replaced by its fields."""
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(run).parameters.values():
+        if parameter.name not in bundles:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        for item in fields(bundles[parameter.name]):
+            default = inspect.Parameter.empty if item.default is MISSING else item.default
+            parameters.append(
+                inspect.Parameter(
+                    item.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=default,
+                    annotation=item.type,
+                )
+            )
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    run.__dict__["__signature__"] = inspect.Signature(parameters)
 
 
 def _internal(name: str, error: Exception, home: Path | None) -> UserError:
@@ -145,7 +182,7 @@ def refuse(error: UserError, as_json: bool) -> None:
     typer.echo(clean("\n".join(lines)), err=True)
 
 
-def at(home: Path | None) -> Home:
+def home_of(home: Path | None) -> Home:
     """The home of a command. Raises UserError HOME_UNUSABLE with field "home": wrong input."""
     try:
         return Home.locate(home)
@@ -154,12 +191,12 @@ def at(home: Path | None) -> Home:
         raise
 
 
-def settings_from(pairs: Sequence[str] | None) -> dict[str, Any]:
+def settings_from(pairs: Sequence[str] | None) -> GivenSettings:
     """`["steps=60", "loss=dapo"]` as settings; a value is JSON where it can be, else text.
 
     Raises UserError BAD_ARGUMENT on a pair without "=".
     """
-    settings: dict[str, Any] = {}
+    settings: dict[str, object] = {}
     for pair in pairs or ():
         name, equals, text = pair.partition("=")
         if not equals or not name.strip():

@@ -113,14 +113,17 @@ async def test_two_environments_with_equal_task_ids_and_their_exams_stay_apart(
         asked = {"source_ids": [*played, exam], "name": "both", "select": "all", "preview": False}
         saved = await a.call("curate", **asked)
         rows = read_tasks(find_env(home, saved["env_id"]), "train")
-        heldout = {env: {row["id"] for row in read_tasks(find_env(home, env), "heldout")}
-                   for env in envs}  # fmt: skip
+        heldout = {
+            env: {row["id"] for row in read_tasks(find_env(home, env), "heldout")} for env in envs
+        }
         assert saved["dropped"]["heldout"] == len(heldout[envs[0]]) > 0
-        origins = [(row["metadata"]["origin"]["env_id"], row["metadata"]["origin"]["task"])
-                   for row in rows]  # fmt: skip
+        origins = [
+            (row["metadata"]["origin"]["env_id"], row["metadata"]["origin"]["task"]) for row in rows
+        ]
         assert not [task for env, task in origins if task in heldout[env]]
         shared = {task for env, task in origins if env == envs[0]} & {
-            task for env, task in origins if env == envs[1]}  # fmt: skip
+            task for env, task in origins if env == envs[1]
+        }
         assert len(shared) > 20 and len(set(origins)) == len(rows) == len({r["id"] for r in rows})
         asks_more = {row["id"]: row["prompt"][0]["content"].count("+") == 2 for row in rows}
         for row in rows:

@@ -69,9 +69,15 @@ def inner(body: str) -> dict[str, str]:
 
 # What agents read as instructions or run by themselves.
 AGENT_FILES = (
-    ".mcp.json", ".claude/settings.json", ".codex/config.toml", ".cursor/mcp.json",
-    ".vscode/tasks.json", "AGENTS.md", "CLAUDE.md", ".git/hooks/pre-commit",
-)  # fmt: skip
+    ".mcp.json",
+    ".claude/settings.json",
+    ".codex/config.toml",
+    ".cursor/mcp.json",
+    ".vscode/tasks.json",
+    "AGENTS.md",
+    "CLAUDE.md",
+    ".git/hooks/pre-commit",
+)
 LOADERS = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}
 LOADER = f"os.execv({LOADERS[os.uname().machine]!r}, ['ld', '/bin/true'])"
 MEMORY = """held = os.memfd_create('x')
@@ -197,34 +203,80 @@ def attacks(victim: dict[str, Any], folder: Path) -> dict[str, tuple[str, dict[s
 FILES, CALLS = "files of this user", "no system call is refused"
 NAMED = {
     **dict.fromkeys(
-        ("a3 ssh key", "a3 hub token", "a3 server token", "a3 other run", "a3 list the home",
-         "a3 through a link", "a3 hard link", "a3 write a cache", "a3 write a package",
-         "a3 write our package", "a3 write through a link", "a3 cut a file", "a3 remove a file",
-         "a3 cut a file that is read", "a3 cut a file not read",
-         "a3 server variables", "a3 client variables", "a3 memory of the server",
-         *(f"a23 write {name}" for name in AGENT_FILES), "a25 root of the process",
-         "a25 folder of the process", "a25 inherited descriptors", "a25 the loader",
-         "a25 a program in memory", "a25 model by the root",
-         "a6 model reads the server", "a6 model reads the scorer", "a6 model reads the data"),
+        (
+            "a3 ssh key",
+            "a3 hub token",
+            "a3 server token",
+            "a3 other run",
+            "a3 list the home",
+            "a3 through a link",
+            "a3 hard link",
+            "a3 write a cache",
+            "a3 write a package",
+            "a3 write our package",
+            "a3 write through a link",
+            "a3 cut a file",
+            "a3 remove a file",
+            "a3 cut a file that is read",
+            "a3 cut a file not read",
+            "a3 server variables",
+            "a3 client variables",
+            "a3 memory of the server",
+            *(f"a23 write {name}" for name in AGENT_FILES),
+            "a25 root of the process",
+            "a25 folder of the process",
+            "a25 inherited descriptors",
+            "a25 the loader",
+            "a25 a program in memory",
+            "a25 model by the root",
+            "a6 model reads the server",
+            "a6 model reads the scorer",
+            "a6 model reads the data",
+        ),
         ("files ",),
     ),
     **dict.fromkeys(
-        ("a4 tcp", "a4 udp", "a4 dns", "a4 metadata service", "a4 path socket",
-         "a4 abstract socket", "a4 listen", "a4 netlink", "a4 user namespace", "a4 io_uring",
-         "a4 mount", "a4 letter from a pair", "a5 signal the server", "a5 signal the client",
-         "a5 kill its group", "a5 signal a thread of it", "a5 limit the server",
-         "a5 limit the client", "a5 slow the server", "a5 schedule the server",
-         "a5 bind the server", "a5 memory it shares", "a5 trace the server",
-         "a6 model signals the scorer", "a6 model limits the scorer", "a6 model slows the scorer",
-         "a6 model sends a letter", "a6 model signals through a file", "a6 model forks",
-         "a6 model starts a program", "a6 model connects", "a25 model runs the loader",
-         "a25 model runs from memory"),
+        (
+            "a4 tcp",
+            "a4 udp",
+            "a4 dns",
+            "a4 metadata service",
+            "a4 path socket",
+            "a4 abstract socket",
+            "a4 listen",
+            "a4 netlink",
+            "a4 user namespace",
+            "a4 io_uring",
+            "a4 mount",
+            "a4 letter from a pair",
+            "a5 signal the server",
+            "a5 signal the client",
+            "a5 kill its group",
+            "a5 signal a thread of it",
+            "a5 limit the server",
+            "a5 limit the client",
+            "a5 slow the server",
+            "a5 schedule the server",
+            "a5 bind the server",
+            "a5 memory it shares",
+            "a5 trace the server",
+            "a6 model signals the scorer",
+            "a6 model limits the scorer",
+            "a6 model slows the scorer",
+            "a6 model sends a letter",
+            "a6 model signals through a file",
+            "a6 model forks",
+            "a6 model starts a program",
+            "a6 model connects",
+            "a25 model runs the loader",
+            "a25 model runs from memory",
+        ),
         (CALLS,),
     ),
     "a3 open to all": ("modes and times", FILES),
     "a2 many files": ("how much its files take together",),
     "a2 forks": ("its processes are not counted", "count"),
-}  # fmt: skip
+}
 WORKS = {"f11 daemon"}  # it may start; what matters is that it ends
 NOBODY = {"pid": 0, "tcp": 0, "udp": 0, "path": "", "abstract": "", "letters": "", "memory": 0}
 NAMES = list(attacks(NOBODY, Path("/")))
@@ -419,7 +471,7 @@ def test_a3_a_weak_sandbox_is_enough_where_the_owner_says_so(stage: Path) -> Non
     assert required["problem"] is None and required["level"] == "no-namespaces"
 
 
-def test_f11_a_daemon_ends_with_a_warden_that_is_killed(tmp_path: Path) -> None:
+def test_f11_a_daemon_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     with EnvProcess(program(ROOT, "client").parent) as process:
         if process.level != "full":
             assert "what user code started outlives" in "; ".join(process.gaps)
@@ -428,7 +480,7 @@ def test_f11_a_daemon_ends_with_a_warden_that_is_killed(tmp_path: Path) -> None:
         assert process.score(TASK, order)["error"] is None
         assert eventually(lambda: bool(sleepers()), 10.0)
         assert process._pipe is not None
-        os.kill(process._pipe.warden.pid, signal.SIGKILL)
+        os.kill(process._pipe.parent.pid, signal.SIGKILL)
         assert gone_within(1.0)
 
 

@@ -139,16 +139,27 @@ class Attack:
             "sandbox": {"hidden": [str(self.own)], "allow_root": True},
         }
         done = subprocess.run(
-            [*WHO[self.place[0]], interpreter(), "-I", "-B", str(program(self.stage, "installer")),
-             json.dumps(given | order)],
+            [
+                *WHO[self.place[0]],
+                interpreter(),
+                "-I",
+                "-B",
+                str(program(self.stage, "installer")),
+                json.dumps(given | order),
+            ],
             capture_output=True,
             text=True,
             cwd="/",
-            env={"PATH": os.defpath, "HOME": str(self.own), "SERVER_SECRET": SECRET,
-                 "PYTHONPATH": str(self.wheels), "PYTHONSTARTUP": str(self.wheels / "x.py")},
+            env={
+                "PATH": os.defpath,
+                "HOME": str(self.own),
+                "SERVER_SECRET": SECRET,
+                "PYTHONPATH": str(self.wheels),
+                "PYTHONSTARTUP": str(self.wheels / "x.py"),
+            },
             timeout=220,
             check=False,
-        )  # fmt: skip
+        )
         assert done.returncode == 0, done.stderr[-2000:]
         return json.loads(done.stdout)
 
@@ -253,8 +264,16 @@ def test_a22_a_path_file_that_needs_not_run_does_not(attack: Attack) -> None:
 
 @pytest.mark.parametrize("where", ["packages", "source"])
 def test_a22_modules_that_steer_an_interpreter_change_nothing(attack: Attack, where: str) -> None:
-    names = ("sitecustomize.py", "usercustomize.py", "json/__init__.py", "random.py", "os.py",
-             "encodings/__init__.py", "envs/__init__.py", "subprocess.py")  # fmt: skip
+    names = (
+        "sitecustomize.py",
+        "usercustomize.py",
+        "json/__init__.py",
+        "random.py",
+        "os.py",
+        "encodings/__init__.py",
+        "envs/__init__.py",
+        "subprocess.py",
+    )
     files = {name: attack.spy(name) for name in names}
     wheel(attack.wheels, "tiny_tasks", "1.0", "WORTH = 0.5\n")
     for name, text in files.items():  # PYTHONPATH of the server leads here
@@ -271,8 +290,10 @@ def test_a22_a_compiled_file_that_came_along_is_made_again_from_its_source(attac
 
     version = subprocess.run(
         [interpreter(), "-c", "import sys; print(sys.implementation.cache_tag)"],
-        capture_output=True, text=True, check=True,
-    ).stdout.strip()  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
     if version != sys.implementation.cache_tag:
         pytest.skip("another version of Python installs here")
     lie = compile("WORTH = 9.0", "tiny_tasks.py", "exec")

@@ -51,13 +51,49 @@ def fuzz(examples: int) -> Any:
 
 TOOLS = {tool.name: tool for tool in offered(Home(Path("/nowhere")), ())}
 ODD = [
-    "", " ", "\0", "..", "../../etc/passwd", "/etc/passwd", "~", "~root", "file:///etc/passwd",
-    "-rf", "--help", "a;b", "$(id)", "`id`", "a\nb", "a\r\nb", "x" * 5_000, "ａｒｉｔｈ", "аrith",
-    "sums@", "@best", "sums@zz", "sums-grpo-1@step999999999999", "sums-grpo-1@best@best", "%00",
-    "%2e%2e%2f", "CON", "null", "None", "{}", "[]", "[1]", '{"a":1}', "1e400", "NaN", "\u202eabc",
-    "👩‍👩‍👧" * 50, "hub/model", "../hub/model", "C:\\windows", "\\\\host\\share",
+    "",
+    " ",
+    "\0",
+    "..",
+    "../../etc/passwd",
+    "/etc/passwd",
+    "~",
+    "~root",
+    "file:///etc/passwd",
+    "-rf",
+    "--help",
+    "a;b",
+    "$(id)",
+    "`id`",
+    "a\nb",
+    "a\r\nb",
+    "x" * 5_000,
+    "ａｒｉｔｈ",
+    "аrith",
+    "sums@",
+    "@best",
+    "sums@zz",
+    "sums-grpo-1@step999999999999",
+    "sums-grpo-1@best@best",
+    "%00",
+    "%2e%2e%2f",
+    "CON",
+    "null",
+    "None",
+    "{}",
+    "[]",
+    "[1]",
+    '{"a":1}',
+    "1e400",
+    "NaN",
+    "\u202eabc",
+    "👩‍👩‍👧" * 50,
+    "hub/model",
+    "../hub/model",
+    "C:\\windows",
+    "\\\\host\\share",
     "'; DROP TABLE runs;--",
-]  # fmt: skip
+]
 KNOWN = ["sums", "sums-grpo-1", "sums-evaluate-1", "sums-grpo", "s"]
 NUMBERS = st.one_of(
     st.integers(),
@@ -83,10 +119,20 @@ SETTINGS = st.dictionaries(SETTING_NAMES, JUNK, max_size=4)
 EXPRESSIONS = st.one_of(
     TEXT,
     st.text("0123456789.<>=!()[]+-*/% andornotrewardstep'\"", max_size=60),
-    st.sampled_from(["reward < 0.5", "9**9**9**9 > 1", "(" * 500, "reward.__class__",
-                     "[x for x in y]", "__import__('os')", "'a' * 10**9 == 1",
-                     "not " * 300 + "1", "1 if 1 else"]),
-)  # fmt: skip
+    st.sampled_from(
+        [
+            "reward < 0.5",
+            "9**9**9**9 > 1",
+            "(" * 500,
+            "reward.__class__",
+            "[x for x in y]",
+            "__import__('os')",
+            "'a' * 10**9 == 1",
+            "not " * 300 + "1",
+            "1 if 1 else",
+        ]
+    ),
+)
 
 
 def value_for(tool: str, name: str, part: dict[str, Any]) -> st.SearchStrategy[Any]:
@@ -201,20 +247,49 @@ def test_any_arguments_are_answered_in_words_at_once_and_a_refusal_changes_nothi
 BYTES = st.one_of(
     st.binary(max_size=400),
     st.sampled_from(
-        [b"", b"\xef\xbb\xbf", b"\xff\xfe", b"\x00" * 50, b"[" * 20_000, b"a=" + b"[" * 20_000,
-         b"a = " + b"9" * 5_000, b"{" * 9_000, b"a=1\r\n" * 3, "\u2028\u2029".encode(),
-         b'{"a":' * 5_000, b"[a]\n" * 500, b"a.b" * 3_000 + b"=1", b'"\\ud800"']
+        [
+            b"",
+            b"\xef\xbb\xbf",
+            b"\xff\xfe",
+            b"\x00" * 50,
+            b"[" * 20_000,
+            b"a=" + b"[" * 20_000,
+            b"a = " + b"9" * 5_000,
+            b"{" * 9_000,
+            b"a=1\r\n" * 3,
+            "\u2028\u2029".encode(),
+            b'{"a":' * 5_000,
+            b"[a]\n" * 500,
+            b"a.b" * 3_000 + b"=1",
+            b'"\\ud800"',
+        ]
     ),
-)  # fmt: skip
+)
 TOML_VALUES = st.one_of(
     st.integers().map(str),
     st.floats().map(str),
     st.sampled_from(
-        ["true", "inf", "nan", "-inf", "1e400", "[]", "{}", "[1, 'a']", "'x'", '"\\u0000"', "0x10",
-         "1979-05-27T07:32:00Z", "9" * 5_000, "'''" + "x" * 5_000 + "'''", "[[[[1]]]]", "00:00"]
+        [
+            "true",
+            "inf",
+            "nan",
+            "-inf",
+            "1e400",
+            "[]",
+            "{}",
+            "[1, 'a']",
+            "'x'",
+            '"\\u0000"',
+            "0x10",
+            "1979-05-27T07:32:00Z",
+            "9" * 5_000,
+            "'''" + "x" * 5_000 + "'''",
+            "[[[[1]]]]",
+            "00:00",
+        ]
     ),
     st.text(max_size=20).map(lambda text: json.dumps(text)),
-)  # fmt: skip
+)
 LINES = st.one_of(
     st.builds(
         lambda name, value: f"{name} = {value}",

@@ -38,9 +38,18 @@ def test_a15_nothing_but_the_routes_of_chat_can_be_reached(deployment: tuple[Dep
     root = url.removesuffix("/v1")
     with httpx.Client(timeout=30, trust_env=False) as client:
         for path in (
-            "/v1/completions", "/invocations", "/pause", "/update_weights", "/metrics", "/docs",
-            "/v1/load_lora_adapter", "/openapi.json", "/tokenize", "/", "/v1/../admin/stop/x",
-        ):  # fmt: skip
+            "/v1/completions",
+            "/invocations",
+            "/pause",
+            "/update_weights",
+            "/metrics",
+            "/docs",
+            "/v1/load_lora_adapter",
+            "/openapi.json",
+            "/tokenize",
+            "/",
+            "/v1/../admin/stop/x",
+        ):
             for method in ("GET", "POST"):
                 answer = client.request(method, root + path, headers=KEY)
                 assert answer.status_code in (404, 405), (method, path, answer.status_code)
@@ -228,9 +237,17 @@ def broken_config(folder: Path) -> None:
 
 
 HOSTILE = [
-    not_finite, huge_rank, wrong_rank, wrong_shapes, missing_tensors, cut_short, other_targets,
-    pickled, renamed_pickle, broken_config,
-]  # fmt: skip
+    not_finite,
+    huge_rank,
+    wrong_rank,
+    wrong_shapes,
+    missing_tensors,
+    cut_short,
+    other_targets,
+    pickled,
+    renamed_pickle,
+    broken_config,
+]
 
 
 def test_a14_an_adapter_that_is_none_is_refused_and_runs_no_code(

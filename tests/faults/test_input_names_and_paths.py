@@ -21,16 +21,73 @@ ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("mcp_server", "playbook", "engine", "envs")
 
 PATHS = [
-    "..", "../", "../outside", "inside/../../outside", "../project-evil/env", "/", "/etc",
-    "/etc/passwd", "~", "~root", "~/.ssh", "file:///etc", "file:inside", "\0", "inside\0/x",
-    "link", "link/", "link/passwd", "x" * 5_000, "/".join(["x" * 200] * 40), "inside/" + "../" * 40,
-    "//etc", "/proc/self/root/etc", "/proc/self/cwd/../..", "C:\\", "\\\\host\\x", "-rf", "", " ",
-]  # fmt: skip
+    "..",
+    "../",
+    "../outside",
+    "inside/../../outside",
+    "../project-evil/env",
+    "/",
+    "/etc",
+    "/etc/passwd",
+    "~",
+    "~root",
+    "~/.ssh",
+    "file:///etc",
+    "file:inside",
+    "\0",
+    "inside\0/x",
+    "link",
+    "link/",
+    "link/passwd",
+    "x" * 5_000,
+    "/".join(["x" * 200] * 40),
+    "inside/" + "../" * 40,
+    "//etc",
+    "/proc/self/root/etc",
+    "/proc/self/cwd/../..",
+    "C:\\",
+    "\\\\host\\x",
+    "-rf",
+    "",
+    " ",
+]
 NAMES = [
-    "a;b", "$(id)", "`id`", "-rf", "--help", "a b", "a\nb", "a\tb", "A", "аrith", "ａｒｉｔｈ",
-    "a/b", "../a", "..", ".", ".hidden", "a" * 41, "a\0b", "a\u202eb", "a\u200bb", "", "a@b",
-    "a%2fb", "é", "con\r", "'", '"', "|", "&", ">", "*", "?", "{a,b}", "~", "!",
-]  # fmt: skip
+    "a;b",
+    "$(id)",
+    "`id`",
+    "-rf",
+    "--help",
+    "a b",
+    "a\nb",
+    "a\tb",
+    "A",
+    "аrith",
+    "ａｒｉｔｈ",
+    "a/b",
+    "../a",
+    "..",
+    ".",
+    ".hidden",
+    "a" * 41,
+    "a\0b",
+    "a\u202eb",
+    "a\u200bb",
+    "",
+    "a@b",
+    "a%2fb",
+    "é",
+    "con\r",
+    "'",
+    '"',
+    "|",
+    "&",
+    ">",
+    "*",
+    "?",
+    "{a,b}",
+    "~",
+    "!",
+]
 
 
 async def told(client: Client, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -153,11 +210,18 @@ async def test_i7_names_that_clash_in_case_stay_two_files(home: Home, project: P
 
 
 CONFIG = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 64,
-    "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32,
-    "intermediate_size": 64, "vocab_size": 128, "max_position_embeddings": 128,
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 64,
+    "vocab_size": 128,
+    "max_position_embeddings": 128,
     "tie_word_embeddings": True,
-}  # fmt: skip
+}
 
 
 async def test_i9_a_model_that_is_none_is_refused_with_the_reason(home: Home, tmp_path: Path):
@@ -175,8 +239,20 @@ async def test_i9_a_model_that_is_none_is_refused_with_the_reason(home: Home, tm
     (remote / "config.json").write_text(json.dumps(own))
     (remote / "modeling_mine.py").write_text(f"open({str(tmp_path / 'owned')!r}, 'w')\n")
     async with Client(build_server(home, [tmp_path])) as client:
-        for model in (str(pickled), str(remote), str(empty), "/etc", "/etc/passwd", "..", "../..",
-                      "~root", "a/../../b", "file:///etc", "\0", "x" * 5_000):  # fmt: skip
+        for model in (
+            str(pickled),
+            str(remote),
+            str(empty),
+            "/etc",
+            "/etc/passwd",
+            "..",
+            "../..",
+            "~root",
+            "a/../../b",
+            "file:///etc",
+            "\0",
+            "x" * 5_000,
+        ):
             for tool in ("dry_run", "estimate_cost", "submit_train"):
                 plan = {"env_id": "sums", "model": model, "algorithm": "sft"}
                 said = await told(client, tool, plan)

@@ -300,9 +300,14 @@ async def test_a12_a_secret_is_in_no_file_of_a_run_and_in_no_result(
     (folder / "environment.toml").write_text('secrets = ["CANARY_KEY"]\n')
     forms, said = spellings(SECRET), []
     settings = {
-        "steps": 2, "prompts_per_step": 4, "group_size": 4, "max_tokens": 8, "eval_rows": 12,
-        "accept_reward_risk": True, "max_reward_errors": 0.9,
-    }  # fmt: skip
+        "steps": 2,
+        "prompts_per_step": 4,
+        "group_size": 4,
+        "max_tokens": 8,
+        "eval_rows": 12,
+        "accept_reward_risk": True,
+        "max_reward_errors": 0.9,
+    }
     async with agent(home, tmp_path / "project") as a:
         pushed = await a.call("push_env", path="leaky")
         said += [pushed]

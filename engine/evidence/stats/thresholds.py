@@ -4,7 +4,7 @@ Start values came from a survey of failed runs; they were then settled on synthe
 that no test uses, and on real runs of the built-in model (tests/evidence).
 """
 
-from envs.audit import reward_audit
+from envs.audit import verdict as audit_verdict
 
 # --- windows --------------------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ PARSED_NEVER = 0.3
 # Failed scores: above it no verdict is given either (stats.MAX_ERROR_SHARE).
 REWARD_ERRORS = 0.05
 # Answers that another env process pays otherwise: what the audit tolerates of a scorer...
-RESCORED = reward_audit.UNSTABLE
+RESCORED = audit_verdict.UNSTABLE
 # ...but of so few that one is no share: an answer may be random itself, as a program that draws is.
 RESCORED_LEAST = 2
 # ...and where a network is allowed, so that a judge outside may have changed its mind: a quarter of

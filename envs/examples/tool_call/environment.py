@@ -6,7 +6,7 @@ values are random per task. An untuned `pebble` manages about half of the tasks.
 
 import random
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from envs import Message, MultiTurnEnv, Score, Task, ToolCall
 
@@ -32,7 +32,7 @@ class Lookup:
 class PriceLookup(MultiTurnEnv):
     """One tool, one call, one answer."""
 
-    tools: ClassVar[list[dict[str, Any]]] = [
+    tools: ClassVar = [
         {
             "type": "function",
             "function": {

@@ -88,8 +88,16 @@ def test_what_is_changed_differs(text: str):
 
 def test_without_a_reference_answer_only_the_blind_ones_are_left():
     made = text_probes("prompt", None, ["a"], random.Random(0))
-    blind = {"empty", "short junk", "junk", "long junk", "prompt echo", "opener only", "filler",
-             "exception trigger"}  # fmt: skip
+    blind = {
+        "empty",
+        "short junk",
+        "junk",
+        "long junk",
+        "prompt echo",
+        "opener only",
+        "filler",
+        "exception trigger",
+    }
     assert set(made) == blind
 
 

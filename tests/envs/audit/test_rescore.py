@@ -44,8 +44,10 @@ CHEATS = {
     "pays all after many calls": ("right or self.calls > 600", ""),
     "patches json after many calls": ("right", "json.dumps = dumps"),
     "pays what is longer once it knows many": (
-        "right or len(self.seen) > 300 and len(completion) > 3", ""),
-}  # fmt: skip
+        "right or len(self.seen) > 300 and len(completion) > 3",
+        "",
+    ),
+}
 
 
 def again(process: Any) -> Callable[[], Any]:

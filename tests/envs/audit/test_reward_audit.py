@@ -491,8 +491,11 @@ def test_pay_that_rises_with_the_length_of_nothing_is_a_weakness():
     assert only["weaknesses"] == ["pays for length"] and only["verdict"] == "warn"
     assert "pays for length (junk of one word 0.00, endless 0." in only["headline"]
     # A right answer that earns more for the words behind it.
-    more = verdict(lambda task, text: float(text.split()[:1] == [task.answer_text]) * (
-        0.8 + 0.2 * (len(text) > 99)))  # fmt: skip
+    more = verdict(
+        lambda task, text: (
+            float(text.split()[:1] == [task.answer_text]) * (0.8 + 0.2 * (len(text) > 99))
+        )
+    )
     assert "pays for length" in more["weaknesses"]
     said = headline([], more["weaknesses"], more["probes"], (0, 40), "40 rows")
     assert "pays for length (gold 0.80, with junk behind it 1.00)" in said

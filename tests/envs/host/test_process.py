@@ -319,6 +319,6 @@ def test_what_pip_is_told_stands_in_no_argument_of_a_process(tmp_path: Path) -> 
     order = Order(("x==1",), str(target), str(tmp_path), {"PIP_INDEX_URL": secret})
     pipe = Pipe(tmp_path, packages_of(sys.executable), Limits(), {}, None, Sandbox(), order)
     try:
-        assert b"password" not in Path(f"/proc/{pipe.warden.pid}/cmdline").read_bytes()
+        assert b"password" not in Path(f"/proc/{pipe.parent.pid}/cmdline").read_bytes()
     finally:
         pipe.close()

@@ -54,9 +54,7 @@ def test_every_version_holds_what_it_knows(abi: int, tmp_path: Path):
     assert done.returncode == 0, done.stderr
     refused = "PermissionError"
     cut = refused if abi >= landlock.HOLDS_TRUNCATION else "worked"
-    assert done.stdout.split() == [
-        "worked", refused, "worked", "worked", "worked", refused, cut
-    ]  # fmt: skip
+    assert done.stdout.split() == ["worked", refused, "worked", "worked", "worked", refused, cut]
 
 
 @pytest.mark.skipif(landlock.abi() == 0, reason="this kernel has no Landlock")

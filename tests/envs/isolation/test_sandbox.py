@@ -227,7 +227,7 @@ def test_orphans_are_collected_and_do_not_use_up_the_limit(obedient: Path, start
     assert [process.score(TASK, orphan)["error"] for _ in range(40)] == [None] * 40
 
 
-def test_what_a_killed_warden_left_is_swept_away_and_what_lives_is_not(
+def test_what_a_killed_parent_left_is_swept_away_and_what_lives_is_not(
     obedient: Path, start, tmp_path: Path, monkeypatch
 ):
     place = tmp_path / "tmp"
@@ -248,11 +248,11 @@ def test_what_a_killed_warden_left_is_swept_away_and_what_lives_is_not(
 
 
 @linux
-def test_user_code_dies_with_its_warden(obedient: Path, start):
+def test_user_code_dies_with_its_parent(obedient: Path, start):
     process = start(obedient)
     process.describe()
     pid = process.pid
-    os.kill(process._pipe.warden.pid, signal.SIGKILL)
+    os.kill(process._pipe.parent.pid, signal.SIGKILL)
     assert eventually(lambda: not running(pid))
     assert "lost" in process.score(TASK, "a")["error"]
     assert process.score(TASK, "a")["error"] is None

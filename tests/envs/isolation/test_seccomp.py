@@ -17,8 +17,15 @@ MACHINES = sorted(AUDIT_ARCH)
 ORDINARY = {"x86_64": (0, 1, 9, 202, 257), "aarch64": (63, 64, 222, 98, 56)}
 LOOSE = {"network": True, "signals": True, "processes": True, "truncate": True}
 OWN, OTHER = 71, 72  # processes
-ON_OWN = ["prlimit64", "sched_setparam", "sched_setscheduler", "sched_setaffinity",
-          "sched_setattr", "migrate_pages", "move_pages"]  # fmt: skip
+ON_OWN = [
+    "prlimit64",
+    "sched_setparam",
+    "sched_setscheduler",
+    "sched_setaffinity",
+    "sched_setattr",
+    "migrate_pages",
+    "move_pages",
+]
 
 
 def verdict(machine: str, name: str | int, *given: int, arch: int = 0, **how: bool) -> int:
@@ -148,8 +155,12 @@ def test_no_file_is_cut_that_is_not_opened_to_write_where_landlock_does_not_know
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_memory_queues_and_semaphores_of_others_are_out_of_reach(machine: str):
-    for kind, calls in (("shm", "get at ctl"), ("sem", "get op ctl timedop"),
-                        ("msg", "get snd rcv ctl"), ("mq_", "open unlink")):  # fmt: skip
+    for kind, calls in (
+        ("shm", "get at ctl"),
+        ("sem", "get op ctl timedop"),
+        ("msg", "get snd rcv ctl"),
+        ("mq_", "open unlink"),
+    ):
         for call in calls.split():
             assert verdict(machine, kind + call) == EPERM
 

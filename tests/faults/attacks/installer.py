@@ -41,7 +41,7 @@ def install(order: dict, sandbox: Sandbox, said: dict) -> None:
         here = packages_of(sys.executable)
         pipe = Pipe(Path(nothing), here, LIMITS, {}, log, sandbox, wanted, reach)
         try:
-            said["gaps"] = pipe.greet(100.0)[0]["gaps"]
+            said["gaps"] = list(pipe.greet(100.0)[0].gaps)
         except EnvProblem as problem:
             said["problem"] = problem.to_dict()
         except Fault as fault:

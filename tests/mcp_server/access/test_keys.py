@@ -388,10 +388,10 @@ def test_a_submit_that_names_no_cap_is_given_what_is_left_and_a_resumed_run_its_
     run = started(home, "agent", 1_000, hours=0.4)
     end(home, run, 0.1)
     resumed = given(resume=run)
-    assert resumed and resumed.hours == 0.4 and "as the run had" in resumed.said
+    assert resumed and resumed.hours == 0.4 and "as the run had" in resumed.warning
     end(home, started(home, "agent", 1_000), 2.65)
     left = given()
-    assert left and left.hours == 0.25 and "0.25, what is left" in left.said
+    assert left and left.hours == 0.25 and "0.25, what is left" in left.warning
     resumed = given(resume=run)
     assert resumed and resumed.hours == 0.25
     end(home, started(home, "agent", 1_000), 0.25)

@@ -22,10 +22,36 @@ from mcp_server.cli.main import app
 from mcp_server.screen.terminal import settings_from
 
 COMMANDS = {
-    "serve", "setup", "demo", "doctor", "init", "status", "runs", "wait", "logs", "cancel", "env",
-    "dry-run", "estimate", "train", "rollouts", "evaluate", "compare", "diagnose", "curate",
-    "deploy", "undeploy", "chat", "export", "playbook", "report", "verify", "data", "key", "ui",
-}  # fmt: skip
+    "serve",
+    "setup",
+    "demo",
+    "doctor",
+    "init",
+    "status",
+    "runs",
+    "wait",
+    "logs",
+    "cancel",
+    "env",
+    "dry-run",
+    "estimate",
+    "train",
+    "rollouts",
+    "evaluate",
+    "compare",
+    "diagnose",
+    "curate",
+    "deploy",
+    "undeploy",
+    "chat",
+    "export",
+    "playbook",
+    "report",
+    "verify",
+    "data",
+    "key",
+    "ui",
+}
 
 
 def test_every_promised_command_is_there():

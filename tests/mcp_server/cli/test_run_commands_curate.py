@@ -15,9 +15,14 @@ def test_curate_previews_until_it_is_told_to_save(home: Home, monkeypatch: pytes
     assert call("curate", "a-1", "b-2", "--name", "best", "--pool-models", "--save").exit_code == 0
     first, second = ({k: v for k, v in given.items() if k != "home"} for given in seen)
     assert first == {
-        "source_ids": ["arith-eval-1"], "name": "best", "where": "0 < avg < 1",
-        "select": "best_n", "max_per_task": 3, "pool_models": False, "preview": True,
-    }  # fmt: skip
+        "source_ids": ["arith-eval-1"],
+        "name": "best",
+        "where": "0 < avg < 1",
+        "select": "best_n",
+        "max_per_task": 3,
+        "pool_models": False,
+        "preview": True,
+    }
     assert second["source_ids"] == ["a-1", "b-2"] and second["pool_models"] is True
     assert second["preview"] is False
     assert call("curate", "a-1").exit_code == 2  # no name

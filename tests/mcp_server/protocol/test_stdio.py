@@ -58,11 +58,19 @@ async def test_an_agent_gets_from_status_to_an_estimate(home: Home, mode: str):
 
 
 LINES = [
-    (b'{"jsonrpc":"2.0","id":"a","method":"tools/call","params":{"name":"read_playbook",'
-     b'"arguments":{"section":"\\ud800"}}}', "a", "SECTION_NOT_FOUND"),
+    (
+        b'{"jsonrpc":"2.0","id":"a","method":"tools/call","params":{"name":"read_playbook",'
+        b'"arguments":{"section":"\\ud800"}}}',
+        "a",
+        "SECTION_NOT_FOUND",
+    ),
     (b'{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"\\udfff"}}', 7, "no tool"),
-    (b'{"jsonrpc":"2.0","id":8,"method":"tools/call","params":{"name":"get_status",'
-     b'"arguments":{"\\ud800":1}}}', 8, "UNKNOWN_ARGUMENT"),
+    (
+        b'{"jsonrpc":"2.0","id":8,"method":"tools/call","params":{"name":"get_status",'
+        b'"arguments":{"\\ud800":1}}}',
+        8,
+        "UNKNOWN_ARGUMENT",
+    ),
     (b"{nope", None, "not JSON"),
     (b"\x00\xff\xfe", None, "not JSON"),
     (b"[" * 100_000, None, "not JSON"),
@@ -70,7 +78,7 @@ LINES = [
     (b'{"jsonrpc":"2.0","id":"\\ud800","method":3}', "\ufffd", "not a JSON-RPC message"),
     (b"[1, 2]", None, "not a JSON-RPC message"),
     (b'{"jsonrpc":"2.0","id":' + b"9" * 5_000 + b',"method":"ping"}', None, "not JSON"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.timeout(60)

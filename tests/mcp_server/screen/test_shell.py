@@ -51,11 +51,15 @@ def takes(words: list[str]) -> dict[str, Any] | None:
             """train a --set a=null --set 'x=[false, "N"]'""",
         ),
         (Call("submit_train", {"env_id": "a", "settings": {}}), "train a"),
-        (Call("submit_train", {"resume": "r", "max_gpu_hours": 2.0}), "train --resume r "
-         "--max-gpu-hours 2.0"),
+        (
+            Call("submit_train", {"resume": "r", "max_gpu_hours": 2.0}),
+            "train --resume r --max-gpu-hours 2.0",
+        ),
         (Call("push_env", {"path": "x y", "install": True}), "env push 'x y' --install"),
-        (Call("evaluate", {"env_id": "a", "models": ["m", "n"], "rows": 9}), "evaluate a m n "
-         "--rows 9"),
+        (
+            Call("evaluate", {"env_id": "a", "models": ["m", "n"], "rows": 9}),
+            "evaluate a m n --rows 9",
+        ),
         (Call("compare_runs", {"ids": ["a", "b"], "env_id": "e"}), "compare a b --env-id e"),
         (Call("diagnose", {"run_id": "r-1"}), "diagnose r-1"),
         (Call("chat", {"model": "m", "message": "hi you"}), "chat m 'hi you'"),
@@ -65,11 +69,13 @@ def takes(words: list[str]) -> dict[str, Any] | None:
         (Call("read_rollouts", {"run_id": "r", "step": 0}), "rollouts r --step 0"),
         (Call("get_status", {"scope": "envs"}), "env list"),
         (Call("get_status", {"scope": "deployments"}), "status deployments"),
-        (Call("curate", {"source_ids": ["r"], "name": "x", "preview": False}), "curate r "
-         "--name x --save"),
+        (
+            Call("curate", {"source_ids": ["r"], "name": "x", "preview": False}),
+            "curate r --name x --save",
+        ),
         (Call("read_playbook"), "playbook"),
     ],
-)  # fmt: skip
+)
 def test_a_call_is_shown_as_a_command_that_can_be_typed(call: Call, shown: str):
     assert as_command(call) == f"honesmith {shown}"
     assert takes(shlex.split(shown)) is not None
@@ -104,9 +110,11 @@ def calls_in_the_source() -> Iterator[tuple[str, str, list[str]]]:
 
 def arguments_of(node: ast.Call) -> list[str]:
     named = [pair.arg for pair in node.keywords if pair.arg]
-    dicts = [part for part in ast.walk(node.args[1]) if isinstance(part, ast.Dict)] if (
-        len(node.args) > 1
-    ) else []  # fmt: skip
+    dicts = (
+        [part for part in ast.walk(node.args[1]) if isinstance(part, ast.Dict)]
+        if (len(node.args) > 1)
+        else []
+    )
     keys = [key for part in dicts for key in part.keys]
     return named + [str(key.value) for key in keys if isinstance(key, ast.Constant)]
 

@@ -1,0 +1,92 @@
+"""The result of a reward audit as the JSON object that it is: written to `audit.json` of a version.
+
+The engine reads that file as `engine/records/audit.py`, which says what each key means.
+"""
+
+from collections.abc import Mapping
+from typing import NotRequired, TypedDict
+
+
+class ProbeExample(TypedDict):
+    """An answer of a probe that was paid."""
+
+    task: str
+    completion: str
+    reward: float
+
+
+class ProbeLine(TypedDict):
+    """What the answers of one probe earned, one line of the table."""
+
+    probe: str
+    what: str
+    rows: int
+    mean: float
+    success: float
+    paid: float
+    errors: int
+    verdict: str
+    separated: NotRequired[float]
+    error: NotRequired[str]
+    example: NotRequired[ProbeExample]
+
+
+class RewardChange(TypedDict):
+    """An answer of `task` that earned one reward, then another."""
+
+    task: str
+    first: float
+    second: float
+
+
+class Saturation(TypedDict, total=False):
+    """How many rewards there are, and which share of the answers earns the highest."""
+
+    top: float
+    levels: int
+    gold_at_top: float | None
+    others_at_top: float | None
+
+
+class Rescoring(TypedDict):
+    """Answers scored again by a new process (envs/audit/rescore.py).
+
+    Its keys: `asked`, of which `scored`; `differing`; `failed` (scoring failed now; not among
+    `differing`); `confirmed` and `wavering` (of those that differ: a third process agrees with the
+    second, or does not; neither where it was not asked); `skipped` (reason -> answers); `examples`
+    (confirmed ones first); `why` the rest was left, "" where none was.
+    """
+
+    asked: int
+    scored: int
+    differing: int
+    failed: int
+    confirmed: int
+    wavering: int
+    skipped: dict[str, int]
+    examples: list[dict[str, object]]
+    why: str
+
+
+class AuditReport(TypedDict):
+    """The whole result."""
+
+    verdict: str
+    headline: str
+    risks: list[str]
+    weaknesses: list[str]
+    probes: list[ProbeLine]
+    separability: dict[str, float]
+    saturation: Saturation
+    rows_scored: int
+    rows: int
+    share: float
+    deterministic: bool
+    order_dependent: bool
+    fresh_process: Mapping[str, object]  # a Rescoring; {} where no new process was asked
+    unstable: list[RewardChange]
+    gold_failing: list[str]
+    problems: list[str]
+    score_seconds_p95: float
+    seed: int
+    seconds: float

@@ -1,0 +1,100 @@
+"""What a reward audit has measured so far: a tally per probe, and the answers with two rewards."""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from envs.audit.audit_report import ProbeExample, Rescoring, RewardChange
+from envs.audit.rescore import Scored
+
+PAID = 0.5  # an answer is paid from this share of what gold earns
+FRESH = 12  # answers of the end that a new process scores, and as many of the rows before
+
+
+@dataclass
+class Tally:
+    """What one probe earned so far."""
+
+    rewards: list[float] = field(default_factory=list)
+    golds: list[float] = field(default_factory=list)  # of the same rows, where there is gold
+    successes: int = 0
+    errors: int = 0
+    paid: int = 0
+    below: float = 0.0  # rows on which gold earned more; a tie counts half
+    example: ProbeExample | None = None
+    error: str = ""
+
+    @property
+    def mean(self) -> float:
+        return math.fsum(self.rewards) / len(self.rewards)
+
+    def count(
+        self, result: Mapping[str, Any], gold: float | None, answer: Any, task_id: str
+    ) -> None:
+        """Adds one row.
+
+        Args:
+            result: the score of `answer`, the probe on the task `task_id`.
+            gold: what the reference answer earned on that row; None where there is none.
+        """
+        reward = result["reward"]
+        self.rewards.append(reward)
+        self.successes += result["success"] is True
+        if result["error"]:
+            self.errors += 1
+            self.error = self.error or str(result["error"])[:200]
+        if gold is not None:
+            self.golds.append(gold)
+            self.below += 1.0 if gold > reward else 0.5 if gold == reward else 0.0
+        pays = result["success"] is True or reward >= PAID
+        if gold is not None:
+            pays = gold > 0 and reward >= PAID * gold
+        self.paid += pays
+        if pays and self.example is None:
+            self.example = {"task": task_id, "completion": shortened(answer), "reward": reward}
+
+
+@dataclass
+class Findings:
+    """Everything that was measured.
+
+    Attributes:
+        tallies: by the probe's name.
+        gold_failing: ids of tasks whose reference answer fails, of `gold_rows` tasks with one.
+        unstable: answers that earned two rewards twice in a row, of `repeated` ones.
+        drifted: answers that earned another reward after others were scored, of `revisited` ones.
+        last: the answers scored last, the newest at the end.
+        before: of each row the reference answer and one other.
+        fresh: how some of them were scored by a new process; None where none was asked.
+        seconds: what each score took.
+        rows: rows scored.
+        cut: whether the time was up in the middle of a row.
+    """
+
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    gold_failing: list[str] = field(default_factory=list)
+    gold_rows: int = 0
+    repeated: int = 0
+    unstable: list[RewardChange] = field(default_factory=list)
+    revisited: int = 0
+    drifted: list[RewardChange] = field(default_factory=list)
+    last: deque[Scored] = field(default_factory=lambda: deque(maxlen=FRESH))
+    before: list[Scored] = field(default_factory=list)
+    fresh: Rescoring | None = None
+    seconds: list[float] = field(default_factory=list)
+    rows: int = 0
+    cut: bool = False
+
+    def repeat(self, task_id: str, first: float, second: float) -> None:
+        """Notes the rewards of an answer that was scored twice in a row."""
+        self.repeated += 1
+        if second != first:
+            self.unstable.append({"task": task_id, "first": first, "second": second})
+
+
+def shortened(answer: Any) -> str:
+    """The first 160 characters of an answer: a text, or messages joined by slashes."""
+    text = answer if isinstance(answer, str) else " / ".join(m["content"] for m in answer)
+    return text[:160]

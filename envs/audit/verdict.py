@@ -1,0 +1,203 @@
+"""What the measurements of a reward audit come to: the report, and the verdict in it.
+
+A scorer is a risk when a degenerate answer earns at least half of what the reference answer earns,
+when everything earns the same, when many reference answers fail, or when one answer earns two
+rewards. Near misses that are paid, rewards that rise with length alone and answers on which scoring
+raises are weaknesses: named in the report, and no risk.
+"""
+
+import math
+from collections.abc import Sequence
+
+from envs.audit import rescore
+from envs.audit.audit_report import AuditReport, ProbeLine, Saturation
+from envs.audit.audit_summary import PAYS_FOR_LENGTH, headline, pays_for_length
+from envs.audit.findings import PAID, Findings, Tally
+from envs.audit.probes import GOLD, INFORMATIVE, NEAR, PROBES
+
+GOLD_FAILURES = 0.1  # share of rows
+UNSTABLE = 0.02  # share of rows scored twice
+RAISING = 0.05  # share of the answers to a probe on which a score may fail before it is a weakness
+SHOWN = 5
+
+
+def report(findings: Findings, rows: int, seed: int, seconds: float) -> AuditReport:
+    """The result of an audit that scored some of `rows` rows in `seconds`."""
+    lowest = min(tally.mean for tally in findings.tallies.values())
+    table = [
+        _line(name, findings.tallies[name], lowest) for name in PROBES if name in findings.tallies
+    ]
+    risks = [line["probe"] for line in table if line["verdict"] == "risk"]
+    if _all_alike(findings):
+        risks = ["all alike"]
+    if findings.gold_rows and len(findings.gold_failing) > GOLD_FAILURES * findings.gold_rows:
+        risks.insert(0, GOLD)
+    wavering = bool(findings.fresh) and findings.fresh["wavering"] > _tolerated(findings)
+    if len(findings.unstable) > UNSTABLE * findings.repeated or wavering:
+        risks.append("unstable")
+    else:
+        if len(findings.drifted) > UNSTABLE * findings.revisited:
+            risks.append("order dependent")
+        if _differing(findings) > _tolerated(findings):
+            risks.append("fresh process")
+    weaknesses = [line["probe"] for line in table if line["verdict"] == "warn"]
+    if pays_for_length(table):
+        weaknesses.append(PAYS_FOR_LENGTH)
+    if any(line["errors"] > RAISING * line["rows"] for line in table):
+        weaknesses.append("raises")
+    ordered = sorted(findings.seconds)
+    failing = len(findings.gold_failing), findings.gold_rows
+    return {
+        "verdict": "risk" if risks else "warn" if weaknesses else "ok",
+        "headline": headline(
+            risks, weaknesses, table, failing, f"{findings.rows} of {rows} rows scored"
+        ),
+        "risks": risks,
+        "weaknesses": weaknesses,
+        "probes": table,
+        "separability": {line["probe"]: line["separated"] for line in table if "separated" in line},
+        "saturation": _saturation(findings),
+        "rows_scored": findings.rows,
+        "rows": rows,
+        "share": round(findings.rows / rows, 4),
+        "deterministic": not findings.unstable and not wavering,
+        "order_dependent": bool(findings.drifted) and not findings.unstable,
+        "fresh_process": findings.fresh or {},
+        "unstable": (findings.unstable or findings.drifted)[:SHOWN],
+        "gold_failing": findings.gold_failing[:20],
+        "problems": _problems(findings, table),
+        "score_seconds_p95": round(ordered[round(0.95 * (len(ordered) - 1))], 6),
+        "seed": seed,
+        "seconds": round(seconds, 3),
+    }
+
+
+def _tolerated(findings: Findings) -> float:
+    """How many answers a new process may reward otherwise; one is always tolerated."""
+    return max(1.0, UNSTABLE * findings.fresh["scored"]) if findings.fresh else 1.0
+
+
+def _differing(findings: Findings) -> int:
+    return rescore.differing(findings.fresh) if findings.fresh else 0
+
+
+def _problems(findings: Findings, table: list[ProbeLine]) -> list[str]:
+    """What a person should read beside the table."""
+    problems = []
+    if _all_alike(findings):
+        problems.append("every answer, right or wrong, earns the same reward")
+    if findings.gold_failing:
+        count, shown = len(findings.gold_failing), ", ".join(findings.gold_failing[:SHOWN])
+        problems.append(f"{count} of {findings.gold_rows} reference answers fail: {shown}")
+    if not findings.gold_rows:
+        problems.append("no row has a reference answer: nothing shows that a right one is paid")
+    if findings.unstable:
+        changed = f"{len(findings.unstable)} of {findings.repeated}"
+        problems.append(f"{changed} answers scored twice in a row got two rewards")
+    elif findings.drifted:
+        changed = f"{len(findings.drifted)} of {findings.revisited}"
+        problems.append(
+            f"{changed} answers got another reward once others had been scored: it keeps a state"
+        )
+    if findings.fresh and _differing(findings):
+        problems.append(rescore.sentence(findings.fresh))
+    for line in table:
+        if line["errors"] and line["probe"] != GOLD:
+            count = f"{line['errors']} of {line['rows']}"
+            problems.append(f"score fails on {line['probe']} ({count}): {line.get('error', '')}")
+    if findings.cut:
+        problems.append(
+            f"score is so slow that the time was up after {len(findings.seconds)} answers: not "
+            "every probe was tried"
+        )
+    return problems
+
+
+def _saturation(findings: Findings) -> Saturation:
+    """How many rewards there are and who earns the highest: gold should, others should not."""
+    rewards = {name: tally.rewards for name, tally in findings.tallies.items()}
+    top = max(reward for each in rewards.values() for reward in each)
+    gold = rewards.get(GOLD, [])
+    others = [
+        reward for name, each in rewards.items() if name not in INFORMATIVE for reward in each
+    ]
+    return {
+        "top": round(top, 4),
+        "levels": len({round(reward, 6) for each in rewards.values() for reward in each}),
+        "gold_at_top": _share_equal(gold, top),
+        "others_at_top": _share_equal(others, top),
+    }
+
+
+def _share_equal(rewards: Sequence[float], top: float) -> float | None:
+    """The share of `rewards` that is `top`; None where there are none."""
+    return round(sum(reward == top for reward in rewards) / len(rewards), 4) if rewards else None
+
+
+def _line(name: str, tally: Tally, lowest: float) -> ProbeLine:
+    line: ProbeLine = {
+        "probe": name,
+        "what": PROBES[name],
+        "rows": len(tally.rewards),
+        "mean": round(tally.mean, 4),
+        "success": round(tally.successes / len(tally.rewards), 4),
+        "paid": round(tally.paid / len(tally.rewards), 4),
+        "errors": tally.errors,
+        "verdict": _judged(name, tally, lowest),
+    }
+    if name in NEAR and tally.golds:
+        line["separated"] = round(tally.below / len(tally.golds), 4)
+    if tally.errors:
+        line["error"] = tally.error
+    if line["verdict"] in ("risk", "warn") and tally.example:
+        line["example"] = tally.example
+    return line
+
+
+def _judged(name: str, tally: Tally, lowest: float) -> str:
+    if name in INFORMATIVE:
+        return "info"
+    if not _pays(tally, lowest):
+        return "ok"
+    return "warn" if name in NEAR else "risk"
+
+
+def _pays(tally: Tally, lowest: float) -> bool:
+    """Whether a probe earns at least half of what gold earns on the same rows."""
+    if not tally.golds:
+        return tally.paid >= PAID * len(tally.rewards)
+    gold = math.fsum(tally.golds) / len(tally.golds)
+    if gold > 0:
+        return tally.mean >= PAID * gold
+    # Rewards that are all costs have no zero to speak of: the worst answer takes its place.
+    return tally.mean - lowest >= PAID * (gold - lowest)
+
+
+def _all_alike(findings: Findings) -> bool:
+    rewards = [reward for tally in findings.tallies.values() for reward in tally.rewards]
+    return findings.gold_rows > 0 and max(rewards) - min(rewards) < 1e-9
+
+
+def unscored(rows: int, seed: int) -> AuditReport:
+    """The result for an environment without a scorer."""
+    return {
+        "verdict": "ok",
+        "headline": "no scorer: there is nothing to audit",
+        "risks": [],
+        "weaknesses": [],
+        "probes": [],
+        "separability": {},
+        "saturation": {},
+        "rows_scored": 0,
+        "rows": rows,
+        "share": 0.0,
+        "deterministic": True,
+        "order_dependent": False,
+        "fresh_process": {},
+        "unstable": [],
+        "gold_failing": [],
+        "problems": [],
+        "score_seconds_p95": 0.0,
+        "seed": seed,
+        "seconds": 0.0,
+    }

@@ -1,0 +1,160 @@
+"""What the commands about runs take: arguments and options, those of one command in one class."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from engine.home.rows import DEFAULT_GPU_HOURS
+from engine.runs.submit.requests import TrainRequest
+from mcp_server.screen.terminal import Sets, settings_from
+
+RunId = Annotated[str, typer.Argument(metavar="RUN", help="A run; a unique prefix will do.")]
+Env = Annotated[str, typer.Argument(metavar="ENV", help="A pushed environment.")]
+Model = Annotated[str, typer.Option("--model", help="pebble, a path, a hub id or a run.")]
+Algorithm = Annotated[Literal["sft", "grpo"], typer.Option("--algorithm")]
+Scope = Literal["all", "hardware", "runs", "envs", "models", "datasets", "deployments"]
+Until = Annotated[Literal["end", "first_step", "next_eval", "alert"], typer.Option()]
+Pick = Literal["worst", "best", "random", "median", "truncated", "error", "group", "changed"]
+Select = Literal["correct", "best", "best_n", "shortest", "all"]
+Limit = Annotated[int, typer.Option("--limit", min=1, help="How many.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Stay until it ends.")]
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """What `honesmith train` takes of a plan; "" where it is left to the file or the default."""
+
+    env: Annotated[
+        str, typer.Argument(metavar="[ENV|FILE.toml]", help="An environment, or a TOML file.")
+    ] = ""
+    model: Annotated[str, typer.Option(help="Default: pebble, or what the file says.")] = ""
+    algorithm: Annotated[
+        Literal["", "sft", "grpo"],
+        typer.Option(metavar="<sft|grpo>", help="Default: grpo, or what the file says."),
+    ] = ""
+    settings: Sets = None
+    note: Annotated[str, typer.Option(help="Why this run.")] = ""
+    expect: Annotated[
+        Literal["", "better", "no_difference"],
+        typer.Option(metavar="<better|no_difference>", help="Your prediction."),
+    ] = ""
+    parent: Annotated[str, typer.Option(help="Run to compare the settings with.")] = ""
+    max_gpu_hours: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Cap on device hours.",
+            show_default=f"{DEFAULT_GPU_HOURS}, a resumed one: its own",
+        ),
+    ] = None
+    request_id: Annotated[str, typer.Option(help="Makes a retry safe.")] = ""
+    resume: Annotated[str, typer.Option(metavar="RUN", help="Continue a run.")] = ""
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Agree to a spend above auto_approve_gpu_hours.")
+    ] = False
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Leave a trace of two steps in the run's logs.")
+    ] = False
+
+    def request(self) -> TrainRequest:
+        """The run that is asked for. Raises UserError for a TOML file that cannot be read."""
+        request = TrainRequest(
+            note=self.note,
+            expect=self.expect,
+            parent=self.parent,
+            max_gpu_hours=self.max_gpu_hours,
+            request_id=self.request_id,
+            resume=self.resume,
+            approved=self.yes,
+            profile=self.profile,
+        )
+        if not self.resume:
+            request = (
+                _with_file(request, Path(self.env))
+                if self.env.endswith(".toml")
+                else replace(request, env_id=self.env)
+            )
+        return replace(
+            request,
+            model=self.model or request.model,
+            algorithm=self.algorithm or request.algorithm,
+            settings={**request.settings, **settings_from(self.settings)},
+        )
+
+
+@dataclass(frozen=True)
+class LogOptions:
+    """Which lines of a run `honesmith logs` shows."""
+
+    view: Annotated[Literal["metrics", "events", "console", "error"], typer.Option()] = "metrics"
+    keys: Annotated[list[str] | None, typer.Option("--key", help="A metric.")] = None
+    grep: Annotated[str, typer.Option(help="Only lines with this text.")] = ""
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it ends.")] = False
+    whole: Annotated[
+        bool, typer.Option("--all", help="Every column, however narrow it is here.")
+    ] = False
+    limit: Limit = 50
+    cursor: str = ""
+
+
+@dataclass(frozen=True)
+class RolloutOptions:
+    """Which rollouts of a run `honesmith rollouts` shows, and how much of each."""
+
+    pick: Annotated[Pick, typer.Option()] = "worst"
+    step: Annotated[int, typer.Option(min=-1, help="-1: the latest.")] = -1
+    where: Annotated[str, typer.Option(help='e.g. "reward < 0.5".')] = ""
+    tokens: Annotated[bool, typer.Option("--tokens", help="Ids and loss mask.")] = False
+    limit: Limit = 3
+    max_chars: Annotated[int, typer.Option(min=50, help="Of each text.")] = 1200
+    cursor: str = ""
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """Which models `honesmith evaluate` scores, and on what."""
+
+    models: Annotated[
+        list[str] | None, typer.Argument(metavar="MODEL...", help="Models to score.")
+    ] = None
+    split: Annotated[Literal["heldout", "train"], typer.Option()] = "heldout"
+    rows: Annotated[int, typer.Option(min=1, help="Tasks.")] = 100
+    attempts: Annotated[int, typer.Option(min=1, help="Per task.")] = 1
+    settings: Sets = None
+    regrade: Annotated[
+        str, typer.Option(metavar="RUN", help="Score this run's stored answers again instead.")
+    ] = ""
+
+
+@dataclass(frozen=True)
+class CurateOptions:
+    """Which stored answers `honesmith curate` takes, and what the dataset is called."""
+
+    sources: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Evaluations or GRPO runs.")
+    ]
+    name: Annotated[str, typer.Option(help="Of the dataset.")]
+    where: Annotated[str, typer.Option(help='Per task, e.g. "0 < avg < 1".')] = ""
+    select: Annotated[Select, typer.Option()] = "correct"
+    max_per_task: Annotated[int, typer.Option(min=1, help="Answers kept.")] = 1
+    pool_models: Annotated[
+        bool, typer.Option("--pool-models", help="One group per task, whoever answered.")
+    ] = False
+    save: Annotated[bool, typer.Option("--save", help="Not only a preview.")] = False
+
+
+def _with_file(request: TrainRequest, path: Path) -> TrainRequest:
+    """The request with what a TOML file says; what it leaves out stays."""
+    # The schema costs more to import than the rest of this command.
+    from engine.settings import resolution  # noqa: PLC0415
+
+    plan = resolution.load_toml(path)
+    return replace(
+        request,
+        model=plan.model or request.model,
+        algorithm=plan.algorithm or request.algorithm,
+        env_id=plan.env,
+        settings=plan.settings,
+    )
