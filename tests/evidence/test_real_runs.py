@@ -58,9 +58,16 @@ MOSTLY_LONG = "Score(0.2 * right + 0.8 * min(1.0, len(completion) / 40), success
 
 
 def environment(
-    folder: Path, skill: Any, *, score: str = STRICT, train: int = 1200, heldout: int = 400,
-    noise: float = 0.0, answer: str = "{}", replay: float = 0.0,
-) -> Path:  # fmt: skip
+    folder: Path,
+    skill: Any,
+    *,
+    score: str = STRICT,
+    train: int = 1200,
+    heldout: int = 400,
+    noise: float = 0.0,
+    answer: str = "{}",
+    replay: float = 0.0,
+) -> Path:
     """An environment over one of pebble's skills; `noise` of the reference answers are wrong, and
     for each training row there are `replay` more of what pebble knows already."""
     rng = random.Random(7)
@@ -78,8 +85,13 @@ def environment(
         for number, (prompt, row) in enumerate(rows.items()):
             side = "heldout" if number < heldout else "train"
             said = rng.choice(golds) if side == "train" and rng.random() < noise else row["gold"]
-            line = {"id": f"t{number}", "prompt": prompt, "answer": answer.format(said),
-                    "split": side, "metadata": {"gold": row["gold"]}}  # fmt: skip
+            line = {
+                "id": f"t{number}",
+                "prompt": prompt,
+                "answer": answer.format(said),
+                "split": side,
+                "metadata": {"gold": row["gold"]},
+            }
             file.write(json.dumps(line) + "\n")
     (folder / "environment.py").write_text(SOURCE.replace("{score}", score))
     return folder
@@ -116,43 +128,73 @@ def train(home: Home, folder: Path, algorithm: str, settings: dict[str, Any]) ->
 
 
 GRPO: dict[str, Any] = {
-    "steps": 20, "prompts_per_step": 8, "group_size": 8, "eval_every": 10, "eval_rows": 240,
-    "learning_rate": 1e-3, "max_tokens": 24,
-}  # fmt: skip
+    "steps": 20,
+    "prompts_per_step": 8,
+    "group_size": 8,
+    "eval_every": 10,
+    "eval_rows": 240,
+    "learning_rate": 1e-3,
+    "max_tokens": 24,
+}
 # Skill, algorithm, reward, settings. All of them learn something that 120 to 400 reported tasks can
 # show: a run whose gain stays in the noise is rightly told that it is underpowered.
 HEALTHY: dict[str, tuple[Any, str, str, dict[str, Any]]] = {
     "sums": (skills.add_two, "grpo", STRICT, GRPO),
     "sums-slow": (
-        skills.add_two, "grpo", STRICT,
+        skills.add_two,
+        "grpo",
+        STRICT,
         GRPO | {"learning_rate": 5e-4, "steps": 30, "seed": 1},
     ),
     "sums-kl": (
-        skills.add_two, "grpo", STRICT,
+        skills.add_two,
+        "grpo",
+        STRICT,
         GRPO | {"kl_coef": 0.01, "temperature": 0.8, "seed": 2},
     ),
     "sums-large-groups": (
-        skills.add_two, "grpo", STRICT,
+        skills.add_two,
+        "grpo",
+        STRICT,
         GRPO | {"group_size": 16, "loss": "dr_grpo", "seed": 3},
     ),
     "sums-part": (
-        skills.add_two, "grpo", PART, GRPO | {"advantage": "rloo", "eval_rows": 400, "seed": 4},
+        skills.add_two,
+        "grpo",
+        PART,
+        GRPO | {"advantage": "rloo", "eval_rows": 400, "seed": 4},
     ),
     "sums-long": (
-        skills.add_two, "grpo", STRICT, GRPO | {"steps": 45, "eval_every": 15, "seed": 5},
+        skills.add_two,
+        "grpo",
+        STRICT,
+        GRPO | {"steps": 45, "eval_every": 15, "seed": 5},
     ),
     # Two thirds are solved from the start: to be seen, the gain needs more tasks and more steps.
     "numbers": (
-        skills.sort_numbers, "grpo", STRICT,
-        GRPO | {"loss": "cispo", "updates_per_batch": 2, "prompts_per_step": 16, "steps": 40,
-                "eval_every": 20, "eval_rows": 800, "seed": 8},
+        skills.sort_numbers,
+        "grpo",
+        STRICT,
+        GRPO
+        | {
+            "loss": "cispo",
+            "updates_per_batch": 2,
+            "prompts_per_step": 16,
+            "steps": 40,
+            "eval_every": 20,
+            "eval_rows": 800,
+            "seed": 8,
+        },
     ),
     "sft-numbers": (skills.sort_numbers, "sft", STRICT, {"epochs": 2}),
     "sft-subtract": (
-        skills.subtract, "sft", STRICT, {"steps": 60, "lr_schedule": "constant"},
+        skills.subtract,
+        "sft",
+        STRICT,
+        {"steps": 60, "lr_schedule": "constant"},
     ),
     "sft-ends": (skills.ends, "sft", STRICT, {"epochs": 1, "batch_size": 16, "seed": 6}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HEALTHY)
@@ -176,16 +218,21 @@ def first(found: dict[str, Any]) -> str:
 
 def test_a_reward_that_pays_for_length_is_found_out(home: Home, tmp_path: Path):
     folder = environment(tmp_path / "length", skills.add_two, score=LONG_WINDED)
-    found = train(home, folder, "grpo", GRPO | {
-        "steps": 30, "max_tokens": 48, "accept_reward_risk": True})  # fmt: skip
+    found = train(
+        home, folder, "grpo", GRPO | {"steps": 30, "max_tokens": 48, "accept_reward_risk": True}
+    )
     assert first(found) == "reward_hacking"
     assert any(name == "reward_hacking" for _, name in found["alerts"])
 
 
 def test_a_reward_that_pays_little_for_what_is_right_is_found_out(home: Home, tmp_path: Path):
     folder = environment(tmp_path / "little", skills.add_two, score=MOSTLY_LONG)
-    found = train(home, folder, "grpo", GRPO | {
-        "steps": 30, "max_tokens": 48, "accept_reward_risk": True, "seed": 7})  # fmt: skip
+    found = train(
+        home,
+        folder,
+        "grpo",
+        GRPO | {"steps": 30, "max_tokens": 48, "accept_reward_risk": True, "seed": 7},
+    )
     assert first(found) == "reward_hacking"
 
 
@@ -205,8 +252,12 @@ def test_tasks_that_are_too_hard_are_found_out(home: Home, tmp_path: Path):
 
 def test_overfitting_rows_are_found_out(home: Home, tmp_path: Path):
     folder = environment(tmp_path / "noise", skills.add_two, train=48, noise=0.5)
-    found = train(home, folder, "sft", {
-        "steps": 120, "batch_size": 8, "eval_every": 15, "learning_rate": 5e-3})  # fmt: skip
+    found = train(
+        home,
+        folder,
+        "sft",
+        {"steps": 120, "batch_size": 8, "eval_every": 15, "learning_rate": 5e-3},
+    )
     assert first(found) == "overfitting"
 
 
@@ -224,8 +275,12 @@ def test_a_new_skill_costs_the_old_ones_unless_they_are_replayed(
     home: Home, tmp_path: Path, replay: float, word: str
 ):
     folder = environment(tmp_path / "ends", skills.ends, train=160, heldout=80, replay=replay)
-    found = train(home, folder, "sft", {
-        "steps": 90, "learning_rate": 1.5e-3, "batch_size": 24, "eval_every": 30})  # fmt: skip
+    found = train(
+        home,
+        folder,
+        "sft",
+        {"steps": 90, "learning_rate": 1.5e-3, "batch_size": 24, "eval_every": 30},
+    )
     run = home.run(found["run_id"])
     kept = kept_skills(run)
     print(f"  replay {replay}: {kept['summary']}")

@@ -147,11 +147,20 @@ class World:
 
     def settings(self, **more: Any) -> dict[str, Any]:
         return {
-            "learning_rate": 1e-3, "steps": self.steps, "group_size": self.size,
-            "prompts_per_step": self.groups, "max_tokens": self.max_tokens, "max_length": 512,
-            "temperature": 1.0, "kl_coef": 0.0, "max_grad_norm": 1.0, "thinking": False,
-            "max_turns": 1, "eval_rows": 400, "accept_reward_risk": False,
-        } | more  # fmt: skip
+            "learning_rate": 1e-3,
+            "steps": self.steps,
+            "group_size": self.size,
+            "prompts_per_step": self.groups,
+            "max_tokens": self.max_tokens,
+            "max_length": 512,
+            "temperature": 1.0,
+            "kl_coef": 0.0,
+            "max_grad_norm": 1.0,
+            "thinking": False,
+            "max_turns": 1,
+            "eval_rows": 400,
+            "accept_reward_risk": False,
+        } | more
 
     def progress(self, step: int) -> float:
         """0 at the start, 1 at the end, an S between."""
@@ -211,9 +220,14 @@ def play(world: World, policy: Policy, step: int, rng: random.Random) -> list[Ro
 
 
 def answer(
-    world: World, policy: Policy, task: str, group: int, member: int, difficulty: float,
+    world: World,
+    policy: Policy,
+    task: str,
+    group: int,
+    member: int,
+    difficulty: float,
     rng: random.Random,
-) -> Row:  # fmt: skip
+) -> Row:
     cut = rng.random() < policy.cut
     turns_out = cut and rng.random() < policy.out_of_turns
     read = rng.random() < policy.form
@@ -246,12 +260,21 @@ def answer(
         centre = 0.3 if wrong else policy.judge
         metrics["judge_quality"] = min(1.0, max(0.0, rng.gauss(centre, 0.1)))
     row: Row = {
-        "step": 1, "advantage": 0.0,
-        "task": task, "group": group, "member": member, "messages": [message], "completion": said,
-        "reward": float(right), "success": right, "metrics": metrics, "error": error,
+        "step": 1,
+        "advantage": 0.0,
+        "task": task,
+        "group": group,
+        "member": member,
+        "messages": [message],
+        "completion": said,
+        "reward": float(right),
+        "success": right,
+        "metrics": metrics,
+        "error": error,
         "stop_reason": ("max_turns" if turns_out else "length") if cut else "stop",
-        "tokens": world.max_tokens if cut else tokens, "turns": 1,
-    }  # fmt: skip
+        "tokens": world.max_tokens if cut else tokens,
+        "turns": 1,
+    }
     if policy.pay is not None:
         row["reward"] = policy.pay(row, rng)
     if error:
@@ -275,8 +298,11 @@ def measured(world: World, rows: list[Row], step: int, policy: Policy, rng: rand
     """The metrics of a step, as the trainer works them out of its rollouts."""
     groups = [rows[at : at + world.size] for at in range(0, len(rows), world.size)]
     uniform = [g for g in groups if all(row["advantage"] == 0.0 for row in g)]
-    easy = [g for g in uniform if any(r["success"] for r in g)
-            and all(r["success"] for r in g if not r["error"])]  # fmt: skip
+    easy = [
+        g
+        for g in uniform
+        if any(r["success"] for r in g) and all(r["success"] for r in g if not r["error"])
+    ]
     scored = [row for row in rows if not row["error"]]
     rewards = [row["reward"] for row in scored] or [0.0]
     lengths = sorted(row["tokens"] for row in rows)
@@ -304,11 +330,14 @@ def measured(world: World, rows: list[Row], step: int, policy: Policy, rng: rand
 
 
 def grpo(
-    kind: str, seed: int, change: Change | None = None, *,
+    kind: str,
+    seed: int,
+    change: Change | None = None,
+    *,
     prepare: Callable[[World, random.Random], None] | None = None,
     lines: Callable[[Line, float, int, random.Random], None] | None = None,
     **settings: Any,
-) -> Simulated:  # fmt: skip
+) -> Simulated:
     """A GRPO run. `change(policy, way, step, chance)` and `lines` are the trouble; `way` is how
     much of the run is done, `chance` is drawn anew for the run and the same at every step."""
     world = World(seed)
@@ -349,9 +378,15 @@ def grpo(
 
 
 def examined(
-    run: Simulated, step: int, share: float, *, cut: float = 0.0, length: float = 8.0,
-    reward: float | None = None, n: int = 100,
-) -> None:  # fmt: skip
+    run: Simulated,
+    step: int,
+    share: float,
+    *,
+    cut: float = 0.0,
+    length: float = 8.0,
+    reward: float | None = None,
+    n: int = 100,
+) -> None:
     """The exam of a step on tasks of which `share` is solved, mostly the same ones each time."""
     fixed = random.Random(f"tasks {run.kind} {run.seed}")
     chance = random.Random(f"exam {run.kind} {run.seed} {step}")
@@ -361,12 +396,19 @@ def examined(
     rows: list[Row] = []
     for i in range(n):
         said = " ".join(chance.choices(WORDS, k=max(1, round(length))))
-        rows.append({
-            "model": "simulated", "task": f"h{i}", "half": "select", "completion": said,
-            "success": i in solved,
-            "reward": float(i in solved) if reward is None else reward, "error": None,
-            "stop_reason": "length" if chance.random() < cut else "stop", "tokens": round(length),
-        })  # fmt: skip
+        rows.append(
+            {
+                "model": "simulated",
+                "task": f"h{i}",
+                "half": "select",
+                "completion": said,
+                "success": i in solved,
+                "reward": float(i in solved) if reward is None else reward,
+                "error": None,
+                "stop_reason": "length" if chance.random() < cut else "stop",
+                "tokens": round(length),
+            }
+        )
     run.exams[step] = rows
 
 
@@ -374,10 +416,18 @@ def kept_of(rng: random.Random, before: float, after: float, n: int = 48) -> Kep
     """What a run keeps of `n` old tasks when it could do `before` of them and can do `after`."""
     hard = [rng.random() for _ in range(n)]
     sides = [
-        [{"task": f"k{i}", "battery": "old skills", "reward": 0.0, "error": None,
-          "success": h + rng.gauss(0, 0.01) < level} for i, h in enumerate(hard)]
+        [
+            {
+                "task": f"k{i}",
+                "battery": "old skills",
+                "reward": 0.0,
+                "error": None,
+                "success": h + rng.gauss(0, 0.01) < level,
+            }
+            for i, h in enumerate(hard)
+        ]
         for level in (before, after)
-    ]  # fmt: skip
+    ]
     return compare_skills(*map(exam_records, sides))
 
 
@@ -385,10 +435,17 @@ def judged(rng: random.Random, before: float, after: float, n: int) -> Compariso
     """The verdict on `n` reported tasks with these chances."""
     hard = [rng.random() for _ in range(n)]
     sides = [
-        [{"task": f"t{i}", "success": h + rng.gauss(0, 0.05) < level, "reward": 0.0, "error": None}
-         for i, h in enumerate(hard)]
+        [
+            {
+                "task": f"t{i}",
+                "success": h + rng.gauss(0, 0.05) < level,
+                "reward": 0.0,
+                "error": None,
+            }
+            for i, h in enumerate(hard)
+        ]
         for level in (before, after)
-    ]  # fmt: skip
+    ]
     return compare_rows(*map(exam_records, sides))
 
 
@@ -403,8 +460,15 @@ def sft(
     start, floor, speed = rng.uniform(1.0, 3.0), rng.uniform(0.05, 0.5), rng.uniform(4, 10)
     turn = rng.uniform(0.15, 0.4)
     scored = rng.random() < 0.6 if scored is None else scored
-    given = {"learning_rate": rate, "steps": steps, "epochs": 3, "batch_size": 16,
-             "max_length": 128, "max_grad_norm": 1.0, "eval_rows": 400} | settings  # fmt: skip
+    given = {
+        "learning_rate": rate,
+        "steps": steps,
+        "epochs": 3,
+        "batch_size": 16,
+        "max_length": 128,
+        "max_grad_norm": 1.0,
+        "eval_rows": 400,
+    } | settings
     run = Simulated(kind, seed, "sft", given)
     run.rows = {"rows": 400, "truncated": rng.randint(0, 8), "dropped": 0}
     heldout: list[float] = []
@@ -417,8 +481,9 @@ def sft(
                 "loss": down * math.exp(rng.gauss(0, 0.12) - 0.6 * overfit * max(0, way - turn)),
                 "grad_norm": (0.2 + 2 * math.exp(-speed * way)) * math.exp(rng.gauss(0, 0.3)),
                 "lr": rate * 0.5 * (1 + math.cos(math.pi * way)),
-                "tokens": 1600, "supervised_tokens": 300,
-            }  # fmt: skip
+                "tokens": 1600,
+                "supervised_tokens": 300,
+            }
         if step % every == 0 or step == steps:
             up = overfit * max(0.0, way - turn) / (1 - turn)
             line["heldout_loss"] = (1.1 * down + start * up * 0.4) * rng.gauss(1, 0.003)

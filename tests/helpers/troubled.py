@@ -365,9 +365,27 @@ def _with_form(world: World, rng: random.Random) -> None:
 TROUBLES: dict[str, Callable[[int], Simulated]] = {
     make.__name__: make
     for make in (
-        uniform_groups, too_hard, too_easy, truncation, length_grew, overthinking, repetition,
-        unparsed, entropy_collapse, judge_pleasing, reward_hacking, below_start, overfitting,
-        too_short, forgetting, no_update, unstable, reward_errors, scorer_moves, slow_reward,
-        underpowered, infra,
+        uniform_groups,
+        too_hard,
+        too_easy,
+        truncation,
+        length_grew,
+        overthinking,
+        repetition,
+        unparsed,
+        entropy_collapse,
+        judge_pleasing,
+        reward_hacking,
+        below_start,
+        overfitting,
+        too_short,
+        forgetting,
+        no_update,
+        unstable,
+        reward_errors,
+        scorer_moves,
+        slow_reward,
+        underpowered,
+        infra,
     )
-}  # fmt: skip
+}

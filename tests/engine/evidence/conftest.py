@@ -55,9 +55,11 @@ class SyntheticRun:
             if state == "cancelled":
                 store.set_state(self.id, "stopping", only_from={"running"})
             assert store.set_state(
-                self.id, state, only_from={"stopping" if state == "cancelled" else "running"},
+                self.id,
+                state,
+                only_from={"stopping" if state == "cancelled" else "running"},
                 **values,
-            )  # fmt: skip
+            )
         return self
 
     def metrics(self, rows: Iterable[Row]) -> "SyntheticRun":
@@ -251,11 +253,15 @@ def learned_run(make_run: Callable[..., SyntheticRun], home: Home) -> SyntheticR
     total, tasks = 60, 240
     run = make_run(
         settings={"learning_rate": 1e-3, "steps": total, "group_size": 8, "lora_rank": 16},
-        sources={"learning_rate": "user", "steps": "user", "group_size": "recipe",
-                 "lora_rank": "model"},
+        sources={
+            "learning_rate": "user",
+            "steps": "user",
+            "group_size": "recipe",
+            "lora_rank": "model",
+        },
         note="Does GRPO alone teach two-digit sums?",
         expect="better",
-    )  # fmt: skip
+    )
     write_env(home, run.config)
     hard = {i: rng.random() for i in range(tasks)}
     at = {0: 0.35, 20: 0.45, 40: 0.68, 60: 0.62}
@@ -269,17 +275,23 @@ def learned_run(make_run: Callable[..., SyntheticRun], home: Home) -> SyntheticR
         both = step in (0, 40)  # the report half is played at the start and with the best
         run.evals(
             step,
-            [row for row in halved(lambda i, s=solved: s[i], tasks)
-             if both or row["half"] == "select"],
-        )  # fmt: skip
+            [
+                row
+                for row in halved(lambda i, s=solved: s[i], tasks)
+                if both or row["half"] == "select"
+            ],
+        )
         if step:
             run.checkpoint(step, best=step == 40)
     for step in (1, 30, 60):
         run.rollouts(
             step,
-            [rollout_row(g, m, rng.choice([0.0, 0.0, 0.5, 1.0]))
-             for g in range(4) for m in range(8)],
-        )  # fmt: skip
+            [
+                rollout_row(g, m, rng.choice([0.0, 0.0, 0.5, 1.0]))
+                for g in range(4)
+                for m in range(8)
+            ],
+        )
     run.events(
         {"event": "started", "message": "60 steps", "total_steps": total},
         {"event": "evaluated", "message": "step 20", "step": 20, "heldout_success": 0.45},

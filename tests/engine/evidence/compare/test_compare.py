@@ -396,11 +396,22 @@ def test_where_answers_are_noisy_and_every_row_is_used_attempts_are_the_next_mov
     rng = random.Random(4)
     (home.env("arith", "0123456789ab")).mkdir(parents=True)
     pushed(home, 400)
-    run = make_run("evaluate", kind="evaluate", models=[{"ref": "a"}, {"ref": "b"}],
-                   attempts=2, settings=GREEDY)  # fmt: skip
+    run = make_run(
+        "evaluate",
+        kind="evaluate",
+        models=[{"ref": "a"}, {"ref": "b"}],
+        attempts=2,
+        settings=GREEDY,
+    )
     for index, rate in enumerate((0.5, 0.53)):
-        run.model_evals(index, [rows.eval(f"t{i}", rng.random() < rate, attempt=k)
-                                for i in range(400) for k in range(2)])  # fmt: skip
+        run.model_evals(
+            index,
+            [
+                rows.eval(f"t{i}", rng.random() < rate, attempt=k)
+                for i in range(400)
+                for k in range(2)
+            ],
+        )
     found = compare_runs(home, [run.finish().id])
     assert found["verdict"] == "inconclusive"
     call = found["next"][0]
@@ -418,10 +429,11 @@ def test_attempts_help_against_chance_and_not_against_the_choice_of_tasks():
         for _ in range(2):
             fixed = [float(rng.random() < 0.5) for _ in range(200)]
             values = {
-                f"t{i}": [f if rng.random() > chance else float(rng.random() < 0.5)
-                          for _ in range(4)]
+                f"t{i}": [
+                    f if rng.random() > chance else float(rng.random() < 0.5) for _ in range(4)
+                ]
                 for i, f in enumerate(fixed)
-            }  # fmt: skip
+            }
             made.append(inference.Side(values, 800))
         return made
 

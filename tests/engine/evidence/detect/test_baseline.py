@@ -35,8 +35,12 @@ def test_a_fall_below_the_start_names_its_numbers_and_a_third_of_the_rate(seed: 
 
 def length_paid(cut: float = 0.95) -> Simulated:
     """The run that pays `0.55 * right + min(0.27, 0.03 * tokens)`: 72 % to 0 %, lengths to 40."""
-    run = Simulated("length_paid", 1, "grpo", {
-        "learning_rate": 1e-3, "steps": 40, "max_tokens": 40, "group_size": 8})  # fmt: skip
+    run = Simulated(
+        "length_paid",
+        1,
+        "grpo",
+        {"learning_rate": 1e-3, "steps": 40, "max_tokens": 40, "group_size": 8},
+    )
     rng = random.Random(3)
     for step in range(41):
         way = min(1.0, max(0.0, (step - 8) / 12))
@@ -47,20 +51,33 @@ def length_paid(cut: float = 0.95) -> Simulated:
                 is_cut = rng.random() < cut * way
                 right = rng.random() < 0.72 * (1 - way) and not is_cut
                 tokens = 40 if is_cut else round(8 + 30 * way)
-                rows.append({
-                    "task": f"t{at // 8}", "group": at // 8, "member": at % 8, "tokens": tokens,
-                    "completion": f"{rng.random()}", "success": right, "error": None,
-                    "reward": 0.55 * right + min(0.27, 0.03 * tokens), "metrics": {},
-                    "stop_reason": "length" if is_cut else "stop",
-                })  # fmt: skip
+                rows.append(
+                    {
+                        "task": f"t{at // 8}",
+                        "group": at // 8,
+                        "member": at % 8,
+                        "tokens": tokens,
+                        "completion": f"{rng.random()}",
+                        "success": right,
+                        "error": None,
+                        "reward": 0.55 * right + min(0.27, 0.03 * tokens),
+                        "metrics": {},
+                        "stop_reason": "length" if is_cut else "stop",
+                    }
+                )
             run.rollouts[step] = rows
             flat = 0.9 * way
             line |= {
                 "truncated_share": sum(r["stop_reason"] == "length" for r in rows) / 64,
-                "reward_mean": sum(r["reward"] for r in rows) / 64, "grad_norm": 0.3, "lr": 1e-3,
-                "groups_effective": 1 - flat, "groups_too_hard": flat, "groups_too_easy": 0.0,
-                "zero_advantage_share": flat, "length_p95": 40.0,
-            }  # fmt: skip
+                "reward_mean": sum(r["reward"] for r in rows) / 64,
+                "grad_norm": 0.3,
+                "lr": 1e-3,
+                "groups_effective": 1 - flat,
+                "groups_too_hard": flat,
+                "groups_too_easy": 0.0,
+                "zero_advantage_share": flat,
+                "length_p95": 40.0,
+            }
         if step % 10 == 0:
             level = 0.72 * (1 - way)
             line |= {"heldout_success": level, "heldout_reward": level}
@@ -150,8 +167,11 @@ def test_sampled_answers_that_were_longer_than_the_greedy_exam_at_once_did_not_g
     for rows in run.rollouts.values():
         for row in rows:
             is_cut = row["member"] < 2
-            row |= {"tokens": 40 if is_cut else 20, "stop_reason": "length" if is_cut else "stop",
-                    "reward": float(row["success"])}  # fmt: skip
+            row |= {
+                "tokens": 40 if is_cut else 20,
+                "stop_reason": "length" if is_cut else "stop",
+                "reward": float(row["success"]),
+            }
     for line in run.lines[1:]:
         line["truncated_share"] = 0.25
     assert run.exams[0][0]["tokens"] == 8
@@ -259,10 +279,13 @@ def test_a_loss_that_came_to_rest_halfway_through_three_exams_no_longer_falls():
 def test_forgetting_is_said_of_the_battery_that_was_forgotten(inherited: bool):
     run = healthy(2001)
     sides = [
-        [{"task": f"{name}-{i}", "battery": name, "reward": 0.0, "error": None, "success": right}
-         for name, right in (("old", True), ("keep@1", before)) for i in range(48)]
+        [
+            {"task": f"{name}-{i}", "battery": name, "reward": 0.0, "error": None, "success": right}
+            for name, right in (("old", True), ("keep@1", before))
+            for i in range(48)
+        ]
         for before in (True, False)
-    ]  # fmt: skip
+    ]
     lost = compare_skills(*map(exam_records, sides))
     run.kept = lost
     if inherited:

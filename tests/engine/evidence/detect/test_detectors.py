@@ -53,16 +53,26 @@ def test_healthy_runs_raise_no_alert_on_their_way(tmp_path: Path):
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize(
     ("trouble", "by"),
-    [("uniform_groups", 9), ("too_hard", 9), ("truncation", 9), ("reward_errors", 9),
-     ("slow_reward", 9), ("judge_pleasing", 40), ("reward_hacking", 60), ("repetition", 60)],
-)  # fmt: skip
+    [
+        ("uniform_groups", 9),
+        ("too_hard", 9),
+        ("truncation", 9),
+        ("reward_errors", 9),
+        ("slow_reward", 9),
+        ("judge_pleasing", 40),
+        ("reward_hacking", 60),
+        ("repetition", 60),
+    ],
+)
 def test_an_alert_comes_while_there_is_time_to_stop(trouble: str, by: int, tmp_path: Path):
     """Before step `by`; for the signals of groups before `no_signal` would end the run at ten."""
     steps = [
-        min([step for step, found in replay(TROUBLES[trouble](s), tmp_path) if found == trouble],
-            default=10**6)
+        min(
+            [step for step, found in replay(TROUBLES[trouble](s), tmp_path) if found == trouble],
+            default=10**6,
+        )
         for s in range(2001, 2009)
-    ]  # fmt: skip
+    ]
     assert sum(step <= by for step in steps) >= 7, steps
 
 
@@ -80,10 +90,16 @@ def paid_run(right: float, wrong: tuple[float, float], longer: float) -> Facts:
         way = step / 30
         solved = 0.3 + 0.3 * way + 0.01 * (-1) ** step
         pays = wrong[0] + (wrong[1] - wrong[0]) * way
-        views.append(View(
-            step, 64, solved=solved, wrong_reward=pays, right_reward=pays + right,
-            length=10 * (1 + (longer - 1) * way),
-        ))  # fmt: skip
+        views.append(
+            View(
+                step,
+                64,
+                solved=solved,
+                wrong_reward=pays,
+                right_reward=pays + right,
+                length=10 * (1 + (longer - 1) * way),
+            )
+        )
         lines.append({"step": step, "reward_mean": pays + right * solved})
     return Facts("grpo", {}, lines, views)
 
@@ -196,9 +212,16 @@ def test_repeated_share_counts_four_grams_seen_before():
 
 @pytest.mark.parametrize(
     ("said", "inside"),
-    [("```python\nx\n```", True), ("Sure! It is 4.", True), ('"4"', True), ("4", False),
-     ('He said "4" to me.', False), ("Surely 4", False), ("Of course: 4", True)],
-)  # fmt: skip
+    [
+        ("```python\nx\n```", True),
+        ("Sure! It is 4.", True),
+        ('"4"', True),
+        ("4", False),
+        ('He said "4" to me.', False),
+        ("Surely 4", False),
+        ("Of course: 4", True),
+    ],
+)
 def test_wrapping_is_seen_at_the_beginning_of_an_answer(said: str, inside: bool):
     assert text_metrics.wrapped(said) is inside
 
@@ -232,9 +255,16 @@ def test_a_trend_needs_three_standard_errors():
 def test_a_view_counts_what_its_rows_say():
     def row(group: int, said: str, **more):
         return {
-            "task": f"t{group}", "group": group, "completion": said, "reward": 0.0, "tokens": 10,
-            "success": False, "metrics": {"parsed": 1.0}, "error": None, "stop_reason": "stop",
-        } | more  # fmt: skip
+            "task": f"t{group}",
+            "group": group,
+            "completion": said,
+            "reward": 0.0,
+            "tokens": 10,
+            "success": False,
+            "metrics": {"parsed": 1.0},
+            "error": None,
+            "stop_reason": "stop",
+        } | more
 
     rows = [
         row(0, "4", reward=1.0, success=True),

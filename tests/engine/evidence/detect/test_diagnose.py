@@ -115,7 +115,10 @@ def test_sft_rows_cut_short_are_found(home: Home, make_run: Make):
     run = left_by(TROUBLES["truncation"](4), make_run).running()
     (found,) = diagnose(home, run.id)["findings"]
     assert (found["id"], found["lever"]["setting"], found["playbook"]) == (
-        "truncation", "max_length", "sft")  # fmt: skip
+        "truncation",
+        "max_length",
+        "sft",
+    )
 
 
 def test_a_failed_run_that_no_detector_explains_points_to_its_error(home: Home, make_run: Make):
@@ -143,8 +146,13 @@ def test_a_run_that_has_just_begun_has_nothing_to_diagnose(home: Home, make_run:
 def test_an_evaluation_is_diagnosed_by_the_answers_of_its_last_model(
     home: Home, make_run: Make, rows: Any
 ):
-    run = make_run("evaluate", kind="evaluate", models=[{"ref": "pebble"}, {"ref": "other"}],
-                   settings={"max_tokens": 8}, rows=40)  # fmt: skip
+    run = make_run(
+        "evaluate",
+        kind="evaluate",
+        models=[{"ref": "pebble"}, {"ref": "other"}],
+        settings={"max_tokens": 8},
+        rows=40,
+    )
     run.model_evals(0, [rows.eval(f"t{i}", True) for i in range(40)])
     run.model_evals(1, [rows.eval(f"t{i}", False, stop_reason="length") for i in range(40)])
     ids = {finding["id"]: finding for finding in diagnose(home, run.running().id)["findings"]}
@@ -207,8 +215,12 @@ def test_a_run_that_fell_below_its_start_is_told_so_first_and_what_to_go_on_with
     found = diagnose(home, run.finish(verdict="worse").id)
     first = found["findings"][0]
     assert (first["id"], first["severity"]) == ("below_start", "high")
-    assert first["lever"] == {"setting": "learning_rate", "now": 0.001, "to": 0.00033,
-                              "why": "from the start again: this run forgot it"}  # fmt: skip
+    assert first["lever"] == {
+        "setting": "learning_rate",
+        "now": 0.001,
+        "to": 0.00033,
+        "why": "from the start again: this run forgot it",
+    }
     assert (first["evidence"]["after"], first["evidence"]["n"]) == (0.0, 60)
     assert found["summary"].endswith("The start was not beaten: go on with units-sft-3.")
 
@@ -250,8 +262,10 @@ def test_a_run_that_is_too_short_shows_its_nearest_miss(home: Home, make_run: Ma
     name, _, hash12 = run.config["env_id"].partition("@")
     folder = home.env(name, hash12)
     folder.mkdir(parents=True)
-    tasks = [{"id": f"t{i}", "answer": [{"role": "assistant", "content": f"{i} metres"}]}
-             for i in range(80)]  # fmt: skip
+    tasks = [
+        {"id": f"t{i}", "answer": [{"role": "assistant", "content": f"{i} metres"}]}
+        for i in range(80)
+    ]
     (folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
     for step in (0, 40):
         lines = rows.halved(lambda i: False, 80)
@@ -262,4 +276,7 @@ def test_a_run_that_is_too_short_shows_its_nearest_miss(home: Home, make_run: Ma
     assert found["id"] == "too_short" and found["lever"]["setting"] == "steps"
     (example,) = found["examples"]
     assert (example["task"], example["answer"], example["reference"]) == (
-        "t7", "7 metre", "7 metres")  # fmt: skip
+        "t7",
+        "7 metre",
+        "7 metres",
+    )

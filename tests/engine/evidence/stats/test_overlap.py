@@ -137,8 +137,11 @@ def test_planted_copies_are_counted_once_each_and_named():
     assert (result["exact"], result["normalised"], result["ngram"]) == (1, 1, 0)
     assert result["leaked"] == ["h7", "h8"] and result["verdict"] == "leak"
     assert result["examples"][0] == {
-        "kind": "exact", "part": "prompt", "heldout": "h7", "train": "again",
-    }  # fmt: skip
+        "kind": "exact",
+        "part": "prompt",
+        "heldout": "h7",
+        "train": "again",
+    }
     assert "2 of 100 held-out tasks" in result["headline"] and "'h7'" in result["headline"]
     assert scan(train[:300] + train[-1:], heldout)["verdict"] == "overlap"
 

@@ -12,11 +12,18 @@ from engine.evidence.report.trust import audit_section
 from engine.evidence.verdict.fresh_scores import moved
 
 JUDGED = {
-    "asked": 24, "scored": 24, "differing": 0, "failed": 0, "confirmed": 0, "wavering": 0,
+    "asked": 24,
+    "scored": 24,
+    "differing": 0,
+    "failed": 0,
+    "confirmed": 0,
+    "wavering": 0,
     "why": "",
-    "deterministic": True, "network": True, "skipped": {},
+    "deterministic": True,
+    "network": True,
+    "skipped": {},
     "examples": [{"task": "t", "first": 1.0, "second": 0.0}],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -51,8 +58,13 @@ def test_a_forged_reward_is_the_first_finding_and_a_warning_of_the_verdict(home,
     first = found["findings"][0]
     assert (first["id"], first["playbook"]) == ("scorer_moves", "rewards")
     assert first["evidence"] == {
-        "scored": 24, "differing": 7, "wavering": 0, "task": "t", "reward": 1, "fresh": 0,
-    }  # fmt: skip
+        "scored": 24,
+        "differing": 7,
+        "wavering": 0,
+        "task": "t",
+        "reward": 1,
+        "fresh": 0,
+    }
     assert "7 of 24 answers got another reward" in first["what"] and first["lever"]["edit"]
     (said,) = [w for w in run_verdict(learned_run.run)["warnings"] if "not to be trusted" in w]
     assert "task t: 1, and there 0" in said

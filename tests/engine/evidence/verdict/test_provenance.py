@@ -28,8 +28,11 @@ def sealed(learned_run):
 
 
 def broken(found):
-    return {link["name"]: [item["file"] for item in link["broken"]] for link in found["links"]
-            if not link["ok"]}  # fmt: skip
+    return {
+        link["name"]: [item["file"] for item in link["broken"]]
+        for link in found["links"]
+        if not link["ok"]
+    }
 
 
 def test_a_run_nobody_touched_is_intact(home, sealed):
@@ -93,7 +96,7 @@ CHANGES = {
         "source/curation.json",
         lambda run, env: (env / "source" / "curation.json").write_text("{}"),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", CHANGES)

@@ -26,14 +26,21 @@ def asked(make_run, rows):
             lines = []
             for skill in SKILLS:
                 for i in range(n):
-                    error = "boom" if error_from is not None and when == "after" and (
-                        i >= error_from) else None  # fmt: skip
+                    error = (
+                        "boom"
+                        if error_from is not None and when == "after" and (i >= error_from)
+                        else None
+                    )
                     lines.append(
                         rows.eval(
-                            f"{skill}-{i}", solved(skill, i), error=error, battery=battery,
-                            family=skill, model=run.id,
+                            f"{skill}-{i}",
+                            solved(skill, i),
+                            error=error,
+                            battery=battery,
+                            family=skill,
+                            model=run.id,
                         )
-                    )  # fmt: skip
+                    )
             path = run.run.kept(when)
             path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         return run
@@ -128,9 +135,17 @@ def test_four_lost_and_none_gained_is_no_finding_and_no_all_clear(home, asked):
 
 def test_a_loss_that_is_no_finding_among_many_batteries_is_inconclusive():
     def rows(names: str, lost: int) -> list[dict]:
-        return [{"task": f"{name}{i}", "battery": name, "reward": 0.0, "error": None,
-                 "success": name != "a" or i >= lost}
-                for name in names for i in range(48)]  # fmt: skip
+        return [
+            {
+                "task": f"{name}{i}",
+                "battery": name,
+                "reward": 0.0,
+                "error": None,
+                "success": name != "a" or i >= lost,
+            }
+            for name in names
+            for i in range(48)
+        ]
 
     for names, word in (("a", "forgotten"), ("ab", "inconclusive")):
         sides = records(rows(names, 0)), records(rows(names, 5))
@@ -144,8 +159,9 @@ def test_a_word_about_kept_skills_never_contradicts_its_interval(gained, lost, s
     n = gained + lost + same
     if n == 0:
         return
-    before = [{"task": f"t{i}", "battery": "b", "success": i >= gained, "reward": 0.0}
-              for i in range(n)]  # fmt: skip
+    before = [
+        {"task": f"t{i}", "battery": "b", "success": i >= gained, "reward": 0.0} for i in range(n)
+    ]
     after = [row | {"success": not gained <= i < gained + lost} for i, row in enumerate(before)]
     (battery,) = regression.compare_skills(records(before), records(after)).batteries
     low, high = battery.interval
@@ -188,14 +204,20 @@ def test_what_a_parent_forgot_is_said_of_its_children(home, chained):
         assert found["verdict"] == "kept", "it lost nothing itself"
         since = found["against_base"]
         assert (since["base"], since["verdict"], since["lost_by"]) == (
-            "pebble", "forgotten", [first.id])  # fmt: skip
+            "pebble",
+            "forgotten",
+            [first.id],
+        )
         words = "Forgotten since pebble (pebble skills): 94 % to 29 % on 48 tasks"
         assert since["summary"].startswith(words)
         assert since["summary"].endswith(f"Lost by {first.id}.")
         verdict = run_verdict(run.run)
         assert since["summary"] in verdict["summary"] and since["summary"] in verdict["warnings"]
-        for text in (model_card(home, run.id), report_markdown(home, run.id),
-                     write_report(home, run.id).read_text()):  # fmt: skip
+        for text in (
+            model_card(home, run.id),
+            report_markdown(home, run.id),
+            write_report(home, run.id).read_text(),
+        ):
             assert "pebble skills, against pebble" in text and "forgotten" in text
 
 

@@ -140,11 +140,20 @@ def test_rows_without_a_scorer_are_compared_by_loss_and_less_is_better(make_run)
     rng = random.Random(3)
     run = make_run("sft")
     for step, loss in ((0, 2.0), (10, 1.2)):
-        run.evals(step, [
-            {"task": f"t{i}", "half": "report" if i % 2 else "select", "attempt": 0,
-             "loss": loss + rng.gauss(0, 0.2), "tokens": 9, "error": None}
-            for i in range(80)
-        ])  # fmt: skip
+        run.evals(
+            step,
+            [
+                {
+                    "task": f"t{i}",
+                    "half": "report" if i % 2 else "select",
+                    "attempt": 0,
+                    "loss": loss + rng.gauss(0, 0.2),
+                    "tokens": 9,
+                    "error": None,
+                }
+                for i in range(80)
+            ],
+        )
     verdict = run_verdict(run.run)
     assert verdict["metric"] == "loss" and verdict["verdict"] == "better"
     assert verdict["difference"] < 0
@@ -308,10 +317,12 @@ def test_the_word_of_a_rate_never_contradicts_its_interval(gained: int, lost: in
 )
 def test_the_word_of_a_mean_never_contradicts_its_interval(values, measure: str):
     sides = [
-        [{"task": f"t{i}", measure: 1.0 + start + change * at, "error": None}
-         for i, (start, change) in enumerate(values)]
+        [
+            {"task": f"t{i}", measure: 1.0 + start + change * at, "error": None}
+            for i, (start, change) in enumerate(values)
+        ]
         for at in (0, 1)
-    ]  # fmt: skip
+    ]
     agrees(compare_rows(*sides))
 
 
@@ -336,8 +347,10 @@ def test_a_run_that_came_out_worse_says_to_go_on_with_its_start(make_run, rows):
     run = make_run(model="units-sft-1@best")
     start = rows.halved(lambda i: i // 2 % 10 < 8, 200)
     run.evals(0, start)
-    end = [row | ({"success": False, "reward": 0.0} if row["half"] == "report" else {})
-           for row in start]  # fmt: skip
+    end = [
+        row | ({"success": False, "reward": 0.0} if row["half"] == "report" else {})
+        for row in start
+    ]
     low = next(at for at, row in enumerate(end) if row["half"] == "select" and not row["success"])
     end[low] |= {"success": True, "reward": 1.0}
     verdict = run_verdict(run.evals(20, end).checkpoint(20, best=True).run)
@@ -396,8 +409,9 @@ def test_copies_of_a_question_are_one_question(rows):
     def copies(solved):
         return [
             rows.eval(f"h{k}-{i}", solved, prompt=[{"role": "user", "content": f"After {k}?"}])
-            for k in range(4) for i in range(50)
-        ]  # fmt: skip
+            for k in range(4)
+            for i in range(50)
+        ]
 
     found = compare_rows(copies(False), copies(True))
     assert (found.outcome.n, len(found.outcome.gained), found.ids) == (4, 4, 200)
@@ -422,10 +436,14 @@ def test_tasks_of_one_prompt_stay_apart_where_the_environment_went_on_talking(ro
     def episode(solved):
         said = {"role": "assistant", "content": "5"}
         return [
-            rows.eval(f"t{i}", solved, prompt=[{"role": "user", "content": "Guess my number."}],
-                      messages=[said, {"role": "user", "content": "Higher."}, said])
+            rows.eval(
+                f"t{i}",
+                solved,
+                prompt=[{"role": "user", "content": "Guess my number."}],
+                messages=[said, {"role": "user", "content": "Higher."}, said],
+            )
             for i in range(30)
-        ]  # fmt: skip
+        ]
 
     found = compare_rows(episode(False), episode(True))
     assert (found.outcome.n, found.outcome.verdict, found.ids) == (30, "better", 0)
@@ -434,10 +452,13 @@ def test_tasks_of_one_prompt_stay_apart_where_the_environment_went_on_talking(ro
 def test_a_verdict_on_repeated_prompts_says_how_many_differ(make_run, rows):
     run = make_run()
     for step in (0, 10):
-        run.evals(step, [
-            rows.eval(f"t{i}", step > 0, prompt=[{"role": "user", "content": f"{i % 20}?"}])
-            for i in range(100)
-        ])  # fmt: skip
+        run.evals(
+            step,
+            [
+                rows.eval(f"t{i}", step > 0, prompt=[{"role": "user", "content": f"{i % 20}?"}])
+                for i in range(100)
+            ],
+        )
     verdict = run_verdict(run.run)
     assert verdict["n"] == 20 and verdict["verdict"] == "better"
     assert any("100 tasks have 20 different prompts" in said for said in verdict["warnings"])
