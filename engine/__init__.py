@@ -1,7 +1,8 @@
-"""The engine: everything a run needs, without the protocol. Start at `runs/submit/` for how a run
-begins and at `supervisor.py` for how it goes on; nobody imports `worker`.
+"""The engine: everything a run needs, without the protocol. Start at `runs/submit/training.py`
+for how a run begins and at `supervisor.py` for how it goes on; nobody imports `worker`.
 
     doctor.py      what is wrong with this machine
     dry_run.py     the staircase of checks before anything is spent
+    judgements.py  what a dry run makes of data and of a probe's numbers
     supervisor.py  one per living run: caps, cancel, exit record
 """

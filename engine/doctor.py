@@ -20,6 +20,7 @@ from engine.core.errors import UserError
 from engine.core.format import counted
 from engine.core.hints import Hint, hint_of
 from engine.environments import registry
+from engine.home import recovery
 from engine.home.rows import OPEN
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -30,6 +31,7 @@ from envs.isolation.sandbox import LIMITS
 
 Status = Literal["pass", "warn", "fail"]
 GB = 1_000_000_000
+_SHOWN_FAULTS = 5
 KERNELS = "HONESMITH_KERNELS"  # engine/worker/ops/fused_ops.py reads it
 # flock and a write-ahead log are unsafe or unknown on these.
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "lustre", "glusterfs", "ceph", "9p", "fuse.sshfs")
@@ -265,6 +267,24 @@ def runs(home: Home) -> Iterator[Finding]:
         yield Finding("last failures", "warn", detail[:400], row.hint)
 
 
+def run_files(home: Home) -> Iterator[Finding]:
+    """Runs whose config.json nobody can read: a lost database would be made again without them."""
+    faults = recovery.damaged_configs(home)
+    if not faults:
+        yield Finding("run files", "pass", "every config.json can be read")
+        return
+    shown = "; ".join(faults[:_SHOWN_FAULTS])
+    if len(faults) > _SHOWN_FAULTS:
+        shown += f"; and {counted(len(faults) - _SHOWN_FAULTS, 'other')}"
+    yield Finding(
+        "run files",
+        "warn",
+        f"{shown}. Estimates learn nothing from such a run, and where the database is made again "
+        "from the run folders it has no row",
+        "Put the file back from a copy, or delete the run's folder.",
+    )
+
+
 Check = Callable[[Home], Iterator[Finding]]
 CHECKS: tuple[Check, ...] = (
     python,
@@ -277,6 +297,7 @@ CHECKS: tuple[Check, ...] = (
     training,
     tools,
     runs,
+    run_files,
 )
 
 

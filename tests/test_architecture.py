@@ -51,7 +51,7 @@ CEILINGS = {
     "packages in a cycle": (0, 0),
     "imports inside functions, in % of all imports": (2.0, 2.0),
     "lines that switch the formatter off": (35, 0),
-    "functions with more than 8 parameters": (13, 10),
+    "functions with more than 8 parameters": (10, 10),
     "lines with dict[str, Any]": (550, 150),
 }
 MOST_PARAMETERS = 8
@@ -215,6 +215,19 @@ def test_what_is_counted_stays_below_its_ceiling():
     for what, (ceiling, _target) in CEILINGS.items():
         number, places = numbers[what]
         assert number <= ceiling, f"{what}: {number:.4g} > {ceiling}: {places}"
+
+
+@pytest.mark.parametrize(("title", "modules", "most"), [("GRPO", 8, 1400), ("SFT", 8, 900)])
+def test_a_step_can_be_read_from_top_to_bottom_in_one_sitting(title: str, modules: int, most: int):
+    page = (ROOT / "docs/architecture.md").read_text("utf-8")
+    section = (
+        page.partition(f"**One {title} step**")[2].partition("\n\n**")[0].partition("Around")[0]
+    )
+    steps = re.findall(r"^\d+\. `([\w/]+\.py)`", section, re.MULTILINE)
+    walk = steps or re.findall(r"`([\w/]+\.py)`", section)
+    assert walk and walk[0] == f"engine/worker/{title.lower()}.py" and len(walk) <= modules
+    lines = sum(len((ROOT / path).read_text("utf-8").splitlines()) for path in walk)
+    assert lines <= most, f"{lines} lines: {walk}"
 
 
 # --- import directions ----------------------------------------------------------------------

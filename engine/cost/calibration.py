@@ -9,13 +9,14 @@ evaluations and checkpoints are the same work under every algorithm, so all runs
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from engine.cost.flops import Seen, Work
 from engine.cost.throughput import Speed
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.records.estimate import EarlierWorkload
+from engine.records.record import DamagedRecord
 from engine.records.run_config import TrainConfig
 from engine.records.run_result import RunResult
 
@@ -63,9 +64,15 @@ class FinishedRun:
 
 @dataclass(frozen=True)
 class Experience:
-    """The finished runs of a home."""
+    """The finished runs of a home.
 
-    past: Sequence[FinishedRun] = field(default_factory=tuple)
+    Attributes:
+        past: those that teach something.
+        left_out: a sentence for each run with a damaged file, naming run, file and fault.
+    """
+
+    past: Sequence[FinishedRun] = ()
+    left_out: tuple[str, ...] = ()
 
     def of(self, algorithm: str) -> list[FinishedRun]:
         return [run for run in self.past if run.algorithm == algorithm]
@@ -114,18 +121,18 @@ class Experience:
 
 
 def experience(home: Home, rate: Speed, kind: str) -> Experience:
-    """Read it from the home; runs whose files are gone, or of an earlier version, are left out.
+    """Read it from the home; runs whose files are gone, damaged or of an earlier version teach
+    nothing.
 
     Args:
         kind: of the device the estimate is for, cpu or cuda; runs of the other kind teach nothing.
         rate: of the machine as it is known now: what a run computed was kept with it, so a
             prediction made before the machine was measured corrects nothing wrongly.
-
-    Raises DamagedRecord where the config or result of a run lacks a key.
     """
     if not home.db.is_file():
         return Experience()
-    runs = []
+    runs: list[FinishedRun] = []
+    left_out: list[str] = []
     for algorithm in ALGORITHMS:
         with Store(home) as store:
             rows = store.calibration(algorithm, limit=RUNS)
@@ -135,10 +142,14 @@ def experience(home: Home, rate: Speed, kind: str) -> Experience:
             if on_cpu != (kind == "cpu"):
                 continue
             run, total = home.run(str(features["run_id"])), 3600 * float(row["actual"])
-            past = _finished_run(run, rate, algorithm, total)
+            try:
+                past = _finished_run(run, rate, algorithm, total)
+            except DamagedRecord as damage:  # one bad file must not stop every estimate
+                left_out.append(f"{run.id} is left out of this estimate: {damage.message}")
+                continue
             if past is not None:
                 runs.append(past)
-    return Experience(tuple(runs))
+    return Experience(tuple(runs), tuple(left_out))
 
 
 def _finished_run(run: RunDir, rate: Speed, algorithm: str, total: float) -> FinishedRun | None:

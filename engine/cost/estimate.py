@@ -8,11 +8,10 @@ before that a fixed factor. Memory and disk are engine/cost/memory.py's.
 
 import contextlib
 import importlib.util
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,12 @@ from engine.core.errors import UserError
 from engine.core.format import size, words
 from engine.core.hardware import Hardware
 from engine.core.hints import Call, Change, Hint
-from engine.cost import flops, throughput
+from engine.core.reply import Reply
+from engine.cost import flops, lowering, throughput
 from engine.cost import memory as footprint
 from engine.cost.calibration import CALIBRATE_FROM, experience
 from engine.cost.flops import Battery, Lengths, LoadedModel, Plan, SamplingPlan
+from engine.cost.lowering import phases_of
 from engine.environments import env_facts, registry
 from engine.environments.env_facts import EnvFacts
 from engine.home.database import tells_of_the_disk
@@ -33,6 +34,7 @@ from engine.home.store import Store
 from engine.install import vllm_env
 from engine.models import catalog, hub, tokens
 from engine.models.model_files import ModelFacts
+from engine.records.estimate import Estimate, PeakMemory, Range, TokenCounts, Workload
 from engine.records.settings import PROJECTIONS, SFTSettings, TrainSettings
 from engine.settings import resolution as settings_schema
 from engine.settings.defaults import SamplingLimits
@@ -45,13 +47,26 @@ _CALIBRATION_FLOOR = 0.08  # of the logarithm: no two runs are closer than this
 # How far apart runs usually are (logarithm), and how many runs that knowledge is worth.
 _USUAL_SPREAD, _USUAL_RUNS = 0.25, 6
 
-_MOST_LOWERED = 24  # halvings, of all settings together, until a run fits
-_LESS = 0.9  # of a value: what is lowered is worth its trouble
-_LEAST_GROUP = 4  # completions of a task: with fewer the baseline is noise
 _USUAL_RANK = 16  # of an adapter that an evaluation asks
-_FITS, _TIGHT = 0.92, 0.8  # shares of a device's memory
 _FETCHED = 2e7  # bytes of a download per second
 DISK_RESERVE = 500_000_000
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a planned run will take.
+
+    Attributes:
+        estimate: the figures, as config.json keeps them.
+        lower_to: settings with which a run that does not fit into memory does; empty where it
+            fits, or none do.
+        left_out: a sentence for each finished run that could not teach the estimate because a
+            file of it is damaged.
+    """
+
+    estimate: Estimate
+    lower_to: Mapping[str, object]
+    left_out: tuple[str, ...] = ()
 
 
 @tells_of_the_disk
@@ -60,14 +75,14 @@ def estimate_cost(
     env_id: str,
     model: str = "pebble",
     algorithm: str = "grpo",
-    settings: dict[str, Any] | None = None,
-) -> dict[str, Any]:
+    settings: Mapping[str, Any] | None = None,
+) -> Reply:
     """The estimate of a run that could be submitted with the same arguments.
 
     Probes the machine first if it never was. Raises UserError as a submit would for the
     environment, the model and the settings.
     """
-    settings = {} if settings is None else settings
+    settings = dict(settings or {})
     settings_schema.validate(algorithm, settings)
     record = registry.find_env(home, env_id)
     ref = catalog.resolve_model(home, model)
@@ -85,20 +100,20 @@ def estimate_cost(
     )
     throughput.ensure(home, found, PROBE_WAIT_S)
     download = hub.missing_bytes(ref.base_path)
-    figures = estimate(
+    forecast = estimate(
         home, resolved, ref.facts, facts, found, download=download, base_path=ref.base_path
     )
-    arguments: dict[str, Any] = {"env_id": record.env_id, "model": ref.ref, "algorithm": algorithm}
-    if settings:
-        arguments["settings"] = settings
+    figures = forecast.estimate
+    arguments = {"env_id": record.env_id, "model": ref.ref, "algorithm": algorithm}
+    call = Call("submit_train", arguments | ({"settings": settings} if settings else {}))
     unfit = none_fit(env_facts.statistics(facts, resolved.settings), resolved.settings)
-    ready = figures["fits"] and not unfit
-    follow = [Call("submit_train", arguments).to_json()] if ready else []
+    ready = figures.fits and not unfit
+    follow = [call.to_json()] if ready else []
     warned = [f"{unfit}: nothing would be trained. Raise max_length."] if unfit else []
     return shown(figures) | {
         "summary": f"{summary(figures)} But {unfit}." if unfit else summary(figures),
         "next": follow,
-        "warnings": warned + resolved.warnings + _warnings(figures),
+        "warnings": [*warned, *resolved.warnings, *_warnings(forecast)],
     }
 
 
@@ -118,14 +133,14 @@ def estimate(
     *,
     download: int = 0,
     base_path: Path | None = None,
-) -> dict[str, Any]:
+) -> Forecast:
     """Hours, GPU-hours, money, memory, disk and what to lower, for resolved settings.
 
     Args:
         download: bytes of weights still to be fetched.
         base_path: folder of the base model, by which earlier runs of it are known.
 
-    Returns a JSON object. Times are hours, sizes bytes; `seconds` itemises the likely time.
+    Times are hours, sizes bytes; `seconds` itemises the likely time.
     """
     device, precision = hardware.device, resolved.settings.precision
     rate = throughput.load(home, device, hardware.cores, precision)
@@ -140,7 +155,7 @@ def estimate(
     )
     if env.score_s:  # as the audit measured it; the rest is the way to the env process and back
         rate = replace(rate, score_s=env.score_s + 1e-4)
-    phases = {level: _phases(plan, rate, level) for level in LEVELS}
+    phases = {level: phases_of(plan, rate, level) for level in LEVELS}
     for phase in phases.values():
         phase["startup"] += download / _FETCHED
     factors = known.factors(resolved.algorithm)
@@ -150,41 +165,42 @@ def estimate(
     totals = {level: sum(phases[level].values()) / 3600 for level in LEVELS}
     hours, basis, runs = _band(known.misses(resolved.algorithm), totals, rate.measured)
     price = home.user_config().gpu_hour_price
-    memory = footprint.memory(plan)
-    raw_memory = memory["total"]
-    memory = _corrected(memory, known.memory_factor(resolved.algorithm))
+    raw_memory = footprint.memory(plan)
+    memory = _corrected(raw_memory, known.memory_factor(resolved.algorithm))
     available = plan.device.memory_total
     need = footprint.disk(plan) + download
-    fit = _fit(memory["total"], available)
-    return {
-        "steps": resolved.settings.steps,
-        "hours": _rounded(hours),
-        "gpu_hours": _rounded(hours),  # a run takes one device
-        "money": _rounded({level: price * hours[level] for level in LEVELS}),
-        "gpu_hour_price": price,
-        "seconds": {name: round(value, 1) for name, value in phases["likely"].items()},
-        "tokens": _tokens(plan),
-        "peak_memory": memory,
-        "memory_available": available,
-        "memory_free": plan.device.memory_free,
-        "device": plan.device.id,
-        "fits": fit != "too_big",
-        "fit": fit,
-        "disk_bytes": need,
-        "disk_fits": need + DISK_RESERVE <= hardware.disk_free,
-        "lower_this": _lowered(plan, rate, memory["total"] if fit != "fits" else None),
-        "lower_to": _lower_until_it_fits(plan, rate, memory["total"] / raw_memory),
-        "basis": basis,
-        "calibrated_on_runs": runs,
-        "uncalibrated": {
-            "works": {n: astuple(w) for n, w in flops.works(plan, "likely").items()},
-            "score_s": rate.score_s,
-            "layers": model.layers,
-            "weight_bytes": model.weight_bytes,
-            "first": not plan.seen.runs,
-            "memory": raw_memory,
-        },
-    }
+    fit = lowering.fit_of(memory.total, available)
+    uncalibrated = Workload(
+        works={name: list(astuple(w)) for name, w in flops.works(plan, "likely").items()},
+        score_s=rate.score_s,
+        layers=model.layers,
+        weight_bytes=model.weight_bytes,
+        first=not plan.seen.runs,
+        memory=raw_memory.total,
+    )
+    figures = Estimate(
+        steps=resolved.settings.steps,
+        hours=_rounded(hours),
+        gpu_hours=_rounded(hours),  # a run takes one device
+        money=_rounded({level: price * hours[level] for level in LEVELS}),
+        gpu_hour_price=price,
+        seconds={name: round(value, 1) for name, value in phases["likely"].items()},
+        tokens=_tokens(plan),
+        peak_memory=memory,
+        memory_available=available,
+        memory_free=plan.device.memory_free,
+        device=plan.device.id,
+        fits=fit != "too_big",
+        fit=fit,
+        disk_bytes=need,
+        disk_fits=need + DISK_RESERVE <= hardware.disk_free,
+        lower_this=lowering.lowered(plan, rate, memory.total if fit != "fits" else None),
+        basis=basis,
+        calibrated_on_runs=runs,
+        uncalibrated=uncalibrated,
+    )
+    lower_to = lowering.lower_until_it_fits(plan, rate, memory.total / raw_memory.total)
+    return Forecast(figures, lower_to, known.left_out)
 
 
 def evaluation_hours(
@@ -253,24 +269,19 @@ def _gym(tokenizer: tokens.ChatTokenizer) -> Battery:
     return Battery(flops.GYM_TASKS, Lengths(prompt, min(12, longest), longest))
 
 
-def summary(figures: dict[str, Any]) -> str:
+def summary(figures: Estimate) -> str:
     """One sentence: time, memory, money where it has a price."""
-    hours, memory = figures["hours"], figures["peak_memory"]["total"]
-    said = f"About {words(hours['likely'])} ({words(hours['low'])} to {words(hours['high'])})"
-    said += f" on {figures['device']}, {size(memory)} of {size(figures['memory_available'])}"
-    if figures["gpu_hour_price"]:
-        said += f", {figures['money']['likely']:.2f} at {figures['gpu_hour_price']:g} an hour"
-    return said + (". It does not fit." if not figures["fits"] else ".")
+    hours, memory = figures.hours, figures.peak_memory.total
+    sentence = f"About {words(hours.likely)} ({words(hours.low)} to {words(hours.high)})"
+    sentence += f" on {figures.device}, {size(memory)} of {size(figures.memory_available)}"
+    if figures.gpu_hour_price:
+        sentence += f", {figures.money.likely:.2f} at {figures.gpu_hour_price:g} an hour"
+    return sentence + (". It does not fit." if not figures.fits else ".")
 
 
-def shown(figures: dict[str, Any]) -> dict[str, Any]:
-    """The figures without what only later estimates read."""
-    return {name: v for name, v in stored(figures).items() if name != "uncalibrated"}
-
-
-def stored(figures: dict[str, Any]) -> dict[str, Any]:
-    """The figures that config.json keeps: all but what only a refusal needs."""
-    return {name: value for name, value in figures.items() if name != "lower_to"}
+def shown(figures: Estimate) -> Reply:
+    """The figures as a client sees them: without what only later estimates read."""
+    return {name: value for name, value in figures.to_json().items() if name != "uncalibrated"}
 
 
 def change_of(settings: Mapping[str, object]) -> Change | None:
@@ -278,7 +289,7 @@ def change_of(settings: Mapping[str, object]) -> Change | None:
 
 
 def check_budget(
-    home: Home, store: Store, figures: dict[str, Any], cap: float, call: dict[str, Any]
+    home: Home, store: Store, figures: Estimate, cap: float, call: Mapping[str, Any]
 ) -> list[str]:
     """Refuse a run whose likely hours are above `cap` or what is left of the home's total.
 
@@ -287,8 +298,8 @@ def check_budget(
 
     Returns warnings. Raises UserError BUDGET with the exact call that would pass.
     """
-    likely, high = figures["gpu_hours"]["likely"], figures["gpu_hours"]["high"]
-    lower = f"lower {figures['lower_this']}" if figures["lower_this"] else ""
+    likely, high = figures.gpu_hours.likely, figures.gpu_hours.high
+    lower = f"lower {figures.lower_this}" if figures.lower_this else ""
     if likely > cap:
         enough = math.ceil(10 * high) / 10
         raise UserError(
@@ -297,7 +308,7 @@ def check_budget(
             f"max_gpu_hours is {cap:g}",
             hint=Hint(
                 f"Raise the cap, or {lower}:" if lower else "Raise the cap:",
-                Call("submit_train", call | {"max_gpu_hours": enough}),
+                Call("submit_train", {**call, "max_gpu_hours": enough}),
             ),
             field="max_gpu_hours",
         )
@@ -315,13 +326,6 @@ def check_budget(
     if high > cap:
         return [f"at worst the run takes {high:.2f} GPU-hours; it is stopped at {cap:g}"]
     return []
-
-
-def _phases(plan: Plan, rate: throughput.Speed, level: str) -> dict[str, float]:
-    """Seconds of each phase of the run, uncorrected."""
-    works = flops.works(plan, level)
-    model, first = plan.model, not plan.seen.runs
-    return rate.phases(works, model.layers, model.weight_bytes, first=first)
 
 
 def _band(
@@ -346,111 +350,14 @@ def _band(
     return hours, basis, len(logs)
 
 
-def _corrected(memory: dict[str, int], factor: float) -> dict[str, int]:
+def _corrected(memory: PeakMemory, factor: float) -> PeakMemory:
     """Memory with what finished runs held more or less put to the overhead."""
-    total = int(memory["total"] * factor)
-    overhead = max(0, memory["overhead"] + total - memory["total"])
-    return memory | {"overhead": overhead, "total": total}
+    total = int(memory.total * factor)
+    overhead = max(0, memory.overhead + total - memory.total)
+    return memory.model_copy(update={"overhead": overhead, "total": total})
 
 
-def _fit(total: int, available: int) -> str:
-    if total > _FITS * available:
-        return "too_big"
-    return "tight" if total > _TIGHT * available else "fits"
-
-
-def _lowered(plan: Plan, rate: throughput.Speed, over: int | None) -> str:
-    """What to lower, as "max_length from 512 to 256"; "" where nothing helps."""
-    name, before, value = _lower(plan, rate, over)
-    return f"{name} from {_plain(before)} to {_plain(value)}" if name else ""
-
-
-def _lower_until_it_fits(
-    plan: Plan, rate: throughput.Speed, correction: float
-) -> dict[str, object]:
-    """Settings with which a run that does not fit into memory does; {} where it fits, or none do.
-
-    Args:
-        correction: what runs that ended taught of the estimate of memory, as a factor.
-    """
-    changed: dict[str, object] = {}
-    for _ in range(_MOST_LOWERED):
-        total = footprint.memory(plan)["total"]
-        if _fit(int(total * correction), plan.device.memory_total) != "too_big":
-            return changed
-        name, _, value = _lower(plan, rate, total)
-        if not name:
-            break
-        changed[name] = value
-        plan = replace(plan, settings=plan.settings.model_copy(update={name: value}))
-    return {}
-
-
-def _lower(plan: Plan, rate: throughput.Speed, over: int | None) -> tuple[str, Any, Any]:
-    """The one setting whose lowering, to half or what rows need, saves most: memory where that is
-    short (`over` bytes), else time. Its name, old and new value; "" where nothing helps."""
-    best: tuple[str, Any, Any] = ("", None, None)
-    saved = 0.0
-    base = over if over is not None else sum(_phases(plan, rate, "likely").values())
-    for name, before, value in _candidates(plan):
-        smaller = replace(plan, settings=plan.settings.model_copy(update={name: value}))
-        after = (
-            footprint.memory(smaller)["total"]
-            if over is not None
-            else sum(_phases(smaller, rate, "likely").values())
-        )
-        if base - after > saved:
-            best, saved = (name, before, value), base - after
-    return best
-
-
-def _candidates(plan: Plan) -> list[tuple[str, int, int]]:
-    """(name, value, smaller value) of the settings whose lowering could help."""
-    settings, needed = plan.settings, _needed(plan)
-    if isinstance(settings, SFTSettings):
-        values = {
-            "steps": settings.steps,
-            "max_length": settings.max_length,
-            "batch_size": settings.batch_size,
-        }
-    else:
-        values = {
-            "steps": settings.steps,
-            "max_tokens": settings.max_tokens,
-            "group_size": settings.group_size,
-            "prompts_per_step": settings.prompts_per_step,
-            "max_length": settings.max_length,
-        }
-    values |= {"lora_rank": settings.lora_rank, "eval_rows": settings.eval_rows}
-    candidates: list[tuple[str, int, int]] = []
-    for name, value in values.items():
-        smaller = max(value // 2, needed.get(name, 1))
-        least = _LEAST_GROUP if name == "group_size" else 1
-        if least <= smaller <= _LESS * value:
-            candidates.append((name, value, smaller))
-    if not settings.gradient_checkpointing:
-        candidates.append(("gradient_checkpointing", False, True))
-    return candidates
-
-
-def _needed(plan: Plan) -> dict[str, int]:
-    """Lengths below which rows would be cut, or left out: what 19 in 20 of them need."""
-    rows, settings = plan.env.lengths, plan.settings
-    if isinstance(settings, SFTSettings):
-        return {"max_length": _most([row.total for row in rows if row.turns])}
-    prompt = _most([row.prompt for row in rows])
-    return {
-        "max_length": max(1, prompt) + settings.max_tokens,
-        "max_tokens": max(8, _most([row.longest_turn for row in rows])),
-    }
-
-
-def _most(lengths: list[int]) -> int:
-    """What 19 in 20 stay within, 0 where there are none."""
-    return sorted(lengths)[math.ceil(0.95 * len(lengths)) - 1] if lengths else 0
-
-
-def _tokens(plan: Plan) -> dict[str, int]:
+def _tokens(plan: Plan) -> TokenCounts:
     """Likely tokens: trained on, and generated for training and evaluation."""
     rows = plan.rows * plan.settings.steps
     if isinstance(plan.settings, SFTSettings):
@@ -462,22 +369,19 @@ def _tokens(plan: Plan) -> dict[str, int]:
     if plan.env.scored:
         episode = plan.episode("likely")
         sampled += plan.evaluated_rows * episode.said * episode.turns
-    return {"trained": int(trained), "generated": int(sampled)}
+    return TokenCounts(trained=int(trained), generated=int(sampled))
 
 
-def _warnings(figures: dict[str, Any]) -> list[str]:
-    said = []
-    if figures["fit"] == "tight":
-        said.append("memory will be tight; another process on the device may end the run")
-    if not figures["disk_fits"]:
-        said.append(f"the run needs {size(figures['disk_bytes'])} of disk, which is not free")
-    return said
+def _warnings(forecast: Forecast) -> list[str]:
+    figures, warnings = forecast.estimate, list(forecast.left_out)
+    if figures.fit == "tight":
+        warnings.append("memory will be tight; another process on the device may end the run")
+    if not figures.disk_fits:
+        need = size(figures.disk_bytes)
+        warnings.append(f"the run needs {need} of disk, which is not free")
+    return warnings
 
 
-def _plain(value: Any) -> str:
-    return json.dumps(value)
-
-
-def _rounded(values: dict[str, float]) -> dict[str, float]:
+def _rounded(values: Mapping[str, float]) -> Range:
     """Four significant digits: finer would pretend."""
-    return {name: float(f"{value:.4g}") for name, value in values.items()}
+    return Range(**{name: float(f"{value:.4g}") for name, value in values.items()})

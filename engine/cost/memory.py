@@ -10,11 +10,12 @@ from engine.cost.flops import (
     Plan,
     microbatch_tokens,
 )
+from engine.records.estimate import PeakMemory
 from engine.records.settings import GRPOSettings, SFTSettings
 
 
-def memory(plan: Plan) -> dict[str, int]:
-    """Peak bytes on the device by item, and their `total`.
+def memory(plan: Plan) -> PeakMemory:
+    """Peak bytes on the device, by item and in total.
 
     Training and sampling alternate, so only the larger of the two counts in the total. Never
     less for a longer row, a larger batch, rank or group.
@@ -38,16 +39,16 @@ def memory(plan: Plan) -> dict[str, int]:
     adapter = plan.adapter * 16  # float32 weights, gradients and two moments
     if isinstance(settings, GRPOSettings) and settings.async_sampling:
         adapter += plan.adapter * 4  # the copy that samples
-    items = {
-        "weights": fixed,
-        "adapter_and_optimizer": adapter,
-        "activations": activations,
-        "logits": logits if training >= sampling else sampled,
-        "kv_cache": cache,
-        "overhead": _overhead(plan, fixed + adapter + max(training, sampling)),
-    }
-    total = fixed + adapter + max(training, sampling) + items["overhead"]
-    return {name: int(value) for name, value in items.items()} | {"total": int(total)}
+    overhead = _overhead(plan, fixed + adapter + max(training, sampling))
+    return PeakMemory(
+        weights=int(fixed),
+        adapter_and_optimizer=int(adapter),
+        activations=int(activations),
+        logits=int(logits if training >= sampling else sampled),
+        kv_cache=int(cache),
+        overhead=int(overhead),
+        total=int(fixed + adapter + max(training, sampling) + overhead),
+    )
 
 
 def _copies(plan: Plan) -> float:

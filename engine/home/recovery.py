@@ -8,6 +8,7 @@ with a resume, and what estimates had come to.
 
 import logging
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,17 +33,41 @@ def run_rows(home: Home) -> list[dict[str, Any]]:
     A folder without STATUS.md is what a submit left that died before it told anyone.
     """
     found = []
-    for path in sorted(home.runs.iterdir()) if home.runs.is_dir() else ():
-        match, run = _ID.fullmatch(path.name), home.run(path.name)
-        if match is None or not run.status_md.is_file():
-            continue
+    for name, number, run in _answered_runs(home):
         try:
             config = run.read_config()
         except (OSError, UserError) as error:
             _log.warning("%s was left out: %s", run.id, error)
             continue
-        found.append({"name": match[1], "number": int(match[2])} | _row(run, config))
+        found.append({"name": name, "number": number} | _row(run, config))
     return sorted(found, key=lambda row: (row["created"], row["number"]))
+
+
+def damaged_configs(home: Home) -> list[str]:
+    """What is wrong with config.json of each run that has none which can be read, by path.
+
+    Such a run keeps its row, but it cannot go on, and where the database is lost no row is made
+    of it again.
+    """
+    faults = []
+    for _, _, run in _answered_runs(home):
+        try:
+            run.read_config()
+        except FileNotFoundError:
+            faults.append(f"{run.config} is gone")
+        except OSError as error:
+            faults.append(f"{run.config} cannot be read: {error.strerror}")
+        except UserError as error:
+            faults.append(error.message)
+    return faults
+
+
+def _answered_runs(home: Home) -> Iterator[tuple[str, int, RunDir]]:
+    """Name, number and folder of every run that was ever answered with."""
+    for path in sorted(home.runs.iterdir()) if home.runs.is_dir() else ():
+        match, run = _ID.fullmatch(path.name), home.run(path.name)
+        if match is not None and run.status_md.is_file():
+            yield match[1], int(match[2]), run
 
 
 def env_rows(home: Home) -> list[dict[str, Any]]:

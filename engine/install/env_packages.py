@@ -206,9 +206,12 @@ def _install_in_box(home: Home, place: Venv, requirements: list[str]) -> str:
     pip = _own_pip()
     index = pip_index.read(pip)
     order = Order(
-        tuple(requirements), str(place.folder), str(pip), index.variables,
+        tuple(requirements),
+        str(place.folder),
+        str(pip),
+        index.variables,
         source_builds=config.allow_source_builds,
-    )  # fmt: skip
+    )
     limits = replace(LIMITS, network=bool(index.ports))
     reach = Reach((str(pip), *index.paths), (str(place.folder),), index.ports)
     sandbox = Sandbox(config.sandbox, config.allow_root, (str(home.root),))

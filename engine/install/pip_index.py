@@ -15,9 +15,20 @@ from urllib.parse import unquote, urlsplit
 
 # Options of pip, as its configuration spells them.
 _OPTIONS = (
-    "index-url", "extra-index-url", "find-links", "no-index", "trusted-host", "proxy", "cert",
-    "client-cert", "timeout", "default-timeout", "retries", "prefer-binary", "pre",
-)  # fmt: skip
+    "index-url",
+    "extra-index-url",
+    "find-links",
+    "no-index",
+    "trusted-host",
+    "proxy",
+    "cert",
+    "client-cert",
+    "timeout",
+    "default-timeout",
+    "retries",
+    "prefer-binary",
+    "pre",
+)
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _VARIABLES = (*_PROXIES, "no_proxy", "REQUESTS_CA_BUNDLE")
 _PLACES = ("index-url", "extra-index-url", "find-links")

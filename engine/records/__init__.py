@@ -5,6 +5,7 @@ above `core` may use it; start with `settings.py` and `record.py`.
     env_version.py        what push learnt of a version: env.json
     estimate.py           what a run was expected to take
     manifest.py           what was trained on what, with what: manifest.json
+    probe_result.py       what a probe concluded: its result.json
     record.py             how a record is read and what a damaged one says
     run_config.py         what submit resolved: config.json
     run_result.py         what the worker concluded: result.json

@@ -6,6 +6,7 @@ engine/settings/defaults.py by the rule each field names; checking and refusing 
 engine/settings/resolution.py's.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Optional, get_args, get_origin
 
 from pydantic import (
@@ -20,6 +21,8 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 ALGORITHMS = ("sft", "grpo")
+# Settings as a client gives them, by name: all may be left out, and nobody has checked them yet.
+GivenSettings = Mapping[str, Any]
 # The projections of a layer that can carry an adapter, by the names most families give them.
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")

@@ -90,8 +90,8 @@ def delete_run(home: Home, run_id: str) -> Reply:
 
 def _require_ended(home: Home, row: RunRow) -> None:
     if row.state in OPEN:
-        wait = Call("wait_run", {"run_id": row.run_id})
-        move = Hint("Wait for it, or cancel it, then delete it.", wait)
+        cancel = Call("cancel_run", {"run_id": row.run_id})
+        move = Hint("Cancel it, or wait until it has ended; then delete it.", cancel)
         raise _refused(row, f"is {row.state}", move)
     if launcher.is_alive(home.run(row.run_id)):
         raise _refused(row, "is just ending", "Call again in a moment.")
@@ -101,8 +101,8 @@ def _require_unneeded(home: Home, row: RunRow, others: Sequence[RunRow]) -> None
     users = [other for other in others if other.state in OPEN and _built_on(home, other, row)]
     if users:
         needed = f"is needed by {_some([other.run_id for other in users])}"
-        wait = Call("wait_run", {"run_id": users[0].run_id})
-        raise _refused(row, needed, Hint("Wait for it, or cancel it.", wait))
+        cancel = Call("cancel_run", {"run_id": users[0].run_id})
+        raise _refused(row, needed, Hint("Cancel that, or wait until it has ended.", cancel))
 
 
 def _built_on(home: Home, other: RunRow, row: RunRow) -> bool:

@@ -14,7 +14,7 @@ from engine.core.errors import UserError
 from engine.core.hardware import Hardware
 from engine.environments.env_facts import EnvFacts
 from engine.models.model_files import AdapterFacts, ModelFacts
-from engine.records.settings import PROJECTIONS
+from engine.records.settings import PROJECTIONS, GivenSettings
 
 USER, RECIPE, MODEL, HARDWARE, PARENT = "user", "recipe", "model", "hardware", "parent run"
 EVAL_ROWS = 400
@@ -52,7 +52,7 @@ class SamplingLimits:
 class Filled:
     """Settings while they are being filled in: what the user gave stays."""
 
-    def __init__(self, given: dict[str, Any]) -> None:
+    def __init__(self, given: GivenSettings) -> None:
         self.values = dict(given)
         self.sources = dict.fromkeys(given, USER)
         self.warnings: list[str] = []
@@ -72,7 +72,7 @@ class Filled:
             self.values[name] = most
 
 
-def fill(algorithm: str, given: dict[str, Any], facts: Facts) -> Filled:
+def fill(algorithm: str, given: GivenSettings, facts: Facts) -> Filled:
     """Every setting of `algorithm`, "evaluate" among them, with sources and warnings."""
     filling = Filled(given)
     if algorithm == "evaluate":
@@ -119,7 +119,7 @@ def _adapter(filling: Filled, facts: Facts) -> None:
         )
 
 
-def _inherited(adapter: AdapterFacts) -> dict[str, Any]:
+def _inherited(adapter: AdapterFacts) -> GivenSettings:
     """The settings that a run continuing `adapter` takes from it."""
     return {
         "lora_rank": adapter.rank,
@@ -302,7 +302,7 @@ def check_env(algorithm: str, env: EnvFacts) -> None:
     raise UserError("BAD_ARGUMENT", f"{env.env_id} {problem}", hint=hint, field="algorithm")
 
 
-def check_turns(given: dict[str, Any], env: EnvFacts) -> None:
+def check_turns(given: GivenSettings, env: EnvFacts) -> None:
     """max_turns belongs to multi-turn environments."""
     if "max_turns" in given and not env.multi_turn:
         raise UserError(
@@ -313,7 +313,7 @@ def check_turns(given: dict[str, Any], env: EnvFacts) -> None:
         )
 
 
-def check_sampling(given: dict[str, Any], attempts: int) -> None:
+def check_sampling(given: GivenSettings, attempts: int) -> None:
     """One attempt is greedy, so nothing can shape its sampling; several must differ."""
     temperature = given.get("temperature")
     if attempts == 1:
@@ -332,7 +332,7 @@ def check_sampling(given: dict[str, Any], attempts: int) -> None:
         )
 
 
-def check_loss(given: dict[str, Any]) -> None:
+def check_loss(given: GivenSettings) -> None:
     """cispo clips the weight from above only."""
     if given.get("loss") == "cispo" and "clip_low" in given:
         raise UserError(
@@ -343,7 +343,7 @@ def check_loss(given: dict[str, Any]) -> None:
         )
 
 
-def check_sampler(given: dict[str, Any], vllm: bool) -> None:
+def check_sampler(given: GivenSettings, vllm: bool) -> None:
     """vLLM samples only where it is set up."""
     if given.get("sampler") == "vllm" and not vllm:
         raise _refuse(
@@ -353,7 +353,7 @@ def check_sampler(given: dict[str, Any], vllm: bool) -> None:
         )
 
 
-def check_inherited(given: dict[str, Any], inherited: AdapterFacts) -> None:
+def check_inherited(given: GivenSettings, inherited: AdapterFacts) -> None:
     """A run that continues an adapter keeps its shape."""
     for name, have in _inherited(inherited).items():
         want = given.get(name)

@@ -24,6 +24,7 @@ from engine.records.settings import (
     GIVEN,
     SCHEMAS,
     CommonSettings,
+    GivenSettings,
     GRPOSettings,
     SamplingSettings,
     Settings,
@@ -73,7 +74,7 @@ class TrainFile(NamedTuple):
     model: str
     algorithm: str
     env: str
-    settings: dict[str, Any]
+    settings: GivenSettings
 
 
 def check_algorithm(algorithm: str) -> None:
@@ -92,7 +93,7 @@ def check_algorithm(algorithm: str) -> None:
     )
 
 
-def validate(algorithm: str, settings: dict[str, Any]) -> dict[str, Any]:
+def validate(algorithm: str, settings: GivenSettings) -> GivenSettings:
     """The settings given, checked one by one; None counts as left out.
 
     Raises UserError SETTING_UNKNOWN, SETTING_NOT_APPLICABLE or SETTING_INVALID naming every
@@ -130,7 +131,7 @@ def validate(algorithm: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 def resolve(
     algorithm: str,
-    settings: dict[str, Any],
+    settings: GivenSettings,
     *,
     model: ModelFacts,
     env: EnvFacts | None,
@@ -167,7 +168,7 @@ def resolve(
 
 
 def resolve_sampling(
-    settings: dict[str, Any], *, model: ModelFacts, env: EnvFacts | None, attempts: int
+    settings: GivenSettings, *, model: ModelFacts, env: EnvFacts | None, attempts: int
 ) -> ResolvedSampling:
     """All settings of an evaluation, those given and those chosen, each with its source.
 
@@ -191,7 +192,7 @@ def _ordered(filled: defaults.Filled, schema: type[Settings]) -> dict[str, str]:
     return {name: filled.sources[name] for name in schema.model_fields}
 
 
-def _check_names(algorithm: str, schema: type[Settings], settings: dict[str, Any]) -> None:
+def _check_names(algorithm: str, schema: type[Settings], settings: GivenSettings) -> None:
     known = schema.model_fields
     unknown = [str(name) for name in settings if name not in known]
     foreign = [name for name in unknown if _owner(name, algorithm)]
@@ -222,7 +223,7 @@ def _check_names(algorithm: str, schema: type[Settings], settings: dict[str, Any
     )
 
 
-def _renamed(algorithm: str, settings: dict[str, Any], unknown: list[str]) -> Change | None:
+def _renamed(algorithm: str, settings: GivenSettings, unknown: list[str]) -> Change | None:
     """The settings under the names they have here; those of another algorithm are left out."""
     known = SCHEMAS[algorithm].model_fields
     renamed: dict[str, object] = {}
@@ -261,7 +262,7 @@ def _is(names: list[str], what: str = "") -> str:
 
 
 def _invalid(
-    algorithm: str, schema: type[Settings], error: ValidationError, given: dict[str, Any]
+    algorithm: str, schema: type[Settings], error: ValidationError, given: GivenSettings
 ) -> UserError:
     names = list(dict.fromkeys(str(item["loc"][0]) for item in error.errors()))
     said = []
@@ -290,7 +291,7 @@ def _invalid(
     )
 
 
-def _mended(wrong: dict[str, Any]) -> Change:
+def _mended(wrong: GivenSettings) -> Change:
     """Values with their type put right; what cannot be is left out, for the default."""
     numbers = {name: number for name, v in wrong.items() if (number := _number(v)) is not None}
     return Change(settings=numbers, without=tuple(name for name in wrong if name not in numbers))

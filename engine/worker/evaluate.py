@@ -103,7 +103,7 @@ def probe(job: Job[ProbeConfig]) -> Result:
     job.run.model_evals(0).parent.mkdir(parents=True, exist_ok=True)
     with Appender(job.run.model_evals(0)) as file:
         heldout.write_rows(file, groups, {}, model.ref)
-    result = learnability(samples_of(groups), group_size, settings.max_tokens)
+    result = learnability(samples_of(groups), group_size, settings.max_tokens).to_json()
     job.metrics(1, {k: v for k, v in result.items() if isinstance(v, float)})
     return result | {"verdict": "unknown", "ref": model.ref}
 

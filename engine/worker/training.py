@@ -26,7 +26,13 @@ from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.job import Job, LoopState, Result, Stopped
 from engine.worker.core.limits import AnswerLimits
 from engine.worker.evaluation import heldout
-from engine.worker.evaluation.during_training import Best, HeldoutEvaluation, LossRow, Questions
+from engine.worker.evaluation.during_training import (
+    Best,
+    HalfResult,
+    HeldoutEvaluation,
+    LossRow,
+    Questions,
+)
 from engine.worker.manifest import weight_hashes, write_manifest
 from engine.worker.network.adapter import read_adapter
 from engine.worker.network.policy import Policy
@@ -128,8 +134,8 @@ class Training:
         resumed = self._resume()
         if tasks and not resumed:
             with self._timed("exam_s"):
-                curves = self.evaluation.evaluate(0, heldout.VALIDATION, heldout.TEST)
-            self.job.metrics(0, curves)
+                start = self.evaluation.evaluate(0, heldout.VALIDATION, heldout.TEST)
+            self.job.metrics(0, start.curves)
         self.watch.catch_up(self.done)
         self.alarmed = self.settings.stop_early == "alert" and bool(self.watch.active)
 
@@ -205,12 +211,12 @@ class Training:
         values = {**values, **self.meter.step(values["train_s"] or 0.0)}
         last = step == self.total
         due = last or step % self.settings.eval_every == 0
-        if due:
-            values |= self._evaluate(step)
-        raised, cleared = self.watch.look(step, values, rollouts)
+        evaluated = self._evaluate(step) if due else HalfResult({})
+        values |= evaluated.curves
+        raised, cleared = self.watch.look(step, values, rollouts, evaluated.rows)
         if raised and not last and self.settings.stop_early == "alert":
             self.alarmed = last = True
-            values |= {} if due else self._evaluate(step)
+            values |= {} if due else self._evaluate(step).curves
         self.job.metrics(step, values)
         for finding in raised:
             self.job.event("alert", finding.what, step=step, **alert_fields(finding))
@@ -223,10 +229,10 @@ class Training:
         if last or step % self.settings.save_every == 0:
             self.save()
 
-    def _evaluate(self, step: int) -> dict[str, float]:
-        """The evaluation of a step, where there are held-out tasks."""
+    def _evaluate(self, step: int) -> HalfResult:
+        """The evaluation of a step; without held-out tasks an empty one."""
         if self.evaluation is None or not self.evaluation.tasks:
-            return {}
+            return HalfResult({})
         with self._timed("exam_s"):
             return self.evaluation.evaluate(step, heldout.VALIDATION)
 

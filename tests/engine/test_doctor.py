@@ -7,6 +7,7 @@ import pytest
 
 from engine import doctor
 from engine.core.hardware import Device, Hardware
+from engine.home.progress import write_status
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -151,3 +152,21 @@ def test_what_stands_between_the_products_is_named(
     assert examined(home, tmp_path)["kernels"]["detail"].startswith("liger 0.8.5, where")
     monkeypatch.setenv(doctor.KERNELS, "torch")
     assert examined(home, tmp_path)["kernels"]["detail"] == "torch"
+
+
+def test_runs_whose_config_cannot_be_read_are_named_also_after_the_database_was_made_again(
+    home: Home, tmp_path: Path, bench
+):
+    run, whole = bench.queue(), bench.queue()
+    for one in (run, whole):
+        write_status(one, bench.row(one))
+    assert examined(home, tmp_path)["run files"]["status"] == "pass"
+    run.config.write_text('{"kind": "train"')
+    for path in home.root.glob("honesmith.db*"):
+        path.unlink()
+    with Store(home) as store:
+        assert [row.run_id for row in store.list_runs(9)] == [whole.id]
+    check = examined(home, tmp_path)["run files"]
+    assert check["status"] == "warn" and check["fix"]
+    assert str(run.config) in check["detail"] and "is damaged" in check["detail"]
+    assert str(whole.config) not in check["detail"]

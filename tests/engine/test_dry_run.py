@@ -16,7 +16,9 @@ from engine.core.hardware import Device, Hardware
 from engine.evidence.stats.learnability import Sample, learnability
 from engine.home.run_dir import Home
 from engine.home.store import Store
+from engine.judgements import judge_probe
 from engine.processes.programs import STAND_INS
+from engine.records.probe_result import ProbeResult
 from engine.runs import lifecycle
 from envs.config.problem import EnvProblem
 from envs.isolation.sandbox import Sandbox
@@ -333,15 +335,15 @@ def test_a_probe_is_run_once_and_judged(home: Home):
     ],
 )
 def test_a_probe_points_at_one_lever(change: dict[str, float], status: str, words: str):
-    found = dry_run._judge_probe(LEARNABLE | {"tasks": 16} | change)
-    assert found.status == status and words in found.fix
+    found = judge_probe(ProbeResult.model_validate(LEARNABLE | {"tasks": 16} | change))
+    assert found.status == status and words in str(found.fix)
 
 
 def test_a_probe_whose_scores_fail_says_so_whoever_waits_for_it(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ):
     groups = [[Sample(1.0, True), Sample(0.0, error=True)]] * 4
-    monkeypatch.setenv("HONESMITH_TEST_PROBE", json.dumps(learnability(groups, 2, 32)))
+    monkeypatch.setenv("HONESMITH_TEST_PROBE", learnability(groups, 2, 32).model_dump_json())
     report = dry_run.dry_run(home, add(home), samples=4)
     assert report["summary"].startswith("Not ready: probe: 50% of the scores failed")
     assert report["next"] == []

@@ -8,6 +8,7 @@ from simulated import ROLLOUT, Simulated
 from engine.evidence.detect.alerts import Watch
 from engine.evidence.detect.views import TrainingRows
 from engine.home.run_dir import RunDir
+from engine.records.lines.evaluation_row import read_evaluation
 from engine.records.lines.trajectory_record import read_trajectories
 
 
@@ -35,6 +36,7 @@ def replay(run: Simulated, folder: Path) -> list[tuple[int, str]]:
             place.evals(step).write_text(lines_of(run.exams[step]))
         rollouts = read_trajectories(place.rollouts(step))
         values = {k: v for k, v in line.items() if k != "step"}
-        found, _ = watch.look(step, values, rollouts)
+        evaluated = read_evaluation(place.evals(step)) if step in run.exams else []
+        found, _ = watch.look(step, values, rollouts, evaluated)
         raised += [(step, finding.id) for finding in found]
     return raised

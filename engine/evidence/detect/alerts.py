@@ -9,7 +9,12 @@ from collections.abc import Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.evidence.detect.baseline import against_start, first_exam, gold_tokens
+from engine.evidence.detect.baseline import (
+    against_start,
+    evaluation_against_start,
+    first_exam,
+    gold_tokens,
+)
 from engine.evidence.detect.detectors import find_all
 from engine.evidence.detect.findings import Finding
 from engine.evidence.detect.views import (
@@ -23,6 +28,7 @@ from engine.evidence.detect.views import (
 from engine.evidence.stats import thresholds as limits
 from engine.home.run_dir import RunDir
 from engine.records.lines.curves import load_metrics
+from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.lines.event import Event, read_events
 from engine.records.lines.trajectory_record import TrajectoryRecord, read_trajectories
 
@@ -67,7 +73,7 @@ class Watch:
         steps = [each for each in self.run.rollout_steps() if each <= step]
         for each in dict.fromkeys([*steps[:_START], *steps[-_START:]]):
             self._view(each)
-        self._against_start = self._exam(step)
+        self._against_start = against_start(self.run, step, planned=self._planned())
         for event in read_events(self.run.events):
             self._recall(event, step)
         self._trim()
@@ -83,17 +89,27 @@ class Watch:
             self.active.pop(str(event.fields.get("id")), None)
 
     def look(
-        self, step: int, values: Mapping[str, Any], rollouts: Sequence[TrajectoryRecord] = ()
+        self,
+        step: int,
+        values: Mapping[str, Any],
+        rollouts: Sequence[TrajectoryRecord] = (),
+        evaluated: Sequence[EvaluationRow] = (),
     ) -> tuple[list[Finding], list[str]]:
-        """(alerts to raise, ids that are over) after a step with these metrics and rollouts."""
+        """(alerts to raise, ids that are over) after a step with these metrics and rollouts.
+
+        Args:
+            evaluated: the rows of its evaluation, where it had one.
+        """
         self.lines.append({"step": step, **values})
         self._add_view(view_of(step, rollouts, self.settings))
         self._trim()
         if self._beginning is None:  # step 0 was examined before the first step
             exam = first_exam(self.run, self.settings)
             self._beginning = _Beginning(exam, gold_tokens(self.run))
-        if any(name.startswith("heldout_") for name in values):
-            self._against_start = self._exam(step)
+        if evaluated:
+            self._against_start = evaluation_against_start(
+                self.run, step, evaluated, planned=self._planned()
+            )
         facts = Facts(
             self.algorithm,
             self.settings,
@@ -121,11 +137,10 @@ class Watch:
         self.active |= dict.fromkeys([finding.id for finding in raised], 0)
         return raised, cleared
 
-    def _exam(self, step: int) -> StartComparison | None:
-        """The last exam against step 0, corrected for all exams this run will have."""
+    def _planned(self) -> int:
+        """How many evaluations this run will have after step 0."""
         steps, every = self.settings.get("steps"), self.settings.get("eval_every")
-        planned = math.ceil(steps / every) if steps and every else 0
-        return against_start(self.run, step, planned=planned)
+        return math.ceil(steps / every) if steps and every else 0
 
     def _view(self, step: int) -> None:
         self._add_view(view_of(step, read_trajectories(self.run.rollouts(step)), self.settings))

@@ -20,23 +20,39 @@ _TASK_BYTES = 2_000_000  # of task rows, enough to know how long answers are
 def against_start(
     run: RunDir, upto: int | None = None, *, planned: int = 0
 ) -> StartComparison | None:
-    """The last exam (of a step up to `upto`) against step 0, task by task on the half that every
-    exam asks; None before there is one.
-
-    Who looks at every exam and stops at the first that speaks gives how many are `planned`: each is
-    a chance to be wrong, the first one as much as the last.
-    """
-    steps = [step for step in run.eval_steps() if step > 0 and (upto is None or step <= upto)]
+    """The last evaluation (of a step up to `upto`) against step 0, read from their files; None
+    before there is one. `planned` as in `evaluation_against_start`."""
+    steps = _evaluated(run, upto)
     if not steps:
         return None
+    rows = read_evaluation(run.evals(steps[-1]))
+    return evaluation_against_start(run, steps[-1], rows, planned=planned)
+
+
+def evaluation_against_start(
+    run: RunDir, step: int, rows: Sequence[EvaluationRow], *, planned: int = 0
+) -> StartComparison | None:
+    """The evaluation of `step` against step 0, task by task on the half that every evaluation
+    asks; None where either has no such rows.
+
+    Args:
+        rows: of the evaluation of `step`.
+        planned: how many evaluations the run will have, for who looks at each and stops at the
+            first that speaks: each is a chance to be wrong, the first one as much as the last.
+    """
     taught = taught_tasks(run)
     before, after = (
-        _asked_every_time(without_tasks(read_evaluation(run.evals(step)), taught))
-        for step in (0, steps[-1])
+        _asked_every_time(without_tasks(each, taught))
+        for each in (read_evaluation(run.evals(0)), rows)
     )
     if not before or not after:
         return None
-    return compared_with_start(before, after, steps[-1], max(len(steps), planned))
+    return compared_with_start(before, after, step, max(len(_evaluated(run, step)), planned))
+
+
+def _evaluated(run: RunDir, upto: int | None) -> list[int]:
+    """The steps after step 0 with an evaluation, `upto` the last of interest."""
+    return [step for step in run.eval_steps() if step > 0 and (upto is None or step <= upto)]
 
 
 def compared_with_start(

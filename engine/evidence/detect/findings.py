@@ -36,10 +36,16 @@ Severity = Literal["high", "medium", "low"]
 # What a run measured or learned is not to be used as it is.
 _HIGH = frozenset(
     {
-        "infra", "reward_errors", "scorer_moves", "unstable", "judge_pleasing", "reward_hacking",
-        "below_start", "forgetting",
+        "infra",
+        "reward_errors",
+        "scorer_moves",
+        "unstable",
+        "judge_pleasing",
+        "reward_hacking",
+        "below_start",
+        "forgetting",
     }
-)  # fmt: skip
+)
 # It costs time, or certainty; what was learned stands.
 _LOW = frozenset({"slow_reward", "underpowered"})
 

@@ -11,8 +11,10 @@ def uniform_groups(facts: Facts) -> Finding | None:
     Alike in their text from the start: the temperature. Alike in their pay only: the reward. Too
     hard and too easy tasks are findings of their own.
     """
-    flat, unsolved, effective = (facts.recent(name) for name in (
-        "zero_advantage_share", "groups_too_hard", "groups_effective"))  # fmt: skip
+    flat, unsolved, effective = (
+        facts.recent(name)
+        for name in ("zero_advantage_share", "groups_too_hard", "groups_effective")
+    )
     if not flat or not unsolved or not effective or learning(facts):
         return None
     if mean(effective) >= limits.EFFECTIVE_LOW:

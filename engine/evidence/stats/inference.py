@@ -144,8 +144,9 @@ def paired_bootstrap(
     tasks (the expanded percentile interval, Hesterberg 2015), and p is read off the same scale.
     Deterministic for a seed, whatever the order of the mapping. Raises ValueError on no tasks.
     """
-    means = [math.fsum(diffs_by_task[task]) / len(diffs_by_task[task]) for task in
-             sorted(diffs_by_task)]  # fmt: skip
+    means = [
+        math.fsum(diffs_by_task[task]) / len(diffs_by_task[task]) for task in sorted(diffs_by_task)
+    ]
     n = len(means)
     if n == 0:
         raise ValueError("paired_bootstrap needs at least one task")

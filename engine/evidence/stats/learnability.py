@@ -9,9 +9,9 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from engine.evidence.stats.inference import Interval, pass_at_k, wilson
+from engine.records.probe_result import Advice, AnswerLengths, FailedScores, ProbeResult
 
 GROUP_SIZES = (2, 4, 6, 8, 12, 16)
 CUT = 0.1  # share of answers cut at max_tokens that is worth an advice
@@ -42,14 +42,12 @@ class Sample:
 Samples = Sequence[Sample]
 
 
-def learnability(groups: Sequence[Samples], group_size: int, max_tokens: int) -> dict[str, Any]:
+def learnability(groups: Sequence[Samples], group_size: int, max_tokens: int) -> ProbeResult:
     """Shares, pass@k, expected share of groups that teach by group size, lengths and advice.
 
     Args:
         groups: one sequence of samples per task.
         max_tokens: what an answer was allowed.
-
-    Returns a JSON object; shares with a Wilson interval under `intervals`.
     """
     scored = [[s for s in group if not s.error] for group in groups]
     mixed = [group for group in scored if _mixed(group)]
@@ -62,42 +60,43 @@ def learnability(groups: Sequence[Samples], group_size: int, max_tokens: int) ->
     solved = [(len(g), sum(s.solved and not s.error for s in g)) for g in groups if g]
     failed = sum(sample.error for sample in everything)
     lengths = sorted(sample.tokens for sample in everything)
-    result: dict[str, Any] = {
-        "tasks": len(groups),
-        "samples_per_task": group_size,
-        **{name: count / max(1, len(groups)) for name, count in counts.items()},
-        "intervals": {name: _ends(wilson(count, len(groups))) for name, count in counts.items()},
-        "pass_at_k": {
+    result = ProbeResult(
+        tasks=len(groups),
+        samples_per_task=group_size,
+        effective=counts["effective"] / max(1, len(groups)),
+        too_easy=counts["too_easy"] / max(1, len(groups)),
+        too_hard=counts["too_hard"] / max(1, len(groups)),
+        intervals={name: _ends(wilson(count, len(groups))) for name, count in counts.items()},
+        pass_at_k={
             str(k): _mean([pass_at_k(n, c, k) for n, c in solved if n >= k])
             for k in (1, 2, 4, 8, 16)
             if k <= group_size
         },
-        "gradient_share": {str(size): round(teaches(scored, size), 4) for size in GROUP_SIZES},
-        "solved_counts": [c for _, c in solved],
-        "reward_mean": _mean([sample.reward for sample in everything]),
-        "truncated_share": _mean([float(sample.cut) for sample in everything]),
-        "error_share": failed / max(1, len(everything)),
-        "failed_scores": {"failed": failed, "of": len(everything)},
-        "distinct_share": _mean([len({s.said for s in g}) / len(g) for g in scored if g]),
-        "length": {
-            "p50": _quantile(lengths, 0.5),
-            "p95": _quantile(lengths, 0.95),
-            "max_tokens": max_tokens,
-        },
-    }
-    share, size = result["effective"], result["samples_per_task"]
-    low, high = result["intervals"]["effective"]
-    result["advice"] = advice(result)
-    result["summary"] = scores_failed(result) + (
-        f"{share:.0%} of {len(groups)} tasks ({low:.0%} to {high:.0%}) have rewards that differ "
-        f"within {size} samples"
+        gradient_share={str(size): round(teaches(scored, size), 4) for size in GROUP_SIZES},
+        solved_counts=[c for _, c in solved],
+        reward_mean=_mean([sample.reward for sample in everything]),
+        truncated_share=_mean([float(sample.cut) for sample in everything]),
+        error_share=failed / max(1, len(everything)),
+        failed_scores=FailedScores(failed=failed, of=len(everything)),
+        distinct_share=_mean([len({s.said for s in g}) / len(g) for g in scored if g]),
+        length=AnswerLengths(
+            p50=_quantile(lengths, 0.5), p95=_quantile(lengths, 0.95), max_tokens=max_tokens
+        ),
     )
-    return result
+    return result.model_copy(update={"advice": advice(result), "summary": _summary(result)})
 
 
-def scores_failed(found: dict[str, Any]) -> str:
+def _summary(result: ProbeResult) -> str:
+    low, high = result.intervals["effective"]
+    return _scores_failed(result) + (
+        f"{result.effective:.0%} of {result.tasks} tasks ({low:.0%} to {high:.0%}) have rewards "
+        f"that differ within {result.samples_per_task} samples"
+    )
+
+
+def _scores_failed(result: ProbeResult) -> str:
     """The failed scores of a probe as the opening of a sentence, "" without any."""
-    share = found["error_share"]
+    share = result.error_share
     if not share:
         return ""
     ready = "Not ready: " if share > BROKEN else ""
@@ -146,63 +145,73 @@ def _population(solved: Sequence[tuple[int, int]]) -> tuple[float, float]:
     return mean * weight, (1.0 - mean) * weight
 
 
-def advice(found: dict[str, Any]) -> list[dict[str, str]]:
-    """What to change before a run, most important first: {"lever", "say"} each."""
-    said: list[dict[str, str]] = []
+def advice(result: ProbeResult) -> list[Advice]:
+    """What to change before a run, most important first."""
+    items: list[Advice] = []
 
-    def say(lever: str, text: str) -> None:
-        said.append({"lever": lever, "say": text})
+    def add(lever: str, text: str) -> None:
+        items.append(Advice(lever=lever, say=text))
 
-    if found["error_share"]:
-        say(
-            "score",
-            f"{found['error_share']:.0%} of the scores failed: mend score() and push again",
-        )
-    if found["error_share"] > BROKEN:
-        return said
-    length, shares = found["length"], found["gradient_share"]
-    if found["truncated_share"] > CUT:
-        wanted = 2 * length["max_tokens"]
-        say(
+    if result.error_share:
+        add("score", f"{result.error_share:.0%} of the scores failed: mend score() and push again")
+    if result.error_share > BROKEN:
+        return items
+    if result.length is not None and result.truncated_share > CUT:
+        allowed = result.length.max_tokens
+        add(
             "max_tokens",
-            f"{found['truncated_share']:.0%} of the answers are cut at {length['max_tokens']} "
-            f"tokens: raise max_tokens to {wanted}, or ask for shorter answers",
+            f"{result.truncated_share:.0%} of the answers are cut at {allowed} "
+            f"tokens: raise max_tokens to {2 * allowed}, or ask for shorter answers",
         )
-    if found["effective"] < LITTLE and found["too_hard"] >= max(found["too_easy"], 1e-9):
-        say("sft", "hardly any answer is right: train by SFT first, or give partial credit")
-    elif found["effective"] < LITTLE and found["too_easy"]:
-        say("data", "the tasks are solved already: take harder ones")
-    elif found["too_hard"] >= MANY:
-        say(
-            "curriculum",
-            f"{found['too_hard']:.0%} of the tasks are never solved: start on the others, in a "
-            "version of the environment without them",
+    if text := _difficulty(result):
+        add(*text)
+    distinct = 1.0 if result.distinct_share is None else result.distinct_share
+    if distinct < ALIKE and result.effective < 0.5:
+        add("temperature", "the answers of a group are nearly the same: raise temperature")
+    if text := _group_size(result):
+        add("group_size", text)
+    return items
+
+
+def _difficulty(result: ProbeResult) -> tuple[str, str] | None:
+    """(lever, sentence) where the tasks are too hard or too easy for this model."""
+    if result.effective < LITTLE and result.too_hard >= max(result.too_easy, 1e-9):
+        text = "hardly any answer is right: train by SFT first, or give partial credit"
+        return "sft", text
+    if result.effective < LITTLE and result.too_easy:
+        return "data", "the tasks are solved already: take harder ones"
+    if result.too_hard >= MANY:
+        return "curriculum", (
+            f"{result.too_hard:.0%} of the tasks are never solved: start on the others, in a "
+            "version of the environment without them"
         )
-    elif found["too_easy"] >= MANY:
-        say(
-            "curriculum",
-            f"{found['too_easy']:.0%} of the tasks are always solved: leave them out, they cost "
-            "samples and teach nothing",
+    if result.too_easy >= MANY:
+        return "curriculum", (
+            f"{result.too_easy:.0%} of the tasks are always solved: leave them out, they cost "
+            "samples and teach nothing"
         )
-    if found["distinct_share"] < ALIKE and found["effective"] < 0.5:
-        say("temperature", "the answers of a group are nearly the same: raise temperature")
+    return None
+
+
+def _group_size(result: ProbeResult) -> str:
+    """Which group size would do better, "" where this one is right or nothing would teach."""
+    shares, now = result.gradient_share, result.samples_per_task
     most = max(shares.values())
+    if result.effective < LITTLE / 2 or most <= 0:
+        return ""
     enough = next(int(size) for size, share in shares.items() if share >= ENOUGH * most)
-    now = found["samples_per_task"]
-    if found["effective"] >= LITTLE / 2 and most > 0:
-        if enough > now:
-            say(
-                "group_size",
-                f"group_size {enough} would give {shares[str(enough)]:.0%} of the groups "
-                f"something to tell apart, {now} gives {found['effective']:.0%}",
-            )
-        elif enough <= now / 2:
-            say(
-                "group_size",
-                f"group_size {enough} carries nearly as much ({shares[str(enough)]:.0%} of the "
-                f"groups) as {now}: use it with more prompts_per_step",
-            )
-    return said
+    share = f"{shares[str(enough)]:.0%}"
+    if enough > now:
+        return (
+            f"group_size {enough} would give {share} of the groups "
+            f"something to tell apart, {now} gives {result.effective:.0%}"
+        )
+    if enough <= now / 2:
+        return (
+            f"group_size {enough} carries nearly as much ({share} of the "
+            f"groups) as {now}: use it with more prompts_per_step"
+        )
+    return ""
 
 
 def _mixed(group: Samples) -> bool:

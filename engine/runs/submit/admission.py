@@ -14,12 +14,14 @@ from engine.core.errors import UserError
 from engine.core.format import size
 from engine.core.hints import Call, Change, Hint
 from engine.cost import estimate
+from engine.cost.estimate import Forecast
 from engine.environments import registry
 from engine.environments.env_facts import EnvFacts
 from engine.environments.registry import EnvRecord
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.models.catalog import ModelRef
+from engine.records.estimate import Estimate
 from engine.records.settings import SFTSettings, TrainSettings
 from engine.settings.defaults import SamplingLimits
 
@@ -201,23 +203,24 @@ def check_audit(record: EnvRecord, settings: TrainSettings) -> list[str]:
     )
 
 
-def check_size(figures: dict[str, Any], disk_free: int) -> None:
-    """Refuse what cannot fit into memory or onto the disk, by the estimate `figures`."""
-    if not figures["fits"]:
-        need, have = figures["peak_memory"]["total"], figures["memory_available"]
-        lower = figures["lower_this"] or "max_length"
+def check_size(forecast: Forecast, disk_free: int) -> None:
+    """Refuse what cannot fit into memory or onto the disk, by its forecast."""
+    figures = forecast.estimate
+    if not figures.fits:
+        need, have = figures.peak_memory.total, figures.memory_available
+        lower = figures.lower_this or "max_length"
         raise UserError(
             "DOES_NOT_FIT",
-            f"the run needs about {size(need)} of memory; {figures['device']} has {size(have)}",
+            f"the run needs about {size(need)} of memory; {figures.device} has {size(have)}",
             hint=Hint(
                 f"Lower {lower}; an estimate itemises the memory.",
-                change=estimate.change_of(figures["lower_to"]),
+                change=estimate.change_of(forecast.lower_to),
             ),
         )
-    if not figures["disk_fits"]:
+    if not figures.disk_fits:
         raise UserError(
             "DISK_FULL",
-            f"the run would write {size(figures['disk_bytes'])}; "
+            f"the run would write {size(figures.disk_bytes)}; "
             f"{size(disk_free)} are free, of which {size(estimate.DISK_RESERVE)} "
             "stay free",
             hint="Free some space or lower keep_checkpoints.",
@@ -225,9 +228,9 @@ def check_size(figures: dict[str, Any], disk_free: int) -> None:
         )
 
 
-def check_approval(home: Home, figures: dict[str, Any], approved: bool) -> None:
+def check_approval(home: Home, figures: Estimate, approved: bool) -> None:
     """Refuse a spend above `auto_approve_gpu_hours` that no person agreed to."""
-    likely, limit = figures["gpu_hours"]["likely"], home.user_config().auto_approve_gpu_hours
+    likely, limit = figures.gpu_hours.likely, home.user_config().auto_approve_gpu_hours
     if limit is not None and likely > limit and not approved:
         raise UserError(
             "NOT_APPROVED",
@@ -240,12 +243,12 @@ def check_approval(home: Home, figures: dict[str, Any], approved: bool) -> None:
         )
 
 
-def _fewer_steps(figures: dict[str, Any], limit: float) -> Change | None:
+def _fewer_steps(figures: Estimate, limit: float) -> Change | None:
     """Steps that take at most `limit` device hours, if a run can be that short."""
-    startup = figures["seconds"]["startup"] / 3600
-    likely = figures["gpu_hours"]["likely"]
+    startup = figures.seconds["startup"] / 3600
+    likely = figures.gpu_hours.likely
     share = (0.9 * limit - startup) / max(likely - startup, 1e-9)  # the rest is rounding
-    steps = math.floor(figures["steps"] * share)
+    steps = math.floor(figures.steps * share)
     return Change(settings={"steps": steps}, without=("epochs",)) if steps >= 1 else None
 
 

@@ -44,7 +44,7 @@ def reply_of(home: Home, row: RunRow, warnings: list[str]) -> Reply:
 
 
 def _shown_estimate(config: RunConfig) -> Reply:
-    return estimate.shown(config.estimate.to_json()) if isinstance(config, TrainConfig) else {}
+    return estimate.shown(config.estimate) if isinstance(config, TrainConfig) else {}
 
 
 def _changed_from_parent(home: Home, config: RunConfig) -> Reply:

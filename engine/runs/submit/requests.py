@@ -8,9 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from engine.home.rows import DEFAULT_GPU_HOURS
-
-# Settings as a client wrote them: names and values that nobody has checked yet.
-GivenSettings = Mapping[str, Any]
+from engine.records.settings import GivenSettings
 
 _RESUME_TAKES = frozenset({"resume", "max_gpu_hours", "request_id", "approved", "profile"})
 
@@ -55,7 +53,8 @@ class TrainRequest:
 
     def body(self) -> Mapping[str, Any]:
         """What `request_id` stands for. Its hash is stored, so no key may change."""
-        return self.plan() | {
+        return {
+            **self.plan(),
             "note": self.note,
             "expect": self.expect,
             "parent": self.parent,
@@ -63,7 +62,7 @@ class TrainRequest:
             "max_gpu_hours": self.cap_hours,
         }
 
-    def plan(self) -> dict[str, Any]:
+    def plan(self) -> Mapping[str, Any]:
         """The arguments that a dry run and an estimate of the same plan take."""
         return {
             "env_id": self.env_id,

@@ -11,6 +11,7 @@ from engine.core.errors import UserError
 from engine.core.hardware import Hardware
 from engine.core.reply import Reply
 from engine.cost import estimate
+from engine.cost.estimate import Forecast
 from engine.environments import env_facts, registry
 from engine.environments.env_facts import EnvFacts
 from engine.environments.registry import EnvRecord
@@ -55,7 +56,7 @@ class _Plan:
     model: ModelRef
     machine: Hardware
     resolved: resolution.Resolved
-    figures: dict[str, Any]  # what it will take, as engine/cost/estimate.py says
+    forecast: Forecast
 
 
 @tells_of_the_disk
@@ -122,21 +123,22 @@ def _resolve(home: Home, request: TrainRequest) -> _Plan:
         vllm=vllm_env.find_python(home) is not None,
     )
     download = hub.missing_bytes(model.base_path)
-    figures = estimate.estimate(
+    forecast = estimate.estimate(
         home, resolved, model.facts, facts, machine, download=download, base_path=model.base_path
     )
-    return _Plan(record, model, machine, resolved, figures)
+    return _Plan(record, model, machine, resolved, forecast)
 
 
 def _admit(home: Home, store: Store, request: TrainRequest, plan: _Plan) -> list[str]:
     """Refuse what cannot run or may not be spent; what to say of the rest."""
-    record, resolved, figures = plan.record, plan.resolved, plan.figures
+    record, resolved, figures = plan.record, plan.resolved, plan.forecast.estimate
     warnings = [*registry.prefix_meant(request.env_id, record), *resolved.warnings]
+    warnings += plan.forecast.left_out
     check_secrets(record)
     registry.env_python(record)
     launcher.require_quantizer(home, resolved.settings.quantization)
     warnings += check_audit(record, resolved.settings)
-    check_size(figures, plan.machine.disk_free)
+    check_size(plan.forecast, plan.machine.disk_free)
     check_hours_left(home, store)
     warnings += estimate.check_budget(home, store, figures, request.cap_hours, request.plan())
     check_approval(home, figures, request.approved)
@@ -159,7 +161,7 @@ def _config(request: TrainRequest, plan: _Plan, parent: str) -> dict[str, Any]:
         "expect": request.expect,
         "parent": parent,
         "max_gpu_hours": request.cap_hours,
-        "estimate": estimate.stored(plan.figures),
+        "estimate": plan.forecast.estimate.to_json(),
         "device": plan.machine.device.id,
     }
     return config | ({"profile": True} if request.profile else {})
@@ -182,7 +184,7 @@ def _new_run(request: TrainRequest, plan: _Plan, parent: str) -> NewRun:
         expect=request.expect,
         parent=parent,
         max_gpu_hours=request.cap_hours,
-        estimated_hours=plan.figures["gpu_hours"]["likely"],
+        estimated_hours=plan.forecast.estimate.gpu_hours.likely,
         request_id=request.request_id,
         body=request.body(),
     )

@@ -54,11 +54,15 @@ class HalfResult:
     """What the policy did on one half: its columns, and apart from them what chooses by it.
 
     A column may be named by the environment; score and loss are what was measured here.
+
+    Attributes:
+        rows: as they were written to the file of the evaluation.
     """
 
     curves: dict[str, float]
     score: float | None = None
     loss: float | None = None
+    rows: Sequence[EvaluationRow] = ()
 
 
 @dataclass(frozen=True)
@@ -109,8 +113,8 @@ class HeldoutEvaluation:
         self.best = Best()
         self._tokens = self._turns = self._episodes = 0  # tokens and turns, in so many episodes
 
-    def evaluate(self, step: int, *halves: str) -> dict[str, float]:
-        """Evaluate the policy as it is now; returns the curves of the validation half.
+    def evaluate(self, step: int, *halves: str) -> HalfResult:
+        """Evaluate the policy as it is now; returns the result of the validation half.
 
         Rows go to `evals/step_NNNNNN.jsonl`. Gradients and random state are left untouched.
         """
@@ -130,33 +134,39 @@ class HeldoutEvaluation:
             self.sampler.load(self.policy.adapter)
             self.prior_skills.evaluate("before")
         self.sampler.release_memory()
-        return validation.curves
+        return validation
 
     def _evaluate_half(self, half: str, file: Appender) -> HalfResult:
         tasks = [t for t in self.tasks if self.half[t["id"]] == half]
         curves: dict[str, float] = {}
+        written: list[EvaluationRow] = []
         score = loss = None
         if self.context is not None and tasks:
             self.sampler.load(self.policy.adapter)
             groups = heldout.evaluate(tasks, self.context, self.sampler, self.params)
-            heldout.write_rows(file, groups, self.half, self.job.run.id)
+            written += heldout.rows_of(groups, self.half, self.job.run.id)
             members = [t for g in groups for t in g.members]
             self._episodes += len(members)
             self._tokens += sum(t.trained_tokens for t in members)
             self._turns += sum(t.turns for t in members)
             summary = heldout.summarise(members)
             curves, score = summary.curves(), summary.score
-        rows = [r for r in self.loss_rows if self.half[r.task_id] == half]
-        if rows:
-            loss = self._loss(rows, half, file)
+        loss_rows = [r for r in self.loss_rows if self.half[r.task_id] == half]
+        if loss_rows:
+            loss, measured = self._loss(loss_rows, half)
             curves["heldout_loss"] = loss
-        return HalfResult(curves, score, loss)
+            # Where tasks are played, their rows are the played ones.
+            written += measured if self.context is None else []
+        for row in written:
+            file.append(row.to_line())
+        return HalfResult(curves, score, loss, written)
 
     @torch.no_grad()
-    def _loss(self, rows: list[LossRow], half: str, file: Appender) -> float:
-        """Mean cross-entropy over all supervised tokens of the rows."""
+    def _loss(self, rows: Sequence[LossRow], half: str) -> tuple[float, list[EvaluationRow]]:
+        """Mean cross-entropy over all supervised tokens of the rows, and a row of it for each."""
         network = self.policy.base.network
         total, tokens = 0.0, 0
+        measured: list[EvaluationRow] = []
         for members in network.split([r.row for r in rows], self.budget):
             batch = network.collate([rows[i].row for i in members])
             logprobs, _ = network.logprobs(batch, self.policy.adapter)
@@ -165,11 +175,10 @@ class HeldoutEvaluation:
             for position, index in enumerate(members):
                 total += float(sums[position])
                 tokens += int(counts[position])
-                if self.context is None:  # where tasks are played, their rows are the played ones
-                    loss = float(sums[position]) / max(1, int(counts[position]))
-                    row = self._loss_row(rows[index].task_id, half, loss, int(counts[position]))
-                    file.append(row.to_line())
-        return total / max(1, tokens)
+                loss = float(sums[position]) / max(1, int(counts[position]))
+                task_id, count = rows[index].task_id, int(counts[position])
+                measured.append(self._loss_row(task_id, half, loss, count))
+        return total / max(1, tokens), measured
 
     def _loss_row(self, task_id: str, half: str, loss: float, tokens: int) -> EvaluationRow:
         return EvaluationRow(

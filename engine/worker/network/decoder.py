@@ -26,8 +26,10 @@ from engine.worker.ops.kernels import (
     AddNorm,
     FrozenLinear,
     GatedLoraLinear,
+    HeadLayout,
     HeadsRope,
     LoraLinear,
+    LoraPlacement,
     Norm,
     PickRows,
     SwiGLU,
@@ -308,9 +310,8 @@ class _LayerStep:
             x, y = AddNorm.apply(x, delta, layer.norm_in, eps, functions)
         heads = qkv(y, self.dropout)
         angles = self.cos, self.sin
-        heads = HeadsRope.apply(
-            heads, layer.q_norm, layer.k_norm, *angles, shape.heads, shape.kv, eps, functions
-        )
+        layout = HeadLayout(shape.heads, shape.kv, eps)
+        heads = HeadsRope.apply(heads, layer.q_norm, layer.k_norm, *angles, layout, functions)
         seen = self.attention(heads)
         if self.rows is not None:
             seen, x = PickRows.apply(seen, self.rows), PickRows.apply(x, self.rows)
@@ -347,9 +348,7 @@ class AdaptedLinear:
             factors.b,
             self.linear.weight if merged is None else merged,
             self.linear.bias,
-            factors.spans,
-            self.scale,
-            merged is not None,
+            LoraPlacement(factors.spans, self.scale, merged is not None),
         )
 
     def gated(self, gate_up: torch.Tensor, dropout: float, functions: Pointwise) -> torch.Tensor:
@@ -363,9 +362,7 @@ class AdaptedLinear:
             factors.b,
             self.weight,
             self.linear.bias,
-            factors.spans,
-            self.scale,
-            self.merged is not None,
+            LoraPlacement(factors.spans, self.scale, self.merged is not None),
             functions,
         )
 

@@ -10,6 +10,7 @@ works in the dtype of its input; adapters are float32 always.
 # pyright: reportIncompatibleMethodOverride=false
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,35 @@ from torch.autograd.function import once_differentiable
 
 from engine.worker.ops.fused_ops import TORCH, Pointwise
 from engine.worker.ops.matmul import linear
+
+
+@dataclass(frozen=True)
+class LoraPlacement:
+    """Where and how an adapter joins a linear layer.
+
+    Attributes:
+        spans: (start, stop) of each adapted part within the outputs.
+        scale: lora_alpha / r.
+        merged: whether the layer's weight already contains the adapter.
+    """
+
+    spans: Sequence[tuple[int, int]]
+    scale: float
+    merged: bool
+
+
+@dataclass(frozen=True)
+class HeadLayout:
+    """How the outputs of the joint projection of queries, keys and values divide into heads.
+
+    Attributes:
+        heads, kv: numbers of query heads, and of key and value heads.
+        eps: of the norm of each head.
+    """
+
+    heads: int
+    kv: int
+    eps: float
 
 
 class LoraLinear(torch.autograd.Function):
@@ -27,10 +57,9 @@ class LoraLinear(torch.autograd.Function):
         dropped: x after adapter dropout, or x itself.
         a: [parts * r, in] float32; b: [adapted outputs, r] float32. The parts stand one after
             the other in both.
-        weight: [out, in]; with the adapter already merged into it when `merged`.
+        weight: [out, in]; with the adapter already merged into it when `placement.merged`.
         bias: [out] or None.
-        spans: (start, stop) of each adapted part within the outputs.
-        scale: lora_alpha / r.
+        placement: where and how the adapter joins.
 
     Low-rank adaptation, arXiv 2106.09685. Merged or not, the gradients are those of the factors.
     """
@@ -44,29 +73,27 @@ class LoraLinear(torch.autograd.Function):
         b: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        spans: Sequence[tuple[int, int]],
-        scale: float,
-        merged: bool,
+        placement: LoraPlacement,
     ) -> torch.Tensor:
-        ctx.spans, ctx.scale, ctx.merged = spans, scale, merged
+        ctx.placement = placement
         ctx.separate = dropped is not x
         ctx.save_for_backward(x if not ctx.separate else dropped, a, b, weight)
-        return _adapted(x, dropped, a, b, weight, bias, ctx)
+        return _adapted(x, dropped, a, b, weight, bias, placement)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
         x, a, b, weight = ctx.saved_tensors
         wants_x = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        da, db, dlow = _factor_gradients(x, a, b, dy, ctx)
+        da, db, dlow = _factor_gradients(x, a, b, dy, ctx.placement)
         dx = ddropped = None
         if wants_x:
             dx = linear(dy, weight.t())
             if ctx.separate:
                 ddropped = dlow @ a.to(x.dtype)
-            elif not ctx.merged:
+            elif not ctx.placement.merged:
                 dx.addmm_(dlow, a.to(x.dtype))
-        return dx, ddropped, da, db, None, None, None, None, None
+        return dx, ddropped, da, db, None, None, None
 
 
 class GatedLoraLinear(torch.autograd.Function):
@@ -82,28 +109,26 @@ class GatedLoraLinear(torch.autograd.Function):
         b: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        spans: Sequence[tuple[int, int]],
-        scale: float,
-        merged: bool,
+        placement: LoraPlacement,
         functions: Pointwise = TORCH,
     ) -> torch.Tensor:
         x = functions.gate(gate_up)
-        ctx.spans, ctx.scale, ctx.merged, ctx.functions = spans, scale, merged, functions
+        ctx.placement, ctx.functions = placement, functions
         ctx.save_for_backward(gate_up, a, b, weight)
-        return _adapted(x, x, a, b, weight, bias, ctx)
+        return _adapted(x, x, a, b, weight, bias, placement)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
         gate_up, a, b, weight = ctx.saved_tensors
         x, opened = ctx.functions.gate_again(gate_up)
-        da, db, dlow = _factor_gradients(x, a, b, dy, ctx)
+        da, db, dlow = _factor_gradients(x, a, b, dy, ctx.placement)
         del x  # the next tensors take its place, in memory and in the cache
         dx = linear(dy, weight.t())
-        if not ctx.merged:
+        if not ctx.placement.merged:
             dx.addmm_(dlow, a.to(dx.dtype))
         dgate_up = ctx.functions.gate_gradient(gate_up, opened, dx)
-        return dgate_up, da, db, None, None, None, None, None, None
+        return dgate_up, da, db, None, None, None, None
 
 
 def _adapted(
@@ -113,34 +138,34 @@ def _adapted(
     b: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    ctx: Any,
+    placement: LoraPlacement,
 ) -> torch.Tensor:
     """The outputs of LoraLinear."""
     y = linear(x, weight, bias)
-    if not ctx.merged:
+    if not placement.merged:
         low = linear(dropped, a.to(x.dtype))
         rank = b.shape[1]
-        for i, ((start, stop), rows) in enumerate(_parts(ctx.spans)):
+        for i, ((start, stop), rows) in enumerate(_parts(placement.spans)):
             factor = b[rows].to(x.dtype)
             part = low[:, i * rank : (i + 1) * rank]
-            y[:, start:stop].addmm_(part, factor.t(), alpha=ctx.scale)
+            y[:, start:stop].addmm_(part, factor.t(), alpha=placement.scale)
     return y
 
 
 def _factor_gradients(
-    x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dy: torch.Tensor, ctx: Any
+    x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dy: torch.Tensor, placement: LoraPlacement
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of a, of b, and of the low-rank activations [N, parts * r] of LoraLinear."""
-    rank, scale = b.shape[1], ctx.scale
+    rank, scale = b.shape[1], placement.scale
     low = linear(x, a.to(x.dtype))
     dlow = torch.empty_like(low)
     db = torch.empty_like(b)
-    for i, ((start, stop), rows) in enumerate(_parts(ctx.spans)):
-        at = slice(i * rank, (i + 1) * rank)
+    for i, ((start, stop), rows) in enumerate(_parts(placement.spans)):
+        columns = slice(i * rank, (i + 1) * rank)
         grad = dy[:, start:stop]
-        dlow[:, at] = linear(grad, b[rows].to(x.dtype).t())
+        dlow[:, columns] = linear(grad, b[rows].to(x.dtype).t())
         # The faster way round for few columns.
-        db[rows] = linear(low[:, at].t(), grad.t()).t()
+        db[rows] = linear(low[:, columns].t(), grad.t()).t()
     db.mul_(scale)
     dlow.mul_(scale)
     return linear(dlow.t(), x.t()).to(a.dtype), db, dlow
@@ -148,11 +173,11 @@ def _factor_gradients(
 
 def _parts(spans: Sequence[tuple[int, int]]) -> list[tuple[tuple[int, int], slice]]:
     """Each span of the outputs with its rows of the B factor."""
-    found, at = [], 0
+    parts, row = [], 0
     for start, stop in spans:
-        found.append(((start, stop), slice(at, at + stop - start)))
-        at += stop - start
-    return found
+        parts.append(((start, stop), slice(row, row + stop - start)))
+        row += stop - start
+    return parts
 
 
 class FrozenLinear(torch.autograd.Function):
@@ -240,14 +265,13 @@ class HeadsRope(torch.autograd.Function):
         k_weight: torch.Tensor | None,
         cos: torch.Tensor,
         sin: torch.Tensor,
-        heads: int,
-        kv: int,
-        eps: float,
+        layout: HeadLayout,
         functions: Pointwise = TORCH,
     ) -> torch.Tensor:
+        heads, kv, eps = layout.heads, layout.kv, layout.eps
         saved = functions.apply_rope(qkv, q_weight, k_weight, cos, sin, heads, kv, eps)
         ctx.mark_dirty(qkv)
-        ctx.heads, ctx.kv, ctx.functions = heads, kv, functions
+        ctx.layout, ctx.functions = layout, functions
         ctx.save_for_backward(cos, sin, *saved)
         return qkv
 
@@ -255,8 +279,9 @@ class HeadsRope(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d: torch.Tensor) -> tuple[Any, ...]:
         cos, sin, *saved = ctx.saved_tensors
-        dqkv = ctx.functions.apply_rope_gradient(saved, cos, sin, d, ctx.heads, ctx.kv)
-        return dqkv, None, None, None, None, None, None, None, None
+        heads, kv = ctx.layout.heads, ctx.layout.kv
+        dqkv = ctx.functions.apply_rope_gradient(saved, cos, sin, d, heads, kv)
+        return dqkv, None, None, None, None, None, None
 
 
 class SwiGLU(torch.autograd.Function):
@@ -340,20 +365,20 @@ class TokenLogprobs(torch.autograd.Function):
         wants_gradient = ctx.needs_input_grad[0]
         direction = torch.empty_like(hidden) if wants_gradient else None
         for start in range(0, count, rows):
-            at = slice(start, start + rows)
-            logits = linear(hidden[at], head).float()
+            chunk = slice(start, start + rows)
+            logits = linear(hidden[chunk], head).float()
             if inverse_temperature != 1.0:
                 logits.mul_(inverse_temperature)
             logprobs = logits.log_softmax(-1)
-            values[at] = logprobs.gather(1, labels[at, None])[:, 0]
+            values[chunk] = logprobs.gather(1, labels[chunk, None])[:, 0]
             if not (entropies or direction is not None):
                 continue
             probabilities = torch.exp(logprobs, out=logits)
             if entropies:
-                spread[at] = torch.linalg.vecdot(probabilities, logprobs).neg_()
+                spread[chunk] = torch.linalg.vecdot(probabilities, logprobs).neg_()
             if direction is not None:
                 expected = linear(probabilities.to(head.dtype), head.t())
-                torch.sub(head[labels[at]], expected, out=direction[at])
+                torch.sub(head[labels[chunk]], expected, out=direction[chunk])
         if direction is not None:
             if inverse_temperature != 1.0:
                 direction.mul_(inverse_temperature)

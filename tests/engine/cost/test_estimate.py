@@ -17,7 +17,9 @@ from run_configs import train_config
 from engine.core.errors import UserError
 from engine.core.files import write_json
 from engine.core.hardware import Device, Hardware
-from engine.cost import estimate, flops, throughput
+from engine.cost import estimate, flops, lowering, throughput
+from engine.cost.estimate import Forecast
+from engine.dry_run import dry_run
 from engine.environments import push
 from engine.environments.env_facts import EnvFacts, RowLengths
 from engine.home.rows import NewRun
@@ -25,6 +27,10 @@ from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.models import catalog
 from engine.models.model_files import ModelFacts
+from engine.processes import launcher
+from engine.records.estimate import Workload
+from engine.runs import lifecycle
+from engine.runs.submit.requests import TrainRequest
 from engine.settings import resolution
 
 SMALL = ModelFacts(
@@ -78,6 +84,18 @@ def figures(
     env: EnvFacts = ENV,
     hardware: Hardware = CPU,
 ) -> dict[str, Any]:
+    """The estimate as config.json keeps it."""
+    return forecast(home, algorithm, given, model, env, hardware).estimate.to_json()
+
+
+def forecast(
+    home: Home,
+    algorithm: str = "sft",
+    given: dict[str, Any] | None = None,
+    model: ModelFacts = SMALL,
+    env: EnvFacts = ENV,
+    hardware: Hardware = CPU,
+) -> Forecast:
     resolved = resolve(algorithm, given or {}, model, env, hardware)
     return estimate.estimate(home, resolved, model, env, hardware)
 
@@ -186,8 +204,8 @@ def test_an_unscored_set_is_judged_by_its_loss_alone(home: Home):
 def test_money_is_hours_times_the_rate_of_the_home(home: Home):
     assert figures(home)["money"]["likely"] == 0
     home.config_file.write_text("gpu_hour_price = 2.5\n")
-    found = figures(home)
-    assert found["money"]["likely"] == pytest.approx(2.5 * found["gpu_hours"]["likely"], rel=1e-3)
+    found = forecast(home).estimate
+    assert found.money.likely == pytest.approx(2.5 * found.gpu_hours.likely, rel=1e-3)
     assert "2.5 an hour" in estimate.summary(found)
 
 
@@ -217,11 +235,11 @@ def test_what_is_to_be_lowered_never_cuts_the_rows(home: Home, algorithm: str):
     long = replace(ENV, lengths=rows(300, 30))
     resolved = resolve(algorithm, {"steps": 1}, env=long)
     plan = flops.Plan(resolved.settings, SMALL, long, CPU.device)
-    offered = [name for name, _, _ in estimate._candidates(plan)]
+    offered = [name for name, _, _ in lowering.candidates(plan)]
     assert offered and "max_length" not in offered
     roomy = resolve(algorithm, {"steps": 1, "max_length": 1024}, env=long)
     plan = flops.Plan(roomy.settings, SMALL, long, CPU.device)
-    assert ("max_length", 1024, 512) in estimate._candidates(plan)
+    assert ("max_length", 1024, 512) in lowering.candidates(plan)
 
 
 LONG_ROWS = """
@@ -254,13 +272,13 @@ def test_a_plan_that_no_row_fits_is_warned_of_and_not_offered(
 
 def test_disk_counts_what_is_kept_and_what_is_fetched(home: Home):
     resolved = resolve("sft", {})
-    plain = estimate.estimate(home, resolved, SMALL, ENV, CPU)
-    fetched = estimate.estimate(home, resolved, SMALL, ENV, CPU, download=10 * GB)
-    assert fetched["disk_bytes"] - plain["disk_bytes"] == 10 * GB
-    assert fetched["hours"]["likely"] > plain["hours"]["likely"]
-    assert plain["disk_fits"]
+    plain = estimate.estimate(home, resolved, SMALL, ENV, CPU).estimate
+    fetched = estimate.estimate(home, resolved, SMALL, ENV, CPU, download=10 * GB).estimate
+    assert fetched.disk_bytes - plain.disk_bytes == 10 * GB
+    assert fetched.hours.likely > plain.hours.likely
+    assert plain.disk_fits
     full = replace(CPU, disk_free=10**8)
-    assert not estimate.estimate(home, resolved, SMALL, ENV, full)["disk_fits"]
+    assert not estimate.estimate(home, resolved, SMALL, ENV, full).estimate.disk_fits
 
 
 def measured(home: Home, **changes: Any) -> None:
@@ -382,6 +400,39 @@ def test_three_finished_runs_correct_the_estimate(home: Home):
     assert figures(home, "grpo")["calibrated_on_runs"] == 0
 
 
+@pytest.mark.parametrize("name", ["config", "result"])
+def test_a_run_with_a_damaged_file_is_left_out_by_name_and_the_others_still_teach(
+    home: Home, name: str
+):
+    finished(home, [2.0] * 4)
+    run = home.run(sorted(home.runs.iterdir())[0].name)
+    file: Path = getattr(run, name)
+    file.write_text(file.read_text()[:-5])
+    after = forecast(home)
+    (sentence,) = after.left_out
+    assert sentence.startswith(f"{run.id} is left out of this estimate: {file} is damaged: ")
+    assert (after.estimate.basis, after.estimate.calibrated_on_runs) == ("measured", 3)
+    assert forecast(home, "grpo").left_out == after.left_out  # its start would teach that as well
+    assert "left_out" not in after.estimate.to_json()
+
+
+def test_what_an_estimate_left_out_is_a_warning_of_every_answer_with_an_estimate(
+    home: Home, env: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(estimate.throughput, "ensure", lambda *_: None)
+    monkeypatch.setattr(launcher, "reap", lambda _home: None)  # nothing is started
+    finished(home, [1.0])
+    (run,) = [home.run(path.name) for path in home.runs.iterdir()]
+    run.config.write_text('{"kind": "train", "algorithm": "sft"}')
+    estimated = estimate.estimate_cost(home, env, algorithm="sft")
+    rehearsed = dry_run(home, env, algorithm="sft")
+    submitted = lifecycle.submit(home, TrainRequest(env_id=env, algorithm="sft"))
+    for reply in (estimated, rehearsed, submitted):
+        assert any(str(run.config) in warning for warning in reply["warnings"]), reply["warnings"]
+    (check,) = [check for check in rehearsed["checks"] if check["name"] == "estimate"]
+    assert check["status"] == "warn" and check["fix"]
+
+
 def test_eight_of_ten_later_runs_fall_into_the_band():
     rng = random.Random(7)
     raw = {"low": 0.5, "likely": 1.0, "high": 2.0}
@@ -438,8 +489,10 @@ def test_starts_and_evaluations_of_one_algorithm_teach_the_other(home: Home):
 def test_a_model_that_never_stops_is_known_by_its_earlier_runs(home: Home):
     def taken() -> dict[str, float]:
         resolved = resolve("grpo", {})
-        found = estimate.estimate(home, resolved, SMALL, ENV, CPU, base_path=Path("/models/talks"))
-        works = {n: flops.Work(*v) for n, v in found["uncalibrated"]["works"].items()}
+        base = Path("/models/talks")
+        found = estimate.estimate(home, resolved, SMALL, ENV, CPU, base_path=base).estimate
+        assert isinstance(found.uncalibrated, Workload)
+        works = {n: flops.Work(*v) for n, v in found.uncalibrated.works.items()}
         table = throughput.table(CPU.device, CPU.cores, "float32")
         return table.phases(works, 6, 6_515_968, first=False)
 
@@ -472,7 +525,7 @@ def test_skills_are_asked_as_the_worker_asks_them(home: Home, tmp_path: Path):
 
 
 def test_a_run_above_its_cap_is_refused_with_the_call_that_passes(home: Home):
-    found = figures(home)
+    found = forecast(home).estimate
     call = {"env_id": "sums", "model": "pebble", "algorithm": "sft", "settings": {"epochs": 3}}
     with Store(home) as store:
         with pytest.raises(UserError) as caught:
@@ -481,14 +534,14 @@ def test_a_run_above_its_cap_is_refused_with_the_call_that_passes(home: Home):
         assert 'submit_train(env_id="sums"' in caught.value.hint
         enough = float(caught.value.hint.split("max_gpu_hours=")[1].split(")")[0])
         assert estimate.check_budget(home, store, found, enough, call) == []
-        between = (found["gpu_hours"]["likely"] + found["gpu_hours"]["high"]) / 2
+        between = (found.gpu_hours.likely + found.gpu_hours.high) / 2
         assert "stopped at" in estimate.check_budget(home, store, found, between, call)[0]
 
 
 def test_a_run_above_what_the_home_has_left_is_refused(home: Home):
     home.config_file.write_text("max_gpu_hours_total = 0.000001\n")
     with Store(home) as store, pytest.raises(UserError) as caught:
-        estimate.check_budget(home, store, figures(home), 2.0, {})
+        estimate.check_budget(home, store, forecast(home).estimate, 2.0, {})
     assert caught.value.code == "BUDGET" and "max_gpu_hours_total" in caught.value.hint
 
 

@@ -7,7 +7,7 @@ from run_configs import train_config
 from engine.core.files import write_json
 from engine.core.hints import Hint
 from engine.home.progress import write_status
-from engine.home.recovery import env_rows, run_rows
+from engine.home.recovery import damaged_configs, env_rows, run_rows
 from engine.home.store import Store
 from engine.processes import outcome
 
@@ -60,6 +60,20 @@ def test_a_folder_whose_submit_was_never_answered_becomes_no_run(home):
     write_json(run.config, train_config("arith-grpo-1"))
     (home.runs / "no run at all").mkdir()
     assert run_rows(home) == []
+
+
+def test_a_run_whose_config_is_damaged_is_named_with_its_fault(home, bench, caplog):
+    runs = [bench.queue() for _ in range(3)]
+    for run in runs:
+        write_status(run, bench.row(run))
+    torn = runs[0].config.read_text()[:-30]
+    runs[0].config.write_text(torn)
+    runs[1].config.unlink()
+    assert [row["run_id"] for row in run_rows(home)] == [runs[2].id]
+    assert caplog.text.count("was left out") == 2
+    broken, missing = damaged_configs(home)
+    assert broken.startswith(f"{runs[0].config} is damaged: ")
+    assert missing == f"{runs[1].config} is gone"
 
 
 def test_a_folder_that_is_no_version_is_left_out_with_a_word_and_the_others_are_kept(home, caplog):

@@ -100,7 +100,11 @@ def test_an_open_run_is_not_deleted_even_by_force(
     for force in ((), ("--force",)):
         told = call("runs", "delete", row.run_id, *force)
         assert told.exit_code == 2 and "is queued" in told.stderr
-        assert "honesmith wait" in told.stderr
+        offered = "Cancel it, or wait until it has ended; then delete it. honesmith cancel"
+        assert f"{offered} {row.run_id}" in " ".join(told.stderr.split())
+    with pytest.raises(UserError) as refusal:
+        deletion.deletable(home, [row.run_id])
+    assert refusal.value.hint.endswith(f'cancel_run(run_id="{row.run_id}")')
 
 
 def test_a_run_that_others_come_from_is_only_deleted_by_force_or_with_them(home: Home, env_id: str):

@@ -59,8 +59,10 @@ def test_a_regrade_scores_what_is_stored_and_says_which_order_turns_round(
     assert found["model_flips"] == [["brief", "wordy"]] and found["rows"] == 5
     assert found["attempts"] == {"kept": 0, "reversed": 1, "tied": 0, "parted": 0}
     assert [(r["reward_before"], r["reward"]) for r in rows_of(run)] == [
-        (1.0, 0.1), (0.0, 0.7), (1.0, 0.1),
-    ]  # fmt: skip
+        (1.0, 0.1),
+        (0.0, 0.7),
+        (1.0, 0.1),
+    ]
     assert result["source_files"].keys() == {"evals/model_0.jsonl", "evals/model_1.jsonl"}
     assert "wordy is ahead of brief now" in result["summary"]
     compared = compare_runs(home, ["brief", "wordy"], second)
@@ -116,8 +118,10 @@ def test_tasks_that_are_not_the_same_here_are_skipped_and_counted(home: Home, tm
     )
     assert [row["task"] for row in rows_of(run)] == ["1+1"]
     assert result["regrade"]["skipped"] == {
-        "unknown_task": 1, "changed_prompt": 1, "no_answer": 1,
-    }  # fmt: skip
+        "unknown_task": 1,
+        "changed_prompt": 1,
+        "no_answer": 1,
+    }
 
 
 def test_nothing_that_can_be_scored_is_a_failure_that_says_why(home: Home, tmp_path: Path):

@@ -65,8 +65,9 @@ def test_forged_rewards_are_told_with_numbers_and_an_example(home: Home, tmp_pat
 
 
 def test_chance_in_a_scorer_is_not_taken_for_a_state(home: Home, tmp_path: Path):
-    moody = SUMS.replace("right = completion == task.answer",
-                         "right = __import__('random').random() < 0.5")  # fmt: skip
+    moody = SUMS.replace(
+        "right = completion == task.answer", "right = __import__('random').random() < 0.5"
+    )
     found = rescored(asked(home, push(home, tmp_path / "a", moody), sums(60)))
     assert found["differing"] > 0 and found["wavering"] > 0
     assert found["deterministic"] is False, "the audit saw it at push"
@@ -90,8 +91,11 @@ def test_several_turns_are_played_again(home: Home, tmp_path: Path):
 
 def test_turns_that_are_answered_otherwise_are_skipped_and_said_so(home: Home, tmp_path: Path):
     moody = GAME.replace('"REPLY"', "str(random.random())")
-    heard = [{"role": "assistant", "content": "x"}, {"role": "user", "content": "0.5"},
-             {"role": "assistant", "content": "1"}]  # fmt: skip
+    heard = [
+        {"role": "assistant", "content": "x"},
+        {"role": "user", "content": "0.5"},
+        {"role": "assistant", "content": "1"},
+    ]
     rows = [answer("g1", "1", 0.5, messages=heard), answer("g2", "2", 1.0, messages=heard[2:])]
     rows[1]["messages"] = [{"role": "assistant", "content": "2"}]
     found = rescored(asked(home, push(home, tmp_path / "a", moody, "game"), rows))

@@ -73,9 +73,12 @@ def finished(home: Home, env_id: str, kind: str, result: dict[str, Any]) -> dict
 
 def test_an_evaluation_says_first_how_many_scores_failed(home: Home, env_id: str) -> None:
     job = asked(
-        make_run(home, env_id, "grpo", SETTINGS), kind="evaluate", split="heldout", rows=8,
+        make_run(home, env_id, "grpo", SETTINGS),
+        kind="evaluate",
+        split="heldout",
+        rows=8,
         attempts=1,
-    )  # fmt: skip
+    )
     result = evaluate(job)
     (model,) = result["models"]
     failed = f"{model['errors']} of 8 scores failed (they count as not solved), success"

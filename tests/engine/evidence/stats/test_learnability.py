@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.evidence.stats.learnability import Sample, learnability, teaches
+from engine.records.probe_result import AnswerLengths, FailedScores
 
 
 def answers(*rewards: float, said: str | None = None, **more) -> list[Sample]:
@@ -48,15 +49,15 @@ def test_what_never_differed_is_not_said_to_differ_in_larger_groups():
 def test_shares_come_with_their_intervals():
     groups = [answers(1, 0), answers(1, 1), answers(0, 0), answers(0, 0)]
     found = learnability(groups, 2, max_tokens=32)
-    assert (found["effective"], found["too_easy"], found["too_hard"]) == (0.25, 0.25, 0.5)
-    low, high = found["intervals"]["effective"]
+    assert (found.effective, found.too_easy, found.too_hard) == (0.25, 0.25, 0.5)
+    low, high = found.intervals["effective"]
     assert (low, high) == (pytest.approx(0.0456, abs=1e-3), pytest.approx(0.6994, abs=1e-3))
-    assert found["pass_at_k"] == {"1": pytest.approx(3 / 8), "2": pytest.approx(0.5)}
-    assert found["summary"].startswith("25% of 4 tasks (5% to 70%)")
+    assert found.pass_at_k == {"1": pytest.approx(3 / 8), "2": pytest.approx(0.5)}
+    assert found.summary.startswith("25% of 4 tasks (5% to 70%)")
 
 
 def levers(groups, n=8, max_tokens=32) -> list[str]:
-    return [item["lever"] for item in learnability(groups, n, max_tokens)["advice"]]
+    return [item.lever for item in learnability(groups, n, max_tokens).advice]
 
 
 def test_the_advice_names_the_lever():
@@ -73,16 +74,16 @@ def test_the_advice_names_the_lever():
 def test_rare_successes_ask_for_larger_groups():
     rare = drawn([0.08] * 60, 4, seed=5)
     found = learnability(rare, 4, 32)
-    said = {item["lever"]: item["say"] for item in found["advice"]}
+    said = {item.lever: item.say for item in found.advice}
     assert "group_size 16 would give" in said["group_size"] or "group_size 12" in said["group_size"]
-    assert found["gradient_share"]["16"] > 2 * found["gradient_share"]["4"]
+    assert found.gradient_share["16"] > 2 * found.gradient_share["4"]
 
 
 def test_answers_cut_at_the_limit_and_answers_all_alike_are_named():
     cut = [answers(1.0, 0.0, 0.0, 0.0, tokens=32, cut=True)] * 10
     found = learnability(cut, 4, max_tokens=32)
-    assert found["advice"][0]["lever"] == "max_tokens" and "64" in found["advice"][0]["say"]
-    assert found["length"] == {"p50": 32, "p95": 32, "max_tokens": 32}
+    assert found.advice[0].lever == "max_tokens" and "64" in found.advice[0].say
+    assert found.length == AnswerLengths(p50=32, p95=32, max_tokens=32)
     alike = [answers(*[0.0] * 8, said="7")] * 6 + [answers(1.0, *[0.0] * 7, said="7")] * 4
     assert "temperature" in levers(alike)
 
@@ -90,21 +91,21 @@ def test_answers_cut_at_the_limit_and_answers_all_alike_are_named():
 def test_failed_scores_are_never_solved_and_never_silent():
     broken = [[*answers(1.0, 1.0), Sample(0.0, error=True)]] * 4
     found = learnability(broken, 3, 32)
-    assert (found["effective"], found["too_easy"], found["too_hard"]) == (0.0, 0.0, 0.0)
-    assert found["pass_at_k"]["1"] == pytest.approx(2 / 3)
-    assert found["error_share"] == pytest.approx(1 / 3)
-    assert found["failed_scores"] == {"failed": 4, "of": 12}
-    assert found["summary"].startswith("Not ready: 33% of the scores failed")
-    assert [item["lever"] for item in found["advice"]] == ["score"]
+    assert (found.effective, found.too_easy, found.too_hard) == (0.0, 0.0, 0.0)
+    assert found.pass_at_k["1"] == pytest.approx(2 / 3)
+    assert found.error_share == pytest.approx(1 / 3)
+    assert found.failed_scores == FailedScores(failed=4, of=12)
+    assert found.summary.startswith("Not ready: 33% of the scores failed")
+    assert [item.lever for item in found.advice] == ["score"]
 
 
 def test_a_few_failed_scores_stand_before_the_other_advice():
     groups = [answers(*[0.0] * 8)] * 9 + [[*answers(*[0.0] * 7), Sample(0.0, error=True)]]
     found = learnability(groups, 8, 32)
-    assert found["summary"].startswith("1% of the scores failed; ")
-    assert [item["lever"] for item in found["advice"]][:2] == ["score", "sft"]
+    assert found.summary.startswith("1% of the scores failed; ")
+    assert [item.lever for item in found.advice][:2] == ["score", "sft"]
 
 
 def test_what_is_left_beside_failed_scores_is_called_neither_solved_nor_too_hard():
     groups = [[*answers(*[1.0] * 9), Sample(0.0, error=True)]] * 4
-    assert [item["lever"] for item in learnability(groups, 10, 32)["advice"]] == ["score"]
+    assert [item.lever for item in learnability(groups, 10, 32).advice] == ["score"]

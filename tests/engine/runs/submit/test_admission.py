@@ -1,19 +1,21 @@
 """What may not be queued, check by check."""
 
 import pytest
+from run_configs import ESTIMATE
 
 from engine.core.errors import UserError
-from engine.cost.estimate import DISK_RESERVE
+from engine.cost.estimate import DISK_RESERVE, Forecast
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
+from engine.records.estimate import Estimate
 from engine.runs.submit.admission import LOOK_HOURS, cap_of, check_size, check_words
 
 
 def test_a_full_disk_is_told_with_what_has_to_stay_free():
-    figures = {"fits": True, "disk_fits": False, "disk_bytes": 8_400_000}
+    figures = Estimate.model_validate(ESTIMATE | {"disk_fits": False, "disk_bytes": 8_400_000})
     with pytest.raises(UserError) as caught:
-        check_size(figures, DISK_RESERVE - 1)
+        check_size(Forecast(figures, {}), DISK_RESERVE - 1)
     assert caught.value.code == "DISK_FULL" and caught.value.retryable
     assert "8.4 MB" in caught.value.message and "500.0 MB stay free" in caught.value.message
 

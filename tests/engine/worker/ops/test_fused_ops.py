@@ -21,7 +21,7 @@ from engine.worker.network import policy
 from engine.worker.network.policy import load_base
 from engine.worker.ops import compiled, fused_ops
 from engine.worker.ops.fused_ops import COMPILE_FROM_STEPS, KERNELS, TORCH, Choice, Pointwise, Sizes
-from engine.worker.ops.kernels import AddNorm, HeadsRope, Norm, SwiGLU
+from engine.worker.ops.kernels import AddNorm, HeadLayout, HeadsRope, Norm, SwiGLU
 
 ROOT = Path(__file__).resolve().parents[4]
 HELPERS = ROOT / "tests" / "helpers"
@@ -99,7 +99,7 @@ def test_queries_and_keys_turn_and_values_stay(
         return [torch.cat(parts, 1).flatten(1)]
 
     def ours(x: torch.Tensor) -> list[torch.Tensor]:
-        return [HeadsRope.apply(1 * x, q, k, cos, sin, heads, kv, EPS, functions)]
+        return [HeadsRope.apply(1 * x, q, k, cos, sin, HeadLayout(heads, kv, EPS), functions)]
 
     compare(ours, formula, [x])
     every = x.clone().view(9, -1, dim)

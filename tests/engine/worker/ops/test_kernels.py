@@ -9,8 +9,10 @@ from engine.worker.ops.kernels import (
     AddNorm,
     FrozenLinear,
     GatedLoraLinear,
+    HeadLayout,
     HeadsRope,
     LoraLinear,
+    LoraPlacement,
     Norm,
     PickRows,
     Spread,
@@ -87,7 +89,7 @@ def test_a_frozen_layer_with_its_adapter_has_the_gradients_of_the_factors(
         used = weight
         if merged:
             used = (weight + scale * product(a.detach().double(), b.detach().double())).float()
-        return [LoraLinear.apply(x, x, a, b, used, bias, spans, scale, merged)]
+        return [LoraLinear.apply(x, x, a, b, used, bias, LoraPlacement(spans, scale, merged))]
 
     def formula(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
         y = x @ (weight.double() + scale * product(a, b)).T
@@ -105,7 +107,7 @@ def test_a_gated_layer_has_the_gradients_of_gate_layer_and_factors(merged: bool)
 
     def ours(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
         used = whole(a.detach().double(), b.detach().double()).float() if merged else weight
-        return [GatedLoraLinear.apply(x, a, b, used, bias, spans, scale, merged)]
+        return [GatedLoraLinear.apply(x, a, b, used, bias, LoraPlacement(spans, scale, merged))]
 
     def formula(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
         gate, up = x.chunk(2, -1)
@@ -119,7 +121,9 @@ def test_dropout_reaches_the_adapter_and_never_the_frozen_layer() -> None:
     spans, scale = ((1, 5),), 0.5
 
     def ours(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
-        return [LoraLinear.apply(x, x * mask, a, b, weight, None, spans, scale, False)]
+        return [
+            LoraLinear.apply(x, x * mask, a, b, weight, None, LoraPlacement(spans, scale, False))
+        ]
 
     def formula(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
         low = scale * (x * mask.double()) @ a.T @ b.T
@@ -132,7 +136,7 @@ def test_where_the_input_needs_no_gradient_the_factors_still_get_theirs() -> Non
     weight, x = torch.randn(5, 7), torch.randn(9, 7)
 
     def ours(a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
-        return [LoraLinear.apply(x, x, a, b, weight, None, ((0, 5),), 2.0, False)]
+        return [LoraLinear.apply(x, x, a, b, weight, None, LoraPlacement(((0, 5),), 2.0, False))]
 
     def formula(a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
         return [x.double() @ (weight.double() + 2.0 * b @ a).T]
@@ -183,7 +187,9 @@ def test_heads_are_normalised_and_rotated_and_values_left_alone(normed: bool) ->
         return [torch.cat(parts, 1).flatten(1)]
 
     def ours(qkv: torch.Tensor) -> list[torch.Tensor]:
-        return [HeadsRope.apply(qkv * 1, *norms, cos, sin, heads, kv, EPS)]  # works in place
+        return [
+            HeadsRope.apply(qkv * 1, *norms, cos, sin, HeadLayout(heads, kv, EPS))
+        ]  # works in place
 
     compare(ours, formula, [torch.randn(count, (heads + 2 * kv) * dim)])
 

@@ -147,8 +147,12 @@ def test_every_version_has_its_own_name_and_folder_and_the_old_one_goes_last(mak
     loads = [a for a in asked if a["path"].endswith("/load_lora_adapter")]
     assert len({a["lora_name"] for a in loads}) == len({a["lora_path"] for a in loads}) == 3
     assert [a["path"].split("/")[-1].split("_")[0] for a in asked] == [
-        "load", "load", "unload", "load", "unload",
-    ]  # fmt: skip
+        "load",
+        "load",
+        "unload",
+        "load",
+        "unload",
+    ]
     assert [p.name for p in (tmp_path / "adapters").iterdir()] == ["version-3"]
     assert list(seen(sampler)["adapters"]) == ["version-3"]
 
