@@ -256,9 +256,10 @@ class _Look:
         if self.algorithm == "sft":
             record, folder = self.facts["record"], self.facts["model"].base_path
             redact = redactor_for(self.home, record.dir)
-            self.facts["row"] = preview.sft_row(
+            row = preview.sft_row(
                 registry.read_tasks(record), record.tools, folder, resolved.settings, redact
             )
+            self.facts["row"] = row.to_json() if row else {}
         return _judge_data(found, rows, resolved.settings)
 
     def contamination(self) -> _Found:

@@ -130,8 +130,10 @@ def read_logs(
 ) -> Reply:
     from engine.reading import logs
 
-    names = list(keys)
-    reply = fit(lambda count: logs.read_logs(home, run_id, view, names, grep, count, cursor), limit)
+    def page(count: int) -> Reply:
+        return logs.read_logs(home, run_id, view, list(keys), grep, count, cursor).to_json()
+
+    reply = fit(page, limit)
     return filled(reply, f"{view} of {run_id}.")
 
 
@@ -147,13 +149,13 @@ def read_rollouts(
     cursor: str = "",
 ) -> Reply:
     from engine.reading import rollouts
+    from engine.reading.rollout_pages import RolloutQuery
 
-    reply = fit(
-        lambda count: rollouts.read_rollouts(
-            home, run_id, pick, step, where, tokens, count, max_chars, cursor
-        ),
-        limit,
-    )
+    def page(count: int) -> Reply:
+        query = RolloutQuery(run_id, pick, step, where, tokens, count, max_chars, cursor)
+        return rollouts.read_rollouts(home, query).to_json()
+
+    reply = fit(page, limit)
     return filled(reply, f"{pick} rollouts of {run_id}.")
 
 
