@@ -7,7 +7,6 @@ from engine.core.hints import Call
 from engine.core.reply import ReplyBase
 from engine.evidence.verdict.sides import result_step
 from engine.home.sanitize import clip
-from engine.reading.metrics_pages import skipped_lines
 from engine.reading.rollout_pages import Reading, fit, mark_of
 from engine.reading.rollout_rows import (
     chosen_step,
@@ -27,6 +26,7 @@ from engine.reading.transcripts import (
 )
 from engine.records.lines.curves import short
 from engine.records.lines.evaluation_row import EvaluationRow
+from engine.records.lines.line_record import skipped_lines
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from engine.records.lines.curves import (
     summary_of,
     thin,
 )
+from engine.records.lines.line_record import skipped_lines
 
 _MOST_KEYS = 14  # two extremes each beside first and last: 30 points
 _DEFAULT_KEYS = 10
@@ -157,14 +158,6 @@ def new_steps_page(
         end = page.lines[len(rows) - 1].end
         result = replace(result, rows=rows, next_cursor=f"metrics:{end}")
     return result
-
-
-def skipped_lines(count: int) -> list[str]:
-    """The warning about lines of a file that could not be read, [] where all could."""
-    if not count:
-        return []
-    is_left_out = "is left out" if count == 1 else "are left out"
-    return [f"{counted(count, 'damaged line')} could not be read and {is_left_out}."]
 
 
 def _known_columns(keys: Sequence[str], available: Sequence[str]) -> list[str]:

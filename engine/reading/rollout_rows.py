@@ -10,11 +10,10 @@ from typing import TypeVar
 from engine.core.errors import UserError
 from engine.core.filters import Where
 from engine.core.hints import Call, Hint
-from engine.reading.metrics_pages import skipped_lines
 from engine.reading.rollout_pages import Reading, mark_of
 from engine.reading.transcripts import length_in_tokens
 from engine.records.lines.evaluation_row import EvaluationRow
-from engine.records.lines.line_record import RecordsRead
+from engine.records.lines.line_record import RecordsRead, skipped_lines
 from engine.records.lines.trajectory_record import TrajectoryRecord
 
 Row = TrajectoryRecord | EvaluationRow

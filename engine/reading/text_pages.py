@@ -14,8 +14,8 @@ from engine.home.rows import TERMINAL, RunRow
 from engine.home.run_dir import RunDir
 from engine.home.sanitize import Redactor, clip, json_chars
 from engine.reading.cursors import Cursor, parse_cursor
-from engine.reading.metrics_pages import skipped_lines
 from engine.reading.search import Matches
+from engine.records.lines.line_record import skipped_lines
 
 _LINE_CHARS = 500
 _LINES_CHARS = BODY_CHARS - 2000  # for lines, beside what else a page says

@@ -58,8 +58,9 @@ def push_env(
         roots=None if roots is None else list(roots),
         allowed=partial(agreed_by_owner, home, key),
     )
-    env_id = reply.get("env_id", "")
-    return filled(reply, f"Pushed {env_id}.", suggest("dry_run", env_id=env_id))
+    return filled(
+        reply.to_json(), f"Pushed {reply.env_id}.", suggest("dry_run", env_id=reply.env_id)
+    )
 
 
 def dry_run(
@@ -192,11 +193,11 @@ def curate(
     preview: bool = True,
 ) -> Reply:
     from engine.curation import curate as engine_curate
+    from engine.curation.curated import Choices
 
-    reply = engine_curate.curate(
-        home, list(source_ids), name, where, select, max_per_task, pool_models, preview
-    )
-    return filled(reply, f"Curated {name}.")
+    choices = Choices(list(source_ids), where, select, max_per_task, pool_models)
+    reply = engine_curate.curate(home, name, choices, preview)
+    return filled(reply.to_json(), f"Curated {name}.")
 
 
 def deploy(

@@ -8,6 +8,7 @@ from typing import Any, Generic, Self, TypeVar
 from pydantic import ValidationError
 
 from engine.core.files import JsonObject, read_chunk
+from engine.core.format import counted
 from engine.records.record import DamagedRecord, Record, fault_of
 
 # A line as JSON holds it, before it is checked or after it was made ready to be written.
@@ -29,6 +30,14 @@ class RecordsRead(Generic[R]):
 
     records: list[R]
     skipped: int = 0
+
+
+def skipped_lines(count: int) -> list[str]:
+    """The warning about lines of a file that could not be read, [] where all could."""
+    if not count:
+        return []
+    is_left_out = "is left out" if count == 1 else "are left out"
+    return [f"{counted(count, 'damaged line')} could not be read and {is_left_out}."]
 
 
 class LineRecord(Record):
