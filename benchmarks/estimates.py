@@ -163,7 +163,7 @@ def main() -> int:
             make_model(path, shape)
         models.append(str(path))
     envs = {
-        name: push.push_env(home, str(EXAMPLES / name), roots=[EXAMPLES])["env_id"]
+        name: push.push_env(home, str(EXAMPLES / name), roots=[EXAMPLES]).env_id
         for name in ("arithmetic", "sft_only", "tool_call", "guess_number")
     }
     chance = random.Random(asked.seed)

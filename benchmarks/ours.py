@@ -98,7 +98,7 @@ def cores_for(threads: int) -> list[int]:
 
 def push(home: Home, folder: Path, name: str) -> str:
     """The id of the environment in `folder`; pushing the same files again is the same version."""
-    return str(push_env(home, folder, name=name, roots=[folder])["env_id"])
+    return str(push_env(home, folder, name=name, roots=[folder]).env_id)
 
 
 def train(

@@ -317,9 +317,10 @@ class Rehearsal:
         if isinstance(resolved.settings, SFTSettings):
             record, folder = known(self.facts.record), known(self.facts.model).base_path
             redact = redactor_for(self.home, record.dir)
-            self.facts.row = preview.sft_row(
+            row = preview.sft_row(
                 registry.read_tasks(record), record.tools, folder, resolved.settings, redact
             )
+            self.facts.row = row.to_json() if row else {}
         return judge_data(statistics, rows, resolved.settings)
 
     def contamination(self) -> Outcome:

@@ -14,8 +14,13 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
+
+# A JSON object whose keys are not known here: another program's file, a user's metadata, or a
+# line before it is checked.
+JsonObject = dict[str, Any]
 
 # NaN and infinity are no JSON; nothing here writes them, and a reader takes them for null.
 _LINES = json.JSONDecoder(parse_constant=lambda _: None)
@@ -88,13 +93,13 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> JsonObject:
     """The JSON object in `path`; {} where there is none, or none that can be read."""
     try:
-        found = read_json(path)
+        value = read_json(path)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 class Appender:
@@ -112,7 +117,7 @@ class Appender:
         with self._locked():
             self._cut_torn_tail()
 
-    def append(self, obj: dict[str, Any]) -> None:
+    def append(self, obj: JsonObject) -> None:
         """Write one line. Raises OSError naming the file; the file then ends as it did before."""
         line = _dump_line(obj)
         with self._locked():
@@ -160,25 +165,49 @@ class Appender:
             os.ftruncate(self._fd, keep)
 
 
-def append_line(path: Path, obj: dict[str, Any]) -> None:
+def append_line(path: Path, obj: JsonObject) -> None:
     """Append a single line to a file that is rarely written."""
     with Appender(path) as appender:
         appender.append(obj)
 
 
+@dataclass(frozen=True)
+class Chunk:
+    """Complete lines of a file that grows.
+
+    Attributes:
+        rows: the JSON objects, in order.
+        damaged: how many lines held something else.
+        end: the byte after the last line, the cursor to go on from.
+    """
+
+    rows: list[JsonObject]
+    damaged: int
+    end: int
+
+
 def read_lines(
     path: Path, cursor: int = 0, max_bytes: int = 1_000_000
-) -> tuple[list[dict[str, Any]], int]:
+) -> tuple[list[JsonObject], int]:
     """The objects of the complete lines from byte `cursor` on, and the cursor to go on from.
 
+    As `read_chunk`, for callers that do not count what could not be read.
+    """
+    chunk = read_chunk(path, cursor, max_bytes)
+    return chunk.rows, chunk.end
+
+
+def read_chunk(path: Path, cursor: int = 0, max_bytes: int = 1_000_000) -> Chunk:
+    """The complete lines from byte `cursor` on.
+
     Reads about `max_bytes` and always at least one whole line where one is complete. A torn last
-    line is left for the next call; a line that is not a JSON object is skipped; a cursor inside a
-    line moves to the next one; a missing file is empty.
+    line is left for the next call; a line that is not a JSON object is skipped and counted; a
+    cursor inside a line moves to the next one; a missing file is empty.
     """
     try:
         file = open_file(path)
     except FileNotFoundError:
-        return [], 0
+        return Chunk([], 0, 0)
     with file:
         size = os.fstat(file.fileno()).st_size
         start = min(max(cursor, 0), size)
@@ -186,21 +215,18 @@ def read_lines(
         if start and file.read(1) != b"\n":
             tail = file.readline()
             if not tail.endswith(b"\n"):
-                return [], start
+                return Chunk([], 0, start)
             start += len(tail)
         data = file.read(max(max_bytes, 1))
         if b"\n" not in data:
             data += file.readline()
         end = data.rfind(b"\n") + 1
-    rows = []
-    for line in data[:end].split(b"\n"):
-        row = _parse_line(line)
-        if row is not None:
-            rows.append(row)
-    return rows, start + end
+    lines = [line for line in data[:end].split(b"\n") if line.strip()]
+    rows = [row for line in lines if (row := _parse_line(line)) is not None]
+    return Chunk(rows, len(lines) - len(rows), start + end)
 
 
-def keep_lines(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
+def keep_lines(path: Path, wanted: Callable[[JsonObject], bool]) -> None:
     """Keep the whole lines of a JSONL file that are wanted, replacing it atomically."""
     if not path.exists():
         return
@@ -219,7 +245,7 @@ def keep_lines(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
     os.replace(aside, path)
 
 
-def last_line(path: Path, window: int = 65536) -> dict[str, Any] | None:
+def last_line(path: Path, window: int = 65536) -> JsonObject | None:
     """The last complete object of a JSONL file, reading only its end; None without one."""
     try:
         file = open_file(path)
@@ -296,7 +322,7 @@ def is_locked(path: Path) -> bool:
         os.close(fd)
 
 
-def _dump_line(obj: dict[str, Any]) -> bytes:
+def _dump_line(obj: JsonObject) -> bytes:
     try:
         text = json.dumps(obj, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     except ValueError:
@@ -317,9 +343,7 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _parse_line(line: bytes) -> dict[str, Any] | None:
-    if not line.strip():
-        return None
+def _parse_line(line: bytes) -> JsonObject | None:
     try:
         row = _LINES.decode(line.decode())
     except (ValueError, RecursionError):

@@ -1,5 +1,10 @@
-"""What an agent or a person gets for a call, and how large it may be."""
+"""What an agent or a person gets for a call, and how large it may be.
 
+A reply is a frozen dataclass; `as_json` is the JSON object that a front end shows of it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 # A JSON object; which keys it has is part of the tool's description (docs/tools.md).
@@ -9,3 +14,27 @@ Reply = dict[str, Any]
 RESULT_CHARS = 10_000
 # Of it what an engine function fills; the rest is for the summary, the next calls and warnings.
 BODY_CHARS = 9_300
+
+
+def as_json(value: Any) -> Any:
+    """`value` as JSON can hold it.
+
+    A dataclass becomes an object with its fields in order, those that are None left out; what is
+    inside objects and lists is converted likewise. Other values pass as they are.
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        items = ((field.name, getattr(value, field.name)) for field in fields(value))
+        return {name: as_json(item) for name, item in items if item is not None}
+    if isinstance(value, Mapping):
+        return {name: as_json(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(item) for item in value]
+    return value
+
+
+class ReplyBase:
+    """A dataclass that answers a call."""
+
+    def to_json(self) -> Reply:
+        """The JSON object that is shown; fields that are None are left out."""
+        return as_json(self)

@@ -8,20 +8,21 @@ by row, where it came from. The held-out tasks of the sources come along as its 
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from engine.core.errors import UserError
 from engine.core.hints import Call, Hint
-from engine.core.reply import BODY_CHARS
-from engine.curation.curated import free_name, save_dataset
+from engine.core.reply import BODY_CHARS, ReplyBase, as_json
+from engine.curation.curated import Choices, free_name, save_dataset
 from engine.curation.selection import Attempt, Key, Rule, check_selection, groups_of, ranked
-from engine.curation.sources import Source, load_sources
+from engine.curation.sources import Source, SourceSummary, load_sources
 from engine.environments import registry
 from engine.evidence.stats.overlap import HeldOut
 from engine.evidence.stats.results import text_of
 from engine.home.run_dir import Home
 from engine.home.sanitize import Redactor, clip, json_chars, redactor_for
+from engine.records.lines.line_record import skipped_lines
+from envs.json_types import TaskRow
 
 FEW_ROWS = 20
 _EXAMPLES = 3
@@ -42,14 +43,21 @@ REASONS = {
 
 
 @dataclass
-class _Choice:
-    """What is kept, and how many attempts were not, by reason."""
+class _Outcome:
+    """What becomes of the attempts.
+
+    Attributes:
+        kept: those that become training rows.
+        dropped: how many do not, by reason; `first` is an example of each reason.
+        overlaps: contaminated ones by kind of match.
+        unindexed: held-out tasks that no answer was compared with by word sequences.
+    """
 
     kept: list[Attempt] = field(default_factory=list)
     dropped: dict[str, int] = field(default_factory=dict)
-    first: dict[str, Attempt] = field(default_factory=dict)  # an example for each reason
-    overlaps: dict[str, int] = field(default_factory=dict)  # contaminated ones by kind
-    unindexed: int = 0  # held-out tasks that no answer was compared with by word sequences
+    first: dict[str, Attempt] = field(default_factory=dict)
+    overlaps: dict[str, int] = field(default_factory=dict)
+    unindexed: int = 0
 
     def drop(self, reason: str, attempts: Sequence[Attempt]) -> None:
         if attempts:
@@ -57,132 +65,172 @@ class _Choice:
             self.first.setdefault(reason, attempts[0])
 
 
-def curate(
-    home: Home,
-    source_ids: Sequence[str],
-    name: str,
-    where: str = "",
-    select: str = "correct",
-    max_per_task: int = 1,
-    pool_models: bool = False,
-    preview: bool = True,
-) -> dict[str, Any]:
-    """Choose training rows from runs; with `preview=False` push them as the dataset `name`.
+@dataclass(frozen=True)
+class Example:
+    """An attempt as a reply shows it; of a dropped one with the reason in words."""
 
-    Args:
-        source_ids: evaluations, probes or GRPO runs; `run@step20` takes one step's rollouts.
-        where: a rule over each task's attempts (engine/curation/selection.py: Rule).
-        select: correct, best, best_n, shortest or all.
-        max_per_task: answers kept per task and model (correct, best_n, shortest).
-        pool_models: treat the attempts of all models at a task as one group.
+    task: str
+    run: str
+    model: str
+    reward: float
+    tokens: int
+    prompt: str
+    answer: str
+    why: str | None = None
+
+    def shortened(self, chars: int) -> "Example":
+        return replace(self, prompt=clip(self.prompt, chars), answer=clip(self.answer, chars))
+
+
+@dataclass(frozen=True)
+class CurationReply(ReplyBase):
+    """What was chosen, and where it was saved.
+
+    Attributes:
+        kept, tasks: attempts that become rows, and the tasks they are at.
+        attempts, groups: all that were looked at.
+        dropped: attempts that were not kept, by reason.
+        heldout_rows: held-out tasks that come along.
+        env_id: the version that was pushed, "" for a preview.
+        contaminated: attempts that hold a held-out task, by kind of match; None without any.
+    """
+
+    summary: str
+    kept: int
+    tasks: int
+    attempts: int
+    groups: int
+    dropped: dict[str, int]
+    sources: list[SourceSummary]
+    heldout_rows: int
+    env_id: str
+    examples: list[Example]
+    dropped_examples: dict[str, Example]
+    contaminated: dict[str, int] | None = None
+    next: list[Call] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def curate(home: Home, name: str, choices: Choices, preview: bool = True) -> CurationReply:
+    """Choose training rows from runs; with `preview=False` push them as the dataset `name`.
 
     Raises UserError BAD_ARGUMENT, RUN_NOT_FOUND, NO_EVALUATION, ENV_NOT_FOUND, and of a push.
     """
-    check_selection(select, max_per_task)
+    check_selection(choices.select, choices.max_per_task)
     name = free_name(home, name)
-    sources = load_sources(home, source_ids)
+    sources = load_sources(home, choices.source_ids)
     attempts = [attempt for source in sources for attempt in source.attempts]
-    rule = Rule(where, {metric for attempt in attempts for metric in attempt.metrics})
+    rule = Rule(choices.where, {metric for attempt in attempts for metric in attempt.metrics})
     records = {source.record.hash: source.record for source in sources}
-    rows = {key: registry.read_tasks(record) for key, record in sorted(records.items())}
-    groups = groups_of(attempts, pool_models)
-    choice = _choose(groups, rows, rule, select, max_per_task)
+    tasks = {key: registry.read_tasks(record) for key, record in sorted(records.items())}
+    groups = groups_of(attempts, choices.pool_models)
+    outcome = _choose(groups, tasks, rule, choices)
     redact = _redactor(home, sources)
-    tasks = {(attempt.env_hash, attempt.task) for attempt in choice.kept}
-    result: dict[str, Any] = {
-        "summary": "",
-        "kept": len(choice.kept),
-        "tasks": len(tasks),
-        "attempts": len(attempts),
-        "groups": len(groups),
-        "dropped": {key: choice.dropped[key] for key in REASONS if key in choice.dropped},
-        "sources": [source.about() for source in sources],
-        "heldout_rows": sum(row["split"] == "heldout" for found in rows.values() for row in found),
-        "env_id": "",
-        "examples": [_example(redact, attempt) for attempt in choice.kept[:_EXAMPLES]],
-        "dropped_examples": {
-            reason: _example(redact, choice.first[reason]) | {"why": REASONS[reason]}
-            for reason in REASONS
-            if reason in choice.first
+    reply = CurationReply(
+        summary="",
+        kept=len(outcome.kept),
+        tasks=len({(attempt.env_hash, attempt.task) for attempt in outcome.kept}),
+        attempts=len(attempts),
+        groups=len(groups),
+        dropped={
+            reason: outcome.dropped[reason] for reason in REASONS if reason in outcome.dropped
         },
-    }
-    if choice.overlaps:
-        result["contaminated"] = choice.overlaps
-    asked = {
-        "source_ids": list(source_ids), "name": name, "where": where, "select": select,
-        "max_per_task": max_per_task, "pool_models": pool_models,
-    }  # fmt: skip
-    warnings = _warnings(choice, select, sources)
+        sources=[source.summary() for source in sources],
+        heldout_rows=sum(row["split"] == "heldout" for rows in tasks.values() for row in rows),
+        env_id="",
+        examples=[_example(redact, attempt) for attempt in outcome.kept[:_EXAMPLES]],
+        dropped_examples={
+            reason: replace(_example(redact, outcome.first[reason]), why=why)
+            for reason, why in REASONS.items()
+            if reason in outcome.first
+        },
+        contaminated=outcome.overlaps or None,
+    )
+    warnings = _warnings(outcome, choices.select, sources)
     if not preview:
-        if not choice.kept:
+        if not outcome.kept:
             raise UserError(
                 "BAD_ARGUMENT",
-                f"nothing is left to save: {_said(result['dropped']) or 'no attempts'}",
-                hint=_way_out(choice, sources),
-                field="where" if choice.dropped.get("where") else "source_ids",
+                f"nothing is left to save: {_counts(reply.dropped) or 'no attempts'}",
+                hint=_way_out(outcome, sources),
+                field="where" if outcome.dropped.get("where") else "source_ids",
             )
-        pushed = save_dataset(home, name, choice.kept, rows, records, sources, asked)
-        result["env_id"] = pushed["env_id"]
-        warnings += [note for note in pushed["warnings"] if note not in warnings]
-    result["summary"] = _sentence(result, name)
-    result["next"] = _next(result, asked, sources)
-    result["warnings"] = warnings
-    return _fitted(result)
+        pushed = save_dataset(home, name, outcome.kept, tasks, sources, choices)
+        reply = replace(reply, env_id=pushed.env_id)
+        warnings += [note for note in pushed.warnings if note not in warnings]
+    return _fitted(
+        replace(
+            reply,
+            summary=_sentence(reply, name),
+            next=_next_calls(reply, name, choices, sources),
+            warnings=warnings,
+        )
+    )
 
 
 def _choose(
     groups: Mapping[Key, list[Attempt]],
-    rows: Mapping[str, list[dict[str, Any]]],
+    tasks: Mapping[str, list[TaskRow]],
     rule: Rule,
-    select: str,
-    max_per_task: int,
-) -> _Choice:
-    choice = _Choice()
-    sides = {(env, row["id"]): row["split"] for env, found in rows.items() for row in found}
-    exam = HeldOut(row for found in rows.values() for row in found if row["split"] == "heldout")
-    choice.unindexed = exam.unindexed
-    seen: set[str] = set()
+    choices: Choices,
+) -> _Outcome:
+    """Which attempts are kept; every other one is dropped for the first reason that holds.
+
+    Args:
+        tasks: the stored rows of each environment version, by its hash.
+    """
+    outcome = _Outcome()
+    sides = {(env, row["id"]): row["split"] for env, rows in tasks.items() for row in rows}
+    heldout = HeldOut(row for rows in tasks.values() for row in rows if row["split"] == "heldout")
+    outcome.unindexed = heldout.unindexed
+    kept_conversations: set[str] = set()
     for (env_hash, task, _), group in groups.items():
         side = sides.get((env_hash, task))
         if side != "train":
-            choice.drop("heldout" if side == "heldout" else "unknown_task", group)
+            outcome.drop("heldout" if side == "heldout" else "unknown_task", group)
             continue
         matched = rule.matches(group)
-        choice.drop("error", [a for a in group if a.error is not None])
+        outcome.drop("error", [a for a in group if a.error is not None])
         scored = [a for a in group if a.error is None]
         if not matched:
-            choice.drop("where", scored)
+            outcome.drop("where", scored)
             continue
-        fit, unfit = ranked(scored, select)
-        choice.drop("not_correct", unfit)
+        fit, unfit = ranked(scored, choices.select)
+        outcome.drop("not_correct", unfit)
         taken = 0
         for attempt in fit:
-            enough = taken >= max_per_task and select != "all"
-            reason = "not_selected" if enough else _flaw(attempt, exam, seen, choice)
+            if taken >= choices.max_per_task and choices.select != "all":
+                reason = "not_selected"
+            else:
+                reason = _flaw(attempt, heldout, kept_conversations, outcome.overlaps)
             if reason:
-                choice.drop(reason, [attempt])
+                outcome.drop(reason, [attempt])
                 continue
             taken += 1
-            seen.add(_conversation(attempt))
-            choice.kept.append(attempt)
-    return choice
+            kept_conversations.add(_conversation(attempt))
+            outcome.kept.append(attempt)
+    return outcome
 
 
-def _flaw(attempt: Attempt, exam: HeldOut, seen: set[str], choice: _Choice) -> str:
-    """Why an attempt that `select` would take cannot be learnt from, "" when it can."""
+def _flaw(
+    attempt: Attempt, heldout: HeldOut, kept_conversations: set[str], overlaps: dict[str, int]
+) -> str:
+    """Why an attempt that `select` would take cannot be learnt from, "" when it can.
+
+    An attempt that holds a held-out task is counted in `overlaps` by its kind of match.
+    """
     if attempt.stop_reason == "length":
         return "truncated"
-    said = [message for message in attempt.messages if message.get("role") == "assistant"]
     last = attempt.messages[-1]
-    if not said or not text_of([said[-1]]).strip() or last.get("role") != "assistant":
+    if last.get("role") != "assistant" or not text_of([last]).strip():
         return "empty"
-    if _conversation(attempt) in seen:
+    if _conversation(attempt) in kept_conversations:
         return "duplicate"
     row = {"id": attempt.task, "prompt": attempt.prompt}
-    found = exam.matches(row | {"gold": [*attempt.prompt, *attempt.messages]})
-    if found:
-        kind = min(found, key=lambda match: match.rank).kind
-        choice.overlaps[kind] = choice.overlaps.get(kind, 0) + 1
+    matches = heldout.matches(row | {"gold": [*attempt.prompt, *attempt.messages]})
+    if matches:
+        kind = min(matches, key=lambda match: match.rank).kind
+        overlaps[kind] = overlaps.get(kind, 0) + 1
         return "contaminated"
     return ""
 
@@ -216,36 +264,36 @@ class _Redactors(Redactor):
         return text
 
 
-def _example(redact: Redactor, attempt: Attempt) -> dict[str, Any]:
-    return {
-        "task": clip(redact.text(attempt.task), 80),
-        "run": attempt.source,
-        "model": redact.text(attempt.model),
-        "reward": attempt.reward,
-        "tokens": attempt.tokens,
-        "prompt": clip(redact.text(text_of(list(attempt.prompt))), _EXAMPLE_CHARS),
-        "answer": clip(redact.text(text_of(list(attempt.messages))), _EXAMPLE_CHARS),
-    }
+def _example(redact: Redactor, attempt: Attempt) -> Example:
+    return Example(
+        task=clip(redact.text(attempt.task), 80),
+        run=attempt.source,
+        model=redact.text(attempt.model),
+        reward=attempt.reward,
+        tokens=attempt.tokens,
+        prompt=clip(redact.text(text_of(list(attempt.prompt))), _EXAMPLE_CHARS),
+        answer=clip(redact.text(text_of(list(attempt.messages))), _EXAMPLE_CHARS),
+    )
 
 
-def _warnings(choice: _Choice, select: str, sources: Sequence[Source]) -> list[str]:
-    notes = []
-    wrong = sum(not attempt.correct for attempt in choice.kept)
+def _warnings(outcome: _Outcome, select: str, sources: Sequence[Source]) -> list[str]:
+    notes = skipped_lines(sum(source.skipped for source in sources))
+    wrong = sum(not attempt.correct for attempt in outcome.kept)
     if wrong and select not in ("correct", "shortest"):
         notes.append(
-            f"{wrong} of the {len(choice.kept)} rows are not correct answers; "
+            f"{wrong} of the {len(outcome.kept)} rows are not correct answers; "
             'where="solved" with select="correct" keeps right ones only.'
         )
-    if 0 < len(choice.kept) < FEW_ROWS:
-        notes.append(f"{len(choice.kept)} rows are few to learn from; more attempts give more.")
-    if choice.dropped.get("heldout"):
+    if 0 < len(outcome.kept) < FEW_ROWS:
+        notes.append(f"{len(outcome.kept)} rows are few to learn from; more attempts give more.")
+    if outcome.dropped.get("heldout"):
         notes.append(
-            f"{choice.dropped['heldout']} attempts are at held-out tasks, which never become "
+            f"{outcome.dropped['heldout']} attempts are at held-out tasks, which never become "
             "training rows."
         )
-    if choice.unindexed:
+    if outcome.unindexed:
         notes.append(
-            f"{choice.unindexed} held-out tasks are past the size of the index: answers were "
+            f"{outcome.unindexed} held-out tasks are past the size of the index: answers were "
             "compared with them as a whole, not by shared word sequences."
         )
     if len({source.record.hash for source in sources}) > 1:
@@ -254,10 +302,10 @@ def _warnings(choice: _Choice, select: str, sources: Sequence[Source]) -> list[s
     return notes
 
 
-def _way_out(choice: _Choice, sources: Sequence[Source]) -> Hint:
+def _way_out(outcome: _Outcome, sources: Sequence[Source]) -> Hint:
     """What to do when nothing is left."""
-    total = sum(choice.dropped.values())
-    if choice.dropped.get("heldout") == total:
+    total = sum(outcome.dropped.values())
+    if outcome.dropped.get("heldout") == total:
         first = sources[0]
         plays = {
             "env_id": first.record.env_id,
@@ -266,53 +314,54 @@ def _way_out(choice: _Choice, sources: Sequence[Source]) -> Hint:
             "attempts": 8,
         }
         return Hint("Play training tasks, then curate that evaluation:", Call("evaluate", plays))
-    if choice.dropped.get("where"):
+    if outcome.dropped.get("where"):
         return Hint("Loosen where; a preview shows an example of every reason.")
     return Hint("A preview shows an example of every reason; more attempts give more to choose.")
 
 
-def _sentence(result: Mapping[str, Any], name: str) -> str:
-    kept = f"{result['kept']} of {result['attempts']} attempts are kept, at {result['tasks']} tasks"
-    dropped = _said(result["dropped"])
+def _sentence(reply: CurationReply, name: str) -> str:
+    kept = f"{reply.kept} of {reply.attempts} attempts are kept, at {reply.tasks} tasks"
+    dropped = _counts(reply.dropped)
     text = f"{kept}; dropped: {dropped}." if dropped else f"{kept}."
-    if result["env_id"]:
-        return f"Saved {result['env_id']}, an SFT dataset with {result['kept']} rows: {text}"
+    if reply.env_id:
+        return f"Saved {reply.env_id}, an SFT dataset with {reply.kept} rows: {text}"
     return f"Preview of {name}, nothing is saved: {text}"
 
 
-def _said(dropped: Mapping[str, int]) -> str:
+def _counts(dropped: Mapping[str, int]) -> str:
+    """`2 heldout, 1 error`."""
     return ", ".join(f"{count} {reason}" for reason, count in dropped.items())
 
 
-def _next(
-    result: Mapping[str, Any], asked: Mapping[str, Any], sources: Sequence[Source]
-) -> list[dict[str, Any]]:
-    if result["env_id"]:
+def _next_calls(
+    reply: CurationReply, name: str, choices: Choices, sources: Sequence[Source]
+) -> list[Call]:
+    """Train on what was saved, or save what the preview shows."""
+    if reply.env_id:
         models = {model for source in sources for model in source.models}
-        plan: dict[str, Any] = {"env_id": result["env_id"], "algorithm": "sft"}
+        plan = {"env_id": reply.env_id, "algorithm": "sft"}
         if len(models) == 1 and (only := next(iter(models))) and len(only) < 200:
             plan["model"] = only
-        return [Call("submit_train", plan).to_json()]
-    if not result["kept"]:
+        return [Call("submit_train", plan)]
+    if not reply.kept:
         return []
-    default = {"where": "", "select": "correct", "max_per_task": 1, "pool_models": False}
-    given = {key: value for key, value in asked.items() if default.get(key) != value}
-    return [Call("curate", given | {"preview": False}).to_json()]
+    defaults = as_json(Choices(source_ids=[]))
+    given = {key: value for key, value in as_json(choices).items() if value != defaults[key]}
+    source_ids = given.pop("source_ids")
+    return [Call("curate", {"source_ids": source_ids, "name": name, **given, "preview": False})]
 
 
-def _fitted(result: dict[str, Any]) -> dict[str, Any]:
-    """Leave out examples until an agent can afford the result."""
-    for cut in ("dropped_examples", "examples", "sources"):
-        if json_chars(result) <= BODY_CHARS:
-            return result
-        if cut == "dropped_examples":
-            for example in result[cut].values():
-                example["prompt"], example["answer"] = (
-                    clip(example[key], 120) for key in ("prompt", "answer")
-                )
-        elif cut == "examples":
-            result[cut] = result[cut][:1]
-            result["dropped_examples"] = {}
-        else:
-            result[cut] = result[cut][:5]
-    return result
+def _fitted(reply: CurationReply) -> CurationReply:
+    """The reply with shorter and fewer examples, then fewer sources, until it is affordable."""
+    if _fits(reply):
+        return reply
+    shorter = {reason: each.shortened(120) for reason, each in reply.dropped_examples.items()}
+    reply = replace(reply, dropped_examples=shorter)
+    if _fits(reply):
+        return reply
+    reply = replace(reply, examples=reply.examples[:1], dropped_examples={})
+    return reply if _fits(reply) else replace(reply, sources=reply.sources[:5])
+
+
+def _fits(reply: CurationReply) -> bool:
+    return json_chars(reply.to_json()) <= BODY_CHARS

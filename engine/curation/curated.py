@@ -3,16 +3,18 @@
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from engine.core.errors import UserError
+from engine.core.reply import ReplyBase, as_json
 from engine.curation.selection import Attempt
 from engine.curation.sources import Source
 from engine.environments import push, registry
 from engine.environments.registry import EnvRecord
 from engine.home.run_dir import Home
 from engine.home.store import Store
+from envs.json_types import ChatMessage, TaskRow, ToolSchema
 
 CARD = "curation.json"
 _ENVIRONMENT = '''"""Rows chosen from what models did; curation.json says from where and how."""
@@ -27,33 +29,90 @@ def load_environment() -> DatasetEnv:
 '''
 
 
+@dataclass(frozen=True)
+class Choices:
+    """How attempts are chosen.
+
+    Attributes:
+        source_ids: evaluations, probes or GRPO runs; `run@step20` takes one step's rollouts.
+        where: a rule over each task's attempts (engine/curation/selection.py: Rule).
+        select: correct, best, best_n, shortest or all.
+        max_per_task: answers kept per task and model (correct, best_n, shortest).
+        pool_models: treat the attempts of all models at a task as one group.
+    """
+
+    source_ids: list[str]
+    where: str = ""
+    select: str = "correct"
+    max_per_task: int = 1
+    pool_models: bool = False
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a row of a curated dataset comes from; the run's part is missing in held-out tasks."""
+
+    env_id: str
+    task: str
+    run: str | None = None
+    model: str | None = None
+    step: int | None = None
+    attempt: int | None = None
+    reward: float | None = None
+
+
+@dataclass(frozen=True)
+class RowMetadata:
+    """The metadata of a row."""
+
+    origin: Origin
+
+
+@dataclass(frozen=True)
+class DatasetRow(ReplyBase):
+    """One row of a dataset file, as envs/dataset.py reads it; a text stands for one message."""
+
+    id: str
+    split: str
+    prompt: str | Sequence[ChatMessage]
+    completion: str | Sequence[ChatMessage] | None
+    metadata: RowMetadata
+    tools: list[ToolSchema] | None
+
+
 def save_dataset(
     home: Home,
     name: str,
-    kept: Sequence[Attempt],
-    rows: Mapping[str, list[dict[str, Any]]],
-    records: Mapping[str, EnvRecord],
+    chosen: Sequence[Attempt],
+    tasks: Mapping[str, list[TaskRow]],
     sources: Sequence[Source],
-    asked: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The dataset as a folder, pushed as a version."""
+    choices: Choices,
+) -> push.PushReply:
+    """Pushes the chosen attempts and the held-out tasks as the dataset `name`.
+
+    Args:
+        tasks: the stored rows of each environment version, by its hash.
+
+    Raises UserError as a push does.
+    """
+    records = {source.record.hash: source.record for source in sources}
     several = len(records) > 1
     heldout = [
-        _heldout_row(row, records[env], f"{env[:6]}/" if several else "")
-        for env, found in rows.items()
-        for row in found
+        _heldout_row(row, records[env_hash], f"{env_hash[:6]}/" if several else "")
+        for env_hash, rows in tasks.items()
+        for row in rows
         if row["split"] == "heldout"
     ]
-    taken = {row["id"] for row in heldout}
+    taken = {row.id for row in heldout}
     train = []
-    for attempt in kept:
+    for attempt in chosen:
         prefix = f"{attempt.env_hash[:6]}/" if several else ""
-        ident = _free_id(f"{prefix}{attempt.task}", taken)
-        train.append(_train_row(attempt, records[attempt.env_hash], ident))
+        row_id = _free_id(f"{prefix}{attempt.task}", taken)
+        train.append(_train_row(attempt, records[attempt.env_hash], row_id))
     card = {
         "made_by": "curate",
-        **{key: value for key, value in asked.items() if key != "name"},
-        "sources": [source.about() | {"files": source.files} for source in sources],
+        **as_json(choices),
+        "sources": [as_json(source.summary(with_files=True)) for source in sources],
     }
     with tempfile.TemporaryDirectory(prefix=".curate-", dir=home.cache) as folder:
         place = Path(folder) / name
@@ -66,47 +125,43 @@ def save_dataset(
         return push.push_env(home, place, name=name)
 
 
-def _write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+def _write(path: Path, rows: Sequence[DatasetRow]) -> None:
     with open(path, "w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        file.writelines(json.dumps(row.to_json(), ensure_ascii=False) + "\n" for row in rows)
 
 
-def _train_row(attempt: Attempt, record: EnvRecord, ident: str) -> dict[str, Any]:
-    """One kept attempt with where it came from; the whole conversation, as it was played."""
-    origin = {
-        "env_id": attempt.env_id,
-        "task": attempt.task,
-        "run": attempt.source,
-        "model": attempt.model,
-        "step": attempt.step,
-        "attempt": attempt.member,
-        "reward": attempt.reward,
-    }
-    row = {
-        "id": ident,
-        "split": "train",
-        "prompt": attempt.prompt,
-        "completion": attempt.messages,
-        "metadata": {"origin": origin},
-    }
-    return row | ({"tools": record.tools} if record.tools else {})
+def _train_row(attempt: Attempt, record: EnvRecord, row_id: str) -> DatasetRow:
+    """One chosen attempt with where it came from; the whole conversation, as it was played."""
+    origin = Origin(
+        env_id=attempt.env_id,
+        task=attempt.task,
+        run=attempt.source,
+        model=attempt.model,
+        step=attempt.step,
+        attempt=attempt.member,
+        reward=attempt.reward,
+    )
+    metadata, tools = RowMetadata(origin), record.tools or None
+    return DatasetRow(row_id, "train", attempt.prompt, attempt.messages, metadata, tools)
 
 
-def _heldout_row(row: Mapping[str, Any], record: EnvRecord, prefix: str) -> dict[str, Any]:
-    """A held-out task as its environment has it: same id, prompt and reference answer."""
-    text = row.get("text") or []
-    after = row["gold"][len(row["prompt"]) :] if row.get("gold") else row.get("answer")
-    made: dict[str, Any] = {"id": prefix + row["id"], "split": "heldout"}
-    made["prompt"] = row["prompt"][0]["content"] if "prompt" in text else row["prompt"]
-    if after:
-        plain = "answer" in text and len(after) == 1
-        made["completion"] = after[0]["content"] if plain else after
-    made["metadata"] = {"origin": {"env_id": record.env_id, "task": row["id"]}}
-    return made | ({"tools": record.tools} if record.tools else {})
+def _heldout_row(row: TaskRow, record: EnvRecord, prefix: str) -> DatasetRow:
+    """A held-out task as its environment has it: same id, prompt and reference answer.
+
+    What the environment wrote as a text (`row["text"]` names it) stays a text.
+    """
+    as_text = row.get("text") or []
+    prompt = row["prompt"][0]["content"] if "prompt" in as_text else row["prompt"]
+    answer = row["gold"][len(row["prompt"]) :] if row.get("gold") else row.get("answer")
+    if answer and "answer" in as_text and len(answer) == 1:
+        answer = answer[0]["content"]
+    metadata = RowMetadata(Origin(record.env_id, row["id"]))
+    tools = record.tools or None
+    return DatasetRow(prefix + row["id"], "heldout", prompt, answer or None, metadata, tools)
 
 
 def _free_id(wanted: str, taken: set[str]) -> str:
-    """`task#1`, or the next number that no row has."""
+    """`task#1`, or the next number that no row has; it is taken then."""
     number = 1
     while f"{wanted}#{number}" in taken:
         number += 1
@@ -115,9 +170,9 @@ def _free_id(wanted: str, taken: set[str]) -> str:
 
 
 def free_name(home: Home, name: str) -> str:
-    """A name that only curated datasets have: an environment must not turn into a dataset.
+    """`name`, where it may be used: an environment must not turn into a dataset.
 
-    Raises UserError BAD_ARGUMENT.
+    Raises UserError BAD_ARGUMENT for what is no name, or the name of an environment.
     """
     if not push.NAME.fullmatch(name):
         raise UserError(
@@ -127,11 +182,11 @@ def free_name(home: Home, name: str) -> str:
             field="name",
         )
     with Store(home) as store:
-        held = [row for row in store.find_env(name) if row.name == name]
-    if held and not (home.env(name, held[0].hash) / registry.SOURCE / CARD).is_file():
+        versions = [row for row in store.find_env(name) if row.name == name]
+    if versions and not (home.env(name, versions[0].hash) / registry.SOURCE / CARD).is_file():
         raise UserError(
             "BAD_ARGUMENT",
-            f"{name} is an environment already ({held[0].env_id})",
+            f"{name} is an environment already ({versions[0].env_id})",
             hint=f'Choose a name of its own, such as "{name[:35]}-best".',
             field="name",
         )

@@ -7,8 +7,7 @@ whatever order the sources came in. Pure functions over attempts that are alread
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
 
 from engine.core.errors import UserError
 from engine.core.filters import Where
@@ -17,10 +16,6 @@ from envs.json_types import ChatMessage
 
 SELECTS = ("correct", "best", "best_n", "shortest", "all")
 WHOLE = ("best", "all")  # selections that say themselves how many they keep
-NAMES = (
-    "avg", "best", "worst", "solved", "n", "n_correct", "n_error", "length", "task", "model",
-    "metrics",
-)  # fmt: skip
 EXAMPLE = "0 < avg < 1 and n_correct >= 2"
 # Text in quotes is left alone; what is left may hold `name@k`.
 _AT = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|([^\W\d]\w*)?\s*@\s*(\w*)""")
@@ -31,8 +26,14 @@ _MOST_K = 1024
 class Attempt:
     """One rollout or one answer of an evaluation, with where it came from.
 
-    `member` counts attempts at a task within its source and step; `tokens` are those the model
-    wrote; `env_hash` is the environment version's content hash.
+    Attributes:
+        source: id of the run.
+        env_id: the environment version that scored it.
+        step: training step, 0 in an evaluation.
+        member: counts attempts at a task within its source and step.
+        prompt, messages: what was asked, and what model and environment said after it.
+        tokens: those the model wrote.
+        error: why there is no score, None where there is one.
     """
 
     source: str
@@ -52,6 +53,7 @@ class Attempt:
 
     @property
     def env_hash(self) -> str:
+        """The content hash of the environment version."""
         return self.env_id.partition("@")[2]
 
     @property
@@ -63,21 +65,49 @@ class Attempt:
 
     @property
     def place(self) -> tuple[str, int, int, str, str]:
-        """Decides ties: source, step, member, model, then the words."""
-        said = "\n".join(str(message.get("content", "")) for message in self.messages)
-        return (self.source, self.step, self.member, self.model, said)
+        """Decides ties: source, step, member, model, then the text."""
+        text = "\n".join(str(message.get("content", "")) for message in self.messages)
+        return (self.source, self.step, self.member, self.model, text)
 
 
-Key = tuple[str, str, str]
+Key = tuple[str, str, str]  # of a group: environment hash, task, model
+
+
+@dataclass(frozen=True)
+class TaskFacts:
+    """What a rule can ask of one task's attempts; means are None where nothing was scored.
+
+    Attributes:
+        avg, best, worst: of the rewards, over the attempts that were scored.
+        solved: whether any attempt is correct.
+        n, n_correct, n_error: attempts in all, correct ones, and ones that could not be scored.
+        length: mean tokens of the scored attempts.
+        metrics: mean of each named metric.
+    """
+
+    avg: float | None
+    best: float | None
+    worst: float | None
+    solved: bool
+    n: int
+    n_correct: int
+    n_error: int
+    length: float | None
+    task: str
+    model: str
+    metrics: dict[str, float | None]
+
+
+NAMES = tuple(field.name for field in fields(TaskFacts))
 
 
 def groups_of(attempts: Iterable[Attempt], pool_models: bool) -> dict[Key, list[Attempt]]:
     """Attempts by (environment hash, task, model), in that order; one model "" when pooled."""
-    found: dict[Key, list[Attempt]] = {}
+    groups: dict[Key, list[Attempt]] = {}
     for attempt in attempts:
         model = "" if pool_models else attempt.model
-        found.setdefault((attempt.env_hash, attempt.task, model), []).append(attempt)
-    return {key: sorted(found[key], key=lambda a: a.place) for key in sorted(found)}
+        groups.setdefault((attempt.env_hash, attempt.task, model), []).append(attempt)
+    return {key: sorted(groups[key], key=lambda a: a.place) for key in sorted(groups)}
 
 
 class Rule:
@@ -97,8 +127,8 @@ class Rule:
         self.expression = expression
         self.ks: dict[str, int] = {}
         plain = _AT.sub(self._named, expression)
-        own = [name for name in metrics if name.isidentifier() and name not in NAMES]
-        self._where = Where(plain, [*NAMES, *own, *self.ks], shown=expression, example=EXAMPLE)
+        bare = [name for name in metrics if name.isidentifier() and name not in NAMES]
+        self._where = Where(plain, [*NAMES, *bare, *self.ks], shown=expression, example=EXAMPLE)
 
     def matches(self, group: Sequence[Attempt]) -> bool:
         """Whether a task's attempts match. A value they do not have makes a comparison false.
@@ -106,21 +136,23 @@ class Rule:
         Raises UserError BAD_ARGUMENT naming the task when the expression divides by zero, is
         neither true nor false, or asks for pass@k of fewer than k scored attempts.
         """
-        values = facts_of(group)
+        facts = facts_of(group)
+        values: dict[str, object] = {**facts.metrics, **vars(facts)}
+        scored = facts.n - facts.n_error
         for name, k in self.ks.items():
-            scored = values["n"] - values["n_error"]
             if k > scored:
                 raise self._bad(
                     f"asks for pass@{k}, but task {group[0].task!r} has {scored} scored attempts",
                     f"Evaluate with attempts = {k}, or ask for pass@{max(scored, 1)}.",
                 )
-            values[name] = pass_at_k(scored, values["n_correct"], k)
+            values[name] = pass_at_k(scored, facts.n_correct, k)
         return self._where.matches(values, group[0].task)
 
-    def _named(self, found: re.Match[str]) -> str:
-        text, name, k = found.groups()
-        if text is not None:
-            return text
+    def _named(self, match: re.Match[str]) -> str:
+        """`pass@4` as a name that an expression can hold; text in quotes as it is."""
+        quoted, name, k = match.groups()
+        if quoted is not None:
+            return quoted
         if name != "pass":
             raise self._bad(
                 f"uses {name or ''}@{k}; only pass takes @k",
@@ -131,9 +163,9 @@ class Rule:
             raise self._bad(
                 f"uses pass@{k}", f"Write pass@ with a whole number from 1 to {_MOST_K}, as pass@4."
             )
-        word = f"pass_at_{int(k)}"
-        self.ks[word] = int(k)
-        return f" {word} "
+        variable = f"pass_at_{int(k)}"
+        self.ks[variable] = int(k)
+        return f" {variable} "
 
     def _bad(self, what: str, hint: str) -> UserError:
         return UserError(
@@ -141,28 +173,26 @@ class Rule:
         )
 
 
-def facts_of(group: Sequence[Attempt]) -> dict[str, Any]:
-    """What a rule can ask of one task's attempts; means are None where nothing was scored."""
+def facts_of(group: Sequence[Attempt]) -> TaskFacts:
+    """The facts of one task's attempts, of which there is at least one."""
     scored = [attempt for attempt in group if attempt.error is None]
     rewards = [attempt.reward for attempt in scored]
     names = sorted({name for attempt in scored for name in attempt.metrics})
-    metrics = {
-        name: _mean([a.metrics[name] for a in scored if name in a.metrics]) for name in names
-    }
-    own: dict[str, Any] = {
-        "avg": _mean(rewards),
-        "best": max(rewards, default=None),
-        "worst": min(rewards, default=None),
-        "solved": any(attempt.correct for attempt in group),
-        "n": len(group),
-        "n_correct": sum(attempt.correct for attempt in group),
-        "n_error": len(group) - len(scored),
-        "length": _mean([float(attempt.tokens) for attempt in scored]),
-        "task": group[0].task,
-        "model": group[0].model,
-        "metrics": metrics,
-    }
-    return metrics | own
+    return TaskFacts(
+        avg=_mean(rewards),
+        best=max(rewards, default=None),
+        worst=min(rewards, default=None),
+        solved=any(attempt.correct for attempt in group),
+        n=len(group),
+        n_correct=sum(attempt.correct for attempt in group),
+        n_error=len(group) - len(scored),
+        length=_mean([float(attempt.tokens) for attempt in scored]),
+        task=group[0].task,
+        model=group[0].model,
+        metrics={
+            name: _mean([a.metrics[name] for a in scored if name in a.metrics]) for name in names
+        },
+    )
 
 
 def check_selection(select: str, max_per_task: int) -> None:
@@ -182,10 +212,10 @@ def check_selection(select: str, max_per_task: int) -> None:
             field="max_per_task",
         )
     if select in WHOLE and max_per_task != 1:
-        kept = "the one best answer" if select == "best" else "every answer"
+        takes = "the one best answer" if select == "best" else "every answer"
         raise UserError(
             "BAD_ARGUMENT",
-            f"select={select} keeps {kept}, so max_per_task={max_per_task} would do nothing",
+            f"select={select} keeps {takes}, so max_per_task={max_per_task} would do nothing",
             hint='select="best_n" keeps the best max_per_task answers, "correct" the correct ones.',
             field="max_per_task",
         )
@@ -197,9 +227,9 @@ def ranked(group: Sequence[Attempt], select: str) -> tuple[list[Attempt], list[A
     correct, best, best_n: by reward, then the shorter. shortest: by tokens, then the reward.
     all: as they came. correct and shortest consider correct attempts alone.
     """
-    asks = select in ("correct", "shortest")
-    fit = [attempt for attempt in group if attempt.correct or not asks]
-    unfit = [attempt for attempt in group if asks and not attempt.correct]
+    correct_only = select in ("correct", "shortest")
+    fit = [attempt for attempt in group if attempt.correct or not correct_only]
+    unfit = [attempt for attempt in group if correct_only and not attempt.correct]
     if select == "shortest":
         fit.sort(key=lambda a: (a.tokens, -a.reward, a.place))
     elif select == "all":

@@ -1,52 +1,80 @@
 """Answers that runs left: attempts to curate from, files of rows to score again."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from engine.core.errors import UserError
-from engine.core.files import read_object
+from engine.core.files import JsonObject, read_object
 from engine.core.hints import Call, Hint
 from engine.curation.selection import Attempt
 from engine.environments import registry
 from engine.environments.registry import EnvRecord
-from engine.evidence.stats.results import load_rows
 from engine.home.rows import TERMINAL, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
+from engine.records.lines.answer import Answer
+from engine.records.lines.evaluation_row import EvaluationRow
+from engine.records.lines.trajectory_record import TrajectoryRecord
 from engine.records.run_config import GRPOConfig, ProbeConfig, RunConfig, TrainConfig
 
 MOST_SOURCES = 32
 MOST_STEPS = 8  # of a training run, whose answers are scored again at once
 
+Row = TrajectoryRecord | EvaluationRow
+
+
+@dataclass(frozen=True)
+class SourceSummary:
+    """A source in a reply, and in the card of what was made of it.
+
+    Attributes:
+        id: the reference, as it was given.
+        kind: algorithm of a training run, else the kind of run.
+        attempts: how many were read.
+        files: SHA-256 by path within the run's folder; in the card alone.
+    """
+
+    id: str
+    kind: str
+    env_id: str
+    models: list[str]
+    attempts: int
+    files: dict[str, str] | None = None
+
 
 @dataclass(frozen=True)
 class Source:
-    """One run with its attempts, its environment version and the files they were read from."""
+    """One run with its attempts, its environment version and the files they were read from.
+
+    Attributes:
+        files: SHA-256 by path within the run's folder.
+        skipped: damaged lines in them.
+    """
 
     ref: str
     row: RunRow
     record: EnvRecord
     attempts: list[Attempt]
     files: dict[str, str]
+    skipped: int
     config: RunConfig
 
     @property
     def models(self) -> list[str]:
         return list(dict.fromkeys(attempt.model for attempt in self.attempts))
 
-    def about(self) -> dict[str, Any]:
-        """The source in an answer, and in the card of what was made of it."""
+    def summary(self, *, with_files: bool = False) -> SourceSummary:
         row = self.row
-        return {
-            "id": self.ref,
-            "kind": row.algorithm if row.kind == "train" else row.kind,
-            "env_id": self.record.env_id,
-            "models": self.models,
-            "attempts": len(self.attempts),
-        }
+        return SourceSummary(
+            id=self.ref,
+            kind=row.algorithm if row.kind == "train" else row.kind,
+            env_id=self.record.env_id,
+            models=self.models,
+            attempts=len(self.attempts),
+            files=self.files if with_files else None,
+        )
 
 
 def load_sources(home: Home, source_ids: Sequence[str]) -> list[Source]:
@@ -62,43 +90,50 @@ def load_sources(home: Home, source_ids: Sequence[str]) -> list[Source]:
             hint=f"Name 1 to {MOST_SOURCES} evaluations or GRPO runs.",
             field="source_ids",
         )
-    found = []
+    sources = []
     for ref in refs:
-        run_id, _, which = ref.partition("@")
+        run_id, _, step_name = ref.partition("@")
         with Store(home) as store:
             row = store.get_run(run_id)
-        found.append(_source(home, ref, row, which))
-    doubled = [s.ref for s in found if sum(o.row.run_id == s.row.run_id for o in found) > 1]
-    if any("@" not in ref for ref in doubled):
+        sources.append(_source(home, ref, row, step_name))
+    run_ids = [source.row.run_id for source in sources]
+    repeated = [source.ref for source in sources if run_ids.count(source.row.run_id) > 1]
+    if any("@" not in ref for ref in repeated):
         raise UserError(
             "BAD_ARGUMENT",
-            f"{', '.join(doubled)} name the same rollouts twice",
+            f"{', '.join(repeated)} name the same rollouts twice",
             hint="Name a run once, or only single steps of it.",
             field="source_ids",
         )
-    return found
+    return sources
 
 
-def _source(home: Home, ref: str, row: RunRow, which: str) -> Source:
+@dataclass(frozen=True)
+class _AnswerFile:
+    """A file of answers: of which model, at which training step (0 in an evaluation)."""
+
+    path: Path
+    model: str
+    step: int
+    record: type[TrajectoryRecord] | type[EvaluationRow]
+
+
+def _source(home: Home, ref: str, row: RunRow, step_name: str) -> Source:
+    """One source; `step_name` is what follows the @ of its reference, "" where there is none."""
     run = home.run(row.run_id)
     config = run.read_config()
-    parts = _training_parts(run, row, which) if row.kind == "train" else None
-    if parts is None:
-        if which:
-            raise UserError(
-                "BAD_ARGUMENT",
-                f"{ref}: only the rollouts of a training run have steps",
-                hint=f"Name {row.run_id}.",
-                field="source_ids",
-            )
-        parts = [(run.model_evals(at), model, 0) for at, model in enumerate(config.model_refs)]
     attempts: list[Attempt] = []
-    files: dict[str, str] = {}
-    for path, model, step in parts:
-        rows = load_rows(path)
-        if rows:
-            attempts += [_attempt(row, model, step, at, line) for at, line in enumerate(rows)]
-            files[str(path.relative_to(run.path))] = hashlib.sha256(path.read_bytes()).hexdigest()
+    hashes: dict[str, str] = {}
+    skipped = 0
+    for file in _answer_files(run, row, config, ref, step_name):
+        answers = file.record.read_file(file.path)
+        skipped += answers.skipped
+        if answers.records:
+            attempts += [
+                _attempt(row, file, index, answer) for index, answer in enumerate(answers.records)
+            ]
+            digest = hashlib.sha256(file.path.read_bytes()).hexdigest()
+            hashes[str(file.path.relative_to(run.path))] = digest
     if not attempts:
         raise UserError(
             "NO_EVALUATION",
@@ -106,7 +141,8 @@ def _source(home: Home, ref: str, row: RunRow, which: str) -> Source:
             hint=_play_first(row),
             field="source_ids",
         )
-    return Source(ref, row, registry.find_env(home, row.env_id), attempts, files, config)
+    record = registry.find_env(home, row.env_id)
+    return Source(ref, row, record, attempts, hashes, skipped, config)
 
 
 def _play_first(row: RunRow) -> Hint:
@@ -120,42 +156,76 @@ def _play_first(row: RunRow) -> Hint:
     )
 
 
-def _training_parts(run: RunDir, row: RunRow, which: str) -> list[tuple[Path, str, int]]:
+def _answer_files(
+    run: RunDir, row: RunRow, config: RunConfig, ref: str, step_name: str
+) -> list[_AnswerFile]:
+    """The files of a source: one per step of training, or one per model of an evaluation.
+
+    Raises UserError BAD_ARGUMENT for a step that there is not.
+    """
+    if row.kind == "train":
+        return [
+            _AnswerFile(run.rollouts(step), row.run_id, step, TrajectoryRecord)
+            for step in _chosen_steps(run, row, step_name)
+        ]
+    if step_name:
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"{ref}: only the rollouts of a training run have steps",
+            hint=f"Name {row.run_id}.",
+            field="source_ids",
+        )
+    return [
+        _AnswerFile(run.model_evals(index), model, 0, EvaluationRow)
+        for index, model in enumerate(config.model_refs)
+    ]
+
+
+def _chosen_steps(run: RunDir, row: RunRow, step_name: str) -> list[int]:
+    """The steps with rollouts, or the one that is named (`step20`)."""
     steps = run.rollout_steps()
-    if which:
-        number = which.removeprefix("step")
-        if not number.isdecimal() or int(number) not in steps:
-            said = f"steps {steps[0]} to {steps[-1]}" if steps else "no rollouts"
-            raise UserError(
-                "BAD_ARGUMENT",
-                f"{row.run_id} has no rollouts of {which}",
-                hint=f"It has {said}; write {row.run_id}@step{steps[-1] if steps else 'N'}.",
-                field="source_ids",
-            )
-        steps = [int(number)]
-    return [(run.rollouts(step), row.run_id, step) for step in steps]
+    if not step_name:
+        return steps
+    number = step_name.removeprefix("step")
+    if not number.isdecimal() or int(number) not in steps:
+        present = f"steps {steps[0]} to {steps[-1]}" if steps else "no rollouts"
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"{row.run_id} has no rollouts of {step_name}",
+            hint=f"It has {present}; write {row.run_id}@step{steps[-1] if steps else 'N'}.",
+            field="source_ids",
+        )
+    return [int(number)]
 
 
-def _attempt(run: RunRow, model: str, step: int, at: int, line: Mapping[str, Any]) -> Attempt:
-    messages = line.get("messages")
+def _attempt(run: RunRow, file: _AnswerFile, index: int, answer: Row) -> Attempt:
+    """A line of the file, the one at `index`, as an attempt."""
+    messages = answer.messages
     if not messages:
-        messages = [{"role": "assistant", "content": str(line.get("completion") or "")}]
+        messages = [{"role": "assistant", "content": answer.completion or ""}]
     return Attempt(
         source=run.run_id,
         env_id=run.env_id,
-        task=str(line.get("task")),
-        model=model,
-        step=step,
-        member=int(line.get("attempt", line.get("member", at)) or 0),
-        prompt=line.get("prompt") or [],
+        task=answer.task,
+        model=file.model,
+        step=file.step,
+        member=_member(answer, index),
+        prompt=answer.prompt or [],
         messages=messages,
-        reward=float(line.get("reward") or 0.0),
-        success=line.get("success"),
-        tokens=int(line.get("tokens") or 0),
-        stop_reason=str(line.get("stop_reason") or "stop"),
-        error=line.get("error"),
-        metrics=line.get("metrics") or {},
+        reward=answer.reward or 0.0,
+        success=answer.success,
+        tokens=answer.tokens,
+        stop_reason=answer.stop_reason or "stop",
+        error=answer.error,
+        metrics=answer.metrics or {},
     )
+
+
+def _member(answer: Row, index: int) -> int:
+    """Which attempt at its task an answer is; its place in the file where the line says nothing."""
+    if isinstance(answer, TrajectoryRecord):
+        return answer.member
+    return (answer.attempt or 0) if "attempt" in answer.model_fields_set else index
 
 
 @dataclass(frozen=True)
@@ -166,7 +236,7 @@ class Stored:
         models: (reference, file of rows within the run's folder).
         tasks: different tasks among them.
         attempts: at each task; 1 was greedy.
-        sampling: how they were sampled.
+        sampling: how they were sampled: settings of that run, whatever its algorithm is.
     """
 
     run_id: str
@@ -174,7 +244,7 @@ class Stored:
     models: list[tuple[str, str]]
     tasks: int
     attempts: int
-    sampling: dict[str, Any]
+    sampling: JsonObject
     warnings: list[str]
 
 
@@ -200,27 +270,26 @@ def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
     settings, attempts, warnings = config.settings, 1, []
     sampling = settings if isinstance(settings, dict) else settings.model_dump()
     if not isinstance(config, TrainConfig):
-        files = [(model, run.model_evals(at)) for at, model in enumerate(config.model_refs)]
+        files = [(model, run.model_evals(i)) for i, model in enumerate(config.model_refs)]
         attempts = (
             config.settings.group_size if isinstance(config, ProbeConfig) else config.attempts
         )
     elif split == "train":
-        steps = _some(run.rollout_steps(), None)
+        steps = _spread(run.rollout_steps(), best=None)
         files = [(f"{row.run_id}, rollouts of step {step}", run.rollouts(step)) for step in steps]
         attempts = config.settings.group_size if isinstance(config, GRPOConfig) else 1
     else:
         best = run.resolve_checkpoint("best")
-        steps = _some(run.eval_steps(), int(best.name.rpartition("_")[2]) if best else None)
+        steps = _spread(run.eval_steps(), int(best.name.rpartition("_")[2]) if best else None)
         start = config.model
         files = [(f"{row.run_id}@step{step}" if step else start, run.evals(step)) for step in steps]
-        sampling |= _exam_sampling(run)
+        sampling |= _sampling_of_own_evaluations(run)
         left = len(run.eval_steps()) - len(steps)
         if left:
             warnings.append(f"{left} of the evaluated steps are left out; at most {MOST_STEPS} are")
-    rows = {ref: load_rows(path) for ref, path in files}
-    models = [(ref, str(path.relative_to(run.path))) for ref, path in files if rows[ref]]
-    said = [line for found in rows.values() for line in found if "reward" in line]
-    if not said:
+    rows = {ref: Answer.read_all(path) for ref, path in files}
+    scored = [answer for each in rows.values() for answer in each if answer.reward is not None]
+    if not scored:
         raise UserError(
             "NO_EVALUATION",
             f"{row.run_id} has no stored answers to score again (it is {row.state})",
@@ -228,26 +297,27 @@ def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
             field="regrade",
         )
     return Stored(
-        row.run_id,
-        row.env_id,
-        models,
-        len({str(line.get("task")) for line in said}),
-        attempts,
-        sampling,
-        warnings,
+        run_id=row.run_id,
+        env_id=row.env_id,
+        models=[(ref, str(path.relative_to(run.path))) for ref, path in files if rows[ref]],
+        tasks=len({answer.task for answer in scored}),
+        attempts=attempts,
+        sampling=sampling,
+        warnings=warnings,
     )
 
 
-def _some(steps: Sequence[int], best: int | None) -> list[int]:
+def _spread(steps: Sequence[int], best: int | None) -> list[int]:
     """At most eight steps spread over all, the first, the last and the best among them."""
     if len(steps) <= MOST_STEPS:
         return list(steps)
     wanted = {steps[0], steps[-1], *([best] if best in steps else [])}
     room = MOST_STEPS - len(wanted)
     others = [step for step in steps if step not in wanted]
-    spread = {others[round((at + 1) * (len(others) - 1) / (room + 1))] for at in range(room)}
-    return sorted(wanted | spread)
+    between = {others[round((i + 1) * (len(others) - 1) / (room + 1))] for i in range(room)}
+    return sorted(wanted | between)
 
 
-def _exam_sampling(run: RunDir) -> dict[str, Any]:
+def _sampling_of_own_evaluations(run: RunDir) -> JsonObject:
+    """How a training run samples its evaluations, as its manifest says; {} where it is gone."""
     return dict(read_object(run.manifest).get("eval_sampling") or {})

@@ -11,12 +11,13 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from engine.core.errors import UserError
-from engine.core.files import write_json
+from engine.core.files import JsonObject, write_json
 from engine.core.hints import Call, Change, Hint
+from engine.core.reply import ReplyBase
 from engine.environments import (
     push_audit,
     push_limits,
@@ -39,7 +40,41 @@ from envs.config.settings import EnvSettings, read_settings
 _SHOWN_OF_AUDIT = ("verdict", "headline", "risks", "share", "fresh_process")
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 
-Allowed = Callable[[EnvSettings], None]
+Allowed = Callable[[EnvSettings], None]  # raises UserError for what may not be asked for
+
+
+@dataclass(frozen=True)
+class ShownProblem:
+    """Something that the author of an environment should look at."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class PushReply(ReplyBase):
+    """A version that is stored.
+
+    Attributes:
+        rows: per split; `split` says where the split came from.
+        files: how many; `left_out` names those of the folder that are not among them.
+        audit: of audit.json the keys in `_SHOWN_OF_AUDIT`.
+        secrets, network: what the environment asks for.
+    """
+
+    env_id: str
+    kind: str
+    rows: dict[str, int]
+    split: str
+    files: int
+    left_out: list[str]
+    audit: JsonObject
+    problems: list[ShownProblem]
+    isolation: str
+    secrets: list[str]
+    network: bool
+    summary: str
+    next: list[Call]
+    warnings: list[str]
 
 
 @tells_of_the_disk
@@ -49,8 +84,8 @@ def push_env(
     name: str = "",
     install: bool = False,
     roots: list[Path] | None = None,
-    allowed: Callable[[EnvSettings], None] | None = None,
-) -> dict[str, Any]:
+    allowed: Allowed | None = None,
+) -> PushReply:
     """Stores the environment in the folder `path`; the same content gives the same version.
 
     Args:
@@ -86,7 +121,7 @@ def push_env(
                 _remember(draft, final)
         except EnvProblem as problem:
             raise as_user_error(problem) from problem
-    return _result(registry.find_env(home, f"{name}@{shot.digest[:12]}"), shot)
+    return _reply(registry.find_env(home, f"{name}@{shot.digest[:12]}"), shot)
 
 
 def _stored(home: Home, path: str | Path) -> list[Path]:
@@ -220,7 +255,7 @@ def _remember(draft: Draft, final: Path) -> None:
         store.add_env(draft.name, draft.hash, kind=row["kind"], info=row["info"])
 
 
-def _result(record: registry.EnvRecord, shot: snapshot.Snapshot) -> dict[str, Any]:
+def _reply(record: registry.EnvRecord, shot: snapshot.Snapshot) -> PushReply:
     audit = record.audit.as_written()
     warnings = push_audit.warnings_of(record)
     if record.audit.verdict != "ok":
@@ -229,24 +264,24 @@ def _result(record: registry.EnvRecord, shot: snapshot.Snapshot) -> dict[str, An
     if shared.get("verdict", "clean") != "clean":
         warnings.insert(0, f"contamination: {shared['headline']}")
     train, heldout = record.rows["train"], record.rows["heldout"]
-    safe = Redactor({n: os.environ.get(n, "") for n in record.secrets}).value
-    return {
-        "env_id": record.env_id,
-        "kind": record.kind,
-        "rows": record.rows,
-        "split": record.version.split,
-        "files": len(shot.files),
-        "left_out": shot.left_out,
-        "audit": safe({key: audit[key] for key in _SHOWN_OF_AUDIT if key in audit}),
-        "problems": [{"message": safe(problem.message)} for problem in record.version.problems],
-        "isolation": record.isolation,
-        "secrets": list(record.secrets),
-        "network": record.limits.network,
-        "summary": f"Pushed {record.env_id}: {train} train and {heldout} held-out rows, "
+    redact = Redactor({name: os.environ.get(name, "") for name in record.secrets})
+    return PushReply(
+        env_id=record.env_id,
+        kind=record.kind,
+        rows=record.rows,
+        split=record.version.split,
+        files=len(shot.files),
+        left_out=shot.left_out,
+        audit=redact.value({key: audit[key] for key in _SHOWN_OF_AUDIT if key in audit}),
+        problems=[ShownProblem(redact.text(each.message)) for each in record.version.problems],
+        isolation=record.isolation,
+        secrets=list(record.secrets),
+        network=record.limits.network,
+        summary=f"Pushed {record.env_id}: {train} train and {heldout} held-out rows, "
         f"{record.kind}, audit {record.audit.verdict}.",
-        "next": [Call("dry_run", {"env_id": record.env_id}).to_json()],
-        "warnings": safe(warnings),
-    }
+        next=[Call("dry_run", {"env_id": record.env_id})],
+        warnings=[redact.text(warning) for warning in warnings],
+    )
 
 
 def _name(given: str, source: Path) -> str:

@@ -4,67 +4,95 @@ Without torch; the counts agree with the worker's renderer to the token (see
 engine/models/chat_format.py).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from engine.core.reply import ReplyBase
 from engine.home.sanitize import Redactor, clip
 from engine.models import tokens
 from engine.models.chat_format import TemplateError, TokenizedChat
-from engine.reading.transcripts import pieces
+from engine.reading.transcripts import Piece, pieces
 from engine.records.settings import SFTSettings
+from envs.json_types import TaskRow, ToolSchema
 
-_LOOKED_AT = 300  # rows searched for one that is cut
+_MOST_ROWS = 300  # searched for one that is cut
+
+
+@dataclass(frozen=True)
+class LostText:
+    """What of a row comes after `max_length` and is not trained on."""
+
+    tokens: int
+    text: str
+
+
+@dataclass(frozen=True)
+class RowPreview(ReplyBase):
+    """One training row as it is trained.
+
+    Attributes:
+        task: its id.
+        tokens: its length, where it is cut the length that is left.
+        trained: tokens that carry loss.
+        pieces: stretches of text that are trained or not.
+        cut_at, lost: of a row that is cut `max_length`, and what comes after it.
+    """
+
+    task: str
+    tokens: int
+    trained: int
+    pieces: list[Piece]
+    cut_at: int | None = None
+    lost: LostText | None = None
 
 
 def sft_row(
-    rows: Sequence[Mapping[str, Any]],
-    tools: list[dict[str, Any]],
+    rows: Sequence[TaskRow],
+    tools: list[ToolSchema],
     model_folder: Path,
     settings: SFTSettings,
     redact: Redactor,
-) -> dict[str, Any]:
+) -> RowPreview | None:
     """The first train row with an answer, or the first that `max_length` cuts, where one does.
 
-    Returns `task`, `tokens`, `trained` (tokens that carry loss), `pieces` (stretches of text with
-    `trained`), and for a row that is cut `cut_at` with the `lost` tokens and text; {} for rows
-    that nothing can be learnt from.
+    None where there is no row that anything can be learnt from.
     """
     tokenizer = tokens.load(model_folder)
-    limit, loss_on = settings.max_length, settings.loss_on
-    shown: dict[str, Any] = {}
+    preview: RowPreview | None = None
     answered = [row for row in rows if row["split"] == "train" and row.get("gold")]
-    for row in answered[:_LOOKED_AT]:
-        own = (row.get("metadata") or {}).get("tools") or tools
+    for row in answered[:_MOST_ROWS]:
+        tools_of_row = (row.get("metadata") or {}).get("tools") or tools
         try:
-            whole = tokenizer.format().conversation(row["gold"], own)
+            chat = tokenizer.format().conversation(row["gold"], tools_of_row)
         except TemplateError:
             continue
-        if shown and len(whole.ids) <= limit:
-            continue
-        shown = _shown(row, whole, limit, loss_on, tokenizer, redact)
-        if "cut_at" in shown:
+        is_cut = len(chat.ids) > settings.max_length
+        if preview is None or is_cut:
+            preview = _preview(str(row.get("id")), chat, settings, tokenizer, redact)
+        if is_cut:
             break
-    return shown
+    return preview
 
 
-def _shown(
-    row: Mapping[str, Any],
-    whole: TokenizedChat,
-    limit: int,
-    loss_on: str,
+def _preview(
+    task: str,
+    chat: TokenizedChat,
+    settings: SFTSettings,
     tokenizer: tokens.ChatTokenizer,
     redact: Redactor,
-) -> dict[str, Any]:
-    ids, mask = whole.ids[:limit], whole.mask(loss_on)[:limit]
-    found: dict[str, Any] = {
-        "task": clip(redact.text(str(row.get("id"))), 120),
-        "tokens": len(ids),
-        "trained": sum(mask),
-        "pieces": pieces(redact, ids, mask, tokenizer.decode, most=8, chars=160),
-    }
-    lost = whole.ids[limit:]
-    if lost:
-        text = clip(redact.text(tokenizer.decode(lost)), 200)
-        found |= {"cut_at": limit, "lost": {"tokens": len(lost), "text": text}}
-    return found
+) -> RowPreview:
+    limit = settings.max_length
+    ids, mask = chat.ids[:limit], chat.mask(settings.loss_on)[:limit]
+    rest = chat.ids[limit:]
+    lost = None
+    if rest:
+        lost = LostText(len(rest), clip(redact.text(tokenizer.decode(rest)), 200))
+    return RowPreview(
+        task=clip(redact.text(task), 120),
+        tokens=len(ids),
+        trained=sum(mask),
+        pieces=pieces(redact, ids, mask, tokenizer.decode, most=8, chars=160),
+        cut_at=limit if rest else None,
+        lost=lost,
+    )

@@ -1,9 +1,8 @@
 """`audit.json` of a stored environment version: what its scorer pays for answers that are none."""
 
-from typing import Any
-
 from pydantic import Field
 
+from engine.core.files import JsonObject
 from engine.records.record import Record
 
 
@@ -114,6 +113,6 @@ class Audit(Record):
     seconds: float = 0.0
     secrets_unset: list[str] | None = None
 
-    def as_written(self) -> dict[str, Any]:
+    def as_written(self) -> JsonObject:
         """The JSON object that the file holds, without what it left to a default."""
         return self.model_dump(mode="json", exclude_unset=True)

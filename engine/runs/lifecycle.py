@@ -14,7 +14,7 @@ from engine.core.errors import UserError
 from engine.core.files import last_line, read_object
 from engine.core.hints import Call
 from engine.core.reply import Reply
-from engine.home.halves import chosen_by, scores_in_words
+from engine.home.halves import ChoosingHalf, chosen_by, scores_in_words
 from engine.home.progress import alerts_in, events_end, events_from, read_progress, write_status
 from engine.home.rows import TERMINAL, RunRow, taken_as
 from engine.home.run_dir import Home, RunDir
@@ -199,8 +199,8 @@ def _status(
         if "error" in found:
             found["error"] |= {"hint": "Submit a new run."}
             found["error"].pop("call", None)
-    if row.kind == "train" and (exam := chosen_by(now["started"])):
-        found["heldout"] = exam
+    if row.kind == "train" and (half := chosen_by(now["started"])):
+        found["heldout"] = half.to_json()
     found["summary"] = _summary(row, found)
     return found
 
@@ -209,7 +209,8 @@ def _evaluated(events: list[dict[str, Any]], found: Reply) -> Reply:
     """The evaluation that was waited for, from its event: the line of metrics comes after it."""
     last = [event for event in events if event.get("event") == "evaluated"][-1]
     scores = {name: value for name, value in last.items() if name not in _EVENT_WORDS}
-    said = scores_in_words(scores, found.get("heldout") or {}) or str(last.get("message") or "")
+    half = ChoosingHalf(**found["heldout"]) if "heldout" in found else None
+    said = scores_in_words(scores, half) or str(last.get("message") or "")
     about: Reply = {"evaluation": scores}
     at, step = "", scores.get("step")
     if isinstance(step, int) and not isinstance(step, bool):

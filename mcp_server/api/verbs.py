@@ -58,8 +58,9 @@ def push_env(
         roots=None if roots is None else list(roots),
         allowed=partial(agreed_by_owner, home, key),
     )
-    env_id = reply.get("env_id", "")
-    return filled(reply, f"Pushed {env_id}.", suggest("dry_run", env_id=env_id))
+    return filled(
+        reply.to_json(), f"Pushed {reply.env_id}.", suggest("dry_run", env_id=reply.env_id)
+    )
 
 
 def dry_run(
@@ -130,8 +131,10 @@ def read_logs(
 ) -> Reply:
     from engine.reading import logs
 
-    names = list(keys)
-    reply = fit(lambda count: logs.read_logs(home, run_id, view, names, grep, count, cursor), limit)
+    def page(count: int) -> Reply:
+        return logs.read_logs(home, run_id, view, list(keys), grep, count, cursor).to_json()
+
+    reply = fit(page, limit)
     return filled(reply, f"{view} of {run_id}.")
 
 
@@ -147,13 +150,13 @@ def read_rollouts(
     cursor: str = "",
 ) -> Reply:
     from engine.reading import rollouts
+    from engine.reading.rollout_pages import RolloutQuery
 
-    reply = fit(
-        lambda count: rollouts.read_rollouts(
-            home, run_id, pick, step, where, tokens, count, max_chars, cursor
-        ),
-        limit,
-    )
+    def page(count: int) -> Reply:
+        query = RolloutQuery(run_id, pick, step, where, tokens, count, max_chars, cursor)
+        return rollouts.read_rollouts(home, query).to_json()
+
+    reply = fit(page, limit)
     return filled(reply, f"{pick} rollouts of {run_id}.")
 
 
@@ -190,11 +193,11 @@ def curate(
     preview: bool = True,
 ) -> Reply:
     from engine.curation import curate as engine_curate
+    from engine.curation.curated import Choices
 
-    reply = engine_curate.curate(
-        home, list(source_ids), name, where, select, max_per_task, pool_models, preview
-    )
-    return filled(reply, f"Curated {name}.")
+    choices = Choices(list(source_ids), where, select, max_per_task, pool_models)
+    reply = engine_curate.curate(home, name, choices, preview)
+    return filled(reply.to_json(), f"Curated {name}.")
 
 
 def deploy(

@@ -105,7 +105,7 @@ def hard_subtraction(rng: random.Random) -> skills.Sample:
 def train(home: Home, folder: Path, algorithm: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Run it to its end; returns the diagnosis, with alerts and seconds beside it."""
     began = time.monotonic()
-    env_id = push.push_env(home, str(folder), roots=[folder.parent])["env_id"]
+    env_id = push.push_env(home, str(folder), roots=[folder.parent]).env_id
     given = lifecycle.submit(
         home, TrainRequest(env_id=env_id, algorithm=algorithm, settings=settings)
     )

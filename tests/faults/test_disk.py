@@ -119,7 +119,7 @@ def test_f13_a_home_that_cannot_be_written_is_read_and_every_change_refused_in_w
     home = Home.locate(folder)
     assert lifecycle.status(home, run.id)["verdict"] == "better"
     assert [found["run_id"] for found in lifecycle.overview(home)["runs"]] == [run.id]
-    assert logs.read_logs(home, run.id)["rows"]
+    assert logs.read_logs(home, run.id).rows
     for refuse in (
         lambda: lifecycle.submit(home, TrainRequest(env_id=env, settings=STEADY)),
         lambda: Home.locate(folder / "below"),

@@ -158,25 +158,25 @@ def test_a6_a_reward_that_changes_in_the_middle_of_its_process_is_refused(
 ) -> None:
     monkeypatch.setenv(launcher.TEST_WORKER, "none")  # the machine's speed need not be measured
     pushed = push.push_env(home, write_env(tmp_path / "sums", FORGERS[name]), roots=[tmp_path])
-    assert pushed["audit"]["risks"] == ["fresh process"]
-    found = pushed["audit"]["fresh_process"]
+    assert pushed.audit["risks"] == ["fresh process"]
+    found = pushed.audit["fresh_process"]
     assert found["scored"] == 24 and found["differing"] > 0 and found["wavering"] == 0
-    assert any("got another reward in a new env process" in said for said in pushed["warnings"])
-    assert find_env(home, pushed["env_id"]).audit["fresh_process"] == found
-    dry = dry_run.dry_run(home, pushed["env_id"])
+    assert any("got another reward in a new env process" in said for said in pushed.warnings)
+    assert find_env(home, pushed.env_id).audit["fresh_process"] == found
+    dry = dry_run.dry_run(home, pushed.env_id)
     assert dry["audit"]["fresh_process"]["examples"][0]["second"] == 0.0
     (check,) = [check for check in dry["checks"] if check["name"] == "reward_audit"]
     assert (check["status"], check["code"]) == ("fail", "REWARD_RISK")
     with pytest.raises(UserError) as refused:
-        lifecycle.submit(home, TrainRequest(env_id=pushed["env_id"], algorithm="grpo"))
+        lifecycle.submit(home, TrainRequest(env_id=pushed.env_id, algorithm="grpo"))
     assert refused.value.code == "REWARD_RISK"
 
 
 def test_a6_an_honest_reward_passes_in_a_new_process_too(home: Home, tmp_path: Path) -> None:
     body = FORGES.replace("PAID", "right")
     pushed = push.push_env(home, write_env(tmp_path / "sums", body), roots=[tmp_path])
-    assert pushed["audit"]["verdict"] == "ok" and pushed["warnings"] == []
-    found = pushed["audit"]["fresh_process"]
+    assert pushed.audit["verdict"] == "ok" and pushed.warnings == []
+    found = pushed.audit["fresh_process"]
     assert (found["scored"], found["differing"], found["why"]) == (24, 0, "")
 
 

@@ -66,7 +66,7 @@ def test_f27_a_home_of_an_older_version_goes_on_where_it_was(steady, home, versi
     assert [env["env_id"] for env in registry.list_envs(older)] == [steady]
     said = lifecycle.status(older, "sums-grpo-1")
     assert (said["state"], said["verdict"], said["step"]) == ("done", "better", 4)
-    assert logs.read_logs(older, "sums-grpo-1")["rows"]
+    assert logs.read_logs(older, "sums-grpo-1").rows
     assert lifecycle.status(older, "sums-grpo-4")["error"]["kind"] == "cancelled"
     in_flight = older.run("sums-grpo-2")
 

@@ -61,7 +61,7 @@ def push(home: Home, folder: Path, source: str = SUMS, name: str = "sums") -> st
     """Push a one-file environment; its id."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "environment.py").write_text(source)
-    return push_env(home, str(folder), name=name, roots=[folder])["env_id"]
+    return push_env(home, str(folder), name=name, roots=[folder]).env_id
 
 
 def answer(task: str, said: str, reward: float, attempt: int = 0, **more: Any) -> Row:

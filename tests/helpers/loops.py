@@ -76,7 +76,7 @@ BASE = {"sft": SFT, "grpo": GRPO}
 def push(home: Home, folder: Path, source: str = ENVIRONMENT, name: str = "sums") -> str:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "environment.py").write_text(source)
-    return push_env(home, str(folder), name=name, roots=[folder])["env_id"]
+    return push_env(home, str(folder), name=name, roots=[folder]).env_id
 
 
 def make_run(

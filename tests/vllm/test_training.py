@@ -65,7 +65,7 @@ def env(home: Home, tmp_path: Path) -> str:
     folder = tmp_path / "larger"
     folder.mkdir()
     (folder / "environment.py").write_text(ENVIRONMENT)
-    return push.push_env(home, str(folder), roots=[tmp_path])["env_id"]
+    return push.push_env(home, str(folder), roots=[tmp_path]).env_id
 
 
 def metrics(home: Home, run_id: str) -> list[dict[str, Any]]:

@@ -12,28 +12,46 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.core.files import read_lines
+from engine.core.files import read_chunk
 from engine.core.metrics import LINE_KEYS, METRICS
 from engine.core.paging import complete_size, page_after
+from engine.records.lines.line_record import Line
 
 POINTS = 30
 _EXACT_BYTES = 8_000_000  # a longer file is sampled, so that the millionth step costs no more
 _SAMPLES = 400
+# What is shown first when no columns are asked for.
 _MAIN = (
-    "heldout_success", "heldout_reward", "heldout_loss", "reward_mean", "loss", "truncated_share",
-    "groups_effective", "length_mean", "entropy", "kl", "grad_norm", "lr",
-)  # fmt: skip
-
-Line = dict[str, Any]
+    "heldout_success",
+    "heldout_reward",
+    "heldout_loss",
+    "reward_mean",
+    "loss",
+    "truncated_share",
+    "groups_effective",
+    "length_mean",
+    "entropy",
+    "kl",
+    "grad_norm",
+    "lr",
+)
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """The lines of `metrics.jsonl`, one per step in order of steps, and where the file ended."""
+    """The metrics of a run.
+
+    Attributes:
+        lines: of `metrics.jsonl`, one per step in order of steps.
+        end: byte after the last whole line of the file.
+        sampled: whether lines before the end of a long file were left out.
+        skipped: lines that hold no JSON object.
+    """
 
     lines: list[Line]
     end: int
     sampled: bool
+    skipped: int = 0
 
     @property
     def columns(self) -> list[str]:
@@ -55,15 +73,15 @@ def load_metrics(path: Path) -> Metrics:
     """All lines; of a file above 8 MB its end and a sample of what came before."""
     end = complete_size(path)
     if end <= _EXACT_BYTES:
-        rows, _ = read_lines(path, 0, max_bytes=_EXACT_BYTES + 1)
-        return Metrics(by_step(rows), end, False)
+        whole = read_chunk(path, 0, max_bytes=_EXACT_BYTES + 1)
+        return Metrics(by_step(whole.rows), end, sampled=False, skipped=whole.damaged)
     half = _EXACT_BYTES // 2
-    rows = _json_lines([line.text for line in page_after(path, 0, 20).lines])
+    rows = parse_lines([line.text for line in page_after(path, 0, 20).lines])
     for index in range(1, _SAMPLES):
-        spot = (end - half) * index // _SAMPLES
-        rows += _json_lines([line.text for line in page_after(path, spot, 1).lines])
-    tail, _ = read_lines(path, end - half, max_bytes=half)
-    return Metrics(by_step(rows + tail), end, True)
+        offset = (end - half) * index // _SAMPLES
+        rows += parse_lines([line.text for line in page_after(path, offset, 1).lines])
+    tail = read_chunk(path, end - half, max_bytes=half)
+    return Metrics(by_step(rows + tail.rows), end, sampled=True, skipped=tail.damaged)
 
 
 def by_step(rows: Sequence[Line]) -> list[Line]:
@@ -79,8 +97,10 @@ def by_step(rows: Sequence[Line]) -> list[Line]:
 def main_columns(columns: Sequence[str], most: int) -> list[str]:
     """The columns to show when none were asked for."""
     first = [name for name in _MAIN if name in columns]
-    own = [name for name in columns if name not in METRICS and not name.startswith("heldout_")]
-    return list(dict.fromkeys([*first, *own, *columns]))[:most]
+    of_the_environment = [
+        name for name in columns if name not in METRICS and not name.startswith("heldout_")
+    ]
+    return list(dict.fromkeys([*first, *of_the_environment, *columns]))[:most]
 
 
 def thin(lines: Sequence[Line], keys: Sequence[str], points: int = POINTS) -> list[Line]:
@@ -92,40 +112,51 @@ def thin(lines: Sequence[Line], keys: Sequence[str], points: int = POINTS) -> li
     """
     if len(lines) <= points:
         return list(lines)
-    kept = {0, len(lines) - 1}
+    chosen = {0, len(lines) - 1}
     sparse: list[int] = []
     for key in keys:
-        at = [i for i, line in enumerate(lines) if number(line.get(key)) is not None]
-        if not at:
+        measured = [i for i, line in enumerate(lines) if number(line.get(key)) is not None]
+        if not measured:
             continue
-        values = [lines[i][key] for i in at]
-        kept |= {at[0], at[-1], at[values.index(min(values))], at[values.index(max(values))]}
-        if len(at) * 3 <= len(lines):
-            sparse += at
+        values = [lines[i][key] for i in measured]
+        lowest, highest = values.index(min(values)), values.index(max(values))
+        chosen |= {measured[0], measured[-1], measured[lowest], measured[highest]}
+        if len(measured) * 3 <= len(lines):
+            sparse += measured
     for index in sorted(set(sparse)):
-        if len(kept) < points:
-            kept.add(index)
-    wanted = points - len(kept)
-    if wanted > 0:
-        rest = [i for i in range(len(lines)) if i not in kept]
-        kept |= {rest[int((k + 0.5) * len(rest) / wanted)] for k in range(wanted)}
-    return [lines[i] for i in sorted(kept)]
+        if len(chosen) < points:
+            chosen.add(index)
+    missing = points - len(chosen)
+    if missing > 0:
+        rest = [i for i in range(len(lines)) if i not in chosen]
+        chosen |= {rest[int((k + 0.5) * len(rest) / missing)] for k in range(missing)}
+    return [lines[i] for i in sorted(chosen)]
 
 
-def summary_of(points: Sequence[tuple[float, float]]) -> dict[str, float]:
+@dataclass(frozen=True)
+class CurveSummary:
     """First, last, lowest and highest value of a curve, with the steps of the extremes."""
-    if not points:
-        return {}
+
+    first: float
+    last: float
+    min: float
+    min_step: float
+    max: float
+    max_step: float
+
+
+def summary_of(points: Sequence[tuple[float, float]]) -> CurveSummary:
+    """The summary of a curve of at least one (step, value)."""
     low = min(points, key=lambda point: point[1])
     high = max(points, key=lambda point: point[1])
-    return {
-        "first": short(points[0][1]),
-        "last": short(points[-1][1]),
-        "min": short(low[1]),
-        "min_step": low[0],
-        "max": short(high[1]),
-        "max_step": high[0],
-    }
+    return CurveSummary(
+        first=short(points[0][1]),
+        last=short(points[-1][1]),
+        min=short(low[1]),
+        min_step=low[0],
+        max=short(high[1]),
+        max_step=high[0],
+    )
 
 
 def spark(values: Sequence[float], width: int = 24) -> str:
@@ -153,12 +184,13 @@ def number(value: Any) -> float | None:
     return value
 
 
-def _json_lines(texts: Sequence[str]) -> list[Line]:
+def parse_lines(texts: Sequence[str]) -> list[Line]:
+    """The JSON objects among lines of text, in order; what is none is left out."""
     rows: list[Line] = []
     for text in texts:
         try:
             row = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(row, Mapping):
             rows.append(dict(row))

@@ -43,6 +43,6 @@ class EvaluationRow(Answer):
 def read_evaluation(path: Path) -> list[EvaluationRow]:
     """The answers in a file of `evals/`; [] where there is no file.
 
-    Raises DamagedRecord naming the file and the key that is missing or wrong.
+    Damaged lines are skipped; `read_file` of the record counts them.
     """
     return EvaluationRow.read_all(path)

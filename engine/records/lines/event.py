@@ -38,6 +38,6 @@ class Event(LineRecord):
 def read_events(path: Path) -> list[Event]:
     """All events of a run in order; [] where there is no file.
 
-    Raises DamagedRecord naming the file and the key that is missing or wrong.
+    Damaged lines are skipped; `read_file` of the record counts them.
     """
     return Event.read_all(path)

@@ -1,18 +1,43 @@
 """Records that stand in a file one per line: how a line is read, and how it is written."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 from pydantic import ValidationError
 
-from engine.core.files import read_lines
+from engine.core.files import JsonObject, read_chunk
+from engine.core.format import counted
 from engine.records.record import DamagedRecord, Record, fault_of
 
-# A line as JSON holds it.
-Line = dict[str, Any]
+# A line as JSON holds it, before it is checked or after it was made ready to be written.
+Line = JsonObject
 
 _CHUNK_BYTES = 4_000_000
+
+R = TypeVar("R", bound="LineRecord")
+
+
+@dataclass(frozen=True)
+class RecordsRead(Generic[R]):
+    """What a file of lines holds.
+
+    Attributes:
+        records: the lines that could be read, in order.
+        skipped: how many whole lines could not: no JSON object, or not of the record's shape.
+    """
+
+    records: list[R]
+    skipped: int = 0
+
+
+def skipped_lines(count: int) -> list[str]:
+    """The warning about lines of a file that could not be read, [] where all could."""
+    if not count:
+        return []
+    is_left_out = "is left out" if count == 1 else "are left out"
+    return [f"{counted(count, 'damaged line')} could not be read and {is_left_out}."]
 
 
 class LineRecord(Record):
@@ -30,19 +55,30 @@ class LineRecord(Record):
             raise DamagedRecord(place, fault_of(error)) from error
 
     @classmethod
-    def read_all(cls, path: Path) -> list[Self]:
-        """Every complete line of the file at `path`; [] where there is no file.
+    def read_file(cls, path: Path) -> RecordsRead[Self]:
+        """Every complete line of the file at `path`; nothing where there is no file.
 
-        Raises DamagedRecord naming the file and the first key at fault.
+        A damaged line costs itself alone, as a disk that was full for a moment leaves one; a last
+        line without its end is still being written and does not count.
         """
         records: list[Self] = []
-        cursor = 0
+        skipped = cursor = 0
         while True:
-            rows, reached = read_lines(path, cursor, max_bytes=_CHUNK_BYTES)
-            records += [cls.of(row, str(path)) for row in rows]
-            if reached <= cursor:
-                return records
-            cursor = reached
+            chunk = read_chunk(path, cursor, max_bytes=_CHUNK_BYTES)
+            for row in chunk.rows:
+                try:
+                    records.append(cls.model_validate(row))
+                except ValidationError:
+                    skipped += 1
+            skipped += chunk.damaged
+            if chunk.end <= cursor:
+                return RecordsRead(records, skipped)
+            cursor = chunk.end
+
+    @classmethod
+    def read_all(cls, path: Path) -> list[Self]:
+        """The records of `read_file`, for callers that do not tell how many lines were skipped."""
+        return cls.read_file(path).records
 
     def to_line(self) -> Line:
         """The JSON object of the line, for an Appender."""

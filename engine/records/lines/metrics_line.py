@@ -41,6 +41,6 @@ def read_metrics(path: Path) -> list[MetricsLine]:
     A run that went on from a checkpoint may have written a step twice. A long file is better read
     through engine/records/lines/curves.py.
 
-    Raises DamagedRecord naming the file and the key that is missing or wrong.
+    Damaged lines are skipped; `read_file` of the record counts them.
     """
     return MetricsLine.read_all(path)

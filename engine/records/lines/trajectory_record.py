@@ -42,6 +42,6 @@ class TrajectoryRecord(Answer):
 def read_trajectories(path: Path) -> list[TrajectoryRecord]:
     """The rollouts of one step; [] where there is no file.
 
-    Raises DamagedRecord naming the file and the key that is missing or wrong.
+    Damaged lines are skipped; `read_file` of the record counts them.
     """
     return TrajectoryRecord.read_all(path)

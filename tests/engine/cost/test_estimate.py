@@ -262,7 +262,7 @@ def test_a_plan_that_no_row_fits_is_warned_of_and_not_offered(
 ):
     monkeypatch.setattr(estimate.throughput, "ensure", lambda *_: None)
     (tmp_path / "environment.py").write_text(LONG_ROWS)
-    env_id = push.push_env(home, str(tmp_path), name="long", roots=[tmp_path])["env_id"]
+    env_id = push.push_env(home, str(tmp_path), name="long", roots=[tmp_path]).env_id
     found = estimate.estimate_cost(home, env_id, algorithm="sft", settings={"max_length": 64})
     assert found["next"] == [] and "no row fits into max_length = 64" in found["warnings"][0]
     assert "no row fits" in found["summary"]

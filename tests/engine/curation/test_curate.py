@@ -8,7 +8,8 @@ import pytest
 from answered import SUMS, answer, evaluation, push, training
 
 from engine.core.errors import UserError
-from engine.curation.curate import curate
+from engine.curation import curate as curation
+from engine.curation.curated import Choices
 from engine.environments.registry import find_env, read_tasks
 from engine.evidence.stats import overlap
 from engine.home.run_dir import Home
@@ -29,6 +30,12 @@ MIXED = [
 ]
 
 
+def curate(
+    home: Home, source_ids: list[str], name: str, preview: bool = True, **choices: Any
+) -> dict[str, Any]:
+    return curation.curate(home, name, Choices(source_ids, **choices), preview).to_json()
+
+
 @pytest.fixture
 def env(home: Home, tmp_path: Path) -> str:
     return push(home, tmp_path / "sums")
@@ -42,9 +49,8 @@ def test_every_attempt_is_kept_or_dropped_for_a_reason_that_is_counted(home: Hom
     run = evaluation(home, env, {"pebble": MIXED})
     result = curate(home, [run.id], "sums-best", where="0 < avg < 1 or n_error > 0")
     assert result["kept"] == result["tasks"] == 1 and result["attempts"] == 10
-    assert result["dropped"] == {
-        "heldout": 2, "error": 1, "where": 4, "not_correct": 1, "truncated": 1,
-    }  # fmt: skip
+    dropped = {"heldout": 2, "error": 1, "where": 4, "not_correct": 1, "truncated": 1}
+    assert result["dropped"] == dropped
     assert result["examples"][0]["task"] == "1+1" and result["examples"][0]["answer"] == "2"
     assert result["dropped_examples"]["heldout"]["task"] == "9+1"
     assert result["env_id"] == "" and "Preview" in result["summary"]
@@ -77,10 +83,8 @@ def test_a_saved_row_is_the_answer_with_its_origin_and_the_exam_is_that_of_the_s
     first, _ = rows_of(home, saved)
     assert first["id"] == "1+1#1" and first["gold"][-1]["content"] == "2"
     assert first["prompt"] == MIXED[0]["prompt"]
-    assert first["metadata"]["origin"] == {
-        "env_id": env, "task": "1+1", "run": run.id, "model": "pebble",
-        "step": 0, "attempt": 0, "reward": 1.0,
-    }  # fmt: skip
+    played = {"run": run.id, "model": "pebble", "step": 0, "attempt": 0, "reward": 1.0}
+    assert first["metadata"]["origin"] == {"env_id": env, "task": "1+1"} | played
     exam = read_tasks(find_env(home, env), "heldout")
     kept = rows_of(home, saved, "heldout")
     for name in ("id", "prompt", "answer", "gold"):
@@ -154,7 +158,12 @@ def test_whole_conversations_are_kept_as_they_were_played(home: Home, env: str):
 
 def test_training_rollouts_are_a_source_whole_or_one_step_of_them(home: Home, env: str):
     def rollout(task: str, said: str, reward: float, member: int) -> dict[str, Any]:
-        row = answer(task, said, reward) | {"group": 0, "member": member, "advantage": 0.1}
+        row = answer(task, said, reward) | {
+            "group": 0,
+            "member": member,
+            "advantage": 0.1,
+            "turns": 1,
+        }
         del row["attempt"]
         return row
 

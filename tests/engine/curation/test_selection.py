@@ -40,10 +40,10 @@ FOUR = [
 
 def test_the_facts_of_a_task_leave_errors_out_of_every_mean():
     facts = facts_of(FOUR)
-    assert (facts["n"], facts["n_correct"], facts["n_error"]) == (4, 2, 1)
-    assert (facts["avg"], facts["best"], facts["worst"]) == (0.75, 1.0, 0.25)
-    assert facts["length"] == 6.0 and facts["solved"] is True
-    assert facts["metrics"] == {"format": pytest.approx(2 / 3)}
+    assert (facts.n, facts.n_correct, facts.n_error) == (4, 2, 1)
+    assert (facts.avg, facts.best, facts.worst) == (0.75, 1.0, 0.25)
+    assert facts.length == 6.0 and facts.solved is True
+    assert facts.metrics == {"format": pytest.approx(2 / 3)}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 from engine.core.errors import UserError
 from engine.core.files import read_json
-from engine.core.hints import Change
+from engine.core.hints import Call, Change
 from engine.environments import push, push_limits, registry, task_rows
 from engine.environments.push import push_env
 from engine.environments.registry import find_env, open_process, read_tasks
@@ -102,19 +102,19 @@ def test_a_push_says_what_was_stored(home: Home, write):
     folder = write(DOUBLES)
     (folder / ".env").write_text("TOKEN=x")
     pushed = push_env(home, folder)
-    assert pushed["env_id"].startswith("my-env@") and len(pushed["env_id"]) == 19
-    assert pushed["kind"] == "single" and pushed["rows"] == {"train": 240, "heldout": 60}
-    assert pushed["left_out"] == [".env (hidden)"]
-    assert pushed["audit"]["verdict"] == "ok" and pushed["problems"] == []
-    assert pushed["warnings"] == []
-    assert pushed["next"] == [{"tool": "dry_run", "arguments": {"env_id": pushed["env_id"]}}]
-    json.dumps(pushed, allow_nan=False)
+    assert pushed.env_id.startswith("my-env@") and len(pushed.env_id) == 19
+    assert pushed.kind == "single" and pushed.rows == {"train": 240, "heldout": 60}
+    assert pushed.left_out == [".env (hidden)"]
+    assert pushed.audit["verdict"] == "ok" and pushed.problems == []
+    assert pushed.warnings == []
+    assert pushed.next == [Call("dry_run", {"env_id": pushed.env_id})]
+    json.dumps(pushed.to_json(), allow_nan=False)
 
 
 def test_a_push_twice_gives_the_same_id_and_the_same_answer(home: Home, write):
     folder = write(DOUBLES)
     first = push_env(home, folder)
-    record = find_env(home, first["env_id"])
+    record = find_env(home, first.env_id)
     stamps = {p: p.stat().st_mtime_ns for p in record.dir.rglob("*")}
     assert push_env(home, folder) == first
     assert {p: p.stat().st_mtime_ns for p in record.dir.rglob("*")} == stamps
@@ -122,26 +122,26 @@ def test_a_push_twice_gives_the_same_id_and_the_same_answer(home: Home, write):
 
 
 def test_a_change_makes_a_new_version_and_leaves_the_old_one_alone(home: Home, write):
-    old = push_env(home, write(DOUBLES))["env_id"]
+    old = push_env(home, write(DOUBLES)).env_id
     before = read_tasks(find_env(home, old))
-    new = push_env(home, write(DOUBLES.replace("Twice", "Double")))["env_id"]
+    new = push_env(home, write(DOUBLES.replace("Twice", "Double"))).env_id
     assert old != new and find_env(home, "my-env").env_id == new
     assert read_tasks(find_env(home, old)) == before
     with open_process(find_env(home, old)) as process:
         assert process.score(before[3], "6")["reward"] == 1.0
-    assert push_env(home, write(DOUBLES))["env_id"] == old
+    assert push_env(home, write(DOUBLES)).env_id == old
     assert find_env(home, "my-env").env_id == old
 
 
 def test_params_belong_to_the_version(home: Home, write):
     one = push_env(home, write(DOUBLES))
     two = push_env(home, write(DOUBLES, environment__toml="[params]\nrows = 10\n"))
-    assert one["env_id"] != two["env_id"] and two["rows"] == {"train": 5, "heldout": 5}
-    assert find_env(home, two["env_id"]).version.params == {"rows": 10}
+    assert one.env_id != two.env_id and two.rows == {"train": 5, "heldout": 5}
+    assert find_env(home, two.env_id).version.params == {"rows": 10}
 
 
 def test_stored_rows_are_all_a_later_process_sees(home: Home, write):
-    record = find_env(home, push_env(home, write(DOUBLES))["env_id"])
+    record = find_env(home, push_env(home, write(DOUBLES)).env_id)
     rows = read_tasks(record)
     assert len(rows) == 300 and rows[3] == {
         "id": "d3",
@@ -164,14 +164,14 @@ def test_the_same_rows_are_held_out_in_every_home(home: Home, write, tmp_path: P
     folder = write(DOUBLES)
     other = Home.locate(tmp_path / "other")
     sides = [
-        {row["id"]: row["split"] for row in read_tasks(find_env(h, push_env(h, folder)["env_id"]))}
+        {row["id"]: row["split"] for row in read_tasks(find_env(h, push_env(h, folder).env_id))}
         for h in (home, other)
     ]
     assert sides[0] == sides[1]
 
 
 def test_the_gold_of_several_turns_is_what_the_environment_answered(home: Home, write):
-    record = find_env(home, push_env(home, write(COUNT))["env_id"])
+    record = find_env(home, push_env(home, write(COUNT)).env_id)
     gold = {row["id"]: row["gold"] for row in read_tasks(record)}
     assert [m["content"] for m in gold["a"]] == ["Count to two.", "1", "go on", "2"]
     assert [m["content"] for m in gold["b"]] == ["Count on.", "2"]
@@ -181,8 +181,8 @@ def test_the_gold_of_several_turns_is_what_the_environment_answered(home: Home, 
 def test_reference_answers_that_cannot_be_replayed_are_told(home: Home, write):
     code = COUNT.replace("late = [two", 'late = [Message("assistant", "boom")')
     pushed = push_env(home, write(code))
-    assert "b: step() raised ValueError: boom" in pushed["problems"][0]["message"]
-    assert any("cannot be replayed" in warning for warning in pushed["warnings"])
+    assert "b: step() raised ValueError: boom" in pushed.problems[0].message
+    assert any("cannot be replayed" in warning for warning in pushed.warnings)
 
 
 def test_a_dataset_needs_no_scorer_and_no_code(home: Home, tmp_path: Path):
@@ -191,25 +191,25 @@ def test_a_dataset_needs_no_scorer_and_no_code(home: Home, tmp_path: Path):
     lines = [json.dumps({"prompt": f"p{n}", "completion": f"c{n}"}) for n in range(60)]
     (folder / "datasets" / "rows.jsonl").write_text("\n".join(lines))
     pushed = push_env(home, folder)
-    assert (pushed["kind"], pushed["rows"]) == ("sft", {"train": 30, "heldout": 30})
-    record = find_env(home, pushed["env_id"])
+    assert (pushed.kind, pushed.rows) == ("sft", {"train": 30, "heldout": 30})
+    record = find_env(home, pushed.env_id)
     assert not record.scored and read_tasks(record)[0]["gold"][-1]["content"] == "c0"
 
 
 def test_tasks_that_do_not_repeat_themselves_are_a_warning(home: Home, write):
     code = DOUBLES.replace("range(self.rows)", "__import__('random').sample(range(10**6), 20)")
     pushed = push_env(home, write(code))
-    assert "gave other rows when called again (20 and 20 rows" in pushed["warnings"][0]
-    assert pushed["rows"] == {"train": 10, "heldout": 10}
+    assert "gave other rows when called again (20 and 20 rows" in pushed.warnings[0]
+    assert pushed.rows == {"train": 10, "heldout": 10}
 
 
 def test_a_careless_reward_is_stored_with_its_risk(home: Home, write):
     code = DOUBLES.replace("completion.strip() == task.answer", "task.answer in completion")
     pushed = push_env(home, write(code))
-    assert pushed["audit"]["verdict"] == "risk"
-    assert "negated gold" in pushed["audit"]["risks"]
-    assert pushed["warnings"][0].startswith("reward audit: risk")
-    record = find_env(home, pushed["env_id"])
+    assert pushed.audit["verdict"] == "risk"
+    assert "negated gold" in pushed.audit["risks"]
+    assert pushed.warnings[0].startswith("reward audit: risk")
+    record = find_env(home, pushed.env_id)
     assert record.audit.verdict == "risk" and record.audit.probes
     assert read_json(record.dir / "audit.json") == record.audit.as_written()
     assert read_json(record.dir / "env.json") == record.version.to_json()
@@ -255,14 +255,14 @@ def test_only_the_roots_are_read(home: Home, write):
     folder = write(DOUBLES)
     refused("PATH_OUTSIDE_ROOTS", lambda: push_env(home, folder, roots=[home.root]))
     refused("PATH_OUTSIDE_ROOTS", lambda: push_env(home, folder, roots=[]))
-    assert push_env(home, folder, roots=[folder.parent])["env_id"]
+    assert push_env(home, folder, roots=[folder.parent]).env_id
 
 
 @pytest.mark.parametrize(
     ("given", "becomes"), [("", "my-env"), ("sums", "sums"), ("a.b_c-1", "a.b_c-1")]
 )
 def test_the_name_is_the_folders_unless_given(home: Home, write, given: str, becomes: str):
-    assert push_env(home, write(DOUBLES), name=given)["env_id"].split("@")[0] == becomes
+    assert push_env(home, write(DOUBLES), name=given).env_id.split("@")[0] == becomes
 
 
 @pytest.mark.parametrize("name", ["../x", "A", "a b", "-x", "x" * 41, "a@b", "a/b", "a\nb"])
@@ -274,17 +274,17 @@ def test_a_name_that_is_none_is_refused_with_one_that_is(home: Home, write, name
 
 @pytest.mark.parametrize("folder", ["My Env!", "___", "Ünï"])
 def test_any_folder_has_a_name_to_push_under(home: Home, write, folder: str):
-    name = push_env(home, write(DOUBLES, name=folder))["env_id"].split("@")[0]
+    name = push_env(home, write(DOUBLES, name=folder)).env_id.split("@")[0]
     assert push.NAME.fullmatch(name)
 
 
 def test_a_version_left_half_written_is_made_again(home: Home, write):
     pushed = push_env(home, write(DOUBLES))
-    record = find_env(home, pushed["env_id"])
+    record = find_env(home, pushed.env_id)
     (record.dir / "env.json").unlink()
-    refused("ENV_NOT_FOUND", lambda: find_env(home, pushed["env_id"]))
+    refused("ENV_NOT_FOUND", lambda: find_env(home, pushed.env_id))
     assert push_env(home, write(DOUBLES)) == pushed
-    assert find_env(home, pushed["env_id"]).rows == record.rows
+    assert find_env(home, pushed.env_id).rows == record.rows
 
 
 def test_a_full_disk_is_told_and_leaves_nothing_behind(home: Home, write, monkeypatch):
@@ -310,7 +310,7 @@ def test_an_import_may_take_what_a_push_has_and_its_limit_is_named(home: Home, w
     monkeypatch.setattr(push_limits, "AFTER_START", 1.0)
     monkeypatch.setattr(push_limits, "START_SECONDS", 0.1)
     late = "    import time; time.sleep(SECONDS)\n" + DOUBLES
-    assert push_env(home, write(late.replace("SECONDS", "0.5")))["rows"]["train"] == 240
+    assert push_env(home, write(late.replace("SECONDS", "0.5"))).rows["train"] == 240
     monkeypatch.setattr(push_limits, "PUSH_SECONDS", 3.0)
     error = refused("ENV_IMPORT", lambda: push_env(home, write(late.replace("SECONDS", "60"))))
     assert "importing the environment did not answer within" in error.message
@@ -340,8 +340,8 @@ def test_a_push_with_the_secret_that_was_missing_makes_the_audit_again(
 ):
     folder = write(JUDGED, environment__toml='secrets = ["MY_JUDGE_KEY"]\n')
     first = push_env(home, folder)
-    assert "secrets not set for this server: MY_JUDGE_KEY" in first["warnings"]
-    record = find_env(home, first["env_id"])
+    assert "secrets not set for this server: MY_JUDGE_KEY" in first.warnings
+    record = find_env(home, first.env_id)
     stamps = {p: p.stat().st_mtime_ns for p in record.dir.rglob("*") if p.is_file()}
     again = push_env(home, folder)  # still unset: nothing is made anew
     assert again == first
@@ -349,9 +349,9 @@ def test_a_push_with_the_secret_that_was_missing_makes_the_audit_again(
 
     monkeypatch.setenv("MY_JUDGE_KEY", "a-key-of-some-length")
     second = push_env(home, folder)
-    assert second["env_id"] == first["env_id"] and second["audit"]["verdict"] == "ok"
-    assert "MY_JUDGE_KEY" not in json.dumps(second["warnings"])
-    found = find_env(home, first["env_id"])
+    assert second.env_id == first.env_id and second.audit["verdict"] == "ok"
+    assert "MY_JUDGE_KEY" not in json.dumps(second.warnings)
+    found = find_env(home, first.env_id)
     assert found.audit.verdict == "ok" and found.version == record.version
     assert registry.list_envs(home)[0]["audit"] == "ok"
     (kept,) = (found.dir / registry.EARLIER).iterdir()
@@ -360,8 +360,8 @@ def test_a_push_with_the_secret_that_was_missing_makes_the_audit_again(
 
     monkeypatch.delenv("MY_JUDGE_KEY")
     third = push_env(home, folder)
-    assert "secrets not set for this server: MY_JUDGE_KEY" in third["warnings"]
-    assert third["audit"] == second["audit"]
+    assert "secrets not set for this server: MY_JUDGE_KEY" in third.warnings
+    assert third.audit == second.audit
 
 
 def test_who_may_not_use_its_secrets_does_not_have_the_audit_made_again(
@@ -375,19 +375,19 @@ def test_who_may_not_use_its_secrets_does_not_have_the_audit_made_again(
         raise UserError("FORBIDDEN", "no")
 
     second = push_env(home, folder, allowed=forbidden)
-    assert second["audit"] == first["audit"]
-    assert "the audit was made without the secrets MY_JUDGE_KEY" in second["warnings"]
+    assert second.audit == first.audit
+    assert "the audit was made without the secrets MY_JUDGE_KEY" in second.warnings
 
 
 def test_an_audit_of_an_older_release_is_made_again_too(home: Home, write, monkeypatch):
     folder = write(JUDGED, environment__toml='secrets = ["MY_JUDGE_KEY"]\n')
-    record = find_env(home, push_env(home, folder)["env_id"])
+    record = find_env(home, push_env(home, folder).env_id)
     old = {key: value for key, value in record.audit.as_written().items() if key != "secrets_unset"}
     (record.dir / "audit.json").write_text(json.dumps(old))
     said = ["secrets not set for this server: MY_JUDGE_KEY"]
     (record.dir / "env.json").write_text(json.dumps(record.version.to_json() | {"warnings": said}))
     monkeypatch.setenv("MY_JUDGE_KEY", "a-key-of-some-length")
-    assert push_env(home, folder)["warnings"] == []
+    assert push_env(home, folder).warnings == []
 
 
 READY = """
@@ -418,11 +418,11 @@ def test_what_a_process_says_of_itself_is_not_believed(home: Home, write, ready:
 
 def test_a_stored_folder_that_is_no_version_is_made_anew(home: Home, write):
     pushed = push_env(home, write(DOUBLES))
-    record = find_env(home, pushed["env_id"])
+    record = find_env(home, pushed.env_id)
     (record.dir / "env.json").write_text(json.dumps(record.version.to_json() | {"tools": 5}))
-    refused("ENV_NOT_FOUND", lambda: find_env(home, pushed["env_id"]))
+    refused("ENV_NOT_FOUND", lambda: find_env(home, pushed.env_id))
     push_env(home, write(DOUBLES))
-    assert find_env(home, pushed["env_id"]).tools == []
+    assert find_env(home, pushed.env_id).tools == []
 
 
 def test_a_version_that_got_no_row_is_not_left_behind(home: Home, write, monkeypatch):
@@ -443,8 +443,8 @@ def test_what_looks_like_a_key_is_hidden_in_all_a_push_says(home: Home, write, c
         return
     raising = DOUBLES.replace("right = completion", f"raise ValueError('{key}')  # completion")
     pushed = push_env(home, write(raising))
-    assert key not in json.dumps(pushed) and "[secret]" in json.dumps(pushed["warnings"])
-    assert key not in (find_env(home, pushed["env_id"]).dir / "audit.json").read_text()
+    assert key not in json.dumps(pushed.to_json()) and "[secret]" in json.dumps(pushed.warnings)
+    assert key not in (find_env(home, pushed.env_id).dir / "audit.json").read_text()
 
 
 def test_a_file_that_may_not_grow_is_told_like_a_full_disk(home: Home, write):
@@ -475,7 +475,7 @@ def test_scoring_again_costs_no_start_that_was_not_there(home: Home, write, monk
 
     monkeypatch.setattr(EnvProcess, "_ensure", counted)
     pushed = push_env(home, write(DOUBLES))
-    assert len(started) == 2 and pushed["audit"]["fresh_process"]["scored"] == 24
+    assert len(started) == 2 and pushed.audit["fresh_process"]["scored"] == 24
 
 
 def test_the_tasks_are_asked_for_again_before_a_score_has_thrown_the_same_dice(home: Home, write):
@@ -485,8 +485,8 @@ def test_the_tasks_are_asked_for_again_before_a_score_has_thrown_the_same_dice(h
     )
     indent = code[: len(code) - len(code.lstrip())].rpartition("\n")[2]
     pushed = push_env(home, write(f"{indent}import random; random.seed(7)\n{code.lstrip(chr(10))}"))
-    assert pushed["audit"]["fresh_process"]["scored"] == 24
-    assert not any("gave other rows" in said for said in pushed["warnings"])
+    assert pushed.audit["fresh_process"]["scored"] == 24
+    assert not any("gave other rows" in said for said in pushed.warnings)
 
 
 def test_an_environment_that_is_slow_to_start_is_not_started_again(home: Home, write, monkeypatch):
@@ -495,10 +495,10 @@ def test_an_environment_that_is_slow_to_start_is_not_started_again(home: Home, w
     began = time.monotonic()
     pushed = push_env(home, write("    import time; time.sleep(1.5)\n" + DOUBLES))
     assert time.monotonic() - began < 8.0
-    fresh = pushed["audit"]["fresh_process"]
+    fresh = pushed.audit["fresh_process"]
     assert (fresh["scored"], fresh["differing"]) == (0, 0) and "s to start" in fresh["why"]
-    assert pushed["audit"]["verdict"] == "ok"
-    assert any("whether it repeats itself was not checked" in said for said in pushed["warnings"])
+    assert pushed.audit["verdict"] == "ok"
+    assert any("whether it repeats itself was not checked" in said for said in pushed.warnings)
 
 
 def test_a_score_that_hangs_costs_the_audit_its_time_and_no_more(home: Home, write, monkeypatch):
@@ -508,8 +508,8 @@ def test_a_score_that_hangs_costs_the_audit_its_time_and_no_more(home: Home, wri
     began = time.monotonic()
     result = push_env(home, write(code))
     assert time.monotonic() - began < 5.0
-    assert result["audit"]["verdict"] == "risk"
-    assert any("not every probe was tried" in warning for warning in result["warnings"])
+    assert result.audit["verdict"] == "risk"
+    assert any("not every probe was tried" in warning for warning in result.warnings)
 
 
 def test_secrets_reach_the_environment_and_are_not_stored(home: Home, write, monkeypatch):
@@ -518,12 +518,12 @@ def test_secrets_reach_the_environment_and_are_not_stored(home: Home, write, mon
     )
     folder = write(code, environment__toml='secrets = ["MY_KEY"]\n')
     unset = push_env(home, folder)
-    assert "secrets not set for this server: MY_KEY" in unset["warnings"]
-    error = refused("ENV_SECRETS", lambda: open_process(find_env(home, unset["env_id"])))
+    assert "secrets not set for this server: MY_KEY" in unset.warnings
+    error = refused("ENV_SECRETS", lambda: open_process(find_env(home, unset.env_id)))
     assert "MY_KEY" in error.message
     monkeypatch.setenv("MY_KEY", "canary-of-ten-and-more")
     second = push_env(home, folder, name="again")
-    assert second["rows"]["train"] + second["rows"]["heldout"] == 22
+    assert second.rows["train"] + second.rows["heldout"] == 22
     for path in home.root.rglob("*"):
         assert not path.is_file() or b"canary-of-ten" not in path.read_bytes()
 
@@ -553,8 +553,8 @@ def test_missing_packages_are_installed_when_asked(home: Home, write, tmp_path: 
     assert "tiny-rows==1.0" in error.message
     assert error.advice.change == Change(arguments={"install": True})
     pushed = push_env(home, folder, install=True)
-    assert pushed["rows"] == {"train": 22, "heldout": 22}
-    record = find_env(home, pushed["env_id"])
+    assert pushed.rows == {"train": 22, "heldout": 22}
+    record = find_env(home, pushed.env_id)
     assert Path(registry.env_python(record)).is_relative_to(home.cache)
     with open_process(record) as process:
         assert process.score(read_tasks(record)[1], "2")["reward"] == 1.0
@@ -567,7 +567,7 @@ def test_two_pushes_of_the_same_content_at_once_agree(home: Home, write):
     folder = write(DOUBLES)
     with ThreadPoolExecutor(3) as pool:
         results: list[dict[str, Any]] = list(pool.map(lambda _: push_env(home, folder), range(3)))
-    assert len({result["env_id"] for result in results}) == 1
+    assert len({result.env_id for result in results}) == 1
     assert len(versions(home)) == 1
 
 

@@ -8,6 +8,7 @@ from engine.evidence.report.html_report import write_report
 from engine.home.halves import choosing, scores_in_words
 from engine.home.run_dir import Home, RunDir
 from engine.reading import logs, rollouts
+from engine.reading.rollout_pages import RolloutQuery
 from engine.runs import lifecycle
 
 
@@ -29,20 +30,21 @@ def test_the_half_that_chooses_is_the_larger_one(run: RunDir, total: int, tasks:
         run.events, {"time": 0.0, "event": "started", "heldout_tasks": total}
     )  # of a later attempt
     exam = choosing(run)
-    assert (exam["half"], exam["tasks"], exam["of"]) == ("select", tasks, total)
-    assert f"{tasks} of {total} held-out tasks that choose" in exam["about"]
+    assert exam and (exam.half, exam.tasks, exam.of) == ("select", tasks, total)
+    assert f"{tasks} of {total} held-out tasks that choose" in exam.about
 
 
 def test_a_run_without_an_exam_says_nothing_of_halves(run: RunDir):
     run.events.unlink()
-    assert choosing(run) == {} and scores_in_words({}, {}) == ""
+    assert choosing(run) is None and scores_in_words({}, None) == ""
 
 
 def test_a_run_whose_halves_are_unequal_says_how_many_choose(run: RunDir):
     more = {"heldout_tasks": 10, "heldout_choose": 7}
     append_line(run.events, {"time": 0.0, "event": "started"} | more)
     exam = choosing(run)
-    assert exam["tasks"] == 7 and exam["about"].endswith("the verdict is read on the other 3")
+    assert exam and exam.tasks == 7
+    assert exam.about.endswith("the verdict is read on the other 3")
 
 
 def test_scores_are_said_with_the_tasks_they_are_of(run: RunDir):
@@ -53,11 +55,12 @@ def test_scores_are_said_with_the_tasks_they_are_of(run: RunDir):
 
 def test_status_curves_answers_and_the_report_say_which_half(home: Home, run: RunDir):
     assert lifecycle.status(home, run.id)["heldout"]["tasks"] == 4
-    page = logs.read_logs(home, run.id)
-    assert page["heldout"]["about"] == choosing(run)["about"]
+    page = logs.read_logs(home, run.id).to_json()
+    half = choosing(run)
+    assert half and page["heldout"]["about"] == half.about
     assert "(heldout_*: 4 of 7 tasks, which choose)" in page["summary"]
-    assert "heldout" not in logs.read_logs(home, run.id, keys=["loss"])
-    answers = rollouts.read_rollouts(home, run.id)
+    assert "heldout" not in logs.read_logs(home, run.id, keys=["loss"]).to_json()
+    answers = rollouts.read_rollouts(home, RolloutQuery(run.id)).to_json()
     assert answers["rollouts"]
     assert {item["half"] for item in answers["rollouts"]} <= {"select", "report"}
     assert "choose the checkpoint" in answers["about"]["half"]

@@ -12,8 +12,13 @@ from hypothesis import strategies as st
 from engine.core.errors import UserError
 from engine.core.files import append_line
 from engine.core.paging import complete_size, page_after, page_before
-from engine.reading.logs import matcher, read_logs
+from engine.reading import logs
+from engine.reading.search import matcher
 from engine.records.lines.curves import load_metrics, spark, thin
+
+
+def read_logs(*args, **asked):
+    return logs.read_logs(*args, **asked).to_json()
 
 
 def size(result):
@@ -157,6 +162,26 @@ def test_sparklines_show_rise_and_flatness():
     assert len(spark(list(range(1000)))) == 24
 
 
+def test_damaged_lines_are_left_out_and_counted(home, make_run):
+    run = make_run().metrics([{"step": 1, "loss": 1.0}])
+    cursor = read_logs(home, run.id)["next_cursor"]
+    run.events({"event": "started"})
+    for path, row in (
+        (run.run.metrics, {"step": 2, "loss": 0.5}),
+        (run.run.events, {"event": "x"}),
+    ):
+        with path.open("a") as file:
+            file.write(f'[1, 2]\n{{"step": 2, "lo\n{json.dumps(row)}\n{{"step": 3, "lo')
+    says = ["2 damaged lines could not be read and are left out."]
+    page = read_logs(home, run.id)
+    assert page["rows"] == [[1, 1.0], [2, 0.5]] and page["warnings"] == says
+    new = read_logs(home, run.id, cursor=cursor)
+    assert new["rows"] == [[2, 0.5]] and new["warnings"] == says
+    events = read_logs(home, run.id, "events")
+    assert [event["event"] for event in events["events"]] == ["started", "x"]
+    assert events["warnings"] == says
+
+
 # --- console and events -----------------------------------------------------------------------
 
 
@@ -274,9 +299,8 @@ def test_no_pattern_takes_long():
 
 def test_events_are_objects_and_keys_choose_among_them(home, learned_run):
     page = read_logs(home, learned_run.id, "events")
-    assert [event["event"] for event in page["events"]] == [
-        "started", "evaluated", "alert", "finished",
-    ]  # fmt: skip
+    names = [event["event"] for event in page["events"]]
+    assert names == ["started", "evaluated", "alert", "finished"]
     alerts = read_logs(home, learned_run.id, "events", keys=["alert"])["events"]
     assert [event["id"] for event in alerts] == ["entropy"]
     last = read_logs(home, learned_run.id, "events", limit=1)
@@ -305,9 +329,13 @@ def test_the_error_view_names_kind_evidence_checkpoint_and_the_way_on(home, make
     run.finish("failed", reason_kind="oom", reason="Memory ran out.", hint="Lower max_length.")
     page = read_logs(home, run.id, "error")
     assert page["error"] == {
-        "kind": "oom", "message": "Memory ran out.", "evidence": "3 GB at line 7",
-        "hint": "Lower max_length.", "last_checkpoint": "step_000020", "exit": {"rc": 3},
-    }  # fmt: skip
+        "kind": "oom",
+        "message": "Memory ran out.",
+        "evidence": "3 GB at line 7",
+        "hint": "Lower max_length.",
+        "last_checkpoint": "step_000020",
+        "exit": {"rc": 3},
+    }
     assert page["lines"][-1] == "MemoryError: 3 GB"
     assert page["next"] == [{"tool": "submit_train", "arguments": {"resume": run.id}}]
     assert "failed (oom): Memory ran out." in page["summary"]

@@ -21,7 +21,8 @@ def row(name: str, *turns: str, split: str = "train") -> dict[str, Any]:
 
 def shown(*rows: dict[str, Any], **settings: Any) -> dict[str, Any]:
     given = {"max_length": 128} | settings
-    return sft_row(rows, [], PEBBLE, sft_settings(**given), Redactor())
+    preview = sft_row(rows, [], PEBBLE, sft_settings(**given), Redactor())
+    return preview.to_json() if preview else {}
 
 
 def test_the_answer_and_its_end_are_trained_and_the_prompt_is_not():

@@ -8,7 +8,12 @@ import pytest
 
 from engine.core.errors import UserError
 from engine.models import catalog, tokens
-from engine.reading.rollouts import PICKS, read_rollouts
+from engine.reading import rollouts
+from engine.reading.rollout_pages import PICKS, RolloutQuery
+
+
+def read_rollouts(home, run_id, pick="worst", **asked):
+    return rollouts.read_rollouts(home, RolloutQuery(run_id, pick, **asked)).to_json()
 
 
 def size(result):
@@ -42,10 +47,19 @@ def test_worst_best_and_median_are_by_reward_at_the_latest_step(home, played):
 def test_an_item_holds_what_a_reader_needs(home, played):
     (item,) = read_rollouts(home, played.id, "best", limit=1)["rollouts"]
     assert item == {
-        "task": "t3", "step": 7, "group": 3, "member": 3, "reward": 0.15, "success": False,
-        "advantage": -0.35, "stop_reason": "stop", "length": 7, "metrics": {"format": 0.7},
-        "prompt": [{"role": "user", "content": "What is 3 + 3?"}], "completion": "It is 6.",
-    }  # fmt: skip
+        "task": "t3",
+        "step": 7,
+        "group": 3,
+        "member": 3,
+        "reward": 0.15,
+        "success": False,
+        "advantage": -0.35,
+        "stop_reason": "stop",
+        "length": 7,
+        "metrics": {"format": 0.7},
+        "prompt": [{"role": "user", "content": "What is 3 + 3?"}],
+        "completion": "It is 6.",
+    }
 
 
 def test_truncated_and_error_show_only_those(home, played):
@@ -156,9 +170,8 @@ def test_tokens_come_with_their_loss_mask_where_they_were_kept(home, make_run, r
     run = make_run()
     run.rollouts(1, [rows.rollout(0, 0, 0.0, loss_mask=[1, 0, 0, 1])])
     (item,) = read_rollouts(home, run.id, tokens=True)["rollouts"]
-    assert item["tokens"] == {
-        "prompt_ids": [1, 2, 3], "ids": [7, 8, 9, 10], "loss_mask": [1, 0, 0, 1],
-    }  # fmt: skip
+    shown = item["tokens"]
+    assert shown == {"prompt_ids": [1, 2, 3], "ids": [7, 8, 9, 10], "loss_mask": [1, 0, 0, 1]}
     bare = rows.rollout(0, 0, 0.0)
     for name in ("ids", "loss_mask", "prompt_ids"):
         bare.pop(name)
@@ -221,12 +234,12 @@ def test_rows_with_nothing_but_a_loss_are_ordered_by_it(home, make_run):
 
 
 def test_turns_of_a_conversation_stay_apart_and_within_the_limit(home, make_run, rows):
+    call = {"function": {"name": "guess", "arguments": '{"n": 50}'}}
     turns = [
-        {"role": "assistant", "content": "guess 50", "tool_calls": [
-            {"function": {"name": "guess", "arguments": '{"n": 50}'}}]},
+        {"role": "assistant", "content": "guess 50", "tool_calls": [call]},
         {"role": "tool", "content": "higher " * 500},
         {"role": "assistant", "content": "guess 75"},
-    ]  # fmt: skip
+    ]
     run = make_run().rollouts(1, [rows.rollout(0, 0, 1.0, messages=turns)])
     (item,) = read_rollouts(home, run.id, max_chars=400)["rollouts"]
     assert [turn["role"] for turn in item["turns"]] == ["assistant", "tool", "assistant"]
@@ -246,30 +259,29 @@ def test_turns_of_a_conversation_stay_apart_and_within_the_limit(home, make_run,
 def test_every_pick_fits_into_a_result_whatever_the_rollouts_are(home, make_run, rows, pick):
     run = make_run(settings={})
     huge = '\\"\x1b[31mé' * 400
-    monster = [
-        rows.rollout(
-            g, m, float(m), completion=huge, prompt=[{"role": "user", "content": huge}],
-            messages=[{"role": "assistant", "content": huge}],
-            metrics={f"{huge[:400]}{i}": 0.1 for i in range(40)},
-            error=huge if pick == "error" else None,
-            stop_reason="length", task=huge + str(g),
-        )
-        for g in range(4) for m in range(12)
-    ]  # fmt: skip
-    run.rollouts(1, monster)
+    asked = [{"role": "user", "content": huge}]
+    monster = {
+        "completion": huge,
+        "prompt": asked,
+        "messages": [{"role": "assistant", "content": huge}],
+        "metrics": {f"{huge[:400]}{i}": 0.1 for i in range(40)},
+        "error": huge if pick == "error" else None,
+        "stop_reason": "length",
+    }
+    places = [(group, member) for group in range(4) for member in range(12)]
+    run.rollouts(
+        1, [rows.rollout(g, m, float(m), **(monster | {"task": huge + str(g)})) for g, m in places]
+    )
+    answer = {"prompt": asked, "completion": huge, "messages": [], "half": "report"}
     for step in (0, 5):
-        run.evals(step, [
-            rows.eval(f"{huge}{i}", step == 5, prompt=[{"role": "user", "content": huge}],
-                      completion=huge, messages=[], half="report")
-            for i in range(20)
-        ])  # fmt: skip
+        run.evals(step, [rows.eval(f"{huge}{i}", step == 5, **answer) for i in range(20)])
     result = read_rollouts(home, run.id, pick, limit=50, max_chars=8000, tokens=True)
     key = {"group": "groups", "changed": "changed"}.get(pick, "rollouts")
     assert result[key] and result["matching"] > len(result[key])
     assert size(result) < 10_000 and result["next_cursor"]
     assert "\x1b" not in json.dumps(result, ensure_ascii=False)
     shown = re.match(r"(\d+) of", result["summary"])
-    assert pick == "changed" or int(shown.group(1)) == len(result[key])
+    assert pick == "changed" or (shown and int(shown.group(1)) == len(result[key]))
 
 
 def test_a_group_of_hundreds_shows_as_many_members_as_fit(home, make_run, rows):
@@ -338,8 +350,8 @@ def test_a_filter_that_names_the_step_looks_at_every_step(home, make_run, rows):
     for step in (2, 5, 9):
         run.rollouts(step, [rows.rollout(0, m, (step + m) / 100) for m in range(4)])
     found = read_rollouts(home, run.id, "best", where="step < 9 and member < 2", limit=10)
-    assert [(item["step"], item["member"]) for item in found["rollouts"]] == [
-        (5, 1), (5, 0), (2, 1), (2, 0)]  # fmt: skip
+    shown = [(item["step"], item["member"]) for item in found["rollouts"]]
+    assert shown == [(5, 1), (5, 0), (2, 1), (2, 0)]
     assert "rollouts of 3 steps" in found["summary"]
     assert rewards(read_rollouts(home, run.id, where="member == 0")) == [0.09]  # the latest alone
     one = read_rollouts(home, run.id, "worst", step=5, where="step > 0", limit=10)
@@ -369,7 +381,7 @@ def test_an_enormous_run_is_searched_from_its_end(home, make_run, rows, monkeypa
     for step in (1, 2, 3):
         run.rollouts(step, [rows.rollout(0, 0, step / 10)])
     monkeypatch.setattr(
-        "engine.reading.rollouts._ALL_BYTES", 2 * run.run.rollouts(3).stat().st_size
+        "engine.reading.rollout_rows._ALL_BYTES", 2 * run.run.rollouts(3).stat().st_size
     )
     found = read_rollouts(home, run.id, where="step > 0", limit=9)
     assert rewards(found) == [0.2, 0.3]
@@ -393,7 +405,26 @@ def test_tokens_are_shown_as_texts_too_where_the_tokenizer_is_there(home, make_r
     run = make_run(base={"ref": "pebble", "path": str(pebble)})
     run.rollouts(1, [row])
     (item,) = read_rollouts(home, run.id, tokens=True)["rollouts"]
-    assert [(p["text"], p["trained"]) for p in item["tokens"]["pieces"]] == [
-        ("Guess.", False), ("12", True), ("higher", False), ("14", True)]  # fmt: skip
+    shown = [(piece["text"], piece["trained"]) for piece in item["tokens"]["pieces"]]
+    assert shown == [("Guess.", False), ("12", True), ("higher", False), ("14", True)]
     assert sum(p["tokens"] for p in item["tokens"]["pieces"]) == len(prompt) + len(row["ids"])
     assert "tokens" not in read_rollouts(home, run.id)["rollouts"][0]
+
+
+def test_damaged_rows_are_left_out_and_counted_and_the_others_shown(home, make_run, rows):
+    run = make_run()
+    run.rollouts(1, [rows.rollout(0, m, m / 10) for m in range(4)])
+    run.evals(0, [rows.eval(f"t{i}", False) for i in range(3)])
+    run.evals(5, [rows.eval(f"t{i}", True) for i in range(3)])
+    for path in (run.run.rollouts(1), run.run.evals(0), run.run.evals(5)):
+        lines = path.read_text().splitlines()
+        wrong_shape = json.dumps({"task": 1, "reward": "high"})
+        path.write_text("\n".join([lines[0], wrong_shape, *lines[1:], lines[0][:40]]))
+    says = "1 damaged line could not be read and is left out."
+    best = read_rollouts(home, run.id, "best", limit=9)
+    assert rewards(best) == [0.3, 0.2, 0.1, 0.0] and best["warnings"] == [says]
+    (group,) = (page := read_rollouts(home, run.id, "group"))["groups"]
+    assert len(group["members"]) == 4 and page["warnings"] == [says]
+    both = "2 damaged lines could not be read and are left out."
+    changed = read_rollouts(home, run.id, "changed", limit=9)
+    assert changed["matching"] == 3 and changed["warnings"] == [both]

@@ -11,6 +11,7 @@ from command_line import call
 from engine.core.errors import UserError
 from engine.core.files import take_lock, write_json
 from engine.curation import curate
+from engine.curation.curated import Choices
 from engine.home import recovery
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home, RunDir
@@ -135,7 +136,7 @@ def test_a_run_that_a_dataset_was_curated_from_is_only_deleted_by_force(home: Ho
     run = trained(home, env_id)
     rows = [answer(f"1+{b}", str(1 + b), 1.0) for b in range(1, 9)]
     judged = evaluation(home, env_id, {"pebble": rows}, attempts=1)
-    saved = curate.curate(home, [judged.id], "chosen", "", "correct", 1, False, preview=False)
+    saved = curate.curate(home, "chosen", Choices([judged.id]), preview=False).to_json()
     told = call("runs", "delete", judged.id)
     assert told.exit_code == 2 and saved["env_id"] in told.stderr
     assert call("runs", "delete", run.id).exit_code == 0, "the dataset is not of this run"

@@ -15,6 +15,7 @@ from engine.evidence.compare.compare import compare_runs
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.processes import launcher
+from engine.reading.rollout_pages import RolloutQuery
 from engine.reading.rollouts import read_rollouts
 from engine.runs import lifecycle
 from engine.runs.submit.requests import EvaluationRequest
@@ -67,7 +68,7 @@ def test_a_regrade_scores_what_is_stored_and_says_which_order_turns_round(
     assert "wordy is ahead of brief now" in result["summary"]
     compared = compare_runs(home, ["brief", "wordy"], second)
     assert compared["comparisons"][0]["n"] == 2 and compared["env_id"] == second
-    read = read_rollouts(home, run.id, pick="best", step=1, limit=1)
+    read = read_rollouts(home, RolloutQuery(run.id, pick="best", step=1, limit=1)).to_json()
     assert read["rollouts"][0]["reward"] == 1.1
 
 

@@ -266,7 +266,7 @@ def test_the_exams_of_sft_leave_room_for_what_its_rows_teach(
     """As much as GRPO and evaluate leave: a call of a tool, an answer longer than its prompt."""
     if kind == "tool":
         example = PEBBLE.parents[1] / "envs" / "examples" / "tool_call"
-        env = push_env(home, str(example), name="calls", roots=[example])["env_id"]
+        env = push_env(home, str(example), name="calls", roots=[example]).env_id
     else:
         told = ENVIRONMENT.replace('answer=f"{a + b}"', 'answer=f"{a + b} " * 30')
         env = push(home, tmp_path / "long", told, "long")

@@ -16,7 +16,6 @@ from engine.evidence.verdict.comparison import sentence
 from engine.evidence.verdict.sides import result_step
 from engine.home.run_dir import CHECKPOINT_MANIFEST
 from engine.records.lines.evaluation_row import read_evaluation
-from engine.records.record import DamagedRecord
 
 
 def test_a_run_that_learned_is_better_with_its_evidence(learned_run):
@@ -178,14 +177,13 @@ def test_an_unfinished_run_is_unknown_and_says_what_is_missing(make_run, rows):
     assert verdict["summary"].startswith("The verdict is unknown")
 
 
-def test_a_torn_run_folder_gives_unknown_and_a_wrong_key_is_named(make_run):
+def test_a_torn_run_folder_gives_unknown(make_run):
     run = make_run()
     run.run.config.write_text("{")
     run.run.evals(0).write_text("not json\n[1]\n")
     assert run_verdict(run.run)["verdict"] == "unknown"
     run.run.evals(0).write_text('{"task": 1}\n')
-    with pytest.raises(DamagedRecord, match=r"step_000000\.jsonl is damaged: task"):
-        run_verdict(run.run)
+    assert run_verdict(run.run)["verdict"] == "unknown"
 
 
 def test_tasks_without_halves_are_all_reported_with_a_warning(make_run, rows):

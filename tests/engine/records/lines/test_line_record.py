@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.core.files import Appender
 from engine.records.lines.answer import Answer
-from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
+from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.lines.event import Event, read_events
 from engine.records.lines.line_record import LineRecord
 from engine.records.lines.metrics_line import MetricsLine, read_metrics
@@ -73,23 +72,32 @@ def test_the_lines_of_an_older_version_are_read_whole():
     assert [event.step for event in events if event.event == "checkpoint"] == [2, 4]
 
 
-@pytest.mark.parametrize(
-    ("read", "line", "key"),
-    [
-        (read_trajectories, TRAJECTORY, "advantage"),
-        (read_evaluation, PLACE | ANSWER, "model"),
-        (read_events, {"time": 1.5, "event": "done"}, "event"),
-        (read_metrics, {"step": 1, "time": 1.5}, "step"),
-    ],
-)
-def test_a_renamed_key_is_named_with_its_file(
-    tmp_path: Path, read: Any, line: dict[str, Any], key: str
-):
-    path = tmp_path / "lines.jsonl"
-    with Appender(path) as file:
-        file.append({name: value for name, value in line.items() if name != key})
+WITHOUT_A_KEY: list[tuple[type[LineRecord], dict[str, Any], str]] = [
+    (TrajectoryRecord, TRAJECTORY, "advantage"),
+    (EvaluationRow, PLACE | ANSWER, "model"),
+    (Event, {"time": 1.5, "event": "done"}, "event"),
+    (MetricsLine, {"step": 1, "time": 1.5}, "step"),
+]
+
+
+@pytest.mark.parametrize(("kind", "line", "key"), WITHOUT_A_KEY)
+def test_a_line_without_a_key_names_it(kind: type[LineRecord], line: dict[str, Any], key: str):
+    rest = {name: value for name, value in line.items() if name != key}
     with pytest.raises(DamagedRecord, match=rf"lines\.jsonl is damaged: {key}: field required"):
-        read(path)
+        kind.of(rest, "lines.jsonl")
+
+
+@pytest.mark.parametrize(("kind", "line", "key"), WITHOUT_A_KEY)
+def test_damaged_lines_are_skipped_and_counted(
+    tmp_path: Path, kind: type[LineRecord], line: dict[str, Any], key: str
+):
+    path, whole = tmp_path / "lines.jsonl", json.dumps(line)
+    rest = json.dumps({name: value for name, value in line.items() if name != key})
+    path.write_text(f'{whole}\n{rest}\n[1, 2]\n{{"torn": \n\n{whole}\n{whole[:-9]}')
+    read = kind.read_file(path)
+    assert [record.to_line() for record in read.records] == [line, line]
+    assert read.skipped == 3  # the last line is still being written
+    assert kind.read_all(path) == read.records
 
 
 def test_a_file_that_is_not_there_has_no_lines(tmp_path: Path):

@@ -58,7 +58,7 @@ def test_a_push_names_the_held_out_tasks_among_its_training_rows(home: Home, tmp
     result = push_env(home, str(tmp_path / "a"), name="cheat", roots=[tmp_path])
     assert any(
         "3 of 9 held-out tasks" in note and "1 exact, 2 normalised" in note
-        for note in result["warnings"]
+        for note in result.warnings
     )
     record = registry.find_env(home, "cheat")
     assert record.contamination["leaked"] == TAUGHT

@@ -1,0 +1,47 @@
+"""Cursors of `read_logs`: the view, the attempt (of the console), a byte offset, the direction.
+
+`metrics:4096`, `events:4096:older`, `console:2:4096`. A byte offset holds across restarts.
+"""
+
+from dataclasses import dataclass
+
+from engine.core.errors import UserError
+
+_OLDER = "older"
+_MOST_DIGITS = 15
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """Where a page begins.
+
+    Attributes:
+        attempt: whose console is read; 0 in other views.
+        offset: byte in the file, at the start of a line; None stands for the end of the file.
+        older: whether the page holds what comes before the offset, not what comes after it.
+    """
+
+    attempt: int
+    offset: int | None
+    older: bool
+
+
+def parse_cursor(text: str, view: str) -> Cursor:
+    """The cursor that a page of `view` gave. Raises UserError BAD_CURSOR for any other text."""
+    parts = text.split(":")
+    older = parts[-1] == _OLDER
+    numbers = parts[1 : len(parts) - older]
+    has_attempt = view == "console"
+    well_formed = parts[0] == view and len(numbers) == 1 + has_attempt
+    if not well_formed or not all(_is_number(number) for number in numbers):
+        raise UserError(
+            "BAD_CURSOR",
+            f"cursor {text[:60]!r} was not made by view={view}",
+            hint="Pass next_cursor or older_cursor of the last page unchanged, or leave it out.",
+            field="cursor",
+        )
+    return Cursor(int(numbers[0]) if has_attempt else 0, int(numbers[-1]), older)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS

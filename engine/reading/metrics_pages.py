@@ -1,0 +1,218 @@
+"""Metrics of a run as pages: its curves as a whole, or the steps logged since the last page."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from engine.core.errors import UserError
+from engine.core.files import JsonObject
+from engine.core.format import counted
+from engine.core.metrics import METRICS
+from engine.core.paging import complete_size, page_after
+from engine.core.reply import BODY_CHARS, ReplyBase
+from engine.home.halves import ChoosingHalf, choosing
+from engine.home.rows import TERMINAL, RunRow
+from engine.home.run_dir import RunDir
+from engine.home.sanitize import clean_text, clean_value, json_chars
+from engine.reading.cursors import parse_cursor
+from engine.reading.search import Matches
+from engine.records.lines.curves import (
+    POINTS,
+    CurveSummary,
+    by_step,
+    load_metrics,
+    main_columns,
+    number,
+    parse_lines,
+    short,
+    summary_of,
+    thin,
+)
+from engine.records.lines.line_record import skipped_lines
+
+_MOST_KEYS = 14  # two extremes each beside first and last: 30 points
+_DEFAULT_KEYS = 10
+_MOST_AVAILABLE = 60  # names of columns that are not shown
+
+Cell = float | str | None
+
+
+@dataclass(frozen=True)
+class CurvesPage(ReplyBase):
+    """Curves of a run from its first step to its last, thinned.
+
+    Attributes:
+        columns: "step", of an evaluation "model", then metrics.
+        rows: the cells of each shown step, in the order of `columns`.
+        curves: first, last and extreme values of each shown metric, over all steps.
+        available: metrics that are not shown.
+        steps_logged: how many steps there are.
+        heldout: what `heldout_*` is measured on; None where it is not shown.
+    """
+
+    summary: str
+    run_id: str
+    state: str
+    view: str
+    columns: list[str]
+    rows: list[list[Cell]]
+    curves: dict[str, CurveSummary]
+    available: list[str]
+    steps_logged: int
+    heldout: ChoosingHalf | None
+    next_cursor: str
+    warnings: list[str]
+    next: list[JsonObject] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class NewStepsPage(ReplyBase):
+    """The steps logged since a cursor, each in full; `columns` and `rows` as in CurvesPage."""
+
+    summary: str
+    run_id: str
+    state: str
+    view: str
+    columns: list[str]
+    rows: list[list[Cell]]
+    next_cursor: str
+    warnings: list[str]
+    next: list[JsonObject] = field(default_factory=list)
+
+
+def curves_page(
+    run: RunDir, row: RunRow, keys: Sequence[str], matches: Matches | None, limit: int
+) -> CurvesPage:
+    """The curves of the metrics `keys`, of those whose name `matches`, or of the main ones.
+
+    Raises UserError BAD_ARGUMENT for a name that is neither logged nor one of ours.
+    """
+    metrics = load_metrics(run.metrics)
+    available = metrics.columns
+    warnings: list[str] = []
+    if matches is not None:
+        keys = [name for name in available if matches(name)]
+    chosen = _known_columns(keys, available) if keys else main_columns(available, _DEFAULT_KEYS)
+    if len(chosen) > _MOST_KEYS:
+        warnings.append(f"The first {_MOST_KEYS} of {len(chosen)} columns are shown.")
+        chosen = chosen[:_MOST_KEYS]
+    if metrics.sampled:
+        warnings.append("The file is long: before its end, steps are a sample.")
+    warnings += skipped_lines(metrics.skipped)
+    heldout = choosing(run) if any(name.startswith("heldout_") for name in chosen) else None
+    lines = thin(metrics.lines, chosen, min(POINTS, limit))
+    curves = {name: metrics.curve(name) for name in chosen}
+    with_model = any("model" in line for line in lines)
+    page = CurvesPage(
+        summary=_curve_sentence(row, metrics.lines, curves, len(lines), heldout),
+        run_id=row.run_id,
+        state=row.state,
+        view="metrics",
+        columns=["step", *(["model"] if with_model else []), *map(clean_text, chosen)],
+        rows=[_cells(line, chosen, with_model) for line in lines],
+        curves={clean_text(n): summary_of(points) for n, points in curves.items() if points},
+        available=[clean_text(name) for name in available if name not in chosen][:_MOST_AVAILABLE],
+        steps_logged=len(metrics.lines),
+        heldout=heldout,
+        next_cursor="" if row.state in TERMINAL else f"metrics:{metrics.end}",
+        warnings=warnings,
+    )
+    if run.deleted.exists():
+        gone = f"{row.run_id} is {row.state}; its files were deleted."
+        page = replace(page, summary=gone)
+    return _without_columns_that_do_not_fit(replace(page, summary=clean_text(page.summary)))
+
+
+def new_steps_page(
+    run: RunDir, row: RunRow, keys: Sequence[str], limit: int, cursor: str
+) -> NewStepsPage:
+    """The steps logged since the cursor of an earlier page. Raises UserError BAD_CURSOR."""
+    offset = parse_cursor(cursor, "metrics").offset or 0
+    warnings: list[str] = []
+    if offset > complete_size(run.metrics):
+        offset = 0
+        warnings.append("The run went back to a checkpoint; its metrics are read from the start.")
+    page = page_after(run.metrics, offset, limit)
+    parsed = parse_lines([line.text for line in page.lines])
+    lines = by_step(parsed)
+    warnings += skipped_lines(len(page.lines) - len(parsed))
+    logged = list(dict.fromkeys(name for line in lines for name in line))
+    names = [name for name in METRICS if name in logged]
+    names += [n for n in logged if n not in METRICS and n not in ("step", "time", "model")]
+    # A column that these few lines do not have is no mistake: evaluations come now and then.
+    chosen = list(keys[:_MOST_KEYS]) or main_columns(names, _DEFAULT_KEYS)
+    more = page.end < complete_size(run.metrics) or row.state not in TERMINAL
+    result = NewStepsPage(
+        summary=f"{counted(len(lines), 'new step')} of {row.run_id}, which is {row.state}.",
+        run_id=row.run_id,
+        state=row.state,
+        view="metrics",
+        columns=["step", *map(clean_text, chosen)],
+        rows=[_cells(line, chosen, with_model=False) for line in lines],
+        next_cursor=f"metrics:{page.end}" if more else "",
+        warnings=warnings,
+    )
+    while json_chars(result.to_json()) > BODY_CHARS and len(result.rows) > 1:
+        rows = result.rows[: len(result.rows) // 2]
+        # The lines are in the order of the file: the next page goes on after the last one shown.
+        end = page.lines[len(rows) - 1].end
+        result = replace(result, rows=rows, next_cursor=f"metrics:{end}")
+    return result
+
+
+def _known_columns(keys: Sequence[str], available: Sequence[str]) -> list[str]:
+    """The distinct `keys`. Raises UserError BAD_ARGUMENT for one that is no metric."""
+    for key in keys:
+        if key not in available and key not in METRICS:
+            near = difflib.get_close_matches(key, available, 1)
+            guess = f" Did you mean {near[0]}?" if near else ""
+            shown = ", ".join(list(available)[:40]) or "none yet"
+            raise UserError(
+                "BAD_ARGUMENT",
+                f"no metric is called {key!r}",
+                hint=f"Logged: {shown}.{guess}",
+                field="keys",
+            )
+    return list(dict.fromkeys(keys))
+
+
+def _cells(line: JsonObject, columns: Sequence[str], with_model: bool) -> list[Cell]:
+    """One row: the step, the model where it is shown, and a short number per column."""
+    values = [number(line.get(name)) for name in columns]
+    cells: list[Cell] = [None if value is None else short(value) for value in values]
+    return [line["step"], *([clean_value(line.get("model"))] if with_model else []), *cells]
+
+
+def _curve_sentence(
+    row: RunRow,
+    lines: Sequence[JsonObject],
+    curves: Mapping[str, list[tuple[float, float]]],
+    shown: int,
+    heldout: ChoosingHalf | None,
+) -> str:
+    """Where the run is, and how the first three curves went."""
+    if not lines:
+        return f"{row.run_id} is {row.state} and has logged no step yet."
+    changes = [
+        f"{name} {short(points[0][1])} to {short(points[-1][1])}"
+        for name, points in list(curves.items())[:3]
+        if points
+    ]
+    thinned = f" ({shown} of {len(lines)} points)" if shown < len(lines) else ""
+    half = ""
+    if heldout is not None:
+        half = f" (heldout_*: {heldout.tasks} of {heldout.of} tasks, which choose)"
+    step = lines[-1]["step"]
+    return f"{row.run_id} is {row.state} at step {step}{thinned}: {', '.join(changes)}{half}."
+
+
+def _without_columns_that_do_not_fit(page: CurvesPage) -> CurvesPage:
+    """The page in `BODY_CHARS`: an environment's names of metrics may have any length."""
+    while page.available and json_chars(page.to_json()) > BODY_CHARS:
+        page = replace(page, available=page.available[: len(page.available) // 2])
+    while len(page.columns) > 2 and json_chars(page.to_json()) > BODY_CHARS:
+        *columns, gone = page.columns
+        curves = {name: curve for name, curve in page.curves.items() if name != gone}
+        rows = [cells[:-1] for cells in page.rows]
+        page = replace(page, columns=columns, rows=rows, curves=curves)
+    return page

@@ -1,0 +1,64 @@
+"""The search of `grep`: plain text with gaps, alternatives and ends."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.core.errors import UserError
+
+Matches = Callable[[str], bool]
+
+_LONGEST = 200  # characters of a pattern
+
+
+def matcher(pattern: str) -> Matches:
+    """Whether a line matches `pattern`, letter case ignored.
+
+    `|` separates alternatives, `.*` leaves a gap, `^` and `$` stand for the ends of the line. No
+    regular expression: the search takes time in proportion to the line, whatever the pattern.
+
+    Raises UserError BAD_ARGUMENT when the pattern is too long.
+    """
+    if len(pattern) > _LONGEST:
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"grep has {len(pattern)} characters",
+            hint=f"Give at most {_LONGEST}: plain text, | for alternatives, .* for a gap.",
+            field="grep",
+        )
+    alternatives = [_Alternative.parse(part) for part in pattern.lower().split("|") if part]
+    return lambda line: any(alternative.is_in(line.lower()) for alternative in alternatives)
+
+
+@dataclass(frozen=True)
+class _Alternative:
+    """One alternative of a pattern.
+
+    Attributes:
+        parts: texts that must follow each other in the line, with anything between them.
+        from_start, to_end: whether the first part begins, and the last one ends, the line.
+    """
+
+    parts: tuple[str, ...]
+    from_start: bool
+    to_end: bool
+
+    @staticmethod
+    def parse(text: str) -> "_Alternative":
+        from_start, to_end = text.startswith("^"), text.endswith("$")
+        body = text[from_start : len(text) - to_end]
+        return _Alternative(tuple(body.replace("\\", "").split(".*")), from_start, to_end)
+
+    def is_in(self, line: str) -> bool:
+        if self.from_start and self.to_end and len(self.parts) == 1:
+            return line == self.parts[0]
+        if self.from_start and not line.startswith(self.parts[0]):
+            return False
+        if self.to_end and not line.endswith(self.parts[-1]):
+            return False
+        position = 0
+        for part in self.parts:
+            position = line.find(part, position)
+            if position < 0:
+                return False
+            position += len(part)
+        return True
