@@ -78,7 +78,10 @@ def full_run(learned_run, home, rows):
             "probe": name,
             "what": f"what {name} means, in a sentence of the usual length",
             "mean": 1.0 if name == "gold" else round(rng.random() / 3, 3),
+            "rows": 2400,
+            "success": 0.0,
             "paid": 0.0,
+            "errors": 0,
             "verdict": {"gold": "info", "off by one": "warn"}.get(name, "ok"),
         }
         | ({"separated": 0.87} if name == "off by one" else {})
@@ -98,10 +101,22 @@ def full_run(learned_run, home, rows):
         "score_seconds_p95": 0.0012,
     }
     write_json(home.env("arith", "0123456789ab") / "audit.json", audit)
-    pair = {"kind": "exact", "part": "prompt", "heldout": "sum-12-34-a-long-name-of-a-task",
-            "train": "row-1187-also-with-a-long-name"}  # fmt: skip
-    source = {"env_id": "arith@0123456789ab", "verdict": "leak", "train": 2400, "heldout": 240,
-              "exact": 3, "normalised": 1, "ngram": 0, "examples": [pair]}  # fmt: skip
+    pair = {
+        "kind": "exact",
+        "part": "prompt",
+        "heldout": "sum-12-34-a-long-name-of-a-task",
+        "train": "row-1187-also-with-a-long-name",
+    }
+    source = {
+        "env_id": "arith@0123456789ab",
+        "verdict": "leak",
+        "train": 2400,
+        "heldout": 240,
+        "exact": 3,
+        "normalised": 1,
+        "ngram": 0,
+        "examples": [pair],
+    }
     shared = {
         "verdict": "leak",
         "headline": "4 of 240 held-out tasks overlap with training rows (3 exact, 1 normalised), "
@@ -164,8 +179,13 @@ def test_a_page_fetches_nothing_and_runs_nothing_of_a_model(browser, home, make_
     run = make_run(note=EVIL, settings={EVIL: EVIL})
     prompt = [{"role": "user", "content": EVIL}]
     for step in (0, 9):
-        run.evals(step, [rows.eval(f"{EVIL}{i}", step == 9, prompt=prompt, completion=EVIL,
-                                   messages=[]) for i in range(30)])  # fmt: skip
+        run.evals(
+            step,
+            [
+                rows.eval(f"{EVIL}{i}", step == 9, prompt=prompt, completion=EVIL, messages=[])
+                for i in range(30)
+            ],
+        )
     run.finish("failed", reason_kind="internal", reason=EVIL * 9, hint="x" * 300)
     path = write_report(home, run.id)
     browser.open(path, width)

@@ -61,14 +61,31 @@ def evil_run(make_run, rows, home):
     )
     prompt = [{"role": "user", "content": EVIL}]
     for step in (0, 9):
-        run.evals(step, [
-            rows.eval(f"{EVIL}{i}", step == 9, prompt=prompt, completion=EVIL + "\x1b[31m",
-                      messages=[])
-            for i in range(30)
-        ])  # fmt: skip
+        run.evals(
+            step,
+            [
+                rows.eval(
+                    f"{EVIL}{i}",
+                    step == 9,
+                    prompt=prompt,
+                    completion=EVIL + "\x1b[31m",
+                    messages=[],
+                )
+                for i in range(30)
+            ],
+        )
     run.metrics({"step": i, EVIL: i / 10, "loss": 1.0} for i in range(20))
     run.events({"event": "alert", "message": EVIL})
-    probe = {"probe": EVIL, "what": EVIL, "mean": 0.5, "paid": 0.5, "verdict": "risk"}
+    probe = {
+        "probe": EVIL,
+        "what": EVIL,
+        "rows": 2,
+        "mean": 0.5,
+        "success": 0.5,
+        "paid": 0.5,
+        "errors": 0,
+        "verdict": "risk",
+    }
     audit = {
         "verdict": "risk",
         "headline": f"risk: {EVIL}",
@@ -144,13 +161,21 @@ def test_held_out_tasks_in_the_training_rows_are_named_in_the_page(home, learned
     assert "in the training rows?" not in page.text, "a run that did not ask says nothing"
     pair = {"kind": "exact", "part": "prompt", "heldout": f"t7{EVIL}", "train": "row-12"}
     source = {
-        "env_id": "arith@0123456789ab", "verdict": "leak", "train": 240, "heldout": 120,
-        "exact": 3, "normalised": 1, "ngram": 2, "examples": [pair],
-    }  # fmt: skip
+        "env_id": "arith@0123456789ab",
+        "verdict": "leak",
+        "train": 240,
+        "heldout": 120,
+        "exact": 3,
+        "normalised": 1,
+        "ngram": 2,
+        "examples": [pair],
+    }
     shared = {
-        "verdict": "leak", "headline": "6 of 120 held-out tasks overlap with training rows",
-        "leaked": ["t1", "t2", "t7", "t9"], "sources": [source],
-    }  # fmt: skip
+        "verdict": "leak",
+        "headline": "6 of 120 held-out tasks overlap with training rows",
+        "leaked": ["t1", "t2", "t7", "t9"],
+        "sources": [source],
+    }
     write_json(learned_run.run.contamination, shared, fsync=False)
     page, html = page_of(home, learned_run)
     assert "Were the held-out tasks in the training rows?" in page.text
@@ -215,10 +240,13 @@ def test_an_evaluation_reports_its_models_side_by_side(home, make_run, rows):
 def test_a_loss_is_reported_without_invented_answers(home, make_run):
     run = make_run("sft")
     for step, loss in ((0, 2.0), (10, 1.0)):
-        run.evals(step, [
-            {"task": f"t{i}", "half": "report" if i % 2 else "select", "loss": loss + i / 100}
-            for i in range(60)
-        ])  # fmt: skip
+        run.evals(
+            step,
+            [
+                {"task": f"t{i}", "half": "report" if i % 2 else "select", "loss": loss + i / 100}
+                for i in range(60)
+            ],
+        )
     page, _ = page_of(home, run.finish(verdict="better"))
     assert "Held-out loss" in page.text and "Side by side" not in page.text
     assert "← better" in page.text  # less is better, and the axis says so
@@ -243,7 +271,7 @@ def test_the_markdown_stays_under_its_limit_whatever_the_run_holds(home, make_ru
 def test_the_markdown_begins_with_the_verdict_and_holds_the_numbers(home, learned_run):
     text = report_markdown(home, learned_run.id)
     assert text.startswith(f"# {learned_run.id}: Better")
-    assert re.search(r"\| change \| \+\d+\.\d \|", text)
+    assert re.search(r"Change \+\d+\.\d points, 95 % interval \+\d+\.\d to \+\d+\.\d\.", text)
     assert "| heldout_success | 0.35 | 0.62 | 0.35 | 0.68 |" in text
     assert "▁" in text and "learning_rate" in text and "McNemar" in text
 
@@ -332,12 +360,20 @@ def test_any_effect_is_drawn_inside_its_strip(value, below, above, margin):
 @pytest.mark.parametrize(
     ("value", "share", "text"),
     [
-        (0.5, True, "50 %"), (0.034, True, "3.4 %"), (0.0, True, "0 %"), (0.0001, True, "0 %"),
-        (0.0995, True, "10 %"), (1.0, True, "100 %"), (12345.0, False, "12.3k"),
-        (4200.0, False, "4,200"), (0.000017, False, "1.7e−5"), (-0.25, False, "−0.25"),
-        (0.0, False, "0"), (3e7, False, "3e7"),
+        (0.5, True, "50 %"),
+        (0.034, True, "3.4 %"),
+        (0.0, True, "0 %"),
+        (0.0001, True, "0 %"),
+        (0.0995, True, "10 %"),
+        (1.0, True, "100 %"),
+        (12345.0, False, "12.3k"),
+        (4200.0, False, "4,200"),
+        (0.000017, False, "1.7e−5"),
+        (-0.25, False, "−0.25"),
+        (0.0, False, "0"),
+        (3e7, False, "3e7"),
     ],
-)  # fmt: skip
+)
 def test_numbers_are_short_on_an_axis(value, share, text):
     assert charts.shown(value, share) == text
 
