@@ -78,7 +78,10 @@ def full_run(learned_run, home, rows):
             "probe": name,
             "what": f"what {name} means, in a sentence of the usual length",
             "mean": 1.0 if name == "gold" else round(rng.random() / 3, 3),
+            "rows": 2400,
+            "success": 0.0,
             "paid": 0.0,
+            "errors": 0,
             "verdict": {"gold": "info", "off by one": "warn"}.get(name, "ok"),
         }
         | ({"separated": 0.87} if name == "off by one" else {})

@@ -1,10 +1,15 @@
 """The report of a run as HTML, Markdown and a model card. Start with `dossier.py`, which gathers
-what the others show.
+what is known; `outcome.py`, `progress.py` and `origins.py` say it in sections, and two modules
+render those.
 
+    blocks.py       what a section consists of, without its looks
     charts.py       curves as SVG
     dossier.py      everything a report says about a run, gathered once
-    html_report.py  the report as one HTML file that opens anywhere
+    html_report.py  the sections as one HTML file that opens anywhere
     markdown.py     the same as Markdown, and the model card
-    report.html.j2  its page
-    trust.py        its parts on trust: kept skills, audit, shared rows, seal
+    origins.py      sections on reward, rows, cost, settings, lineage, hashes
+    outcome.py      sections on the verdict, the models, tasks and skills
+    progress.py     the section on curves
+    report.html.j2  the page: each kind of block as a macro
+    values.py       numbers and settings as text
 """

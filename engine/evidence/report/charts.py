@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from markupsafe import Markup, escape
 
 Point = tuple[float, float]
+WIDE, NARROW = 1020, 360  # pixels: what a chart is drawn for on a screen and on a phone
 _TOP, _BOTTOM = 14, 30
 _SPARSE = 14  # so few points are drawn as dots, more as a line with its average
 _LETTER = 7.2  # width of a character of an axis label, at most
@@ -333,11 +334,9 @@ def moving_average(points: Sequence[Point]) -> list[Point]:
     """Centred means over about a twelfth of the curve: steady curves stay as they are."""
     half = max(1, len(points) // 24)
     values = [value for _, value in points]
-    return [
-        (step, math.fsum(values[max(0, i - half) : i + half + 1])
-         / len(values[max(0, i - half) : i + half + 1]))
-        for i, (step, _) in enumerate(points)
-    ]  # fmt: skip
+    windows = (values[max(0, i - half) : i + half + 1] for i in range(len(values)))
+    means = (math.fsum(window) / len(window) for window in windows)
+    return [(step, mean) for (step, _), mean in zip(points, means, strict=True)]
 
 
 def _path(frame: _Frame, points: Sequence[Point], name: str) -> str:

@@ -1,7 +1,8 @@
 """Everything a report says about a run, gathered once from its row and its files.
 
-The HTML report, the Markdown report and the model card are three renderings of the same dossier.
-All texts of models and environments in it are cleaned, and secrets are hidden.
+The HTML report, the Markdown report and the model card are made of the same sections, and those of
+this dossier. All texts of models and environments in it are cleaned, and secrets are hidden; only
+`config` is as it was read, which is why its texts are taken from the properties here.
 """
 
 import time
@@ -25,6 +26,7 @@ from engine.home.rows import RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import Redactor, clean_value, redactor_for
 from engine.home.store import Store
+from engine.records.audit import Audit
 from engine.records.lines.curves import Metrics, load_metrics
 from engine.records.lines.evaluation_row import read_evaluation
 from engine.records.lines.event import read_events
@@ -37,13 +39,15 @@ _GENERATIONS = 8
 
 @dataclass(frozen=True)
 class Station:
-    """One step of the way a model came: `kind` is base, train or evaluate."""
+    """One step of the way a model came: `kind` is base, train, evaluate, or a link with its hash
+    in `code`."""
 
     kind: str
     name: str
     detail: str = ""
     verdict: str = ""
     current: bool = False
+    code: str = ""
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,9 @@ class Dossier:
     """What the module says, by source.
 
     Attributes:
-        config, manifest, audit: JSON of the run's and the environment's files.
+        config: None where it is gone or damaged; a run without one has a report too.
+        manifest: the JSON of manifest.json, {} before it is written.
+        audit: of the environment's scorer, None where it was not audited.
         comparison, sides: before and after, None for an evaluation of one model.
         checked: what each evaluation on the way showed.
         lineage: from the base model to this run.
@@ -83,7 +89,7 @@ class Dossier:
 
     row: RunRow
     run: RunDir
-    config: Mapping[str, Any]
+    config: RunConfig | None = field(repr=False)
     manifest: Mapping[str, Any]
     verdict: Verdict
     comparison: Comparison | None
@@ -91,7 +97,7 @@ class Dossier:
     flips: FlipExamples
     metrics: Metrics
     checked: list[Checked]
-    audit: Mapping[str, Any]
+    audit: Audit | None
     contamination: Contamination
     failure_evidence: str
     cost: Cost
@@ -102,20 +108,67 @@ class Dossier:
     written: float = 0.0
 
     @property
-    def settings(self) -> list[tuple[str, Any, str]]:
+    def note(self) -> str:
+        """Why the run was made, in the words of who submitted it."""
+        return self.redact.text(self.config.note) if isinstance(self.config, TrainConfig) else ""
+
+    @property
+    def started_from(self) -> str:
+        """The reference of the model that training began with."""
+        config = self.config
+        started = config.model if isinstance(config, TrainConfig) else ""
+        return self.redact.text(started or self.row.model)
+
+    @property
+    def base(self) -> str:
+        """The reference of the base model under it."""
+        config = self.config
+        base = config.base.ref if isinstance(config, TrainConfig) else ""
+        return self.redact.text(base or self.row.model)
+
+    @property
+    def chips(self) -> list[tuple[str, str]]:
+        """(name, value) of what the run is: its state, algorithm, environment, models, device."""
+        row, started, base = self.row, self.started_from, self.base
+        chips = (
+            ("", row.state),
+            ("algorithm", row.algorithm),
+            ("environment", row.env_id),
+            ("model" if row.kind != "train" else "started from", started),
+            ("base", base if base != started else ""),
+            ("attempt", str(row.attempt) if row.attempt > 1 else ""),
+            ("device", row.device),
+        )
+        return [(name, value) for name, value in chips if value]
+
+    @property
+    def reward_risk_accepted(self) -> bool:
+        """Whether it was trained although the environment's reward audit fails."""
+        return isinstance(self.config, TrainConfig) and self.config.settings.accept_reward_risk
+
+    @property
+    def settings(self) -> list[tuple[str, object, str]]:
         """(name, value, source): what a person chose first, then the rest by name."""
-        sources = self.config.get("sources") or {}
-        values = self.config.get("settings") or {}
-        rows = [(str(name), value, str(sources.get(name, ""))) for name, value in values.items()]
+        if self.config is None:
+            return []
+        stored = self.config.to_json()
+        sources = self.redact.value(stored["sources"])
+        rows = [
+            (name, value, str(sources.get(name, "")))
+            for name, value in self.redact.value(stored["settings"]).items()
+        ]
         return sorted(rows, key=lambda row: (row[2] != "user", row[0]))
 
     @property
     def hashes(self) -> list[tuple[str, str]]:
         """(what, hash) of environment, tasks, model and settings, as the manifest has them."""
-        hashes = [("environment", str(self.config.get("env_id", "")).partition("@")[2])]
+        env_id = self.config.env_id if self.config else ""
         env = self.manifest.get("env") or {}
         model = self.manifest.get("model") or {}
-        hashes.append(("task rows (sha256)", str(env.get("tasks_sha256") or "")))
+        hashes = [
+            ("environment", env_id.partition("@")[2]),
+            ("task rows (sha256)", str(env.get("tasks_sha256") or "")),
+        ]
         for name, digest in (model.get("files") or {}).items():
             if str(name).endswith(".safetensors"):
                 hashes.append((f"{model.get('ref', 'model')} {name} (sha256)", str(digest)))
@@ -130,7 +183,7 @@ def gather(home: Home, run_id: str) -> Dossier:
     with Store(home) as store:
         row = store.get_run(run_id)
     run = home.run(row.run_id)
-    config = run.find_config()  # a run with a damaged config has a report too
+    config = run.find_config()
     redact = redactor_for(home, config.env_dir if config else None)
     training = row.kind == "train"
     sides = training_sides(run) if training else evaluation_sides(run, config)
@@ -143,7 +196,7 @@ def gather(home: Home, run_id: str) -> Dossier:
     return Dossier(
         row=row,
         run=run,
-        config=redact.value(config.to_json() if config else {}),
+        config=config,
         manifest=clean_value(read_object(run.manifest)),
         verdict=run_verdict(run),
         comparison=comparison,
@@ -151,7 +204,7 @@ def gather(home: Home, run_id: str) -> Dossier:
         flips=flips,
         metrics=load_metrics(run.metrics),
         checked=_checked(run) if training else [],
-        audit=redact.value(_audit(config)),
+        audit=_audit(config, redact),
         contamination=_contamination(run, redact),
         failure_evidence=redact.text(str(read_object(run.failure).get("evidence") or "")),
         cost=_cost(row, config),
@@ -232,8 +285,14 @@ def _checked(run: RunDir) -> list[Checked]:
     return checked
 
 
-def _audit(config: RunConfig | None) -> Mapping[str, Any]:
-    return read_object(Path(config.env_dir) / "audit.json") if config else {}
+def _audit(config: RunConfig | None, redact: Redactor) -> Audit | None:
+    if config is None:
+        return None
+    try:
+        audit = Audit.read(Path(config.env_dir) / "audit.json")
+    except FileNotFoundError:
+        return None
+    return Audit.model_validate(redact.value(audit.as_written()))
 
 
 def _cost(row: RunRow, config: RunConfig | None) -> Cost:

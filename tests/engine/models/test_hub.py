@@ -2,7 +2,11 @@
 
 import hashlib
 import json
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -26,6 +30,8 @@ class Hub:
         self.sent = 0
         self.status = 200
         self.cut_at: int | None = None  # break the connection after so many bytes of weights
+        self.stall_at: int | None = None  # send so many bytes of weights, then nothing
+        self.go_on = threading.Event()
         self.ranges = True
         self.url = ""
 
@@ -68,6 +74,10 @@ def handler(state: Hub) -> type[BaseHTTPRequestHandler]:
             if state.cut_at is not None and len(body) > state.cut_at:
                 body, state.cut_at = body[: state.cut_at], None
             state.sent += len(body)
+            if state.stall_at is not None and len(body) > state.stall_at:
+                self.wfile.write(body[: state.stall_at])
+                state.go_on.wait(10)
+                return
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
@@ -145,6 +155,29 @@ def test_a_broken_download_goes_on_where_it_stopped(home: Home, server: Hub):
     assert [span for _, span, _ in server.asked] == ["", "bytes=1000-"]
 
 
+def test_a_download_whose_process_was_killed_goes_on_where_it_stopped(home: Home, server: Hub):
+    folder = catalog.resolve_model(home, "org/tiny").base_path
+    part = folder / "model.safetensors.part"
+    server.stall_at = 200_000
+    code = f"import pathlib; from engine.models import hub; hub.ensure_weights({folder!r})"
+    code = code.replace("PosixPath", "pathlib.Path")
+    child = subprocess.Popen([sys.executable, "-P", "-c", code])
+    deadline = time.monotonic() + 4
+    while not (part.is_file() and part.stat().st_size) and time.monotonic() < deadline:
+        child.poll()
+        time.sleep(0.01)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    server.stall_at = None
+    server.go_on.set()
+    server.asked.clear()
+    size = part.stat().st_size
+    assert 0 < size <= 200_000
+    hub.ensure_weights(folder)
+    assert (folder / "model.safetensors").read_bytes() == server.files["model.safetensors"]
+    assert [span for _, span, _ in server.asked] == [f"bytes={size}-"]
+
+
 def test_a_server_without_ranges_works_too(home: Home, server: Hub):
     server.ranges = False
     folder = catalog.resolve_model(home, "org/tiny").base_path
@@ -163,13 +196,40 @@ def test_weights_with_a_wrong_checksum_are_thrown_away(home: Home, server: Hub):
     assert not list(folder.glob("model.safetensors*[!header]"))
 
 
+def test_weights_arrive_in_a_trainer_where_transformers_is_kept_offline(
+    home: Home, server: Hub, monkeypatch: pytest.MonkeyPatch
+):
+    folder = catalog.resolve_model(home, "org/tiny").base_path
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # as engine/supervisor.py starts a trainer
+    hub.ensure_weights(folder)
+    assert hub.is_complete(folder)
+
+
+def test_a_full_disk_is_named(home: Home, server: Hub):
+    folder = catalog.resolve_model(home, "org/tiny").base_path
+    (folder / "model.safetensors.part").symlink_to("/dev/full")
+    with pytest.raises(UserError, match="no room for the files of org/tiny") as caught:
+        hub.ensure_weights(folder)
+    assert caught.value.code == "DISK_FULL" and "None" not in caught.value.message
+
+
 @pytest.mark.parametrize(
     ("status", "words"), [(404, "does not exist"), (401, "permission"), (403, "permission")]
 )
 def test_what_the_hub_refuses_is_explained(home: Home, server: Hub, status: int, words: str):
     server.status = status
-    said = refusal(home)
-    assert said.code == "MODEL_NOT_FOUND" and words in said.message and not said.retryable
+    error = refusal(home)
+    assert error.code == "MODEL_NOT_FOUND" and words in error.message and not error.retryable
+
+
+def test_a_gated_model_names_the_next_move_and_never_the_token(
+    home: Home, server: Hub, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret_of_a_user")
+    server.status = 403
+    error = refusal(home)
+    assert "Accept the model's terms" in error.hint and "HF_TOKEN" in error.hint
+    assert "hf_secret" not in f"{error.message} {error.hint}"
 
 
 def test_an_unreachable_or_failing_hub_may_be_tried_again(
@@ -215,6 +275,6 @@ def test_a_repository_that_cannot_be_trained_is_refused_before_its_weights(
             server.files.pop(name)
         else:
             server.files[name] = data
-    said = refusal(home)
-    assert said.code == "MODEL_UNSUPPORTED" and reason in said.message
+    error = refusal(home)
+    assert error.code == "MODEL_UNSUPPORTED" and reason in error.message
     assert server.sent < 100_000

@@ -76,7 +76,16 @@ def evil_run(make_run, rows, home):
         )
     run.metrics({"step": i, EVIL: i / 10, "loss": 1.0} for i in range(20))
     run.events({"event": "alert", "message": EVIL})
-    probe = {"probe": EVIL, "what": EVIL, "mean": 0.5, "paid": 0.5, "verdict": "risk"}
+    probe = {
+        "probe": EVIL,
+        "what": EVIL,
+        "rows": 2,
+        "mean": 0.5,
+        "success": 0.5,
+        "paid": 0.5,
+        "errors": 0,
+        "verdict": "risk",
+    }
     audit = {
         "verdict": "risk",
         "headline": f"risk: {EVIL}",
@@ -262,7 +271,7 @@ def test_the_markdown_stays_under_its_limit_whatever_the_run_holds(home, make_ru
 def test_the_markdown_begins_with_the_verdict_and_holds_the_numbers(home, learned_run):
     text = report_markdown(home, learned_run.id)
     assert text.startswith(f"# {learned_run.id}: Better")
-    assert re.search(r"\| change \| \+\d+\.\d \|", text)
+    assert re.search(r"Change \+\d+\.\d points, 95 % interval \+\d+\.\d to \+\d+\.\d\.", text)
     assert "| heldout_success | 0.35 | 0.62 | 0.35 | 0.68 |" in text
     assert "▁" in text and "learning_rate" in text and "McNemar" in text
 

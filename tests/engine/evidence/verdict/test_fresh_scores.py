@@ -8,7 +8,7 @@ from as_json import run_verdict
 from engine.core.files import write_json
 from engine.evidence.detect.diagnose import diagnose
 from engine.evidence.report.dossier import gather
-from engine.evidence.report.trust import audit_section
+from engine.evidence.report.origins import audit_facts
 from engine.evidence.verdict.fresh_scores import moved
 
 JUDGED = {
@@ -89,6 +89,7 @@ def test_the_report_says_what_a_new_process_said(home, learned_run):
     audit = {"verdict": "ok", "headline": "ok: fine", "fresh_process": again}
     write_json(home.env("arith", "0123456789ab") / "audit.json", audit, fsync=False)
     left(learned_run, differing=7, confirmed=7)
-    facts = dict(audit_section(gather(home, learned_run.id)).facts)
+    dossier = gather(home, learned_run.id)
+    facts = dict(audit_facts(dossier, dossier.audit))
     assert facts["in a new process"] == "0 of 24 earn another reward"
     assert facts["answers of the exam in a new process"] == "7 of 24 earn another reward"

@@ -110,7 +110,7 @@ def test_the_report_and_the_card_show_what_was_compared(home: Home, tmp_path: Pa
     dossier = gather(home, run.id)
     for text in (markdown_of(dossier), card_of(dossier)):
         assert "## Contamination" in text
-        assert "1 exact, 2 normalised, 0 ngram of 9 held-out tasks in 75 rows" in text
+        assert "| 75 | 9 | 1 | 2 | 0 |" in text  # rows, held-out tasks, matches by kind
         assert "3 tasks are left out of the verdict" in text
 
 

@@ -1,0 +1,194 @@
+"""What a report consists of: sections, and the blocks that stand in them.
+
+`outcome.py`, `progress.py` and `origins.py` build them from the dossier without knowing how they
+will look; `report.html.j2` and `markdown.py` render each kind of block once. Their texts are
+plain: each rendering escapes them its own way.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from markupsafe import Markup
+
+from engine.evidence.report.dossier import Station
+from engine.evidence.verdict.flips import FlipExample
+from engine.evidence.verdict.regression import Battery
+
+
+@dataclass(frozen=True)
+class Code:
+    """Text to be copied: a command, a hash."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Tag:
+    """A verdict in one word, coloured on the page."""
+
+    word: str
+
+
+Line = Sequence[str | Code | Tag]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """`only` names the rendering that shows a block where not both do: the page has room and can
+    draw, Markdown is read by agents under a limit of length."""
+
+    only: Literal["both", "page", "markdown"] = "both"
+
+    @property
+    def kind(self) -> str:
+        """The name of its macro in `report.html.j2`."""
+        return type(self).__name__.lower()
+
+
+@dataclass(frozen=True)
+class Paragraph(Block):
+    """Text; `style` is its class on the page."""
+
+    line: Line
+    style: str = ""
+
+
+@dataclass(frozen=True)
+class Note:
+    """One remark; `mood` is "fail", "plain" or "" (a warning), `label` stands bold before it."""
+
+    text: str
+    mood: str = ""
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Notes(Block):
+    """Remarks, as a list."""
+
+    notes: Sequence[Note]
+
+
+@dataclass(frozen=True)
+class Numbers(Block):
+    """Numbers in large type, side by side: (name, value, remark)."""
+
+    numbers: Sequence[tuple[str, str, str]]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell with small print, and a drawing or a share (0 to 1) as a bar; `mood` colours it."""
+
+    text: str = ""
+    note: str = ""
+    drawing: Markup | None = None
+    share: float | None = None
+    mood: str = ""
+
+
+@dataclass(frozen=True)
+class Table(Block):
+    """A table.
+
+    Attributes:
+        styles: class of each column on the page: num, name, rest (shown on wide pages only).
+        style: of the whole; "knobs" makes a list in two columns of three cells a row.
+    """
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str | Tag | Cell]]
+    styles: Sequence[str] = ()
+    style: str = ""
+
+
+@dataclass(frozen=True)
+class Facts(Block):
+    """Names and values; `code`: the values are hashes."""
+
+    rows: Sequence[tuple[str, str]]
+    code: bool = False
+
+
+@dataclass(frozen=True)
+class Figure(Block):
+    """A drawing.
+
+    Attributes:
+        narrow: the same for a phone, where it needs another form.
+        text: what Markdown says in its place.
+        caption: how to read it.
+        legend: (class of a colour, what it means).
+    """
+
+    wide: Markup
+    narrow: Markup | None = None
+    text: str = ""
+    caption: str = ""
+    legend: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True)
+class Panel(Block):
+    """Blocks in a frame of their own."""
+
+    blocks: Sequence[Block]
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Grid(Block):
+    """Small panels in rows."""
+
+    panels: Sequence[Panel]
+
+
+@dataclass(frozen=True)
+class Shares(Block):
+    """How `total` tasks divide: (what became of them, how many, class of the colour)."""
+
+    total: int
+    parts: Sequence[tuple[str, int, str]]
+
+
+@dataclass(frozen=True)
+class Skills(Block):
+    """Levels before and after, by battery and skill."""
+
+    batteries: Sequence[Battery]
+
+
+@dataclass(frozen=True)
+class Answers(Block):
+    """A task whose result changed; `way` is gained or lost, `names` say who answered."""
+
+    way: str
+    example: FlipExample
+    names: tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Steps(Block):
+    """What follows each other; `style` is way (arrows), flat (no order meant) or chain."""
+
+    steps: Sequence[Station]
+    style: Literal["way", "flat", "chain"]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a report.
+
+    Attributes:
+        title: heading on the page; a section without one goes on from the section before.
+        short: heading in Markdown, likewise.
+        lead: a sentence below the heading, on the page alone.
+        folded: on the page it stays closed until it is clicked.
+    """
+
+    title: str
+    short: str
+    blocks: Sequence[Block]
+    lead: Line = ()
+    folded: bool = False

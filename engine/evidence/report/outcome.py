@@ -1,0 +1,239 @@
+"""Sections on what came of a run: its verdict, and the tasks and skills behind it."""
+
+from dataclasses import dataclass
+
+from engine.evidence.report import blocks, charts
+from engine.evidence.report.blocks import Block, Note, Section, Tag
+from engine.evidence.report.dossier import Dossier
+from engine.evidence.stats.results import TEST, Measure, show, show_change
+from engine.evidence.verdict.comparison import Comparison
+from engine.home.rows import TERMINAL
+from engine.home.sanitize import clip, one_line
+
+_ALERTS = 6
+_EXAMPLES = 2  # gained, and as many lost, in Markdown
+
+
+@dataclass(frozen=True)
+class Headline:
+    """`mood` is the verdict, or failed or running; it chooses the colour of the page."""
+
+    word: str
+    mood: str
+
+
+def headline(dossier: Dossier) -> Headline:
+    """The word over a report: the verdict, or the state of a run that has none yet."""
+    row, verdict = dossier.row, dossier.verdict.word
+    if row.state in ("failed", "cancelled"):
+        return Headline(row.state.capitalize(), "failed")
+    if row.state not in TERMINAL:
+        return Headline(row.state.capitalize(), "running")
+    if row.kind != "train" and len(dossier.verdict.models) < 2:
+        return Headline("Evaluated", "running")
+    return Headline(verdict.replace("_", " ").capitalize(), verdict)
+
+
+def verdict(dossier: Dossier) -> Section:
+    """The verdict's sentence, the change with its interval, and what to mind about it."""
+    word, comparison = headline(dossier).word, dossier.comparison
+    parts: list[Block] = [
+        blocks.Paragraph([_summary(dossier, word)], "said", only="page"),
+        blocks.Paragraph([dossier.verdict.summary], only="markdown"),
+    ]
+    if dossier.note:
+        parts.append(blocks.Paragraph([clip(dossier.note, 600)], "note", only="page"))
+    if comparison and comparison.measure and comparison.outcome.diff is not None:
+        parts.append(_effect(comparison, comparison.measure))
+        parts.append(blocks.Numbers(_numbers(dossier, comparison, comparison.measure)))
+    notes = _notes(dossier)
+    return Section(word, "Verdict", [*parts, blocks.Notes(notes)] if notes else parts)
+
+
+def _summary(dossier: Dossier, word: str) -> str:
+    """The verdict's sentence without its first word, which stands above it on the page."""
+    verdict = dossier.verdict
+    if dossier.row.state not in TERMINAL:
+        text = f"No verdict yet: {verdict.comparison.reason or 'the run goes on'}."
+    elif verdict.summary.startswith(f"{word}: "):
+        text = sentence_case(verdict.summary.removeprefix(f"{word}: "))
+    else:
+        text = verdict.summary.replace(f": {word}: ", ": ", 1)
+    return text.replace(" %", "\u00a0%")
+
+
+def sentence_case(text: str) -> str:
+    """The text with its first letter large."""
+    return text[:1].upper() + text[1:]
+
+
+def _effect(comparison: Comparison, measure: Measure) -> blocks.Figure:
+    """The change with its interval; the caption says what counts as no difference."""
+    outcome, share = comparison.outcome, measure == "success"
+    low, value, high = (number or 0.0 for number in (outcome.low, outcome.diff, outcome.high))
+    effect = charts.Effect(low, value, high, outcome.margin, share, measure == "loss")
+    label = f"Change {charts.signed(value, share)}, 95 % interval"
+    ends = f"{show_change(low, measure)} to {show_change(high, measure)}"
+    negligible = show_change(outcome.margin, measure).removeprefix("+")
+    return blocks.Figure(
+        charts.effect_strip(effect, charts.WIDE - 30, label),
+        charts.effect_strip(effect, charts.NARROW - 20, label),
+        f"{label} {ends}.",
+        "The bar is the 95\u00a0% interval of the change. Shaded: changes of less than "
+        f"{negligible}{' points' if share else ''}, which count as no difference.",
+    )
+
+
+def _numbers(
+    dossier: Dossier, comparison: Comparison, measure: Measure
+) -> list[tuple[str, str, str]]:
+    """Before and after, and how far the comparison can be trusted."""
+    outcome, sides = comparison.outcome, dossier.sides
+    names = (sides.before_name, sides.after_name) if sides else ("before", "after")
+    numbers = []
+    for name, level in zip(names, (comparison.before, comparison.after), strict=True):
+        if level is not None:
+            failed = f", {level.errors} without a score" if level.errors else ""
+            numbers.append(
+                (name, show(level.value, measure), _span(level.low, level.high, measure) + failed)
+            )
+    p = outcome.p if outcome.p is not None else 1.0
+    gap = show_change(outcome.detectable, measure).removeprefix("+")
+    method = outcome.method.partition(",")[0]
+    half = "reported on the half that chose nothing" if sides and sides.half == TEST else ""
+    return [
+        *numbers,
+        ("tasks", str(outcome.n), half or "paired by task"),
+        ("chance of this if equal", "< 0.001" if p < 0.001 else f"{p:.3f}", method),
+        (
+            "smallest visible change",
+            gap + (" points" if measure == "success" else ""),
+            "found 4 times in 5",
+        ),
+    ]
+
+
+def _span(low: float | None, high: float | None, measure: Measure) -> str:
+    return f"{show(low, measure)} to {show(high, measure)}"
+
+
+def _notes(dossier: Dossier) -> list[Note]:
+    """Why it ended, what was expected, what warns about the verdict, and what was an alert."""
+    row, verdict = dossier.row, dossier.verdict
+    notes = []
+    if row.reason or row.state in ("failed", "cancelled"):
+        evidence = f" ({dossier.failure_evidence})" if dossier.failure_evidence else ""
+        reason = dossier.redact.text(row.reason) + evidence
+        mood = "fail" if row.state in ("failed", "cancelled") else "plain"
+        notes.append(Note(clip(reason, 2000), mood, row.reason_kind or row.state))
+    hint = dossier.redact.text(str(row.hint))
+    if hint:
+        latest = dossier.run.latest_checkpoint()
+        checkpoint = f"Last complete checkpoint: {latest.name if latest else 'none'}."
+        notes.append(Note(f"{clip(hint, 2000)} {checkpoint}", "plain"))
+    if verdict.training is not None and verdict.training.expected:
+        outcomes = {True: "and so it came", False: "and it came otherwise", None: "still open"}
+        expected = verdict.training.expected.replace("_", " ")
+        outcome = outcomes[verdict.training.as_expected]
+        notes.append(Note(f"Expected beforehand: {expected}; {outcome}.", "plain"))
+    notes += [Note(text) for text in verdict.warnings if text not in verdict.summary]
+    alerts = dossier.alerts[:_ALERTS]
+    return notes + [Note(f"Alert: {one_line(message, 300)}") for message in alerts]
+
+
+def models(dossier: Dossier) -> Section | None:
+    """The models of an evaluation, each with its level and its verdict against the first."""
+    facts, measure = dossier.verdict.evaluation, dossier.verdict.comparison.measure
+    if facts is None or measure is None or measure == "loss":
+        return None
+    levels = [(each.model, each.level) for each in facts.models if each.level is not None]
+    ends = [end for _, level in levels for end in level.interval if end is not None]
+    if not ends:
+        return None
+    floor, top = (0.0, 1.0) if measure == "success" else (min(ends), max(ends))
+    against = {item.model: item.comparison for item in facts.comparisons}
+    rows = []
+    for model, level in levels:
+        value, (low, high) = level.rounded_value, level.interval
+        if value is None or low is None or high is None:
+            continue
+        compared = against.get(model)
+        bar = charts.level_bar(value, low, high, floor, top, "level")
+        change = show_change(compared.difference, measure) if compared else ""
+        word = Tag(compared.outcome.verdict) if compared else ""
+        interval = blocks.Cell(drawing=bar, note=_span(low, high, measure))
+        counts = (str(level.tasks), str(level.errors))
+        name = dossier.redact.text(model)
+        rows.append((name, show(value, measure), interval, change, word, *counts))
+    heads = ("model", measure, "95 % interval", "change", "verdict", "tasks", "errors")
+    styles = ("name", "num level", "bar", "num", "", "num rest", "num rest")
+    lead = (
+        "Each level with its 95\u00a0% interval; the verdicts compare with the first model, "
+        "corrected for their number."
+    )
+    table = blocks.Table(heads, rows, styles, "models")
+    return Section("Models, on the same tasks", "Models", [table], [lead])
+
+
+def tasks(dossier: Dossier) -> Section | None:
+    """How many tasks were gained and lost."""
+    comparison = dossier.comparison
+    if comparison is None or comparison.outcome.diff is None or comparison.measure == "loss":
+        return None
+    outcome = comparison.outcome
+    gained, lost = len(outcome.gained), len(outcome.lost)
+    rest = outcome.n - gained - lost
+    solved = _solved_twice(dossier) if comparison.measure == "success" else None
+    unchanged = [("unchanged", rest, "same")]
+    if solved is not None:
+        unchanged = [
+            ("right both times", solved, "right"),
+            ("wrong both times", rest - solved, "same"),
+        ]
+    parts = [("gained", gained, "gained"), *unchanged, ("lost", lost, "lost")]
+    panel = blocks.Panel([blocks.Shares(outcome.n, parts)])
+    lead = f"The same {outcome.n} tasks before and after. Only those that changed carry evidence."
+    return Section("Task by task", "What changed", [panel], [lead])
+
+
+def _solved_twice(dossier: Dossier) -> int | None:
+    """Tasks solved before and after, None where attempts make it a matter of degree."""
+    sides = dossier.sides
+    if sides is None or len({row.task for row in sides.before}) != len(sides.before):
+        return None
+    before, after = (
+        {row.task for row in rows if not row.error and row.success}
+        for rows in (sides.before, sides.after)
+    )
+    return len(before & after)
+
+
+def answers(dossier: Dossier) -> Section | None:
+    """Some tasks whose result changed, as the model answered them."""
+    sides, flips = dossier.sides, dossier.flips
+    if sides is None or (dossier.comparison and dossier.comparison.measure == "loss"):
+        return None
+    names = (sides.before_name, sides.after_name)
+    pairs = [
+        blocks.Answers(way, example, names, only="both" if index < _EXAMPLES else "page")
+        for way, examples in (("gained", flips.gained), ("lost", flips.lost))
+        for index, example in enumerate(examples)
+    ]
+    lead = (
+        "Tasks whose result changed, as the model answered them. These are words of a model, not "
+        "of this report."
+    )
+    return Section("Side by side", "", pairs, [lead]) if pairs else None
+
+
+def skills(dossier: Dossier) -> Section | None:
+    """What the model could do before, by battery."""
+    kept = dossier.verdict.kept_skills
+    if kept is None or not kept.every_battery:
+        return None
+    lead = (
+        "The same questions before training and with the checkpoint chosen: skills that were not "
+        "trained, and may have been lost."
+    )
+    batteries = blocks.Skills(kept.every_battery)
+    return Section("What it could do before", "Kept skills", [batteries], [lead])
