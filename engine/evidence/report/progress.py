@@ -30,9 +30,7 @@ def curves(dossier: Dossier) -> blocks.Section | None:
 def _held_out_line(dossier: Dossier) -> str:
     """What the held-out tasks decide here, and how often they have decided something."""
     chosen = choosing(dossier.run)
-    half = (
-        f" ({chosen['tasks']} of {chosen['of']}, which the curves below are of)" if chosen else ""
-    )
+    half = f" ({chosen.tasks} of {chosen.of}, which the curves below are of)" if chosen else ""
     text = (
         "What the held-out tasks said while it trained. The best checkpoint is chosen on one half "
         f"of them{half} and reported on the other."
