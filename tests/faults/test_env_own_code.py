@@ -5,13 +5,13 @@ import time
 from pathlib import Path
 
 import pytest
+from stand_ins import stand_in
 
 from engine import dry_run
 from engine.core.errors import UserError
 from engine.environments import push
 from engine.environments.registry import find_env
 from engine.home.run_dir import Home
-from engine.processes import launcher
 from engine.runs import lifecycle
 from engine.runs.submit.requests import TrainRequest
 from envs.config.settings import Limits
@@ -156,13 +156,13 @@ FORGERS = {
 def test_a6_a_reward_that_changes_in_the_middle_of_its_process_is_refused(
     home: Home, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(launcher.TEST_WORKER, "none")  # the machine's speed need not be measured
+    stand_in(monkeypatch, trainer=Path("none"))  # the machine's speed need not be measured
     pushed = push.push_env(home, write_env(tmp_path / "sums", FORGERS[name]), roots=[tmp_path])
     assert pushed.audit["risks"] == ["fresh process"]
     found = pushed.audit["fresh_process"]
     assert found["scored"] == 24 and found["differing"] > 0 and found["wavering"] == 0
     assert any("got another reward in a new env process" in said for said in pushed.warnings)
-    assert find_env(home, pushed.env_id).audit["fresh_process"] == found
+    assert find_env(home, pushed.env_id).audit.as_written()["fresh_process"] == found
     dry = dry_run.dry_run(home, pushed.env_id)
     assert dry["audit"]["fresh_process"]["examples"][0]["second"] == 0.0
     (check,) = [check for check in dry["checks"] if check["name"] == "reward_audit"]

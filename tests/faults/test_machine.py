@@ -231,7 +231,7 @@ def test_f18_a_clock_that_jumps_ends_no_run_and_keeps_the_order_of_the_queue(hom
         row = store.lease_next(["cpu"])
         assert row is not None and row.run_id == names[0]
         offset[0] = 3 * 86400.0
-        watch = Watch(home.run(row.run_id), store, row, lock=-1, config={})
+        watch = Watch(home.run(row.run_id), store, row, lock=-1)
         offset[0] = -3600.0
         assert 0 <= watch.elapsed < 60
         end = outcome.abandon(watch.run, row, "infra", "gone", Hint("look"))
