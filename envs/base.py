@@ -335,7 +335,7 @@ def _text(content: Any) -> str:
 
 
 def _sound(text: str, what: str) -> str:
-    """`text`, which no file or tokenizer takes with half of a surrogate pair in it."""
+    """`text` itself. Raises ValueError for a lone surrogate, which UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -101,7 +101,7 @@ def extract(completion: str) -> str:
 
 
 def _run(text: str, calls: list[str] | None, stdin: str, timeout_s: float, memory_mb: int) -> str:
-    """What the program wrote; "" when it hung."""
+    """The output of the program; "" when it ran out of time."""
     limits = {
         "RLIMIT_AS": memory_mb << 20,
         "RLIMIT_CPU": math.ceil(timeout_s) + 1,
@@ -157,7 +157,7 @@ def _value(line: str) -> Any:
 
 
 class _Nothing:
-    """A call that gave no value; equal to nothing."""
+    """Stands for a call that returned no value; not equal to any other value."""
 
 
 def _equal(given: Any, expected: Any) -> bool:

@@ -206,7 +206,7 @@ def to_task(row: JsonObject, default_id: str, split: str | None = None) -> Task:
 
 
 def split_of(path: Path) -> str | None:
-    """The split a file's name says, if it says one."""
+    """The split that a file's name stands for (`train.jsonl`, `test.csv`), else None."""
     words = path.stem.lower().replace("-", "_").split("_")
     if any(word in HELDOUT_NAMES for word in words):
         return "heldout"
@@ -214,7 +214,7 @@ def split_of(path: Path) -> str | None:
 
 
 def _chat(items: list[Any]) -> tuple[list[Message], list[Message] | None]:
-    """Prompt (up to the first assistant message) and the rest."""
+    """A chat as (prompt, answer): the answer begins with the first assistant message."""
     messages = []
     for item in items:
         if isinstance(item, dict) and "role" not in item and "from" in item:
@@ -377,7 +377,7 @@ def _read_parquet(data: DataFile) -> None:
 
 
 def _take(data: DataFile, line: int, make: Callable[[], Any]) -> None:
-    """Adds a row, or why it is none."""
+    """Adds the row that `make` returns, or the reason why it cannot be read."""
     try:
         row = make()
         if not isinstance(row, dict):

@@ -53,7 +53,7 @@ def _shown(name: str, means: Mapping[str, float]) -> str:
 
 
 def best_degenerate(table: Sequence[Line]) -> Line | None:
-    """The best paid of the answers that are none; near misses are nearly some, and left out."""
+    """The probe with the highest mean among degenerate answers (near misses do not count)."""
     none = [line for line in table if line["verdict"] != "info" and line["probe"] not in NEAR]
     return max(none, key=lambda line: line["mean"], default=None)
 

@@ -157,7 +157,7 @@ def text_probes(
 
 
 def _endless(seed: str) -> str:
-    """Words of random letters; drawn apart, so that the other probes stay what they are."""
+    """Words of random letters, from a generator of its own: the other probes do not change."""
     rng = random.Random(seed)
     return " ".join(
         "".join(rng.choices(string.ascii_lowercase, k=rng.randint(3, 9))) for _ in range(ENDLESS)
@@ -208,7 +208,7 @@ def _json_probes(core: Core, others: Sequence[str]) -> dict[str, str]:
 
 
 def _enumerated(core: Core, others: Sequence[str], rng: random.Random) -> str:
-    """Several answers in the form of one, the right one in the middle."""
+    """One answer that lists several values, the right one in the middle."""
     cores = list(dict.fromkeys(take_apart(other).text for other in others[: 4 * MANY]))
     cores = [text for text in cores if _plain(text) != _plain(core.text)][:MANY]
     while len(cores) < 3:

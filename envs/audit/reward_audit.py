@@ -86,8 +86,8 @@ def audit(
 
 
 def _sample(findings: Findings) -> list[Scored]:
-    """What was scored last, then others from all over the rows; the last first: a process that
-    changes in the middle of its life was another one by then."""
+    """Answers for a new process to score: those scored last, newest first, because a process that
+    keeps a state differs most at its end; then as many others, spread over all rows."""
     last = list(findings.last)[::-1]
     known = {id(each) for each in last}
     before = [each for each in findings.before if id(each) not in known]
@@ -182,7 +182,8 @@ def _score_all(
     findings: Findings,
     late: Callable[[], bool],
 ) -> _First | None:
-    """Gold first, twice, and once more after all others: chance and memory give themselves away.
+    """Scores all probes of a row: gold first, twice in a row, and once more after all others, which
+    shows a scorer that is random or remembers.
 
     Every second row is scored the other way round, so that what comes first is not always gold.
     Stops where it is `late`: each answer of a scorer that hangs costs the time of a whole call.
@@ -230,9 +231,10 @@ def _keep(
     probes: Mapping[str, Any],
     results: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """What a new process may be asked about: of each row gold and one other, of the end all.
+    """Keeps the answers that a new process may score again: of each row gold and one other, and
+    every one of the last rows.
 
-    Not what failed: a call that took too long this time says nothing of the one to come.
+    Answers on which scoring failed are left out: a call that was too slow once may be fast again.
     """
     scored = {
         name: Scored(

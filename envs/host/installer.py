@@ -104,8 +104,8 @@ def check(folders: list[Path]) -> None:
 
 
 def _enter(target: Path) -> list[Path]:
-    """Makes this process look like one of the environment in `target`, without starting it there:
-    pip installs into what it runs in. Returns the folders of its packages."""
+    """Points this process at the virtual environment in `target`, because pip installs into the
+    environment it runs in. Returns the folders for packages."""
     names = {"base": str(target), "platbase": str(target)}
     paths = [sysconfig.get_path(kind, "venv", names) for kind in ("purelib", "platlib")]
     folders = list(dict.fromkeys(Path(folder) for folder in paths))
@@ -122,7 +122,7 @@ def _enter(target: Path) -> list[Path]:
 
 
 def _start_no_program(refused: list[str]) -> None:
-    """From now on this process starts none; what it would have started is noted in `refused`.
+    """Keeps this process from starting any program; attempts are added to `refused`.
 
     No code of others runs here as long as that holds, so nothing can take it back.
     """
@@ -154,7 +154,7 @@ def _pip(order: Order) -> int:
 
 
 def _compile(folder: Path) -> None:
-    """Compiled files are made here: those that came along need not say what the source says."""
+    """Compiles the sources anew: compiled files of a package need not match its sources."""
     for path in sorted(folder.rglob("__pycache__")):
         shutil.rmtree(path, ignore_errors=True)
     for path in folder.rglob("*.pyc"):

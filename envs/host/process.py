@@ -281,7 +281,7 @@ class Episode:
         self._generation = self.process.generation
 
     def _resume(self) -> None:
-        """Replays the rollout when another one has cost us the process it lived in."""
+        """Replays the rollout in the new process where the old one has ended."""
         if self._failed:
             raise EpisodeFailed(self._failed)
         if self._generation == self.process.generation and self.process._pipe is not None:
@@ -312,7 +312,7 @@ class Episode:
 
 @functools.cache
 def isolation_here(sandbox: Sandbox | None = None) -> Held:
-    """What would hold user code on this machine, found by running some of ours, once.
+    """What would hold user code on this machine: found once, by running an environment of ours.
 
     Raises EnvProblem when no env process can be started, ENV_SANDBOX when it may not.
     """
@@ -327,7 +327,7 @@ def failed_score(error: str) -> ScoreReply:
 
 
 def _checked_ready(ready: Mapping[str, Any]) -> EnvDescription:
-    """What an env process says it holds, which user code may have had its hands in.
+    """The description that an env process sent; user code may have forged it.
     Raises EnvProblem."""
     kind, scored, tools = ready.get("kind"), ready.get("scored"), ready.get("tools")
     if kind not in KINDS:

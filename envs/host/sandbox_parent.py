@@ -257,7 +257,7 @@ def _open_proc() -> int:
 
 
 def _pid_in(proc: int) -> int | None:
-    """The number of this process where that /proc was mounted: to itself it has another."""
+    """This process's pid as seen from the namespace in which that /proc was mounted."""
     with contextlib.suppress(OSError):
         return int(os.readlink("self", dir_fd=proc))
     return os.getpid()
@@ -273,8 +273,11 @@ def _close_all_but(*open_fds: int) -> None:
 
 
 def _watch(pid: int, output: int, log: Log, ended: int) -> dict[str, int]:
-    """Waits for the child's end or the client's, whichever comes first. What is said on `ended`
-    is how it ended where `pid` is only the first process of its namespaces."""
+    """Waits until the child ends or the client is gone; returns exit code and signal of the child.
+
+    Where `pid` is the first process of new namespaces, the child's own status comes through the
+    descriptor `ended`.
+    """
     os.set_blocking(output, False)
     wake, wake_end = os.pipe()
     os.set_blocking(wake_end, False)
@@ -325,7 +328,8 @@ def _drain(output: int, log: Log, once: bool = False) -> bool:
 
 
 def _kill_descendants(pid: int) -> None:
-    """Kills until nothing is left; orphans come back to this process, their subreaper."""
+    """Kills descendants until none is left; orphans become children of this process, which is
+    their subreaper."""
     deadline = time.monotonic() + KILL_SECONDS
     while time.monotonic() < deadline:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -343,7 +347,7 @@ def _kill_descendants(pid: int) -> None:
 
 
 def _descendants() -> list[int]:
-    """Every process below this one; where /proc is missing the process group has to do."""
+    """The pids of all descendants of this process; [] where there is no /proc."""
     if not kernel.LINUX:
         return []
     children: dict[int, list[int]] = {}

@@ -94,7 +94,8 @@ def _set(which: int, value: int) -> bool:
 
 
 def _show(folders: set[Path], box: Path) -> bool:
-    """Covers every private ancestor by an empty folder that holds only `folders` and `box`."""
+    """Makes `folders` and `box` reachable below private folders: an empty file system in which
+    only they are mounted covers each private ancestor. False where that is not allowed."""
     try:
         kernel.unshare(kernel.CLONE_NEWNS)
     except OSError:
@@ -137,8 +138,8 @@ def _reachable(path: Path) -> bool:
 
 
 def _may_change_uid() -> bool:
-    """A container may have taken these powers from root: to give files away, to change the gid and
-    the uid (the first bits of the capabilities)."""
+    """Whether root has the capabilities CHOWN, SETGID and SETUID; a container may have taken
+    them."""
     with contextlib.suppress(OSError), open("/proc/self/status", encoding="utf-8") as status:
         held = next(int(line.split()[1], 16) for line in status if line.startswith("CapEff"))
         return all(held >> bit & 1 for bit in (0, 6, 7))

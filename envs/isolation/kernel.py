@@ -49,7 +49,7 @@ def _prctl(option: int, value: int, more: object = 0) -> bool:
 
 
 def die_with_parent() -> bool:
-    """SIGKILL comes when the thread that forked this process ends; False where that cannot be.
+    """Lets the kernel kill this process when the thread that forked it ends; False where it cannot.
 
     It survives an exec, so it can be called between fork and exec.
     """
@@ -62,7 +62,7 @@ def become_subreaper() -> bool:
 
 
 def forbid_new_privileges() -> bool:
-    """No program started from here on gains rights; seccomp and Landlock ask for it first."""
+    """No program started from here on gains rights (setuid); seccomp and Landlock require this."""
     return _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 

@@ -19,8 +19,9 @@ _ALWAYS = kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
 
 
 def enter(network: bool) -> bool:
-    """Takes this process's future children, and it itself where that can be, into namespaces of
-    their own; False, and nothing has changed, where it may not. Needs a process of one thread.
+    """Puts the future children of this process (and itself, where possible) into new namespaces.
+
+    False where that is not allowed; nothing has changed then. The process must have one thread.
 
     Args:
         network: whether the network stays the machine's.

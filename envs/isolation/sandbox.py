@@ -79,7 +79,7 @@ class Reach:
 
 @dataclass(frozen=True)
 class Held:
-    """What holds user code in this process: the level, all that holds, what stays open."""
+    """What confines user code in this process: its level, the measures in force, the gaps."""
 
     level: str
     holds: tuple[str, ...]
@@ -120,7 +120,7 @@ def close(
     offline: bool,
     reach: Reach,
 ) -> Held:
-    """Puts this process under everything that works, then tries to get out.
+    """Confines this process by every measure that works here, then tests whether it can get out.
 
     Args:
         uid: the uid to drop to, None to stay.
@@ -250,5 +250,5 @@ def _fresh_proc() -> bool:
 
 
 def inside(folder: str) -> tuple[list[str], list[str]]:
-    """For a second box inside this one: what it may read, and what it may write (`folder`)."""
+    """(paths to read, paths to write) of a second box inside this one, which writes `folder`."""
     return [*_SYSTEM, *interpreter_folders(), *_PROC, _HERE], [folder, *_DEVICES]

@@ -121,7 +121,7 @@ def _argument(position: int) -> tuple[int, int, int, int]:
 
 
 def _for_call(number: int, body: _Lines) -> _Lines:
-    """`body`, run for this system call alone; every path through it has to return."""
+    """Instructions that run `body` for this system call only; every path of it must return."""
     return [(_JEQ, 0, len(body), number), *body]
 
 

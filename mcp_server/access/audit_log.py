@@ -33,14 +33,14 @@ class Call:
 
 
 class Record:
-    """How a call ended: "ok", "asked" (a person first), a refusal's code, or what cut it short."""
+    """How a call ended: "ok", "asked" (a person is asked first), an error code, or "cut short"."""
 
     def __init__(self) -> None:
         self.result = "cut short"
         self.named: dict[str, str | bool] = {}
 
     def ok(self, reply: Any) -> None:
-        """It was answered: the run, environment or deployment of its reply is named."""
+        """The call succeeded; the line names the run, environment or deployment of its reply."""
         self.result = "ok"
         if isinstance(reply, Mapping):
             pairs = ((name, reply.get(name)) for name in _NAMES)
@@ -134,7 +134,7 @@ class Audit:
 
 
 def recorded(home: Home, tool: str, change: Callable[..., Reply], **asked: Any) -> Reply:
-    """What `change(home, **asked)` replies, with its line: how a command changes something.
+    """The reply of `change(home, **asked)`, recorded in the audit log: how commands change things.
 
     Raises UserError HOME_UNUSABLE when it cannot be recorded, and whatever `change` raises.
     """

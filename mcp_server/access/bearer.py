@@ -36,7 +36,7 @@ def load_token(home: Home) -> str:
 
 
 def _make(home: Home) -> None:
-    """Write a new token whole: of two servers starting at once, both read the same one."""
+    """Write a new token atomically: two servers that start at once end up with the same one."""
     aside = home.token.with_name(f".token.{secrets.token_hex(6)}")
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

@@ -133,7 +133,7 @@ class Keys:
 
 
 def digest(token: str) -> str:
-    """What is kept of a token: it has 256 bits of chance, so a plain hash cannot be turned back."""
+    """The SHA-256 that is stored of a token; with 256 random bits no slower hash is needed."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -202,7 +202,7 @@ def add_key(
 
 
 def remove_key(home: Home, name: str) -> None:
-    """Forget a key: a server that runs refuses its next request. Raises UserError BAD_ARGUMENT."""
+    """Delete a key: running servers refuse its next request. Raises UserError BAD_ARGUMENT."""
     with locked(home):
         keys = list_keys(home)
         left = [key for key in keys if key.name != name]
@@ -240,7 +240,7 @@ def agreed_by_owner(home: Home, key: Key, asked: "EnvSettings") -> None:
 
 
 def own_request_id(key: Key, request_id: str) -> str:
-    """What `request_id` of `key` is stored as: no key meets what another one asked for.
+    """What `request_id` of `key` is stored as, so that two keys may use the same one.
 
     The owner's stays as it is. A colon stands in no key's name, so two keys never make one id.
     """
@@ -252,7 +252,7 @@ def own_request_id(key: Key, request_id: str) -> str:
 
 @contextlib.contextmanager
 def locked(home: Home) -> Iterator[None]:
-    """One at a time on a home, whichever process. Raises UserError HOME_UNUSABLE after 30 s."""
+    """A lock on the keys of a home, across processes. Raises UserError HOME_UNUSABLE after 30 s."""
     lock = take_lock(home.keys_lock, wait_s=LOCK_S)
     if lock is None:
         raise UserError(
@@ -269,10 +269,10 @@ def locked(home: Home) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def spending(home: Home, key: Key, turn: "anyio.Lock") -> AsyncIterator[None]:
-    """One at a time of a key, whichever process; whoever waits holds no thread.
+    """A lock on what a key spends, across processes; waiting for it takes no thread.
 
-    `turn` is this process's own, so that one of all that wait looks at the file. Raises UserError
-    HOME_UNUSABLE after 30 s.
+    `turn` is a lock within this process: of all calls that wait, one polls the file. Raises
+    UserError HOME_UNUSABLE after 30 s.
     """
     # Late: this file is also read by every command, which has no use for it.
     import anyio  # noqa: PLC0415

@@ -90,7 +90,7 @@ def check_quota(
 
 
 def standing(home: Home, key: Key, clock: Callable[[], float] = time.time) -> Reply:
-    """What `key` may still start, for who calls with it."""
+    """The limits of `key` and what is left of them, for `get_status`."""
     with Store(home) as store:
         limits: Reply = {"name": key.name, "open_runs": _open_runs(home, store, key)}
         if key.max_runs:
@@ -125,8 +125,8 @@ def _cap_of_row(row: RunRow | None) -> float:
 
 
 def _cap_of_before(home: Home, store: Store, request_id: str, resumed: RunRow | None) -> Cap | None:
-    """The cap the same call was given then, when more or less was left of the day: with another
-    one it would not be the same call."""
+    """The cap that the first call with this `request_id` was given: a repeated call must ask for
+    the same one, although less may be left of the day now."""
     if resumed is not None:
         return Cap(resumed.max_gpu_hours)
     rows = store.list_runs(ALL_RUNS, kind="train")
@@ -136,7 +136,7 @@ def _cap_of_before(home: Home, store: Store, request_id: str, resumed: RunRow | 
 
 
 def afford_of(home: Home, key: Key, clock: Callable[[], float] = time.time) -> Afford | None:
-    """What gives an evaluation or a probe of `key` its cap; None where no hours are counted."""
+    """A function that caps an evaluation or a probe of `key`; None where no hours are counted."""
     return partial(_afford, home, key, clock) if key.gpu_hours_per_day else None
 
 
@@ -170,7 +170,7 @@ def _open_runs(home: Home, store: Store, key: Key) -> list[str]:
 
 
 def _too_much(key: Key, used: float, asked: float, fit: str, field: str = "") -> UserError:
-    """`fit`: what could be asked for now; "" where nothing is left."""
+    """The refusal. `fit` says what could be asked for now, "" where nothing is left."""
     day = key.gpu_hours_per_day
     helps = asked <= day + ROUNDING  # a wait; more than a day has fits on no day
     ways = [fit] if fit else []
@@ -190,7 +190,7 @@ def _too_much(key: Key, used: float, asked: float, fit: str, field: str = "") ->
 
 
 def _down(hours: float) -> float:
-    """`hours` in thousandths, never more than there are: the number is called with again."""
+    """`hours` rounded down to thousandths: a call with this number must fit."""
     return max(0.0, math.floor((hours + ROUNDING / 2) * 1000) / 1000)
 
 

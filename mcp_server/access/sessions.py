@@ -51,8 +51,8 @@ class Sessions:
 
     @contextlib.contextmanager
     def served(self, scope: Scope, key: Key, send: Send) -> Iterator[Send]:
-        """While the request is served: `send`, watched. A session that it may open counts from now
-        on, not only when it is answered."""
+        """Gives a watched `send` while the request is served. A session that the request may open
+        counts from now on, before it is answered."""
         counted = [key.name] if _opens(scope) else []
         self._opening.update(counted)
 
@@ -73,7 +73,7 @@ class Sessions:
             answered()
 
     def watched(self, scope: Scope, key: Key, send: Send) -> Send:
-        """`send`, which also keeps account of the sessions it sees opened and ended."""
+        """`send`, which also counts the sessions that it sees opened and ended."""
         asked = _session(scope["headers"])
         mine = self._seen.setdefault(key.name, {})
         if asked in mine:

@@ -26,6 +26,7 @@ MAX_WAIT_S = 50.0
 def get_status(
     home: Home, scope: str = "all", limit: int = 20, cursor: str = "", key: Key = LOCAL
 ) -> Reply:
+    """Devices, queue, runs, environments and models; with the limits of `key`, if it has any."""
     from engine.runs import lifecycle
 
     limits: Reply = {}
@@ -45,6 +46,7 @@ def push_env(
     roots: Sequence[Path] | None = None,
     key: Key = LOCAL,
 ) -> Reply:
+    """Store an environment as a version. Raises UserError, codes ENV_* and DATASET_INVALID."""
     from engine.environments import push
 
     if install:
@@ -72,6 +74,7 @@ def dry_run(
     samples: int = 0,
     key: Key = LOCAL,
 ) -> Reply:
+    """Check a plan without training; with `samples`, also try the model."""
     from engine import dry_run as engine_dry_run
 
     reply = engine_dry_run.dry_run(
@@ -87,6 +90,7 @@ def estimate_cost(
     algorithm: str = "grpo",
     settings: GivenSettings | None = None,
 ) -> Reply:
+    """What a run will take, from the same plan as a dry run."""
     from engine.cost import estimate
 
     reply = estimate.estimate_cost(home, env_id, model, algorithm, dict(settings or {}))
@@ -94,6 +98,7 @@ def estimate_cost(
 
 
 def submit_train(home: Home, request: TrainRequest) -> Reply:
+    """Queue a training run. Raises UserError when the plan cannot be trained."""
     from engine.runs import lifecycle
 
     reply = lifecycle.submit(home, request)
@@ -112,6 +117,7 @@ def wait_run(
     cursor: str = "",
     on_progress: Callable[[Reply], None] | None = None,
 ) -> Reply:
+    """Wait at most `MAX_WAIT_S` seconds for a run; `on_progress` gets its status meanwhile."""
     from engine.runs import lifecycle
 
     timeout_s = min(max(timeout_s, 0.0), MAX_WAIT_S)
@@ -129,6 +135,7 @@ def read_logs(
     limit: int = 50,
     cursor: str = "",
 ) -> Reply:
+    """A page of metrics, events, console or the error of a run."""
     from engine.reading import logs
 
     def page(count: int) -> Reply:
@@ -149,6 +156,7 @@ def read_rollouts(
     max_chars: int = 1200,
     cursor: str = "",
 ) -> Reply:
+    """A page of what the model of a run wrote and what it earned."""
     from engine.reading import rollouts
     from engine.reading.rollout_pages import RolloutQuery
 
@@ -161,6 +169,7 @@ def read_rollouts(
 
 
 def evaluate(home: Home, request: EvaluationRequest, key: Key = LOCAL) -> Reply:
+    """Queue an evaluation. Raises UserError when it cannot be run."""
     from engine.runs import lifecycle
 
     reply = lifecycle.submit_evaluation(home, request, _afford(home, key))
@@ -171,12 +180,14 @@ def evaluate(home: Home, request: EvaluationRequest, key: Key = LOCAL) -> Reply:
 
 
 def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
+    """Models, runs or evaluations side by side on the same held-out tasks."""
     from engine.evidence.compare import compare
 
     return filled(compare.compare_runs(home, list(ids), env_id), f"Compared {', '.join(ids)}.")
 
 
 def diagnose(home: Home, run_id: str) -> Reply:
+    """What went wrong in a run, causes before effects."""
     from engine.evidence.detect import diagnose as engine_diagnose
 
     return filled(engine_diagnose.diagnose(home, run_id), f"Diagnosed {run_id}.")
@@ -192,6 +203,7 @@ def curate(
     pool_models: bool = False,
     preview: bool = True,
 ) -> Reply:
+    """Stored answers as rows of a new SFT dataset; with `preview` nothing is stored."""
     from engine.curation import curate as engine_curate
     from engine.curation.curated import Choices
 
@@ -209,6 +221,7 @@ def deploy(
     roots: Sequence[Path] | None = None,
     key: Key = LOCAL,
 ) -> Reply:
+    """Serve a trained model, stop serving it, or export it to `path` (inside `roots`)."""
     from engine.serving import service
 
     if action == "export" and path and roots is not None:
@@ -229,6 +242,7 @@ def chat(
     temperature: float = 0.0,
     key: Key = LOCAL,
 ) -> Reply:
+    """Ask a model, and with `compare_to` another one; both are deployed where they are not."""
     from engine.serving import service
 
     asker = service.Asker(key.name, key.max_deployments)
@@ -237,6 +251,7 @@ def chat(
 
 
 def cancel_run(home: Home, run_id: str, reason: str = "") -> Reply:
+    """Stop a run after a checkpoint. Raises UserError RUN_NOT_FOUND."""
     from engine.runs import lifecycle
 
     reply = lifecycle.cancel(home, run_id, reason)
@@ -247,6 +262,7 @@ def cancel_run(home: Home, run_id: str, reason: str = "") -> Reply:
 
 
 def read_playbook(section: str = "") -> str:
+    """A section of the playbook as Markdown; "" gives the contents."""
     import playbook
 
     return playbook.read(section)
@@ -266,7 +282,7 @@ def report(home: Home, run_id: str) -> Reply:
 
 
 def verify(home: Home, run_id: str) -> Reply:
-    """Hold a run's files against its seal. Raises UserError RUN_NOT_FOUND."""
+    """Compare a run's files with the hashes sealed at its end. Raises UserError RUN_NOT_FOUND."""
     from engine.evidence.verdict import provenance
 
     return filled(provenance.verify(home, run_id).to_json(), f"Verified {run_id}.")
@@ -316,7 +332,7 @@ def deletable_runs(home: Home, run_ids: Sequence[str], force: bool = False) -> R
 
 
 def delete_run(home: Home, run_id: str) -> Reply:
-    """Free the room a run takes. Raises UserError RUN_STATE."""
+    """Delete a run's large files. Raises UserError RUN_STATE."""
     from engine.runs import deletion
 
     return filled(deletion.delete_run(home, run_id), f"Deleted {run_id}.")
@@ -328,7 +344,7 @@ def suggest(tool: str, **arguments: Any) -> Reply:
 
 
 def filled(reply: Reply, summary: str, *after: Reply) -> Reply:
-    """`reply` with what the engine left out: a sentence, suggested calls, warnings."""
+    """`reply` with `summary`, `next` and `warnings` first, filled where they are missing."""
     head = {
         "summary": reply.get("summary") or summary,
         "next": reply["next"] if reply.get("next") is not None else list(after),

@@ -33,7 +33,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Client:
-    """Where one agent keeps its servers, and how it spells an entry."""
+    """Where one agent lists its MCP servers: file, key in it, and the form of an entry."""
 
     file: str
     key: str
@@ -49,7 +49,7 @@ def _headers(launch: Launch) -> Entry:
 
 
 def _typed(launch: Launch) -> Entry:
-    """Claude Code and VS Code want the transport named."""
+    """The entry of Claude Code and VS Code, which names the transport."""
     if launch.url:
         return {"type": "http", "url": launch.url, "headers": _headers(launch)}
     return {"type": "stdio", **_stdio(launch)}

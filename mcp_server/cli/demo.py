@@ -70,7 +70,7 @@ class Scene:
 
 
 def run_demo(home: Path | None, *, seed: int = 0, as_json: bool = False) -> int:
-    """Play the demo; the exit status is 0 only when both runs are judged better."""
+    """Run the demo; the exit status is 0 only when both runs are judged better."""
     where = Home.locate(home)
     scene = Scene(where, seed)
     console = stage_console(as_json)
@@ -169,7 +169,7 @@ async def _loop(caller: "_Caller", scene: Scene, folder: Path) -> None:
 
 
 async def _train(caller: "_Caller", scene: Scene, algorithm: str, plan: Reply) -> Reply:
-    """Submit a run and see it through."""
+    """Submit a run and wait for its end."""
     submitted = await caller.call(
         "submit_train", plan | {"max_gpu_hours": MAX_GPU_HOURS}, f"submit {algorithm}"
     )
@@ -192,7 +192,7 @@ class _Caller:
         return reply
 
     async def read(self, tool: str, arguments: Reply) -> None:
-        """A call whose answer is prose."""
+        """A call whose result is text and no object."""
         step = self._stage.begin(tool)
         result = await self._client.call_tool(tool, arguments)
         text = "".join(getattr(part, "text", "") for part in result.content)
@@ -201,7 +201,7 @@ class _Caller:
         self._stage.end(step, text.strip().splitlines()[0].lstrip("# "))
 
     async def wait(self, run_id: str, metric: str) -> Reply:
-        """See a run through, its curve growing. Raises DemoFailed when it does not end well."""
+        """Wait for the end of a run and draw its curve. Raises DemoFailed when it is not `done`."""
         step = self._stage.begin("wait_run", run_id)
         cursor = ""
         while True:

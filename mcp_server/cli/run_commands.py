@@ -306,7 +306,7 @@ def report(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> Non
 
 
 def _news(page: Reply, as_json: bool) -> Reply:
-    """A page without what would be said again with every page that follows."""
+    """A page of followed logs without the fields that every further page would repeat."""
     again = (
         ("next", "next_cursor") if as_json else ("summary", "next", "next_cursor", "older_cursor")
     )

@@ -24,7 +24,7 @@ Wait = Annotated[bool, typer.Option("--wait", help="Stay until it ends.")]
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """What `honesmith train` takes of a plan; "" where it is left to the file or the default."""
+    """Options of `honesmith train`; "" takes what the TOML file says, or the default."""
 
     env: Annotated[
         str, typer.Argument(metavar="[ENV|FILE.toml]", help="An environment, or a TOML file.")

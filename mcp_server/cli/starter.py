@@ -32,7 +32,7 @@ def templates() -> dict[str, str]:
 
 
 def after_new(folder: Path, template: str = "") -> Reply:
-    """The push that follows a new environment, and what to do before it."""
+    """The next call after a new environment (its push), and what to edit before it."""
     file = folder / "environment.py"
     if template.replace("-", "_") == "sft_only":
         first = f"put your rows into {folder / 'datasets'}"

@@ -35,7 +35,7 @@ FORM: ElicitRequestedSchema = {
 
 
 async def with_agreement(submit: Callable[[bool], Reply], ctx: Context) -> Any:
-    """What `submit(approved)` returns, after a person was asked where one has to be.
+    """The reply of `submit(approved)`; a person is asked first where a spend needs consent.
 
     In the newer protocol the question is the result of the call and the answer comes with the next
     one; in the older one the call waits for it, no longer than any call waits. Raises UserError

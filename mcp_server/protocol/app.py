@@ -106,7 +106,7 @@ def default_roots() -> tuple[Path, ...]:
 
 
 class CountingBus(InMemorySubscriptionBus):
-    """A bus that knows whether anybody listens."""
+    """An event bus that counts its subscribers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ def _grown(home: Home, sizes: dict[str, int]) -> list[str]:
 
 
 def _tend(home: Home) -> None:
-    """Continue what was interrupted and start what is queued: there is no daemon that would."""
+    """Continue interrupted runs and start queued ones: there is no daemon that would."""
     # Not needed to answer a first request, so not paid for before it.
     from engine.processes import launcher  # noqa: PLC0415
 

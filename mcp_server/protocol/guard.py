@@ -131,7 +131,7 @@ class GuardedServer(MCPServer[Any]):
             return refusal(internal(name, cause))
 
     def answer(self, data: Any, caller: Key = LOCAL) -> CallToolResult:
-        """The success result: structured content and the same as compact JSON; prose as it is."""
+        """The success result: structured content, and the same as compact JSON; text as it is."""
         if isinstance(data, str):
             return CallToolResult(content=[TextContent(text=clean_text(data)[:RESULT_CHARS])])
         body = cap(envelope(data, "Done."))
@@ -151,7 +151,7 @@ class GuardedServer(MCPServer[Any]):
     async def _scoped(
         self, ctx: ServerRequestContext[Any, Any], call_next: CallNext
     ) -> HandlerResult:
-        """Whatever is no tool call and tells of the home needs the scope read."""
+        """Requires the scope `read` for every request about the home that is no tool call."""
         if ctx.method not in _FREE and not ctx.method.startswith("notifications/"):
             try:
                 caller_of(ctx).require("read", ctx.method)
@@ -166,7 +166,7 @@ class GuardedServer(MCPServer[Any]):
         tool: str,
         arguments: Mapping[str, Any],
     ) -> "Cap | None":
-        """The cap of a submit that names none, under a limit of hours.
+        """Checks the quota; returns the cap of a submit that names none, where hours are limited.
 
         Of two calls that would each just fit, the second must see the first: calls of one key
         that start something pass one at a time, until `held` ends.
@@ -190,7 +190,7 @@ class GuardedServer(MCPServer[Any]):
         return await anyio.to_thread.run_sync(quotas.former_cap, self._home, run_id)
 
     async def _in_sight(self, caller: Key, tool: str, arguments: Mapping[str, Any]) -> None:
-        """Who is not the owner learns nothing of this machine's files from naming them as models.
+        """To others than the owner a path without a model is not found, whatever lies there.
 
         Raises UserError MODEL_NOT_FOUND.
         """
@@ -230,14 +230,14 @@ _WORDS = {"integer": "a whole number", "number": "a number", "boolean": "true or
 
 
 def _is_a(kind: str, value: Any) -> bool:
-    """pydantic would take true for 1, "5" for 5 and 1 for true."""
+    """Whether `value` is of that JSON type; pydantic would take true for 1 and "5" for 5."""
     if kind == "boolean" or isinstance(value, bool):
         return kind == "boolean" and isinstance(value, bool)
     return isinstance(value, int | float)
 
 
 def caller_of(context: Any) -> Key:
-    """Whose call this is: the gate's word over HTTP; stdio may do everything.
+    """The key of the caller: over HTTP as the gate found it; stdio may do everything.
 
     Raises KeyError for an HTTP request that passed no gate: such a call must fail.
     """
@@ -255,7 +255,7 @@ def _transport(caller: Key) -> str:
 
 
 def models_of(tool: str, arguments: Mapping[str, Any]) -> list[str]:
-    """What a call names as models, as far as it can be one."""
+    """The arguments of a call that name models."""
     named = [arguments.get(name) for name in ("model", "compare_to")]
     named += [arguments.get("run_id")] if tool == "deploy" else []
     listed = arguments.get("models")
@@ -307,7 +307,7 @@ def refusal(error: UserError) -> CallToolResult:
 
 
 def internal(name: str, error: BaseException | None) -> UserError:
-    """A fault of ours: the traceback goes to the log, a sentence to the caller."""
+    """The error for a bug of ours: the traceback goes to the log, a sentence to the caller."""
     log.error("%s failed", name, exc_info=error)
     return UserError(
         "INTERNAL",
@@ -342,7 +342,7 @@ def compact_value(value: Any) -> str:
 
 
 def _expected(schema: Mapping[str, Any]) -> str:
-    """What an argument takes, from its schema."""
+    """What an argument takes, in words, from its schema."""
     if "enum" in schema:
         kind = "one of " + ", ".join(map(str, schema["enum"]))
     else:
@@ -366,7 +366,7 @@ def _did_you_mean(name: str, known: list[str]) -> str:
 
 
 def _moved(name: str, value: object, known: Mapping[str, Any]) -> Change | None:
-    """An unknown argument under the name it was meant by, or inside settings."""
+    """The correction of an unknown argument: under the nearest name, or inside settings."""
     if setting := _setting_meant(name, known):
         return Change(settings={setting: value}, without_arguments=(name,))
     near = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.55)
@@ -374,8 +374,7 @@ def _moved(name: str, value: object, known: Mapping[str, Any]) -> Change | None:
 
 
 def _settings_hint(name: str, known: Mapping[str, Any]) -> str:
-    """Agents pass settings flat; say where they go. Of what is no setting there is nothing to say:
-    it would be refused there too."""
+    """A sentence for a setting that was passed as an argument; "" where the name is no setting."""
     setting = _setting_meant(name, known)
     return f' Settings go inside settings, e.g. settings={{"{setting}": ...}}.' if setting else ""
 

@@ -148,7 +148,7 @@ def _no_token() -> Response:
 
 
 async def _body(scope: Scope, receive: Receive) -> Receive | Response:
-    """The body, read within its size and its time, to be received again; or why it was not."""
+    """A `receive` that gives the body again, read within its limits; else the refusal to send."""
     headers = dict(scope["headers"])
     declared = headers.get(b"content-length", b"0")
     if not declared.isdigit() or int(declared[:20]) > MAX_BODY:
@@ -244,7 +244,7 @@ def serve_http(
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, which takes few connections at a time from a long queue."""
+    """uvicorn's server with a long queue of connections, of which it accepts few at a time."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

@@ -31,7 +31,8 @@ def end_by_interrupt() -> None:
 
 @asynccontextmanager
 async def until_client_leaves() -> AsyncIterator[None]:
-    """Who no longer reads what is answered has left: no fault of ours. Raises BrokenPipeError."""
+    """Turns what a client that has left causes (nobody reads the answers) into one plain
+    BrokenPipeError instead of a group of exceptions."""
     left = False
     try:
         yield
@@ -43,7 +44,7 @@ async def until_client_leaves() -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def answered(reader: Any, writer: Any) -> AsyncIterator[Any]:
-    """The messages of `reader`, lines that are none mended or refused through `writer`."""
+    """The messages of `reader`; a line that is none is repaired, or refused through `writer`."""
     send, receive = anyio.create_memory_object_stream[Any](0)
 
     async def pump() -> None:
@@ -66,7 +67,7 @@ async def answered(reader: Any, writer: Any) -> AsyncIterator[Any]:
 
 
 def _given(error: Exception) -> tuple[str | None, Any]:
-    """The line that is not JSON as pydantic reads it, else None and the object it holds."""
+    """(the line, None) where it is no JSON as pydantic reads it, else (None, the object in it)."""
     faults = error.errors(include_url=False) if isinstance(error, ValidationError) else []
     for fault in faults:
         if fault["type"] == "json_invalid":
@@ -76,7 +77,7 @@ def _given(error: Exception) -> tuple[str | None, Any]:
 
 
 def _mended(line: str | None) -> SessionMessage | None:
-    """The message of a line whose only fault are lone surrogates."""
+    """The message of a line that is wrong in lone surrogates alone, replaced; else None."""
     value = _loaded(line)
     if value is None:
         return None
@@ -88,7 +89,7 @@ def _mended(line: str | None) -> SessionMessage | None:
 
 
 def _refusal(line: str | None, value: Any) -> types.JSONRPCError:
-    """With the id where the line has one: its caller waits for exactly that."""
+    """The error for a line, with its request id where it has one: the caller waits for that id."""
     value = _loaded(line) if value is None else value
     code, message = types.INVALID_REQUEST, "The line is not a JSON-RPC message."
     if line is not None and value is None:

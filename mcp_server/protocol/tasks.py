@@ -63,7 +63,7 @@ class TaskParams(RequestParams):
 
 
 class WaitTasks(Extension):
-    """Answers `wait_run` with a task when the client can take one and the run is not there yet."""
+    """Answers `wait_run` with a task where the client supports tasks and the wait is not over."""
 
     identifier = TASKS
 
@@ -137,7 +137,7 @@ class WaitTasks(Extension):
     async def _cancel(
         self, ctx: ServerRequestContext[Any, Any], params: TaskParams
     ) -> HandlerResult:
-        """Ends the waiting, not the run: that is `cancel_run`."""
+        """Ends the waiting; the run goes on (`cancel_run` would end it)."""
         wait = _parsed(params)
         try:
             await anyio.to_thread.run_sync(partial(self._look, wait.run_id, wait.until, wait.since))

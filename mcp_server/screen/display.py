@@ -140,6 +140,6 @@ def progress_text(reply: Mapping[str, Any], value: str) -> str:
 
 
 def stage_console(quiet: bool) -> Console:
-    """Where the demo shows itself: stdout, or stderr when stdout is for JSON."""
+    """The console of the demo: stdout, or stderr where stdout carries JSON."""
     stream = sys.stderr if quiet else sys.stdout
     return Console(file=stream, highlight=False, width=None if stream.isatty() else 160)

@@ -51,7 +51,7 @@ MARKS = {"pass": "✓", "warn": "!", "fail": "✗", "skip": "-"}
 
 
 class _Trimmed:
-    """A stream whose lines end with their last word: tables fill theirs with spaces."""
+    """A stream without spaces at the ends of lines, with which tables fill theirs."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -103,12 +103,12 @@ def _tail(out: Console, data: Mapping[str, Any]) -> None:
 
 
 def run(data: Any) -> None:
-    """A run as a person asks for it: what it is and how it stands, without its paperwork."""
+    """A run for a person: what it is and how it stands, without the fields in `PAPERWORK`."""
     reply(_heldout_told({name: value for name, value in data.items() if name not in PAPERWORK}))
 
 
 def _heldout_told(data: Reply) -> Reply:
-    """`data`, which held-out tasks its numbers are of told by the sentence alone."""
+    """`data` with the sentence about its held-out tasks in place of the object that holds it."""
     tasks = data.get("heldout")
     return data | {"heldout": tasks["about"]} if isinstance(tasks, Mapping) else data
 
@@ -157,14 +157,14 @@ def logs(data: Any, whole: bool = False) -> None:
 def _foremost_first(
     columns: Sequence[Any], rows: Sequence[Sequence[Any]]
 ) -> tuple[list[Any], list[list[Any]]]:
-    """What is looked at first stands first, and is not what a narrow terminal leaves out."""
+    """The columns in `FOREMOST` moved to the front, so that a narrow terminal still shows them."""
     order = [index for name in FOREMOST for index, other in enumerate(columns) if other == name]
     order += [index for index in range(len(columns)) if index not in order]
     return [columns[index] for index in order], [[row[index] for index in order] for row in rows]
 
 
 def _step_line(columns: Sequence[Any], row: Sequence[Any]) -> Text:
-    """One line of metrics: `step 3  loss 1.2  lr 0.001`, what it does not have left out."""
+    """One line of metrics: `step 3  loss 1.2  lr 0.001`, without values that are missing."""
     pairs = [(str(name), value) for name, value in zip(columns, row, strict=False)]
     parts = [Text(f"{name} ") + scalar(name, value) for name, value in pairs if value is not None]
     return Text("  ").join(parts)
@@ -294,7 +294,7 @@ def cost(data: Any) -> None:
 
 
 def check(item: Mapping[str, Any]) -> None:
-    """One check on its line, as it comes."""
+    """One check of `doctor` on a line, printed as soon as it is done."""
     console().print(checks([item], _NAMES))
 
 
@@ -310,7 +310,7 @@ def diagnosis(data: Any) -> None:
 
 
 def custody(data: Any) -> None:
-    """A verified run: its links in order, under each the files that are not what they were."""
+    """A verified run: its links in order, under each the files that have changed."""
     out = console()
     for link in data.get("links", []):
         status = "pass" if link["ok"] else "fail"

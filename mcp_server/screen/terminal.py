@@ -51,7 +51,7 @@ Sets = Annotated[
 
 
 class CommandGroup(TyperGroup):
-    """Commands whose flags are shown without a type, and whose typos meet near names alone."""
+    """A group whose help shows flags without a type, and which suggests only near names."""
 
     def __init__(self, **how: Any) -> None:
         super().__init__(**how)
@@ -133,7 +133,7 @@ def _flatten(run: Callable[..., None], bundles: Mapping[str, type[Any]]) -> None
 
 
 def _internal(name: str, error: Exception, home: Path | None) -> UserError:
-    """A person gets a sentence, the log the traceback."""
+    """The error for a bug of ours: a sentence for the person, the traceback in the log."""
     hint = ""
     with contextlib.suppress(UserError):  # a home that cannot be written has no log either
         where = Home.locate(home)
@@ -156,7 +156,7 @@ def show(reply: Any, as_json: bool, paint: str = "reply") -> None:
 
 @contextlib.contextmanager
 def working(what: str, as_json: bool = False) -> Iterator[None]:
-    """Say on a terminal what is being done while it is done; nothing where nobody looks."""
+    """Show `what` on a terminal while the block runs; nothing where stderr is no terminal."""
     shown = sys.stderr.isatty() and not as_json
     if shown:
         sys.stderr.write(f"{what} ...")
