@@ -84,8 +84,8 @@ def names_all(task: Task, completion: str) -> bool:
 def says_deed(task: Task, completion: str) -> bool:
     """The deed in its own words or others: most of its longer words have to be there."""
     words = [word for word in task.metadata["deed"].split() if len(word) > 3]
-    found = sum(word[:4] in completion for word in words)
-    return found >= max(1, len(words) - 1)
+    named = sum(word[:4] in completion for word in words)
+    return named >= max(1, len(words) - 1)
 
 
 def is_short(task: Task, completion: str) -> float:

@@ -30,12 +30,12 @@ class Minutes(SingleTurnEnv):
         return tasks
 
     def score(self, task: Task, completion: str) -> Score:
-        said = final_answer(completion)
+        given = final_answer(completion)
         right = number(completion, final_answer(task.answer_text))
         return Score(
             reward=right,
             success=right == 1.0,
-            metrics={"readable": float(parse_number(said) is not None)},
+            metrics={"readable": float(parse_number(given) is not None)},
         )
 
 
