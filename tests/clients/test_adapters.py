@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from mcp_server.protocol.tools import NEEDS
+
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(60)]
 
 HERE = Path(__file__).parent
@@ -34,7 +36,7 @@ def started(project, folder: Path, script: str) -> dict[str, Any]:
 )
 def test_it_lists_the_tools_and_calls_one(installed: Installed, project, client: str, script: str):
     said = started(project, installed(client), script)
-    assert len(said["tools"]) == 16 and {"get_status", "submit_train"} <= set(said["tools"])
+    assert len(said["tools"]) == len(NEEDS) and {"get_status", "submit_train"} <= set(said["tools"])
     status = json.loads(said["status"])
     assert status["hardware"]["devices"] and status["summary"]
     assert said.get("structured", status) == status

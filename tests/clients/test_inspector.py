@@ -9,6 +9,7 @@ import pytest
 from http_server import listening
 
 from mcp_server.access.bearer import load_token
+from mcp_server.protocol.tools import NEEDS
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(60)]
 
@@ -25,7 +26,7 @@ def test_no_definition_is_one_that_a_client_may_refuse(inspector, project, era: 
     argv = [*inspector, "--protocol-era", era, *project.argv, "--method"]
     listed = project.run([*argv, "tools/list", "--strict"])
     assert listed.returncode == 0, listed.stderr
-    assert len(json.loads(listed.stdout)["tools"]) == 16
+    assert len(json.loads(listed.stdout)["tools"]) == len(NEEDS)
 
 
 def test_resources_templates_and_prompts_are_listed(inspector, project):

@@ -30,6 +30,7 @@ from engine.home.store import Store
 from mcp_server.access.bearer import load_token
 from mcp_server.cli.client_config import serve_argv
 from mcp_server.protocol.app import METRICS_EVERY_S, build_server
+from mcp_server.protocol.tools import NEEDS
 
 TRANSPORTS = ("memory", "stdio", "http")
 OLD, NEW = "legacy", "2026-07-28"
@@ -135,7 +136,7 @@ async def test_a_client_gets_the_same_whichever_way_it_comes(project, transport:
 
 async def _tools_and_errors(client: Client) -> None:
     tools = (await client.list_tools()).tools
-    assert len(tools) == 16 and all(tool.annotations and tool.title for tool in tools)
+    assert len(tools) == len(NEEDS) and all(tool.annotations and tool.title for tool in tools)
     assert [tool.name for tool in tools if tool.output_schema is None] == ["read_playbook"]
     status = await answered(client, "get_status")
     assert status["hardware"]["devices"] and status["next"] and status["warnings"] == []

@@ -20,6 +20,7 @@ from mcp_server.access.keys import Keys
 from mcp_server.access.sessions import Sessions
 from mcp_server.protocol.app import build_server
 from mcp_server.protocol.http_app import LOOPBACK, Gate, _listener, allowed_hosts, http_app
+from mcp_server.protocol.tools import NEEDS
 
 TOKEN = "t0ken-of-this-test-" + "x" * 24
 GOOD = {"host": b"127.0.0.1:8321", "authorization": f"Bearer {TOKEN}".encode()}
@@ -224,7 +225,7 @@ async def test_clients_of_both_eras_are_served_over_http(home: Home):
                 httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}) as http,
                 Client(streamable_http_client(url, http_client=http), mode=mode) as client,
             ):
-                assert len((await client.list_tools()).tools) == 16
+                assert len((await client.list_tools()).tools) == len(NEEDS)
                 assert not (await client.call_tool("read_playbook", {})).is_error
         async with httpx2.AsyncClient() as http:
             health = url.replace("/mcp", "/health")
