@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from engine.core import hardware
 from engine.core.errors import UserError
 from engine.core.format import counted
 from engine.core.hints import Hint, hint_of
+from engine.core.reply import Reply
 from engine.environments import registry
 from engine.home import recovery
 from engine.home.rows import OPEN
@@ -61,14 +62,14 @@ class Finding:
 def examine(
     home: Home,
     mounts: Path = Path("/proc/mounts"),
-    tell: Callable[[dict[str, Any]], None] = lambda _: None,
-) -> dict[str, Any]:
+    tell: Callable[[Reply], None] = lambda _: None,
+) -> Reply:
     """Every check on `home` and this machine: {"summary", "checks": [...], "failed": n}.
 
     `tell` gets each check as it is made.
     """
     findings: list[Finding] = []
-    checks: list[dict[str, Any]] = []
+    checks: list[Reply] = []
     for check in (*CHECKS, partial(filesystem, mounts=mounts)):
         for finding in _guarded(check, home):
             findings.append(finding)
@@ -85,8 +86,8 @@ def examine(
     return {"summary": summary, "failed": failed, "checks": checks}
 
 
-def _shown(finding: Finding) -> dict[str, Any]:
-    shown: dict[str, Any] = {
+def _shown(finding: Finding) -> Reply:
+    shown = {
         "name": finding.name,
         "status": finding.status,
         "detail": finding.detail,

@@ -324,12 +324,12 @@ class Rehearsal:
         return judge_data(statistics, rows, resolved.settings)
 
     def contamination(self) -> Outcome:
-        found = contamination.of_training(self.home, known(self.facts.record), self.model)
-        headline = found["headline"]
-        if found["verdict"] == "clean":
+        overlap = contamination.of_training(self.home, known(self.facts.record), self.model)
+        headline = overlap.headline
+        if overlap.verdict == "clean":
             return Outcome("pass", headline)
         fix = "Take these rows out of the training split, or hold other tasks out, and push again."
-        if found["verdict"] == "leak":
+        if overlap.verdict == "leak":
             return Outcome("fail", headline, f"{fix} The verdict leaves such tasks out.")
         return Outcome("warn", headline, fix)
 

@@ -20,7 +20,6 @@ import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 
@@ -186,7 +185,7 @@ def build(folder: Path) -> None:
             return
         requirements = (folder / FILE).read_text().splitlines()
         _empty(folder)
-        outcome: dict[str, Any] = {"ok": False, "error": "", "hint": "", "isolation": ""}
+        outcome: dict[str, object] = {"ok": False, "error": "", "hint": "", "isolation": ""}
         try:
             outcome["isolation"] = _install_in_box(home, place, requirements)
             outcome["ok"] = True

@@ -25,6 +25,9 @@ LIVING = ("starting", "ready")
 _HEADROOM = 1.1  # times a run's estimated memory has to be free before it starts
 STOP_S = 5.0  # what a server may take to end by itself
 
+# JSON objects of a deployment: its config, and what its OpenAI-compatible server takes and answers.
+Json = dict[str, Any]
+
 
 @dataclass(frozen=True)
 class Asker:
@@ -74,7 +77,7 @@ def served(home: Home, row: DeploymentRow) -> list[str]:
         return [row.base_name, *dict.fromkeys(adapter["name"] for adapter in asked)]
 
 
-def config_of(folder: DeployDir) -> dict[str, Any]:
+def config_of(folder: DeployDir) -> Json:
     """What a deployment was started with, {} where it cannot be read."""
     return read_object(folder.config)
 
@@ -128,8 +131,8 @@ def failure_message(folder: DeployDir) -> str:
 
 
 def request(
-    folder: DeployDir, method: str, path: str, body: dict[str, Any] | None = None, timeout_s=5.0
-) -> tuple[int, dict[str, Any]]:
+    folder: DeployDir, method: str, path: str, body: Json | None = None, timeout_s: float = 5.0
+) -> tuple[int, Json]:
     """One call to a deployment: status and JSON body. Raises Unreachable."""
     # Costs the supervisor's start 30 ms, and most runs find no deployment to talk to.
     import http.client  # noqa: PLC0415

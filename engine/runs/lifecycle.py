@@ -6,7 +6,7 @@ may be killed at any moment and a second server gives the same answers.
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from engine.home.rows import TERMINAL, RunRow, taken_as
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.processes import launcher, outcome
+from engine.records.lines.line_record import Line
 from engine.records.run_config import EvaluateConfig, RegradeConfig
 from engine.runs.overview import overview
 from engine.runs.submit.admission import check_words
@@ -147,9 +148,7 @@ def cancel(home: Home, run_id: str, reason: str = "") -> Reply:
         }
 
 
-def _status(
-    home: Home, store: Store, row: RunRow, alerts: list[dict[str, Any]] | None = None
-) -> Reply:
+def _status(home: Home, store: Store, row: RunRow, alerts: list[Line] | None = None) -> Reply:
     run = home.run(row.run_id)
     now = read_progress(run, row)
     found: Reply = {
@@ -205,7 +204,7 @@ def _status(
     return found
 
 
-def _evaluated(events: list[dict[str, Any]], found: Reply) -> Reply:
+def _evaluated(events: Sequence[Line], found: Reply) -> Reply:
     """The evaluation that was waited for, from its event: the line of metrics comes after it."""
     last = [event for event in events if event.get("event") == "evaluated"][-1]
     scores = {name: value for name, value in last.items() if name not in _EVENT_WORDS}
@@ -219,7 +218,7 @@ def _evaluated(events: list[dict[str, Any]], found: Reply) -> Reply:
     return about | {"summary": f"{found['summary']} Evaluated{at}: {said}."}
 
 
-def _reached(run: RunDir, row: RunRow, until: str, events: list[dict[str, Any]]) -> bool:
+def _reached(run: RunDir, row: RunRow, until: str, events: Sequence[Line]) -> bool:
     if until == "end":
         return row.state in TERMINAL
     if until == "first_step":

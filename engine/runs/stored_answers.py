@@ -18,6 +18,7 @@ from engine.core.files import write_json
 from engine.environments.registry import EnvRecord, open_process
 from engine.evidence.stats.results import load_rows
 from engine.home.run_dir import RunDir
+from engine.records.lines.line_record import Line
 from envs.audit.rescore import Scored, score_again
 from envs.config.problem import EnvProblem
 from envs.host.process import EnvProcess, EpisodeFailed, failed_score
@@ -176,7 +177,7 @@ def _rescore(
         skipped(f"{type(problem).__name__}: {problem}"[:300])
 
 
-def _sample(path: Path, half: str, tasks: Mapping[str, Task]) -> list[dict[str, Any]]:
+def _sample(path: Path, half: str, tasks: Mapping[str, Task]) -> list[Line]:
     """Up to `MOST` answers that were scored, the same ones for the same file."""
     rows = load_rows(path)
     rows = [

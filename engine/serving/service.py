@@ -28,7 +28,14 @@ from engine.install import vllm_env
 from engine.models import catalog
 from engine.models.catalog import ModelRef
 from engine.processes import deployments, launcher, programs
-from engine.processes.deployments import ANYBODY, Asker, Unreachable, describe, list_deployments
+from engine.processes.deployments import (
+    ANYBODY,
+    Asker,
+    Json,
+    Unreachable,
+    describe,
+    list_deployments,
+)
 from engine.records.run_config import GRPOConfig
 from engine.serving.export import export
 
@@ -437,7 +444,7 @@ def _served_of(home: Home, ref: str) -> list[str]:
 def _ask(
     home: Home,
     wanted: Wanted,
-    body: dict[str, Any],
+    body: Json,
     deadline: float,
     asker: Asker,
     started: list[Reply],
@@ -504,8 +511,8 @@ def _answer(wanted: Wanted, folder: DeployDir, response: httpx.Response, seconds
     return answer
 
 
-def _error_text(said: dict[str, Any]) -> str:
-    error = said.get("error")
+def _error_text(reply: Json) -> str:
+    error = reply.get("error")
     return str(error.get("message", "")) if isinstance(error, dict) else str(error or "")
 
 

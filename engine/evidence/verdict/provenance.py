@@ -14,9 +14,9 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from engine.core.errors import UserError
+from engine.core.reply import Reply
 from engine.evidence.verdict.lineage import trained_by
 from engine.evidence.verdict.verdict import run_verdict
 from engine.home.rows import RunRow
@@ -90,7 +90,7 @@ class Verification:
     ancestors: Sequence["Verification"]
     summary: str
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Reply:
         return {
             "run_id": self.run_id,
             "intact": self.intact,

@@ -82,7 +82,7 @@ def submit_evaluation(
     shared = None
     if request.split == "heldout":
         shared = contamination.of_models(home, record, request.models)
-    warnings += contamination.said_of(shared)
+    warnings += shared.warnings if shared else []
     new = NewRun(
         name=f"{record.name}-eval",
         kind="evaluate",

@@ -1,6 +1,6 @@
 """Queuing the scoring of stored answers by another environment version; no model is asked."""
 
-from typing import Any
+from collections.abc import Mapping
 
 from engine.core.reply import Reply
 from engine.curation.sources import Stored, stored_answers
@@ -44,7 +44,7 @@ def submit_regrade(home: Home, request: EvaluationRequest, afford: Afford | None
             f"{request.rows} of the {stored.tasks} stored tasks are scored; rows takes more"
         )
     shared = contamination.of_models(home, record, refs) if request.split == "heldout" else None
-    warnings += contamination.said_of(shared)
+    warnings += shared.warnings if shared else []
     new = NewRun(
         name=f"{record.name}-regrade",
         kind="evaluate",
@@ -84,7 +84,7 @@ def _check_request(request: EvaluationRequest) -> None:
 
 def _config(
     request: EvaluationRequest, record: EnvRecord, stored: Stored, cap: float
-) -> dict[str, Any]:
+) -> Mapping[str, object]:
     """The content of config.json."""
     return {
         "kind": "evaluate",

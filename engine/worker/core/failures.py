@@ -8,13 +8,13 @@ import errno
 import os
 import traceback
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
 
 from engine.core.errors import FAILURE_KINDS, UserError
 from engine.core.hints import Hint, hint_of
+from engine.processes.outcome import Failure
 
 HINTS: dict[str, str] = {
     "oom": "Lower max_length, or batch_size (SFT) or prompts_per_step (GRPO), or set "
@@ -60,8 +60,8 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(said in str(error) for said in _NO_MEMORY)
 
 
-def explain(error: BaseException) -> dict[str, Any]:
-    """The failure record of an exception: kind, message, evidence, hint."""
+def explain(error: BaseException) -> Failure:
+    """The failure record of an exception."""
     if isinstance(error, WorkerFailure):
         return _record(error.kind, error.message, error.evidence, error.advice)
     if isinstance(error, UserError):
@@ -97,13 +97,8 @@ def is_full_or_read_only(error: BaseException) -> bool:
     return isinstance(error, SafetensorError) and any(f"os error {c})" in said for c in codes)
 
 
-def _record(kind: str, message: str, evidence: str, hint: Hint) -> dict[str, Any]:
-    return {
-        "kind": kind,
-        "message": message,
-        "evidence": evidence[:500],
-        "hint": hint.to_json(),
-    }
+def _record(kind: str, message: str, evidence: str, hint: Hint) -> Failure:
+    return Failure(kind, message, evidence[:500], hint)
 
 
 def _last_line(error: BaseException) -> str:
