@@ -149,17 +149,17 @@ def database(home: Home) -> Iterator[Finding]:
     with Store(home) as store:
         store.check()
         count = len(store.list_runs(1000))
-    said = f"intact, {counted(count, 'run')}, SQLite {sqlite3.sqlite_version}"
+    text = f"intact, {counted(count, 'run')}, SQLite {sqlite3.sqlite_version}"
     kept = [path.name for path in home.dbs_aside()]
     if kept:
         yield Finding(
             "database",
             "warn",
-            f"{said}; found damaged before and made again from the run folders ({', '.join(kept)})",
+            f"{text}; found damaged before and made again from the run folders ({', '.join(kept)})",
             "Look for what harms files on this disk; then delete what was kept.",
         )
     else:
-        yield Finding("database", "pass", said)
+        yield Finding("database", "pass", text)
 
 
 def configuration(home: Home) -> Iterator[Finding]:
@@ -185,13 +185,13 @@ def isolation(home: Home) -> Iterator[Finding]:
 
 
 def devices(home: Home) -> Iterator[Finding]:
-    found = hardware.detect(home.root)
-    names = ", ".join(f"{device.id} {device.name}" for device in found.devices)
-    if found.device.kind == "cpu":
+    here = hardware.detect(home.root)
+    names = ", ".join(f"{device.id} {device.name}" for device in here.devices)
+    if here.device.kind == "cpu":
         yield Finding(
             "devices",
             "warn",
-            f"{names}; no GPU, {counted(found.cores, 'core')}, {found.ram_total / GB:.0f} GB",
+            f"{names}; no GPU, {counted(here.cores, 'core')}, {here.ram_total / GB:.0f} GB",
             "Small models (pebble) train well here; larger ones need an NVIDIA GPU.",
         )
     else:
@@ -306,12 +306,12 @@ def _guarded(check: Check, home: Home) -> list[Finding]:
     """The findings of a check; one that cannot be made is a finding too."""
     name = getattr(check, "__name__", "filesystem").strip("<>")
     try:
-        found = list(check(home))
+        findings = list(check(home))
     except UserError as error:
         return [Finding(name, "fail", error.message, error.advice)]
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         return [Finding(name, "fail", f"{type(error).__name__}: {error}")]
     return [
         Finding(item.name, item.status, item.detail, "" if item.status == "pass" else item.fix)
-        for item in found
+        for item in findings
     ]

@@ -86,7 +86,7 @@ def read_requirements(source: Path) -> list[Requirement]:
             hint="Save it as UTF-8 text, one package per line.",
             field="path",
         ) from error
-    found = []
+    requirements = []
     for number, line in enumerate(text.splitlines(), 1):
         line = line.split(" #")[0].strip()
         if not line or line.startswith("#"):
@@ -104,22 +104,22 @@ def read_requirements(source: Path) -> list[Requirement]:
                 hint="Write one package per line, as in reasoning-gym==0.1.25.",
             ) from error
         if requirement.marker is None or requirement.marker.evaluate():
-            found.append(requirement)
-    return found
+            requirements.append(requirement)
+    return requirements
 
 
 def missing(requirements: list[Requirement]) -> list[str]:
     """Those that this interpreter does not have in the version asked for."""
-    found = []
+    absent = []
     for requirement in requirements:
         try:
             version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
-            found.append(str(requirement))
+            absent.append(str(requirement))
             continue
         if not requirement.specifier.contains(version, prereleases=True):
-            found.append(f"{requirement} (here is {version})")
-    return found
+            absent.append(f"{requirement} (here is {version})")
+    return absent
 
 
 def venv_of(home: Home, requirements: list[Requirement]) -> Venv:

@@ -51,11 +51,11 @@ def is_alive(folder: DeployDir) -> bool:
 def living(home: Home) -> list[DeploymentRow]:
     """The deployments whose process lives, newest first; rows of the others are closed."""
     with Store(home) as store:
-        found = []
+        rows = []
         for row in store.list_deployments(states=LIVING):
             folder = home.deployment(row.deployment_id)
             if is_alive(folder):
-                found.append(row)
+                rows.append(row)
                 continue
             failed = row.state == "starting"
             store.update_deployment(
@@ -64,7 +64,7 @@ def living(home: Home) -> list[DeploymentRow]:
                 ended=time.time(),
                 message=failure_message(folder) if failed else "the process ended",
             )
-        return found
+        return rows
 
 
 def served(home: Home, row: DeploymentRow) -> list[str]:
@@ -146,8 +146,8 @@ def request(
             data = json.dumps(body).encode() if body is not None else None
             connection.request(method, path, data, headers)
             response = connection.getresponse()
-            found = json.loads(response.read() or b"{}")
-            return response.status, found if isinstance(found, dict) else {}
+            reply = json.loads(response.read() or b"{}")
+            return response.status, reply if isinstance(reply, dict) else {}
     except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
         raise Unreachable(f"{type(error).__name__}: {error}") from error
 
@@ -196,7 +196,9 @@ def _fits(run: RunDir, device_id: str) -> bool:
     from engine.core import hardware  # noqa: PLC0415  psutil, and most runs find no deployment
 
     here = hardware.detect(run.home.root)
-    device = next((found for found in here.devices if found.id == device_id), here.device)
+    device = next(
+        (candidate for candidate in here.devices if candidate.id == device_id), here.device
+    )
     config = run.find_config()  # a damaged one is its trainer's to say
     need = (config.peak_memory if config else None) or device.memory_total / 2
     return _HEADROOM * need <= device.memory_free

@@ -73,10 +73,10 @@ def require_quantizer(home: Home, quantization: str) -> None:
         return
     python = worker_python(home)
     if python == sys.executable:
-        found = importlib.util.find_spec("bitsandbytes") is not None
+        installed = importlib.util.find_spec("bitsandbytes") is not None
     else:
-        found = any(Path(python).parent.parent.glob("lib/python*/site-packages/bitsandbytes"))
-    if not found:
+        installed = any(Path(python).parent.parent.glob("lib/python*/site-packages/bitsandbytes"))
+    if not installed:
         raise UserError(
             "SETTING_INVALID",
             f'quantization = "nf4", but bitsandbytes is not installed for {python}',

@@ -66,8 +66,8 @@ class Failure:
 
 def checkpoint_name(run: RunDir) -> str:
     """The last complete checkpoint as "step_000020", "" without one."""
-    found = run.latest_checkpoint()
-    return found.name if found else ""
+    latest = run.latest_checkpoint()
+    return latest.name if latest else ""
 
 
 def evidence(run: RunDir) -> str:
@@ -193,8 +193,8 @@ def _verdict(
             reason = f"the disk under {run.path} has no room: {left} bytes are left"
             return "failed", "infra", reason, resume_hint(run).after("Free some space."), "unknown"
         tail = read_tail(run.log(row.attempt), 2000).strip().splitlines()
-        said = f": {tail[-1][:300]}" if tail else ""
-        reason = f"the trainer ended with exit status {status}{said}"
+        last_words = f": {tail[-1][:300]}" if tail else ""
+        reason = f"the trainer ended with exit status {status}{last_words}"
         words = Call("read_logs", {"run_id": run.id, "view": "error"})
         hint = Hint("It can be resumed. What it wrote last:", words)
         return "failed", "internal", reason, hint, "unknown"
@@ -232,9 +232,9 @@ def _stopped(run: RunDir, row: RunRow, status: int) -> tuple[str, str, str, Hint
 def _killed(run: RunDir, number: int, memory_ran_out: bool) -> tuple[str, str, str, Hint, str]:
     name = checkpoint_name(run)
     last = last_line(run.metrics)
-    at = f" after step {last['step']}" if last and "step" in last else ""
+    when = f" after step {last['step']}" if last and "step" in last else ""
     saved = f"the last complete checkpoint is {name}" if name else "no checkpoint was complete"
-    reason = f"the trainer was killed by signal {number} ({_signal_name(number)}){at}; {saved}"
+    reason = f"the trainer was killed by signal {number} ({_signal_name(number)}){when}; {saved}"
     hint = resume_hint(run)
     if memory_ran_out:
         reason += "; the kernel ended processes for lack of memory at that time"

@@ -114,10 +114,10 @@ class Regrade:
                 self.event("evaluated", f"{ref}: reward {scores.reward:.3f}", **asdict(scores))
                 self._line(index + 1, {"model": ref, "heldout_reward": scores.reward})
         if not any(done.values()):
-            said = ", ".join(f"{count} {SKIPPED[why]}" for why, count in self.skipped.items())
+            reasons = ", ".join(f"{count} {SKIPPED[why]}" for why, count in self.skipped.items())
             raise UserError(
                 "NOT_COMPARABLE",
-                f"none of the stored answers can be scored by {self.record.env_id}: {said}",
+                f"none of the stored answers can be scored by {self.record.env_id}: {reasons}",
                 hint="Regrade with a version of the environment that asks the same tasks.",
             )
         changes = rank_changes({ref: _records(rows) for ref, rows in done.items()})
@@ -151,16 +151,16 @@ class Regrade:
         path.unlink(missing_ok=True)
         written: list[Line] = []
         with Appender(path) as file:
-            for at, row in enumerate(rows):
+            for position, row in enumerate(rows):
                 if self._stop:
                     raise Stopped
                 if str(row.get("task")) not in chosen:
                     continue
-                found = self._scored(process, row)
-                if isinstance(found, str):
-                    self.skipped[found] = self.skipped.get(found, 0) + 1
+                score = self._scored(process, row)
+                if isinstance(score, str):
+                    self.skipped[score] = self.skipped.get(score, 0) + 1
                     continue
-                line = _line_of(row, found, ref, at)
+                line = _line_of(row, score, ref, position)
                 file.append(line)
                 written.append(line)
         return written
@@ -178,7 +178,7 @@ class Regrade:
         self._stop = True
 
 
-def _line_of(row: Line, score: Mapping[str, Any], ref: str, at: int) -> Line:
+def _line_of(row: Line, score: Mapping[str, Any], ref: str, position: int) -> Line:
     """The stored row under its new score, with the old one beside it."""
     kept = {name: value for name, value in row.items() if name not in _SETTLED}
     reason = row.get("stop_reason")
@@ -188,7 +188,7 @@ def _line_of(row: Line, score: Mapping[str, Any], ref: str, at: int) -> Line:
         reason = "stop"
     return kept | {
         "model": ref,
-        "attempt": row.get("attempt", row.get("member", at)),
+        "attempt": row.get("attempt", row.get("member", position)),
         "reward": score["reward"],
         "success": None if score["error"] else score["success"],
         "metrics": score["metrics"],

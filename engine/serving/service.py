@@ -287,16 +287,16 @@ def _room(home: Home, wanted: Wanted, engines: dict[str, str]) -> tuple[Device, 
     need = needs[best.id]
     if need <= best.memory_free:
         return best, need
-    said = f"{wanted.name} needs about {need / 1e9:.1f} GB"
+    message = f"{wanted.name} needs about {need / 1e9:.1f} GB"
     if need > max(device.memory_total for device in devices):
         raise UserError(
             "DOES_NOT_FIT",
-            f"{said}; no device of this machine has that much",
+            f"{message}; no device of this machine has that much",
             hint="Serve a smaller model here.",
         )
     raise UserError(
         "DEVICE_BUSY",
-        f"{said}; {best.memory_free / 1e9:.1f} GB of {best.id} are free{_until_free(home)}",
+        f"{message}; {best.memory_free / 1e9:.1f} GB of {best.id} are free{_until_free(home)}",
         hint=_free_a_device(home),
         retryable=True,
     )
@@ -361,13 +361,13 @@ def _load_adapter(folder: DeployDir, wanted: Wanted) -> bool:
     process ends instead of answering. Raises UserError DEPLOY_FAILED."""
     entry = {"name": wanted.name, "path": wanted.adapter}
     try:
-        status, said = deployments.request(folder, "POST", "/admin/adapters", entry, START_S)
+        status, reply = deployments.request(folder, "POST", "/admin/adapters", entry, START_S)
     except Unreachable as error:
         if deployments.ends(folder):
             return False
         raise _failed(folder, f"it did not take the adapter: {error}") from error
     if status != 200:
-        raise _failed(folder, _error_text(said) or f"it answered {status}")
+        raise _failed(folder, _error_text(reply) or f"it answered {status}")
     return True
 
 
@@ -485,11 +485,11 @@ def _ask(
 
 def _answer(wanted: Wanted, folder: DeployDir, response: httpx.Response, seconds: float) -> Reply:
     try:
-        said = response.json()
+        reply = response.json()
     except ValueError:
-        said = {}
+        reply = {}
     if response.status_code != 200:
-        text = _error_text(said) or f"it answered {response.status_code}"
+        text = _error_text(reply) or f"it answered {response.status_code}"
         if response.status_code >= 500:
             raise _failed(folder, text)
         raise UserError(
@@ -497,7 +497,7 @@ def _answer(wanted: Wanted, folder: DeployDir, response: httpx.Response, seconds
             f"{wanted.name} refused: {text}",
             hint="Shorten the message or lower max_tokens.",
         )
-    choice, usage = said["choices"][0], said.get("usage") or {}
+    choice, usage = reply["choices"][0], reply.get("usage") or {}
     answer = {
         "model": wanted.name,
         "answer": choice["message"].get("content") or "",

@@ -210,10 +210,10 @@ def _check_names(algorithm: str, schema: type[Settings], settings: GivenSettings
     name = next(name for name in unknown if name not in foreign)
     hints = []
     for other in unknown[:4]:
-        said = aliases.suggest(other, algorithm, known)
+        suggestion = aliases.suggest(other, algorithm, known)
         if other in foreign:
-            said = aliases.NOT_FOR.get((algorithm, other), "Leave it out.")
-        hints.append(f"{other}: {said}" if said and len(unknown) > 1 else said)
+            suggestion = aliases.NOT_FOR.get((algorithm, other), "Leave it out.")
+        hints.append(f"{other}: {suggestion}" if suggestion and len(unknown) > 1 else suggestion)
     hint = " ".join(filter(None, hints)) or f"Settings of {algorithm}: {', '.join(known)}."
     raise UserError(
         "SETTING_UNKNOWN",
@@ -265,11 +265,11 @@ def _invalid(
     algorithm: str, schema: type[Settings], error: ValidationError, given: GivenSettings
 ) -> UserError:
     names = list(dict.fromkeys(str(item["loc"][0]) for item in error.errors()))
-    said = []
+    problems = []
     for name in names[:4]:
         value = repr(given[name])
         shown = value if len(value) <= 60 else value[:57] + "..."
-        said.append(f"{name} = {shown} is not {expects(schema.model_fields[name])}")
+        problems.append(f"{name} = {shown} is not {expects(schema.model_fields[name])}")
     first = names[0]
     value, hint = given[first], _VALUE_HINTS.get(first, "")
     if isinstance(value, bool):
@@ -278,14 +278,14 @@ def _invalid(
         hint = f"Give {first} a finite number, or leave it out."
     elif isinstance(value, str) and "number" in expects(schema.model_fields[first]):
         hint = _no_number(first, value, expects(schema.model_fields[first]))
-    elif isinstance(value, float) and value.is_integer() and "whole" in said[0]:
+    elif isinstance(value, float) and value.is_integer() and "whole" in problems[0]:
         hint = f"Write {int(value)} without a decimal point."
     elif isinstance(value, dict):
         hint = f"Settings are flat: give {first} one value."
     hint = hint or f"The settings reference has the range of {first}."
     return UserError(
         "SETTING_INVALID",
-        "; ".join(said),
+        "; ".join(problems),
         hint=Hint(hint, change=_mended({name: given[name] for name in names})),
         field=f"settings.{first}",
     )

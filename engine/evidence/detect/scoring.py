@@ -131,13 +131,13 @@ def reward_hacking(facts: Facts) -> Finding | None:
 
 def _follows(facts: Facts, solved: list[float], paid: Trend) -> bool | None:
     """Whether right answers became more with the reward; None where nobody says what is right."""
-    found = trend(solved)
-    if found is None:
+    change = trend(solved)
+    if change is None:
         return None
-    if found.first >= limits.SOLVED_ALWAYS:
+    if change.first >= limits.SOLVED_ALWAYS:
         return True
     top = max(1.0, *(abs(value) for value in facts.series("reward_mean")))
-    return found.change >= max(limits.SUCCESS_FOLLOWS, limits.FOLLOWS_PART * paid.change / top)
+    return change.change >= max(limits.SUCCESS_FOLLOWS, limits.FOLLOWS_PART * paid.change / top)
 
 
 def _wrong_paid(facts: Facts, paid: Trend) -> float | None:
@@ -160,20 +160,20 @@ def _wrong_paid(facts: Facts, paid: Trend) -> float | None:
 
 def _signals(facts: Facts, *, success_known: bool) -> dict[str, float]:
     """What changed in the answers, by name, with the number that shows it."""
-    found: dict[str, float] = {}
+    gains: dict[str, float] = {}
     length = _ratio(trend(facts.of_views("length")))
     if length >= limits.LENGTH_UP:
-        found["longer"] = length
+        gains["longer"] = length
     elif length <= limits.LENGTH_DOWN:
-        found["shorter"] = length
+        gains["shorter"] = length
     alike = trend(facts.of_views("alike"))
     if alike is not None and alike.last >= limits.ALIKE and alike.change >= limits.ALIKE_RISE:
-        found["alike"] = alike.last
+        gains["alike"] = alike.last
     again = trend(facts.of_views("repeated"))
     if again is not None and again.last >= max(
         limits.REPEATED, limits.REPEATED_TIMES * again.first
     ):
-        found["repeated"] = again.last
+        gains["repeated"] = again.last
     form = trend(facts.of_views("form"))
     if (
         success_known
@@ -181,14 +181,14 @@ def _signals(facts: Facts, *, success_known: bool) -> dict[str, float]:
         and form.change >= limits.FORM_RISE
         and form.last >= limits.FORM_FULL
     ):
-        found["form_only"] = form.last
+        gains["form_only"] = form.last
     gap = trend(facts.of_views("judge_gap"))
     if gap is not None and gap.last > limits.JUDGE_GAP and gap.rose:
-        found["judge"] = gap.last
+        gains["judge"] = gap.last
     if facts.settings.get("accept_reward_risk"):
-        found["audit"] = 1.0
-    return found
+        gains["audit"] = 1.0
+    return gains
 
 
-def _ratio(found: Trend | None) -> float:
-    return 1.0 if found is None or found.first <= 0 else found.last / found.first
+def _ratio(change: Trend | None) -> float:
+    return 1.0 if change is None or change.first <= 0 else change.last / change.first

@@ -144,8 +144,8 @@ class Verdict:
         calls = {"next": [call.to_json() for call in self.next_calls]}
         if self.training is not None:
             return numbers | self._training_json(self.training) | calls
-        said = {"summary": self.summary, "warnings": list(self.warnings)}
-        return numbers | self._evaluation_json() | said | calls
+        words = {"summary": self.summary, "warnings": list(self.warnings)}
+        return numbers | self._evaluation_json() | words | calls
 
     def _training_json(self, facts: TrainingFacts) -> dict[str, object]:
         body: dict[str, object] = {

@@ -82,12 +82,12 @@ def _against(home: Home, exam: EnvRecord, lessons: Sequence[tuple[str, str, str]
             except (UserError, OSError, ValueError):
                 missing.append(env_id)
                 continue
-        found = scans[env_id]
+        overlap = scans[env_id]
         named = {"model": model, "run_id": run, "env_id": env_id}
-        shown = {key: value for key, value in found.items() if key != "leaked"}
+        shown = {key: value for key, value in overlap.items() if key != "leaked"}
         sources.append({key: value for key, value in named.items() if value} | shown)
-    leaked = sorted({task for found in scans.values() for task in found["leaked"]})
-    verdicts = [found["verdict"] for found in scans.values()]
+    leaked = sorted({task for overlap in scans.values() for task in overlap["leaked"]})
+    verdicts = [overlap["verdict"] for overlap in scans.values()]
     worst = max(scans.values(), key=_weight) if scans else None
     headline = "none of these models was trained in this home"
     if worst is not None:
@@ -98,8 +98,8 @@ def _against(home: Home, exam: EnvRecord, lessons: Sequence[tuple[str, str, str]
     return Contamination(verdict, leaked, sources, headline)
 
 
-def _weight(found: Mapping[str, Any]) -> tuple[int, int]:
-    return (_WORST.index(found["verdict"]), sum(found[kind] for kind in _COUNTS))
+def _weight(overlap: Mapping[str, Any]) -> tuple[int, int]:
+    return (_WORST.index(overlap["verdict"]), sum(overlap[kind] for kind in _COUNTS))
 
 
 def _compared(home: Home, taught: EnvRecord, exam: EnvRecord, deadline: float) -> Mapping[str, Any]:
@@ -109,8 +109,8 @@ def _compared(home: Home, taught: EnvRecord, exam: EnvRecord, deadline: float) -
     with contextlib.suppress(OSError, ValueError):
         return read_json(kept)
     rows, tasks = read_tasks(taught, "train"), read_tasks(exam, "heldout")
-    found = scan(rows, tasks, max(0.1, deadline - time.monotonic()))
-    if min(found["compared"]) == 1:  # a part only: the next call may have time for all of it
+    overlap = scan(rows, tasks, max(0.1, deadline - time.monotonic()))
+    if min(overlap["compared"]) == 1:  # a part only: the next call may have time for all of it
         kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_json(kept, found)
-    return found
+        write_json(kept, overlap)
+    return overlap

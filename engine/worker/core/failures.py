@@ -57,7 +57,7 @@ def out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out, of a GPU or of the machine; torch tells the latter only in words."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(said in str(error) for said in _NO_MEMORY)
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _NO_MEMORY)
 
 
 def explain(error: BaseException) -> Failure:
@@ -93,8 +93,8 @@ def is_full_or_read_only(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno in codes
     # safetensors writes in Rust and only tells the number in words.
-    said = str(error)
-    return isinstance(error, SafetensorError) and any(f"os error {c})" in said for c in codes)
+    message = str(error)
+    return isinstance(error, SafetensorError) and any(f"os error {c})" in message for c in codes)
 
 
 def _record(kind: str, message: str, evidence: str, hint: Hint) -> Failure:

@@ -69,8 +69,8 @@ class HubAdapter:
         }
 
     def state(self) -> dict[str, torch.Tensor]:
-        found = self._raw()
-        return {k: v.detach().to("cpu", torch.float32).clone() for k, v in found.items()}
+        tensors = self._raw()
+        return {k: v.detach().to("cpu", torch.float32).clone() for k, v in tensors.items()}
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
         require_same(self._raw(), state)

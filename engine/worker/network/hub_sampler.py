@@ -128,8 +128,8 @@ class HubSampler:
             chance = uniforms(keys, torch.tensor(step, device=device))
             token, logprob = draw(logits, params, chance)
             keep = []
-            said = zip(alive, token.tolist(), logprob.tolist(), strict=True)
-            for at, (row, drawn, value) in enumerate(said):
+            tokens = zip(alive, token.tolist(), logprob.tolist(), strict=True)
+            for at, (row, drawn, value) in enumerate(tokens):
                 if not ending.take(row, drawn, value):
                     keep.append(at)
                 elif done is not None:

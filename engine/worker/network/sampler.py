@@ -172,8 +172,8 @@ def draw(
     logprobs = logits.log_softmax(-1)
     if params.top_p < 1:
         logprobs, index = nucleus(logprobs, params.top_p)
-        at = pick(logprobs.exp(), chance)[:, None]
-        return index.gather(1, at)[:, 0], logprobs.gather(1, at)[:, 0]
+        chosen = pick(logprobs.exp(), chance)[:, None]
+        return index.gather(1, chosen)[:, 0], logprobs.gather(1, chosen)[:, 0]
     token = pick(logits.softmax(-1), chance)
     return token, logprobs.gather(1, token[:, None])[:, 0]
 

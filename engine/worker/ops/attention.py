@@ -166,18 +166,18 @@ class VarlenPlan:
         prefixes, suffixes = list(layout.prefixes), [n for n in layout.suffixes if n]
         if not suffixes:
             return cls(None, prefixes, prefixes, device)
-        starts, at = [], 0
+        starts, offset = [], 0
         for n in prefixes:
-            starts.append(at)
-            at += n
-        keys = [torch.arange(at)]
+            starts.append(offset)
+            offset += n
+        keys = [torch.arange(offset)]
         key_lengths = list(prefixes)
         for n, owner in zip(layout.suffixes, layout.owners, strict=True):
             if n:
                 keys.append(torch.arange(starts[owner], starts[owner] + prefixes[owner]))
-                keys.append(torch.arange(at, at + n))
+                keys.append(torch.arange(offset, offset + n))
                 key_lengths.append(prefixes[owner] + n)
-            at += n
+            offset += n
         return cls(torch.cat(keys), prefixes + suffixes, key_lengths, device)
 
 

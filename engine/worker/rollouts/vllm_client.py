@@ -140,8 +140,8 @@ class VllmClient:
         try:
             yield
         except (httpx.HTTPError, ValueError) as error:
-            said = f"{type(error).__name__}: {error}"
-            raise VllmError(f"{said}; its log ends: {self.process.last_words()}") from error
+            message = f"{type(error).__name__}: {error}"
+            raise VllmError(f"{message}; its log ends: {self.process.last_words()}") from error
 
 
 class Together:
@@ -187,17 +187,17 @@ def _body(response: httpx.Response) -> Body:
     if response.status_code != 200:
         raise VllmError(_refusal(response))
     try:
-        said = response.json()
+        reply = response.json()
     except ValueError:
-        said = {}  # loading an adapter is answered in words
-    return said if isinstance(said, dict) else {}
+        reply = {}  # loading an adapter is answered in words
+    return reply if isinstance(reply, dict) else {}
 
 
 def _refusal(response: httpx.Response) -> str:
     text = response.text
     try:
-        said = response.json()
-        error = said.get("error", said)
+        reply = response.json()
+        error = reply.get("error", reply)
         text = str(error.get("message", error) if isinstance(error, dict) else error)
     except (ValueError, AttributeError):
         pass

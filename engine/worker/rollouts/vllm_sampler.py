@@ -217,10 +217,10 @@ def prompt_seed(seed: int, index: int) -> int:
     return int.from_bytes(digest[:7], "big")
 
 
-def server_failure(said: str, process: VllmProcess) -> WorkerFailure:
+def server_failure(message: str, process: VllmProcess) -> WorkerFailure:
     """The failure of a run whose vLLM did not do its part, memory told apart from the rest."""
     last = process.last_words()
-    evidence = said if last in said else f"{said}; its log ends: {last}"
+    evidence = message if last in message else f"{message}; its log ends: {last}"
     if any(mark in evidence for mark in ("out of memory", "OutOfMemory", "No available memory")):
         hint = "Lower max_length or prompts_per_step, or set sampler torch; then submit again."
         return WorkerFailure("oom", "vLLM ran out of memory.", evidence=evidence, hint=hint)
@@ -241,5 +241,5 @@ class _told:
         while isinstance(error, BaseExceptionGroup):  # one of many requests made at once
             error = error.exceptions[0]
         if isinstance(error, VllmError):
-            said = f"asked to {self._what}: {error}"
-            raise server_failure(said, self._process) from error
+            message = f"asked to {self._what}: {error}"
+            raise server_failure(message, self._process) from error
