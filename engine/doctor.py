@@ -97,12 +97,14 @@ def _shown(finding: Finding) -> Reply:
 
 
 def python(home: Home) -> Iterator[Finding]:
+    """Whether this Python is new enough."""
     version = ".".join(map(str, sys.version_info[:3]))
     status: Status = "pass" if sys.version_info >= (3, 11) else "fail"
     yield Finding("python", status, f"{version} at {sys.executable}", "Use Python 3.11 or newer.")
 
 
 def sdk(home: Home) -> Iterator[Finding]:
+    """Whether the installed MCP SDK is one we know."""
     version = importlib.metadata.version("mcp")
     numbers = tuple(int(part) for part in version.split(".")[:2])
     good = (2, 3) <= numbers < (3, 0)
@@ -110,6 +112,7 @@ def sdk(home: Home) -> Iterator[Finding]:
 
 
 def storage(home: Home) -> Iterator[Finding]:
+    """Room on the disk of the home, and whether others may read it."""
     free = shutil.disk_usage(home.root).free
     status: Status = "pass" if free > 5 * GB else "warn" if free > GB else "fail"
     detail = f"{home.root}, {free / GB:.1f} GB free"
@@ -146,6 +149,7 @@ def filesystem(home: Home, mounts: Path) -> Iterator[Finding]:
 
 
 def database(home: Home) -> Iterator[Finding]:
+    """Whether the database is whole, and whether it was ever made again."""
     with Store(home) as store:
         store.check()
         count = len(store.list_runs(1000))
@@ -163,6 +167,7 @@ def database(home: Home) -> Iterator[Finding]:
 
 
 def configuration(home: Home) -> Iterator[Finding]:
+    """Whether config.toml can be read."""
     home.user_config()
     yield Finding("config.toml", "pass", "valid" if home.config_file.exists() else "not written")
 
@@ -185,6 +190,7 @@ def isolation(home: Home) -> Iterator[Finding]:
 
 
 def devices(home: Home) -> Iterator[Finding]:
+    """The devices of this machine."""
     here = hardware.detect(home.root)
     names = ", ".join(f"{device.id} {device.name}" for device in here.devices)
     if here.device.kind == "cpu":
@@ -231,6 +237,7 @@ def _kernels(machine: hardware.Hardware, liger: str = "") -> str:
 
 
 def tools(home: Home) -> Iterator[Finding]:
+    """Whether what `mcp dev` needs is on PATH."""
     missing = [name for name in ("npx", "uv") if shutil.which(name) is None]
     if missing:
         yield Finding(

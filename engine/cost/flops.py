@@ -336,6 +336,7 @@ def train_work(plan: Plan, level: str) -> Work:
 
 
 def _grpo_step(plan: Plan, settings: GRPOSettings, level: str) -> Work:
+    """Work of one GRPO step: what is trained on and what is sampled."""
     episode = plan.episode(level)
     # Every round leaves a part of what was uniform before it.
     effective = _EFFECTIVE[level]

@@ -103,6 +103,7 @@ def commands(python: Path, device: str, uv: str | None) -> tuple[list[list[str]]
 
 
 def _install(python: Path, device: str, run: Run, say: Say) -> None:
+    """Install vLLM by the first way that works."""
     ways, after = commands(python, device, shutil.which("uv"))
     for number, way in enumerate(ways, 1):
         try:

@@ -217,6 +217,7 @@ def _claim(home: Home, row: RunRow, locks: dict[str, int]) -> bool:
 
 
 def _start(home: Home, store: Store, row: RunRow, lock: int) -> bool:
+    """Start the supervisor of a run with the lock it holds; False where the machine refuses."""
     run = home.run(row.run_id)
     env = {**os.environ, LOCK_FD: str(lock), "HONESMITH_HOME": str(home.root)}
     argv = [sys.executable, "-P", *programs.command("supervisor"), str(run.path)]

@@ -216,6 +216,7 @@ def _done(run: RunDir) -> tuple[str, str, str, Hint, str]:
 
 
 def _stopped(run: RunDir, row: RunRow, status: int) -> tuple[str, str, str, Hint, str]:
+    """The end of an attempt that was told to stop: cancelled, or over its cap."""
     reason, hint = row.reason, resume_hint(run)
     # SIGTERM is how a trainer is asked: one that is still importing ends by it at once.
     if status < 0 and -status != signals.SIGTERM:
@@ -230,6 +231,7 @@ def _stopped(run: RunDir, row: RunRow, status: int) -> tuple[str, str, str, Hint
 
 
 def _killed(run: RunDir, number: int, memory_ran_out: bool) -> tuple[str, str, str, Hint, str]:
+    """The end of an attempt whose trainer was killed from outside."""
     name = checkpoint_name(run)
     last = last_line(run.metrics)
     when = f" after step {last['step']}" if last and "step" in last else ""

@@ -149,6 +149,7 @@ def cancel(home: Home, run_id: str, reason: str = "") -> Reply:
 
 
 def _status(home: Home, store: Store, row: RunRow, alerts: list[Line] | None = None) -> Reply:
+    """Where a run stands, as `wait_run` answers it; `alerts` replaces those of the whole run."""
     run = home.run(row.run_id)
     now = read_progress(run, row)
     status: Reply = {
@@ -320,6 +321,7 @@ def _after_evaluation(run: RunDir, row: RunRow) -> list[Reply]:
 
 
 def _summary(row: RunRow, status: Reply) -> str:
+    """One sentence for the state a run is in."""
     where = ""
     if status["step"] is not None:
         of = f" of {status['total_steps']}" if status["total_steps"] is not None else ""

@@ -94,6 +94,7 @@ def _parse_cursor(cursor: str) -> int:
 
 
 def _hardware(home: Home, store: Store) -> Reply:
+    """The machine: its devices with the run on each, memory and disk in GB."""
     machine = hardware.detect(home.root)
     busy = {row.device: row.run_id for row in store.list_runs(100, states=HOLDS_DEVICE)}
     devices = [
@@ -127,6 +128,7 @@ def _training(home: Home) -> str:
 
 
 def _budget(home: Home, store: Store) -> Reply:
+    """GPU-hours spent, and what is left of the home's total where it has one."""
     config = home.user_config()
     spent = store.spent_hours()
     budget: Reply = {"spent_gpu_hours": round(spent, 3)}
@@ -142,6 +144,7 @@ def _budget(home: Home, store: Store) -> Reply:
 
 
 def _run(home: Home, row: RunRow) -> Reply:
+    """A run in a listing."""
     entry: Reply = {
         "run_id": row.run_id,
         "state": row.state,
@@ -206,6 +209,7 @@ def _summary(scope: str, reply: Reply, whole: dict[str, int], open_runs: list[Ru
 
 
 def _next(scope: str, reply: Reply, open_runs: list[RunRow]) -> list[Reply]:
+    """What to do first in a home that is empty or idle."""
     if scope != "all":
         return []
     for row in open_runs:

@@ -147,6 +147,8 @@ class Regrade:
     def _model(
         self, process: EnvProcess, index: int, ref: str, rows: Sequence[Line], chosen: set[str]
     ) -> list[Line]:
+        """Score the stored rows of one model and write them to its file; returns the written
+        lines."""
         path = self.run.model_evals(index)
         path.unlink(missing_ok=True)
         written: list[Line] = []
@@ -205,6 +207,7 @@ def _records(rows: Sequence[Line]) -> list[EvaluationRow]:
 
 
 def _scores_of(ref: str, rows: Sequence[Line]) -> ModelScores:
+    """The means over the rows of one model."""
     records = _records(rows)
     measure = measure_of(records)
     errors = side(records, measure or "reward").errors
@@ -260,6 +263,7 @@ def _die_with(descriptor: int) -> None:
 
 
 def _failure(error: Exception) -> Failure:
+    """The failure record of an exception that ended the regrade."""
     if isinstance(error, EnvProblem):
         kind, message = "env_import", "The environment could not be started."
         hint = "Push a version that loads, and regrade with that."

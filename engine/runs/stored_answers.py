@@ -154,6 +154,7 @@ def _rescore(
     tasks: Mapping[str, Task],
     skipped: Callable[[str], None],
 ) -> None:
+    """Score a sample of the answers in `path` in a fresh process, and write what came of it."""
     began = time.monotonic()
     multi = record.kind == "multi"
     try:

@@ -207,6 +207,7 @@ def _thinks(folder: DeployDir) -> bool:
 
 
 def _start(home: Home, wanted: Wanted, asker: Asker) -> DeploymentRow:
+    """Start a deployment of what is wanted, where there is room for it. Raises UserError."""
     deployments.check_number(home, asker)
     engines = {d.id: _engine(home, d) for d in hardware.detect(home.root).devices}
     device, memory = _room(home, wanted, engines)
@@ -243,6 +244,7 @@ def _start(home: Home, wanted: Wanted, asker: Asker) -> DeploymentRow:
 
 
 def _spawn(home: Home, folder: DeployDir, device: Device) -> None:
+    """Start the server's process, detached from this one."""
     env = {
         **os.environ,
         "HONESMITH_HOME": str(home.root),
@@ -484,6 +486,7 @@ def _ask(
 
 
 def _answer(wanted: Wanted, folder: DeployDir, response: httpx.Response, seconds: float) -> Reply:
+    """The server's answer as a reply. Raises UserError for a refusal or a failure."""
     try:
         reply = response.json()
     except ValueError:

@@ -193,6 +193,8 @@ def _ordered(filled: defaults.Filled, schema: type[Settings]) -> dict[str, str]:
 
 
 def _check_names(algorithm: str, schema: type[Settings], settings: GivenSettings) -> None:
+    """Refuse names that are no settings of this algorithm. Raises UserError SETTING_UNKNOWN or
+    SETTING_NOT_APPLICABLE, with the names that may have been meant."""
     known = schema.model_fields
     unknown = [str(name) for name in settings if name not in known]
     foreign = [name for name in unknown if _owner(name, algorithm)]
@@ -264,6 +266,7 @@ def _is(names: list[str], what: str = "") -> str:
 def _invalid(
     algorithm: str, schema: type[Settings], error: ValidationError, given: GivenSettings
 ) -> UserError:
+    """The refusal of values that are of the wrong type or out of range."""
     names = list(dict.fromkeys(str(item["loc"][0]) for item in error.errors()))
     problems = []
     for name in names[:4]:
@@ -359,6 +362,7 @@ def load_toml(path: Path) -> TrainFile:
 
 
 def _unknown_key(where: str, name: str, value: Any) -> UserError:
+    """The refusal of a key of a settings file that has no meaning."""
     table = isinstance(value, dict)
     if name in SFTSettings.model_fields or name in GRPOSettings.model_fields:
         hint = f"Put {name} under [settings]."

@@ -133,6 +133,8 @@ class _Finder:
         ]
 
     def offers(self, ref: str) -> list[Offer]:
+        """The candidates that `ref` may stand for. Raises UserError where it is unknown or was
+        never evaluated."""
         name, _, which = ref.partition("@")
         row = self._exact(name)
         gone = row is not None and self.home.run(row.run_id).deleted.exists()
@@ -185,6 +187,8 @@ class _Finder:
         return row if row.run_id == name else None
 
     def _evaluation(self, row: RunRow, config: RunConfig | None, ref: str | None) -> Offer:
+        """The models of an evaluation run, or of them `ref` alone; their rows are read when asked
+        for."""
         run, sampling = self.home.run(row.run_id), sampling_of(config)
 
         def load() -> list[Candidate]:

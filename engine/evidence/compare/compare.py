@@ -250,6 +250,7 @@ def _without_taught(
 
 
 def _candidate_row(home: Home, candidate: Candidate, measure: Measure | None) -> CandidateRow:
+    """A candidate as the result shows it: its level, seeds and device hours."""
     seeds = {member.label: seed_of(home, member) for member in candidate.members}
     runs = {member.run_id for member in candidate.members or (candidate,)} - {""}
     hours = None
@@ -281,6 +282,7 @@ def _summary(main: Contest, contests: int) -> str:
 def _cautions(
     home: Home, candidates: Sequence[Candidate], comparisons: Sequence[Comparison]
 ) -> list[str]:
+    """What to keep in mind of these comparisons, a sentence each."""
     notes = []
     unpaired = max(item.outcome.unpaired for item in comparisons)
     if unpaired:

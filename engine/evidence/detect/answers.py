@@ -78,6 +78,7 @@ def _began(facts: Facts) -> tuple[float, float]:
 
 
 def _cut_exam(facts: Facts) -> Finding | None:
+    """Cut answers of an evaluation, where no rollouts were played."""
     view = facts.exam or (facts.views[-1] if facts.views else None)
     if view is None or view.n < limits.FEWEST_ANSWERS or view.cut <= limits.TRUNCATED:
         return None
@@ -101,6 +102,7 @@ def _cut_exam(facts: Facts) -> Finding | None:
 def _cut(
     facts: Facts, evidence: Mapping[str, object], level: float, turns: float, when: str
 ) -> Finding:
+    """The finding on answers that are cut by tokens or turns, with the limit to raise."""
     if turns > level / 2:
         now = facts.settings.get("max_turns")
         what = f"{level:.0%} of the answers {when} ran out of turns (max_turns = {now})."
@@ -193,6 +195,7 @@ def unparsed(facts: Facts) -> Finding | None:
 
 
 def _unread(facts: Facts) -> Finding | None:
+    """Answers in a form that the scorer's own metric says it cannot read."""
     lost = [1.0 - value for value in facts.of_views("form")]
     if facts.algorithm == "grpo":
         level = stuck_at(lost, limits.UNPARSED)
@@ -222,6 +225,7 @@ def _unread(facts: Facts) -> Finding | None:
 
 
 def _wrapped(facts: Facts) -> Finding | None:
+    """Answers in a wrapping (a code fence, say) that the scorer pays less than bare ones."""
     shares = facts.of_views("wrapped")
     level = stuck_at(shares, limits.UNPARSED) if facts.algorithm == "grpo" else None
     inside, bare = (

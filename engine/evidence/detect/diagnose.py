@@ -255,6 +255,7 @@ def _summary(row: RunRow, facts: Facts, findings: Sequence[Finding]) -> str:
 
 
 def _findings_sentence(row: RunRow, facts: Facts, findings: Sequence[Finding]) -> str:
+    """The first finding with its lever, and the names of the others."""
     if findings:
         first, *others = findings
         also = f" Also: {', '.join(finding.id for finding in others)}." if others else ""

@@ -114,6 +114,7 @@ def entropy_collapse(facts: Facts) -> Finding | None:
 
 
 def _ran_out(facts: Facts) -> Finding | None:
+    """Entropy that fell and stayed low while tasks are unsolved and nothing rises any more."""
     values = facts.series("entropy")
     if len(values) < limits.WINDOW + limits.ENTROPY_FLAT_STEPS:
         return None

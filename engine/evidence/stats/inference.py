@@ -422,6 +422,7 @@ def _refusal(before: Side, after: Side, facts: _Facts) -> str:
 
 
 def _binary_test(old: Mapping[str, float], new: Mapping[str, float], alpha: float) -> _Test:
+    """McNemar's test of solved against unsolved tasks, one value of 0 or 1 each."""
     n = len(old)
     b = sum(new[task] > old[task] for task in old)
     c = sum(new[task] < old[task] for task in old)
@@ -438,6 +439,7 @@ def _binary_test(old: Mapping[str, float], new: Mapping[str, float], alpha: floa
 def _mean_test(
     old: Mapping[str, float], new: Mapping[str, float], alpha: float, seed: int
 ) -> _Test:
+    """The test of paired values that are no plain yes or no, by bootstrap over tasks."""
     diffs = {task: [new[task] - old[task]] for task in old}
     boot = paired_bootstrap(diffs, seed, confidence=1.0 - alpha)
     values = [*old.values(), *new.values()]

@@ -70,6 +70,7 @@ def _lessons(home: Home, ref: str) -> list[tuple[str, str]]:
 
 
 def _against(home: Home, exam: EnvRecord, lessons: Sequence[tuple[str, str, str]]) -> Contamination:
+    """The training rows of every lesson (model, run, environment version) against one exam."""
     deadline = time.monotonic() + BUDGET_S
     sources: list[Mapping[str, object]] = []
     scans: dict[str, Mapping[str, Any]] = {}
@@ -103,6 +104,8 @@ def _weight(overlap: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _compared(home: Home, taught: EnvRecord, exam: EnvRecord, deadline: float) -> Mapping[str, Any]:
+    """The scan of one version's training rows against the exam, kept in the home once it is
+    whole."""
     if taught.hash == exam.hash and exam.contamination:
         return exam.contamination
     kept = home.overlap(taught.hash, exam.hash)

@@ -69,6 +69,7 @@ def check_tasks(request: EvaluationRequest) -> None:
 
 
 def _check_request(request: EvaluationRequest) -> None:
+    """Refuse arguments that a regrade does not take, and a choice of tasks that there is not."""
     given = [
         ("models", request.models, []),
         ("attempts", request.attempts, 1),

@@ -174,6 +174,7 @@ def _typed(content: Mapping[str, object]) -> TrainConfig:
 
 
 def _new_run(request: TrainRequest, plan: _Plan, parent: str) -> NewRun:
+    """The row of the new run, without its number."""
     return NewRun(
         name=f"{plan.record.name}-{request.algorithm}",
         kind="train",
@@ -191,6 +192,7 @@ def _new_run(request: TrainRequest, plan: _Plan, parent: str) -> NewRun:
 
 
 def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
+    """Queue a further attempt of a run that ended, from its last complete checkpoint."""
     if extra := request.given_beside_resume():
         raise UserError(
             "BAD_ARGUMENT",

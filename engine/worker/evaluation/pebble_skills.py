@@ -217,6 +217,7 @@ TOOL_WORDS = {
 
 
 def tool(name: str) -> ToolSchema:
+    """The function of that name as a model is shown it."""
     argument = TOOLS[name]
     return {
         "type": "function",

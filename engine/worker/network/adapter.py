@@ -230,6 +230,7 @@ class FlatAdapter:
         return leaf, end
 
     def _initialise(self, seed: int) -> None:
+        """Draw the A factors as PEFT would with this seed; the B factors start at zero."""
         # PEFT draws three times per module: two constructors, then A again; doing the same gives
         # the same adapter for the same seed.
         chance = torch.Generator().manual_seed(seed)

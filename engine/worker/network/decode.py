@@ -132,6 +132,8 @@ class DecoderSampler:
     def _rounds(
         self, waiting: deque[_Waiting], forward: Forward, ending: Ending, done: Done | None
     ) -> Iterator[None]:
+        """Sample until all is done: fresh prompts join where there is room, else every row takes a
+        token."""
         batch = _Batch(forward, ending, done, graphs=self.graphs)
         while waiting or batch.alive:
             room = self.max_rows - batch.alive

@@ -425,9 +425,11 @@ class Weights:
 
 
 def _layer(number: int, take: "Take") -> Layer:
+    """The weights of one layer, projections that read the same input put together."""
     name = f"model.layers.{number}"
 
     def fuse(*projections: str) -> Linear:
+        """Projections of the same input as one matrix, the parts one after the other."""
         spans, offset = [], 0
         weights, biases = [], []
         for projection in projections:

@@ -119,6 +119,8 @@ class HubNetwork:
         return head.weight.dtype if isinstance(head, torch.nn.Linear) else self.model.dtype
 
     def new_adapter(self, spec: LoraSpec, seed: int) -> HubAdapter:
+        """A fresh adapter in PEFT's model. Raises WorkerFailure (config) where the model takes
+        none."""
         torch.manual_seed(seed)
         slot = f"adapter{self._made}"
         self._made += 1

@@ -105,6 +105,7 @@ class HubSampler:
         params: SamplingParams,
         done: Done | None,
     ) -> Iterator[None]:
+        """Sample the rows of a batch of prompts token by token, until each has ended."""
         device = self.model.device
         ending = self.needs.ending(params)
         longest = max(map(len, prompts))

@@ -157,6 +157,7 @@ def _apply_rope(
     kv: int,
     eps: float,
 ) -> Tensors:
+    """Norm and rotation of queries and keys in place; returns what the backward pass needs."""
     both = _queries_and_keys(qkv, heads, kv)
     if q_weight is None or k_weight is None:
         rotate(both.clone(), cos, sin, both)
@@ -170,6 +171,7 @@ def _apply_rope(
 def _turn_gradient(
     saved: Tensors, cos: torch.Tensor, sin: torch.Tensor, d: torch.Tensor, heads: int, kv: int
 ) -> torch.Tensor:
+    """The gradient of `_apply_rope`: rotated back, then through the norm."""
     d, count = d.contiguous(), d.shape[0]
     out = torch.empty_like(d)
     width = d.shape[1] // (heads + 2 * kv)
@@ -235,6 +237,7 @@ def _plain_apply_rope(
     sin: torch.Tensor,
     eps: Eps,
 ) -> None:
+    """As `_apply_rope`, without anything saved for a backward pass."""
     both = every[:, : heads + kv]
     x = both.clone() if weight is None else _plain_norm(both, weight, eps)
     first, second = x.chunk(2, -1)

@@ -250,6 +250,7 @@ def suffix_buckets(layout: Layout) -> list[SuffixBucket]:
 def _suffix_bucket(
     layout: Layout, starts: list[int], first: int, last: int, offset: int
 ) -> SuffixBucket:
+    """Suffixes `first` to `last` of the layout with the prefixes they see, padded to one length."""
     lengths = layout.suffixes[first:last]
     nonempty = [i for i, n in enumerate(lengths) if n]  # an answer of one token has no suffix
     used = sorted({layout.owners[first + i] for i in nonempty})
@@ -270,7 +271,8 @@ def _suffix_bucket(
 
 
 def _buckets(lengths: Sequence[int], offset: int) -> list[Bucket]:
-    spans, first = [], 0
+    """Rows of similar length together: a bucket ends where padding would waste too much."""
+    buckets, first = [], 0
     while first < len(lengths):
         last = first
         squares = 0  # of the bucket's own lengths: padding it to n costs count * n^2 of them
@@ -281,10 +283,10 @@ def _buckets(lengths: Sequence[int], offset: int) -> list[Bucket]:
                 break
             last += 1
         bucket = _bucket(lengths[first:last], offset)
-        spans.append(bucket)
+        buckets.append(bucket)
         offset = bucket.stop
         first = last
-    return spans
+    return buckets
 
 
 def _bucket(lengths: Sequence[int], start: int) -> Bucket:

@@ -159,6 +159,7 @@ class VllmSampler:
         params: SamplingParams,
         done: Done | None,
     ) -> list[Completion]:
+        """The `n` completions of one prompt."""
         room = self.limit - len(prompt)
         if room < 1:  # nothing can be said after a prompt that fills the context
             answers = [Answer([], [], False)] * n

@@ -172,6 +172,7 @@ class Server:
             self.last_used = time.monotonic()
 
     async def adapters(self, request: Request) -> Response:
+        """Add an adapter to what is served. Raises Refused where it cannot be read."""
         body = await body_of(request)
         if not isinstance(body, dict) or not body.get("name") or not body.get("path"):
             raise Refused(400, "name and path are needed.")

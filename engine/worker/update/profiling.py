@@ -42,6 +42,7 @@ class Profiler:
         self._write(number, found)
 
     def _write(self, number: int, trace: profile) -> None:
+        """Write a step's trace and its table of costs to the run's logs."""
         self.folder.mkdir(parents=True, exist_ok=True)
         plain = self.folder / f".trace_step_{number}.{os.getpid()}.json"
         trace.export_chrome_trace(str(plain))
