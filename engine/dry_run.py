@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from engine.core import hardware
 from engine.core.errors import UserError
@@ -35,6 +34,7 @@ from engine.judgements import (
     beside_degenerate,
     judge_data,
     judge_probe,
+    known,
     too_hard,
 )
 from engine.models import catalog, hub
@@ -68,13 +68,6 @@ _AUDIT_SHOWN = (
     "problems",
     "gold_failing",
 )
-T = TypeVar("T")
-
-
-def known(fact: T | None) -> T:
-    """A fact that an earlier check must have learnt."""
-    assert fact is not None
-    return fact
 
 
 @dataclass

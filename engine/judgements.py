@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from engine.core.errors import UserError
 from engine.core.hints import Call, Hint, hint_of
@@ -16,6 +16,7 @@ from envs.audit.audit_summary import best_degenerate
 
 FEW_HELDOUT = 100
 Status = Literal["pass", "warn", "fail", "skip"]
+Fact = TypeVar("Fact")
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,12 @@ class Stairs:
     @property
     def failed(self) -> list[Check]:
         return [check for check in self.checks if check.status == "fail"]
+
+
+def known(fact: Fact | None) -> Fact:
+    """A fact that an earlier check must have learnt."""
+    assert fact is not None
+    return fact
 
 
 def judge_data(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Outcome:

@@ -84,8 +84,8 @@ def cap_of(home: Home, afford: Afford | None, hours: Callable[[], float]) -> flo
     return cap if afford is None else min(cap, afford(need))
 
 
-def said_of(cap: float) -> list[str]:
-    """What to say of such a cap."""
+def cap_warnings(cap: float) -> list[str]:
+    """What to tell a client of the cap in device hours that a run was given; 0 is none."""
     return [f"it is ended after {cap:.3g} GPU-hours"] if cap else []
 
 

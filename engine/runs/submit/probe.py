@@ -23,8 +23,8 @@ from engine.runs.submit.admission import (
     Afford,
     Playing,
     cap_of,
+    cap_warnings,
     require_files,
-    said_of,
     sampling_hours,
     scored_env,
 )
@@ -77,7 +77,7 @@ def submit_probe(home: Home, request: ProbeRequest, afford: Afford | None = None
             )
             files = RunFiles({**config, "max_gpu_hours": cap}, model_adapters=adapters_of([model]))
             row = store.insert_run(new, files.writer(home))
-    reply = start_and_reply(home, row, [*resolved.warnings, *said_of(row.max_gpu_hours)])
+    reply = start_and_reply(home, row, [*resolved.warnings, *cap_warnings(row.max_gpu_hours)])
     if row.state == "done":
         reply["result"] = read_json(home.run(row.run_id).result)
     return reply

@@ -15,7 +15,7 @@ from engine.runs.submit.admission import (
     Afford,
     bad_argument,
     cap_of,
-    said_of,
+    cap_warnings,
     scored_env,
     scoring_hours,
 )
@@ -37,7 +37,11 @@ def submit_regrade(home: Home, request: EvaluationRequest, afford: Afford | None
     answers = tasks * stored.attempts * len(refs)
     cap = cap_of(home, afford, lambda: scoring_hours(record, answers))
     config = _config(request, record, stored, cap)
-    warnings = [*registry.prefix_meant(request.env_id, record), *stored.warnings, *said_of(cap)]
+    warnings = [
+        *registry.prefix_meant(request.env_id, record),
+        *stored.warnings,
+        *cap_warnings(cap),
+    ]
     warnings += taken_as("regrade", request.regrade, stored.run_id)
     if stored.tasks > request.rows:
         warnings.append(

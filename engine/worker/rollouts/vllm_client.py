@@ -91,7 +91,7 @@ class VllmClient:
         """The ids of one completion, a few at a time as they are sampled."""
         body = _request(model, ids, sampling) | {"stream": True}
         with (
-            self._said_why(),
+            self._errors_explained(),
             self._client() as client,
             client.stream("POST", GENERATE, json=body) as response,
         ):
@@ -120,7 +120,7 @@ class VllmClient:
             yield Together(self, client)
 
     def _post(self, path: str, body: Body | None) -> Body:
-        with self._said_why(), self._client() as client:
+        with self._errors_explained(), self._client() as client:
             return _body(client.post(path, json=body))
 
     def _client(self) -> httpx.Client:
@@ -135,7 +135,7 @@ class VllmClient:
         return {"Authorization": f"Bearer {self.process.key}"}
 
     @contextmanager
-    def _said_why(self) -> Iterator[None]:
+    def _errors_explained(self) -> Iterator[None]:
         """A broken connection is told with what the server wrote last."""
         try:
             yield
@@ -152,7 +152,7 @@ class Together:
         self._client = client
 
     async def ask(self, model: str, ids: list[int], sampling: Body) -> list[Answer]:
-        with self._owner._said_why():
+        with self._owner._errors_explained():
             response = await self._client.post(GENERATE, json=_request(model, ids, sampling))
             return read_answers(_body(response))
 

@@ -76,7 +76,7 @@ class VllmSampler:
         if _same(wanted, self._loaded):
             return
         old, name = self._speaking, BASE
-        with _told("take the adapter", self.process):
+        with _ServerErrors("take the adapter", self.process):
             if adapter is not None:
                 self._number += 1
                 name = f"version-{self._number}"
@@ -104,7 +104,7 @@ class VllmSampler:
             WorkerFailure: kind infra, with the last words of the server's log.
         """
         self._ready()
-        with _told("sample", self.process):
+        with _ServerErrors("sample", self.process):
             return asyncio.run(self._generate(prompts, n, params, done))
 
     def stream(self, prompt: list[int], params: SamplingParams) -> Iterator[int]:
@@ -113,7 +113,7 @@ class VllmSampler:
         room = self.limit - len(prompt)
         if room < 1:
             return
-        with _told("sample", self.process):
+        with _ServerErrors("sample", self.process):
             for ids in self.client.stream(
                 self._speaking, prompt, self._sampling(params, 0, 1, room)
             ):
@@ -129,7 +129,7 @@ class VllmSampler:
         """Hand the device's memory back until the sampler is asked again; nothing on a CPU."""
         if self.process.plan.sleeps and not self._asleep:
             self._ready()
-            with _told("sleep", self.process):
+            with _ServerErrors("sleep", self.process):
                 self.client.sleep()
             self._asleep = True
 
@@ -201,7 +201,7 @@ class VllmSampler:
         except ServerDied as error:
             raise server_failure(str(error), self.process) from error
         if self._asleep:
-            with _told("wake up", self.process):
+            with _ServerErrors("wake up", self.process):
                 self.client.wake()
             self._asleep = False
 
@@ -229,7 +229,7 @@ def server_failure(message: str, process: VllmProcess) -> WorkerFailure:
     return WorkerFailure("infra", "vLLM stopped working.", evidence=evidence, hint=hint)
 
 
-class _told:
+class _ServerErrors:
     """Turns a server's error into the failure of the run; `what` it was asked to do."""
 
     def __init__(self, what: str, process: VllmProcess) -> None:
