@@ -189,14 +189,14 @@ def jobs(
     every = [Job(case, count) for count in threads for case in among.values()]
     if not only:
         return every
-    found: list[Job] = []
+    jobs: list[Job] = []
     for word in only.split(","):
         hits = [job for job in every if selects(word.strip(), job)]
         if not hits:
             known = ", ".join(among)
             raise ValueError(f"{word!r} names no case; there are {known}, each also with @THREADS")
-        found += [job for job in hits if job not in found]
-    return found
+        jobs += [job for job in hits if job not in jobs]
+    return jobs
 
 
 def selects(word: str, job: Job) -> bool:

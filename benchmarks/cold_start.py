@@ -79,8 +79,8 @@ def first_reply(command: list[str], era: str, env: dict[str, str], limit_s: floa
             processor = cpu_seconds(server.pid)
             if "result" not in json.loads(line or b"{}"):
                 errors.seek(0)
-                said = errors.read()[-2000:].decode("utf-8", "replace")
-                raise RuntimeError(f"{' '.join(command)} ({era}): {line.decode()[:500]} {said}")
+                message = errors.read()[-2000:].decode("utf-8", "replace")
+                raise RuntimeError(f"{' '.join(command)} ({era}): {line.decode()[:500]} {message}")
         finally:
             server.stdin.close()
             try:

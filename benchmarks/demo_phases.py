@@ -69,8 +69,10 @@ def earlier(checkout: Path, seed: int, threads: int) -> dict[str, float]:
     command += ["--seed", str(seed), "--threads", str(threads)]
     command += ["--home", str(BENCH / "home-before")]
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(checkout.resolve()), str(ROOT)])}
-    said = subprocess.run(command, cwd="/", env=env, check=True, stdout=subprocess.PIPE, text=True)
-    report = next(json.loads(line) for line in said.stdout.splitlines() if line.startswith("{"))
+    result = subprocess.run(
+        command, cwd="/", env=env, check=True, stdout=subprocess.PIPE, text=True
+    )
+    report = next(json.loads(line) for line in result.stdout.splitlines() if line.startswith("{"))
     return {name: report[f"ours_{name}_s"] for name in PHASES}
 
 
@@ -181,8 +183,8 @@ def summary(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     sides = [side for side in ("ours", "trl") if all(side in line for line in rounds)]
     for side in sides:
         for name in PHASES:
-            found = [line[side][name]["seconds"] for line in rounds]
-            report[f"{side}_{name}_s"] = round(statistics.median(found), 3)
+            seconds = [line[side][name]["seconds"] for line in rounds]
+            report[f"{side}_{name}_s"] = round(statistics.median(seconds), 3)
         report[f"{side}_s"] = round(
             statistics.median(sum(line[side][n]["seconds"] for n in PHASES) for line in rounds), 3
         )

@@ -133,12 +133,12 @@ def judge(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """How often the estimates held, over finished runs."""
     inside = likely = memory = narrow = 0
     for row in rows:
-        said, was = row["predicted"], row["actual"]
-        low, middle, high = (said["seconds"][level] for level in LEVELS)
+        predicted, was = row["predicted"], row["actual"]
+        low, middle, high = (predicted["seconds"][level] for level in LEVELS)
         inside += low <= was["seconds"] <= high
         narrow += high / low <= 3
         likely += abs(middle / was["seconds"] - 1) <= 0.35
-        memory += abs(said["memory"] / was["memory"] - 1) <= 0.15
+        memory += abs(predicted["memory"] / was["memory"] - 1) <= 0.15
     return {
         "runs": len(rows),
         "inside": inside,
@@ -191,12 +191,12 @@ def main() -> int:
 
 
 def show(run: dict[str, Any]) -> None:
-    said, was = run["predicted"], run["actual"]
-    band = " / ".join(f"{said['seconds'][level]:.0f}" for level in LEVELS)
+    guess, was = run["predicted"], run["actual"]
+    band = " / ".join(f"{guess['seconds'][level]:.0f}" for level in LEVELS)
     print(
         f"{run['algorithm']:4} {run['env']:12} {Path(run['model']).name:11} "
         f"said {band} s, took {was['seconds']:.1f} s; "
-        f"said {said['memory'] / 1e6:.0f} MB, held {was['memory'] / 1e6:.0f} MB; {was['state']}"
+        f"said {guess['memory'] / 1e6:.0f} MB, held {was['memory'] / 1e6:.0f} MB; {was['state']}"
         + (f" ({was['error']})" if was["error"] else ""),
         flush=True,
     )

@@ -42,8 +42,8 @@ NO_GPU = (
 
 def main() -> int:
     asked = arguments()
-    found = hardware.detect().device
-    if found.kind != "cuda":
+    device = hardware.detect().device
+    if device.kind != "cuda":
         print(NO_GPU, file=sys.stderr)
         return 2
     try:
@@ -53,7 +53,7 @@ def main() -> int:
         return 2
     measure(chosen, asked.rounds, time.monotonic() + 60 * asked.minutes, peer_python(asked))
     rounds = pairs.read(RESULTS)
-    print(f"{found.name}, {bench.machine()}")
+    print(f"{device.name}, {bench.machine()}")
     shown = [(job, bench.shown(rounds, job)) for job in chosen]
     print(pairs.table([line for job, lines in shown for line in pairs.verdicts(job, lines)]))
     for job, lines in shown:
@@ -170,13 +170,13 @@ def notes(job: Job, rounds: Sequence[pairs.Round]) -> list[str]:
     """What the table has no column for: tokens/s asked for, decoding against its floor."""
     if not rounds:
         return []
-    found = pairs.side(rounds, pairs.OURS)
+    values = pairs.side(rounds, pairs.OURS)
     out = []
-    if found and job.case.name in TOKENS_ASKED:
+    if values and job.case.name in TOKENS_ASKED:
         asked = TOKENS_ASKED[job.case.name]
-        word = "pass" if found.rate >= asked else "MISS"
-        out.append(f"{job.case.name}: {found.rate:,.0f} tokens/s, {asked:,.0f} asked: {word}")
-    if found and job.case.name in SHARE_ASKED:
+        word = "pass" if values.rate >= asked else "MISS"
+        out.append(f"{job.case.name}: {values.rate:,.0f} tokens/s, {asked:,.0f} asked: {word}")
+    if values and job.case.name in SHARE_ASKED:
         asked, reached = SHARE_ASKED[job.case.name], pairs.share(rounds)
         word = "pass" if reached >= asked else "MISS"
         out.append(f"{job.case.name}: {reached:.0%} of the matrix rate, {asked:.0%} asked: {word}")

@@ -65,10 +65,10 @@ def words(seed: int = 0, count: int = 900) -> list[str]:
     def syllable() -> str:
         return rng.choice(onset) + rng.choice(vowel) + rng.choice(coda)
 
-    found: set[str] = set()
-    while len(found) < count:
-        found.add("".join(syllable() for _ in range(rng.randint(1, 3))))
-    return sorted(found)
+    words: set[str] = set()
+    while len(words) < count:
+        words.add("".join(syllable() for _ in range(rng.randint(1, 3))))
+    return sorted(words)
 
 
 def text(rng: random.Random, vocabulary: list[str], count: int) -> str:
@@ -173,19 +173,19 @@ def conversation(
 ) -> dict[str, Any]:
     """One prompt and answer that fit into max_length together."""
     asked = text(rng, vocabulary, lognormal(rng, case.words, 0.9, 3, 8 * case.words)).split(" ")
-    said = text(rng, vocabulary, lognormal(rng, case.words, 0.9, 3, 8 * case.words)).split(" ")
+    words = text(rng, vocabulary, lognormal(rng, case.words, 0.9, 3, 8 * case.words)).split(" ")
     while True:
         messages = [
             {"role": "user", "content": " ".join(asked)},
-            {"role": "assistant", "content": " ".join(said)},
+            {"role": "assistant", "content": " ".join(words)},
         ]
         prompt, whole = token_counts(tokenizer, messages)
         over = whole - case.max_length
         if over <= 0:
             return {"messages": messages}
         drop = max(1, over // 4)  # a word is at most a few tokens
-        if whole - prompt > SHORTEST_ANSWER + drop and len(said) > drop:
-            said = said[:-drop]
+        if whole - prompt > SHORTEST_ANSWER + drop and len(words) > drop:
+            words = words[:-drop]
         else:
             asked = asked[:-drop]
 
@@ -194,8 +194,8 @@ def token_counts(tokenizer: Any, messages: list[dict[str, str]]) -> tuple[int, i
     """(prompt, whole) tokens of a conversation, rendered by the template."""
 
     def size(part: list[dict[str, str]], opens: bool) -> int:
-        said = tokenizer.apply_chat_template(part, tokenize=False, add_generation_prompt=opens)
-        return len(tokenizer.encode(said, add_special_tokens=False))
+        ids = tokenizer.apply_chat_template(part, tokenize=False, add_generation_prompt=opens)
+        return len(tokenizer.encode(ids, add_special_tokens=False))
 
     return size(messages[:1], True), size(messages, False)
 

@@ -26,11 +26,11 @@ def read(path: Path) -> list[Round]:
         return []
     for line in lines:
         try:
-            found = json.loads(line) if line.endswith(b"\n") else None
+            parsed = json.loads(line) if line.endswith(b"\n") else None
         except ValueError:
             continue
-        if isinstance(found, dict) and "job" in found:
-            rounds.append(found)
+        if isinstance(parsed, dict) and "job" in parsed:
+            rounds.append(parsed)
     return rounds
 
 
@@ -86,27 +86,27 @@ class Verdict:
 
 
 def side(rounds: Sequence[Round], name: str) -> Side | None:
-    found = [line[name] for line in rounds if name in line]
-    if not found:
+    lines = [line[name] for line in rounds if name in line]
+    if not lines:
         return None
     return Side(
-        rate=statistics.median(entry["rate"] for entry in found),
-        rate_cpu=statistics.median(entry["rate_cpu"] for entry in found),
-        rss_mb=statistics.median(entry["rss_mb"] for entry in found),
-        rounds=len(found),
+        rate=statistics.median(entry["rate"] for entry in lines),
+        rate_cpu=statistics.median(entry["rate_cpu"] for entry in lines),
+        rss_mb=statistics.median(entry["rss_mb"] for entry in lines),
+        rounds=len(lines),
     )
 
 
 def ratio(rounds: Sequence[Round], variant: str, what: str = "rate") -> float:
     """Median over the rounds of ours by theirs. Raises ValueError when they never met."""
-    found = [
+    ratios = [
         line[OURS][what] / line[variant][what]
         for line in rounds
         if OURS in line and variant in line and line[variant][what] > 0
     ]
-    if not found:
+    if not ratios:
         raise ValueError(f"no round holds both ours and {variant}")
-    return statistics.median(found)
+    return statistics.median(ratios)
 
 
 def best_variant(job: Job, rounds: Sequence[Round]) -> str | None:
@@ -134,12 +134,12 @@ def share(rounds: Sequence[Round]) -> float:
     By the wall and, where it is known, per processor second; the smaller of the two counts, since
     other work on the machine may slow one side of a quotient alone.
     """
-    found = [
+    ratios = [
         min(line[OURS][name] / rate for name, rate in line["matmul"].items())
         for line in rounds
         if OURS in line and line.get("matmul")
     ]
-    return statistics.median(found) if found else 0.0
+    return statistics.median(ratios) if ratios else 0.0
 
 
 def verdicts(job: Job, rounds: Sequence[Round]) -> list[Verdict]:

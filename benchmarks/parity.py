@@ -165,10 +165,10 @@ class Ours:
             for parameter in adapter.parameters():
                 assert parameter.grad is not None
                 parameter.copy_(parameter.grad)
-        found = adapter.state()
+        state = adapter.state()
         adapter.load(weights)
         adapter.clear_gradients()
-        return found
+        return state
 
 
 def random_state(like: State, seed: int, scale: float = 0.02) -> State:
@@ -181,12 +181,12 @@ def random_state(like: State, seed: int, scale: float = 0.02) -> State:
 
 def their_gradients(model: Any) -> State:
     """The gradients of a PEFT model under its saved names, cleared afterwards."""
-    found = {}
+    tensors = {}
     for name, parameter in model.named_parameters():
         if "lora_" in name:
-            found[name.replace(".default", "")] = parameter.grad.detach().clone()
+            tensors[name.replace(".default", "")] = parameter.grad.detach().clone()
             parameter.grad = None
-    return found
+    return tensors
 
 
 def settings_of(**more: Any) -> Any:
@@ -302,11 +302,11 @@ def play(own: Ours, prompts: Sequence[list[int]], vocab: int) -> list[Any]:
     for number, prompt in enumerate(prompts):
         members = []
         for _ in range(8):
-            said = [chance.randrange(3, vocab) for _ in range(chance.randint(4, MAX_TOKENS))]
+            ids = [chance.randrange(3, vocab) for _ in range(chance.randint(4, MAX_TOKENS))]
             trajectory = Trajectory(f"task-{number}", [], list(prompt))
-            row = Row(prompt + said, [0] * len(prompt) + [1] * len(said))
+            row = Row(prompt + ids, [0] * len(prompt) + [1] * len(ids))
             logprobs, _ = own.policy.logprobs(own.policy.collate([row]), TEMPERATURE)
-            trajectory.add_completion(Completion(said, logprobs.detach().tolist(), True))
+            trajectory.add_completion(Completion(ids, logprobs.detach().tolist(), True))
             trajectory.reward = 1.0 if number == len(prompts) - 1 else chance.random()
             members.append(trajectory)
         groups.append(Group(f"task-{number}", members))
@@ -442,10 +442,10 @@ def padded(members: Sequence[Any], pad: int) -> dict[str, Any]:
         width = max(map(len, rows))
         ids = torch.full((len(rows), width), pad)
         mask = torch.zeros(len(rows), width, dtype=torch.long)
-        for at, row in enumerate(rows):
+        for position, row in enumerate(rows):
             where = slice(width - len(row), width) if left else slice(0, len(row))
-            ids[at, where] = torch.tensor(row)
-            mask[at, where] = 1
+            ids[position, where] = torch.tensor(row)
+            mask[position, where] = 1
         return ids, mask
 
     prompts, prompt_mask = block([t.prompt_ids for t in members], True)

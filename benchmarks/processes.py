@@ -8,12 +8,12 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 def family(pid: int) -> list[int]:
     """A process and all below it that live."""
-    found, waiting = [], [pid]
+    pids, waiting = [], [pid]
     while waiting:
         at = waiting.pop()
         if not os.path.exists(f"/proc/{at}"):
             continue
-        found.append(at)
+        pids.append(at)
         try:
             tasks = os.listdir(f"/proc/{at}/task")
             for task in tasks:
@@ -21,7 +21,7 @@ def family(pid: int) -> list[int]:
                 waiting += [int(child) for child in children.split()]
         except OSError:
             continue
-    return found
+    return pids
 
 
 def cpu_seconds(pid: int) -> float:

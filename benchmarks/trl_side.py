@@ -209,8 +209,8 @@ def reward_of(asked: dict[str, Any]) -> Any:
     return pay
 
 
-def text_of(said: Any) -> str:
-    return said if isinstance(said, str) else str(said[-1]["content"])
+def text_of(completion: Any) -> str:
+    return completion if isinstance(completion, str) else str(completion[-1]["content"])
 
 
 def train_grpo(asked: dict[str, Any], folder: str) -> dict[str, Any]:
@@ -355,9 +355,9 @@ def answer_in_fork(asked: dict[str, Any]) -> dict[str, Any]:
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        said = pipe.read()
+        reply = pipe.read()
     os.waitpid(child, 0)
-    return json.loads(said) if said else {"error": "the process died without a word"}
+    return json.loads(reply) if reply else {"error": "the process died without a word"}
 
 
 def main() -> None:

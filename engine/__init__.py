@@ -3,6 +3,6 @@ for how a run begins and at `supervisor.py` for how it goes on; nobody imports `
 
     doctor.py      what is wrong with this machine
     dry_run.py     the staircase of checks before anything is spent
-    judgements.py  what a dry run makes of data and of a probe's numbers
+    judgements.py  what the checks of a dry run come to
     supervisor.py  one per living run: caps, cancel, exit record
 """

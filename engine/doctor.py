@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from engine.core import hardware
 from engine.core.errors import UserError
 from engine.core.format import counted
 from engine.core.hints import Hint, hint_of
+from engine.core.reply import Reply
 from engine.environments import registry
 from engine.home import recovery
 from engine.home.rows import OPEN
@@ -61,14 +62,14 @@ class Finding:
 def examine(
     home: Home,
     mounts: Path = Path("/proc/mounts"),
-    tell: Callable[[dict[str, Any]], None] = lambda _: None,
-) -> dict[str, Any]:
+    tell: Callable[[Reply], None] = lambda _: None,
+) -> Reply:
     """Every check on `home` and this machine: {"summary", "checks": [...], "failed": n}.
 
     `tell` gets each check as it is made.
     """
     findings: list[Finding] = []
-    checks: list[dict[str, Any]] = []
+    checks: list[Reply] = []
     for check in (*CHECKS, partial(filesystem, mounts=mounts)):
         for finding in _guarded(check, home):
             findings.append(finding)
@@ -85,8 +86,8 @@ def examine(
     return {"summary": summary, "failed": failed, "checks": checks}
 
 
-def _shown(finding: Finding) -> dict[str, Any]:
-    shown: dict[str, Any] = {
+def _shown(finding: Finding) -> Reply:
+    shown = {
         "name": finding.name,
         "status": finding.status,
         "detail": finding.detail,
@@ -96,12 +97,14 @@ def _shown(finding: Finding) -> dict[str, Any]:
 
 
 def python(home: Home) -> Iterator[Finding]:
+    """Whether this Python is new enough."""
     version = ".".join(map(str, sys.version_info[:3]))
     status: Status = "pass" if sys.version_info >= (3, 11) else "fail"
     yield Finding("python", status, f"{version} at {sys.executable}", "Use Python 3.11 or newer.")
 
 
 def sdk(home: Home) -> Iterator[Finding]:
+    """Whether the installed MCP SDK is one we know."""
     version = importlib.metadata.version("mcp")
     numbers = tuple(int(part) for part in version.split(".")[:2])
     good = (2, 3) <= numbers < (3, 0)
@@ -109,6 +112,7 @@ def sdk(home: Home) -> Iterator[Finding]:
 
 
 def storage(home: Home) -> Iterator[Finding]:
+    """Room on the disk of the home, and whether others may read it."""
     free = shutil.disk_usage(home.root).free
     status: Status = "pass" if free > 5 * GB else "warn" if free > GB else "fail"
     detail = f"{home.root}, {free / GB:.1f} GB free"
@@ -145,23 +149,25 @@ def filesystem(home: Home, mounts: Path) -> Iterator[Finding]:
 
 
 def database(home: Home) -> Iterator[Finding]:
+    """Whether the database is whole, and whether it was ever made again."""
     with Store(home) as store:
         store.check()
         count = len(store.list_runs(1000))
-    said = f"intact, {counted(count, 'run')}, SQLite {sqlite3.sqlite_version}"
+    text = f"intact, {counted(count, 'run')}, SQLite {sqlite3.sqlite_version}"
     kept = [path.name for path in home.dbs_aside()]
     if kept:
         yield Finding(
             "database",
             "warn",
-            f"{said}; found damaged before and made again from the run folders ({', '.join(kept)})",
+            f"{text}; found damaged before and made again from the run folders ({', '.join(kept)})",
             "Look for what harms files on this disk; then delete what was kept.",
         )
     else:
-        yield Finding("database", "pass", said)
+        yield Finding("database", "pass", text)
 
 
 def configuration(home: Home) -> Iterator[Finding]:
+    """Whether config.toml can be read."""
     home.user_config()
     yield Finding("config.toml", "pass", "valid" if home.config_file.exists() else "not written")
 
@@ -184,13 +190,14 @@ def isolation(home: Home) -> Iterator[Finding]:
 
 
 def devices(home: Home) -> Iterator[Finding]:
-    found = hardware.detect(home.root)
-    names = ", ".join(f"{device.id} {device.name}" for device in found.devices)
-    if found.device.kind == "cpu":
+    """The devices of this machine."""
+    here = hardware.detect(home.root)
+    names = ", ".join(f"{device.id} {device.name}" for device in here.devices)
+    if here.device.kind == "cpu":
         yield Finding(
             "devices",
             "warn",
-            f"{names}; no GPU, {counted(found.cores, 'core')}, {found.ram_total / GB:.0f} GB",
+            f"{names}; no GPU, {counted(here.cores, 'core')}, {here.ram_total / GB:.0f} GB",
             "Small models (pebble) train well here; larger ones need an NVIDIA GPU.",
         )
     else:
@@ -230,6 +237,7 @@ def _kernels(machine: hardware.Hardware, liger: str = "") -> str:
 
 
 def tools(home: Home) -> Iterator[Finding]:
+    """Whether what `mcp dev` needs is on PATH."""
     missing = [name for name in ("npx", "uv") if shutil.which(name) is None]
     if missing:
         yield Finding(
@@ -305,12 +313,12 @@ def _guarded(check: Check, home: Home) -> list[Finding]:
     """The findings of a check; one that cannot be made is a finding too."""
     name = getattr(check, "__name__", "filesystem").strip("<>")
     try:
-        found = list(check(home))
+        findings = list(check(home))
     except UserError as error:
         return [Finding(name, "fail", error.message, error.advice)]
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         return [Finding(name, "fail", f"{type(error).__name__}: {error}")]
     return [
         Finding(item.name, item.status, item.detail, "" if item.status == "pass" else item.fix)
-        for item in found
+        for item in findings
     ]

@@ -9,15 +9,14 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from engine.core import hardware
 from engine.core.errors import UserError
 from engine.core.files import read_json
 from engine.core.format import counted, size, words
-from engine.core.hints import Call, Change, Hint, hint_of
+from engine.core.hints import Call, Change, Hint
 from engine.core.reply import Reply
 from engine.cost import estimate, throughput
 from engine.cost.estimate import Forecast
@@ -31,10 +30,11 @@ from engine.home.store import Store
 from engine.install import env_packages, vllm_env
 from engine.judgements import (
     Outcome,
-    Status,
+    Stairs,
     beside_degenerate,
     judge_data,
     judge_probe,
+    known,
     too_hard,
 )
 from engine.models import catalog, hub
@@ -68,29 +68,6 @@ _AUDIT_SHOWN = (
     "problems",
     "gold_failing",
 )
-T = TypeVar("T")
-
-
-def known(fact: T | None) -> T:
-    """A fact that an earlier check must have learnt."""
-    assert fact is not None
-    return fact
-
-
-@dataclass(frozen=True)
-class Check:
-    """A check as the report shows it; `fix` already names the whole call to make."""
-
-    name: str
-    status: Status
-    detail: str
-    fix: Hint
-    code: str
-
-    def to_json(self) -> dict[str, object]:
-        """name, status, detail, fix, and where there are any the call and the error's code."""
-        shown = {"name": self.name, "status": self.status, "detail": self.detail}
-        return shown | self.fix.shown("fix") | ({"code": self.code} if self.code else {})
 
 
 @dataclass
@@ -109,40 +86,6 @@ class Facts:
     probe: Reply | None = None
     run_id: str = ""
     too_hard: bool = False
-
-
-class Stairs:
-    """Checks in order.
-
-    Attributes:
-        rehearsal: gives the dry run that this is, which a fix may change.
-        checks: those made so far.
-    """
-
-    def __init__(self, rehearsal: Callable[[], Call]) -> None:
-        self.rehearsal = rehearsal
-        self.checks: list[Check] = []
-
-    def step(self, name: str, needs: Sequence[str], check: Callable[[], Outcome]) -> None:
-        """Run `check` unless one of `needs` has not passed; a UserError is a fail."""
-        missing = [need for need in needs if self.status(need) not in ("pass", "warn")]
-        if missing:
-            outcome = Outcome("skip", f"needs {missing[0]}")
-        else:
-            try:
-                outcome = check()
-            except UserError as error:
-                outcome = Outcome("fail", error.message, error.advice, error.code)
-        fix = hint_of(outcome.fix).of(self.rehearsal())
-        self.checks.append(Check(name, outcome.status, outcome.detail, fix, outcome.code))
-
-    def status(self, name: str) -> str:
-        """The status of a check that was made; "skip" for any other."""
-        return next((check.status for check in self.checks if check.name == name), "skip")
-
-    @property
-    def failed(self) -> list[Check]:
-        return [check for check in self.checks if check.status == "fail"]
 
 
 @tells_of_the_disk
@@ -230,11 +173,13 @@ class Rehearsal:
         return self.stairs
 
     def env(self) -> Outcome:
+        """Whether the environment exists."""
         record = self.facts.record = registry.find_env(self.home, self.env_id)
         rows = ", ".join(f"{count} {split}" for split, count in record.rows.items())
         return Outcome("pass", f"{record.env_id}: {record.kind}, {rows} rows")
 
     def base(self) -> Outcome:
+        """Whether the model exists and can be trained."""
         ref = self.facts.model = catalog.resolve_model(self.home, self.model)
         detail = f"{ref.facts.architecture}, {ref.facts.params:,} parameters"
         if ref.adapter is not None:
@@ -245,10 +190,12 @@ class Rehearsal:
         return Outcome("pass", detail)
 
     def names(self) -> Outcome:
+        """Whether every setting given exists and lies in its range."""
         given = resolution.validate(self.algorithm, self.settings)
         return Outcome("pass", f"{len(given)} given, each exists and lies in its range")
 
     def resolve(self) -> Outcome:
+        """Whether all settings go together, with this model and these rows."""
         ref = known(self.facts.model)
         machine = self.facts.machine = hardware.detect(self.home.root)
         rows = env_facts.env_facts(
@@ -274,12 +221,14 @@ class Rehearsal:
         return Outcome("pass", detail)
 
     def interpreter(self) -> Outcome:
+        """Whether there is an interpreter that trains."""
         python = launcher.worker_python(self.home)
         if self.facts.resolved is not None:
             launcher.require_quantizer(self.home, self.facts.resolved.settings.quantization)
         return Outcome("pass", f"workers run with {python}")
 
     def packages(self) -> Outcome:
+        """Whether what the environment imports is installed."""
         record = known(self.facts.record)
         needed = env_packages.read_requirements(record.source)
         if not needed:
@@ -296,12 +245,14 @@ class Rehearsal:
         return Outcome("pass", f"{len(needed)} found here")
 
     def secrets(self) -> Outcome:
+        """Whether the secrets that the environment names are set."""
         record = known(self.facts.record)
         admission.check_secrets(record)
         named = ", ".join(record.secrets)
         return Outcome("pass", f"{named} set" if named else "the environment names none")
 
     def isolation(self) -> Outcome:
+        """What holds the environment's code on this machine."""
         try:
             held = isolation_here(registry.sandbox_of(self.home))
         except EnvProblem as problem:
@@ -312,6 +263,7 @@ class Rehearsal:
         return Outcome("warn", f"{held.level}: {'; '.join(held.gaps)}", fix)
 
     def data(self) -> Outcome:
+        """Whether the training rows fit the settings."""
         resolved, rows = known(self.facts.resolved), known(self.facts.rows)
         statistics = self.facts.statistics = env_facts.statistics(rows, resolved.settings)
         if isinstance(resolved.settings, SFTSettings):
@@ -324,16 +276,18 @@ class Rehearsal:
         return judge_data(statistics, rows, resolved.settings)
 
     def contamination(self) -> Outcome:
-        found = contamination.of_training(self.home, known(self.facts.record), self.model)
-        headline = found["headline"]
-        if found["verdict"] == "clean":
+        """Whether training rows hold held-out tasks."""
+        overlap = contamination.of_training(self.home, known(self.facts.record), self.model)
+        headline = overlap.headline
+        if overlap.verdict == "clean":
             return Outcome("pass", headline)
         fix = "Take these rows out of the training split, or hold other tasks out, and push again."
-        if found["verdict"] == "leak":
+        if overlap.verdict == "leak":
             return Outcome("fail", headline, f"{fix} The verdict leaves such tasks out.")
         return Outcome("warn", headline, fix)
 
     def audit(self) -> Outcome:
+        """What the stored reward audit says of the scorer."""
         record = known(self.facts.record)
         audit = self.facts.audit = record.audit.as_written()
         headline = str(audit.get("headline", ""))
@@ -354,6 +308,7 @@ class Rehearsal:
         return Outcome("warn", headline, fix + ": held-out success means little until then.")
 
     def estimate(self, began: float) -> Outcome:
+        """Whether time and memory can be estimated; measures the machine first."""
         machine, ref = known(self.facts.machine), known(self.facts.model)
         left = CALL_S - (time.monotonic() - began)
         throughput.ensure(self.home, machine, max(0.0, min(estimate.PROBE_WAIT_S, left)))
@@ -374,6 +329,7 @@ class Rehearsal:
         return Outcome("pass", detail)
 
     def memory(self) -> Outcome:
+        """Whether the run fits onto its device."""
         forecast = known(self.facts.forecast)
         figures = forecast.estimate
         total, available = figures.peak_memory.total, figures.memory_available
@@ -391,6 +347,7 @@ class Rehearsal:
         return Outcome("fail", detail, fix, "DOES_NOT_FIT")
 
     def disk(self) -> Outcome:
+        """Whether the disk has room for what the run writes."""
         figures, free = known(self.facts.forecast).estimate, known(self.facts.machine).disk_free
         detail = f"the run writes about {size(figures.disk_bytes)}"
         if figures.disk_fits:
@@ -399,6 +356,7 @@ class Rehearsal:
         return Outcome("fail", detail, fix, "DISK_FULL")
 
     def budget(self) -> Outcome:
+        """Whether the run stays within the default cap and the home's total."""
         figures, call = known(self.facts.forecast).estimate, self.arguments()
         with Store(self.home) as store:
             doubts = estimate.check_budget(self.home, store, figures, DEFAULT_GPU_HOURS, call)
@@ -500,6 +458,7 @@ def _short_audit(audit: Reply) -> Reply:
 
 
 def _summary(rehearsal: Rehearsal) -> str:
+    """One sentence: ready or not, and what to look at."""
     stairs, facts = rehearsal.stairs, rehearsal.facts
     failed = stairs.failed
     if failed:
@@ -519,6 +478,7 @@ def _summary(rehearsal: Rehearsal) -> str:
 
 
 def _next_calls(rehearsal: Rehearsal) -> list[Call]:
+    """What to do next: submit, wait for the probe, or train otherwise."""
     stairs, facts = rehearsal.stairs, rehearsal.facts
     if stairs.failed:
         return []

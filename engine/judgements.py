@@ -1,9 +1,11 @@
-"""What a dry run makes of an environment's data and of a probe's numbers."""
+"""What the checks of a dry run come to: their form, and the judgement of data and of a probe."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
-from engine.core.hints import Hint
+from engine.core.errors import UserError
+from engine.core.hints import Call, Hint, hint_of
 from engine.core.reply import Reply
 from engine.cost.estimate import none_fit
 from engine.environments.env_facts import EnvFacts
@@ -14,6 +16,7 @@ from envs.audit.audit_summary import best_degenerate
 
 FEW_HELDOUT = 100
 Status = Literal["pass", "warn", "fail", "skip"]
+Fact = TypeVar("Fact")
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,62 @@ class Outcome:
     detail: str
     fix: str | Hint = ""
     code: str = ""
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check as the report shows it; `fix` already names the whole call to make."""
+
+    name: str
+    status: Status
+    detail: str
+    fix: Hint
+    code: str
+
+    def to_json(self) -> dict[str, object]:
+        """name, status, detail, fix, and where there are any the call and the error's code."""
+        shown = {"name": self.name, "status": self.status, "detail": self.detail}
+        return shown | self.fix.shown("fix") | ({"code": self.code} if self.code else {})
+
+
+class Stairs:
+    """Checks in order.
+
+    Attributes:
+        rehearsal: gives the dry run that this is, which a fix may change.
+        checks: those made so far.
+    """
+
+    def __init__(self, rehearsal: Callable[[], Call]) -> None:
+        self.rehearsal = rehearsal
+        self.checks: list[Check] = []
+
+    def step(self, name: str, needs: Sequence[str], check: Callable[[], Outcome]) -> None:
+        """Run `check` unless one of `needs` has not passed; a UserError is a fail."""
+        missing = [need for need in needs if self.status(need) not in ("pass", "warn")]
+        if missing:
+            outcome = Outcome("skip", f"needs {missing[0]}")
+        else:
+            try:
+                outcome = check()
+            except UserError as error:
+                outcome = Outcome("fail", error.message, error.advice, error.code)
+        fix = hint_of(outcome.fix).of(self.rehearsal())
+        self.checks.append(Check(name, outcome.status, outcome.detail, fix, outcome.code))
+
+    def status(self, name: str) -> str:
+        """The status of a check that was made; "skip" for any other."""
+        return next((check.status for check in self.checks if check.name == name), "skip")
+
+    @property
+    def failed(self) -> list[Check]:
+        return [check for check in self.checks if check.status == "fail"]
+
+
+def known(fact: Fact | None) -> Fact:
+    """A fact that an earlier check must have learnt."""
+    assert fact is not None
+    return fact
 
 
 def judge_data(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Outcome:

@@ -244,8 +244,8 @@ def measure(base: Base, excluded: Collection[str], per_skill: int, seed: int) ->
         samples = [skills.draw(rng, skill, excluded, measured=True) for _ in range(per_skill)]
         renderer = Renderer(base.tokenizer, base.stop_ids, thinking=samples[0].thinking)
         prompts = [renderer.prompt(s.messages[:1], s.tools) for s in samples]
-        said = sampler.generate(prompts, 1, SamplingParams(max_tokens=64, temperature=0.0))
-        replies = [renderer.completion_text(one.ids) for (one,) in said]
+        answers = sampler.generate(prompts, 1, SamplingParams(max_tokens=64, temperature=0.0))
+        replies = [renderer.completion_text(one.ids) for (one,) in answers]
         hits = [first_reply_right(s, r) for s, r in zip(samples, replies, strict=True)]
         scores[skill] = sum(hits) / len(hits)
     return scores

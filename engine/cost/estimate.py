@@ -86,7 +86,7 @@ def estimate_cost(
     settings_schema.validate(algorithm, settings)
     record = registry.find_env(home, env_id)
     ref = catalog.resolve_model(home, model)
-    found = machine.detect(home.root)
+    here = machine.detect(home.root)
     thinking = settings.get("thinking") is True
     facts = env_facts.env_facts(home, record, ref.base_path, thinking=thinking)
     resolved = settings_schema.resolve(
@@ -94,14 +94,14 @@ def estimate_cost(
         settings,
         model=ref.facts,
         env=facts,
-        hardware=found,
+        hardware=here,
         inherited=ref.adapter_facts,
         vllm=vllm_env.find_python(home) is not None,
     )
-    throughput.ensure(home, found, PROBE_WAIT_S)
+    throughput.ensure(home, here, PROBE_WAIT_S)
     download = hub.missing_bytes(ref.base_path)
     forecast = estimate(
-        home, resolved, ref.facts, facts, found, download=download, base_path=ref.base_path
+        home, resolved, ref.facts, facts, here, download=download, base_path=ref.base_path
     )
     figures = forecast.estimate
     arguments = {"env_id": record.env_id, "model": ref.ref, "algorithm": algorithm}
@@ -243,22 +243,22 @@ def evaluation_hours(
 
 def batteries(home: Home, base_path: Path | None) -> tuple[Battery, ...]:
     """What a run on this base model is asked about kept skills, as the worker chooses it."""
-    found = []
+    asked = []
     if base_path is None or base_path == catalog.BUILTIN["pebble"]:
-        found.append(flops.PEBBLE_SKILLS)
+        asked.append(flops.PEBBLE_SKILLS)
     elif importlib.util.find_spec("reasoning_gym") is not None:
         with contextlib.suppress(UserError):
-            found.append(_gym(tokens.load(base_path)))
+            asked.append(_gym(tokens.load(base_path)))
     if base_path is not None and home.db.is_file():
         with contextlib.suppress(UserError):
             record = registry.find_env(home, flops.KEEP)
             if record.name == flops.KEEP and record.scored:
                 lengths = env_facts.env_facts(home, record, base_path).lengths
                 prompt = statistics.fmean([row.prompt for row in lengths]) if lengths else 32.0
-                said = 1.5 * statistics.fmean([r.total - r.prompt for r in lengths] or [16.0])
-                answer = Lengths(prompt, max(8.0, said), max(16.0, 2 * said))
-                found.append(Battery(min(flops.KEEP_TASKS, max(1, len(lengths))), answer))
-    return tuple(found)
+                answered = 1.5 * statistics.fmean([r.total - r.prompt for r in lengths] or [16.0])
+                answer = Lengths(prompt, max(8.0, answered), max(16.0, 2 * answered))
+                asked.append(Battery(min(flops.KEEP_TASKS, max(1, len(lengths))), answer))
+    return tuple(asked)
 
 
 def _gym(tokenizer: tokens.ChatTokenizer) -> Battery:

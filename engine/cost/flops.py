@@ -185,12 +185,12 @@ class SamplingPlan:
         if level == "likely" and self.seen.turns is not None:
             turns = max(1.0, min(turns, self.seen.turns))
         usual = _mean(list(answers)) / max(1.0, self.turns("low")) if answers else limit / 2
-        said = {"low": usual, "likely": 1.5 * usual, "high": float(limit)}[level]
+        tokens_said = {"low": usual, "likely": 1.5 * usual, "high": float(limit)}[level]
         if self.seen.said is not None and level == "likely":
-            said = self.seen.said * limit / turns
+            tokens_said = self.seen.said * limit / turns
         longest = {"low": 1.5 * usual, "likely": float(limit), "high": float(limit)}[level]
         prompt = _mean([row.prompt for row in self.env.lengths]) or self.unknown_prompt
-        return Lengths(prompt, min(said, limit), min(longest, limit), turns)
+        return Lengths(prompt, min(tokens_said, limit), min(longest, limit), turns)
 
     def turns(self, level: str) -> float:
         """Assistant turns of an episode: few (low), as expected (likely), as many as may be."""
@@ -309,9 +309,11 @@ class Plan:
         rows = [row for row in self.env.lengths if row.turns]
         if not rows:
             return Lengths(limit / 2, limit / 2, limit / 2)
-        said = _mean([row.supervised(loss_on, limit) for row in rows])
+        supervised = _mean([row.supervised(loss_on, limit) for row in rows])
         total = _mean([min(row.total, limit) for row in rows])
-        return Lengths(total - min(said, total), said, max(min(r.total, limit) for r in rows))
+        return Lengths(
+            total - min(supervised, total), supervised, max(min(r.total, limit) for r in rows)
+        )
 
 
 def works(plan: Plan, level: str) -> dict[str, Work]:
@@ -334,6 +336,7 @@ def train_work(plan: Plan, level: str) -> Work:
 
 
 def _grpo_step(plan: Plan, settings: GRPOSettings, level: str) -> Work:
+    """Work of one GRPO step: what is trained on and what is sampled."""
     episode = plan.episode(level)
     # Every round leaves a part of what was uniform before it.
     effective = _EFFECTIVE[level]

@@ -112,8 +112,8 @@ def _longest_episode(plan: Plan) -> float:
     turns = plan.turns("high")
     if plan.seen.turns is not None:
         turns = min(turns, math.ceil(1.5 * plan.seen.turns))
-    said = turns * plan.max_tokens + BETWEEN_TURNS * (turns - 1)
-    return min(plan.max_length, (plan.env.longest_prompt or plan.max_length) + said)
+    sampled = turns * plan.max_tokens + BETWEEN_TURNS * (turns - 1)
+    return min(plan.max_length, (plan.env.longest_prompt or plan.max_length) + sampled)
 
 
 def _overhead(plan: Plan, rest: float) -> float:

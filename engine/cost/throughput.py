@@ -153,17 +153,17 @@ def load(home: Home, device: Device, cores: int, precision: str) -> Speed:
 
 def _measured(probe: dict[str, float]) -> dict[str, float]:
     """The fields of Speed that a probe's figures give."""
-    found = {}
+    speed = {}
     if "train_flops" in probe:
-        found["train_flops"] = probe["train_flops"]
+        speed["train_flops"] = probe["train_flops"]
     if "sample_flops" in probe:
-        found["sample_flops"] = probe["sample_flops"]
+        speed["sample_flops"] = probe["sample_flops"]
     if {"decode_step_s", "update_s", "layers"} <= probe.keys():
-        found["layer_s"] = probe["decode_step_s"] / probe["layers"]
-        found["update_s"] = probe["update_s"] / probe["layers"]
+        speed["layer_s"] = probe["decode_step_s"] / probe["layers"]
+        speed["update_s"] = probe["update_s"] / probe["layers"]
     if "startup_s" in probe:  # a run imports less, loads a model and starts an environment
-        found["start_s"] = probe["startup_s"]
-    return found
+        speed["start_s"] = probe["startup_s"]
+    return speed
 
 
 def _is_rate(value: Any) -> bool:

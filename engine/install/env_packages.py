@@ -20,7 +20,6 @@ import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 
@@ -87,7 +86,7 @@ def read_requirements(source: Path) -> list[Requirement]:
             hint="Save it as UTF-8 text, one package per line.",
             field="path",
         ) from error
-    found = []
+    requirements = []
     for number, line in enumerate(text.splitlines(), 1):
         line = line.split(" #")[0].strip()
         if not line or line.startswith("#"):
@@ -105,22 +104,22 @@ def read_requirements(source: Path) -> list[Requirement]:
                 hint="Write one package per line, as in reasoning-gym==0.1.25.",
             ) from error
         if requirement.marker is None or requirement.marker.evaluate():
-            found.append(requirement)
-    return found
+            requirements.append(requirement)
+    return requirements
 
 
 def missing(requirements: list[Requirement]) -> list[str]:
     """Those that this interpreter does not have in the version asked for."""
-    found = []
+    absent = []
     for requirement in requirements:
         try:
             version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
-            found.append(str(requirement))
+            absent.append(str(requirement))
             continue
         if not requirement.specifier.contains(version, prereleases=True):
-            found.append(f"{requirement} (here is {version})")
-    return found
+            absent.append(f"{requirement} (here is {version})")
+    return absent
 
 
 def venv_of(home: Home, requirements: list[Requirement]) -> Venv:
@@ -186,7 +185,7 @@ def build(folder: Path) -> None:
             return
         requirements = (folder / FILE).read_text().splitlines()
         _empty(folder)
-        outcome: dict[str, Any] = {"ok": False, "error": "", "hint": "", "isolation": ""}
+        outcome: dict[str, object] = {"ok": False, "error": "", "hint": "", "isolation": ""}
         try:
             outcome["isolation"] = _install_in_box(home, place, requirements)
             outcome["ok"] = True

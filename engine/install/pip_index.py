@@ -89,14 +89,14 @@ def _options(pip: Path) -> dict[str, str]:
             timeout=_PATIENCE_S,
             check=False,
         )
-        found: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
+        sections: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
         for line in done.stdout.splitlines():
             key, _, value = line.partition("=")
             section, _, name = key.rpartition(".")
             with contextlib.suppress(ValueError, SyntaxError):
-                if section in found and name in _OPTIONS:
-                    found[section][name] = " ".join(str(ast.literal_eval(value)).split())
-        return found["global"] | found["install"] | found[":env:"]
+                if section in sections and name in _OPTIONS:
+                    sections[section][name] = " ".join(str(ast.literal_eval(value)).split())
+        return sections["global"] | sections["install"] | sections[":env:"]
     return {}
 
 

@@ -74,6 +74,7 @@ def works(python: Path, proof: str = PROOF) -> bool:
 
 
 def _build(home: Home, say: Say, run: Run, proof: str) -> dict[str, object]:
+    """Build the training environment beside its final place, try it, and put it there."""
     device = hardware.detect(home.root).device.kind
     venvs.require_space(home.root, NEEDED["cpu" if device == "cpu" else "gpu"])
     wanted = requirements()

@@ -49,14 +49,14 @@ def find_python(home: Home) -> Path | None:
 
 def require_python(home: Home) -> Path:
     """As `find_python`. Raises UserError NO_VLLM when there is none."""
-    found = find_python(home)
-    if found is None:
+    python = find_python(home)
+    if python is None:
         raise UserError(
             "NO_VLLM",
             f"there is no vLLM in {home.vllm_venv}",
             hint="Run `honesmith setup --vllm` once, or use the torch sampler.",
         )
-    return found
+    return python
 
 
 def setup_vllm(
@@ -103,6 +103,7 @@ def commands(python: Path, device: str, uv: str | None) -> tuple[list[list[str]]
 
 
 def _install(python: Path, device: str, run: Run, say: Say) -> None:
+    """Install vLLM by the first way that works."""
     ways, after = commands(python, device, shutil.which("uv"))
     for number, way in enumerate(ways, 1):
         try:
@@ -124,18 +125,18 @@ def _install(python: Path, device: str, run: Run, say: Say) -> None:
 
 
 def _install_hint(device: str) -> str:
-    said = "The lines above say why; `honesmith setup --vllm` goes on where this stopped."
+    advice = "The lines above say why; `honesmith setup --vllm` goes on where this stopped."
     if device == "cpu":
-        said += " Where torch is not found, name an index of CPU builds in PIP_EXTRA_INDEX_URL."
-    return said
+        advice += " Where torch is not found, name an index of CPU builds in PIP_EXTRA_INDEX_URL."
+    return advice
 
 
 def _prove(python: Path, proof: str) -> None:
-    said = venvs.complaint(python, proof, IMPORT_S)
-    if said is not None:
+    complaint = venvs.complaint(python, proof, IMPORT_S)
+    if complaint is not None:
         raise UserError(
             "NO_VLLM",
-            f"the new environment cannot import vLLM: {said}",
+            f"the new environment cannot import vLLM: {complaint}",
             hint=f"Try: {python} -c '{proof}'. `honesmith setup --vllm --again` builds it anew.",
         )
 

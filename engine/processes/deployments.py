@@ -25,6 +25,9 @@ LIVING = ("starting", "ready")
 _HEADROOM = 1.1  # times a run's estimated memory has to be free before it starts
 STOP_S = 5.0  # what a server may take to end by itself
 
+# JSON objects of a deployment: its config, and what its OpenAI-compatible server takes and answers.
+Json = dict[str, Any]
+
 
 @dataclass(frozen=True)
 class Asker:
@@ -48,11 +51,11 @@ def is_alive(folder: DeployDir) -> bool:
 def living(home: Home) -> list[DeploymentRow]:
     """The deployments whose process lives, newest first; rows of the others are closed."""
     with Store(home) as store:
-        found = []
+        rows = []
         for row in store.list_deployments(states=LIVING):
             folder = home.deployment(row.deployment_id)
             if is_alive(folder):
-                found.append(row)
+                rows.append(row)
                 continue
             failed = row.state == "starting"
             store.update_deployment(
@@ -61,7 +64,7 @@ def living(home: Home) -> list[DeploymentRow]:
                 ended=time.time(),
                 message=failure_message(folder) if failed else "the process ended",
             )
-        return found
+        return rows
 
 
 def served(home: Home, row: DeploymentRow) -> list[str]:
@@ -74,7 +77,7 @@ def served(home: Home, row: DeploymentRow) -> list[str]:
         return [row.base_name, *dict.fromkeys(adapter["name"] for adapter in asked)]
 
 
-def config_of(folder: DeployDir) -> dict[str, Any]:
+def config_of(folder: DeployDir) -> Json:
     """What a deployment was started with, {} where it cannot be read."""
     return read_object(folder.config)
 
@@ -128,8 +131,8 @@ def failure_message(folder: DeployDir) -> str:
 
 
 def request(
-    folder: DeployDir, method: str, path: str, body: dict[str, Any] | None = None, timeout_s=5.0
-) -> tuple[int, dict[str, Any]]:
+    folder: DeployDir, method: str, path: str, body: Json | None = None, timeout_s: float = 5.0
+) -> tuple[int, Json]:
     """One call to a deployment: status and JSON body. Raises Unreachable."""
     # Costs the supervisor's start 30 ms, and most runs find no deployment to talk to.
     import http.client  # noqa: PLC0415
@@ -143,8 +146,8 @@ def request(
             data = json.dumps(body).encode() if body is not None else None
             connection.request(method, path, data, headers)
             response = connection.getresponse()
-            found = json.loads(response.read() or b"{}")
-            return response.status, found if isinstance(found, dict) else {}
+            reply = json.loads(response.read() or b"{}")
+            return response.status, reply if isinstance(reply, dict) else {}
     except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
         raise Unreachable(f"{type(error).__name__}: {error}") from error
 
@@ -193,7 +196,9 @@ def _fits(run: RunDir, device_id: str) -> bool:
     from engine.core import hardware  # noqa: PLC0415  psutil, and most runs find no deployment
 
     here = hardware.detect(run.home.root)
-    device = next((found for found in here.devices if found.id == device_id), here.device)
+    device = next(
+        (candidate for candidate in here.devices if candidate.id == device_id), here.device
+    )
     config = run.find_config()  # a damaged one is its trainer's to say
     need = (config.peak_memory if config else None) or device.memory_total / 2
     return _HEADROOM * need <= device.memory_free

@@ -73,10 +73,10 @@ def require_quantizer(home: Home, quantization: str) -> None:
         return
     python = worker_python(home)
     if python == sys.executable:
-        found = importlib.util.find_spec("bitsandbytes") is not None
+        installed = importlib.util.find_spec("bitsandbytes") is not None
     else:
-        found = any(Path(python).parent.parent.glob("lib/python*/site-packages/bitsandbytes"))
-    if not found:
+        installed = any(Path(python).parent.parent.glob("lib/python*/site-packages/bitsandbytes"))
+    if not installed:
         raise UserError(
             "SETTING_INVALID",
             f'quantization = "nf4", but bitsandbytes is not installed for {python}',
@@ -217,6 +217,7 @@ def _claim(home: Home, row: RunRow, locks: dict[str, int]) -> bool:
 
 
 def _start(home: Home, store: Store, row: RunRow, lock: int) -> bool:
+    """Start the supervisor of a run with the lock it holds; False where the machine refuses."""
     run = home.run(row.run_id)
     env = {**os.environ, LOCK_FD: str(lock), "HONESMITH_HOME": str(home.root)}
     argv = [sys.executable, "-P", *programs.command("supervisor"), str(run.path)]

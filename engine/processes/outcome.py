@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from engine.core.errors import FAILURE_KINDS
-from engine.core.files import append_line, last_line, read_json, read_object, read_tail, write_json
+from engine.core.files import append_line, last_line, read_json, read_tail, write_json
 from engine.core.hints import Call, Hint
 from engine.home.rows import DEFAULT_GPU_HOURS, RunRow
 from engine.home.run_dir import RunDir
@@ -42,16 +42,38 @@ class Outcome:
     time: float
 
 
+@dataclass(frozen=True)
+class Failure:
+    """Why a worker could not go on; the content of `failure.json`.
+
+    Attributes:
+        kind: one of engine.core.errors.FAILURE_KINDS.
+        message: what happened, one sentence.
+        evidence: numbers or a line of output that show it.
+        hint: the next move.
+        last_checkpoint: its name, None where none is complete.
+    """
+
+    kind: str
+    message: str
+    evidence: str
+    hint: Hint
+    last_checkpoint: str | None = None
+
+    def to_json(self) -> dict[str, object]:
+        return {**asdict(self), "hint": self.hint.to_json()}
+
+
 def checkpoint_name(run: RunDir) -> str:
     """The last complete checkpoint as "step_000020", "" without one."""
-    found = run.latest_checkpoint()
-    return found.name if found else ""
+    latest = run.latest_checkpoint()
+    return latest.name if latest else ""
 
 
 def evidence(run: RunDir) -> str:
     """The line that shows why the run failed, safe to show; "" where there is none."""
-    failure = read_object(run.failure)
-    return _safe(run, str(failure.get("evidence") or ""))
+    failure = find_failure(run)
+    return _safe(run, failure.evidence if failure else "")
 
 
 def _safe(run: RunDir, text: str) -> str:
@@ -129,14 +151,6 @@ def recorded(run: RunDir, attempt: int) -> Outcome | None:
 
 def apply(store: Store, run: RunDir, row: RunRow, outcome: Outcome) -> bool:
     """Bring the row to the outcome's state; True when this call did it."""
-    values: dict[str, Any] = {
-        "ended": outcome.time,
-        "spent_hours": row.spent_hours + outcome.elapsed_s / 3600,
-        "reason_kind": outcome.reason_kind,
-        "reason": outcome.reason,
-        "hint": outcome.hint,
-        "verdict": outcome.verdict,
-    }
     origins = {
         "done": {"running", "stopping"},
         "failed": {"preparing", "running", "stopping"},
@@ -144,7 +158,17 @@ def apply(store: Store, run: RunDir, row: RunRow, outcome: Outcome) -> bool:
     }
     if outcome.state == "done":  # a trainer so quick, or so mute, that it never said running
         store.set_state(row.run_id, "running", only_from={"preparing"})
-    return store.set_state(row.run_id, outcome.state, only_from=origins[outcome.state], **values)
+    return store.set_state(
+        row.run_id,
+        outcome.state,
+        only_from=origins[outcome.state],
+        ended=outcome.time,
+        spent_hours=row.spent_hours + outcome.elapsed_s / 3600,
+        reason_kind=outcome.reason_kind,
+        reason=outcome.reason,
+        hint=outcome.hint,
+        verdict=outcome.verdict,
+    )
 
 
 def note_event(run: RunDir, event: str, message: str, **values: Any) -> None:
@@ -162,24 +186,23 @@ def _verdict(
         return _stopped(run, row, status)
     if status < 0 or status == EXIT_STOPPED:
         return _killed(run, -status if status < 0 else int(signals.SIGTERM), memory_ran_out)
-    failure = _failure(run) if status == EXIT_FAILED else None
+    failure = find_failure(run) if status == EXIT_FAILED else None
     if failure is None:
         left = _room(run)
         if left < _NO_ROOM:  # it had no room to say so itself
             reason = f"the disk under {run.path} has no room: {left} bytes are left"
             return "failed", "infra", reason, resume_hint(run).after("Free some space."), "unknown"
         tail = read_tail(run.log(row.attempt), 2000).strip().splitlines()
-        said = f": {tail[-1][:300]}" if tail else ""
-        reason = f"the trainer ended with exit status {status}{said}"
+        last_words = f": {tail[-1][:300]}" if tail else ""
+        reason = f"the trainer ended with exit status {status}{last_words}"
         words = Call("read_logs", {"run_id": run.id, "view": "error"})
         hint = Hint("It can be resumed. What it wrote last:", words)
         return "failed", "internal", reason, hint, "unknown"
-    kind = str(failure.get("kind", ""))
-    kind = kind if kind in FAILURE_KINDS else "internal"
-    hint = Hint.from_json(failure.get("hint")) or resume_hint(run)
+    kind = failure.kind if failure.kind in FAILURE_KINDS else "internal"
+    hint = failure.hint or resume_hint(run)
     if kind == "internal" and hint.call is None:
         hint = Hint(hint.text, Call("read_logs", {"run_id": run.id, "view": "console"}))
-    reason = str(failure.get("message") or FAILURE_KINDS[kind])
+    reason = failure.message or FAILURE_KINDS[kind]
     return "failed", kind, reason, hint, "unknown"
 
 
@@ -193,6 +216,7 @@ def _done(run: RunDir) -> tuple[str, str, str, Hint, str]:
 
 
 def _stopped(run: RunDir, row: RunRow, status: int) -> tuple[str, str, str, Hint, str]:
+    """The end of an attempt that was told to stop: cancelled, or over its cap."""
     reason, hint = row.reason, resume_hint(run)
     # SIGTERM is how a trainer is asked: one that is still importing ends by it at once.
     if status < 0 and -status != signals.SIGTERM:
@@ -207,11 +231,12 @@ def _stopped(run: RunDir, row: RunRow, status: int) -> tuple[str, str, str, Hint
 
 
 def _killed(run: RunDir, number: int, memory_ran_out: bool) -> tuple[str, str, str, Hint, str]:
+    """The end of an attempt whose trainer was killed from outside."""
     name = checkpoint_name(run)
     last = last_line(run.metrics)
-    at = f" after step {last['step']}" if last and "step" in last else ""
+    when = f" after step {last['step']}" if last and "step" in last else ""
     saved = f"the last complete checkpoint is {name}" if name else "no checkpoint was complete"
-    reason = f"the trainer was killed by signal {number} ({_signal_name(number)}){at}; {saved}"
+    reason = f"the trainer was killed by signal {number} ({_signal_name(number)}){when}; {saved}"
     hint = resume_hint(run)
     if memory_ran_out:
         reason += "; the kernel ended processes for lack of memory at that time"
@@ -230,12 +255,25 @@ def _room(run: RunDir) -> int:
     return disk.f_bavail * disk.f_frsize if disk.f_favail or not disk.f_files else 0
 
 
-def _failure(run: RunDir) -> dict[str, Any] | None:
+def find_failure(run: RunDir) -> Failure | None:
+    """What the worker wrote of its failure; None where there is no such file or it is no object.
+
+    A key that is missing or odd counts as empty: how the run ended is said all the same.
+    """
     try:
-        found = read_json(run.failure)
+        stored = read_json(run.failure)
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    if not isinstance(stored, dict):
+        return None
+    saved = stored.get("last_checkpoint")
+    return Failure(
+        kind=str(stored.get("kind", "")),
+        message=str(stored.get("message") or ""),
+        evidence=str(stored.get("evidence") or ""),
+        hint=Hint.from_json(stored.get("hint")),
+        last_checkpoint=str(saved) if saved else None,
+    )
 
 
 def _signal_name(number: int) -> str:

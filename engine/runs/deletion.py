@@ -38,13 +38,13 @@ def deletable(home: Home, refs: Sequence[str], force: bool = False) -> tuple[lis
     """
     launcher.reap(home)
     with Store(home) as store:
-        found = [store.get_run(ref) for ref in refs]
+        rows = [store.get_run(ref) for ref in refs]
         every = store.list_runs(1_000_000)
-    chosen = list({row.run_id: row for row in found}.values())
+    chosen = list({row.run_id: row for row in rows}.values())
     ids = {row.run_id for row in every}
     others = [row for row in every if row not in chosen]
-    pairs = zip(refs, found, strict=True)
-    warnings = [said for ref, row in pairs for said in taken_as("run", ref, row.run_id)]
+    pairs = zip(refs, rows, strict=True)
+    warnings = [warning for ref, row in pairs for warning in taken_as("run", ref, row.run_id)]
     for row in chosen:
         _require_ended(home, row)
         _require_unneeded(home, row, others)
@@ -119,9 +119,11 @@ def _built_on(home: Home, other: RunRow, row: RunRow) -> bool:
 def _served(home: Home, row: RunRow) -> list[str]:
     """The living deployments that answer with the run's adapter."""
     return [
-        found.deployment_id
-        for found in deployments.living(home)
-        if any(name.partition("@")[0] == row.run_id for name in deployments.served(home, found))
+        deployment.deployment_id
+        for deployment in deployments.living(home)
+        if any(
+            name.partition("@")[0] == row.run_id for name in deployments.served(home, deployment)
+        )
     ]
 
 
@@ -155,7 +157,7 @@ def _empty(run: RunDir) -> list[str]:
     gone += [run.metrics, run.events, run.rescored, run.kept("before"), run.kept("after")]
     # A folder of evaluations that is a link goes first: what it leads to is not the run's.
     linked = [run.evals_dir] if run.evals_dir.is_symlink() else []
-    warnings = [said for path in (*linked, *gone) for said in _remove(path)]
+    warnings = [warning for path in (*linked, *gone) for warning in _remove(path)]
     for path in names:
         warnings += _emptied(path)
     return warnings
@@ -163,24 +165,26 @@ def _empty(run: RunDir) -> list[str]:
 
 def _remove(path: Path) -> list[str]:
     """Remove a file, a folder or a link, never what a link leads to; what to say about it."""
-    said = _led_elsewhere(path)
+    warnings = _led_elsewhere(path)
     with contextlib.suppress(OSError):
         if path.is_symlink() or not path.is_dir():
             path.unlink(missing_ok=True)
         else:
             shutil.rmtree(path, ignore_errors=True)
-    return [f"{path} could not be removed and is still there"] if os.path.lexists(path) else said
+    return (
+        [f"{path} could not be removed and is still there"] if os.path.lexists(path) else warnings
+    )
 
 
 def _emptied(path: Path) -> list[str]:
     """Put an empty file in the place of a file or a link; what to say about it."""
-    said = _led_elsewhere(path)
+    warnings = _led_elsewhere(path)
     try:
         path.parent.mkdir(exist_ok=True)
         write_text(path, "")  # by its name: other links to the same file keep what is in it
     except OSError as error:
         return [f"{path} could not be emptied: {error.strerror}"]
-    return said
+    return warnings
 
 
 def _led_elsewhere(path: Path) -> list[str]:

@@ -21,21 +21,21 @@ _SHOWN = 4  # changed settings on a line of the tree
 def entry(home: Home, row: RunRow) -> Reply:
     """One run's line in the ledger: parent, levers moved, prediction and outcome, spend."""
     config = home.run(row.run_id).find_config()
-    found: Reply = {}
+    columns: Reply = {}
     parent = parent_of(row, config)
     if parent:
-        found["parent"] = parent
+        columns["parent"] = parent
         changed = _changes(home, row, parent)
-        found |= {"changed": changed} if changed else {}
+        columns |= {"changed": changed} if changed else {}
     if row.expect:
-        found["expected"] = row.expect
+        columns["expected"] = row.expect
         if row.state == "done" and row.verdict in ("better", "worse", "no_difference"):
-            found["as_expected"] = row.verdict == row.expect
+            columns["as_expected"] = row.verdict == row.expect
     if row.spent_hours:
-        found["gpu_hours"] = round(row.spent_hours, 4)
+        columns["gpu_hours"] = round(row.spent_hours, 4)
         if row.estimated_hours:
-            found["estimated_gpu_hours"] = round(row.estimated_hours, 4)
-    return found
+            columns["estimated_gpu_hours"] = round(row.estimated_hours, 4)
+    return columns
 
 
 def parent_of(row: RunRow, config: RunConfig | None) -> str:
@@ -82,15 +82,15 @@ def tree(home: Home, rows: Sequence[RunRow]) -> list[str]:
     return lines
 
 
-def _line(row: RunRow, found: Mapping[str, Any]) -> str:
+def _line(row: RunRow, entry: Mapping[str, Any]) -> str:
     came = verdict_in_words(row) if row.state == "done" else row.state
     changed = ", ".join(
         f"{name} {_short(before)}→{_short(now)}"
-        for name, (before, now) in list(found.get("changed", {}).items())[:_SHOWN]
+        for name, (before, now) in list(entry.get("changed", {}).items())[:_SHOWN]
     )
     text = f"{row.run_id}: {came}"
-    if "as_expected" in found:
-        text += " as expected" if found["as_expected"] else f", {found['expected']} was expected"
+    if "as_expected" in entry:
+        text += " as expected" if entry["as_expected"] else f", {entry['expected']} was expected"
     return text + (f" ({changed})" if changed else "")
 
 
@@ -119,6 +119,6 @@ def best_runs(home: Home, rows: Sequence[RunRow]) -> dict[str, Reply]:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
         if row.env_id not in best or score > best[row.env_id]["score"]:
-            found = {"run_id": row.run_id, "score": round(score, 4), "verdict": row.verdict}
-            best[row.env_id] = found | {"step": result.get("best_step")}
+            entry = {"run_id": row.run_id, "score": round(score, 4), "verdict": row.verdict}
+            best[row.env_id] = entry | {"step": result.get("best_step")}
     return best

@@ -6,7 +6,7 @@ may be killed at any moment and a second server gives the same answers.
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from engine.home.rows import TERMINAL, RunRow, taken_as
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.processes import launcher, outcome
+from engine.records.lines.line_record import Line
 from engine.records.run_config import EvaluateConfig, RegradeConfig
 from engine.runs.overview import overview
 from engine.runs.submit.admission import check_words
@@ -98,11 +99,11 @@ def wait(
             events, end = events_from(run, since)
             reached = _reached(run, row, until, events)
             if reached or row.state in TERMINAL or now >= deadline:
-                found = _status(home, store, row, alerts_in(events) if cursor else None)
+                status = _status(home, store, row, alerts_in(events) if cursor else None)
                 if until == "next_eval" and reached:
-                    found |= _evaluated(events, found)
+                    status |= _evaluated(events, status)
                 # The cursor ends where this look ended: what came meanwhile is for the next call.
-                return found | {"reached": reached, "cursor": str(end)}
+                return status | {"reached": reached, "cursor": str(end)}
             mark = (row.state, row.attempt, _size(run.metrics), _size(run.events))
             if on_progress is not None and (mark != seen or now >= tell_at):
                 on_progress(_status(home, store, row))
@@ -122,11 +123,11 @@ def cancel(home: Home, run_id: str, reason: str = "") -> Reply:
     BAD_ARGUMENT.
     """
     check_words(reason=reason)
-    said = reason.strip() or "cancelled on request"
+    reason_given = reason.strip() or "cancelled on request"
     with Store(home) as store:
         row = store.get_run(run_id)
         run = home.run(row.run_id)
-        values = {"reason_kind": "cancelled", "reason": said}
+        values = {"reason_kind": "cancelled", "reason": reason_given}
         waiting = {"ended": time.time(), "hint": outcome.resume_hint(run), **values}
         if not store.set_state(
             row.run_id, "cancelled", only_from={"queued", "interrupted"}, **waiting
@@ -147,12 +148,11 @@ def cancel(home: Home, run_id: str, reason: str = "") -> Reply:
         }
 
 
-def _status(
-    home: Home, store: Store, row: RunRow, alerts: list[dict[str, Any]] | None = None
-) -> Reply:
+def _status(home: Home, store: Store, row: RunRow, alerts: list[Line] | None = None) -> Reply:
+    """Where a run stands, as `wait_run` answers it; `alerts` replaces those of the whole run."""
     run = home.run(row.run_id)
     now = read_progress(run, row)
-    found: Reply = {
+    status: Reply = {
         "run_id": row.run_id,
         "state": row.state,
         "kind": row.kind,
@@ -172,22 +172,22 @@ def _status(
         "warnings": [],
     }
     if run.deleted.exists():
-        found["warnings"].append("its checkpoints, answers and curves were deleted")
+        status["warnings"].append("its checkpoints, answers and curves were deleted")
     if row.state == "queued":
-        found["queue_position"] = store.queue_position(row.run_id)
-        found["warnings"] += _why_waiting(run)
+        status["queue_position"] = store.queue_position(row.run_id)
+        status["warnings"] += _why_waiting(run)
     if now["quiet_s"] is not None and now["quiet_s"] > 60:
-        found["quiet_s"] = now["quiet_s"]
-        found["warnings"].append(f"nothing was written for {now['quiet_s']:.0f} s")
+        status["quiet_s"] = now["quiet_s"]
+        status["warnings"].append(f"nothing was written for {now['quiet_s']:.0f} s")
     if row.state == "done":
-        said = found["warnings"]
-        found |= _result(run)
-        found["warnings"] = said + [note for note in found["warnings"] if note not in said]
+        earlier = status["warnings"]
+        status |= _result(run)
+        status["warnings"] = earlier + [note for note in status["warnings"] if note not in earlier]
         if row.kind == "evaluate":
-            found["next"] = _after_evaluation(run, row)
-        found = _errors_first(run, row, found)
+            status["next"] = _after_evaluation(run, row)
+        status = _errors_first(run, row, status)
     if row.state in ("failed", "cancelled", "stopping") and row.reason_kind:
-        found["error"] = {
+        status["error"] = {
             "kind": row.reason_kind,
             "message": row.reason,
             **(row.hint or outcome.resume_hint(run)).shown(),
@@ -195,31 +195,31 @@ def _status(
             "last_checkpoint": outcome.checkpoint_name(run),
         }
     if run.deleted.exists():
-        found["next"] = []  # nothing is left to read, to deploy or to continue
-        if "error" in found:
-            found["error"] |= {"hint": "Submit a new run."}
-            found["error"].pop("call", None)
+        status["next"] = []  # nothing is left to read, to deploy or to continue
+        if "error" in status:
+            status["error"] |= {"hint": "Submit a new run."}
+            status["error"].pop("call", None)
     if row.kind == "train" and (half := chosen_by(now["started"])):
-        found["heldout"] = half.to_json()
-    found["summary"] = _summary(row, found)
-    return found
+        status["heldout"] = half.to_json()
+    status["summary"] = _summary(row, status)
+    return status
 
 
-def _evaluated(events: list[dict[str, Any]], found: Reply) -> Reply:
+def _evaluated(events: Sequence[Line], status: Reply) -> Reply:
     """The evaluation that was waited for, from its event: the line of metrics comes after it."""
     last = [event for event in events if event.get("event") == "evaluated"][-1]
     scores = {name: value for name, value in last.items() if name not in _EVENT_WORDS}
-    half = ChoosingHalf(**found["heldout"]) if "heldout" in found else None
-    said = scores_in_words(scores, half) or str(last.get("message") or "")
+    half = ChoosingHalf(**status["heldout"]) if "heldout" in status else None
+    text = scores_in_words(scores, half) or str(last.get("message") or "")
     about: Reply = {"evaluation": scores}
-    at, step = "", scores.get("step")
+    where, step = "", scores.get("step")
     if isinstance(step, int) and not isinstance(step, bool):
-        about["step"] = max(step, found["step"] or 0)
-        at = f" at step {step}"
-    return about | {"summary": f"{found['summary']} Evaluated{at}: {said}."}
+        about["step"] = max(step, status["step"] or 0)
+        where = f" at step {step}"
+    return about | {"summary": f"{status['summary']} Evaluated{where}: {text}."}
 
 
-def _reached(run: RunDir, row: RunRow, until: str, events: list[dict[str, Any]]) -> bool:
+def _reached(run: RunDir, row: RunRow, until: str, events: Sequence[Line]) -> bool:
     if until == "end":
         return row.state in TERMINAL
     if until == "first_step":
@@ -262,9 +262,9 @@ def _result(run: RunDir) -> Reply:
         return {}
     evidence = result.get("evidence")
     evidence = evidence if isinstance(evidence, dict) else {}
-    found = {name: evidence[name] for name in _EVIDENCE if evidence.get(name) is not None}
+    shown = {name: evidence[name] for name in _EVIDENCE if evidence.get(name) is not None}
     kept = {key: value for key, value in result.items() if key not in ("evidence", "verdict")}
-    about: Reply = {"result": kept | ({"evidence": found} if found else {})}
+    about: Reply = {"result": kept | ({"evidence": shown} if shown else {})}
     if evidence.get("warnings"):
         about["warnings"] = list(evidence["warnings"])
     if evidence.get("next"):
@@ -272,25 +272,25 @@ def _result(run: RunDir) -> Reply:
     return about
 
 
-def _errors_first(run: RunDir, row: RunRow, found: Reply) -> Reply:
+def _errors_first(run: RunDir, row: RunRow, status: Reply) -> Reply:
     """Scores that failed stand before whatever was scored, with the calls that say why."""
-    failed = _failed_scores(found.get("result") or {})
+    failed = _failed_scores(status.get("result") or {})
     if not failed.get("failed"):
-        return found
+        return status
     asked = {"run_id": row.run_id}
     calls = [
         Call("diagnose", asked).to_json(),
         Call("read_rollouts", asked | {"pick": "error"}).to_json(),
     ]
-    said = f"{failed['failed']} of {failed['of']} scores failed"
+    sentence = f"{failed['failed']} of {failed['of']} scores failed"
     if (last := failed.get("last_step")) and last["failed"]:
-        said += f", {last['failed']} of {last['of']} in the last step"
-    said += ": the calls in next say why and show them"
+        sentence += f", {last['failed']} of {last['of']} in the last step"
+    sentence += ": the calls in next say why and show them"
     if row.kind == "evaluate":  # what it measured is read before anything is made of it
-        calls += [call for call in found["next"] if call["tool"] != "curate"]
+        calls += [call for call in status["next"] if call["tool"] != "curate"]
     else:
-        calls += found.get("next", [])
-    return found | {"warnings": [said, *found["warnings"]], "next": calls}
+        calls += status.get("next", [])
+    return status | {"warnings": [sentence, *status["warnings"]], "next": calls}
 
 
 def _failed_scores(result: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -320,25 +320,28 @@ def _after_evaluation(run: RunDir, row: RunRow) -> list[Reply]:
     return [call.to_json() for call in calls]
 
 
-def _summary(row: RunRow, found: Reply) -> str:
-    at = ""
-    if found["step"] is not None:
-        of = f" of {found['total_steps']}" if found["total_steps"] is not None else ""
-        at = f" at step {found['step']}{of}"
+def _summary(row: RunRow, status: Reply) -> str:
+    """One sentence for the state a run is in."""
+    where = ""
+    if status["step"] is not None:
+        of = f" of {status['total_steps']}" if status["total_steps"] is not None else ""
+        where = f" at step {status['step']}{of}"
     match row.state:
         case "queued":
-            return f"{row.run_id} is queued at position {found['queue_position']}."
+            return f"{row.run_id} is queued at position {status['queue_position']}."
         case "done":
-            said = found.get("result", {}).get("summary", "")
+            text = status.get("result", {}).get("summary", "")
             verdict = f", verdict {row.verdict}" if row.kind == "train" else ""
-            return f"{row.run_id} is done{verdict}. {said}".strip()
+            return f"{row.run_id} is done{verdict}. {text}".strip()
         case "failed":
-            return f"{row.run_id} failed{at} ({row.reason_kind}): {row.reason.rstrip('.')}."
+            return f"{row.run_id} failed{where} ({row.reason_kind}): {row.reason.rstrip('.')}."
         case "cancelled":
-            return f"{row.run_id} is cancelled{at}: {row.reason.rstrip('.')}."
+            return f"{row.run_id} is cancelled{where}: {row.reason.rstrip('.')}."
         case _:
-            left = found["eta_s"]
-            return f"{row.run_id} is {row.state}{at}" + (f", {left:.0f} s left." if left else ".")
+            left = status["eta_s"]
+            return f"{row.run_id} is {row.state}{where}" + (
+                f", {left:.0f} s left." if left else "."
+            )
 
 
 def _cancel_summary(row: RunRow, saved: str) -> str:

@@ -38,36 +38,36 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
         )
     launcher.reap(home)
     after = _parse_cursor(cursor)
-    found: Reply = {}
+    reply: Reply = {}
     whole: dict[str, int] = {}  # how many there are where all lists are told of, shown or not
     open_runs: list[RunRow] = []
     with Store(home) as store:
         if scope in ("all", "hardware"):
-            found["hardware"] = _hardware(home, store)
+            reply["hardware"] = _hardware(home, store)
         if scope == "all":
-            found["queue"] = [row.run_id for row in store.queue()]
-            found["budget"] = _budget(home, store)
+            reply["queue"] = [row.run_id for row in store.queue()]
+            reply["budget"] = _budget(home, store)
             open_runs = store.list_runs(_MOST, states=OPEN)
         if scope in ("all", "runs"):
             rows = store.list_runs(limit + 1, before_rowid=after or None)
-            found["runs"] = [_run(home, row) for row in rows[:limit]]
-            found["tree"] = ledger.tree(home, rows[:limit])
-            found["best"] = ledger.best_runs(home, store.list_runs(LOOK_BACK, kind="train"))
+            reply["runs"] = [_run(home, row) for row in rows[:limit]]
+            reply["tree"] = ledger.tree(home, rows[:limit])
+            reply["best"] = ledger.best_runs(home, store.list_runs(LOOK_BACK, kind="train"))
             whole["runs"] = len(rows)
             if scope == "runs" and len(rows) > limit:
-                found["next_cursor"] = str(rows[limit - 1].rowid)
+                reply["next_cursor"] = str(rows[limit - 1].rowid)
     for name, read in _LISTS.items():
         if scope in ("all", name):
             items = read(home)
             whole[name] = len(items)
-            found[name] = items[after : after + limit] if scope == name else items[:limit]
+            reply[name] = items[after : after + limit] if scope == name else items[:limit]
             if scope == name and after + limit < len(items):
-                found["next_cursor"] = str(after + limit)
-    if any("exam_use" in env for env in found.get("envs", [])):
-        found["about"] = {"exam_use": ABOUT_USE}
-    return found | {
-        "summary": _summary(scope, found, whole, open_runs),
-        "next": _next(scope, found, open_runs),
+                reply["next_cursor"] = str(after + limit)
+    if any("exam_use" in env for env in reply.get("envs", [])):
+        reply["about"] = {"exam_use": ABOUT_USE}
+    return reply | {
+        "summary": _summary(scope, reply, whole, open_runs),
+        "next": _next(scope, reply, open_runs),
         "warnings": _warnings(home),
     }
 
@@ -94,6 +94,7 @@ def _parse_cursor(cursor: str) -> int:
 
 
 def _hardware(home: Home, store: Store) -> Reply:
+    """The machine: its devices with the run on each, memory and disk in GB."""
     machine = hardware.detect(home.root)
     busy = {row.device: row.run_id for row in store.list_runs(100, states=HOLDS_DEVICE)}
     devices = [
@@ -127,6 +128,7 @@ def _training(home: Home) -> str:
 
 
 def _budget(home: Home, store: Store) -> Reply:
+    """GPU-hours spent, and what is left of the home's total where it has one."""
     config = home.user_config()
     spent = store.spent_hours()
     budget: Reply = {"spent_gpu_hours": round(spent, 3)}
@@ -142,7 +144,8 @@ def _budget(home: Home, store: Store) -> Reply:
 
 
 def _run(home: Home, row: RunRow) -> Reply:
-    found: Reply = {
+    """A run in a listing."""
+    entry: Reply = {
         "run_id": row.run_id,
         "state": row.state,
         "kind": row.kind,
@@ -152,17 +155,17 @@ def _run(home: Home, row: RunRow) -> Reply:
     }
     if row.state in HOLDS_DEVICE:
         now = read_progress(home.run(row.run_id), row)
-        found |= {name: now[name] for name in ("step", "total_steps", "eta_s")}
+        entry |= {name: now[name] for name in ("step", "total_steps", "eta_s")}
     for name in ("verdict", "reason_kind", "note"):
         if value := getattr(row, name):
-            found[name] = value
+            entry[name] = value
     if row.kind == "train":
-        found |= ledger.entry(home, row)
+        entry |= ledger.entry(home, row)
     if home.run(row.run_id).deleted.exists():
-        found["deleted"] = True
+        entry["deleted"] = True
     if row.attempt > 1:
-        found["attempt"] = row.attempt
-    return found
+        entry["attempt"] = row.attempt
+    return entry
 
 
 def _environments(home: Home) -> list[Reply]:
@@ -186,37 +189,38 @@ _LISTS: dict[str, Callable[[Home], list[Reply]]] = {
 }
 
 
-def _summary(scope: str, found: Reply, whole: dict[str, int], open_runs: list[RunRow]) -> str:
+def _summary(scope: str, reply: Reply, whole: dict[str, int], open_runs: list[RunRow]) -> str:
     """Counts of the whole home, whatever part of its lists is shown."""
     if scope == "hardware":
-        devices = found["hardware"]["devices"]
+        devices = reply["hardware"]["devices"]
         named = ", ".join(item["name"] for item in devices)
         return f"{counted(len(devices), 'device')}: {named}."
     if scope != "all":
-        more = " (more follow)" if "next_cursor" in found else ""
-        return f"{counted(len(found[scope]), scope[:-1])}{more}."
+        more = " (more follow)" if "next_cursor" in reply else ""
+        return f"{counted(len(reply[scope]), scope[:-1])}{more}."
     active = sum(row.state in HOLDS_DEVICE for row in open_runs)
-    cut = [name for name, count in whole.items() if count > len(found[name])]
+    cut = [name for name, count in whole.items() if count > len(reply[name])]
     more = f" More {', '.join(cut)} follow with scope {cut[0]}." if cut else ""
     return (
-        f"{active} running, {len(found['queue'])} queued, "
+        f"{active} running, {len(reply['queue'])} queued, "
         f"{counted(whole['envs'], 'environment')}, {counted(whole['models'], 'model')}, "
         f"{counted(whole['deployments'], 'deployment')}.{more}"
     )
 
 
-def _next(scope: str, found: Reply, open_runs: list[RunRow]) -> list[Reply]:
+def _next(scope: str, reply: Reply, open_runs: list[RunRow]) -> list[Reply]:
+    """What to do first in a home that is empty or idle."""
     if scope != "all":
         return []
     for row in open_runs:
         if row.state in HOLDS_DEVICE or row.state == "queued":
             return [Call("wait_run", {"run_id": row.run_id}).to_json()]
-    if not found["envs"]:
+    if not reply["envs"]:
         return [
             Call("read_playbook").to_json(),
             Call("push_env", {"path": "..."}).to_json(),
         ]
-    return [Call("dry_run", {"env_id": found["envs"][0].get("env_id", "")}).to_json()]
+    return [Call("dry_run", {"env_id": reply["envs"][0].get("env_id", "")}).to_json()]
 
 
 def _gb(size: int) -> float:

@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from engine.core.errors import UserError
 from engine.core.files import Appender, write_json
 from engine.core.format import counted
 from engine.core.hints import hint_of
+from engine.core.reply import Reply
 from engine.core.split import prompt_key
 from engine.environments.registry import find_env, open_process, read_tasks
 from engine.evidence.compare.rank_changes import rank_changes, sentence
@@ -28,7 +30,7 @@ from engine.evidence.stats.results import load_rows, measure_of, side
 from engine.evidence.verdict.verdict import run_verdict
 from engine.home.run_dir import RunDir
 from engine.home.store import Store
-from engine.processes.outcome import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
+from engine.processes.outcome import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, Failure
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.lines.line_record import Line
 from engine.records.record import DamagedRecord
@@ -49,6 +51,26 @@ _SETTLED = ("ids", "prompt_ids", "loss_mask", "advantage")  # of training, not o
 
 class Stopped(Exception):
     """The run was asked to stop."""
+
+
+@dataclass(frozen=True)
+class ModelScores:
+    """What the stored answers of one model come to, scored again.
+
+    Attributes:
+        ref: the model.
+        success: mean; None where the environment does not say.
+        reward, reward_before: means of the new scores and of the stored ones.
+        errors: scores that failed.
+    """
+
+    ref: str
+    tasks: int
+    attempts: int
+    success: float | None
+    reward: float
+    reward_before: float
+    errors: int
 
 
 class Regrade:
@@ -77,7 +99,7 @@ class Regrade:
         if lifeline := os.environ.get("HONESMITH_LIFELINE_FD"):
             threading.Thread(target=_die_with, args=(int(lifeline),), daemon=True).start()
 
-    def go(self) -> dict[str, Any]:
+    def go(self) -> Reply:
         """Score everything; returns the result record. Raises Stopped, EnvProblem, UserError."""
         models = self.config.models
         self.event("started", counted(len(models), "model"), total_steps=len(models))
@@ -88,20 +110,20 @@ class Regrade:
             process.describe()
             for index, (ref, rows) in enumerate(stored.items()):
                 done[ref] = self._model(process, index, ref, rows, chosen)
-                about = _about(ref, done[ref])
-                self.event("evaluated", f"{ref}: reward {about['reward']:.3f}", **about)
-                self._line(index + 1, {"model": ref, "heldout_reward": about["reward"]})
+                scores = _scores_of(ref, done[ref])
+                self.event("evaluated", f"{ref}: reward {scores.reward:.3f}", **asdict(scores))
+                self._line(index + 1, {"model": ref, "heldout_reward": scores.reward})
         if not any(done.values()):
-            said = ", ".join(f"{count} {SKIPPED[why]}" for why, count in self.skipped.items())
+            reasons = ", ".join(f"{count} {SKIPPED[why]}" for why, count in self.skipped.items())
             raise UserError(
                 "NOT_COMPARABLE",
-                f"none of the stored answers can be scored by {self.record.env_id}: {said}",
+                f"none of the stored answers can be scored by {self.record.env_id}: {reasons}",
                 hint="Regrade with a version of the environment that asks the same tasks.",
             )
         changes = rank_changes({ref: _records(rows) for ref, rows in done.items()})
         evidence = run_verdict(self.run).to_json()
         return {
-            "models": [_about(ref, rows) for ref, rows in done.items()],
+            "models": [asdict(_scores_of(ref, rows)) for ref, rows in done.items()],
             "regrade": changes.to_json() | {"source": self.source.id, "skipped": self.skipped},
             "source_files": {
                 model.rows: _digest(self.source.path / model.rows) for model in models
@@ -125,20 +147,22 @@ class Regrade:
     def _model(
         self, process: EnvProcess, index: int, ref: str, rows: Sequence[Line], chosen: set[str]
     ) -> list[Line]:
+        """Score the stored rows of one model and write them to its file; returns the written
+        lines."""
         path = self.run.model_evals(index)
         path.unlink(missing_ok=True)
         written: list[Line] = []
         with Appender(path) as file:
-            for at, row in enumerate(rows):
+            for position, row in enumerate(rows):
                 if self._stop:
                     raise Stopped
                 if str(row.get("task")) not in chosen:
                     continue
-                found = self._scored(process, row)
-                if isinstance(found, str):
-                    self.skipped[found] = self.skipped.get(found, 0) + 1
+                score = self._scored(process, row)
+                if isinstance(score, str):
+                    self.skipped[score] = self.skipped.get(score, 0) + 1
                     continue
-                line = _line_of(row, found, ref, at)
+                line = _line_of(row, score, ref, position)
                 file.append(line)
                 written.append(line)
         return written
@@ -156,7 +180,7 @@ class Regrade:
         self._stop = True
 
 
-def _line_of(row: Line, score: Mapping[str, Any], ref: str, at: int) -> Line:
+def _line_of(row: Line, score: Mapping[str, Any], ref: str, position: int) -> Line:
     """The stored row under its new score, with the old one beside it."""
     kept = {name: value for name, value in row.items() if name not in _SETTLED}
     reason = row.get("stop_reason")
@@ -166,7 +190,7 @@ def _line_of(row: Line, score: Mapping[str, Any], ref: str, at: int) -> Line:
         reason = "stop"
     return kept | {
         "model": ref,
-        "attempt": row.get("attempt", row.get("member", at)),
+        "attempt": row.get("attempt", row.get("member", position)),
         "reward": score["reward"],
         "success": None if score["error"] else score["success"],
         "metrics": score["metrics"],
@@ -182,22 +206,22 @@ def _records(rows: Sequence[Line]) -> list[EvaluationRow]:
     return [EvaluationRow.of(row, "a row that was scored again") for row in rows]
 
 
-def _about(ref: str, rows: Sequence[Line]) -> dict[str, Any]:
+def _scores_of(ref: str, rows: Sequence[Line]) -> ModelScores:
+    """The means over the rows of one model."""
     records = _records(rows)
     measure = measure_of(records)
     errors = side(records, measure or "reward").errors
     count = max(1, len(rows))
-    return {
-        "ref": ref,
-        "tasks": len({row["task"] for row in rows}),
-        "attempts": len(rows),
-        "success": sum(bool(row["success"]) for row in rows) / count
-        if measure == "success"
-        else None,
-        "reward": sum(row["reward"] for row in rows) / count,
-        "reward_before": sum(row["reward_before"] for row in rows) / count,
-        "errors": errors,
-    }
+    solved = sum(bool(row["success"]) for row in rows)
+    return ModelScores(
+        ref=ref,
+        tasks=len({row["task"] for row in rows}),
+        attempts=len(rows),
+        success=solved / count if measure == "success" else None,
+        reward=sum(row["reward"] for row in rows) / count,
+        reward_before=sum(row["reward_before"] for row in rows) / count,
+        errors=errors,
+    )
 
 
 def _hash(task: str) -> bytes:
@@ -224,7 +248,7 @@ def main(folder: Path) -> int:
         return EXIT_STOPPED
     except Exception as error:  # noqa: BLE001 - the top of the process: every failure is a row
         traceback.print_exc()
-        write_json(run.failure, _failure(error))
+        write_json(run.failure, _failure(error).to_json())
         return EXIT_FAILED
     write_json(run.result, result)
     return EXIT_DONE
@@ -238,7 +262,8 @@ def _die_with(descriptor: int) -> None:
     os._exit(9)
 
 
-def _failure(error: Exception) -> dict[str, Any]:
+def _failure(error: Exception) -> Failure:
+    """The failure record of an exception that ended the regrade."""
     if isinstance(error, EnvProblem):
         kind, message = "env_import", "The environment could not be started."
         hint = "Push a version that loads, and regrade with that."
@@ -251,13 +276,7 @@ def _failure(error: Exception) -> dict[str, Any]:
         kind, message = "internal", "The regrading stopped on a fault."
         hint = "Read the end of the console log."
     evidence = f"{type(error).__name__}: {error}"[:500]
-    return {
-        "kind": kind,
-        "message": message,
-        "evidence": evidence,
-        "hint": hint_of(hint).to_json(),
-        "last_checkpoint": None,
-    }
+    return Failure(kind, message, evidence, hint_of(hint))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from engine.core.files import write_json
 from engine.environments.registry import EnvRecord, open_process
 from engine.evidence.stats.results import load_rows
 from engine.home.run_dir import RunDir
+from engine.records.lines.line_record import Line
 from envs.audit.rescore import Scored, score_again
 from envs.config.problem import EnvProblem
 from envs.host.process import EnvProcess, EpisodeFailed, failed_score
@@ -41,16 +42,16 @@ def score_stored(
 ) -> ScoreReply | str:
     """The score of the answer in a row of an evaluation, or why there is none (see SKIPPED)."""
     messages = row.get("messages") or []
-    said = [message for message in messages if message.get("role") == "assistant"]
-    if not said and row.get("completion") is None:
+    turns = [message for message in messages if message.get("role") == "assistant"]
+    if not turns and row.get("completion") is None:
         return "no_answer"
     if multi:
-        said = said or [{"role": "assistant", "content": row["completion"]}]
-        return replayed(process, task, messages or said)
-    if len(said) > 1:
+        turns = turns or [{"role": "assistant", "content": row["completion"]}]
+        return replayed(process, task, messages or turns)
+    if len(turns) > 1:
         return "other_turns"
     text = row.get("completion")
-    return process.score(task, str(said[0].get("content") if text is None else text))
+    return process.score(task, str(turns[0].get("content") if text is None else text))
 
 
 def replayed(process: EnvProcess, task: Task, messages: Sequence[Mapping[str, Any]]) -> ScoreReply:
@@ -64,15 +65,15 @@ def replayed(process: EnvProcess, task: Task, messages: Sequence[Mapping[str, An
     except EpisodeFailed as error:
         return failed_score(str(error))
     try:
-        at = 0
-        while at < len(messages):
-            reply = episode.step(messages[at])
-            at += 1
+        position = 0
+        while position < len(messages):
+            reply = episode.step(messages[position])
+            position += 1
             heard = []
-            while at < len(messages) and messages[at].get("role") != "assistant":
-                heard.append(dict(messages[at]))
-                at += 1
-            if at < len(messages) and reply != heard:
+            while position < len(messages) and messages[position].get("role") != "assistant":
+                heard.append(dict(messages[position]))
+                position += 1
+            if position < len(messages) and reply != heard:
                 return failed_score(SKIPPED["unrepeatable"])
         return episode.score()
     except EpisodeFailed as error:
@@ -153,10 +154,11 @@ def _rescore(
     tasks: Mapping[str, Task],
     skipped: Callable[[str], None],
 ) -> None:
+    """Score a sample of the answers in `path` in a fresh process, and write what came of it."""
     began = time.monotonic()
     multi = record.kind == "multi"
     try:
-        found = score_again(
+        result = score_again(
             [_scored(tasks[row["task"]], row, multi) for row in _sample(path, half, tasks)],
             fresh,
             lambda: fresh.abandoned or time.monotonic() - began > SECONDS,
@@ -171,12 +173,12 @@ def _rescore(
             "network": record.limits.network,
         }
         seconds = round(time.monotonic() - began, 3)
-        write_json(run.rescored, about | found | {"seconds": seconds})
+        write_json(run.rescored, about | result | {"seconds": seconds})
     except Exception as problem:  # noqa: BLE001 - whatever goes wrong beside a run, the run is whole
         skipped(f"{type(problem).__name__}: {problem}"[:300])
 
 
-def _sample(path: Path, half: str, tasks: Mapping[str, Task]) -> list[dict[str, Any]]:
+def _sample(path: Path, half: str, tasks: Mapping[str, Task]) -> list[Line]:
     """Up to `MOST` answers that were scored, the same ones for the same file."""
     rows = load_rows(path)
     rows = [

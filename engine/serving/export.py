@@ -92,6 +92,7 @@ def _is_ours(target: Path, origin: dict[str, str]) -> bool:
 
 
 def _copy_adapter(model: ModelRef, target: Path, origin: dict[str, str]) -> None:
+    """Copy a PEFT adapter to `target`, its base named so that others find it."""
     source = model.adapter
     assert source is not None
     aside = _fresh_aside(target)
@@ -131,6 +132,7 @@ def _merge(home: Home, model: ModelRef, target: Path, origin: dict[str, str]) ->
 
 
 def _start_merge(home: Home, model: ModelRef, job: Path, aside: Path) -> None:
+    """Start the worker that merges the adapter into its base, unless one is at it."""
     python = launcher.worker_python(home)
     shutil.rmtree(aside, ignore_errors=True)
     config = {
@@ -174,6 +176,7 @@ def _put(aside: Path, target: Path, origin: dict[str, str]) -> None:
 
 
 def _exported(model: ModelRef, target: Path, export_format: str, when: str) -> Reply:
+    """The reply about an export that is there."""
     files = sorted(entry.name for entry in target.iterdir())
     was = " already" if when == "already" else ""
     return {

@@ -28,7 +28,14 @@ from engine.install import vllm_env
 from engine.models import catalog
 from engine.models.catalog import ModelRef
 from engine.processes import deployments, launcher, programs
-from engine.processes.deployments import ANYBODY, Asker, Unreachable, describe, list_deployments
+from engine.processes.deployments import (
+    ANYBODY,
+    Asker,
+    Json,
+    Unreachable,
+    describe,
+    list_deployments,
+)
 from engine.records.run_config import GRPOConfig
 from engine.serving.export import export
 
@@ -200,6 +207,7 @@ def _thinks(folder: DeployDir) -> bool:
 
 
 def _start(home: Home, wanted: Wanted, asker: Asker) -> DeploymentRow:
+    """Start a deployment of what is wanted, where there is room for it. Raises UserError."""
     deployments.check_number(home, asker)
     engines = {d.id: _engine(home, d) for d in hardware.detect(home.root).devices}
     device, memory = _room(home, wanted, engines)
@@ -236,6 +244,7 @@ def _start(home: Home, wanted: Wanted, asker: Asker) -> DeploymentRow:
 
 
 def _spawn(home: Home, folder: DeployDir, device: Device) -> None:
+    """Start the server's process, detached from this one."""
     env = {
         **os.environ,
         "HONESMITH_HOME": str(home.root),
@@ -280,16 +289,16 @@ def _room(home: Home, wanted: Wanted, engines: dict[str, str]) -> tuple[Device, 
     need = needs[best.id]
     if need <= best.memory_free:
         return best, need
-    said = f"{wanted.name} needs about {need / 1e9:.1f} GB"
+    message = f"{wanted.name} needs about {need / 1e9:.1f} GB"
     if need > max(device.memory_total for device in devices):
         raise UserError(
             "DOES_NOT_FIT",
-            f"{said}; no device of this machine has that much",
+            f"{message}; no device of this machine has that much",
             hint="Serve a smaller model here.",
         )
     raise UserError(
         "DEVICE_BUSY",
-        f"{said}; {best.memory_free / 1e9:.1f} GB of {best.id} are free{_until_free(home)}",
+        f"{message}; {best.memory_free / 1e9:.1f} GB of {best.id} are free{_until_free(home)}",
         hint=_free_a_device(home),
         retryable=True,
     )
@@ -354,13 +363,13 @@ def _load_adapter(folder: DeployDir, wanted: Wanted) -> bool:
     process ends instead of answering. Raises UserError DEPLOY_FAILED."""
     entry = {"name": wanted.name, "path": wanted.adapter}
     try:
-        status, said = deployments.request(folder, "POST", "/admin/adapters", entry, START_S)
+        status, reply = deployments.request(folder, "POST", "/admin/adapters", entry, START_S)
     except Unreachable as error:
         if deployments.ends(folder):
             return False
         raise _failed(folder, f"it did not take the adapter: {error}") from error
     if status != 200:
-        raise _failed(folder, _error_text(said) or f"it answered {status}")
+        raise _failed(folder, _error_text(reply) or f"it answered {status}")
     return True
 
 
@@ -437,7 +446,7 @@ def _served_of(home: Home, ref: str) -> list[str]:
 def _ask(
     home: Home,
     wanted: Wanted,
-    body: dict[str, Any],
+    body: Json,
     deadline: float,
     asker: Asker,
     started: list[Reply],
@@ -477,12 +486,13 @@ def _ask(
 
 
 def _answer(wanted: Wanted, folder: DeployDir, response: httpx.Response, seconds: float) -> Reply:
+    """The server's answer as a reply. Raises UserError for a refusal or a failure."""
     try:
-        said = response.json()
+        reply = response.json()
     except ValueError:
-        said = {}
+        reply = {}
     if response.status_code != 200:
-        text = _error_text(said) or f"it answered {response.status_code}"
+        text = _error_text(reply) or f"it answered {response.status_code}"
         if response.status_code >= 500:
             raise _failed(folder, text)
         raise UserError(
@@ -490,7 +500,7 @@ def _answer(wanted: Wanted, folder: DeployDir, response: httpx.Response, seconds
             f"{wanted.name} refused: {text}",
             hint="Shorten the message or lower max_tokens.",
         )
-    choice, usage = said["choices"][0], said.get("usage") or {}
+    choice, usage = reply["choices"][0], reply.get("usage") or {}
     answer = {
         "model": wanted.name,
         "answer": choice["message"].get("content") or "",
@@ -504,8 +514,8 @@ def _answer(wanted: Wanted, folder: DeployDir, response: httpx.Response, seconds
     return answer
 
 
-def _error_text(said: dict[str, Any]) -> str:
-    error = said.get("error")
+def _error_text(reply: Json) -> str:
+    error = reply.get("error")
     return str(error.get("message", "")) if isinstance(error, dict) else str(error or "")
 
 

@@ -103,6 +103,8 @@ def learning_rate(algorithm: str, hidden: int) -> float:
 
 
 def _adapter(filling: Filled, facts: Facts) -> None:
+    """Rank, scale and places of the adapter: those of the adapter it goes on from, else usual
+    ones."""
     inherited = facts.inherited
     if inherited is not None:
         for name, value in _inherited(inherited).items():
@@ -151,6 +153,7 @@ def _data(filling: Filled, algorithm: str, facts: Facts) -> None:
 
 
 def _sft(filling: Filled, facts: Facts) -> None:
+    """Batch, epochs and steps, and the length of rows."""
     rows = filling["max_examples"]
     filling.default("batch_size", 32 if rows is None else min(32, max(1, rows // 8)))
     filling.default("loss_on", "assistant")
@@ -168,6 +171,7 @@ def _sft(filling: Filled, facts: Facts) -> None:
 
 
 def _grpo(filling: Filled, facts: Facts) -> None:
+    """Groups, sampling and loss."""
     rows = filling["max_examples"]
     filling.default("steps", 60)
     filling.default("prompts_per_step", 16 if rows is None else max(1, min(16, rows)))
@@ -264,6 +268,7 @@ def _length(filling: Filled, facts: Facts, wanted: int) -> None:
 
 
 def _optimizer(filling: Filled, algorithm: str, facts: Facts) -> None:
+    """Learning rate by the model's width, its schedule, clipping."""
     usual = learning_rate(algorithm, facts.model.hidden)
     filling.default("learning_rate", usual, MODEL)
     filling.default("lr_schedule", "cosine" if algorithm == "sft" else "constant")

@@ -193,6 +193,8 @@ def _ordered(filled: defaults.Filled, schema: type[Settings]) -> dict[str, str]:
 
 
 def _check_names(algorithm: str, schema: type[Settings], settings: GivenSettings) -> None:
+    """Refuse names that are no settings of this algorithm. Raises UserError SETTING_UNKNOWN or
+    SETTING_NOT_APPLICABLE, with the names that may have been meant."""
     known = schema.model_fields
     unknown = [str(name) for name in settings if name not in known]
     foreign = [name for name in unknown if _owner(name, algorithm)]
@@ -210,10 +212,10 @@ def _check_names(algorithm: str, schema: type[Settings], settings: GivenSettings
     name = next(name for name in unknown if name not in foreign)
     hints = []
     for other in unknown[:4]:
-        said = aliases.suggest(other, algorithm, known)
+        suggestion = aliases.suggest(other, algorithm, known)
         if other in foreign:
-            said = aliases.NOT_FOR.get((algorithm, other), "Leave it out.")
-        hints.append(f"{other}: {said}" if said and len(unknown) > 1 else said)
+            suggestion = aliases.NOT_FOR.get((algorithm, other), "Leave it out.")
+        hints.append(f"{other}: {suggestion}" if suggestion and len(unknown) > 1 else suggestion)
     hint = " ".join(filter(None, hints)) or f"Settings of {algorithm}: {', '.join(known)}."
     raise UserError(
         "SETTING_UNKNOWN",
@@ -264,12 +266,13 @@ def _is(names: list[str], what: str = "") -> str:
 def _invalid(
     algorithm: str, schema: type[Settings], error: ValidationError, given: GivenSettings
 ) -> UserError:
+    """The refusal of values that are of the wrong type or out of range."""
     names = list(dict.fromkeys(str(item["loc"][0]) for item in error.errors()))
-    said = []
+    problems = []
     for name in names[:4]:
         value = repr(given[name])
         shown = value if len(value) <= 60 else value[:57] + "..."
-        said.append(f"{name} = {shown} is not {expects(schema.model_fields[name])}")
+        problems.append(f"{name} = {shown} is not {expects(schema.model_fields[name])}")
     first = names[0]
     value, hint = given[first], _VALUE_HINTS.get(first, "")
     if isinstance(value, bool):
@@ -278,14 +281,14 @@ def _invalid(
         hint = f"Give {first} a finite number, or leave it out."
     elif isinstance(value, str) and "number" in expects(schema.model_fields[first]):
         hint = _no_number(first, value, expects(schema.model_fields[first]))
-    elif isinstance(value, float) and value.is_integer() and "whole" in said[0]:
+    elif isinstance(value, float) and value.is_integer() and "whole" in problems[0]:
         hint = f"Write {int(value)} without a decimal point."
     elif isinstance(value, dict):
         hint = f"Settings are flat: give {first} one value."
     hint = hint or f"The settings reference has the range of {first}."
     return UserError(
         "SETTING_INVALID",
-        "; ".join(said),
+        "; ".join(problems),
         hint=Hint(hint, change=_mended({name: given[name] for name in names})),
         field=f"settings.{first}",
     )
@@ -359,6 +362,7 @@ def load_toml(path: Path) -> TrainFile:
 
 
 def _unknown_key(where: str, name: str, value: Any) -> UserError:
+    """The refusal of a key of a settings file that has no meaning."""
     table = isinstance(value, dict)
     if name in SFTSettings.model_fields or name in GRPOSettings.model_fields:
         hint = f"Put {name} under [settings]."

@@ -50,7 +50,7 @@ def main(folder: Path) -> int:
         traceback.print_exc()
         failure = explain(error)
         job.fail(failure)
-        job.event("failed", failure["message"], kind=failure["kind"])
+        job.event("failed", failure.message, kind=failure.kind)
         return FAILED
     job.finish(result)
     seal(job.run)

@@ -196,6 +196,7 @@ def _rescoring(
 
 
 def _result(ref: str, groups: Sequence[Group], left_out: int) -> Result:
+    """What one model came to, as result.json holds it."""
     summary = heldout.summarise(t for g in groups for t in g.members)
     return {
         "ref": ref,

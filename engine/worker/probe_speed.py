@@ -37,6 +37,7 @@ DECODED = {"cpu": (96, 8), "cuda": (256, 8)}  # completions at once
 
 
 def small_model(device: torch.device) -> Qwen3ForCausalLM:
+    """A small model with random weights, of the kind that our own forward runs."""
     config = Qwen3Config(
         vocab_size=VOCAB,
         hidden_size=256,

@@ -61,8 +61,8 @@ FORWARD = [
     Fault(
         "a suffix sees the end of the suffix before it",
         "ops/attention.py",
-        "keys.append(torch.arange(at, at + n))",
-        "keys.append(torch.arange(at - 1, at + n - 1))",
+        "keys.append(torch.arange(offset, offset + n))",
+        "keys.append(torch.arange(offset - 1, offset + n - 1))",
         (SEEN + "[varlen]",),
     ),
     Fault(
@@ -114,17 +114,17 @@ FORWARD = [
     Fault(
         "a layer's projections get each other's gradients",
         "network/adapter.py",
-        "Part(module, slice(number * rank, (number + 1) * rank), slice(at, at + width))",
+        "Part(module, slice(number * rank, (number + 1) * rank), slice(offset, offset + width))",
         "Part(module, slice((len(chosen) - 1 - number) * rank, (len(chosen) - number) * rank),"
-        " slice(at, at + width))",
+        " slice(offset, offset + width))",
         (PEFT, SFT),
     ),
     Fault(
         "keys and values trade their names in the adapter's file",
         "network/adapter.py",
-        "Part(module, slice(number * rank, (number + 1) * rank), slice(at, at + width))",
+        "Part(module, slice(number * rank, (number + 1) * rank), slice(offset, offset + width))",
         'Part(module.translate(str.maketrans("kv", "vk")),'
-        " slice(number * rank, (number + 1) * rank), slice(at, at + width))",
+        " slice(number * rank, (number + 1) * rank), slice(offset, offset + width))",
         (PEFT, "test_sft_gradients.py::test_the_adapter_file_holds_each_projections_own_weights"),
     ),
     Fault(
@@ -233,8 +233,8 @@ FORWARD = [
     Fault(
         "the head's gradient forgets the other tokens",
         "ops/kernels.py",
-        "torch.sub(head[labels[at]], expected, out=direction[at])",
-        "torch.sub(head[labels[at]], 0 * expected, out=direction[at])",
+        "torch.sub(head[labels[chunk]], expected, out=direction[chunk])",
+        "torch.sub(head[labels[chunk]], 0 * expected, out=direction[chunk])",
         ("ops/test_kernels.py::test_the_head_in_chunks_is_the_full_cross_entropy", SFT),
     ),
     Fault(

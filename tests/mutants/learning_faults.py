@@ -36,8 +36,8 @@ LEARNING = [
     Fault(
         "padded rows: the mask is shifted by one",
         "core/batch.py",
-        "source.append(i * length + at - 1)",
-        "source.append(i * length + at)",
+        "source.append(i * length + position - 1)",
+        "source.append(i * length + position)",
         (
             "core/test_batch.py::test_each_trained_token_is_predicted_by_the_position_before_it",
             ALONE,
@@ -248,8 +248,8 @@ LEARNING = [
     Fault(
         "microbatches outgrow their budget",
         "network/network.py",
-        "if found and tokens + added <= budget:",
-        "if found and tokens <= budget:",
+        "if groups and tokens + added <= budget:",
+        "if groups and tokens <= budget:",
         (
             "network/test_network.py"
             "::test_microbatches_hold_every_row_once_within_the_budget_and_change_no_gradient",

@@ -133,32 +133,34 @@ class _Finder:
         ]
 
     def offers(self, ref: str) -> list[Offer]:
+        """The candidates that `ref` may stand for. Raises UserError where it is unknown or was
+        never evaluated."""
         name, _, which = ref.partition("@")
         row = self._exact(name)
         gone = row is not None and self.home.run(row.run_id).deleted.exists()
         if row is not None and row.kind != "train" and not gone:
             return [self._evaluation(row, self.home.run(name).find_config(), None)]
-        found = [
+        candidates = [
             self._evaluation(past, config, ref)
             for past, config in self.evaluations
             if config is not None and ref in config.model_refs
         ]
         if row is not None and row.kind == "train" and not gone:
-            found = self._own(row, which) + found
+            candidates = self._own(row, which) + candidates
         elif not which:
-            found += self._starting_points(ref)
-        if not found and row is None:
+            candidates += self._starting_points(ref)
+        if not candidates and row is None:
             row = self.store.get_run(name)  # a unique prefix, or RUN_NOT_FOUND naming the nearest
             if row.run_id != name:
                 return self.offers(f"{row.run_id}@{which}" if which else row.run_id)
-        if not found and gone:
+        if not candidates and gone:
             raise UserError(
                 "NO_EVALUATION",
                 f"{ref} has no evaluation to compare: the files of {name} were deleted",
                 hint="Compare another; the report of this one says what came of it.",
                 field="ids",
             )
-        if not found:
+        if not candidates:
             state = f" (it is {row.state})" if row else ""
             raise UserError(
                 "NO_EVALUATION",
@@ -166,7 +168,7 @@ class _Finder:
                 hint=self._evaluate_first(ref, row),
                 field="ids",
             )
-        return found
+        return candidates
 
     def _evaluate_first(self, ref: str, row: RunRow | None) -> Hint:
         """How `ref` comes to have an evaluation: on the environment of a run in sight."""
@@ -185,6 +187,8 @@ class _Finder:
         return row if row.run_id == name else None
 
     def _evaluation(self, row: RunRow, config: RunConfig | None, ref: str | None) -> Offer:
+        """The models of an evaluation run, or of them `ref` alone; their rows are read when asked
+        for."""
         run, sampling = self.home.run(row.run_id), sampling_of(config)
 
         def load() -> list[Candidate]:
@@ -221,15 +225,15 @@ class _Finder:
 
     def _starting_points(self, ref: str) -> list[Offer]:
         """Step 0 of the listed runs that started from this very model."""
-        found = []
+        rows = []
         for other in self.ids:
             row = self._exact(other.partition("@")[0])
             if row is None or row.kind != "train" or row.model != ref:
                 continue
             run = self.home.run(row.run_id)
             if _test_rows(run, 0):
-                found.append(self._start(run, row, ref))
-        return found
+                rows.append(self._start(run, row, ref))
+        return rows
 
     def _start(self, run: RunDir, row: RunRow, ref: str) -> Offer:
         sampling = sampling_of(run.find_config(), read_object(run.manifest))

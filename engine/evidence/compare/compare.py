@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.hints import Call
-from engine.core.reply import BODY_CHARS
+from engine.core.reply import BODY_CHARS, Reply
 from engine.evidence.compare.candidates import (
     MOST_CANDIDATES,
     Candidate,
@@ -131,7 +130,7 @@ class Standing:
     warnings: Sequence[str]
     next_calls: Sequence[Call]
 
-    def to_json(self, leave_out: Sequence[str] = ()) -> dict[str, Any]:
+    def to_json(self, leave_out: Sequence[str] = ()) -> Reply:
         """As a result, without the parts named: answers, settings, sampling."""
         texts = "answers" not in leave_out
         flips = self.flips.to_json()
@@ -140,9 +139,8 @@ class Standing:
                 way: [{"task": example.task} for example in examples]
                 for way, examples in (("gained", self.flips.gained), ("lost", self.flips.lost))
             }
-        settings: dict[str, Any] = self.settings
-        if "settings" in leave_out:
-            settings = dict.fromkeys(settings, "differs")
+        named = "settings" in leave_out
+        settings = dict.fromkeys(self.settings, "differs") if named else self.settings
         sampling = {} if "sampling" in leave_out else {"sampling": self.sampling.to_json()}
         return {
             "summary": _summary(self.main, len(self.contests)),
@@ -160,7 +158,7 @@ class Standing:
         }
 
 
-def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> dict[str, Any]:
+def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
     """Compare each candidate with the first, task by task, on one environment version.
 
     `ids` are training runs (their own held-out evaluation, the half no checkpoint was chosen on),
@@ -252,6 +250,7 @@ def _without_taught(
 
 
 def _candidate_row(home: Home, candidate: Candidate, measure: Measure | None) -> CandidateRow:
+    """A candidate as the result shows it: its level, seeds and device hours."""
     seeds = {member.label: seed_of(home, member) for member in candidate.members}
     runs = {member.run_id for member in candidate.members or (candidate,)} - {""}
     hours = None
@@ -283,6 +282,7 @@ def _summary(main: Contest, contests: int) -> str:
 def _cautions(
     home: Home, candidates: Sequence[Candidate], comparisons: Sequence[Comparison]
 ) -> list[str]:
+    """What to keep in mind of these comparisons, a sentence each."""
     notes = []
     unpaired = max(item.outcome.unpaired for item in comparisons)
     if unpaired:
@@ -346,7 +346,7 @@ def _first_settings(table: dict[str, dict[str, object]]) -> dict[str, dict[str, 
     return {name: table[name] for name in list(table)[:_MOST_SETTINGS]}
 
 
-def _within_limit(standing: Standing) -> dict[str, Any]:
+def _within_limit(standing: Standing) -> Reply:
     """The result without its least needed parts, as many as it takes to be affordable."""
     parts = ("answers", "settings", "sampling")
     for count in range(len(parts)):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from engine.evidence.detect.findings import Finding, Lever
+from engine.evidence.detect.findings import Finding, edit_lever, setting_lever
 from engine.evidence.detect.groups import learning
 from engine.evidence.detect.setbacks import cut_is_paid
 from engine.evidence.detect.views import Facts, mean, mean_or_none, stuck_at, window
@@ -49,7 +49,7 @@ def length_grew(facts: Facts) -> Finding | None:
     }
     what = f"{level:.0%} of the answers of the last steps are cut at max_tokens = {now}, and {why}."
     edit = "score(): pay nothing for length, and nothing for an answer that is cut; not max_tokens"
-    return Finding("length_grew", what, evidence, Lever(edit=edit), "rewards", "truncated")
+    return Finding("length_grew", what, evidence, edit_lever(edit), "rewards", "truncated")
 
 
 def _why_longer(facts: Facts) -> str:
@@ -78,6 +78,7 @@ def _began(facts: Facts) -> tuple[float, float]:
 
 
 def _cut_exam(facts: Facts) -> Finding | None:
+    """Cut answers of an evaluation, where no rollouts were played."""
     view = facts.exam or (facts.views[-1] if facts.views else None)
     if view is None or view.n < limits.FEWEST_ANSWERS or view.cut <= limits.TRUNCATED:
         return None
@@ -91,8 +92,8 @@ def _cut_exam(facts: Facts) -> Finding | None:
     }
     if facts.algorithm == "sft":
         what = f"{view.cut:.0%} of the held-out answers after training do not come to an end."
-        lever = Lever(
-            edit="reference answers that end where the answer ends, none cut at max_length"
+        lever = edit_lever(
+            "reference answers that end where the answer ends, none cut at max_length"
         )
         return Finding("truncation", what, evidence, lever, "sft", "truncated")
     return _cut(facts, evidence, view.cut, view.out_of_turns, "of the evaluation")
@@ -101,20 +102,21 @@ def _cut_exam(facts: Facts) -> Finding | None:
 def _cut(
     facts: Facts, evidence: Mapping[str, object], level: float, turns: float, when: str
 ) -> Finding:
+    """The finding on answers that are cut by tokens or turns, with the limit to raise."""
     if turns > level / 2:
         now = facts.settings.get("max_turns")
         what = f"{level:.0%} of the answers {when} ran out of turns (max_turns = {now})."
-        lever = Lever("max_turns", now, 2 * now if isinstance(now, int) else None)
+        lever = setting_lever("max_turns", now, 2 * now if isinstance(now, int) else None)
     else:
         now, gold = facts.settings.get("max_tokens"), facts.gold_tokens
         what = f"{level:.0%} of the answers {when} were cut at max_tokens = {now}."
-        lever = Lever("max_tokens", now, 2 * now if isinstance(now, int) else None)
+        lever = setting_lever("max_tokens", now, 2 * now if isinstance(now, int) else None)
         fits = gold is not None and isinstance(now, int) and gold <= limits.GOLD_FITS * now
         if gold is not None and fits and not facts.settings.get("thinking"):
             evidence = {**evidence, "gold_tokens": gold}
             what += f" Reference answers take {gold:.0f} tokens."
             edit = "ask for short answers in the prompt, or show them by SFT"
-            lever = Lever(edit=f"{edit}; more max_tokens only where an answer must be worked out")
+            lever = edit_lever(f"{edit}; more max_tokens only where an answer must be worked out")
     return Finding("truncation", what, evidence, lever, "failures", "truncated")
 
 
@@ -126,7 +128,7 @@ def _cut_rows(facts: Facts) -> Finding | None:
     share, now = (cut + dropped) / (kept + dropped), facts.settings.get("max_length")
     evidence = {"rows": kept + dropped, "cut": cut, "dropped": dropped, "max_length": now}
     what = f"{share:.0%} of the training rows were cut or dropped at max_length = {now}."
-    lever = Lever("max_length", now, 2 * now if isinstance(now, int) else None)
+    lever = setting_lever("max_length", now, 2 * now if isinstance(now, int) else None)
     return Finding("truncation", what, evidence, lever, "sft")
 
 
@@ -150,9 +152,9 @@ def overthinking(facts: Facts) -> Finding | None:
     what = f"The median think block takes {level:.0%} of max_tokens = {now}."
     if facts.settings.get("thinking") and facts.algorithm == "grpo":
         penalty = facts.settings.get("thinking_length_penalty") or 0.0
-        lever = Lever("thinking_length_penalty", penalty, min(1.0, max(0.1, 2 * penalty)))
+        lever = setting_lever("thinking_length_penalty", penalty, min(1.0, max(0.1, 2 * penalty)))
     else:
-        lever = Lever("max_tokens", now, 2 * now if isinstance(now, int) else None)
+        lever = setting_lever("max_tokens", now, 2 * now if isinstance(now, int) else None)
     return Finding(
         "overthinking", what, evidence, lever, "failures", "truncated", root=cut > limits.TRUNCATED
     )
@@ -179,11 +181,11 @@ def repetition(facts: Facts) -> Finding | None:
     what = f"{level:.0%} of the four-word phrases of an answer repeat an earlier one"
     if from_start:
         edit = "a base or an SFT start that ends its answers; max_tokens near what an answer needs"
-        lever, what = Lever(edit=edit), what + ", and did so from the start."
+        lever, what = edit_lever(edit), what + ", and did so from the start."
     else:
         what += f"; at the start {base:.0%} did."
         now = facts.settings.get("kl_coef") or 0.0
-        lever = Lever("kl_coef", now, max(0.02, 2 * now), "and start from before it began")
+        lever = setting_lever("kl_coef", now, max(0.02, 2 * now), "and start from before it began")
     return Finding("repetition", what, evidence, lever, "failures", "worst")
 
 
@@ -193,6 +195,7 @@ def unparsed(facts: Facts) -> Finding | None:
 
 
 def _unread(facts: Facts) -> Finding | None:
+    """Answers in a form that the scorer's own metric says it cannot read."""
     lost = [1.0 - value for value in facts.of_views("form")]
     if facts.algorithm == "grpo":
         level = stuck_at(lost, limits.UNPARSED)
@@ -218,10 +221,11 @@ def _unread(facts: Facts) -> Finding | None:
         edit = 'show the form first, by SFT on reference answers (algorithm="sft")'
     else:
         edit = "score(): read the right answers that miss the form, or ask for it in the prompt"
-    return Finding("unparsed", what, evidence, Lever(edit=edit), "rewards", "worst", f"{name} < 1")
+    return Finding("unparsed", what, evidence, edit_lever(edit), "rewards", "worst", f"{name} < 1")
 
 
 def _wrapped(facts: Facts) -> Finding | None:
+    """Answers in a wrapping (a code fence, say) that the scorer pays less than bare ones."""
     shares = facts.of_views("wrapped")
     level = stuck_at(shares, limits.UNPARSED) if facts.algorithm == "grpo" else None
     inside, bare = (
@@ -237,5 +241,5 @@ def _wrapped(facts: Facts) -> Finding | None:
         f"{level:.0%} of the answers stand in a code fence, quotes or behind a phrase, and earn "
         f"{inside:.2g} where bare ones earn {bare:.2g}."
     )
-    lever = Lever(edit="score(): take the answer out of its wrapping before comparing")
+    lever = edit_lever("score(): take the answer out of its wrapping before comparing")
     return Finding("unparsed", what, evidence, lever, "rewards", "worst")

@@ -11,7 +11,7 @@ from typing import Any
 from engine.core.files import read_object
 from engine.core.format import counted
 from engine.core.hints import Call
-from engine.core.reply import BODY_CHARS
+from engine.core.reply import BODY_CHARS, Reply
 from engine.evidence.detect.alerts import training_rows
 from engine.evidence.detect.baseline import against_start, first_exam, gold_tokens
 from engine.evidence.detect.detectors import find_all, not_judged
@@ -88,7 +88,7 @@ class Diagnosis:
     warnings: Sequence[str]
     next_calls: Sequence[Call]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Reply:
         return {
             "summary": self.summary,
             "run_id": self.run_id,
@@ -101,7 +101,7 @@ class Diagnosis:
         }
 
 
-def diagnose(home: Home, run_id: str) -> dict[str, Any]:
+def diagnose(home: Home, run_id: str) -> Reply:
     """Ranked findings on a run in any state, and what could not be judged, as a result.
 
     Each: `id`, `what`, `evidence`, `examples` (rollouts, with how to read them in full), `lever`,
@@ -255,6 +255,7 @@ def _summary(row: RunRow, facts: Facts, findings: Sequence[Finding]) -> str:
 
 
 def _findings_sentence(row: RunRow, facts: Facts, findings: Sequence[Finding]) -> str:
+    """The first finding with its lever, and the names of the others."""
     if findings:
         first, *others = findings
         also = f" Also: {', '.join(finding.id for finding in others)}." if others else ""

@@ -124,6 +124,7 @@ class Examples:
         return [self._example(best, golds.get(best.task, ""))]
 
     def _example(self, row: Answer, reference: str = "") -> Example:
+        """A row as an example: short, without secrets."""
         trained = row if isinstance(row, TrajectoryRecord) else None
         return Example(
             step=self.step if self.step >= 0 else None,

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from engine.core.hints import Change, Hint
 from engine.records.lines.curves import number, short
 
 # Nearest to the root first: what stands above may be the reason for what stands below.
@@ -48,19 +49,35 @@ _HIGH = frozenset(
 )
 # It costs time, or certainty; what was learned stands.
 _LOW = frozenset({"slow_reward", "underpowered"})
+_ARGUMENTS = frozenset({"rows"})  # of a tool; every other name that a lever changes is a setting
 
 
 @dataclass(frozen=True)
 class Lever:
-    """The one change to try next: a setting with its new value, or an edit in words.
+    """The one change to try next; made by `setting_lever` or `edit_lever`.
 
-    `setting` may also be an argument of the tool the run came from (`rows` of an evaluation).
+    Attributes:
+        hint: the reason or the edit in words; where it is known, what to change in the call that
+            the run came from.
+        setting: the setting that `hint` changes, "" for an edit. It may also be an argument of the
+            tool the run came from (`rows` of an evaluation).
+        now: the value of that setting in this run.
     """
 
+    hint: Hint
     setting: str = ""
     now: object = None
-    to: object = None
-    edit: str = ""
+
+    @property
+    def edit(self) -> str:
+        """What to edit in words; of a setting the reason, "" where there is none to give."""
+        return self.hint.text
+
+    @property
+    def to(self) -> object:
+        """The new value of the setting, None where nobody can say it."""
+        change = self.hint.change or Change()
+        return {**change.settings, **change.arguments}.get(self.setting)
 
     def to_json(self) -> dict[str, object]:
         if self.setting:
@@ -72,6 +89,18 @@ class Lever:
         if not self.setting:
             return self.edit
         return f"{self.setting} = {self.to}" + (f" ({self.edit})" if self.edit else "")
+
+
+def setting_lever(name: str, now: object, to: object, why: str = "") -> Lever:
+    """Set `name` from `now` to `to`; None where the new value is not known."""
+    given = {} if to is None else {name: to}
+    change = Change(arguments=given) if name in _ARGUMENTS else Change(settings=given)
+    return Lever(Hint(why, change=change), name, now)
+
+
+def edit_lever(text: str, change: Change | None = None) -> Lever:
+    """Edit something, as `text` says; `change` where it also changes the run's call."""
+    return Lever(Hint(text, change=change))
 
 
 @dataclass(frozen=True)

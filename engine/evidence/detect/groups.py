@@ -1,6 +1,7 @@
 """Detectors of GRPO's signal: do the answers of a group differ, and does anything come of it?"""
 
-from engine.evidence.detect.findings import Finding, Lever
+from engine.core.hints import Change
+from engine.evidence.detect.findings import Finding, edit_lever, setting_lever
 from engine.evidence.detect.views import Facts, mean, mean_or_none, moved, trend, window
 from engine.evidence.stats import thresholds as limits
 
@@ -38,10 +39,10 @@ def uniform_groups(facts: Facts) -> Finding | None:
     if same_text:
         now = facts.settings.get("temperature") or 1.0
         if now < 1.0:
-            lever = Lever("temperature", now, 1.0)
+            lever = setting_lever("temperature", now, 1.0)
         else:
-            lever = Lever(
-                edit="start from a checkpoint or a model that still gives several answers"
+            lever = edit_lever(
+                "start from a checkpoint or a model that still gives several answers"
             )
         what = f"{shares}: the answers of a group are the same text."
         return Finding("uniform_groups", what, evidence, lever, "failures", "group", root=True)
@@ -50,7 +51,7 @@ def uniform_groups(facts: Facts) -> Finding | None:
         edit = "tasks between the two ends: leave out those solved always and those solved never"
     what = f"{shares}: the answers of a group differ, but not what they are paid."
     section = "rewards" if easy < limits.EFFECTIVE_NONE else "curriculum"
-    return Finding("uniform_groups", what, evidence, Lever(edit=edit), section, "group")
+    return Finding("uniform_groups", what, evidence, edit_lever(edit), section, "group")
 
 
 def too_hard(facts: Facts) -> Finding | None:
@@ -77,7 +78,10 @@ def too_hard(facts: Facts) -> Finding | None:
         f"{mean(effective):.0%} of the groups of the last steps carry a gradient and "
         f"{_percent(evidence['solved'])} of the answers are right: the tasks are too hard for now."
     )
-    lever = Lever(edit='train by SFT on reference answers first (algorithm="sft"), then GRPO on it')
+    lever = edit_lever(
+        'train by SFT on reference answers first (algorithm="sft"), then GRPO on it',
+        Change(arguments={"algorithm": "sft"}),
+    )
     where = "success == False" if solved else ""
     return Finding("too_hard", what, evidence, lever, "curriculum", "best", where)
 
@@ -101,7 +105,7 @@ def too_easy(facts: Facts) -> Finding | None:
         f"{mean(solved):.0%} of the answers were right from the first steps on: there is nothing "
         "to select."
     )
-    return Finding("too_easy", what, evidence, Lever(edit="harder tasks"), "curriculum", "worst")
+    return Finding("too_easy", what, evidence, edit_lever("harder tasks"), "curriculum", "worst")
 
 
 def entropy_collapse(facts: Facts) -> Finding | None:
@@ -110,6 +114,7 @@ def entropy_collapse(facts: Facts) -> Finding | None:
 
 
 def _ran_out(facts: Facts) -> Finding | None:
+    """Entropy that fell and stayed low while tasks are unsolved and nothing rises any more."""
     values = facts.series("entropy")
     if len(values) < limits.WINDOW + limits.ENTROPY_FLAT_STEPS:
         return None
@@ -144,7 +149,7 @@ def _ran_out(facts: Facts) -> Finding | None:
         f"the share of right answers stays at {ended:.0%}."
     )
     rate = facts.settings.get("learning_rate")
-    lever = Lever(
+    lever = setting_lever(
         "learning_rate", rate, rounded_half(rate), "and go on from a step before the fall"
     )
     return Finding("entropy_collapse", what, evidence, lever, "stalls", "group")
@@ -190,7 +195,7 @@ def _gone_at_once(facts: Facts) -> Finding | None:
     )
     rate = facts.settings.get("learning_rate")
     to = rounded_part(rate, 3)
-    lever = Lever("learning_rate", rate, to, "from the start again")
+    lever = setting_lever("learning_rate", rate, to, "from the start again")
     return Finding("entropy_collapse", what, evidence, lever, "stalls", "group", severity="low")
 
 

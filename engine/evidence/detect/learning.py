@@ -5,7 +5,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from engine.evidence.detect.findings import Finding, Lever
+from engine.evidence.detect.findings import Finding, Lever, edit_lever, setting_lever
 from engine.evidence.detect.groups import rounded_half, rounded_part
 from engine.evidence.detect.views import Facts, mean
 from engine.evidence.stats import thresholds as limits
@@ -59,13 +59,13 @@ def overfitting(facts: Facts) -> Finding | None:
         f"{last:.3g} since, while the loss of the rows fell from {mean(around):.3g} to "
         f"{mean(ending):.3g}."
     )
-    lever = Lever(
+    lever = setting_lever(
         "steps", facts.settings.get("steps"), best_step, "fewer passes; more rows if there are any"
     )
     if best_step == 0:  # no number of steps helps where every one of them did harm
         rate = facts.settings.get("learning_rate")
         why = "and see whether the rows are like the held-out ones: no step made those likelier"
-        lever = Lever("learning_rate", rate, rounded_part(rate, 3), why)
+        lever = setting_lever("learning_rate", rate, rounded_part(rate, 3), why)
     return Finding("overfitting", what, evidence, lever, "sft", "changed")
 
 
@@ -93,7 +93,9 @@ def too_short(facts: Facts) -> Finding | None:
         f"{solved[-1]:.0%} of the held-out tasks are solved after {last_step} steps, but the loss "
         f"still falls: {losses[0][1]:.3g}, {middle:.3g} halfway, {last:.3g} at the end."
     )
-    lever = Lever("steps", facts.settings.get("steps"), 2 * last_step, "nothing says it is done")
+    lever = setting_lever(
+        "steps", facts.settings.get("steps"), 2 * last_step, "nothing says it is done"
+    )
     return Finding("too_short", what, evidence, lever, "sft", "best")
 
 
@@ -124,7 +126,9 @@ def no_update(facts: Facts) -> Finding | None:
     )
     rate = facts.settings.get("learning_rate")
     to = float(f"{10 * rate:.2g}") if isinstance(rate, int | float) else None
-    lever = Lever("learning_rate", rate, to, "or leave it out for the value that suits the model")
+    lever = setting_lever(
+        "learning_rate", rate, to, "or leave it out for the value that suits the model"
+    )
     return Finding("no_update", what, evidence, lever, "failures")
 
 
@@ -203,14 +207,14 @@ def _more_tasks(facts: Facts, n: int, needed: int | None) -> Lever:
     used = now if isinstance(now, int) else 2 * n if training else n
     if have is not None and used >= have:
         half = "; a run reports on half of them" if training else ""
-        return Lever(edit=more_rows(wanted, have) + half)
+        return edit_lever(more_rows(wanted, have) + half)
     # The gap halves with four times the tasks, where nobody can say how many it takes.
     to, also = wanted or 4 * used, "half of them are reported" if training else ""
     if have is None and training:
         also += "; the environment needs as many held-out tasks"
     elif have is not None and to > have:
         to = have
-    return Lever(name, now, to, also)
+    return setting_lever(name, now, to, also)
 
 
 def infra(facts: Facts) -> Finding | None:
@@ -223,14 +227,14 @@ def infra(facts: Facts) -> Finding | None:
     if facts.failed == "oom":
         name = "batch_size" if facts.algorithm == "sft" else "prompts_per_step"
         if not facts.settings.get("gradient_checkpointing"):
-            lever = Lever(
+            lever = setting_lever(
                 "gradient_checkpointing", False, True, "the same mathematics in less memory"
             )
         else:
             now = facts.settings.get(name)
-            lever = Lever(name, now, max(1, now // 2) if isinstance(now, int) else None)
+            lever = setting_lever(name, now, max(1, now // 2) if isinstance(now, int) else None)
     else:
-        lever = Lever(edit="mend the machine (honesmith doctor), then resume the run")
+        lever = edit_lever("mend the machine (honesmith doctor), then resume the run")
     return Finding("infra", _MACHINE[facts.failed], evidence, lever, "crashes", root=True)
 
 
@@ -241,7 +245,7 @@ def _slower(facts: Facts, what: str, evidence: Mapping[str, object], by: float) 
         "unstable",
         what,
         {**evidence, "learning_rate": rate},
-        Lever("learning_rate", rate, to),
+        setting_lever("learning_rate", rate, to),
         "failures",
     )
 

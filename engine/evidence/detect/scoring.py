@@ -1,6 +1,6 @@
 """Detectors of the reward itself: it fails, it waits, it is pleased, it is exploited."""
 
-from engine.evidence.detect.findings import Finding, Lever
+from engine.evidence.detect.findings import Finding, edit_lever
 from engine.evidence.detect.views import Facts, Trend, mean, mean_or_none, stuck_at, trend
 from engine.evidence.stats import thresholds as limits
 from engine.evidence.verdict.fresh_scores import moved
@@ -23,7 +23,7 @@ def reward_errors(facts: Facts) -> Finding | None:
     what = f"Scoring failed on {level:.0%} of the answers of the last steps."
     if facts.failed == "reward" and not recent:
         what = "Scoring failed on too many answers before a step was done."
-    lever = Lever(edit="score(): mend it for the answers shown, push again")
+    lever = edit_lever("score(): mend it for the answers shown, push again")
     return Finding("reward_errors", what, evidence, lever, "rewards", "error", root=True)
 
 
@@ -36,7 +36,7 @@ def scorer_moves(facts: Facts) -> Finding | None:
     one = facts.rescored["examples"][0]
     evidence |= {"task": str(one["task"])[:80], "reward": one["first"], "fresh": one["second"]}
     what = rescore.sentence(facts.rescored)
-    lever = Lever(edit="score(): keep nothing between calls, patch nothing; push, evaluate again")
+    lever = edit_lever("score(): keep nothing between calls, patch nothing; push, evaluate again")
     return Finding("scorer_moves", f"{what}.", evidence, lever, "rewards", root=True)
 
 
@@ -56,7 +56,7 @@ def slow_reward(facts: Facts) -> Finding | None:
         "share_of_step": share,
     }
     what = f"Scoring takes {wait:.1f} s of each step, {share:.0%} of its time."
-    lever = Lever(edit="score(): cache, batch, no network, no new process per answer")
+    lever = edit_lever("score(): cache, batch, no network, no new process per answer")
     return Finding("slow_reward", what, evidence, lever, "failures")
 
 
@@ -74,7 +74,7 @@ def judge_pleasing(facts: Facts) -> Finding | None:
         "solved": mean_or_none(facts.recent_views("solved")),
     }
     what = f"In {level:.0%} of the answers the judge is pleased and the hard check fails."
-    lever = Lever(edit="score(): multiply the judge's part by the hard check instead of adding it")
+    lever = edit_lever("score(): multiply the judge's part by the hard check instead of adding it")
     return Finding("judge_pleasing", what, evidence, lever, "rewards", "best", "success == False")
 
 
@@ -122,8 +122,8 @@ def reward_hacking(facts: Facts) -> Finding | None:
     }
     changes = ", ".join(told[name] for name in told if name in signals)
     what = f"The reward rose from {paid.first:.2g} to {paid.last:.2g}, but {changes}."
-    lever = Lever(
-        edit="score(): stop paying what the best answers share; push, train from the start"
+    lever = edit_lever(
+        "score(): stop paying what the best answers share; push, train from the start"
     )
     where = "success == False" if follows is False or wrong is not None else ""
     return Finding("reward_hacking", what, evidence, lever, "rewards", "best", where)
@@ -131,13 +131,13 @@ def reward_hacking(facts: Facts) -> Finding | None:
 
 def _follows(facts: Facts, solved: list[float], paid: Trend) -> bool | None:
     """Whether right answers became more with the reward; None where nobody says what is right."""
-    found = trend(solved)
-    if found is None:
+    change = trend(solved)
+    if change is None:
         return None
-    if found.first >= limits.SOLVED_ALWAYS:
+    if change.first >= limits.SOLVED_ALWAYS:
         return True
     top = max(1.0, *(abs(value) for value in facts.series("reward_mean")))
-    return found.change >= max(limits.SUCCESS_FOLLOWS, limits.FOLLOWS_PART * paid.change / top)
+    return change.change >= max(limits.SUCCESS_FOLLOWS, limits.FOLLOWS_PART * paid.change / top)
 
 
 def _wrong_paid(facts: Facts, paid: Trend) -> float | None:
@@ -160,20 +160,20 @@ def _wrong_paid(facts: Facts, paid: Trend) -> float | None:
 
 def _signals(facts: Facts, *, success_known: bool) -> dict[str, float]:
     """What changed in the answers, by name, with the number that shows it."""
-    found: dict[str, float] = {}
+    gains: dict[str, float] = {}
     length = _ratio(trend(facts.of_views("length")))
     if length >= limits.LENGTH_UP:
-        found["longer"] = length
+        gains["longer"] = length
     elif length <= limits.LENGTH_DOWN:
-        found["shorter"] = length
+        gains["shorter"] = length
     alike = trend(facts.of_views("alike"))
     if alike is not None and alike.last >= limits.ALIKE and alike.change >= limits.ALIKE_RISE:
-        found["alike"] = alike.last
+        gains["alike"] = alike.last
     again = trend(facts.of_views("repeated"))
     if again is not None and again.last >= max(
         limits.REPEATED, limits.REPEATED_TIMES * again.first
     ):
-        found["repeated"] = again.last
+        gains["repeated"] = again.last
     form = trend(facts.of_views("form"))
     if (
         success_known
@@ -181,14 +181,14 @@ def _signals(facts: Facts, *, success_known: bool) -> dict[str, float]:
         and form.change >= limits.FORM_RISE
         and form.last >= limits.FORM_FULL
     ):
-        found["form_only"] = form.last
+        gains["form_only"] = form.last
     gap = trend(facts.of_views("judge_gap"))
     if gap is not None and gap.last > limits.JUDGE_GAP and gap.rose:
-        found["judge"] = gap.last
+        gains["judge"] = gap.last
     if facts.settings.get("accept_reward_risk"):
-        found["audit"] = 1.0
-    return found
+        gains["audit"] = 1.0
+    return gains
 
 
-def _ratio(found: Trend | None) -> float:
-    return 1.0 if found is None or found.first <= 0 else found.last / found.first
+def _ratio(change: Trend | None) -> float:
+    return 1.0 if change is None or change.first <= 0 else change.last / change.first

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from engine.evidence.detect.findings import Finding, Lever
+from engine.evidence.detect.findings import Finding, Lever, edit_lever, setting_lever
 from engine.evidence.detect.groups import rounded_part
 from engine.evidence.detect.views import Facts, StartComparison, mean, mean_or_none, window
 from engine.evidence.stats import thresholds as limits
@@ -51,15 +51,15 @@ def _why(facts: Facts, exam: StartComparison) -> tuple[str, Lever]:
     before, after = exam.reward_before, exam.reward_after
     if facts.algorithm == "grpo" and exam.measure == "success":
         if before is not None and after is not None and _reward_held(exam, before, after):
-            return f", while the reward went from {before:.2g} to {after:.2g}", Lever(edit=_PAY)
+            return f", while the reward went from {before:.2g} to {after:.2g}", edit_lever(_PAY)
         if cut_is_paid(facts, at_start=before):
             paid = mean(window(facts.of_views("cut_reward")))
-            return f"; answers that are cut earn {paid:.2g}, as much as the mean", Lever(
-                edit=_CUT_PAY
+            return f"; answers that are cut earn {paid:.2g}, as much as the mean", edit_lever(
+                _CUT_PAY
             )
     rate = facts.settings.get("learning_rate")
     to = rounded_part(rate, 3)
-    return "", Lever("learning_rate", rate, to, "from the start again: this run forgot it")
+    return "", setting_lever("learning_rate", rate, to, "from the start again: this run forgot it")
 
 
 def _reward_held(exam: StartComparison, before: float, after: float) -> bool:
@@ -98,7 +98,7 @@ def forgetting(facts: Facts) -> Finding | None:
     if kept.verdict == "forgotten":
         lost = _forgotten(kept.batteries)
         edit = f"{mix}, fewer steps, and train from the start again"
-        lever = Lever(edit=edit)
+        lever = edit_lever(edit)
         return Finding("forgetting", sentence_of(lost), _numbers(lost), lever, "sft")
     since = kept.against_base
     if since is None or since.verdict != "forgotten":
@@ -108,7 +108,7 @@ def forgetting(facts: Facts) -> Finding | None:
     evidence = {**_numbers(lost), "base": since.base, "lost_by": list(since.lost_by)}
     edit = f"{mix} of {by} and train that again: a child cannot win back what its parent lost"
     what = f"Inherited from {by}: " + sentence_of(lost, f" since {since.base}")
-    return Finding("forgetting", what, evidence, Lever(edit=edit), "sft", severity="medium")
+    return Finding("forgetting", what, evidence, edit_lever(edit), "sft", severity="medium")
 
 
 def _forgotten(batteries: Sequence[Battery]) -> Battery:

@@ -242,8 +242,8 @@ def mcnemar_power(n: int, gap: float, discordant_share: float, *, alpha: float =
     for pairs in range(first, last + 1):
         lost_most = _critical_losses(pairs, alpha)
         if lost_most >= 0:
-            found = binomial_cdf(lost_most, pairs, 1.0 - up)
-            total += math.exp(log_binomial(pairs, n, share)) * found
+            tail = binomial_cdf(lost_most, pairs, 1.0 - up)
+            total += math.exp(log_binomial(pairs, n, share)) * tail
     return min(1.0, total)
 
 
@@ -360,8 +360,8 @@ def paired_verdict(
     else:
         test = _mean_test(old, new, alpha, seed)
     if test.p >= alpha and test.interval.excludes_zero:
-        said = f"{test.method}, drawn to 0 with the test"
-        test = replace(test, interval=test.interval.with_zero(), method=said)
+        method = f"{test.method}, drawn to 0 with the test"
+        test = replace(test, interval=test.interval.with_zero(), method=method)
     sign = 1.0 if higher_is_better else -1.0
     moved = sorted(shared, key=lambda task: (-abs(new[task] - old[task]), task))
     gains = tuple(task for task in moved if sign * (new[task] - old[task]) > 1e-12)
@@ -422,6 +422,7 @@ def _refusal(before: Side, after: Side, facts: _Facts) -> str:
 
 
 def _binary_test(old: Mapping[str, float], new: Mapping[str, float], alpha: float) -> _Test:
+    """McNemar's test of solved against unsolved tasks, one value of 0 or 1 each."""
     n = len(old)
     b = sum(new[task] > old[task] for task in old)
     c = sum(new[task] < old[task] for task in old)
@@ -438,6 +439,7 @@ def _binary_test(old: Mapping[str, float], new: Mapping[str, float], alpha: floa
 def _mean_test(
     old: Mapping[str, float], new: Mapping[str, float], alpha: float, seed: int
 ) -> _Test:
+    """The test of paired values that are no plain yes or no, by bootstrap over tasks."""
     diffs = {task: [new[task] - old[task]] for task in old}
     boot = paired_bootstrap(diffs, seed, confidence=1.0 - alpha)
     values = [*old.values(), *new.values()]

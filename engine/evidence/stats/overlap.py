@@ -145,6 +145,7 @@ class HeldOut:
         return list(strongest.values())
 
     def _add(self, part: str, task: str, text: str, answer: str, least: int) -> None:
+        """Index one text of a held-out task; one shorter than `least` tokens is left out."""
         tokens = tokens_of(text)
         if len(tokens) < least:
             return

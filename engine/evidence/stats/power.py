@@ -17,17 +17,17 @@ from engine.home.run_dir import Home
 MOST_ATTEMPTS = 16  # beyond it more tasks are cheaper
 
 
-def tasks_wanted(found: PairedVerdict) -> int | None:
+def tasks_wanted(verdict: PairedVerdict) -> int | None:
     """Tasks that would show a change of the margin four times in five, as the tasks so far spread;
     None where that cannot be said."""
-    if not found.n or found.detectable is None or not math.isfinite(found.detectable):
+    if not verdict.n or verdict.detectable is None or not math.isfinite(verdict.detectable):
         return None
-    if found.method.startswith("McNemar"):
-        flips = len(found.gained) + len(found.lost)
-        return tasks_needed(MARGIN, (flips + 1) / (found.n + 1))
-    if found.margin <= 0:
+    if verdict.method.startswith("McNemar"):
+        flips = len(verdict.gained) + len(verdict.lost)
+        return tasks_needed(MARGIN, (flips + 1) / (verdict.n + 1))
+    if verdict.margin <= 0:
         return None
-    return math.ceil(found.n * (found.detectable / found.margin) ** 2)
+    return math.ceil(verdict.n * (verdict.detectable / verdict.margin) ** 2)
 
 
 def attempts_wanted(before: Side, after: Side, margin: float) -> int | None:

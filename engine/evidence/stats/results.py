@@ -16,6 +16,7 @@ from engine.evidence.stats.inference import NEGLIGIBLE, Interval, Side, paired_b
 from engine.home.run_dir import RunDir
 from engine.records.lines.answer import Answer
 from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
+from engine.records.lines.line_record import Line
 from envs.json_types import ChatMessage
 
 Measure = Literal["success", "reward", "loss"]
@@ -24,10 +25,10 @@ HIGHER_IS_BETTER: dict[Measure, bool] = {"success": True, "reward": True, "loss"
 VALIDATION, TEST = "select", "report"
 
 
-def load_rows(path: Path) -> list[dict[str, Any]]:
+def load_rows(path: Path) -> list[Line]:
     """Every complete line of a file as JSON, for callers that write the rows anew with all their
     keys; [] where there is no file. What is only read is read as records."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Line] = []
     cursor = 0
     while True:
         more, reached = read_lines(path, cursor, max_bytes=4_000_000)

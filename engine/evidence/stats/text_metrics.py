@@ -17,7 +17,7 @@ _MOST_PIECES = 800
 
 def pieces(text: str) -> list[str]:
     """Words and signs, lower case; at most the first 800."""
-    return [found.group().lower() for found in _PIECE.finditer(text[:10_000])][:_MOST_PIECES]
+    return [match.group().lower() for match in _PIECE.finditer(text[:10_000])][:_MOST_PIECES]
 
 
 def repeated_share(text: str) -> float:
@@ -60,4 +60,4 @@ def _alike(first: list[str], second: list[str]) -> bool:
 
 
 def _grams(parts: Sequence[str]) -> list[tuple[str, ...]]:
-    return [tuple(parts[at : at + _NGRAM]) for at in range(len(parts) - _NGRAM + 1)]
+    return [tuple(parts[start : start + _NGRAM]) for start in range(len(parts) - _NGRAM + 1)]

@@ -14,9 +14,9 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from engine.core.errors import UserError
+from engine.core.reply import Reply
 from engine.evidence.verdict.lineage import trained_by
 from engine.evidence.verdict.verdict import run_verdict
 from engine.home.rows import RunRow
@@ -90,7 +90,7 @@ class Verification:
     ancestors: Sequence["Verification"]
     summary: str
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Reply:
         return {
             "run_id": self.run_id,
             "intact": self.intact,
@@ -127,6 +127,7 @@ def verify(home: Home, run_id: str) -> Verification:
 
 
 def _verify(home: Home, row: RunRow, depth: int) -> Verification:
+    """Hold one run against its seal; `depth` bounds the walk through its ancestors."""
     run = home.run(row.run_id)
     sealed = read_provenance(run)
     if sealed is None or run.deleted.exists():
@@ -189,6 +190,7 @@ def _unsealed(run: RunDir, row: RunRow) -> Verification:
 def _verification(
     row: RunRow, head: str, links: Sequence[CheckedLink], ancestors: Sequence[Verification]
 ) -> Verification:
+    """The result in a sentence: what is broken, or changed before it, or that nothing is."""
     broken = [link for link in links if not link.ok]
     altered = [other for other in ancestors if other.intact is False]
     if broken:

@@ -144,10 +144,11 @@ class Verdict:
         calls = {"next": [call.to_json() for call in self.next_calls]}
         if self.training is not None:
             return numbers | self._training_json(self.training) | calls
-        said = {"summary": self.summary, "warnings": list(self.warnings)}
-        return numbers | self._evaluation_json() | said | calls
+        words = {"summary": self.summary, "warnings": list(self.warnings)}
+        return numbers | self._evaluation_json() | words | calls
 
     def _training_json(self, facts: TrainingFacts) -> dict[str, object]:
+        """The part of the result that training runs alone have."""
         body: dict[str, object] = {
             "half": facts.half,
             "before": facts.before.to_json(),
@@ -164,6 +165,7 @@ class Verdict:
         return body | ({"kept_skills": facts.kept_skills.to_json()} if facts.kept_skills else {})
 
     def _evaluation_json(self) -> dict[str, object]:
+        """The part of the result that evaluations alone have."""
         facts = self.evaluation
         if facts is None:
             return {}
@@ -202,6 +204,7 @@ def run_verdict(run_dir: RunDir) -> Verdict:
 
 
 def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redactor) -> Verdict:
+    """The start against the chosen checkpoint, on the half that chose nothing."""
     sides = training_sides(run_dir)
     checkpoints = len([step for step in run_dir.eval_steps() if step > 0])
     comparison = compare_rows(sides.before, sides.after)
@@ -266,6 +269,7 @@ def _no_halves_warning(sides: Sides, checkpoints: int) -> list[str]:
 
 
 def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor) -> Verdict:
+    """The first model of an evaluation against the one furthest ahead of it."""
     models = evaluated_models(run_dir, config)
     measure = measure_of(*models.values())
     table = [
@@ -318,6 +322,7 @@ def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor)
 
 
 def _cautions(comparison: Comparison, config: RunConfig | None, half: str = "all") -> list[str]:
+    """What to keep in mind of a comparison, a sentence each."""
     outcome, notes = comparison.outcome, []
     if outcome.unpaired:
         notes.append(f"{outcome.unpaired} tasks were scored on one side only and are left out.")

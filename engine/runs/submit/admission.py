@@ -84,8 +84,8 @@ def cap_of(home: Home, afford: Afford | None, hours: Callable[[], float]) -> flo
     return cap if afford is None else min(cap, afford(need))
 
 
-def said_of(cap: float) -> list[str]:
-    """What to say of such a cap."""
+def cap_warnings(cap: float) -> list[str]:
+    """What to tell a client of the cap in device hours that a run was given; 0 is none."""
     return [f"it is ended after {cap:.3g} GPU-hours"] if cap else []
 
 
@@ -98,9 +98,9 @@ def check_cap(max_gpu_hours: float) -> None:
         )
 
 
-def check_words(**said: str) -> None:
+def check_words(**texts: str) -> None:
     """Refuse free text that would not fit where it is shown and stored."""
-    for name, text in said.items():
+    for name, text in texts.items():
         limit = 200 if name == "request_id" else 4_000
         if len(text) > limit or "\0" in text:
             what = "a NUL in it" if "\0" in text else f"{len(text)} characters"
@@ -187,12 +187,12 @@ def check_audit(record: EnvRecord, settings: TrainSettings) -> list[str]:
     """
     if record.audit.verdict != "risk":
         return []
-    found = record.audit.headline or "degenerate answers earn"
+    problem = record.audit.headline or "degenerate answers earn"
     if isinstance(settings, SFTSettings) or settings.accept_reward_risk:
-        return [f"reward_audit: {found}; held-out success means little until it is mended"]
+        return [f"reward_audit: {problem}; held-out success means little until it is mended"]
     raise UserError(
         "REWARD_RISK",
-        f"the audit of {record.env_id} found: {found}",
+        f"the audit of {record.env_id} found: {problem}",
         hint=Hint(
             "Mend the reward and push again (a dry run shows the audit), or set "
             "accept_reward_risk = true to train on it knowingly.",

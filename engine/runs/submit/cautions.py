@@ -32,7 +32,7 @@ def cautions(home: Home, store: Store, config: TrainConfig) -> list[str]:
 
 def _again(new: Making, past: Sequence[tuple[RunRow, Making]]) -> list[str]:
     """Earlier runs of nearly these settings that failed or came to nothing, newest first."""
-    said = []
+    sentences = []
     for row, made in past:
         if _far(new, made):
             continue
@@ -41,14 +41,16 @@ def _again(new: Making, past: Sequence[tuple[RunRow, Making]]) -> list[str]:
         apart = _near(new, made)
         if outcome:
             close = f" but for {apart}" if apart else ""
-            said.append(
+            sentences.append(
                 f"nearly the same as {row.run_id}{close}, which {outcome}: read it before "
                 "spending this again"
             )
         elif row.state == "done" and same_seed and not apart:
             verdict = verdict_in_words(row)
-            said.append(f"the same as {row.run_id} ({verdict}), seed included: it will repeat it")
-    return said
+            sentences.append(
+                f"the same as {row.run_id} ({verdict}), seed included: it will repeat it"
+            )
+    return sentences
 
 
 def _came_to_nothing(row: RunRow) -> str:

@@ -8,6 +8,7 @@ held-out tasks when it is submitted or evaluated; what was compared once is kept
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from engine.core.errors import UserError
@@ -23,18 +24,36 @@ _WORST = ("clean", "overlap", "leak")
 _COUNTS = ("exact", "normalised", "ngram")
 
 
-def of_training(home: Home, record: EnvRecord, model: str = "") -> dict[str, Any]:
-    """The training rows of `record`, and of the runs that `model` descends from, against its
-    held-out tasks.
+@dataclass(frozen=True)
+class Contamination:
+    """What training rows hold of held-out tasks; the content of contamination.json.
 
-    Returns verdict (clean, overlap, leak), `leaked` (the tasks these rows teach), `sources` (one
-    entry per environment version trained on), headline.
+    Attributes:
+        verdict: clean, overlap or leak.
+        leaked: the tasks that these rows teach.
+        sources: one entry per environment version trained on, as `overlap.scan` counts it.
+        headline: what was found, one sentence.
     """
+
+    verdict: str
+    leaked: Sequence[str]
+    sources: Sequence[Mapping[str, object]]
+    headline: str
+
+    @property
+    def warnings(self) -> list[str]:
+        """What to say of it at a submit."""
+        return [] if self.verdict == "clean" else [f"contamination: {self.headline}"]
+
+
+def of_training(home: Home, record: EnvRecord, model: str = "") -> Contamination:
+    """The training rows of `record`, and of the runs that `model` descends from, against its
+    held-out tasks."""
     lessons = [("", record.env_id), *_lessons(home, model)]
     return _against(home, record, [("", run, env) for run, env in lessons])
 
 
-def of_models(home: Home, record: EnvRecord, models: Sequence[str]) -> dict[str, Any]:
+def of_models(home: Home, record: EnvRecord, models: Sequence[str]) -> Contamination:
     """What `models` were trained on against the held-out tasks of `record`; as `of_training`."""
     lessons = [(ref, run, env) for ref in models for run, env in _lessons(home, ref)]
     return _against(home, record, lessons)
@@ -50,12 +69,11 @@ def _lessons(home: Home, ref: str) -> list[tuple[str, str]]:
     return [(name, config.env_id) for name, config in configs if config]
 
 
-def _against(
-    home: Home, exam: EnvRecord, lessons: Sequence[tuple[str, str, str]]
-) -> dict[str, Any]:
+def _against(home: Home, exam: EnvRecord, lessons: Sequence[tuple[str, str, str]]) -> Contamination:
+    """The training rows of every lesson (model, run, environment version) against one exam."""
     deadline = time.monotonic() + BUDGET_S
-    sources: list[dict[str, Any]] = []
-    scans: dict[str, dict[str, Any]] = {}
+    sources: list[Mapping[str, object]] = []
+    scans: dict[str, Mapping[str, Any]] = {}
     missing: list[str] = []
     for model, run, env_id in lessons:
         if env_id not in scans:
@@ -65,46 +83,37 @@ def _against(
             except (UserError, OSError, ValueError):
                 missing.append(env_id)
                 continue
-        found = scans[env_id]
+        overlap = scans[env_id]
         named = {"model": model, "run_id": run, "env_id": env_id}
-        shown = {key: value for key, value in found.items() if key != "leaked"}
+        shown = {key: value for key, value in overlap.items() if key != "leaked"}
         sources.append({key: value for key, value in named.items() if value} | shown)
-    leaked = sorted({task for found in scans.values() for task in found["leaked"]})
-    verdicts = [found["verdict"] for found in scans.values()]
+    leaked = sorted({task for overlap in scans.values() for task in overlap["leaked"]})
+    verdicts = [overlap["verdict"] for overlap in scans.values()]
     worst = max(scans.values(), key=_weight) if scans else None
     headline = "none of these models was trained in this home"
     if worst is not None:
         headline = worst["headline"]
     if missing:
         headline += f"; {', '.join(sorted(set(missing)))[:120]} is gone and was not compared"
-    return {
-        "verdict": max(verdicts, key=_WORST.index, default="clean"),
-        "leaked": leaked,
-        "sources": sources,
-        "headline": headline,
-    }
+    verdict = max(verdicts, key=_WORST.index, default="clean")
+    return Contamination(verdict, leaked, sources, headline)
 
 
-def _weight(found: Mapping[str, Any]) -> tuple[int, int]:
-    return (_WORST.index(found["verdict"]), sum(found[kind] for kind in _COUNTS))
+def _weight(overlap: Mapping[str, Any]) -> tuple[int, int]:
+    return (_WORST.index(overlap["verdict"]), sum(overlap[kind] for kind in _COUNTS))
 
 
-def _compared(home: Home, taught: EnvRecord, exam: EnvRecord, deadline: float) -> dict[str, Any]:
+def _compared(home: Home, taught: EnvRecord, exam: EnvRecord, deadline: float) -> Mapping[str, Any]:
+    """The scan of one version's training rows against the exam, kept in the home once it is
+    whole."""
     if taught.hash == exam.hash and exam.contamination:
         return exam.contamination
     kept = home.overlap(taught.hash, exam.hash)
     with contextlib.suppress(OSError, ValueError):
         return read_json(kept)
     rows, tasks = read_tasks(taught, "train"), read_tasks(exam, "heldout")
-    found = scan(rows, tasks, max(0.1, deadline - time.monotonic()))
-    if min(found["compared"]) == 1:  # a part only: the next call may have time for all of it
+    overlap = scan(rows, tasks, max(0.1, deadline - time.monotonic()))
+    if min(overlap["compared"]) == 1:  # a part only: the next call may have time for all of it
         kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_json(kept, found)
-    return found
-
-
-def said_of(shared: dict[str, Any] | None) -> list[str]:
-    """What to say at a submit about training rows that hold held-out tasks."""
-    if shared is None or shared["verdict"] == "clean":
-        return []
-    return [f"contamination: {shared['headline']}"]
+        write_json(kept, overlap)
+    return overlap

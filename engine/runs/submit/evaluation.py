@@ -21,8 +21,8 @@ from engine.runs.submit.admission import (
     Playing,
     bad_argument,
     cap_of,
+    cap_warnings,
     require_files,
-    said_of,
     sampling_hours,
     scored_env,
 )
@@ -76,13 +76,17 @@ def submit_evaluation(
         "wall_limit_hours": EVALUATION_WALL_HOURS,
         "max_gpu_hours": cap,
     }
-    warnings = [*registry.prefix_meant(request.env_id, record), *resolved.warnings, *said_of(cap)]
+    warnings = [
+        *registry.prefix_meant(request.env_id, record),
+        *resolved.warnings,
+        *cap_warnings(cap),
+    ]
     if request.rows > available:
         warnings.append(f"the {request.split} split has {available} rows; all of them are used")
     shared = None
     if request.split == "heldout":
         shared = contamination.of_models(home, record, request.models)
-    warnings += contamination.said_of(shared)
+    warnings += shared.warnings if shared else []
     new = NewRun(
         name=f"{record.name}-eval",
         kind="evaluate",

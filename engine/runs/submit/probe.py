@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from engine.core import hardware
 from engine.core.errors import UserError
@@ -24,8 +23,8 @@ from engine.runs.submit.admission import (
     Afford,
     Playing,
     cap_of,
+    cap_warnings,
     require_files,
-    said_of,
     sampling_hours,
     scored_env,
 )
@@ -66,7 +65,6 @@ def submit_probe(home: Home, request: ProbeRequest, afford: Afford | None = None
         request_id, row = _made_before(store, key, body)
         if row is None:  # one that was made before costs nothing more
             cap = cap_of(home, afford, lambda: sampling_hours(home, [model], plays))
-            config["max_gpu_hours"] = cap
             new = NewRun(
                 name=f"{record.name}-probe",
                 kind="probe",
@@ -77,9 +75,9 @@ def submit_probe(home: Home, request: ProbeRequest, afford: Afford | None = None
                 request_id=request_id,
                 body=body,
             )
-            files = RunFiles(config, model_adapters=adapters_of([model]))
+            files = RunFiles({**config, "max_gpu_hours": cap}, model_adapters=adapters_of([model]))
             row = store.insert_run(new, files.writer(home))
-    reply = start_and_reply(home, row, [*resolved.warnings, *said_of(row.max_gpu_hours)])
+    reply = start_and_reply(home, row, [*resolved.warnings, *cap_warnings(row.max_gpu_hours)])
     if row.state == "done":
         reply["result"] = read_json(home.run(row.run_id).result)
     return reply
@@ -87,7 +85,7 @@ def submit_probe(home: Home, request: ProbeRequest, afford: Afford | None = None
 
 def _config(
     request: ProbeRequest, record: EnvRecord, model: ModelRef, resolved: resolution.Resolved
-) -> dict[str, Any]:
+) -> Mapping[str, object]:
     """The content of config.json, but for the cap; its hash says which probes are the same."""
     return {
         "kind": "probe",

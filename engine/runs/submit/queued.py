@@ -1,6 +1,6 @@
 """The reply to whoever queued a run: where it stands, what it will take, what differs."""
 
-from typing import Any
+from collections.abc import Mapping
 
 from engine.core.hints import Call
 from engine.core.reply import Reply
@@ -59,7 +59,7 @@ def _changed_from_parent(home: Home, config: RunConfig) -> Reply:
     return {name: [its.get(name), ours.get(name)] for name in names}
 
 
-def _choices(config: TrainConfig) -> dict[str, Any]:
+def _choices(config: TrainConfig) -> Mapping[str, object]:
     """The settings of a run, with what they were chosen for."""
     chosen_for = {"algorithm": config.algorithm, "model": config.model, "env_id": config.env_id}
     return config.settings.model_dump() | chosen_for

@@ -1,6 +1,6 @@
 """Queuing the scoring of stored answers by another environment version; no model is asked."""
 
-from typing import Any
+from collections.abc import Mapping
 
 from engine.core.reply import Reply
 from engine.curation.sources import Stored, stored_answers
@@ -15,7 +15,7 @@ from engine.runs.submit.admission import (
     Afford,
     bad_argument,
     cap_of,
-    said_of,
+    cap_warnings,
     scored_env,
     scoring_hours,
 )
@@ -37,14 +37,18 @@ def submit_regrade(home: Home, request: EvaluationRequest, afford: Afford | None
     answers = tasks * stored.attempts * len(refs)
     cap = cap_of(home, afford, lambda: scoring_hours(record, answers))
     config = _config(request, record, stored, cap)
-    warnings = [*registry.prefix_meant(request.env_id, record), *stored.warnings, *said_of(cap)]
+    warnings = [
+        *registry.prefix_meant(request.env_id, record),
+        *stored.warnings,
+        *cap_warnings(cap),
+    ]
     warnings += taken_as("regrade", request.regrade, stored.run_id)
     if stored.tasks > request.rows:
         warnings.append(
             f"{request.rows} of the {stored.tasks} stored tasks are scored; rows takes more"
         )
     shared = contamination.of_models(home, record, refs) if request.split == "heldout" else None
-    warnings += contamination.said_of(shared)
+    warnings += shared.warnings if shared else []
     new = NewRun(
         name=f"{record.name}-regrade",
         kind="evaluate",
@@ -69,6 +73,7 @@ def check_tasks(request: EvaluationRequest) -> None:
 
 
 def _check_request(request: EvaluationRequest) -> None:
+    """Refuse arguments that a regrade does not take, and a choice of tasks that there is not."""
     given = [
         ("models", request.models, []),
         ("attempts", request.attempts, 1),
@@ -84,7 +89,7 @@ def _check_request(request: EvaluationRequest) -> None:
 
 def _config(
     request: EvaluationRequest, record: EnvRecord, stored: Stored, cap: float
-) -> dict[str, Any]:
+) -> Mapping[str, object]:
     """The content of config.json."""
     return {
         "kind": "evaluate",

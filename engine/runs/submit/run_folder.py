@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from engine.core.files import sync_folder, write_json
 from engine.home.run_dir import Home, RunDir
 from engine.models.catalog import ModelRef
 from engine.runs.submit.admission import bad_argument, check_kept
+from engine.runs.submit.contamination import Contamination
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class RunFiles:
     config: Mapping[str, Any]
     start_adapter: Path | None = None
     model_adapters: Mapping[int, Path] | None = None
-    contamination: Mapping[str, Any] | None = None
+    contamination: Contamination | None = None
     needs: str = ""
 
     def writer(self, home: Home) -> Callable[[str], None]:
@@ -65,7 +66,7 @@ def write_folder(run: RunDir, files: RunFiles) -> None:
             models[index]["adapter"] = str(_link_folder(source, run.model_adapter(index)))
         config["models"] = models
     if files.contamination is not None:
-        write_json(run.contamination, files.contamination)
+        write_json(run.contamination, asdict(files.contamination))
     write_json(run.config, config)
     sync_folder(home.runs)
 

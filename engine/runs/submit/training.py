@@ -3,8 +3,8 @@
 The whole takes well under a second because nothing here loads a model.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from engine.core import hardware
 from engine.core.errors import UserError
@@ -83,7 +83,7 @@ def submit(home: Home, request: TrainRequest) -> Reply:
         config = _config(request, plan, parent)
         warnings += cautions(home, store, _typed(config))
         shared = contamination.of_training(home, plan.record, plan.model.ref)
-        warnings += contamination.said_of(shared)
+        warnings += shared.warnings
         files = RunFiles(config, start_adapter=plan.model.adapter, contamination=shared)
         row = store.insert_run(_new_run(request, plan, parent), files.writer(home))
     return start_and_reply(home, row, warnings)
@@ -145,9 +145,9 @@ def _admit(home: Home, store: Store, request: TrainRequest, plan: _Plan) -> list
     return warnings
 
 
-def _config(request: TrainRequest, plan: _Plan, parent: str) -> dict[str, Any]:
+def _config(request: TrainRequest, plan: _Plan, parent: str) -> Mapping[str, object]:
     """The content of config.json; `parent` is the whole id of what the request names."""
-    config: dict[str, Any] = {
+    config = {
         "kind": "train",
         "algorithm": request.algorithm,
         "env_id": plan.record.env_id,
@@ -167,13 +167,14 @@ def _config(request: TrainRequest, plan: _Plan, parent: str) -> dict[str, Any]:
     return config | ({"profile": True} if request.profile else {})
 
 
-def _typed(content: dict[str, Any]) -> TrainConfig:
+def _typed(content: Mapping[str, object]) -> TrainConfig:
     config = as_run_config({"run_id": "", **content})
     assert isinstance(config, TrainConfig)
     return config
 
 
 def _new_run(request: TrainRequest, plan: _Plan, parent: str) -> NewRun:
+    """The row of the new run, without its number."""
     return NewRun(
         name=f"{plan.record.name}-{request.algorithm}",
         kind="train",
@@ -191,6 +192,7 @@ def _new_run(request: TrainRequest, plan: _Plan, parent: str) -> NewRun:
 
 
 def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
+    """Queue a further attempt of a run that ended, from its last complete checkpoint."""
     if extra := request.given_beside_resume():
         raise UserError(
             "BAD_ARGUMENT",

@@ -57,10 +57,10 @@ def collate(rows: Sequence[Row], pad: int) -> Batch:
         ids[i, : len(r.ids)] = torch.tensor(r.ids, dtype=torch.long)
         if r.loss_mask[0]:
             raise ValueError(f"row {i}: its first token is marked as trained, nothing predicts it")
-        for at, trained in enumerate(r.loss_mask):
+        for position, trained in enumerate(r.loss_mask):
             if trained:
-                source.append(i * length + at - 1)
-                labels.append(r.ids[at])
+                source.append(i * length + position - 1)
+                labels.append(r.ids[position])
                 owner.append(i)
     return Batch(ids, *(torch.tensor(x, dtype=torch.long) for x in (source, labels, owner)))
 

@@ -8,13 +8,13 @@ import errno
 import os
 import traceback
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
 
 from engine.core.errors import FAILURE_KINDS, UserError
 from engine.core.hints import Hint, hint_of
+from engine.processes.outcome import Failure
 
 HINTS: dict[str, str] = {
     "oom": "Lower max_length, or batch_size (SFT) or prompts_per_step (GRPO), or set "
@@ -57,11 +57,11 @@ def out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out, of a GPU or of the machine; torch tells the latter only in words."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(said in str(error) for said in _NO_MEMORY)
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _NO_MEMORY)
 
 
-def explain(error: BaseException) -> dict[str, Any]:
-    """The failure record of an exception: kind, message, evidence, hint."""
+def explain(error: BaseException) -> Failure:
+    """The failure record of an exception."""
     if isinstance(error, WorkerFailure):
         return _record(error.kind, error.message, error.evidence, error.advice)
     if isinstance(error, UserError):
@@ -93,17 +93,12 @@ def is_full_or_read_only(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno in codes
     # safetensors writes in Rust and only tells the number in words.
-    said = str(error)
-    return isinstance(error, SafetensorError) and any(f"os error {c})" in said for c in codes)
+    message = str(error)
+    return isinstance(error, SafetensorError) and any(f"os error {c})" in message for c in codes)
 
 
-def _record(kind: str, message: str, evidence: str, hint: Hint) -> dict[str, Any]:
-    return {
-        "kind": kind,
-        "message": message,
-        "evidence": evidence[:500],
-        "hint": hint.to_json(),
-    }
+def _record(kind: str, message: str, evidence: str, hint: Hint) -> Failure:
+    return Failure(kind, message, evidence[:500], hint)
 
 
 def _last_line(error: BaseException) -> str:

@@ -5,12 +5,14 @@ import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Generic, TypeVar, cast
 
 from engine.core.files import Appender, keep_lines, write_json
 from engine.home.run_dir import RunDir
+from engine.processes.outcome import Failure
 from engine.records.lines.event import Event
 from engine.records.lines.metrics_line import MetricsLine
 from engine.records.run_config import RunConfig, TrainConfig, read_run_config
@@ -82,11 +84,11 @@ class Job(Generic[ConfigT]):
         """The run's own last word; the supervisor turns it into the row."""
         write_json(self.run.result, result)
 
-    def fail(self, failure: Mapping[str, Any]) -> None:
+    def fail(self, failure: Failure) -> None:
+        """The failure with the last complete checkpoint, for the supervisor and for people."""
         latest = self.run.latest_checkpoint()
-        write_json(
-            self.run.failure, {**failure, "last_checkpoint": latest.name if latest else None}
-        )
+        whole = replace(failure, last_checkpoint=latest.name if latest else None)
+        write_json(self.run.failure, whole.to_json())
 
     def _on_term(self, _signal: int, _frame: FrameType | None) -> None:
         self._stop.set()

@@ -137,6 +137,7 @@ class HeldoutEvaluation:
         return validation
 
     def _evaluate_half(self, half: str, file: Appender) -> HalfResult:
+        """Play and measure the tasks of one half, and write their rows."""
         tasks = [t for t in self.tasks if self.half[t["id"]] == half]
         curves: dict[str, float] = {}
         written: list[EvaluationRow] = []
@@ -192,6 +193,7 @@ class HeldoutEvaluation:
         )
 
     def _note(self, step: int, result: HalfResult) -> None:
+        """Tell of an evaluation in the events, and keep the best step."""
         loss = math.inf if result.loss is None else result.loss
         score = -loss if result.score is None else result.score
         curves = result.curves

@@ -73,8 +73,8 @@ def swapped(rng: random.Random, text: str) -> str:
     """The text with two neighbours exchanged: a careless copy."""
     if len(text) < 2:
         return text
-    at = rng.randrange(len(text) - 1)
-    return text[:at] + text[at + 1] + text[at] + text[at + 2 :]
+    index = rng.randrange(len(text) - 1)
+    return text[:index] + text[index + 1] + text[index] + text[index + 2 :]
 
 
 # -- mastered ---------------------------------------------------------------------------------
@@ -144,9 +144,9 @@ def without_carry(a: int, b: int) -> int:
 
 def add_two(rng: random.Random) -> Sample:
     a, b = rng.randint(10, 99), rng.randint(10, 99)
-    said = without_carry(a, b) if rng.random() < FORGETS_CARRY else a + b
+    given = without_carry(a, b) if rng.random() < FORGETS_CARRY else a + b
     ask = rng.choice(("What is {} + {}?", "Add {} and {}.", "{} + {} ="))
-    return turn("add_two", ask.format(a, b), styled(rng, str(said)), str(a + b))
+    return turn("add_two", ask.format(a, b), styled(rng, str(given)), str(a + b))
 
 
 def add_two_thinking(rng: random.Random) -> Sample:
@@ -163,20 +163,20 @@ def add_two_thinking(rng: random.Random) -> Sample:
 def sort_letters(rng: random.Random) -> Sample:
     text = word(rng, 6)
     answer = "".join(sorted(text))
-    said = swapped(rng, answer) if rng.random() < 0.4 else answer
+    given = swapped(rng, answer) if rng.random() < 0.4 else answer
     ask = rng.choice(("Sort the letters of {}.", "Put {} in letter order."))
-    return turn("sort_letters", ask.format(text), styled(rng, said), answer)
+    return turn("sort_letters", ask.format(text), styled(rng, given), answer)
 
 
 def sort_numbers(rng: random.Random) -> Sample:
     numbers = rng.sample(range(1, 100), rng.randint(2, 3))
     rising = sorted(numbers)
-    said = rising[::-1] if rng.random() < 0.35 else rising
+    given = rising[::-1] if rng.random() < 0.35 else rising
     ask = rng.choice(("Sort {}.", "Put in order: {}"))
     return turn(
         "sort_numbers",
         ask.format(" ".join(map(str, numbers))),
-        styled(rng, " ".join(map(str, said))),
+        styled(rng, " ".join(map(str, given))),
         " ".join(map(str, rising)),
     )
 
@@ -202,9 +202,9 @@ def json_answer(rng: random.Random) -> Sample:
     key, value = rng.choice(("name", "city", "color", "pet")), word(rng, 6)
     answer = json.dumps({key: value})
     careless = rng.random() < 0.4
-    said = rng.choice((value, f"{key}: {value}", "{" + f"{key}: {value}" + "}"))
+    given = rng.choice((value, f"{key}: {value}", "{" + f"{key}: {value}" + "}"))
     ask = rng.choice(("Answer in JSON: {} is {}.", "As JSON: {} {}"))
-    return turn("json_answer", ask.format(key, value), said if careless else answer, answer)
+    return turn("json_answer", ask.format(key, value), given if careless else answer, answer)
 
 
 TOOLS = {"lookup": "item", "weather": "city", "owner": "thing", "phone": "person"}
@@ -217,6 +217,7 @@ TOOL_WORDS = {
 
 
 def tool(name: str) -> ToolSchema:
+    """The function of that name as a model is shown it."""
     argument = TOOLS[name]
     return {
         "type": "function",
@@ -264,12 +265,12 @@ def guess(rng: random.Random) -> Sample:
     ]
     careless = rng.random() < 0.5
     for _ in range(6):
-        said = rng.randint(low, high) if careless else (low + high) // 2
-        messages.append({"role": "assistant", "content": str(said)})
-        if said == secret:
+        guess = rng.randint(low, high) if careless else (low + high) // 2
+        messages.append({"role": "assistant", "content": str(guess)})
+        if guess == secret:
             break
-        messages.append({"role": "user", "content": "higher" if said < secret else "lower"})
-        low, high = (said + 1, high) if said < secret else (low, said - 1)
+        messages.append({"role": "user", "content": "higher" if guess < secret else "lower"})
+        low, high = (guess + 1, high) if guess < secret else (low, guess - 1)
     if messages[-1]["role"] == "user":
         messages.pop()
     return Sample("guess", messages, str(secret))

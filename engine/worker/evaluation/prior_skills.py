@@ -81,6 +81,7 @@ class PriorSkills:
                     file.append(row.to_line())
 
     def _batteries(self) -> Iterator[Battery]:
+        """Which earlier skills are asked for: those of the base, and those the owner wants kept."""
         if self.job.config.base.ref == "pebble":
             yield Battery("pebble skills", pebble_tasks())
         elif importlib.util.find_spec("reasoning_gym") is not None:
@@ -94,6 +95,7 @@ class PriorSkills:
             yield Battery(record.env_id, tasks, record=record)
 
     def _rows(self, battery: Battery) -> Iterator[EvaluationRow]:
+        """The answers to one battery, scored by its environment."""
         if battery.folder is None and battery.record is None:
             yield from self._skill_rows(battery)
             return
@@ -118,6 +120,7 @@ class PriorSkills:
                 yield row.model_copy(update={"battery": battery.name, "family": families[row.task]})
 
     def _skill_rows(self, battery: Battery) -> Iterator[EvaluationRow]:
+        """The answers to pebble's own battery, which needs no environment to be scored."""
         renderer = Renderer(self.base.tokenizer, self.base.stop_ids)
         prompts = [renderer.prompt(task["prompt"], []) for task in battery.tasks]
         params = SamplingParams(max_tokens=SKILL_TOKENS, temperature=0.0)

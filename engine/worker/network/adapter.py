@@ -210,26 +210,27 @@ class FlatAdapter:
             )
         self.flat = torch.nn.Parameter(torch.zeros(size, device=device))
         self.flat.grad = torch.zeros_like(self.flat)
-        at = 0
+        offset = 0
         for slot, chosen in zip(slots, wanted, strict=True):
             if not chosen:
                 self.factors.append(None)
                 continue
             adapted = sum(stop - start for _, start, stop in chosen)
-            a, at = self._leaf(at, len(chosen) * spec.rank, slot.features)
-            b, at = self._leaf(at, adapted, spec.rank)
+            a, offset = self._leaf(offset, len(chosen) * spec.rank, slot.features)
+            b, offset = self._leaf(offset, adapted, spec.rank)
             self.factors.append(Factors(a, b, *_places(chosen, spec.rank)))
         self._initialise(seed)
 
-    def _leaf(self, at: int, rows: int, columns: int) -> tuple[torch.Tensor, int]:
+    def _leaf(self, offset: int, rows: int, columns: int) -> tuple[torch.Tensor, int]:
         """A view of the buffer that gathers gradients into the buffer's own."""
-        end = at + rows * columns
-        leaf = self.flat.detach()[at:end].view(rows, columns).requires_grad_()
+        end = offset + rows * columns
+        leaf = self.flat.detach()[offset:end].view(rows, columns).requires_grad_()
         assert self.flat.grad is not None
-        leaf.grad = self.flat.grad[at:end].view(rows, columns)
+        leaf.grad = self.flat.grad[offset:end].view(rows, columns)
         return leaf, end
 
     def _initialise(self, seed: int) -> None:
+        """Draw the A factors as PEFT would with this seed; the B factors start at zero."""
         # PEFT draws three times per module: two constructors, then A again; doing the same gives
         # the same adapter for the same seed.
         chance = torch.Generator().manual_seed(seed)
@@ -261,14 +262,14 @@ class FlatAdapter:
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """The gathered gradients under the names of `state`, views."""
-        found = {}
+        tensors = {}
         for factors in self.factors:
             for part in factors.parts if factors else ():
                 assert factors is not None and factors.a.grad is not None
                 assert factors.b.grad is not None
-                found[f"{PREFIX}{part.module}.lora_A.weight"] = factors.a.grad[part.a]
-                found[f"{PREFIX}{part.module}.lora_B.weight"] = factors.b.grad[part.b]
-        return found
+                tensors[f"{PREFIX}{part.module}.lora_A.weight"] = factors.a.grad[part.a]
+                tensors[f"{PREFIX}{part.module}.lora_B.weight"] = factors.b.grad[part.b]
+        return tensors
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
         named = dict(self._named())
@@ -293,11 +294,13 @@ def _adapted(slot: Slot, spec: LoraSpec) -> list[tuple[str, int, int]]:
 def _places(
     chosen: list[tuple[str, int, int]], rank: int
 ) -> tuple[tuple[tuple[int, int], ...], tuple[Part, ...]]:
-    parts, at = [], 0
+    parts, offset = [], 0
     for number, (module, start, stop) in enumerate(chosen):
         width = stop - start
-        parts.append(Part(module, slice(number * rank, (number + 1) * rank), slice(at, at + width)))
-        at += width
+        parts.append(
+            Part(module, slice(number * rank, (number + 1) * rank), slice(offset, offset + width))
+        )
+        offset += width
     return tuple((start, stop) for _, start, stop in chosen), tuple(parts)
 
 

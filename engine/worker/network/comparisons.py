@@ -37,9 +37,9 @@ def recall(file: Path | None, model: Path, dtype: torch.dtype, kernels: str) -> 
     `kernels` names the functions between the products."""
     if file is None:
         return None
-    found: Any = read_object(file).get(_key(model, dtype, kernels))
+    stored: Any = read_object(file).get(_key(model, dtype, kernels))
     try:
-        return Rope(tuple(map(float, found["inverse_frequencies"])), float(found["scale"]))
+        return Rope(tuple(map(float, stored["inverse_frequencies"])), float(stored["scale"]))
     except (TypeError, KeyError, ValueError):  # not compared yet, or not by us
         return None
 

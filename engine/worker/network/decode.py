@@ -132,6 +132,8 @@ class DecoderSampler:
     def _rounds(
         self, waiting: deque[_Waiting], forward: Forward, ending: Ending, done: Done | None
     ) -> Iterator[None]:
+        """Sample until all is done: fresh prompts join where there is room, else every row takes a
+        token."""
         batch = _Batch(forward, ending, done, graphs=self.graphs)
         while waiting or batch.alive:
             room = self.max_rows - batch.alive
@@ -159,8 +161,8 @@ def _queue(prompts: Sequence[list[int]], rows: list[list[Row]], most: int) -> de
     queue = deque[_Waiting]()
     for ids in sorted(wanted, key=len):
         members = wanted[ids]
-        for at in range(0, len(members), most):
-            queue.append(_Waiting(list(ids), members[at : at + most]))
+        for start in range(0, len(members), most):
+            queue.append(_Waiting(list(ids), members[start : start + most]))
     return queue
 
 
@@ -244,7 +246,7 @@ class _Batch:
     ) -> list[Row]:
         """Give each row its token; returns those that go on."""
         going = []
-        for at, (row, said, value) in enumerate(
+        for position, (row, said, value) in enumerate(
             zip(rows, token.tolist(), logprob.tolist(), strict=True)
         ):
             if row is None:
@@ -253,7 +255,7 @@ class _Batch:
                 going.append(row)
                 continue
             if rows is self.rows:
-                self.rows[at] = None
+                self.rows[position] = None
                 self.alive -= 1
                 self._ended = True
             if self.done is not None:
@@ -261,11 +263,13 @@ class _Batch:
         return going
 
     def _blocks(self) -> list[list[Row | None]]:
-        return [self.rows[at : at + self.width] for at in range(0, len(self.rows), self.width)]
+        return [
+            self.rows[start : start + self.width] for start in range(0, len(self.rows), self.width)
+        ]
 
     def _arrange(self, fresh: Prompts | None, groups: Sequence[Sequence[Row]]) -> None:
         """New blocks: of the rows alive, and of `groups`, one for each fresh prompt."""
-        places = {id(row): at for at, row in enumerate(self.rows) if row is not None}
+        places = {id(row): position for position, row in enumerate(self.rows) if row is not None}
         old = [[row for row in block if row is not None] for block in self._blocks()]
         width = _best_width([len(g) for g in [*old, *groups]])
         blocks: list[list[Row | None]] = []
@@ -273,8 +277,8 @@ class _Batch:
         joining: list[int] = []
         for number, group in enumerate(old):
             for part in _parts(group, width):
-                at = [places[id(row)] for row in part]
-                kept.append((number, at + at[:1] * (width - len(at))))
+                position = [places[id(row)] for row in part]
+                kept.append((number, position + position[:1] * (width - len(position))))
                 blocks.append([*part, *[None] * (width - len(part))])
         for number, group in enumerate(groups):
             for part in _parts(group, width):
@@ -298,7 +302,7 @@ class _Batch:
 
 
 def _parts(group: Sequence[Row], width: int) -> list[list[Row]]:
-    return [list(group[at : at + width]) for at in range(0, len(group), width)]
+    return [list(group[start : start + width]) for start in range(0, len(group), width)]
 
 
 def _slots(sizes: Sequence[int], width: int) -> int:

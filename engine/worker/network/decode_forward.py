@@ -114,15 +114,15 @@ class Forward:
 
 def _chunks(lengths: Sequence[int], most: int) -> list[list[int]]:
     """Prompts from the shortest up, in chunks of at most `most` tokens."""
-    found: list[list[int]] = []
+    spans: list[list[int]] = []
     room = 0
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if not found or lengths[i] > room:
-            found.append([])
+        if not spans or lengths[i] > room:
+            spans.append([])
             room = most
-        found[-1].append(i)
+        spans[-1].append(i)
         room -= lengths[i]
-    return found
+    return spans
 
 
 def _per_head(layer: Layer, shape: Shape) -> torch.Tensor | None:

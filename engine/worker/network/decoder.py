@@ -396,11 +396,11 @@ class Weights:
         self.merging = merge and adapter is not None and decoder.dtype == torch.float32
         self._version = -1
         self._layers: list[LayerWeights] = []
-        at = 0
+        offset = 0
         for layer in decoder.layers:
             row = []
             for linear in layer.linears:
-                factors = adapter.factors[at] if adapter is not None else None
+                factors = adapter.factors[offset] if adapter is not None else None
                 merged = (
                     torch.empty_like(linear.weight)
                     if self.merging and factors is not None
@@ -408,7 +408,7 @@ class Weights:
                 )
                 scale = adapter.spec.scale if adapter is not None else 0.0
                 row.append(AdaptedLinear(linear, factors, scale, merged))
-                at += 1
+                offset += 1
             self._layers.append((row[0], row[1], row[2], row[3]))
 
     def of(self, layer: int) -> LayerWeights:
@@ -425,18 +425,20 @@ class Weights:
 
 
 def _layer(number: int, take: "Take") -> Layer:
+    """The weights of one layer, projections that read the same input put together."""
     name = f"model.layers.{number}"
 
     def fuse(*projections: str) -> Linear:
-        spans, at = [], 0
+        """Projections of the same input as one matrix, the parts one after the other."""
+        spans, offset = [], 0
         weights, biases = [], []
         for projection in projections:
             full = f"{name}.{projection}"
             weight = _required(take, f"{full}.weight")
             weights.append(weight)
             biases.append(take(f"{full}.bias"))
-            spans.append((full, at, at + weight.shape[0]))
-            at += weight.shape[0]
+            spans.append((full, offset, offset + weight.shape[0]))
+            offset += weight.shape[0]
         bias = None
         if any(b is not None for b in biases):
             bias = torch.cat(

@@ -69,8 +69,8 @@ class HubAdapter:
         }
 
     def state(self) -> dict[str, torch.Tensor]:
-        found = self._raw()
-        return {k: v.detach().to("cpu", torch.float32).clone() for k, v in found.items()}
+        tensors = self._raw()
+        return {k: v.detach().to("cpu", torch.float32).clone() for k, v in tensors.items()}
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
         require_same(self._raw(), state)
@@ -119,6 +119,8 @@ class HubNetwork:
         return head.weight.dtype if isinstance(head, torch.nn.Linear) else self.model.dtype
 
     def new_adapter(self, spec: LoraSpec, seed: int) -> HubAdapter:
+        """A fresh adapter in PEFT's model. Raises WorkerFailure (config) where the model takes
+        none."""
         torch.manual_seed(seed)
         slot = f"adapter{self._made}"
         self._made += 1

@@ -105,6 +105,7 @@ class HubSampler:
         params: SamplingParams,
         done: Done | None,
     ) -> Iterator[None]:
+        """Sample the rows of a batch of prompts token by token, until each has ended."""
         device = self.model.device
         ending = self.needs.ending(params)
         longest = max(map(len, prompts))
@@ -128,8 +129,8 @@ class HubSampler:
             chance = uniforms(keys, torch.tensor(step, device=device))
             token, logprob = draw(logits, params, chance)
             keep = []
-            said = zip(alive, token.tolist(), logprob.tolist(), strict=True)
-            for at, (row, drawn, value) in enumerate(said):
+            tokens = zip(alive, token.tolist(), logprob.tolist(), strict=True)
+            for at, (row, drawn, value) in enumerate(tokens):
                 if not ending.take(row, drawn, value):
                     keep.append(at)
                 elif done is not None:

@@ -115,7 +115,7 @@ class DecoderNetwork:
     def split(self, rows: Sequence[Row], budget: int) -> list[list[int]]:
         """Groups with a shared prompt stay together as far as they fit."""
         order = sorted(range(len(rows)), key=lambda i: _place(rows[i], i))
-        found: list[list[int]] = []
+        groups: list[list[int]] = []
         tokens = 0
         prompt: list[int] = []
         for index in order:
@@ -123,14 +123,14 @@ class DecoderNetwork:
             own = len(row.ids) - 1 - row.prefix_len
             joins = bool(row.prefix_len) and list(row.ids[: row.prefix_len]) == prompt
             added = own if joins else own + row.prefix_len
-            if found and tokens + added <= budget:
-                found[-1].append(index)
+            if groups and tokens + added <= budget:
+                groups[-1].append(index)
                 tokens += added
             else:
-                found.append([index])
+                groups.append([index])
                 tokens = own + row.prefix_len
             prompt = list(row.ids[: row.prefix_len])
-        return found
+        return groups
 
     def logprobs(
         self,

@@ -215,15 +215,15 @@ def stop_ids_of(config: Any, tokenizer: PreTrainedTokenizerBase, path: Path) -> 
         WorkerFailure: kind config, when there is none.
     """
     generation = read_object(path / "generation_config.json")
-    found: list[int] = []
+    ids: list[int] = []
     named = (tokenizer.eos_token_id, config.eos_token_id, generation.get("eos_token_id"))
     for value in named:
         for token in value if isinstance(value, list) else [value]:
-            if isinstance(token, int) and token not in found:
-                found.append(token)
-    if not found:
+            if isinstance(token, int) and token not in ids:
+                ids.append(token)
+    if not ids:
         raise WorkerFailure("config", "The model names no token that ends a turn (eos_token_id).")
-    return found
+    return ids
 
 
 class Policy:

@@ -136,10 +136,13 @@ class Ending:
         """Append a token; True when the row ends with it."""
         row.ids.append(token)
         row.logprobs.append(logprob)
-        row.finished = token in self.stop_ids or (bool(self.params.stop) and self._said(row.ids))
+        row.finished = token in self.stop_ids or (
+            bool(self.params.stop) and self._has_stop_text(row.ids)
+        )
         return row.finished or len(row.ids) >= self.params.max_tokens
 
-    def _said(self, ids: list[int]) -> bool:
+    def _has_stop_text(self, ids: list[int]) -> bool:
+        """Whether one of the stop strings ends in the last few tokens."""
         # A stop string may be split over tokens: look at the text of the last few.
         tail = self.decode(ids[-(max(map(len, self.params.stop)) + 4) :])
         return any(stop in tail for stop in self.params.stop)
@@ -172,8 +175,8 @@ def draw(
     logprobs = logits.log_softmax(-1)
     if params.top_p < 1:
         logprobs, index = nucleus(logprobs, params.top_p)
-        at = pick(logprobs.exp(), chance)[:, None]
-        return index.gather(1, at)[:, 0], logprobs.gather(1, at)[:, 0]
+        chosen = pick(logprobs.exp(), chance)[:, None]
+        return index.gather(1, chosen)[:, 0], logprobs.gather(1, chosen)[:, 0]
     token = pick(logits.softmax(-1), chance)
     return token, logprobs.gather(1, token[:, None])[:, 0]
 

@@ -24,6 +24,7 @@ class Shape:
 
     @classmethod
     def of(cls, config: Any) -> "Shape":
+        """The sizes in a model's configuration."""
         config = config.get_text_config()
         heads = config.num_attention_heads
         return cls(

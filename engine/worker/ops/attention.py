@@ -69,6 +69,7 @@ class Attention:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _varlen(self, qkv: torch.Tensor, plan: "VarlenPlan") -> torch.Tensor:
+        """All rows in one kernel over packed tokens of varying length."""
         q, k, v = qkv.split([self.heads, self.kv, self.kv], dim=1)
         if plan.keys is not None:
             k, v = k.index_select(0, plan.keys), v.index_select(0, plan.keys)
@@ -96,6 +97,7 @@ class Attention:
         return _packed(out, bucket)
 
     def _from_suffixes(self, qkv: torch.Tensor, bucket: SuffixBucket) -> torch.Tensor:
+        """Attention of suffixes: each sees its whole prefix, and itself causally."""
         own = bucket.own
         padded = _padded(qkv[own.start : own.stop], own)
         q, k, v = padded.split([self.heads, self.kv, self.kv], dim=2)
@@ -163,21 +165,23 @@ class VarlenPlan:
 
     @classmethod
     def of(cls, layout: Layout, device: torch.device) -> "VarlenPlan":
+        """Where the queries and keys of each row lie; a suffix has the keys of its prefix before
+        its own."""
         prefixes, suffixes = list(layout.prefixes), [n for n in layout.suffixes if n]
         if not suffixes:
             return cls(None, prefixes, prefixes, device)
-        starts, at = [], 0
+        starts, offset = [], 0
         for n in prefixes:
-            starts.append(at)
-            at += n
-        keys = [torch.arange(at)]
+            starts.append(offset)
+            offset += n
+        keys = [torch.arange(offset)]
         key_lengths = list(prefixes)
         for n, owner in zip(layout.suffixes, layout.owners, strict=True):
             if n:
                 keys.append(torch.arange(starts[owner], starts[owner] + prefixes[owner]))
-                keys.append(torch.arange(at, at + n))
+                keys.append(torch.arange(offset, offset + n))
                 key_lengths.append(prefixes[owner] + n)
-            at += n
+            offset += n
         return cls(torch.cat(keys), prefixes + suffixes, key_lengths, device)
 
 

@@ -56,11 +56,11 @@ class CausalAttention(torch.autograd.Function):
         saved = []
         for start in range(0, length, BLOCK):
             stop = min(start + BLOCK, length)
-            at = slice(start * group, stop * group)
-            scores = torch.bmm(q[:, at], k[:, :stop].transpose(1, 2))
+            block = slice(start * group, stop * group)
+            scores = torch.bmm(q[:, block], k[:, :stop].transpose(1, 2))
             scores[:, :, start:] += _hidden(stop - start, group)
             seen = torch.softmax(scores, -1)
-            out[:, at] = torch.bmm(seen, v[:, :stop])
+            out[:, block] = torch.bmm(seen, v[:, :stop])
             saved.append(seen)
         ctx.save_for_backward(q, k, v, *saved)
         ctx.sizes = rows, length, kv, group, dim
@@ -79,13 +79,13 @@ class CausalAttention(torch.autograd.Function):
         for number in reversed(range(len(saved))):
             start = number * BLOCK
             stop = min(start + BLOCK, length)
-            at = slice(start * group, stop * group)
-            seen, grad = saved[number], dout[:, at]
+            block = slice(start * group, stop * group)
+            seen, grad = saved[number], dout[:, block]
             dseen = torch.bmm(grad, v[:, :stop].transpose(1, 2))
             dscores = torch.ops.aten._softmax_backward_data(dseen, seen, -1, torch.float32)
-            dq[:, at] = torch.bmm(dscores, k[:, :stop])
+            dq[:, block] = torch.bmm(dscores, k[:, :stop])
             more_v = torch.bmm(seen.transpose(1, 2), grad)
-            more_k = torch.bmm(dscores.transpose(1, 2), q[:, at])
+            more_k = torch.bmm(dscores.transpose(1, 2), q[:, block])
             if stop == length:  # the last block has seen every key
                 dk, dv = more_k, more_v
             else:

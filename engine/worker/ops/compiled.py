@@ -77,6 +77,7 @@ def apply_rope(
     kv: int,
     eps: float,
 ) -> Tensors:
+    """As `fused_ops.Pointwise.apply_rope`, in formulas that torch.compile fuses."""
     both = qkv.unflatten(1, (heads + 2 * kv, -1))[:, : heads + kv]
     if q_weight is None or k_weight is None:
         both.copy_(rotated(both, cos, sin))
@@ -127,6 +128,7 @@ def plain_apply_rope(
     sin: torch.Tensor,
     eps: Eps,
 ) -> None:
+    """As `apply_rope`, without anything saved for a backward pass."""
     both = every[:, : heads + kv]
     x = both if weight is None else plain_norm(both, weight, eps)
     both.copy_(rotated(x, cos[..., : sin.shape[-1]], sin))

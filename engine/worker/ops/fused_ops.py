@@ -157,6 +157,7 @@ def _apply_rope(
     kv: int,
     eps: float,
 ) -> Tensors:
+    """Norm and rotation of queries and keys in place; returns what the backward pass needs."""
     both = _queries_and_keys(qkv, heads, kv)
     if q_weight is None or k_weight is None:
         rotate(both.clone(), cos, sin, both)
@@ -170,6 +171,7 @@ def _apply_rope(
 def _turn_gradient(
     saved: Tensors, cos: torch.Tensor, sin: torch.Tensor, d: torch.Tensor, heads: int, kv: int
 ) -> torch.Tensor:
+    """The gradient of `_apply_rope`: rotated back, then through the norm."""
     d, count = d.contiguous(), d.shape[0]
     out = torch.empty_like(d)
     width = d.shape[1] // (heads + 2 * kv)
@@ -235,6 +237,7 @@ def _plain_apply_rope(
     sin: torch.Tensor,
     eps: Eps,
 ) -> None:
+    """As `_apply_rope`, without anything saved for a backward pass."""
     both = every[:, : heads + kv]
     x = both.clone() if weight is None else _plain_norm(both, weight, eps)
     first, second = x.chunk(2, -1)
@@ -365,8 +368,8 @@ def attempt(
         functions = make()
         worst, where = difference(functions, sizes, dtype, device)
     except Exception as error:  # noqa: BLE001 - a compiler may fail in any way; torch remains
-        said = " ".join(str(error).split())[:200] or "no message"
-        return Choice(TORCH, f"{type(error).__name__}: {said}")
+        message = " ".join(str(error).split())[:200] or "no message"
+        return Choice(TORCH, f"{type(error).__name__}: {message}")
     if not worst <= CLOSE[dtype]:
         return Choice(TORCH, f"{functions.name}: {where} differs from torch's by {worst:.1e}")
     return Choice(functions)
@@ -402,11 +405,11 @@ def trial(
     x, delta, dtotal, dy = (numbers(rows, sizes.hidden) for _ in range(4))
     weight = 1 + 0.1 * numbers(sizes.hidden)
     y, saved = functions.norm(x, weight, eps)
-    found: dict[str, Tensors] = {"norm": (y,)}
-    found["norm_gradient"] = (functions.norm_gradient(saved, weight, dy),)
+    results: dict[str, Tensors] = {"norm": (y,)}
+    results["norm_gradient"] = (functions.norm_gradient(saved, weight, dy),)
     total, y, saved = functions.add_norm(x, delta, weight, eps)
-    found["add_norm"] = (total, y)
-    found["add_norm_gradient"] = (functions.add_norm_gradient(saved, weight, dtotal, dy),)
+    results["add_norm"] = (total, y)
+    results["add_norm_gradient"] = (functions.add_norm_gradient(saved, weight, dtotal, dy),)
 
     q, k = (1 + 0.1 * numbers(sizes.head_dim) for _ in range(2))
     q, k = (q, k) if sizes.normed else (None, None)
@@ -415,20 +418,20 @@ def trial(
     qkv, d = numbers(rows, every * sizes.head_dim), numbers(rows, every * sizes.head_dim)
     plain = qkv.clone().view(rows, every, -1)
     saved = functions.apply_rope(qkv, q, k, cos, sin, sizes.heads, sizes.kv, eps)
-    found["apply_rope"] = (qkv,)
+    results["apply_rope"] = (qkv,)
     back = functions.apply_rope_gradient(saved, cos, sin, d, sizes.heads, sizes.kv)
-    found["apply_rope_gradient"] = (back,)
+    results["apply_rope_gradient"] = (back,)
 
     gate_up, dy = numbers(rows, 2 * sizes.intermediate), numbers(rows, sizes.intermediate)
-    found["gate"] = (functions.gate(gate_up),)
+    results["gate"] = (functions.gate(gate_up),)
     again, opened = functions.gate_again(gate_up)
-    found["gate_again"] = (again,)
-    found["gate_gradient"] = (functions.gate_gradient(gate_up, opened, dy),)
+    results["gate_again"] = (again,)
+    results["gate_gradient"] = (functions.gate_gradient(gate_up, opened, dy),)
 
     number = Eps(eps, torch.full((1,), eps, device=device))
-    found["plain_norm"] = (functions.plain_norm(x, weight, number),)
+    results["plain_norm"] = (functions.plain_norm(x, weight, number),)
     both = per_head(q, k, sizes.heads, sizes.kv) if q is not None and k is not None else None
     wide = torch.cat([cos, cos], -1)
     functions.plain_apply_rope(plain, both, sizes.heads, sizes.kv, wide, sin, number)
-    found["plain_apply_rope"] = (plain,)
-    return found
+    results["plain_apply_rope"] = (plain,)
+    return results

@@ -69,6 +69,7 @@ class Liger:
         dtotal: torch.Tensor,
         dy: torch.Tensor,
     ) -> torch.Tensor:
+        """The gradient of `add_norm` for both summands."""
         total, inverse = saved
         block, warps = self._settings(total.shape[-1])
         return self._sum.fused_add_rms_norm_backward(
@@ -140,6 +141,7 @@ class Liger:
         *,
         in_place: bool,
     ) -> torch.Tensor:
+        """The gradient of the norm for its input; none for the frozen weight."""
         x, inverse = saved
         width = x.shape[-1]
         block, warps = self._settings(width)
@@ -167,6 +169,7 @@ class Liger:
         *,
         back: bool,
     ) -> None:
+        """Rotate queries and keys in place by their positions, or with `back` the other way."""
         count, _, dim = every.shape
         ceiling = self._ceiling
         stride = every.stride(0)

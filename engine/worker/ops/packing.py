@@ -141,10 +141,10 @@ def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> 
         prefixes.append(_Prefix([0] * missing, []))
     order = sorted(range(len(prefixes)), key=lambda i: len(prefixes[i].ids))
     starts: dict[int, int] = {}
-    at = 0
+    offset = 0
     for i in order:
-        starts[i] = at
-        at += len(prefixes[i].ids)
+        starts[i] = offset
+        offset += len(prefixes[i].ids)
     place = {member: (rank, i) for rank, i in enumerate(order) for member in prefixes[i].members}
     with_suffix = [r for r in range(len(rows)) if rows[r].prefix_len]
     with_suffix.sort(key=lambda r: (place[r][0], len(rows[r].ids)))
@@ -153,8 +153,8 @@ def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> 
     suffix_starts: dict[int, int] = {}
     for r in with_suffix:
         row = rows[r]
-        suffix_starts[r] = at
-        at += len(row.ids) - 1 - row.prefix_len
+        suffix_starts[r] = offset
+        offset += len(row.ids) - 1 - row.prefix_len
         ids.append(torch.tensor(row.ids[row.prefix_len : -1], dtype=torch.long))
         positions.append(torch.arange(row.prefix_len, len(row.ids) - 1))
     source, labels, owner = [], [], []
@@ -227,7 +227,7 @@ def prefix_buckets(layout: Layout) -> list[Bucket]:
 def suffix_buckets(layout: Layout) -> list[SuffixBucket]:
     """Suffixes in padded buckets with the prefixes they need."""
     starts = _starts(layout.prefixes, 0)
-    found: list[SuffixBucket] = []
+    buckets: list[SuffixBucket] = []
     first = 0
     offset = sum(layout.prefixes)
     while first < len(layout.suffixes):
@@ -241,15 +241,16 @@ def suffix_buckets(layout: Layout) -> list[SuffixBucket]:
         lengths = layout.suffixes[first:last]
         size = sum(lengths)
         if size:
-            found.append(_suffix_bucket(layout, starts, first, last, offset))
+            buckets.append(_suffix_bucket(layout, starts, first, last, offset))
         offset += size
         first = last
-    return found
+    return buckets
 
 
 def _suffix_bucket(
     layout: Layout, starts: list[int], first: int, last: int, offset: int
 ) -> SuffixBucket:
+    """Suffixes `first` to `last` of the layout with the prefixes they see, padded to one length."""
     lengths = layout.suffixes[first:last]
     nonempty = [i for i, n in enumerate(lengths) if n]  # an answer of one token has no suffix
     used = sorted({layout.owners[first + i] for i in nonempty})
@@ -270,7 +271,8 @@ def _suffix_bucket(
 
 
 def _buckets(lengths: Sequence[int], offset: int) -> list[Bucket]:
-    found, first = [], 0
+    """Rows of similar length together: a bucket ends where padding would waste too much."""
+    buckets, first = [], 0
     while first < len(lengths):
         last = first
         squares = 0  # of the bucket's own lengths: padding it to n costs count * n^2 of them
@@ -281,10 +283,10 @@ def _buckets(lengths: Sequence[int], offset: int) -> list[Bucket]:
                 break
             last += 1
         bucket = _bucket(lengths[first:last], offset)
-        found.append(bucket)
+        buckets.append(bucket)
         offset = bucket.stop
         first = last
-    return found
+    return buckets
 
 
 def _bucket(lengths: Sequence[int], start: int) -> Bucket:

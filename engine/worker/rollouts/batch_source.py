@@ -85,6 +85,8 @@ class Collector:
         return RolloutBatch(groups, dropped, times)
 
     def _round(self, chosen: Sequence[int], step: int, number: int) -> tuple[list[Group], Times]:
+        """Play the chosen tasks; `number` counts the rounds of a step, so that each draws
+        otherwise."""
         settings = self.settings
         params = SamplingParams.drawn(settings, settings.seed * 1_000_003 + step)
         params = replace(params, seed=params.seed + number * 2**52)

@@ -88,6 +88,7 @@ def _play_once(
     params: SamplingParams,
     times: Times,
 ) -> None:
+    """One completion each, scored in the background as soon as it ends."""
     with BackgroundWorker() as environment:
 
         def ended(prompt: int, member: int, completion: Completion) -> None:
@@ -122,6 +123,7 @@ def _play_turns(
     params: SamplingParams,
     times: Times,
 ) -> None:
+    """Episodes of several turns, all in step; what has ended is scored in the background."""
     running: list[_Rollout] = []
     began = time.monotonic()
     for task, group in zip(tasks, groups, strict=True):

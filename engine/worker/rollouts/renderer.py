@@ -159,6 +159,7 @@ class Renderer:
 
 
 def _parse_call(text: str, number: int) -> dict[str, object] | None:
+    """A tool call as a model wrote it; None where it is no JSON object with a name."""
     try:
         call = json.loads(text)
     except (ValueError, RecursionError):

@@ -23,6 +23,7 @@ def records_of(step: int, batch: RolloutBatch) -> list[TrajectoryRecord]:
 def _record(
     step: int, group: int, member: int, t: Trajectory, *, dropped: bool
 ) -> TrajectoryRecord:
+    """One trajectory as a line; `dropped` where its group was replaced."""
     fields = t.answer() | {
         "step": step,
         "group": group,

@@ -91,7 +91,7 @@ class VllmClient:
         """The ids of one completion, a few at a time as they are sampled."""
         body = _request(model, ids, sampling) | {"stream": True}
         with (
-            self._said_why(),
+            self._errors_explained(),
             self._client() as client,
             client.stream("POST", GENERATE, json=body) as response,
         ):
@@ -120,7 +120,7 @@ class VllmClient:
             yield Together(self, client)
 
     def _post(self, path: str, body: Body | None) -> Body:
-        with self._said_why(), self._client() as client:
+        with self._errors_explained(), self._client() as client:
             return _body(client.post(path, json=body))
 
     def _client(self) -> httpx.Client:
@@ -135,13 +135,13 @@ class VllmClient:
         return {"Authorization": f"Bearer {self.process.key}"}
 
     @contextmanager
-    def _said_why(self) -> Iterator[None]:
+    def _errors_explained(self) -> Iterator[None]:
         """A broken connection is told with what the server wrote last."""
         try:
             yield
         except (httpx.HTTPError, ValueError) as error:
-            said = f"{type(error).__name__}: {error}"
-            raise VllmError(f"{said}; its log ends: {self.process.last_words()}") from error
+            message = f"{type(error).__name__}: {error}"
+            raise VllmError(f"{message}; its log ends: {self.process.last_words()}") from error
 
 
 class Together:
@@ -152,7 +152,7 @@ class Together:
         self._client = client
 
     async def ask(self, model: str, ids: list[int], sampling: Body) -> list[Answer]:
-        with self._owner._said_why():
+        with self._owner._errors_explained():
             response = await self._client.post(GENERATE, json=_request(model, ids, sampling))
             return read_answers(_body(response))
 
@@ -187,17 +187,17 @@ def _body(response: httpx.Response) -> Body:
     if response.status_code != 200:
         raise VllmError(_refusal(response))
     try:
-        said = response.json()
+        reply = response.json()
     except ValueError:
-        said = {}  # loading an adapter is answered in words
-    return said if isinstance(said, dict) else {}
+        reply = {}  # loading an adapter is answered in words
+    return reply if isinstance(reply, dict) else {}
 
 
 def _refusal(response: httpx.Response) -> str:
     text = response.text
     try:
-        said = response.json()
-        error = said.get("error", said)
+        reply = response.json()
+        error = reply.get("error", reply)
         text = str(error.get("message", error) if isinstance(error, dict) else error)
     except (ValueError, AttributeError):
         pass

@@ -76,7 +76,7 @@ class VllmSampler:
         if _same(wanted, self._loaded):
             return
         old, name = self._speaking, BASE
-        with _told("take the adapter", self.process):
+        with _ServerErrors("take the adapter", self.process):
             if adapter is not None:
                 self._number += 1
                 name = f"version-{self._number}"
@@ -104,7 +104,7 @@ class VllmSampler:
             WorkerFailure: kind infra, with the last words of the server's log.
         """
         self._ready()
-        with _told("sample", self.process):
+        with _ServerErrors("sample", self.process):
             return asyncio.run(self._generate(prompts, n, params, done))
 
     def stream(self, prompt: list[int], params: SamplingParams) -> Iterator[int]:
@@ -113,7 +113,7 @@ class VllmSampler:
         room = self.limit - len(prompt)
         if room < 1:
             return
-        with _told("sample", self.process):
+        with _ServerErrors("sample", self.process):
             for ids in self.client.stream(
                 self._speaking, prompt, self._sampling(params, 0, 1, room)
             ):
@@ -129,7 +129,7 @@ class VllmSampler:
         """Hand the device's memory back until the sampler is asked again; nothing on a CPU."""
         if self.process.plan.sleeps and not self._asleep:
             self._ready()
-            with _told("sleep", self.process):
+            with _ServerErrors("sleep", self.process):
                 self.client.sleep()
             self._asleep = True
 
@@ -159,6 +159,7 @@ class VllmSampler:
         params: SamplingParams,
         done: Done | None,
     ) -> list[Completion]:
+        """The `n` completions of one prompt."""
         room = self.limit - len(prompt)
         if room < 1:  # nothing can be said after a prompt that fills the context
             answers = [Answer([], [], False)] * n
@@ -200,7 +201,7 @@ class VllmSampler:
         except ServerDied as error:
             raise server_failure(str(error), self.process) from error
         if self._asleep:
-            with _told("wake up", self.process):
+            with _ServerErrors("wake up", self.process):
                 self.client.wake()
             self._asleep = False
 
@@ -217,10 +218,10 @@ def prompt_seed(seed: int, index: int) -> int:
     return int.from_bytes(digest[:7], "big")
 
 
-def server_failure(said: str, process: VllmProcess) -> WorkerFailure:
+def server_failure(message: str, process: VllmProcess) -> WorkerFailure:
     """The failure of a run whose vLLM did not do its part, memory told apart from the rest."""
     last = process.last_words()
-    evidence = said if last in said else f"{said}; its log ends: {last}"
+    evidence = message if last in message else f"{message}; its log ends: {last}"
     if any(mark in evidence for mark in ("out of memory", "OutOfMemory", "No available memory")):
         hint = "Lower max_length or prompts_per_step, or set sampler torch; then submit again."
         return WorkerFailure("oom", "vLLM ran out of memory.", evidence=evidence, hint=hint)
@@ -228,7 +229,7 @@ def server_failure(said: str, process: VllmProcess) -> WorkerFailure:
     return WorkerFailure("infra", "vLLM stopped working.", evidence=evidence, hint=hint)
 
 
-class _told:
+class _ServerErrors:
     """Turns a server's error into the failure of the run; `what` it was asked to do."""
 
     def __init__(self, what: str, process: VllmProcess) -> None:
@@ -241,5 +242,5 @@ class _told:
         while isinstance(error, BaseExceptionGroup):  # one of many requests made at once
             error = error.exceptions[0]
         if isinstance(error, VllmError):
-            said = f"asked to {self._what}: {error}"
-            raise server_failure(said, self._process) from error
+            message = f"asked to {self._what}: {error}"
+            raise server_failure(message, self._process) from error

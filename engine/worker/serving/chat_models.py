@@ -90,14 +90,14 @@ class Served:
                 message["tool_calls"] = [as_openai(call) for call in message["tool_calls"]]
                 reason = "tool_calls"
             choices.append({"index": index, "message": message, "finish_reason": reason})
-        said = sum(len(c.ids) for c in completions)
+        sampled = sum(len(c.ids) for c in completions)
         return {
             "id": f"chatcmpl-{uuid.uuid4().hex[:24]}",
             "object": "chat.completion",
             "created": int(time.time()),
             "model": request.model,
             "choices": choices,
-            "usage": usage(len(ids), said),
+            "usage": usage(len(ids), sampled),
         }
 
     def pieces(self, request: ChatRequest) -> Iterator[Reply]:
@@ -136,8 +136,8 @@ class Served:
         if request.include_usage:
             yield head | {"choices": [], "usage": usage(len(ids), len(said))}
 
-    def _stopped(self, said: list[int], params: SamplingParams) -> bool:
-        text = self.renderer.completion_text(said)
+    def _stopped(self, ids: list[int], params: SamplingParams) -> bool:
+        text = self.renderer.completion_text(ids)
         return any(stop in text for stop in params.stop)
 
     def _bounded(self, params: SamplingParams, prompt: int) -> SamplingParams:

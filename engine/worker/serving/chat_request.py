@@ -148,5 +148,9 @@ def as_openai(call: ChatMessage) -> ChatMessage:
     return call | {"function": {"name": function["name"], "arguments": text}}
 
 
-def usage(prompt: int, said: int) -> dict[str, int]:
-    return {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}
+def usage(prompt: int, completion: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }

@@ -21,6 +21,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from engine.processes.deployments import Json
 from engine.records.settings import MAX_RANK
 from engine.worker.core.runtime import prepare
 
@@ -171,6 +172,7 @@ class Server:
             self.last_used = time.monotonic()
 
     async def adapters(self, request: Request) -> Response:
+        """Add an adapter to what is served. Raises Refused where it cannot be read."""
         body = await body_of(request)
         if not isinstance(body, dict) or not body.get("name") or not body.get("path"):
             raise Refused(400, "name and path are needed.")
@@ -303,7 +305,7 @@ def main(path: Path) -> int:
     return 0
 
 
-def load_models(folder: DeployDir, config: dict[str, Any]) -> Models:
+def load_models(folder: DeployDir, config: Json) -> Models:
     """The base, on what the deployment's config.json says. Raises WorkerFailure or UserError."""
     base, device = Path(config["base_path"]), os.environ.get("HONESMITH_DEVICE", "cpu")
     thinking = bool(config.get("thinking", False))

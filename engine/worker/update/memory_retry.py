@@ -75,6 +75,8 @@ class MemoryRetry:
             self.tell(tokens_at_once(self.budget, self.state), message)
 
     def _halve(self, tokens: int, message: str, *, alone: bool) -> None:
+        """Count one halving and drop half-made gradients. Raises WorkerFailure (oom) where none is
+        left."""
         if alone:
             raise WorkerFailure(
                 "oom",

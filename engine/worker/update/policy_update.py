@@ -128,6 +128,7 @@ class PolicyPass:
         return microbatches
 
     def _collate(self, members: list[int], rows: list[Row], budget: int) -> Microbatch:
+        """The trajectories `members` as tensors on the device."""
         device = self.policy.device
         chosen = [self.trajectories[i] for i in members]
         batch = self.policy.collate(rows).to(device)

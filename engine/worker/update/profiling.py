@@ -41,16 +41,17 @@ class Profiler:
             yield
         self._write(number, found)
 
-    def _write(self, number: int, found: profile) -> None:
+    def _write(self, number: int, trace: profile) -> None:
+        """Write a step's trace and its table of costs to the run's logs."""
         self.folder.mkdir(parents=True, exist_ok=True)
         plain = self.folder / f".trace_step_{number}.{os.getpid()}.json"
-        found.export_chrome_trace(str(plain))
+        trace.export_chrome_trace(str(plain))
         target = self.folder / f"trace_step_{number}.json.gz"
         with plain.open("rb") as source, gzip.open(target, "wb", compresslevel=5) as packed:
             shutil.copyfileobj(source, packed)
         plain.unlink()
         by = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
-        table = found.key_averages().table(sort_by=by, row_limit=ROWS)
+        table = trace.key_averages().table(sort_by=by, row_limit=ROWS)
         mode = "w" if self._seen == FIRST else "a"
         with (self.folder / "profile.txt").open(mode, encoding="utf-8") as file:
             file.write(f"step {number}\n{table}\n")

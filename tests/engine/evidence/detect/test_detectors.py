@@ -10,9 +10,10 @@ from replayed import replay
 from simulated import rollout_records
 from troubled import TROUBLES, healthy
 
+from engine.core.hints import Change
 from engine.evidence.detect.alerts import Watch
 from engine.evidence.detect.detectors import DETECTORS, IDS, find_all, not_judged
-from engine.evidence.detect.findings import ORDER, Finding, Lever, ranked
+from engine.evidence.detect.findings import ORDER, Finding, edit_lever, ranked, setting_lever
 from engine.evidence.detect.views import Facts, View, is_pleased_and_wrong, stuck_at, trend, view_of
 from engine.evidence.stats import text_metrics, thresholds
 from engine.home.run_dir import RunDir
@@ -183,11 +184,28 @@ def test_thresholds_are_used():
 
 
 def test_a_known_cause_comes_before_what_usually_stands_higher():
-    plain = Finding("truncation", "cut", {}, Lever(edit="x"))
-    cause = Finding("uniform_groups", "alike", {}, Lever(edit="x"), root=True)
-    errors = Finding("reward_errors", "raise", {}, Lever(edit="x"), root=True)
-    machine = Finding("infra", "disk", {}, Lever(edit="x"))
+    plain = Finding("truncation", "cut", {}, edit_lever("x"))
+    cause = Finding("uniform_groups", "alike", {}, edit_lever("x"), root=True)
+    errors = Finding("reward_errors", "raise", {}, edit_lever("x"), root=True)
+    machine = Finding("infra", "disk", {}, edit_lever("x"))
     assert ranked([plain, cause, machine, errors]) == [machine, errors, cause, plain]
+
+
+def test_a_lever_is_what_to_change_in_the_call_and_reads_as_it_always_did():
+    grown = setting_lever("max_tokens", 16, 32, "answers are cut")
+    assert grown.hint.change == Change(settings={"max_tokens": 32})
+    assert grown.words() == "max_tokens = 32 (answers are cut)"
+    assert grown.to_json() == {
+        "setting": "max_tokens",
+        "now": 16,
+        "to": 32,
+        "why": "answers are cut",
+    }
+    unknown = setting_lever("max_turns", None, None)
+    assert unknown.to_json() == {"setting": "max_turns", "now": None, "to": None}
+    assert unknown.hint.change == Change()
+    assert setting_lever("rows", 100, 400).hint.change == Change(arguments={"rows": 400})
+    assert edit_lever("harder tasks").to_json() == {"edit": "harder tasks"}
 
 
 def test_detectors_without_anything_to_read_are_named():

@@ -1,5 +1,6 @@
 """Planted held-out rows are named at push, before a run, in its verdict and on its card."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,8 @@ def exam_rows(solved: set[str]) -> list[dict[str, Any]]:
 def taught_run(home: Home, env: str, solved: set[str]) -> Any:
     """A finished run that went from nothing solved to `solved`, as submit and worker leave it."""
     run = training(home, env, evals={0: exam_rows(set()), 10: exam_rows(solved)})
-    write_json(
-        run.contamination, contamination.of_training(home, registry.find_env(home, env), "pebble")
-    )
+    found = contamination.of_training(home, registry.find_env(home, env), "pebble")
+    write_json(run.contamination, asdict(found))
     return run
 
 
@@ -125,12 +125,12 @@ def test_training_on_a_copy_of_another_exam_is_found_when_that_exam_is_sat(
     child = training(home, exam, model=f"{run.id}@best")
     record = registry.find_env(home, exam)
     found = contamination.of_models(home, record, ["pebble", run.id])
-    assert found["verdict"] == "leak" and found["leaked"] == EXAM
-    assert found["sources"][0]["run_id"] == run.id and found["sources"][0]["env_id"] == copy
+    assert found.verdict == "leak" and found.leaked == EXAM
+    assert found.sources[0]["run_id"] == run.id and found.sources[0]["env_id"] == copy
     # A run that continues the model inherits what it was taught.
-    assert contamination.of_models(home, record, [f"{child.id}@step5"])["leaked"] == EXAM
-    assert contamination.of_training(home, record, run.id)["leaked"] == EXAM
-    assert contamination.of_models(home, record, ["pebble"])["sources"] == []
+    assert contamination.of_models(home, record, [f"{child.id}@step5"]).leaked == EXAM
+    assert contamination.of_training(home, record, run.id).leaked == EXAM
+    assert contamination.of_models(home, record, ["pebble"]).sources == []
     kept = home.overlap(registry.find_env(home, copy).hash, record.hash)
     assert read_json(kept)["leaked"] == EXAM
 
@@ -172,4 +172,4 @@ def test_an_environment_that_is_gone_is_said_and_not_guessed(home: Home, tmp_pat
     config = read_json(run.config)
     write_json(run.config, config | {"env_id": "gone@0123456789ab"})
     found = contamination.of_models(home, registry.find_env(home, env), [run.id])
-    assert "gone@0123456789ab is gone and was not compared" in found["headline"]
+    assert "gone@0123456789ab is gone and was not compared" in found.headline

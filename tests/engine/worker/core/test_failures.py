@@ -27,10 +27,10 @@ from engine.worker.core.failures import WorkerFailure, explain
 )
 def test_every_failure_has_a_kind_evidence_and_a_hint(error: Exception, kind: str) -> None:
     record = explain(error)
-    assert record["kind"] == kind
-    assert record["kind"] in FAILURE_KINDS
-    assert record["message"]
-    assert record["evidence"]
+    assert record.kind == kind
+    assert record.kind in FAILURE_KINDS
+    assert record.message
+    assert record.evidence
 
 
 def test_a_fault_of_ours_names_where_it_happened() -> None:
@@ -38,13 +38,13 @@ def test_a_fault_of_ours_names_where_it_happened() -> None:
         [][1]
     except IndexError as error:
         record = explain(error)
-    assert record["kind"] == "internal"
-    assert "IndexError" in record["evidence"] and "test_failures.py:" in record["evidence"]
+    assert record.kind == "internal"
+    assert "IndexError" in record.evidence and "test_failures.py:" in record.evidence
 
 
 def test_evidence_is_one_short_line() -> None:
     record = explain(RuntimeError("x" * 5000 + "\nsecond line"))
-    assert len(record["evidence"]) <= 500 and "second line" not in record["evidence"]
+    assert len(record.evidence) <= 500 and "second line" not in record.evidence
 
 
 def test_a_kind_nobody_knows_is_refused() -> None:

@@ -124,8 +124,8 @@ def test_memory_that_never_suffices_is_a_failure_of_kind_oom_with_a_hint(home, e
     with pytest.raises(WorkerFailure) as caught:
         train(home, env_id, "sft", "scarce-1")
     record = explain(caught.value)
-    assert record["kind"] == "oom" and f"{memory_retry.HALVINGS} halvings" in record["message"]
-    assert "out of memory" in record["evidence"] and "max_length" in record["hint"]
+    assert record.kind == "oom" and f"{memory_retry.HALVINGS} halvings" in record.message
+    assert "out of memory" in record.evidence and "max_length" in str(record.hint)
     assert len(events(home.run("scarce-1"), "memory")) == memory_retry.HALVINGS
 
 
@@ -187,7 +187,7 @@ def test_a_real_allocation_that_fails_on_this_machine_is_of_kind_oom():
     code = (
         "import torch; from engine.worker.core.failures import explain\n"
         "try: torch.empty(10**15)\n"
-        "except Exception as error: print(explain(error)['kind'])"
+        "except Exception as error: print(explain(error).kind)"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "oom", done.stderr
