@@ -9,22 +9,20 @@ from pathlib import Path
 
 from engine.core.errors import UserError
 
-FOLDERS = frozenset(
-    (".claude", ".codex", ".cursor", ".vscode", ".gemini", ".windsurf", ".continue", ".idea",
-     ".git", ".githooks", ".husky", ".github", ".devcontainer", ".ssh")
-)  # fmt: skip
-FILES = frozenset(
-    (".mcp.json", "mcp.json", "agents.md", "claude.md", "gemini.md", ".cursorrules",
-     ".windsurfrules", ".clinerules", "copilot-instructions.md", ".envrc")
-)  # fmt: skip
+_EDITORS = (".claude", ".codex", ".cursor", ".vscode", ".gemini", ".windsurf", ".continue", ".idea")
+_HOOKS = (".git", ".githooks", ".husky", ".github", ".devcontainer", ".ssh")
+_INSTRUCTIONS = ("agents.md", "claude.md", "gemini.md", "copilot-instructions.md")
+_RULES = (".cursorrules", ".windsurfrules", ".clinerules")
+FOLDERS = frozenset((*_EDITORS, *_HOOKS))
+FILES = frozenset((".mcp.json", "mcp.json", ".envrc", *_INSTRUCTIONS, *_RULES))
 
 
 def is_agent_file(path: str) -> bool:
     """Whether the relative `path` is, or lies in, a place of that kind; case does not matter."""
     parts = [part.lower() for part in Path(path).parts]
-    for at, part in enumerate(parts[:-1]):
-        if part == "worktrees" and parts[at - 1] in (".claude", ".cursor"):
-            parts = parts[at + 2 :]  # a checkout that an agent works in, a project like others
+    for index, part in enumerate(parts[:-1]):
+        if part == "worktrees" and parts[index - 1] in (".claude", ".cursor"):
+            parts = parts[index + 2 :]  # a checkout that an agent works in, a project like others
             break
     return any(part in FOLDERS or part in FILES for part in parts)
 

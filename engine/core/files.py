@@ -152,6 +152,7 @@ class Appender:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def _cut_torn_tail(self) -> None:
+        """Cut off what follows the last newline: a line whose writer was killed."""
         end = os.fstat(self._fd).st_size
         keep = end
         while keep > 0:
@@ -293,6 +294,7 @@ def share_lock(path: Path, wait_s: float) -> int | None:
 
 
 def _lock(path: Path, kind: int, wait_s: float) -> int | None:
+    """A flock of that kind as an open descriptor, None when it is not free within `wait_s`."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + wait_s
     while True:
@@ -323,6 +325,7 @@ def is_locked(path: Path) -> bool:
 
 
 def _dump_line(obj: JsonObject) -> bytes:
+    """One line of compact JSON; NaN and infinity as null, lone surrogates escaped."""
     try:
         text = json.dumps(obj, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     except ValueError:

@@ -16,12 +16,21 @@ import simpleeval
 from engine.core.errors import UserError
 
 LONGEST = 500
+_LOGIC = (ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not)
+_COMPARISONS = (ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+_MEMBERSHIP = (ast.In, ast.NotIn, ast.Is, ast.IsNot)
+_ARITHMETIC = (ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
+_SIGNS = (ast.USub, ast.UAdd)
+_VALUES = (ast.Name, ast.Load, ast.Constant, ast.Call, ast.Subscript, ast.List, ast.Tuple)
 _NODES = (
-    ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.UAdd,
-    ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn, ast.Is,
-    ast.IsNot, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod,
-    ast.Name, ast.Load, ast.Constant, ast.Call, ast.Subscript, ast.List, ast.Tuple,
-)  # fmt: skip
+    ast.Expression,
+    *_LOGIC,
+    *_COMPARISONS,
+    *_MEMBERSHIP,
+    *_ARITHMETIC,
+    *_SIGNS,
+    *_VALUES,
+)
 
 
 def _rounded(value: float, digits: int = 0) -> float:
@@ -41,8 +50,12 @@ def _numbers_only(work: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "abs": abs, "min": min, "max": max, "round": _rounded, "len": len
-}  # fmt: skip
+    "abs": abs,
+    "min": min,
+    "max": max,
+    "round": _rounded,
+    "len": len,
+}
 _OPERATORS = simpleeval.DEFAULT_OPERATORS | {
     ast.Add: _numbers_only(operator.add),
     ast.Sub: _numbers_only(operator.sub),
@@ -85,10 +98,8 @@ class Where:
         self._tree: ast.expr | None = None
         if self.expression:
             self._tree = self._parse()
-        self._used = {
-            node.id for node in ast.walk(self._tree or ast.Constant(True))
-            if isinstance(node, ast.Name)
-        } & self._known  # fmt: skip
+        nodes = ast.walk(self._tree or ast.Constant(True))
+        self._used = {node.id for node in nodes if isinstance(node, ast.Name)} & self._known
         self._engine = simpleeval.EvalWithCompoundTypes(
             operators=_OPERATORS, functions=dict(_FUNCTIONS), allowed_attrs={}
         )
@@ -120,18 +131,20 @@ class Where:
         return result
 
     def _parse(self) -> ast.expr:
+        """The checked syntax tree of the expression. Raises UserError BAD_ARGUMENT."""
         if len(self.expression) > LONGEST:
             raise self._bad(f"is longer than {LONGEST} characters")
         try:
             tree = ast.parse(self.expression, mode="eval")
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            said = getattr(error, "msg", None) or "it cannot be parsed"
-            raise self._bad(f"is no expression: {said}") from None
+            reason = getattr(error, "msg", None) or "it cannot be parsed"
+            raise self._bad(f"is no expression: {reason}") from None
         for node in ast.walk(tree):
             self._check(node)
         return tree.body
 
     def _check(self, node: ast.AST) -> None:
+        """Raises UserError BAD_ARGUMENT for a part of the tree that is not on the allow-list."""
         if not isinstance(node, _NODES):
             raise self._bad(f"uses {type(node).__name__}, which is not available")
         if isinstance(node, ast.Constant) and not isinstance(

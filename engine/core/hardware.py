@@ -70,16 +70,17 @@ def devices() -> list[str]:
 
 
 def _gpus() -> tuple[Device, ...]:
+    """The GPUs that NVML shows and this process may use; none without a driver."""
     nvml = _load_nvml()
     if nvml is None:
         return ()
     try:
-        found = [_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+        gpus = [_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
     except nvml.NVMLError:  # a driver that answers init but not this is no device to train on
         return ()
     finally:
         nvml.nvmlShutdown()
-    return _visible([gpu for gpu in found if gpu is not None])
+    return _visible([gpu for gpu in gpus if gpu is not None])
 
 
 def _load_nvml() -> Any | None:
@@ -96,6 +97,7 @@ def _load_nvml() -> Any | None:
 
 
 def _gpu(nvml: Any, index: int) -> Device | None:
+    """One GPU, None where it is lost or does not answer."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     try:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
@@ -138,6 +140,7 @@ def _text(value: str | bytes) -> str:
 
 
 def _processor_name() -> str:
+    """The name of the processor, "CPU" where the system does not tell."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             for line in file:
@@ -159,6 +162,7 @@ def _cores() -> int:
 
 
 def _cpu_quota() -> float | None:
+    """Cores that the tightest cgroup allows, None without a limit."""
     values = []
     for folder in _cgroup_folders(""):
         parts = _read(folder / "cpu.max").split()
@@ -183,7 +187,7 @@ def _memory() -> tuple[int, int]:
 
 def _memory_limits() -> list[tuple[int, int]]:
     """(limit, bytes in use beside reclaimable file cache) of each limiting cgroup, v2 and v1."""
-    found = []
+    limits = []
     for controller, limit_name, used_name, cache_key in (
         ("", "memory.max", "memory.current", "inactive_file"),
         ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -194,8 +198,8 @@ def _memory_limits() -> list[tuple[int, int]]:
                 continue
             used = _number(folder / used_name) or 0
             cache = _stat(folder / "memory.stat", cache_key)
-            found.append((limit, max(0, used - cache)))
-    return found
+            limits.append((limit, max(0, used - cache)))
+    return limits
 
 
 def _cgroup_folders(controller: str) -> list[Path]:

@@ -52,7 +52,7 @@ def page_before(
 
     `start` of the page is where to go on towards older lines, 0 at the head of the file.
     """
-    found: list[Line] = []
+    lines: list[Line] = []
     try:
         file = open(path, "rb")  # noqa: SIM115  the with below closes it
     except FileNotFoundError:
@@ -60,7 +60,7 @@ def page_before(
     with file:
         end = min(end, os.fstat(file.fileno()).st_size)
         reached, block = end, _BLOCK
-        while reached > 0 and len(found) < limit and end - reached < budget:
+        while reached > 0 and len(lines) < limit and end - reached < budget:
             start = max(0, reached - block)
             file.seek(start)
             data = file.read(reached - start)
@@ -72,12 +72,12 @@ def page_before(
             reached, block = start + first, _BLOCK
             for line in reversed(_split(data[first:], reached)):
                 if match is None or match(line.text):
-                    found.append(line)
-                    if len(found) == limit:
+                    lines.append(line)
+                    if len(lines) == limit:
                         reached = line.start
                         break
-    found.reverse()
-    return Page(found, reached, end, end - reached)
+    lines.reverse()
+    return Page(lines, reached, end, end - reached)
 
 
 def page_after(
@@ -87,7 +87,7 @@ def page_after(
 
     `end` of the page is where to go on; a torn last line stays for the next call.
     """
-    found: list[Line] = []
+    lines: list[Line] = []
     try:
         file = open(path, "rb")  # noqa: SIM115  the with below closes it
     except FileNotFoundError:
@@ -96,15 +96,15 @@ def page_after(
         start = _line_start(file, min(max(start, 0), os.fstat(file.fileno()).st_size))
         file.seek(start)
         position = start
-        while len(found) < limit and position - start < budget:
+        while len(lines) < limit and position - start < budget:
             raw = file.readline(_LONGEST_LINE)
             if not raw or (not raw.endswith(b"\n") and len(raw) < _LONGEST_LINE):
                 break
             line = Line(position, position + len(raw), _text(raw))
             position += len(raw)
             if match is None or match(line.text):
-                found.append(line)
-    return Page(found, start, position, position - start)
+                lines.append(line)
+    return Page(lines, start, position, position - start)
 
 
 def torn_tail(path: Path) -> str:

@@ -59,6 +59,7 @@ class ImpatientProtocol(H11Protocol):
             self._idle(known).pop(self, None)
 
     def _make_room(self) -> None:
+        """At the limit, close the connection that is idle for longest, unknown ones first."""
         while self.limit_concurrency and len(self.connections) >= self.limit_concurrency:
             idle = (one for known in (False, True) for one in self._idle(known) if one is not self)
             oldest = next(idle, None)

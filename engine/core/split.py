@@ -47,30 +47,30 @@ def split_rows(rows: Sequence[Mapping[str, Any]]) -> Split:
     silent ones train. Raises UnknownSplit.
     """
     keys = [prompt_key(row["prompt"]) for row in rows]
-    said = [_side(row) for row in rows]
+    named_sides = [_side(row) for row in rows]
     warnings: list[str] = []
     fixed: dict[str, str] = {}
     moved = 0
-    for key, side in zip(keys, said, strict=True):
+    for key, side in zip(keys, named_sides, strict=True):
         if side == "heldout":  # held out wins: a test row must not be trained on
             fixed[key] = "heldout"
         elif side == "train":
             fixed.setdefault(key, "train")
-    for key, side in zip(keys, said, strict=True):
+    for key, side in zip(keys, named_sides, strict=True):
         moved += side is not None and fixed[key] != side
     if moved:
         warnings.append(
             f"{moved} training rows have the prompt of a held-out row and are held out with it"
         )
-    silent = [key for key, side in zip(keys, said, strict=True) if side is None]
+    silent = [key for key, side in zip(keys, named_sides, strict=True) if side is None]
     loose = [key for key in silent if key not in fixed]
-    if "heldout" in said:
+    if "heldout" in named_sides:
         chosen = dict.fromkeys(loose, "train")
     else:
         chosen = _by_hash(loose)
     sides = [fixed.get(key) or chosen[key] for key in keys]
     if "heldout" not in sides:
-        every = "every row says train" if "train" in said else "there are too few prompts"
+        every = "every row says train" if "train" in named_sides else "there are too few prompts"
         warnings.append(f"no row is held out ({every}): no verdict can be given")
     if "train" not in sides:
         warnings.append("every row is held out: there is nothing to train on")

@@ -265,6 +265,7 @@ class _Redactors(Redactor):
 
 
 def _example(redact: Redactor, attempt: Attempt) -> Example:
+    """The attempt with its texts cut and its secrets hidden."""
     return Example(
         task=clip(redact.text(attempt.task), 80),
         run=attempt.source,
@@ -277,6 +278,7 @@ def _example(redact: Redactor, attempt: Attempt) -> Example:
 
 
 def _warnings(outcome: _Outcome, select: str, sources: Sequence[Source]) -> list[str]:
+    """What whoever trains on the rows should know of them."""
     notes = skipped_lines(sum(source.skipped for source in sources))
     wrong = sum(not attempt.correct for attempt in outcome.kept)
     if wrong and select not in ("correct", "shortest"):

@@ -66,6 +66,7 @@ class Source:
         return list(dict.fromkeys(attempt.model for attempt in self.attempts))
 
     def summary(self, *, with_files: bool = False) -> SourceSummary:
+        """The source without its attempts."""
         row = self.row
         return SourceSummary(
             id=self.ref,

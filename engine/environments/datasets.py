@@ -4,11 +4,13 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.format import counted
+from engine.core.reply import ReplyBase
 from engine.core.split import UnknownSplit, prompt_key, split_rows
 from envs.base import Task
 from envs.config.problem import EnvProblem
@@ -18,13 +20,74 @@ SHOWN = 20
 SAMPLES = 2
 
 
-def inspect(path: str | Path) -> dict[str, Any]:
+@dataclass(frozen=True)
+class ShownBadRow:
+    """A line that is no row, and why."""
+
+    line: int
+    message: str
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """Rows that repeat an earlier row, and rows that repeat an earlier prompt."""
+
+    rows: int
+    prompts: int
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Characters of prompts and answers: min, p50, p95, max."""
+
+    prompt: dict[str, int]
+    answer: dict[str, int]
+
+
+@dataclass(frozen=True)
+class SampleRow:
+    """A row as a report shows it; long texts lose their ends."""
+
+    id: str
+    prompt: str
+    answer: str
+    split: str | None
+
+
+@dataclass(frozen=True)
+class DataReport(ReplyBase):
+    """What is in a data file.
+
+    Attributes:
+        hash: first 12 digits of its SHA-256.
+        rows, bad: lines that are rows, and lines that are not; `bad_rows` are the first of those.
+        shapes: rows by shape (envs/dataset.py names the shapes).
+        with_answer, with_tools: rows that have some.
+        turns: assistant turns per row: min, p50, p95, max.
+        splits: rows per side, as a push would have them.
+    """
+
+    path: str
+    hash: str
+    rows: int
+    bad: int
+    bad_rows: list[ShownBadRow]
+    shapes: dict[str, int]
+    with_answer: int
+    with_tools: int
+    turns: dict[str, int]
+    duplicates: Duplicates
+    splits: dict[str, int]
+    lengths: Lengths
+    sample: list[SampleRow]
+    summary: str = ""
+    warnings: list[str] = field(default_factory=list)
+
+
+def inspect(path: str | Path) -> DataReport:
     """Everything about a data file that can be said without a model.
 
-    Returns a JSON object: `rows`, `bad` and the first `bad_rows` by line, `shapes`, `with_answer`,
-    `with_tools`, `turns`, `duplicates` (rows, prompts), `splits`, `lengths` (characters of prompt
-    and answer), `sample`, `hash`. Raises UserError DATASET_INVALID when the file as a whole cannot
-    be read.
+    Raises UserError DATASET_INVALID when the file as a whole cannot be read.
     """
     file = Path(path).expanduser()
     try:
@@ -46,29 +109,27 @@ def inspect(path: str | Path) -> dict[str, Any]:
         ids[task.id] = line
         shapes[shape_of(row)] += 1
         tasks.append(task)
-    bad.sort(key=lambda found: found.line)
+    bad.sort(key=lambda bad_row: bad_row.line)
     splits, warnings = _splits(tasks)
-    report = {
-        "path": str(file),
-        "hash": _hash(file),
-        "rows": len(tasks),
-        "bad": len(bad),
-        "bad_rows": [{"line": found.line, "message": found.message} for found in bad[:SHOWN]],
-        "shapes": dict(shapes),
-        "with_answer": sum(1 for task in tasks if task.answer_messages),
-        "with_tools": sum(1 for task in tasks if task.metadata.get("tools")),
-        "turns": spread([sum(m.role == "assistant" for m in t.answer_messages) for t in tasks]),
-        "duplicates": _duplicates(tasks),
-        "splits": splits,
-        "lengths": {
-            "prompt": spread([_characters(task.messages) for task in tasks]),
-            "answer": spread([_characters(task.answer_messages) for task in tasks]),
-        },
-        "sample": [_sample(task) for task in tasks[:SAMPLES]],
-    }
-    report["summary"] = _summary(report)
-    report["warnings"] = warnings + _warnings(report)
-    return report
+    report = DataReport(
+        path=str(file),
+        hash=_hash(file),
+        rows=len(tasks),
+        bad=len(bad),
+        bad_rows=[ShownBadRow(bad_row.line, bad_row.message) for bad_row in bad[:SHOWN]],
+        shapes=dict(shapes),
+        with_answer=sum(1 for task in tasks if task.answer_messages),
+        with_tools=sum(1 for task in tasks if task.metadata.get("tools")),
+        turns=spread([sum(m.role == "assistant" for m in t.answer_messages) for t in tasks]),
+        duplicates=_duplicates(tasks),
+        splits=splits,
+        lengths=Lengths(
+            prompt=spread([_characters(task.messages) for task in tasks]),
+            answer=spread([_characters(task.answer_messages) for task in tasks]),
+        ),
+        sample=[_sample(task) for task in tasks[:SAMPLES]],
+    )
+    return replace(report, summary=_summary(report), warnings=warnings + _warnings(report))
 
 
 def _splits(tasks: Sequence[Task]) -> tuple[dict[str, int], list[str]]:
@@ -82,20 +143,19 @@ def _splits(tasks: Sequence[Task]) -> tuple[dict[str, int], list[str]]:
     return {side: sides.sides.count(side) for side in ("train", "heldout")}, sides.warnings
 
 
-def _duplicates(tasks: Sequence[Task]) -> dict[str, int]:
-    """Rows that repeat an earlier row, and rows that repeat an earlier prompt."""
+def _duplicates(tasks: Sequence[Task]) -> Duplicates:
     prompts: set[str] = set()
-    whole: set[str] = set()
-    found = {"rows": 0, "prompts": 0}
+    whole_rows: set[str] = set()
+    repeated_rows = repeated_prompts = 0
     for task in tasks:
         row = task.to_row()
         prompt = prompt_key(row["prompt"])
-        everything = prompt + json.dumps(row["answer"], sort_keys=True)
-        found["rows"] += everything in whole
-        found["prompts"] += prompt in prompts
-        whole.add(everything)
+        whole = prompt + json.dumps(row["answer"], sort_keys=True)
+        repeated_rows += whole in whole_rows
+        repeated_prompts += prompt in prompts
+        whole_rows.add(whole)
         prompts.add(prompt)
-    return found
+    return Duplicates(repeated_rows, repeated_prompts)
 
 
 def _characters(messages: Sequence[Any]) -> int:
@@ -116,13 +176,8 @@ def spread(values: Sequence[int]) -> dict[str, int]:
     }
 
 
-def _sample(task: Task) -> dict[str, Any]:
-    return {
-        "id": task.id,
-        "prompt": task.prompt_text[:400],
-        "answer": task.answer_text[:400],
-        "split": task.split,
-    }
+def _sample(task: Task) -> SampleRow:
+    return SampleRow(task.id, task.prompt_text[:400], task.answer_text[:400], task.split)
 
 
 def _hash(path: Path) -> str:
@@ -130,21 +185,21 @@ def _hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:12]
 
 
-def _summary(report: dict[str, Any]) -> str:
-    shapes = ", ".join(f"{count} {name}" for name, count in report["shapes"].items()) or "none"
-    bad = f", {report['bad']} that cannot be read" if report["bad"] else ""
-    return f"{counted(report['rows'], 'row')} ({shapes}){bad}."
+def _summary(report: DataReport) -> str:
+    shapes = ", ".join(f"{count} {name}" for name, count in report.shapes.items()) or "none"
+    bad = f", {report.bad} that cannot be read" if report.bad else ""
+    return f"{counted(report.rows, 'row')} ({shapes}){bad}."
 
 
-def _warnings(report: dict[str, Any]) -> list[str]:
+def _warnings(report: DataReport) -> list[str]:
     warnings = []
-    without = report["rows"] - report["with_answer"]
+    without = report.rows - report.with_answer
     if without:
         warnings.append(f"{without} rows have no answer; SFT leaves them out")
-    if report["duplicates"]["rows"]:
-        warnings.append(f"{report['duplicates']['rows']} rows repeat an earlier one")
-    if len(report["shapes"]) > 1:
+    if report.duplicates.rows:
+        warnings.append(f"{report.duplicates.rows} rows repeat an earlier one")
+    if len(report.shapes) > 1:
         warnings.append("rows of several shapes: make sure that all of them are meant")
-    if report["bad"]:
+    if report.bad:
         warnings.append("a push refuses the file until the bad rows are corrected or removed")
     return warnings

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from engine.core.files import sync_folder
 from engine.environments import push_limits, registry, snapshot
@@ -140,7 +140,7 @@ def publish(folder: Path, final: Path) -> None:
     sync_folder(final.parent)
 
 
-def database_row(folder: Path) -> dict[str, Any] | None:
+def database_row(folder: Path) -> recovery.Columns | None:
     """What the database keeps of a version's folder; None where that is no whole version."""
     row = recovery.env_row(folder)
     return row if row and (folder / registry.TASKS).is_file() else None

@@ -13,12 +13,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from engine.core.files import read_json, write_json
+from engine.core.files import write_json
 from engine.environments import registry
 from engine.environments.datasets import spread
 from engine.home.run_dir import Home
 from engine.models import tokens
 from engine.models.chat_format import TemplateError
+from engine.records.record import DamagedRecord, Record
 from engine.records.settings import SFTSettings, TrainSettings
 from envs.json_types import TaskRow, ToolSchema
 
@@ -124,33 +125,54 @@ def env_facts(
     tokenizer = tokens.load(model_folder)
     key = f"{_VERSION} {record.env_id} {tokenizer.fingerprint} {thinking}"
     name = hashlib.sha256(key.encode()).hexdigest()[:32] + ".json"
-    kept = home.cache / "tokens" / name
-    counted = _read(kept)
+    cached = home.cache / "tokens" / name
+    counted = _read(cached)
     if counted is None:
         counted = _count(registry.read_tasks(record), record.tools, tokenizer, thinking)
         with contextlib.suppress(OSError):  # a full disk: counted again by the next call
-            kept.parent.mkdir(exist_ok=True)
-            write_json(kept, counted, fsync=False)
+            cached.parent.mkdir(exist_ok=True)
+            write_json(cached, counted.to_json(), fsync=False)
     lengths = tuple(
-        RowLengths(prompt, total, tuple((start, end) for start, end in turns))
-        for prompt, total, turns in counted.pop("lengths")
+        RowLengths(prompt, total, tuple(turns)) for prompt, total, turns in counted.lengths
     )
     return EnvFacts(
-        record.env_id,
-        record.kind,
-        record.scored,
+        env_id=record.env_id,
+        kind=record.kind,
+        scored=record.scored,
+        train_rows=counted.train_rows,
+        heldout_rows=counted.heldout_rows,
+        answered_rows=counted.answered_rows,
         lengths=lengths,
+        duplicate_share=counted.duplicate_share,
+        refused=counted.refused,
+        refusal=counted.refusal,
         score_s=record.audit.score_seconds_p95,
-        **counted,
     )
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+class _CountedRows(Record):
+    """What is counted of a version's rows, as the home's cache keeps it.
+
+    Attributes:
+        lengths: (prompt, total, turns) of each counted row, as in RowLengths; the rest is as in
+            EnvFacts.
+    """
+
+    train_rows: int
+    heldout_rows: int
+    answered_rows: int
+    lengths: list[tuple[int, int, list[tuple[int, int]]]]
+    duplicate_share: float
+    refused: int
+    refusal: str
+
+
+def _read(path: Path) -> _CountedRows | None:
+    """What the cache holds; None where it holds nothing, or nothing of this form."""
     try:
-        kept = read_json(path)
-    except (OSError, ValueError):
+        return _CountedRows.read(path)
+    except (OSError, DamagedRecord):
         return None
-    return kept if isinstance(kept, dict) and "lengths" in kept else None
 
 
 def _count(
@@ -158,7 +180,8 @@ def _count(
     tools: list[ToolSchema],
     tokenizer: tokens.ChatTokenizer,
     thinking: bool,
-) -> dict[str, Any]:
+) -> _CountedRows:
+    """Counts at most `SAMPLE` train rows; rows that the chat template refuses are counted apart."""
     train = [row for row in rows if row["split"] == "train"]
     chosen = train
     if len(train) > SAMPLE:
@@ -171,15 +194,15 @@ def _count(
             refused += 1
             refusal = refusal or f"row {row['id']}: {error}"
     prompts = {json.dumps(row["prompt"], sort_keys=True) for row in train}
-    return {
-        "train_rows": len(train),
-        "heldout_rows": len(rows) - len(train),
-        "answered_rows": sum(1 for row in train if row.get("gold")),
-        "lengths": lengths,
-        "duplicate_share": 1 - len(prompts) / len(train) if train else 0.0,
-        "refused": refused,
-        "refusal": refusal[:300],
-    }
+    return _CountedRows(
+        train_rows=len(train),
+        heldout_rows=len(rows) - len(train),
+        answered_rows=sum(1 for row in train if row.get("gold")),
+        lengths=lengths,
+        duplicate_share=1 - len(prompts) / len(train) if train else 0.0,
+        refused=refused,
+        refusal=refusal[:300],
+    )
 
 
 def _lengths(
@@ -187,14 +210,14 @@ def _lengths(
     tools: list[ToolSchema],
     tokenizer: tokens.ChatTokenizer,
     thinking: bool,
-) -> list[Any]:
-    """[prompt, total, turns] of one stored row."""
+) -> tuple[int, int, list[tuple[int, int]]]:
+    """(prompt, total, turns) of one stored row, as in RowLengths."""
     chat = tokenizer.format(thinking)
     prompt = len(chat.prompt(row["prompt"], tools))
     if not row.get("gold"):
-        return [prompt, prompt, []]
+        return prompt, prompt, []
     whole = chat.conversation(row["gold"], tools)
-    return [prompt, len(whole.ids), whole.turns]
+    return prompt, len(whole.ids), list(whole.turns)
 
 
 def statistics(facts: EnvFacts, settings: TrainSettings) -> dict[str, Any]:

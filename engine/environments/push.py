@@ -256,6 +256,7 @@ def _remember(draft: Draft, final: Path) -> None:
 
 
 def _reply(record: registry.EnvRecord, shot: snapshot.Snapshot) -> PushReply:
+    """The reply of a push; texts that the environment wrote have their secrets hidden."""
     audit = record.audit.as_written()
     warnings = push_audit.warnings_of(record)
     if record.audit.verdict != "ok":
@@ -285,6 +286,7 @@ def _reply(record: registry.EnvRecord, shot: snapshot.Snapshot) -> PushReply:
 
 
 def _name(given: str, source: Path) -> str:
+    """The name to push under. Raises UserError BAD_ARGUMENT for one that cannot be used."""
     if given:
         if not NAME.fullmatch(given):
             raise UserError(
@@ -299,5 +301,6 @@ def _name(given: str, source: Path) -> str:
 
 
 def _tidied(name: str) -> str:
+    """The nearest name that can be used."""
     tidy = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-")
     return tidy or "env"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.core.files import sync_folder, write_json, write_text
+from engine.core.files import JsonObject, sync_folder, write_json, write_text
 from engine.environments import push_limits, registry
 from engine.environments.draft import Draft
 from engine.environments.registry import AUDIT, EARLIER
@@ -68,6 +68,7 @@ class SecondProcess:
         return self.deadline - time.monotonic()
 
     def _compare_tasks(self) -> str:
+        """What to warn of: other rows, a failure, too little time to ask; "" for nothing."""
         if self._seconds_left() < 2 * (self.start_seconds + self.tasks_seconds):
             return "tasks() is slow; whether it repeats itself was not checked"
         try:
@@ -85,7 +86,7 @@ class SecondProcess:
 
 def run_audit(
     env: EnvProcess, rows: list[TaskRow], kind: str, second: SecondProcess, draft: Draft
-) -> dict[str, Any]:
+) -> JsonObject:
     """audit.json: the reward audit, in the time that is left of the push."""
     left = draft.seconds_left - push_limits.CALL_SECONDS - second.start_seconds
     budget = max(1.0, min(push_limits.AUDIT_SECONDS, left / OVERRUN))

@@ -12,10 +12,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from engine.core.errors import UserError
+from engine.core.files import JsonObject
 from engine.core.hints import Call, Hint
+from engine.core.reply import ReplyBase
 from engine.home.rows import EnvRow, taken_as
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -84,7 +85,7 @@ class EnvRecord:
         return self.version.secrets
 
     @property
-    def contamination(self) -> dict[str, Any]:
+    def contamination(self) -> JsonObject:
         """What its training rows share with its held-out tasks, found at push; {} if unknown."""
         return self.version.contamination
 
@@ -129,18 +130,31 @@ def prefix_meant(ref: str, record: EnvRecord) -> list[str]:
     return taken_as("env_id", ref, record.env_id)
 
 
-def list_envs(home: Home, limit: int = 1000, offset: int = 0) -> list[dict[str, Any]]:
-    """Versions, the last pushed first: id, kind, rows per split, audit verdict, time."""
+@dataclass(frozen=True)
+class ListedVersion(ReplyBase):
+    """A version in a listing.
+
+    Attributes:
+        rows: number of rows per split.
+        audit: verdict of its reward audit, "" where none was made.
+        pushed: when it was last pushed, seconds since the epoch.
+    """
+
+    env_id: str
+    kind: str
+    rows: dict[str, int]
+    audit: str
+    pushed: float
+
+
+def list_envs(home: Home, limit: int = 1000, offset: int = 0) -> list[ListedVersion]:
+    """Versions, the last pushed first."""
     with Store(home) as store:
         rows = store.list_envs(limit, offset)
     return [
-        {
-            "env_id": row.env_id,
-            "kind": row.kind,
-            "rows": row.info.get("rows", {}),
-            "audit": row.info.get("audit", ""),
-            "pushed": row.pushed,
-        }
+        ListedVersion(
+            row.env_id, row.kind, row.info.get("rows", {}), row.info.get("audit", ""), row.pushed
+        )
         for row in rows
     ]
 
@@ -227,6 +241,7 @@ def read_version(home: Home, name: str, hash12: str) -> EnvRecord:
 
 
 def _record(folder: Path, name: str, hash12: str) -> EnvRecord:
+    """The version in `folder`. Raises OSError, or DamagedRecord for a file that is not whole."""
     return EnvRecord(
         env_id=f"{name}@{hash12}",
         name=name,

@@ -185,6 +185,7 @@ class _Copier:
 
 
 def _reason_to_leave_out(name: str) -> str:
+    """Why a file of this name is not part of a version, "" when it is."""
     try:
         name.encode()
     except UnicodeEncodeError:

@@ -5,14 +5,15 @@ Their packages are built ahead of a push, their files compared, taken out, and t
 
 import difflib
 import shutil
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from engine.core.agent_files import is_agent_file, refuse_agent_place
 from engine.core.errors import UserError
 from engine.core.format import counted
 from engine.core.hints import Call, Hint
+from engine.core.reply import ReplyBase
 from engine.environments.registry import FACTS, EnvRecord, find_env, prefix_meant
 from engine.home.rows import OPEN
 from engine.home.run_dir import Home
@@ -24,55 +25,101 @@ DIFF_LINES = 400
 _SHOWN = 5
 
 
-def build(home: Home, folder: Path, patience_s: float = BUILD_S) -> dict[str, Any]:
+@dataclass(frozen=True)
+class BuiltPackages(ReplyBase):
+    """Packages that are installed, and the interpreter that has them; None where none are named."""
+
+    packages: list[str]
+    summary: str
+    python: str | None = None
+    next: list[Call] | None = None
+
+
+@dataclass(frozen=True)
+class VersionDiff(ReplyBase):
+    """What two versions differ in.
+
+    Attributes:
+        files: path -> added, removed or changed.
+        rows: number of rows per split, by version.
+        diff: the changed lines of files that are text, unified.
+    """
+
+    files: dict[str, str]
+    rows: dict[str, dict[str, int]]
+    diff: str
+    summary: str
+    warnings: list[str]
+
+
+@dataclass(frozen=True)
+class PulledVersion(ReplyBase):
+    """The files of a version that were copied."""
+
+    env_id: str
+    files: list[str]
+    summary: str
+    warnings: list[str]
+    next: list[Call]
+
+
+@dataclass(frozen=True)
+class DeletedVersion(ReplyBase):
+    """A version that is gone."""
+
+    env_id: str
+    summary: str
+    warnings: list[str]
+
+
+def build(home: Home, folder: Path, patience_s: float = BUILD_S) -> BuiltPackages:
     """Install the packages that the requirements.txt in `folder` names, as a push would.
 
-    Returns `packages`, `python`. Raises UserError ENV_INVALID or ENV_DEPS.
+    Raises UserError ENV_INVALID or ENV_DEPS.
     """
     needed = env_packages.read_requirements(folder)
     if not needed:
-        return {"packages": [], "summary": f"{folder} names no packages; nothing to build."}
+        return BuiltPackages([], f"{folder} names no packages; nothing to build.")
     python = env_packages.install(home, needed, patience_s)
     named = [str(requirement) for requirement in needed]
-    return {
-        "packages": named,
-        "python": str(python),
-        "summary": f"{counted(len(named), 'package')} ready for a push of {folder}.",
-        "next": [Call("push_env", {"path": str(folder)}).to_json()],
-    }
+    return BuiltPackages(
+        packages=named,
+        summary=f"{counted(len(named), 'package')} ready for a push of {folder}.",
+        python=str(python),
+        next=[Call("push_env", {"path": str(folder)})],
+    )
 
 
-def diff(home: Home, before: str, after: str) -> dict[str, Any]:
-    """What two versions differ in: files, and the lines of those that are text.
+def diff(home: Home, before: str, after: str) -> VersionDiff:
+    """What two versions differ in: files, and at most 400 lines of those that are text.
 
-    Returns `files` (path: added, removed, changed), `diff` (unified, at most 400 lines), `rows` per
-    split. Raises UserError ENV_NOT_FOUND or ENV_AMBIGUOUS.
+    Raises UserError ENV_NOT_FOUND or ENV_AMBIGUOUS.
     """
     old, new = find_env(home, before), find_env(home, after)
-    ours, theirs = _files(old), _files(new)
+    old_files, new_files = _files(old), _files(new)
     files: dict[str, str] = {}
     lines: list[str] = []
-    for name in sorted({*ours, *theirs}):
-        if name not in theirs or name not in ours:
-            files[name] = "removed" if name in ours else "added"
-        elif ours[name] != theirs[name]:
+    for name in sorted({*old_files, *new_files}):
+        if name not in new_files or name not in old_files:
+            files[name] = "removed" if name in old_files else "added"
+        elif old_files[name] != new_files[name]:
             files[name] = "changed"
         else:
             continue
-        lines += _lines(name, ours.get(name, b""), theirs.get(name, b""))
+        lines += _lines(name, old_files.get(name, b""), new_files.get(name, b""))
     counts = {kind: list(files.values()).count(kind) for kind in ("added", "removed", "changed")}
-    said = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count) or "no file"
+    changes = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count) or "no file"
     cut = len(lines) > DIFF_LINES
-    return {
-        "files": files,
-        "rows": {old.env_id: old.rows, new.env_id: new.rows},
-        "diff": "\n".join(lines[:DIFF_LINES]),
-        "summary": f"{old.env_id} and {new.env_id}: {said}.",
-        "warnings": [f"{counted(len(lines) - DIFF_LINES, 'line')} left out"] if cut else [],
-    }
+    return VersionDiff(
+        files=files,
+        rows={old.env_id: old.rows, new.env_id: new.rows},
+        diff="\n".join(lines[:DIFF_LINES]),
+        summary=f"{old.env_id} and {new.env_id}: {changes}.",
+        warnings=[f"{counted(len(lines) - DIFF_LINES, 'line')} left out"] if cut else [],
+    )
 
 
-def pull(home: Home, ref: str, folder: Path) -> dict[str, Any]:
+def pull(home: Home, ref: str, folder: Path) -> PulledVersion:
     """Copy a version's files into the new folder `folder`.
 
     Files that coding agents obey (AGENTS.md, say) are left out. Raises UserError ENV_NOT_FOUND,
@@ -93,16 +140,16 @@ def pull(home: Home, ref: str, folder: Path) -> dict[str, Any]:
             error
         )
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {
-        "env_id": record.env_id,
-        "files": [path.relative_to(folder).as_posix() for path in files],
-        "summary": f"Wrote {counted(len(files), 'file')} of {record.env_id} to {folder}.",
-        "warnings": [f"left out, coding agents would obey it: {name}" for name in left_out],
-        "next": [Call("push_env", {"path": str(folder)}).to_json()],
-    }
+    return PulledVersion(
+        env_id=record.env_id,
+        files=[path.relative_to(folder).as_posix() for path in files],
+        summary=f"Wrote {counted(len(files), 'file')} of {record.env_id} to {folder}.",
+        warnings=[f"left out, coding agents would obey it: {name}" for name in left_out],
+        next=[Call("push_env", {"path": str(folder)})],
+    )
 
 
-def delete(home: Home, ref: str, force: bool = False) -> dict[str, Any]:
+def delete(home: Home, ref: str, force: bool = False) -> DeletedVersion:
     """Throw a version away, its files and its row.
 
     Raises UserError RUN_STATE when an open run uses it, or (without `force`) one that has ended:
@@ -121,19 +168,19 @@ def delete(home: Home, ref: str, force: bool = False) -> dict[str, Any]:
         (record.dir / FACTS).unlink(missing_ok=True)  # a folder without it is no version
         store.delete_env(record.env_id)
     shutil.rmtree(record.dir, ignore_errors=True)
-    return {
-        "env_id": record.env_id,
-        "summary": f"{record.env_id} is gone.",
-        "warnings": prefix_meant(ref, record)
-        + ([f"{counted(len(users), 'run')} used it"] if users else []),
-    }
+    used = [f"{counted(len(users), 'run')} used it"] if users else []
+    return DeletedVersion(
+        env_id=record.env_id,
+        summary=f"{record.env_id} is gone.",
+        warnings=prefix_meant(ref, record) + used,
+    )
 
 
 def _obeyed(left_out: list[str], folder: str, names: list[str]) -> list[str]:
     """Of the `names` in `folder` those that agents obey, which a stranger may have written."""
-    found = [name for name in names if is_agent_file(name)]
-    left_out += sorted(found)
-    return found
+    obeyed = [name for name in names if is_agent_file(name)]
+    left_out += sorted(obeyed)
+    return obeyed
 
 
 def _files(record: EnvRecord) -> dict[str, bytes]:

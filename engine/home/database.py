@@ -14,7 +14,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from engine.core.errors import UserError
 from engine.core.files import is_locked, share_lock, sync_folder, take_lock
@@ -181,8 +181,8 @@ def _open_to_read(home: Home) -> sqlite3.Connection:
     try:
         if not _at_rest(home):
             raise sqlite3.OperationalError("its write-ahead log cannot be read without writing")
-        said = "?mode=ro&immutable=1"
-        db = sqlite3.connect(f"{home.db.as_uri()}{said}", uri=True, isolation_level=None)
+        options = "?mode=ro&immutable=1"
+        db = sqlite3.connect(f"{home.db.as_uri()}{options}", uri=True, isolation_level=None)
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version != len(MIGRATIONS):
             db.close()
@@ -232,11 +232,11 @@ def _intact_by_now(home: Home) -> sqlite3.Connection | None:
 
 
 def _begin_anew(home: Home) -> sqlite3.Connection:
-    kept = home.db_aside(time.strftime("%Y%m%dT%H%M%S", time.gmtime()))
+    aside = home.db_aside(time.strftime("%Y%m%dT%H%M%S", time.gmtime()))
     # The log first: without its database it is nothing, beside a new one it would be poison.
     for suffix in ("-wal", "-shm", ""):
         with contextlib.suppress(FileNotFoundError):
-            os.rename(f"{home.db}{suffix}", f"{kept}{suffix}")
+            os.rename(f"{home.db}{suffix}", f"{aside}{suffix}")
     sync_folder(home.root)
     return _open(home)
 
@@ -244,13 +244,14 @@ def _begin_anew(home: Home) -> sqlite3.Connection:
 def intact(db: sqlite3.Connection) -> str:
     """ "" when every page can be read and fits the others, else the first things that are wrong."""
     try:
-        said = [line for (line,) in db.execute("PRAGMA quick_check")]
+        reports = [line for (line,) in db.execute("PRAGMA quick_check")]
     except sqlite3.DatabaseError as error:
-        said = [str(error)]
-    return "" if said == ["ok"] else "; ".join(said[:3])
+        reports = [str(error)]
+    return "" if reports == ["ok"] else "; ".join(reports[:3])
 
 
 def _open(home: Home) -> sqlite3.Connection:
+    """A connection, the schema up to date. Raises Damaged, HOME_UNUSABLE or DISK_FULL."""
     if _emptied(home):
         raise Damaged("the file is empty although this home holds runs")
     try:
@@ -274,6 +275,7 @@ def _open(home: Home) -> sqlite3.Connection:
 
 
 def _emptied(home: Home) -> bool:
+    """Whether the file is empty although there are runs: a database that was cut to nothing."""
     try:
         if home.db.stat().st_size:
             return False
@@ -320,12 +322,12 @@ def _refill(home: Home, db: sqlite3.Connection) -> None:
         _insert(db, "deployments", row | {"adapters": json.dumps(row["adapters"])})
     for row in recovery.run_rows(home):
         _insert(db, "runs", row)
-        at = row.get("ended") or row.get("started") or row["created"]
-        went = {"run_id": row["run_id"], "at": at, "came_from": "", "went_to": row["state"]}
-        _insert(db, "history", went)
+        changed = row.get("ended") or row.get("started") or row["created"]
+        change = {"run_id": row["run_id"], "at": changed, "came_from": "", "went_to": row["state"]}
+        _insert(db, "history", change)
 
 
-def _insert(db: sqlite3.Connection, table: str, values: dict[str, Any]) -> None:
+def _insert(db: sqlite3.Connection, table: str, values: recovery.Columns) -> None:
     marks = ", ".join("?" * len(values))
     db.execute(
         f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})", tuple(values.values())
@@ -333,6 +335,7 @@ def _insert(db: sqlite3.Connection, table: str, values: dict[str, Any]) -> None:
 
 
 def _use_wal(db: sqlite3.Connection) -> None:
+    """Switch the database to a write-ahead log, waiting until no other process has it open."""
     # Switching the journal needs the file alone, and SQLite does not wait for that by itself.
     deadline = time.monotonic() + _BUSY_S
     while True:
@@ -352,11 +355,11 @@ Given = TypeVar("Given")
 def tells_of_the_disk(
     function: Callable[Concatenate[Home, Asked], Given],
 ) -> Callable[Concatenate[Home, Asked], Given]:
-    """`function(home, ...)` that refuses a disk which cannot be written as UserError DISK_FULL or
-    HOME_UNUSABLE, whatever file it came upon first."""
+    """`function(home, ...)` that raises UserError DISK_FULL or HOME_UNUSABLE where the disk cannot
+    be written, whichever file was the first that could not."""
 
     @functools.wraps(function)
-    def told(home: Home, *args: Asked.args, **kwargs: Asked.kwargs) -> Given:
+    def wrapped(home: Home, *args: Asked.args, **kwargs: Asked.kwargs) -> Given:
         try:
             return function(home, *args, **kwargs)
         except OSError as error:
@@ -364,11 +367,12 @@ def tells_of_the_disk(
                 raise
             raise _unwritten(home, error) from error
 
-    return told
+    return wrapped
 
 
 def _unwritten(home: Home, error: OSError) -> UserError:
-    """The refusal a disk is that cannot be written: the one the file lies on, where it is named."""
+    """The error for a disk that cannot be written: of the file that the error names, else of the
+    database."""
     path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else home.db
     full = no_room(path, error)
     if full is None and path != home.db and not path.is_relative_to(home.root):
@@ -382,8 +386,7 @@ def _unwritten(home: Home, error: OSError) -> UserError:
 
 
 def no_room(path: Path, error: Exception) -> UserError | None:
-    """The refusal a full disk is, with what is left on it, or a file that may not grow; None
-    when neither is wrong.
+    """The error DISK_FULL, where the disk is full or the file may not grow; else None.
 
     SQLite says "disk I/O error" or "unable to open" where it finds no room for its own files.
     """
@@ -400,10 +403,10 @@ def no_room(path: Path, error: Exception) -> UserError | None:
             retryable=True,
         )
     left, files = disk.f_bavail * disk.f_frsize, disk.f_favail
-    said_so = getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
+    is_full = getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
     # Only SQLite's own words: an OSError's hold a path, which may be called anything.
-    said_so = said_so or (isinstance(error, sqlite3.Error) and "full" in str(error))
-    if not (said_so or left < _ROOM or (disk.f_files and files < 4)):
+    is_full = is_full or (isinstance(error, sqlite3.Error) and "full" in str(error))
+    if not (is_full or left < _ROOM or (disk.f_files and files < 4)):
         return None
     return UserError(
         "DISK_FULL",
@@ -414,6 +417,7 @@ def no_room(path: Path, error: Exception) -> UserError | None:
 
 
 def unusable(path: Path, error: Exception) -> UserError:
+    """The error for a database that cannot be opened: DISK_FULL or HOME_UNUSABLE."""
     full = no_room(path, error)
     if full is not None:
         return full
@@ -426,7 +430,7 @@ def unusable(path: Path, error: Exception) -> UserError:
 
 
 def damaged(home: Home, what: str, in_use: bool = False) -> UserError:
-    """The refusal a damaged database is; `in_use`: others have it open and forbid to mend it."""
+    """The error for a damaged database; `in_use`: others have it open, so it cannot be mended."""
     if not in_use:
         return UserError(
             "HOME_UNUSABLE",
@@ -436,10 +440,10 @@ def damaged(home: Home, what: str, in_use: bool = False) -> UserError:
         )
     folders = list(home.runs.iterdir()) if home.runs.is_dir() else []
     living = [path.name for path in folders if is_locked(home.run(path.name).lock)]
-    said = ", ".join(living[:5]) + " still run(s)" if living else "others have it open"
+    users = ", ".join(living[:5]) + " still run(s)" if living else "others have it open"
     return UserError(
         "HOME_UNUSABLE",
-        f"the database {home.db} is damaged: {what}; it is not touched while {said}",
+        f"the database {home.db} is damaged: {what}; it is not touched while {users}",
         hint="Call again when that has ended: the run list is then made again from the run "
         "folders, and the damaged file is kept.",
         retryable=True,

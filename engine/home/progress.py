@@ -3,9 +3,10 @@
 import math
 import os
 import time
+from dataclasses import dataclass
 from typing import Any
 
-from engine.core.files import last_line, read_json, read_lines, write_text
+from engine.core.files import JsonObject, last_line, read_json, read_lines, write_text
 from engine.home.rows import TERMINAL, RunRow
 from engine.home.run_dir import RunDir
 
@@ -13,15 +14,39 @@ _ETA_LINES = 20  # steps the speed is taken from
 _ETA_BYTES = 64_000
 
 
-def events_from(run: RunDir, cursor: int) -> tuple[list[dict[str, Any]], int]:
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is.
+
+    Attributes:
+        step, total_steps: None where nothing says so yet.
+        eta_s: seconds left; None when unknown, or when the run has ended.
+        metrics: the last line of them.
+        quiet_s: seconds since the trainer wrote anything; None where no trainer is to write.
+        alerts: events of the last alerts.
+        cursor: byte after the last event.
+        started: the events of each start.
+    """
+
+    step: int | None
+    total_steps: int | None
+    eta_s: float | None
+    metrics: JsonObject
+    quiet_s: float | None
+    alerts: list[JsonObject]
+    cursor: int
+    started: list[JsonObject]
+
+
+def events_from(run: RunDir, cursor: int) -> tuple[list[JsonObject], int]:
     """All complete events from byte `cursor` on, and where they end."""
-    found: list[dict[str, Any]] = []
+    events: list[JsonObject] = []
     while True:
-        rows, following = read_lines(run.events, cursor)
-        found += rows
-        if following == cursor or not rows:
-            return found, max(following, cursor)
-        cursor = following
+        rows, end = read_lines(run.events, cursor)
+        events += rows
+        if end == cursor or not rows:
+            return events, max(end, cursor)
+        cursor = end
 
 
 def events_end(run: RunDir) -> int:
@@ -29,29 +54,28 @@ def events_end(run: RunDir) -> int:
     return events_from(run, 0)[1]
 
 
-def alerts_in(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def alerts_in(events: list[JsonObject]) -> list[JsonObject]:
     return [event for event in events if event.get("event") == "alert"]
 
 
-def read_progress(run: RunDir, row: RunRow) -> dict[str, Any]:
-    """Step, total, time left (s, None when unknown), last metrics, quiet seconds, alerts and the
-    events of each start."""
+def read_progress(run: RunDir, row: RunRow) -> Progress:
+    """How far a run is, from its events and the end of its metrics."""
     events, cursor = events_from(run, 0)
     last = last_line(run.metrics) or {}
     started = [event for event in events if event.get("event") == "started"]
-    totals = [event.get("total_steps") for event in started]
-    total = next((n for said in reversed(totals) if (n := _whole(said)) is not None), None)
+    totals = [_whole(event.get("total_steps")) for event in reversed(started)]
+    total = next((number for number in totals if number is not None), None)
     step = _whole(last.get("step"))
-    return {
-        "step": step,
-        "total_steps": total,
-        "eta_s": None if row.state in TERMINAL else _eta(run, step, total),
-        "metrics": last,
-        "quiet_s": _quiet(run) if row.state in ("preparing", "running", "stopping") else None,
-        "alerts": alerts_in(events)[-10:],
-        "cursor": cursor,
-        "started": started,
-    }
+    return Progress(
+        step=step,
+        total_steps=total,
+        eta_s=None if row.state in TERMINAL else _eta(run, step, total),
+        metrics=last,
+        quiet_s=_quiet(run) if row.state in ("preparing", "running", "stopping") else None,
+        alerts=alerts_in(events)[-10:],
+        cursor=cursor,
+        started=started,
+    )
 
 
 def write_status(run: RunDir, row: RunRow) -> None:
@@ -63,14 +87,15 @@ def write_status(run: RunDir, row: RunRow) -> None:
 
 
 def status_text(run: RunDir, row: RunRow) -> str:
+    """The text of STATUS.md."""
     now = read_progress(run, row)
-    of = f" of {now['total_steps']}" if now["total_steps"] is not None else ""
+    of = f" of {now.total_steps}" if now.total_steps is not None else ""
     lines = [
         f"# {row.run_id}: {row.state}",
         "",
         f"- {row.algorithm} of {row.model} on {row.env_id}",
         f"- attempt {row.attempt}, device {row.device or 'none yet'}",
-        f"- step {now['step'] if now['step'] is not None else '-'}{of}",
+        f"- step {now.step if now.step is not None else '-'}{of}",
         f"- device hours spent: {row.spent_hours:.3f}",
     ]
     if row.verdict:
@@ -79,7 +104,7 @@ def status_text(run: RunDir, row: RunRow) -> str:
         lines.append(f"- reason ({row.reason_kind}): {row.reason}")
     if row.hint:
         lines.append(f"- next: {row.hint}")
-    lines += [f"- alert: {alert.get('message', '')}" for alert in now["alerts"]]
+    lines += [f"- alert: {alert.get('message', '')}" for alert in now.alerts]
     stamp = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     return "\n".join([*lines, "", f"Written {stamp}; the database has the last word.", ""])
 
@@ -103,11 +128,11 @@ def _eta(run: RunDir, step: int | None, total: int | None) -> float | None:
     except OSError:
         return None
     rows, _ = read_lines(run.metrics, start, _ETA_BYTES)
-    points = [
-        (float(row["time"]), at)
-        for row in rows
-        if isinstance(row.get("time"), int | float) and (at := _whole(row.get("step"))) is not None
-    ]
+    points: list[tuple[float, int]] = []
+    for row in rows:
+        written, reached = row.get("time"), _whole(row.get("step"))
+        if isinstance(written, int | float) and reached is not None:
+            points.append((float(written), reached))
     points = [point for point in points if point[0] >= began][-_ETA_LINES:]
     if len(points) < 2 or points[-1][1] <= points[0][1]:
         return None

@@ -9,11 +9,12 @@ with a resume, and what estimates had come to.
 import logging
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.core.errors import UserError
-from engine.core.files import is_locked, read_lines, read_object, read_tail
+from engine.core.files import JsonObject, is_locked, read_lines, read_object, read_tail
 from engine.core.hints import Hint
 from engine.home.rows import STATES, TERMINAL
 from engine.home.run_dir import DeployDir, Home, RunDir
@@ -24,23 +25,25 @@ if TYPE_CHECKING:
 _log = logging.getLogger("honesmith")
 _ID = re.compile(r"(.+)-(\d+)")
 _LOG = re.compile(r"attempt_(\d+)\.log")
+# The columns of a row by name; which there are is the database's schema.
+Columns = dict[str, Any]
 _ENDS = ("trainer_exited", "interrupted", "supervisor_left")
 
 
-def run_rows(home: Home) -> list[dict[str, Any]]:
+def run_rows(home: Home) -> list[Columns]:
     """A row for every run that was ever answered with, oldest first: column name to value.
 
     A folder without STATUS.md is what a submit left that died before it told anyone.
     """
-    found = []
+    rows = []
     for name, number, run in _answered_runs(home):
         try:
             config = run.read_config()
         except (OSError, UserError) as error:
             _log.warning("%s was left out: %s", run.id, error)
             continue
-        found.append({"name": name, "number": number} | _row(run, config))
-    return sorted(found, key=lambda row: (row["created"], row["number"]))
+        rows.append({"name": name, "number": number} | _row(run, config))
+    return sorted(rows, key=lambda row: (row["created"], row["number"]))
 
 
 def damaged_configs(home: Home) -> list[str]:
@@ -70,9 +73,9 @@ def _answered_runs(home: Home) -> Iterator[tuple[str, int, RunDir]]:
             yield match[1], int(match[2]), run
 
 
-def env_rows(home: Home) -> list[dict[str, Any]]:
+def env_rows(home: Home) -> list[Columns]:
     """A row for every stored environment version, the oldest push first."""
-    found = []
+    rows = []
     for path in sorted(home.envs.glob("*/*/env.json")):
         folder = path.parent
         name, hash12 = folder.parent.name, folder.name
@@ -84,11 +87,11 @@ def env_rows(home: Home) -> list[dict[str, Any]]:
             continue
         pushed = path.stat().st_mtime
         named = {"env_id": f"{name}@{hash12}", "name": name, "hash": hash12}
-        found.append(named | row | {"created": pushed, "pushed": pushed})
-    return sorted(found, key=lambda row: row["pushed"])
+        rows.append(named | row | {"created": pushed, "pushed": pushed})
+    return sorted(rows, key=lambda row: row["pushed"])
 
 
-def env_row(folder: Path) -> dict[str, Any] | None:
+def env_row(folder: Path) -> Columns | None:
     """What the database holds of the version in `folder`: its kind and `info`; None where its
     files are not those of a version."""
     facts, audit = read_object(folder / "env.json"), read_object(folder / "audit.json")
@@ -105,7 +108,7 @@ def env_row(folder: Path) -> dict[str, Any] | None:
     return {"kind": kind, "info": info}
 
 
-def deployment_rows(home: Home) -> list[dict[str, Any]]:
+def deployment_rows(home: Home) -> list[Columns]:
     """A row for every deployment that was started, the oldest first.
 
     One that lives goes on being served: all it answers to counts as asked for.
@@ -117,7 +120,8 @@ def deployment_rows(home: Home) -> list[dict[str, Any]]:
     )
 
 
-def _deployment(folder: DeployDir) -> dict[str, Any] | None:
+def _deployment(folder: DeployDir) -> Columns | None:
+    """The row of one deployment, None where its config.json names no base model."""
     config, ready = read_object(folder.config), read_object(folder.ready)
     if not config.get("base_path"):
         return None
@@ -127,7 +131,7 @@ def _deployment(folder: DeployDir) -> dict[str, Any] | None:
     if isinstance(models, list):
         adapters = [{"name": str(name), "path": ""} for name in models if name != base]
     created = folder.config.stat().st_mtime
-    row: dict[str, Any] = {
+    row: Columns = {
         "deployment_id": folder.id,
         "base_name": base,
         "base_path": str(config["base_path"]),
@@ -145,10 +149,11 @@ def _deployment(folder: DeployDir) -> dict[str, Any] | None:
     return row | over | {"message": failed or "the process ended", "ended": _last_word(folder)}
 
 
-def started_with(config: dict[str, Any]) -> list[dict[str, str]]:
+def started_with(config: JsonObject) -> list[dict[str, str]]:
     """The adapters a deployment's config.json starts it with: name and path of each."""
-    found = config.get("adapters")
-    named = [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
+    adapters = config.get("adapters")
+    items = adapters if isinstance(adapters, list) else []
+    named = [item for item in items if isinstance(item, dict)]
     return [
         {"name": str(item["name"]), "path": str(item.get("path") or "")}
         for item in named
@@ -161,12 +166,13 @@ def _last_word(folder: DeployDir) -> float:
     return max((path.stat().st_mtime for path in files if path.exists()), default=0.0)
 
 
-def _row(run: RunDir, config: "RunConfig") -> dict[str, Any]:
+def _row(run: RunDir, config: "RunConfig") -> Columns:
+    """The row of one run: what its files say of its start, its end and its hours."""
     created = run.config.stat().st_mtime
     trained = config if config.kind == "train" else None
     started, status = read_object(run.started_record), _status(run)
-    attempt = max([1, _number(started.get("attempt")), status["attempt"], *_attempts(run)])
-    row: dict[str, Any] = {
+    attempt = max([1, _number(started.get("attempt")), status.attempt, *_attempts(run)])
+    row: Columns = {
         "run_id": run.id,
         "kind": config.kind,
         "algorithm": config.algorithm,
@@ -180,7 +186,7 @@ def _row(run: RunDir, config: "RunConfig") -> dict[str, Any]:
         "parent": trained.parent if trained else "",
         "max_gpu_hours": config.max_gpu_hours or 0.0,
         "estimated_hours": trained.estimate.gpu_hours.likely if trained else 0.0,
-        "spent_hours": max(status["spent_hours"], _spent_hours(run)),
+        "spent_hours": max(status.spent_hours, _spent_hours(run)),
         "state": "queued",
     }
     if started:
@@ -193,35 +199,52 @@ def _row(run: RunDir, config: "RunConfig") -> dict[str, Any]:
             "verdict": str(end.get("verdict") or ""),
             "ended": float(end.get("time") or created),
         }
-    elif status["state"] == "stopping" and status["attempt"] == attempt:
+    elif status.state == "stopping" and status.attempt == attempt:
         # Why it was to stop decides what becomes of it: a cancelled run is not continued.
-        row |= {key: status[key] for key in ("state", "reason_kind", "reason")}
-    elif status["state"] in TERMINAL or status["state"] == "queued":
-        row |= {key: status[key] for key in ("state", "reason_kind", "reason", "hint", "verdict")}
-        if status["state"] in TERMINAL:
+        row |= _columns(status, "state", "reason_kind", "reason")
+    elif status.state in TERMINAL or status.state == "queued":
+        row |= _columns(status, "state", "reason_kind", "reason", "hint", "verdict")
+        if status.state in TERMINAL:
             row["ended"] = run.status_md.stat().st_mtime
     return row
 
 
-def _status(run: RunDir) -> dict[str, Any]:
-    """What STATUS.md says the row was when it was last written."""
+@dataclass(frozen=True)
+class _StatusFile:
+    """What STATUS.md says the row was when it was last written; "" for what it does not say."""
+
+    state: str
+    attempt: int
+    spent_hours: float
+    verdict: str
+    hint: str
+    reason_kind: str
+    reason: str
+
+
+def _status(run: RunDir) -> _StatusFile:
+    """What STATUS.md says; defaults where it is missing."""
     text = read_tail(run.status_md, 100_000)
     first = re.match(r"# .*: (\w+)\n", text)
     reason = re.search(r"^- reason \((\w*)\): (.*)$", text, re.MULTILINE)
 
-    def said(pattern: str) -> str:
-        found = re.search(pattern, text, re.MULTILINE)
-        return found[1] if found else ""
+    def first_match(pattern: str) -> str:
+        match = re.search(pattern, text, re.MULTILINE)
+        return match[1] if match else ""
 
-    return {
-        "state": first[1] if first and first[1] in STATES else "",
-        "attempt": int(said(r"^- attempt (\d+),") or 1),
-        "spent_hours": float(said(r"^- device hours spent: (\d+\.?\d*)$") or 0),
-        "verdict": said(r"^- verdict: (\w+)$"),
-        "hint": said(r"^- next: (.*)$"),
-        "reason_kind": reason[1] if reason else "",
-        "reason": reason[2] if reason else "",
-    }
+    return _StatusFile(
+        state=first[1] if first and first[1] in STATES else "",
+        attempt=int(first_match(r"^- attempt (\d+),") or 1),
+        spent_hours=float(first_match(r"^- device hours spent: (\d+\.?\d*)$") or 0),
+        verdict=first_match(r"^- verdict: (\w+)$"),
+        hint=first_match(r"^- next: (.*)$"),
+        reason_kind=reason[1] if reason else "",
+        reason=reason[2] if reason else "",
+    )
+
+
+def _columns(status: _StatusFile, *names: str) -> Columns:
+    return {name: getattr(status, name) for name in names}
 
 
 def _attempts(run: RunDir) -> list[int]:

@@ -68,8 +68,8 @@ class Home:
 
     def dbs_aside(self) -> list[Path]:
         """Damaged databases that were kept, oldest first, without the logs beside them."""
-        found = self.root.glob(f"{self.db.name}.damaged-*")
-        return sorted(path for path in found if not path.name.endswith(("-wal", "-shm")))
+        paths = self.root.glob(f"{self.db.name}.damaged-*")
+        return sorted(path for path in paths if not path.name.endswith(("-wal", "-shm")))
 
     @property
     def config_file(self) -> Path:

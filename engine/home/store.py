@@ -41,9 +41,9 @@ class EnvTable(Connection):
         """Versions `ref` may mean, newest first: one id, all of a name, or a prefix of ids."""
         newest = "ORDER BY pushed DESC, rowid DESC"
         for where, value in (("env_id = ?", ref), ("name = ?", ref)):
-            found = self._envs(f"WHERE {where} {newest}", (value,))
-            if found:
-                return found
+            versions = self._envs(f"WHERE {where} {newest}", (value,))
+            if versions:
+                return versions
         return (
             self._envs(f"WHERE substr(env_id, 1, ?) = ? {newest}", (len(ref), ref)) if ref else []
         )
@@ -58,11 +58,11 @@ class EnvTable(Connection):
             return done.rowcount == 1
 
     def _envs(self, tail: str, values: Sequence[Any]) -> list[EnvRow]:
-        found = self._read(
+        rows = self._read(
             f"SELECT env_id, name, hash, kind, created, pushed, info FROM envs {tail}",
             tuple(values),
         )
-        return [EnvRow(*row[:-1], info=json.loads(row[-1])) for row in found]
+        return [EnvRow(*row[:-1], info=json.loads(row[-1])) for row in rows]
 
 
 class DeploymentTable(Connection):
@@ -101,14 +101,14 @@ class DeploymentTable(Connection):
 
     def get_deployment(self, deployment_id: str) -> DeploymentRow:
         """The deployment with this id. Raises UserError DEPLOYMENT_NOT_FOUND."""
-        found = self._deployments("WHERE deployment_id = ?", (deployment_id,))
-        if not found:
+        rows = self._deployments("WHERE deployment_id = ?", (deployment_id,))
+        if not rows:
             raise UserError(
                 "DEPLOYMENT_NOT_FOUND",
                 f"there is no deployment {deployment_id!r}",
                 hint=Hint("To list them:", Call("get_status", {"scope": "deployments"})),
             )
-        return found[0]
+        return rows[0]
 
     def list_deployments(
         self, states: Sequence[str] | None = None, limit: int = 100
@@ -118,6 +118,7 @@ class DeploymentTable(Connection):
         return self._deployments(f"{where} ORDER BY rowid DESC LIMIT ?", (*(states or ()), limit))
 
     def update_deployment(self, deployment_id: str, **values: Any) -> None:
+        """Change fields of a deployment; ValueError for one that there is not."""
         unknown = set(values) - _DEPLOYMENT_SETTABLE
         if unknown:
             raise ValueError(f"no such deployment fields: {sorted(unknown)}")
@@ -131,10 +132,10 @@ class DeploymentTable(Connection):
 
     def _deployments(self, tail: str, values: Sequence[Any]) -> list[DeploymentRow]:
         columns = [item.name for item in fields(DeploymentRow)]
-        found = self._read(f"SELECT {', '.join(columns)} FROM deployments {tail}", tuple(values))
+        stored = self._read(f"SELECT {', '.join(columns)} FROM deployments {tail}", tuple(values))
         rows = []
-        for values_found in found:
-            row = dict(zip(columns, values_found, strict=True))
+        for row_values in stored:
+            row = dict(zip(columns, row_values, strict=True))
             row["adapters"] = json.loads(row["adapters"])
             row["serve_base"] = bool(row["serve_base"])
             rows.append(DeploymentRow(**row))
@@ -157,14 +158,14 @@ class EstimateTable(Connection):
 
     def calibration(self, kind: str, limit: int = 50) -> list[dict[str, Any]]:
         """The last predictions of a kind, newest first: features, predicted, actual, at."""
-        found = self._read(
+        rows = self._read(
             "SELECT features, predicted, actual, at FROM estimates WHERE kind = ? "
             "ORDER BY rowid DESC LIMIT ?",
             (kind, limit),
         )
         return [
             {"features": json.loads(features), "predicted": predicted, "actual": actual, "at": at}
-            for features, predicted, actual, at in found
+            for features, predicted, actual, at in rows
         ]
 
 

@@ -104,12 +104,12 @@ class RunTable(Connection):
     def env_marks(self) -> dict[str, tuple[Any, ...]]:
         """For every environment version with runs, what changes whenever one of them does: how
         many there are and have not ended, the youngest, the sum of attempts, the last end."""
-        found = self._read(
+        rows = self._read(
             f"SELECT env_id, count(*), sum(state NOT IN ({placeholders(TERMINAL)})), "
             "max(rowid), sum(attempt), max(ended) FROM runs GROUP BY env_id",
             TERMINAL,
         )
-        return {env_id: tuple(marks) for env_id, *marks in found}
+        return {env_id: tuple(marks) for env_id, *marks in rows}
 
     def queue(self) -> list[RunRow]:
         """The queued runs in the order they will start."""
@@ -151,29 +151,29 @@ class RunTable(Connection):
         for state in only_from:
             if to not in TRANSITIONS[state]:
                 raise ValueError(f"no transition from {state} to {to}")
-        values = _columns(values)
-        unknown = set(values) - _SETTABLE
+        columns = _columns(values)
+        unknown = set(columns) - _SETTABLE
         if unknown:
             raise ValueError(f"no such run fields: {sorted(unknown)}")
         with self._write():
-            found = self._db.execute("SELECT state FROM runs WHERE run_id = ?", (run_id,))
-            state = (found.fetchone() or [""])[0]
+            cursor = self._db.execute("SELECT state FROM runs WHERE run_id = ?", (run_id,))
+            state = (cursor.fetchone() or [""])[0]
             if state not in only_from:
                 return False
-            self._change(run_id, state, to, values)
+            self._change(run_id, state, to, columns)
             return True
 
     def update_run(self, run_id: str, *, only_in: set[str], **values: Any) -> bool:
         """Change fields of a run without changing its state."""
-        values = _columns(values)
-        unknown = set(values) - _SETTABLE
+        columns = _columns(values)
+        unknown = set(columns) - _SETTABLE
         if unknown:
             raise ValueError(f"no such run fields: {sorted(unknown)}")
         with self._write():
             done = self._db.execute(
-                f"UPDATE runs SET {assignments(values)} "
+                f"UPDATE runs SET {assignments(columns)} "
                 f"WHERE run_id = ? AND state IN ({placeholders(only_in)})",
-                (*values.values(), run_id, *only_in),
+                (*columns.values(), run_id, *only_in),
             )
             return done.rowcount == 1
 
@@ -249,8 +249,8 @@ class RunTable(Connection):
 
     def _rows(self, tail: str, values: Sequence[Any]) -> list[RunRow]:
         columns = ", ".join(_RUN_COLUMNS)
-        found = self._read(f"SELECT {columns} FROM runs {tail}", tuple(values))
-        return [_run_row(row) for row in found]
+        rows = self._read(f"SELECT {columns} FROM runs {tail}", tuple(values))
+        return [_run_row(row) for row in rows]
 
     def _run(self, run_id: str) -> RunRow:
         return self._rows("WHERE run_id = ?", (run_id,))[0]
@@ -282,6 +282,7 @@ class RunTable(Connection):
         )
 
     def _answered(self, request_id: str, body: Mapping[str, Any]) -> RunRow | None:
+        """The run that this request made before, None for a new one. Raises REQUEST_CONFLICT."""
         if not request_id:
             return None
         rows = self._read(
@@ -289,16 +290,16 @@ class RunTable(Connection):
         )
         if not rows:
             return None
-        found = rows[0]
-        if found[1] != _hash(body):
+        answered = rows[0]
+        if answered[1] != _hash(body):
             raise UserError(
                 "REQUEST_CONFLICT",
-                f"request_id {request_id!r} was already used for run {found[0]} "
+                f"request_id {request_id!r} was already used for run {answered[0]} "
                 "with other arguments",
                 hint="Use a new request_id for a different run.",
                 field="request_id",
             )
-        return self._run(found[0])
+        return self._run(answered[0])
 
     def _answer(self, request_id: str, body: Mapping[str, Any], run_id: str) -> None:
         if request_id:
@@ -308,6 +309,7 @@ class RunTable(Connection):
             )
 
     def _not_found(self, run_id: str, matches: list[str]) -> UserError:
+        """The error for an id that is none, with the ids that were probably meant."""
         if matches:
             return UserError(
                 "RUN_NOT_FOUND",
@@ -331,11 +333,11 @@ def _hash(body: Mapping[str, Any]) -> str:
 
 
 def _run_row(values: Sequence[Any]) -> RunRow:
-    columns: dict[str, Any] = dict(zip(_RUN_COLUMNS, values, strict=True))
+    columns = dict(zip(_RUN_COLUMNS, values, strict=True))
     columns["hint"] = Hint.load(columns["hint"])
     return RunRow(**columns)
 
 
-def _columns(values: Mapping[str, Any]) -> dict[str, Any]:
+def _columns(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Values of a run as its columns hold them."""
     return {name: v.dump() if isinstance(v, Hint) else v for name, v in values.items()}

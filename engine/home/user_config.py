@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.errors import UserError
+from engine.core.files import JsonObject
 
 _CHOICES = {"sandbox": ("auto", "required", "off"), "serve_with": ("auto", "torch", "vllm")}
 _YES_OR_NO = ("allow_root", "key_network", "allow_source_builds")
@@ -53,7 +54,8 @@ def read_config(path: Path) -> UserConfig:
     return _checked(path, values)
 
 
-def _checked(path: Path, values: dict[str, Any]) -> UserConfig:
+def _checked(path: Path, values: JsonObject) -> UserConfig:
+    """The config of the parsed file. Raises UserError SETTING_UNKNOWN or SETTING_INVALID."""
     known = {field.name for field in fields(UserConfig)}
     for name in values:
         if name not in known:

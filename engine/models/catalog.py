@@ -9,12 +9,12 @@ import contextlib
 import difflib
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.hints import Call, Hint
+from engine.core.reply import ReplyBase
 from engine.home.rows import TERMINAL
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
@@ -108,20 +108,41 @@ def check_in_sight(home: Home, ref: str) -> None:
         raise _not_found(f"no model is at {ref!r}", hint)
 
 
-def usable_models(home: Home) -> list[dict[str, Any]]:
-    """Models that work without a download: built in, whole in a local cache, and adapters.
+@dataclass(frozen=True)
+class UsableModel(ReplyBase):
+    """A model that can be named, as a listing shows it.
 
-    Each: {"ref", "kind", "params", "context", "thinking"}, of a run also {"base", "checkpoints",
-    "best"}; newest run first.
+    Attributes:
+        kind: builtin, hub or run.
+        params: parameters of the base; `context` its longest context in tokens.
+        thinking: whether its chat template can switch a think block on and off.
+        base, checkpoints, best: of a run its base model, the steps of its checkpoints, and the
+            folder name of the best one ("" where none is best).
     """
-    found = []
-    for name, path in BUILTIN.items():
-        found.extend(_listed(name, "builtin", path))
+
+    ref: str
+    kind: str
+    params: int
+    context: int
+    thinking: bool
+    base: str | None = None
+    checkpoints: list[int] | None = None
+    best: str | None = None
+
+
+def usable_models(home: Home) -> list[UsableModel]:
+    """Models that work without a download: built in, whole in a local cache, and adapters of
+    runs, the newest run first."""
+    local = dict(BUILTIN)
     for repo in hub.cached_ids(home):
         folder = hub.cached(home, repo)
         if folder is not None:
-            found.extend(_listed(repo, "hub", folder))
-    return found + [entry for run in _trained(home) if (entry := _listed_run(run)) is not None]
+            local[repo] = folder
+    listed = [
+        _usable(ref, "builtin" if ref in BUILTIN else "hub", path) for ref, path in local.items()
+    ]
+    listed += [_usable_run(run) for run in _trained(home)]
+    return [model for model in listed if model is not None]
 
 
 def _base(ref: str, kind: str, base_ref: str, path: Path) -> ModelRef:
@@ -137,6 +158,7 @@ def _run_of(home: Home, ref: str) -> tuple[RunDir, str] | None:
 
 
 def _from_run(home: Home, ref: str, run: RunDir, which: str) -> ModelRef:
+    """The adapter of a run on its base. Raises UserError as resolve_model does."""
     config = _run_config(run)
     if not isinstance(config, TrainConfig):
         raise _not_found(
@@ -173,6 +195,7 @@ def _base_of(config: TrainConfig, run: RunDir) -> tuple[str, Path]:
 
 
 def _no_checkpoint(run: RunDir, which: str) -> UserError:
+    """The error for a run without the checkpoint that is asked for."""
     steps = run.checkpoint_steps()
     if run.deleted.exists():
         return _not_found(
@@ -211,12 +234,12 @@ def _check_adapter(checkpoint: Path, adapter: AdapterFacts, facts: ModelFacts) -
     weights = checkpoint / "adapter_model.safetensors"
     if not weights.is_file():
         raise _mismatch(f"{checkpoint} has no adapter_model.safetensors")
-    found = model_files.read_header(weights)
+    tensors = model_files.read_header(weights)
     for name in adapter.targets:
         inputs, outputs = facts.projection(name)
         shapes = {"lora_A": (adapter.rank, inputs), "lora_B": (outputs, adapter.rank)}
         for part, shape in shapes.items():
-            matrices = [t.shape for key, t in found.items() if f".{name}.{part}." in key]
+            matrices = [t.shape for key, t in tensors.items() if f".{name}.{part}." in key]
             if len(matrices) != facts.layers or any(size != shape for size in matrices):
                 raise _mismatch(
                     f"{checkpoint} does not fit its base: {facts.layers} {name}.{part} of "
@@ -253,6 +276,7 @@ def _local_folder(ref: str) -> Path | None:
 
 
 def _unknown(home: Home, ref: str) -> UserError:
+    """The error for a reference that means nothing, with what was probably meant."""
     name = ref.partition("@")[0]
     known = [*BUILTIN, *(run.id for run in _trained(home)), *hub.cached_ids(home)]
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
@@ -284,7 +308,7 @@ def _trained(home: Home) -> list[RunDir]:
     if home.db.is_file():
         with Store(home) as store:
             marks = {mark[0]: mark for mark in store.run_marks("train")}
-    found = []
+    runs = []
     for _, name in sorted(folders, reverse=True):
         mark = marks.get(name)
         key = (str(home.root), mark)
@@ -292,29 +316,23 @@ def _trained(home: Home) -> list[RunDir]:
             continue
         run = RunDir(home.runs / name)
         if run.checkpoint_steps():
-            found.append(run)
+            runs.append(run)
         elif mark is not None and mark[1] in TERMINAL:
             _without.add(key)
-    return found
+    return runs
 
 
-def _listed(ref: str, kind: str, path: Path) -> list[dict[str, Any]]:
+def _usable(ref: str, kind: str, path: Path) -> UsableModel | None:
+    """The model in `path`; None where it cannot be trained here."""
     try:
         facts = model_files.read_facts(path)
     except UserError:
-        return []
-    return [
-        {
-            "ref": ref,
-            "kind": kind,
-            "params": facts.params,
-            "context": facts.max_positions,
-            "thinking": facts.thinking,
-        }
-    ]
+        return None
+    return UsableModel(ref, kind, facts.params, facts.max_positions, facts.thinking)
 
 
-def _listed_run(run: RunDir) -> dict[str, Any] | None:
+def _usable_run(run: RunDir) -> UsableModel | None:
+    """The model that a training run left; None where its base or its config cannot be read."""
     try:
         config = _run_config(run)
         if not isinstance(config, TrainConfig):
@@ -322,12 +340,9 @@ def _listed_run(run: RunDir) -> dict[str, Any] | None:
         base_ref, path = _base_of(config, run)
     except UserError:
         return None
-    entries = _listed(run.id, "run", path)
-    if not entries:
+    model = _usable(run.id, "run", path)
+    if model is None:
         return None
     best = run.resolve_checkpoint("best")
-    return entries[0] | {
-        "base": base_ref,
-        "checkpoints": run.checkpoint_steps(),
-        "best": best.name if best is not None else "",
-    }
+    checkpoints, best_name = run.checkpoint_steps(), best.name if best is not None else ""
+    return replace(model, base=base_ref, checkpoints=checkpoints, best=best_name)

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import Any
 
 from engine.core.errors import UserError
-from engine.core.files import open_file
+from engine.core.files import JsonObject, open_file
 
 # Architectures whose projections carry the names in PROJECTIONS and whose forward pass the worker
 # is tested on or which share that layout exactly.
@@ -147,7 +146,7 @@ def header_length(raw: bytes, name: str) -> int:
     return length
 
 
-def _tensor(value: dict[str, Any]) -> Tensor:
+def _tensor(value: JsonObject) -> Tensor:
     start, end = value["data_offsets"]
     shape = tuple(int(size) for size in value["shape"])
     width = _DTYPE_BYTES.get(value["dtype"])
@@ -184,7 +183,7 @@ def weight_files(folder: Path) -> list[str]:
     raise no_safetensors(str(folder), names)
 
 
-def shards(index: dict[str, Any], name: str) -> list[str]:
+def shards(index: JsonObject, name: str) -> list[str]:
     """Distinct file names of a shard index, each a plain name inside the folder."""
     mapping = index.get("weight_map")
     files = sorted(set(mapping.values())) if isinstance(mapping, dict) else []
@@ -194,6 +193,7 @@ def shards(index: dict[str, Any], name: str) -> list[str]:
 
 
 def no_safetensors(where: str, names: list[str]) -> UserError:
+    """The refusal of a folder or repository without safetensors weights."""
     pickled = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt")))
     if pickled:
         return unsupported(
@@ -207,7 +207,7 @@ def no_safetensors(where: str, names: list[str]) -> UserError:
     )
 
 
-def load_json(path: Path) -> dict[str, Any]:
+def load_json(path: Path) -> JsonObject:
     """A JSON object of a model folder; UserError MODEL_UNSUPPORTED when it is none."""
     try:
         with open_file(path) as file:
@@ -256,7 +256,7 @@ def _stored_header(folder: Path, name: str) -> dict[str, Tensor]:
     raise unsupported(f"{folder} misses the weight file {name}", "Fetch the model again.")
 
 
-def check_config(config: dict[str, Any], where: str) -> None:
+def check_config(config: JsonObject, where: str) -> None:
     """Refuse what cannot be trained here, before any weights are looked at."""
     if config.get("auto_map"):
         raise unsupported(
@@ -273,12 +273,12 @@ def check_config(config: dict[str, Any], where: str) -> None:
         raise unsupported(f"{where} has the architecture {named}", _USE_OTHER)
 
 
-def _architecture(config: dict[str, Any]) -> str:
+def _architecture(config: JsonObject) -> str:
     named = config.get("architectures")
     return str(named[0]) if isinstance(named, list) and named else ""
 
 
-def facts_from(config: dict[str, Any], tensors: dict[str, Tensor], template: str) -> ModelFacts:
+def facts_from(config: JsonObject, tensors: dict[str, Tensor], template: str) -> ModelFacts:
     """Facts from a parsed config.json, the tensors of all weight files and the chat template."""
     hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
     facts = ModelFacts(
@@ -301,7 +301,7 @@ def facts_from(config: dict[str, Any], tensors: dict[str, Tensor], template: str
     return facts
 
 
-def _size(config: dict[str, Any], key: str, default: int = 0) -> int:
+def _size(config: JsonObject, key: str, default: int = 0) -> int:
     value = config.get(key)
     if value is None:
         value = default
@@ -310,13 +310,13 @@ def _size(config: dict[str, Any], key: str, default: int = 0) -> int:
     return value
 
 
-def _tied(config: dict[str, Any], tensors: dict[str, Tensor]) -> bool:
+def _tied(config: JsonObject, tensors: dict[str, Tensor]) -> bool:
     """As config.json says; where it is silent, a stored output layer means untied."""
-    said = config.get("tie_word_embeddings")
-    return said if isinstance(said, bool) else "lm_head.weight" not in tensors
+    tied = config.get("tie_word_embeddings")
+    return tied if isinstance(tied, bool) else "lm_head.weight" not in tensors
 
 
-def _count(config: dict[str, Any], tensors: dict[str, Tensor]) -> int:
+def _count(config: JsonObject, tensors: dict[str, Tensor]) -> int:
     tied = _tied(config, tensors)
     return sum(
         prod(tensor.shape)
@@ -326,6 +326,7 @@ def _count(config: dict[str, Any], tensors: dict[str, Tensor]) -> int:
 
 
 def _dtype(tensors: dict[str, Tensor]) -> str:
+    """The type that most bytes of the weights have. Raises UserError MODEL_UNSUPPORTED."""
     sizes: dict[str, int] = {}
     for tensor in tensors.values():
         sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.size
@@ -348,9 +349,9 @@ def _check_shapes(facts: ModelFacts, tensors: dict[str, Tensor]) -> None:
     if not facts.tied:
         expected["lm_head.weight"] = (facts.vocab, facts.hidden)
     for name, shape in expected.items():
-        found = tensors.get(name)
-        if found is None or found.shape != shape:
-            has = list(found.shape) if found else "missing"
+        tensor = tensors.get(name)
+        if tensor is None or tensor.shape != shape:
+            has = list(tensor.shape) if tensor else "missing"
             raise unsupported(
                 f"config.json and weights disagree: {name} should be {list(shape)}, is {has}",
                 "Fetch config.json and the weights of the same version.",

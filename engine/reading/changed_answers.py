@@ -118,6 +118,7 @@ def changed_page(reading: Reading) -> ChangedPage:
 
 
 def _sides_of(reading: Reading) -> _Sides:
+    """What is compared: two steps of training, or the first model with the one asked for."""
     if reading.row.kind == "train":
         return _steps_of_training(reading)
     run, models = reading.run, reading.models
@@ -170,6 +171,7 @@ def _score_change(old: EvaluationRow, new: EvaluationRow) -> float:
 
 
 def _changed_item(reading: Reading, old: EvaluationRow, new: EvaluationRow) -> ChangedItem:
+    """One task with its answers on both sides, in the characters of one rollout."""
     query, redact = reading.query, reading.redact
     texts = Texts(max(query.max_chars // 2, 40), prompt=False, tokens=query.tokens)
     before, after = (

@@ -82,6 +82,7 @@ def _preview(
     tokenizer: tokens.ChatTokenizer,
     redact: Redactor,
 ) -> RowPreview:
+    """The row `task`, rendered to `chat`, as it is trained under the settings."""
     limit = settings.max_length
     ids, mask = chat.ids[:limit], chat.mask(settings.loss_on)[:limit]
     rest = chat.ids[limit:]

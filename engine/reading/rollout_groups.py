@@ -97,6 +97,7 @@ def _group_key(row: Row) -> str:
 
 
 def _group_item(reading: Reading, rows: Sequence[Row]) -> GroupItem:
+    """One group as a page shows it; its members share the characters of one rollout."""
     max_chars, redact = reading.query.max_chars, reading.redact
     rewards = rewards_of(rows)
     texts = reading.texts(max(60, max_chars * 2 // (3 * len(rows))), prompt=False)

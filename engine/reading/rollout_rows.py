@@ -89,6 +89,7 @@ def source_of(reading: Reading) -> Source:
 
 
 def _rows_of_one_step(reading: Reading) -> Source:
+    """Rollouts of a training step, or held-out answers where the run samples nothing."""
     run, row = reading.run, reading.row
     if run.deleted.exists():
         raise UserError(

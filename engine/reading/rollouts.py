@@ -80,6 +80,7 @@ def read_rollouts(home: Home, query: RolloutQuery) -> RolloutsPage | GroupsPage 
 
 
 def _rollouts_page(reading: Reading, source: Source, chosen: Sequence[Row]) -> RolloutsPage:
+    """The page of rollouts, in the order of the pick."""
     query, row = reading.query, reading.row
     picked = ordered(chosen, query.pick, seed=f"{row.run_id} {source.step}")
     texts = reading.texts(query.max_chars)

@@ -157,6 +157,7 @@ class _Conversation:
 
 
 def _conversation(redact: Redactor, row: Answer, texts: Texts) -> _Conversation:
+    """The prompt gets what the answer leaves of the characters, and at least a third."""
     prompt, answer = turns_of(redact, row.prompt), turns_of(redact, row.messages)
     if not answer and row.completion is not None:
         answer = [Turn("assistant", redact.text(row.completion))]
@@ -170,6 +171,7 @@ def _conversation(redact: Redactor, row: Answer, texts: Texts) -> _Conversation:
 def _shown_metrics(
     redact: Redactor, metrics: Mapping[str, float] | None
 ) -> dict[str, float] | None:
+    """The first metrics in few digits, None without any."""
     if not metrics:
         return None
     return {

@@ -1,9 +1,8 @@
 """`env.json` of a stored environment version: what push learnt of it, written once."""
 
-from typing import Any
-
 from pydantic import Field
 
+from engine.core.files import JsonObject
 from engine.records.record import Record
 from envs.config.settings import Limits
 from envs.json_types import ToolSchema
@@ -43,10 +42,10 @@ class EnvVersion(Record):
     kind: str
     scored: bool
     tools: list[ToolSchema]
-    params: dict[str, Any] = Field(default_factory=dict)
+    params: JsonObject = Field(default_factory=dict)
     rows: dict[str, int]
     split: str = ""
-    contamination: dict[str, Any] = Field(default_factory=dict)
+    contamination: JsonObject = Field(default_factory=dict)
     files: int = 0
     size: int = 0
     left_out: tuple[str, ...] = ()

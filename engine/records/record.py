@@ -2,12 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from engine.core.errors import UserError
-from engine.core.files import open_file, write_json
+from engine.core.files import JsonObject, open_file, write_json
 
 
 class Record(BaseModel):
@@ -41,7 +41,7 @@ class Record(BaseModel):
         """Replaces the file at `path`, atomically and durably."""
         write_json(path, self.to_json())
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The object as JSON holds it."""
         return json.loads(self.model_dump_json())
 

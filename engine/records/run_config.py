@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from engine.core.files import open_file
+from engine.core.files import JsonObject, open_file
 from engine.records.estimate import Estimate
 from engine.records.record import DamagedRecord, Record, fault_of
 from engine.records.settings import EvaluationSettings, GRPOSettings, SFTSettings
@@ -137,7 +137,7 @@ class RegradeConfig(RunConfigBase):
     split: Literal["heldout", "train"]
     rows: int
     attempts: int
-    settings: dict[str, Any]
+    settings: JsonObject
     regrade: str
     regraded_from: str
 

@@ -1,7 +1,6 @@
 """`result.json` of a run that is done: what its worker concluded, written once, last."""
 
-from typing import Any
-
+from engine.core.files import JsonObject
 from engine.records.record import Record
 
 
@@ -39,4 +38,4 @@ class RunResult(Record):
     best_step: int | None = None
     best_score: float | None = None
     measured: Measured | None = None
-    evidence: dict[str, Any] | None = None
+    evidence: JsonObject | None = None

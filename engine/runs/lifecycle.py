@@ -161,14 +161,14 @@ def _status(home: Home, store: Store, row: RunRow, alerts: list[Line] | None = N
         "model": row.model,
         "attempt": row.attempt,
         "device": row.device,
-        "step": now["step"],
-        "total_steps": now["total_steps"],
-        "eta_s": now["eta_s"],
-        "metrics": now["metrics"],
-        "alerts": now["alerts"] if alerts is None else alerts[-10:],
+        "step": now.step,
+        "total_steps": now.total_steps,
+        "eta_s": now.eta_s,
+        "metrics": now.metrics,
+        "alerts": now.alerts if alerts is None else alerts[-10:],
         "verdict": row.verdict,
         "spent_hours": round(row.spent_hours, 5),
-        "cursor": str(now["cursor"]),
+        "cursor": str(now.cursor),
         "warnings": [],
     }
     if run.deleted.exists():
@@ -176,9 +176,9 @@ def _status(home: Home, store: Store, row: RunRow, alerts: list[Line] | None = N
     if row.state == "queued":
         status["queue_position"] = store.queue_position(row.run_id)
         status["warnings"] += _why_waiting(run)
-    if now["quiet_s"] is not None and now["quiet_s"] > 60:
-        status["quiet_s"] = now["quiet_s"]
-        status["warnings"].append(f"nothing was written for {now['quiet_s']:.0f} s")
+    if now.quiet_s is not None and now.quiet_s > 60:
+        status["quiet_s"] = now.quiet_s
+        status["warnings"].append(f"nothing was written for {now.quiet_s:.0f} s")
     if row.state == "done":
         earlier = status["warnings"]
         status |= _result(run)
@@ -199,7 +199,7 @@ def _status(home: Home, store: Store, row: RunRow, alerts: list[Line] | None = N
         if "error" in status:
             status["error"] |= {"hint": "Submit a new run."}
             status["error"].pop("call", None)
-    if row.kind == "train" and (half := chosen_by(now["started"])):
+    if row.kind == "train" and (half := chosen_by(now.started)):
         status["heldout"] = half.to_json()
     status["summary"] = _summary(row, status)
     return status

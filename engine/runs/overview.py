@@ -155,7 +155,7 @@ def _run(home: Home, row: RunRow) -> Reply:
     }
     if row.state in HOLDS_DEVICE:
         now = read_progress(home.run(row.run_id), row)
-        entry |= {name: now[name] for name in ("step", "total_steps", "eta_s")}
+        entry |= {"step": now.step, "total_steps": now.total_steps, "eta_s": now.eta_s}
     for name in ("verdict", "reason_kind", "note"):
         if value := getattr(row, name):
             entry[name] = value
@@ -172,18 +172,22 @@ def _environments(home: Home) -> list[Reply]:
     """Versions, each with how often its held-out tasks were used to choose."""
     used = holdout_reuse.use_by_env(home)
     return [
-        env | ({"exam_use": use.total} if (use := used.get(env["env_id"])) else {})
+        env.to_json() | ({"exam_use": use.total} if (use := used.get(env.env_id)) else {})
         for env in registry.list_envs(home)
     ]
 
 
 def _datasets(home: Home) -> list[Reply]:
-    return [env for env in registry.list_envs(home) if env.get("kind") == "sft"]
+    return [env.to_json() for env in registry.list_envs(home) if env.kind == "sft"]
+
+
+def _models(home: Home) -> list[Reply]:
+    return [model.to_json() for model in catalog.usable_models(home)]
 
 
 _LISTS: dict[str, Callable[[Home], list[Reply]]] = {
     "envs": _environments,
-    "models": catalog.usable_models,
+    "models": _models,
     "datasets": _datasets,
     "deployments": deployments.list_deployments,
 }

@@ -321,7 +321,7 @@ def _memory(ref: ModelRef, device: Device, engine: str) -> int:
 def _until_free(home: Home) -> str:
     with Store(home) as store:
         for row in store.list_runs(10, states=HOLDS_DEVICE):
-            left = read_progress(home.run(row.run_id), row)["eta_s"]
+            left = read_progress(home.run(row.run_id), row).eta_s
             about = f", about {left:.0f} s more" if left else ""
             return f" while {row.run_id} runs{about}"
     return ""

@@ -292,35 +292,35 @@ def inspect_data(path: Path) -> Reply:
     """What is in a data file. Raises UserError DATASET_INVALID."""
     from engine.environments import datasets
 
-    return filled(datasets.inspect(path), f"Looked into {path}.")
+    return filled(datasets.inspect(path).to_json(), f"Looked into {path}.")
 
 
 def build_env(home: Home, folder: str) -> Reply:
     """Install what an environment's requirements.txt names. Raises UserError ENV_DEPS."""
     from engine.environments import versions
 
-    return filled(versions.build(home, Path(folder)), f"Built {folder}.")
+    return filled(versions.build(home, Path(folder)).to_json(), f"Built {folder}.")
 
 
 def diff_envs(home: Home, before: str, after: str) -> Reply:
     """What two versions differ in. Raises UserError ENV_NOT_FOUND."""
     from engine.environments import versions
 
-    return filled(versions.diff(home, before, after), f"Compared {before} and {after}.")
+    return filled(versions.diff(home, before, after).to_json(), f"Compared {before} and {after}.")
 
 
 def pull_env(home: Home, env_id: str, folder: Path) -> Reply:
     """Copy a version's files out. Raises UserError ENV_NOT_FOUND or BAD_ARGUMENT."""
     from engine.environments import versions
 
-    return filled(versions.pull(home, env_id, folder), f"Pulled {env_id}.")
+    return filled(versions.pull(home, env_id, folder).to_json(), f"Pulled {env_id}.")
 
 
 def delete_env(home: Home, env_id: str, force: bool = False) -> Reply:
     """Throw a version away. Raises UserError ENV_NOT_FOUND or RUN_STATE."""
     from engine.environments import versions
 
-    return filled(versions.delete(home, env_id, force), f"Deleted {env_id}.")
+    return filled(versions.delete(home, env_id, force).to_json(), f"Deleted {env_id}.")
 
 
 def deletable_runs(home: Home, run_ids: Sequence[str], force: bool = False) -> Reply:

@@ -385,8 +385,8 @@ def test_any_data_file_is_looked_into_or_refused(
     path.write_bytes(data)
     report = timed(lambda: datasets.inspect(path), UserError)
     if report is not None:
-        assert report["rows"] >= 0 and len(report["bad_rows"]) <= 20
-        assert all(bad["line"] >= 0 and bad["message"] for bad in report["bad_rows"])
+        assert report.rows >= 0 and len(report.bad_rows) <= 20
+        assert all(bad.line >= 0 and bad.message for bad in report.bad_rows)
 
 
 MESSAGE = st.fixed_dictionaries(

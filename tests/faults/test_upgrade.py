@@ -63,7 +63,7 @@ def test_f27_a_home_of_an_older_version_goes_on_where_it_was(steady, home, versi
             "sums-grpo-3": "queued",
             "sums-grpo-4": "cancelled",
         }
-    assert [env["env_id"] for env in registry.list_envs(older)] == [steady]
+    assert [env.env_id for env in registry.list_envs(older)] == [steady]
     said = lifecycle.status(older, "sums-grpo-1")
     assert (said["state"], said["verdict"], said["step"]) == ("done", "better", 4)
     assert logs.read_logs(older, "sums-grpo-1").rows

@@ -8,7 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.errors import UserError
-from engine.environments.datasets import inspect, spread
+from engine.environments import datasets
+from engine.environments.datasets import spread
+
+
+def inspect(path: Path) -> dict:
+    return datasets.inspect(path).to_json()
 
 
 def written(folder: Path, rows: list, name: str = "rows.jsonl") -> Path:

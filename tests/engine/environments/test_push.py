@@ -213,7 +213,7 @@ def test_a_careless_reward_is_stored_with_its_risk(home: Home, write):
     assert record.audit.verdict == "risk" and record.audit.probes
     assert read_json(record.dir / "audit.json") == record.audit.as_written()
     assert read_json(record.dir / "env.json") == record.version.to_json()
-    assert registry.list_envs(home)[0]["audit"] == "risk"
+    assert registry.list_envs(home)[0].audit == "risk"
 
 
 def test_a_fault_has_its_file_and_line_and_leaves_nothing_behind(home: Home, write):
@@ -353,7 +353,7 @@ def test_a_push_with_the_secret_that_was_missing_makes_the_audit_again(
     assert "MY_JUDGE_KEY" not in json.dumps(second.warnings)
     found = find_env(home, first.env_id)
     assert found.audit.verdict == "ok" and found.version == record.version
-    assert registry.list_envs(home)[0]["audit"] == "ok"
+    assert registry.list_envs(home)[0].audit == "ok"
     (kept,) = (found.dir / registry.EARLIER).iterdir()
     assert Audit.read(kept) == record.audit
     assert push_env(home, folder) == second

@@ -110,15 +110,13 @@ def test_rows_are_read_whole_or_by_side(three: Home):
 
 def test_the_list_begins_with_the_last_pushed(three: Home):
     found = list_envs(three)
-    assert [entry["env_id"] for entry in found] == [
+    assert [entry.env_id for entry in found] == [
         "summaries@bbbb11112222",
         "sums@aaaa33334444",
         "sums@aaaa11112222",
     ]
-    assert found[0]["rows"] == {"train": 2, "heldout": 1} and found[0]["audit"] == "ok"
-    assert [entry["env_id"] for entry in list_envs(three, limit=1, offset=1)] == [
-        "sums@aaaa33334444"
-    ]
+    assert found[0].rows == {"train": 2, "heldout": 1} and found[0].audit == "ok"
+    assert [entry.env_id for entry in list_envs(three, limit=1, offset=1)] == ["sums@aaaa33334444"]
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut"])

@@ -36,15 +36,15 @@ def started(run: RunDir, total: int) -> None:
 def test_a_run_that_wrote_nothing_has_no_numbers(home):
     run, row = made(home, "queued")
     now = read_progress(run, row)
-    assert (now["step"], now["total_steps"], now["eta_s"], now["metrics"]) == (None, None, None, {})
-    assert now["alerts"] == [] and now["cursor"] == 0 and now["quiet_s"] is None
+    assert (now.step, now.total_steps, now.eta_s, now.metrics) == (None, None, None, {})
+    assert now.alerts == [] and now.cursor == 0 and now.quiet_s is None
 
 
 def test_the_time_left_is_the_pace_of_the_last_steps(home):
     run, row = made(home)
     started(run, 30)
     steps(run, (0, 1000.0), *((n, 1000.0 + 2 * n) for n in range(1, 11)))
-    assert read_progress(run, row)["eta_s"] == pytest.approx(40.0)
+    assert read_progress(run, row).eta_s == pytest.approx(40.0)
 
 
 def test_the_pause_between_two_attempts_does_not_count(home):
@@ -52,16 +52,16 @@ def test_the_pause_between_two_attempts_does_not_count(home):
     started(run, 20)
     steps(run, *((n, 1000.0 + n) for n in range(5)))
     write_json(run.started_record, {"time": 90_000.0})
-    assert read_progress(run, row)["eta_s"] is None
+    assert read_progress(run, row).eta_s is None
     steps(run, *((n, 90_000.0 + 3 * n) for n in range(5, 10)))
-    assert read_progress(run, row)["eta_s"] == pytest.approx(33.0)
+    assert read_progress(run, row).eta_s == pytest.approx(33.0)
 
 
 def test_a_clock_that_goes_back_gives_no_negative_time(home):
     run, row = made(home)
     started(run, 10)
     steps(run, (1, 5000.0), (2, 1400.0))
-    assert read_progress(run, row)["eta_s"] == 0.0
+    assert read_progress(run, row).eta_s == 0.0
 
 
 def test_the_last_started_event_tells_the_total(home):
@@ -70,7 +70,7 @@ def test_the_last_started_event_tells_the_total(home):
     started(run, 12)
     steps(run, (12, 1.0))
     now = read_progress(run, row)
-    assert (now["step"], now["total_steps"], now["eta_s"]) == (12, 12, 0.0)
+    assert (now.step, now.total_steps, now.eta_s) == (12, 12, 0.0)
 
 
 def test_a_silent_trainer_shows(home):
@@ -78,9 +78,9 @@ def test_a_silent_trainer_shows(home):
     steps(run, (1, 1.0))
     past = time.time() - 600
     os.utime(run.metrics, (past, past))
-    assert read_progress(run, row)["quiet_s"] == pytest.approx(600, abs=30)
+    assert read_progress(run, row).quiet_s == pytest.approx(600, abs=30)
     run.log(1).touch()
-    assert read_progress(run, row)["quiet_s"] < 30
+    assert read_progress(run, row).quiet_s < 30
 
 
 def test_status_md_says_what_a_person_asks_for(home):
@@ -110,5 +110,5 @@ def test_a_damaged_line_of_metrics_is_no_step(home, line):
     run, row = made(home)
     started(run, 10)
     run.metrics.write_text(f'{{"step": 1, "time": 1}}\n{line}\n')
-    assert read_progress(run, row)["step"] in (None, 1)
+    assert read_progress(run, row).step in (None, 1)
     assert "step" in status_text(run, row)

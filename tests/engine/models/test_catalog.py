@@ -166,10 +166,10 @@ def test_usable_models_are_those_that_need_no_download(home: Home, base: Path, t
     tiny_model.write_model(folder / "snapshots" / "abcdef0123")
     broken = tmp_path / "shared-cache" / "models--org--gpt2" / "snapshots" / "abcdef0123"
     tiny_model.write_model(broken, architectures=["GPT2LMHeadModel"])
-    listed = {entry["ref"]: entry for entry in catalog.usable_models(home)}
+    listed = {model.ref: model for model in catalog.usable_models(home)}
     assert list(listed) == ["pebble", "org/tiny", "arith-sft-1"]
     run = listed["arith-sft-1"]
-    assert (run["base"], run["checkpoints"], run["best"]) == (str(base), [10, 20], "step_000010")
+    assert (run.base, run.checkpoints, run.best) == (str(base), [10, 20], "step_000010")
 
 
 @pytest.mark.parametrize("ref", ["x" * 100_000, "y" * 251, "/" + "z" * 300, "org/" + "n" * 260])
