@@ -104,20 +104,11 @@ def effect_strip(effect: Effect, width: int, label: str) -> Markup:
     ]
     unit = " points" if share else ""
     end_texts = [signed(number, share).removesuffix(unit) for number in (low, high)]
-    texts = [(x_of(0), "no change"), (x_of(low), end_texts[0]), (x_of(high), end_texts[1])]
-    placed: list[tuple[float, float]] = []
-    order = (1, 2, 0)  # the numbers first; "no change" gives way
-    for index in order:
-        x, text = texts[index]
-        half = 3.6 * len(text)
-        x = min(max(x, half + 2), width - half - 2)
-        if any(abs(x - other) < half + other_half + 6 for other, other_half in placed):
-            continue
-        placed.append((x, half))
-        parts.append(f'<text class="tick mid" x="{x:.1f}" y="{middle + 44}">{escape(text)}</text>')
+    # The numbers first; "no change" gives way to them.
+    texts = [(x_of(low), end_texts[0]), (x_of(high), end_texts[1]), (x_of(0), "no change")]
+    parts += _labels(texts, width, middle + 44, gap=6)
     headline = signed(value, share)
-    half = 4.9 * len(headline)
-    x = min(max(x_of(value), half + 2), width - half - 2)
+    x = _inside(x_of(value), 4.9 * len(headline), width)
     parts.append(f'<text class="head mid" x="{x:.1f}" y="{middle - 16}">{escape(headline)}</text>')
     better = ("← better", "worse →") if effect.lower_is_better else ("← worse", "better →")
     parts.append(f'<text class="faint" x="{left}" y="11">{better[0]}</text>')
@@ -159,20 +150,29 @@ def range_bar(estimate: Range, width: int, label: str) -> Markup:
             f'<line class="actualline" x1="{x_of(actual):.1f}" x2="{x_of(actual):.1f}" '
             f'y1="{middle - 11}" y2="{middle + 11}"/>'
         )
-        half = 3.7 * len(texts[3])
-        x = min(max(x_of(actual), half + 2), width - half - 2)
-        above = f'<text class="strong mid" x="{x:.1f}" y="12">{escape(texts[3])}</text>'
-        parts.append(above)
-    placed: list[tuple[float, float]] = []
-    for number, text in ((likely, texts[1]), (high, texts[2]), (low, texts[0])):
-        half = 3.6 * len(text)
-        x = min(max(x_of(number), half + 2), width - half - 2)
-        if all(abs(x - other) >= half + other_half + 8 for other, other_half in placed):
-            placed.append((x, half))
-            parts.append(
-                f'<text class="tick mid" x="{x:.1f}" y="{middle + 30}">{escape(text)}</text>'
-            )
+        x = _inside(x_of(actual), 3.7 * len(texts[3]), width)
+        parts.append(f'<text class="strong mid" x="{x:.1f}" y="12">{escape(texts[3])}</text>')
+    below = [(x_of(likely), texts[1]), (x_of(high), texts[2]), (x_of(low), texts[0])]
+    parts += _labels(below, width, middle + 30, gap=8)
     return _svg(parts, width, height, label)
+
+
+def _inside(x: float, half: float, width: int) -> float:
+    """The middle nearest to `x` of a text of width 2 `half` that stays inside the drawing."""
+    return min(max(x, half + 2), width - half - 2)
+
+
+def _labels(texts: Sequence[tuple[float, str]], width: int, y: int, gap: int) -> list[str]:
+    """(x, text) as centred texts; one less than `gap` pixels from an earlier one is left out."""
+    placed: list[tuple[float, float]] = []
+    parts = []
+    for wanted, text in texts:
+        half = 3.6 * len(text)
+        x = _inside(wanted, half, width)
+        if all(abs(x - other) >= half + other_half + gap for other, other_half in placed):
+            placed.append((x, half))
+            parts.append(f'<text class="tick mid" x="{x:.1f}" y="{y}">{escape(text)}</text>')
+    return parts
 
 
 def level_bar(
