@@ -26,8 +26,10 @@ def audit(dossier: Dossier) -> Section | None:
     if made is None:
         return None
     headline = sentence_case(made.headline.partition(": ")[2])
-    accepted = " The failed audit was accepted when the run was submitted."
-    conclusion = (Tag(made.verdict), f" {headline}", accepted * dossier.reward_risk_accepted)
+    accepted = ""
+    if dossier.reward_risk_accepted:
+        accepted = " The failed audit was accepted when the run was submitted."
+    conclusion = (Tag(made.verdict), f" {headline}{accepted}")
     parts: list[Block] = [blocks.Paragraph(conclusion, only="markdown")]
     if made.problems:
         parts.append(blocks.Notes([Note(text) for text in made.problems[:_PROBLEMS]]))
