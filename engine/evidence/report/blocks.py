@@ -71,13 +71,6 @@ class Notes(Block):
 
 
 @dataclass(frozen=True)
-class Numbers(Block):
-    """Numbers in large type, side by side: (name, value, remark)."""
-
-    numbers: Sequence[tuple[str, str, str]]
-
-
-@dataclass(frozen=True)
 class Cell:
     """A cell with small print, and a drawing or a share (0 to 1) as a bar; `mood` colours it."""
 
@@ -94,7 +87,8 @@ class Table(Block):
 
     Attributes:
         styles: class of each column on the page: num, name, rest (shown on wide pages only).
-        style: of the whole; "knobs" makes a list in two columns of three cells a row.
+        style: of the whole; "knobs" makes a list in two columns of three cells a row, "figures"
+            one of large numbers with name and remark.
     """
 
     heads: Sequence[str]
@@ -131,17 +125,11 @@ class Figure(Block):
 
 @dataclass(frozen=True)
 class Panel(Block):
-    """Blocks in a frame of their own."""
+    """Blocks in a frame of their own; `grid`: they are small panels, in rows without a frame."""
 
     blocks: Sequence[Block]
     title: str = ""
-
-
-@dataclass(frozen=True)
-class Grid(Block):
-    """Small panels in rows."""
-
-    panels: Sequence[Panel]
+    grid: bool = False
 
 
 @dataclass(frozen=True)

@@ -95,33 +95,22 @@ def effect_strip(effect: Effect, width: int, label: str) -> Markup:
     parts = [
         f'<rect class="moot" x="{x_of(-margin):.1f}" y="{middle - 22}" rx="3" '
         f'width="{x_of(margin) - x_of(-margin):.1f}" height="44"/>',
-        f'<line class="axis" x1="{left}" x2="{width - right}" y1="{middle}" y2="{middle}"/>',
-        f'<line class="zero" x1="{x_of(0):.1f}" x2="{x_of(0):.1f}" y1="{middle - 26}" '
-        f'y2="{middle + 26}"/>',
-        f'<line class="interval" x1="{x_of(low):.1f}" x2="{x_of(high):.1f}" y1="{middle}" '
-        f'y2="{middle}"/>',
+        _line("axis", (left, width - right), (middle, middle)),
+        _line("zero", (x_of(0), x_of(0)), (middle - 26, middle + 26)),
+        _line("interval", (x_of(low), x_of(high)), (middle, middle)),
         f'<circle class="estimate" cx="{x_of(value):.1f}" cy="{middle}" r="7"/>',
     ]
     unit = " points" if share else ""
     end_texts = [signed(number, share).removesuffix(unit) for number in (low, high)]
-    texts = [(x_of(0), "no change"), (x_of(low), end_texts[0]), (x_of(high), end_texts[1])]
-    placed: list[tuple[float, float]] = []
-    order = (1, 2, 0)  # the numbers first; "no change" gives way
-    for index in order:
-        x, text = texts[index]
-        half = 3.6 * len(text)
-        x = min(max(x, half + 2), width - half - 2)
-        if any(abs(x - other) < half + other_half + 6 for other, other_half in placed):
-            continue
-        placed.append((x, half))
-        parts.append(f'<text class="tick mid" x="{x:.1f}" y="{middle + 44}">{escape(text)}</text>')
+    # The numbers first; "no change" gives way to them.
+    texts = [(x_of(low), end_texts[0]), (x_of(high), end_texts[1]), (x_of(0), "no change")]
+    parts += _labels(texts, width, middle + 44, gap=6)
     headline = signed(value, share)
-    half = 4.9 * len(headline)
-    x = min(max(x_of(value), half + 2), width - half - 2)
-    parts.append(f'<text class="head mid" x="{x:.1f}" y="{middle - 16}">{escape(headline)}</text>')
+    x = _inside(x_of(value), 4.9 * len(headline), width)
+    parts.append(_text("head mid", x, middle - 16, headline))
     better = ("← better", "worse →") if effect.lower_is_better else ("← worse", "better →")
-    parts.append(f'<text class="faint" x="{left}" y="11">{better[0]}</text>')
-    parts.append(f'<text class="faint end" x="{width - right}" y="11">{better[1]}</text>')
+    parts.append(_text("faint", left, 11, better[0]))
+    parts.append(_text("faint end", width - right, 11, better[1]))
     return _svg(parts, width, height, label)
 
 
@@ -147,32 +136,46 @@ def range_bar(estimate: Range, width: int, label: str) -> Markup:
         return left + number / top * (width - left - right)
 
     parts = [
-        f'<line class="axis" x1="{left}" x2="{width - right}" y1="{middle}" y2="{middle}"/>',
+        _line("axis", (left, width - right), (middle, middle)),
         f'<rect class="range" x="{x_of(low):.1f}" y="{middle - 9}" rx="4" '
         f'width="{max(x_of(high) - x_of(low), 3):.1f}" height="18"/>',
-        f'<line class="likely" x1="{x_of(likely):.1f}" x2="{x_of(likely):.1f}" y1="{middle - 9}" '
-        f'y2="{middle + 9}"/>',
+        _line("likely", (x_of(likely), x_of(likely)), (middle - 9, middle + 9)),
     ]
     if actual is not None:
-        parts.append(
-            f'<path class="actual" d="M{x_of(actual):.1f} {middle - 11}l-7 -11h14z"/>'
-            f'<line class="actualline" x1="{x_of(actual):.1f}" x2="{x_of(actual):.1f}" '
-            f'y1="{middle - 11}" y2="{middle + 11}"/>'
-        )
-        half = 3.7 * len(texts[3])
-        x = min(max(x_of(actual), half + 2), width - half - 2)
-        above = f'<text class="strong mid" x="{x:.1f}" y="12">{escape(texts[3])}</text>'
-        parts.append(above)
-    placed: list[tuple[float, float]] = []
-    for number, text in ((likely, texts[1]), (high, texts[2]), (low, texts[0])):
-        half = 3.6 * len(text)
-        x = min(max(x_of(number), half + 2), width - half - 2)
-        if all(abs(x - other) >= half + other_half + 8 for other, other_half in placed):
-            placed.append((x, half))
-            parts.append(
-                f'<text class="tick mid" x="{x:.1f}" y="{middle + 30}">{escape(text)}</text>'
-            )
+        parts.append(f'<path class="actual" d="M{x_of(actual):.1f} {middle - 11}l-7 -11h14z"/>')
+        parts.append(_line("actualline", (x_of(actual), x_of(actual)), (middle - 11, middle + 11)))
+        x = _inside(x_of(actual), 3.7 * len(texts[3]), width)
+        parts.append(_text("strong mid", x, 12, texts[3]))
+    below = [(x_of(likely), texts[1]), (x_of(high), texts[2]), (x_of(low), texts[0])]
+    parts += _labels(below, width, middle + 30, gap=8)
     return _svg(parts, width, height, label)
+
+
+def _inside(x: float, half: float, width: int) -> float:
+    """The middle nearest to `x` of a text of width 2 `half` that stays inside the drawing."""
+    return min(max(x, half + 2), width - half - 2)
+
+
+def _line(style: str, xs: tuple[float, float], ys: tuple[float, float]) -> str:
+    ends = f'x1="{xs[0]:.1f}" x2="{xs[1]:.1f}" y1="{ys[0]:.1f}" y2="{ys[1]:.1f}"'
+    return f'<line class="{style}" {ends}/>'
+
+
+def _text(style: str, x: float, y: float, text: str) -> str:
+    return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
+
+
+def _labels(texts: Sequence[tuple[float, str]], width: int, y: int, gap: int) -> list[str]:
+    """(x, text) as centred texts; one less than `gap` pixels from an earlier one is left out."""
+    placed: list[tuple[float, float]] = []
+    parts = []
+    for wanted, text in texts:
+        half = 3.6 * len(text)
+        x = _inside(wanted, half, width)
+        if all(abs(x - other) >= half + other_half + gap for other, other_half in placed):
+            placed.append((x, half))
+            parts.append(_text("tick mid", x, y, text))
+    return parts
 
 
 def level_bar(
@@ -186,9 +189,8 @@ def level_bar(
         return 6 + (number - floor) / span * (width - 12)
 
     parts = [
-        f'<line class="axis" x1="4" x2="{width - 4}" y1="{middle}" y2="{middle}"/>',
-        f'<line class="interval" x1="{x_of(low):.1f}" x2="{x_of(high):.1f}" y1="{middle}" '
-        f'y2="{middle}"/>',
+        _line("axis", (4, width - 4), (middle, middle)),
+        _line("interval", (x_of(low), x_of(high)), (middle, middle)),
         f'<circle class="estimate" cx="{x_of(value):.1f}" cy="{middle}" r="5"/>',
     ]
     return _svg(parts, width, height, label)
@@ -273,42 +275,27 @@ def _grid(frame: _Frame, share: bool) -> str:
     parts = []
     for tick in frame.ticks:
         y = frame.y(tick)
-        parts.append(
-            f'<line class="grid" x1="{frame.left:.1f}" x2="{frame.width - frame.right:.1f}" '
-            f'y1="{y:.1f}" y2="{y:.1f}"/>'
-            f'<text class="tick end" x="{frame.left - 8:.1f}" y="{y + 4:.1f}">'
-            f"{escape(shown(tick, share))}</text>"
-        )
+        parts.append(_line("grid", (frame.left, frame.width - frame.right), (y, y)))
+        parts.append(_text("tick end", frame.left - 8, y + 4, shown(tick, share)))
     return "".join(parts)
 
 
 def _steps(frame: _Frame) -> str:
-    about = 5 if frame.width > 460 else 3
-    ticks = [
-        tick
-        for tick in nice_ticks(frame.first, frame.last, about)
-        if frame.first <= tick <= frame.last and tick == int(tick)
-    ]
     y = frame.height - _BOTTOM + 19
     parts = [
-        f'<text class="tick mid" x="{frame.x(tick):.1f}" y="{y}">{int(tick)}</text>'
-        for tick in ticks
+        _text("tick mid", frame.x(tick), y, str(int(tick)))
+        for tick in nice_ticks(frame.first, frame.last, 5 if frame.width > 460 else 3)
+        if frame.first <= tick <= frame.last and tick == int(tick)
     ]
-    parts.append(
-        f'<text class="faint" x="{frame.width - frame.right + 14:.1f}" y="{y}">step</text>'
-    )
-    return "".join(parts)
+    return "".join(parts) + _text("faint", frame.width - frame.right + 14, y, "step")
 
 
 def _vertical(frame: _Frame, step: float, text: str) -> str:
-    x = frame.x(step)
-    side = "end" if x > frame.width * 0.6 else ""
-    shift = -6 if side else 6
-    return (
-        f'<line class="best" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" '
-        f'y2="{frame.height - _BOTTOM}"/><text class="bestlabel {side}" x="{x + shift:.1f}" '
-        f'y="{frame.height - _BOTTOM - 7}">{escape(text)}</text>'
-    )
+    x, bottom = frame.x(step), frame.height - _BOTTOM
+    line = _line("best", (x, x), (_TOP, bottom))
+    if x > frame.width * 0.6:
+        return line + _text("bestlabel end", x - 6, bottom - 7, text)
+    return line + _text("bestlabel", x + 6, bottom - 7, text)
 
 
 def _band(frame: _Frame, band: Sequence[tuple[float, float, float]]) -> str:
@@ -347,11 +334,8 @@ def _path(frame: _Frame, points: Sequence[Point], name: str) -> str:
 def _mark(frame: _Frame, mark: tuple[float, float, float, float]) -> str:
     step, low, value, high = mark
     x, y = frame.x(step), frame.y(value)
-    return (
-        f'<line class="whisker" x1="{x:.1f}" x2="{x:.1f}" y1="{frame.y(low):.1f}" '
-        f'y2="{frame.y(high):.1f}"/>'
-        f'<path class="mark" d="M{x:.1f} {y - 7:.1f}l7 7l-7 7l-7 -7z"/>'
-    )
+    whisker = _line("whisker", (x, x), (frame.y(low), frame.y(high)))
+    return whisker + f'<path class="mark" d="M{x:.1f} {y - 7:.1f}l7 7l-7 7l-7 -7z"/>'
 
 
 def _last_label(frame: _Frame, curve: Curve) -> str:
@@ -360,11 +344,8 @@ def _last_label(frame: _Frame, curve: Curve) -> str:
         return ""
     step, value = end
     x, y = frame.x(step), frame.y(value)
-    return (
-        f'<circle class="lastdot" cx="{x:.1f}" cy="{y:.1f}" r="4"/>'
-        f'<text class="strong" x="{x + 9:.1f}" y="{y + 4:.1f}">'
-        f"{escape(shown(value, curve.share))}</text>"
-    )
+    dot = f'<circle class="lastdot" cx="{x:.1f}" cy="{y:.1f}" r="4"/>'
+    return dot + _text("strong", x + 9, y + 4, shown(value, curve.share))
 
 
 def _end_of(curve: Curve) -> Point | None:

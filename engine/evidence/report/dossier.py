@@ -18,7 +18,7 @@ from engine.evidence.stats.results import VALIDATION, in_half, measure_of, side,
 from engine.evidence.verdict.comparison import Comparison, compare_rows
 from engine.evidence.verdict.contamination import Contamination, read_contamination
 from engine.evidence.verdict.flips import FlipExamples, flip_examples
-from engine.evidence.verdict.lineage import trained_by
+from engine.evidence.verdict.lineage import ancestry, started_from
 from engine.evidence.verdict.provenance import Provenance, read_provenance
 from engine.evidence.verdict.sides import Sides, evaluation_sides, training_sides
 from engine.evidence.verdict.verdict import Verdict, run_verdict
@@ -27,6 +27,7 @@ from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import Redactor, clean_value, redactor_for
 from engine.home.store import Store
 from engine.records.audit import Audit
+from engine.records.estimate import Estimate
 from engine.records.lines.curves import Metrics, load_metrics
 from engine.records.lines.evaluation_row import read_evaluation
 from engine.records.lines.event import read_events
@@ -34,7 +35,6 @@ from engine.records.run_config import RunConfig, TrainConfig
 
 _EXAMPLES = 4
 _EXAMPLE_CHARS = 900
-_GENERATIONS = 8
 
 
 @dataclass(frozen=True)
@@ -60,19 +60,6 @@ class Checked:
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Estimated and actual device hours; None where unknown."""
-
-    low: float | None = None
-    likely: float | None = None
-    high: float | None = None
-    actual: float | None = None
-    price: float = 0.0
-    memory_bytes: float | None = None
-    basis: str = ""
-
-
-@dataclass(frozen=True)
 class Dossier:
     """What the module says, by source.
 
@@ -82,6 +69,7 @@ class Dossier:
         audit: of the environment's scorer, None where it was not audited.
         comparison, sides: before and after, None for an evaluation of one model.
         checked: what each evaluation on the way showed.
+        hours: on the device, None where nothing ran.
         lineage: from the base model to this run.
         alerts: the messages of what was raised while the run was going on.
         written: when this was gathered, seconds since the epoch.
@@ -100,7 +88,7 @@ class Dossier:
     audit: Audit | None
     contamination: Contamination
     failure_evidence: str
-    cost: Cost
+    hours: float | None
     lineage: list[Station]
     alerts: list[str]
     provenance: Provenance | None
@@ -111,6 +99,11 @@ class Dossier:
     def note(self) -> str:
         """Why the run was made, in the words of who submitted it."""
         return self.redact.text(self.config.note) if isinstance(self.config, TrainConfig) else ""
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """What submit expected of a training run."""
+        return self.config.estimate if isinstance(self.config, TrainConfig) else None
 
     @property
     def started_from(self) -> str:
@@ -207,7 +200,7 @@ def gather(home: Home, run_id: str) -> Dossier:
         audit=_audit(config, redact),
         contamination=_contamination(run, redact),
         failure_evidence=redact.text(str(read_object(run.failure).get("evidence") or "")),
-        cost=_cost(row, config),
+        hours=row.spent_hours or _hours_between(row.started, row.ended),
         lineage=lineage(home, row, config),
         provenance=read_provenance(run),
         alerts=[
@@ -227,25 +220,19 @@ def lineage(home: Home, row: RunRow, config: RunConfig | None) -> list[Station]:
         return [Station("model", ref) for ref in models] + [
             Station("evaluate", row.run_id, config.env_id if config else "", current=True)
         ]
-    way = [_station(row, config, current=True)]
-    ref = _started_from(config)
-    while len(way) < _GENERATIONS:
-        parent = trained_by(home, ref)
-        if not parent or any(station.name == parent for station in way):
+    way: list[Station] = []
+    ref = ""
+    for run in ancestry(home.run(row.run_id)):
+        ancestor = _row(home, run.id)
+        if ancestor is None:
             break
-        parent_row = _row(home, parent)
-        if parent_row is None:
-            break
-        parent_config = home.run(parent).find_config()
-        which = ref.partition("@")[2]
-        way.append(_station(parent_row, parent_config, which=which))
-        ref = _started_from(parent_config)
-    way.append(Station("base", ref, "base model"))
-    return way[::-1]
-
-
-def _started_from(config: RunConfig | None) -> str:
-    return config.model if isinstance(config, TrainConfig) else ""
+        detail = f"{ancestor.algorithm} on {ancestor.env_id}"
+        if which := ref.partition("@")[2]:
+            detail += f", continued from {which}"
+        current = run.id == row.run_id
+        way.append(Station("train", run.id, detail, ancestor.verdict, current))
+        ref = started_from(run)
+    return [Station("base", ref, "base model"), *way[::-1]]
 
 
 def _row(home: Home, run_id: str) -> RunRow | None:
@@ -255,15 +242,6 @@ def _row(home: Home, run_id: str) -> RunRow | None:
             return store.get_run(run_id)
     except UserError:
         return None
-
-
-def _station(
-    row: RunRow, config: RunConfig | None, *, which: str = "", current: bool = False
-) -> Station:
-    detail = f"{row.algorithm} on {config.env_id if config else ''}"
-    if which:
-        detail += f", continued from {which}"
-    return Station("train", row.run_id, detail, row.verdict, current)
 
 
 def _checked(run: RunDir) -> list[Checked]:
@@ -295,22 +273,8 @@ def _audit(config: RunConfig | None, redact: Redactor) -> Audit | None:
     return Audit.model_validate(redact.value(audit.as_written()))
 
 
-def _cost(row: RunRow, config: RunConfig | None) -> Cost:
-    spent = row.spent_hours or (
-        (row.ended - row.started) / 3600 if row.ended and row.started else None
-    )
-    if not isinstance(config, TrainConfig):
-        return Cost(actual=spent)
-    estimate = config.estimate
-    return Cost(
-        low=estimate.gpu_hours.low,
-        likely=estimate.gpu_hours.likely,
-        high=estimate.gpu_hours.high,
-        actual=spent,
-        price=estimate.gpu_hour_price,
-        memory_bytes=estimate.peak_memory.total,
-        basis=estimate.basis,
-    )
+def _hours_between(start: float | None, end: float | None) -> float | None:
+    return (end - start) / 3600 if start and end else None
 
 
 def _contamination(run: RunDir, redact: Redactor) -> Contamination:

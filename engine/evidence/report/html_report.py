@@ -54,7 +54,7 @@ def html_of(dossier: Dossier) -> str:
     )
     return environment.get_template(_TEMPLATE).render(
         run_id=dossier.row.run_id,
-        mood=outcome.headline(dossier).mood,
+        mood=outcome.headline(dossier)[1],
         chips=dossier.chips,
         verdict=outcome.verdict(dossier),
         sections=[section for make in _SECTIONS if (section := make(dossier))],

@@ -32,7 +32,7 @@ _CARD: Sequence[Make] = (
 
 def markdown_of(dossier: Dossier) -> str:
     """The report under 10,000 characters; the last sections go first when it is too long."""
-    word = outcome.headline(dossier).word
+    word, _ = outcome.headline(dossier)
     chips = "; ".join(f"{name} {value}".strip() for name, value in dossier.chips)
     head = f"# {_escaped(f'{dossier.row.run_id}: {word}')}\n\n{_escaped(chips)}."
     if dossier.note:
@@ -76,8 +76,6 @@ def _block(block: Block) -> str:
         case blocks.Notes(notes=notes):
             lines = (f"{note.label}: {note.text}" if note.label else note.text for note in notes)
             return "\n".join(f"- {_escaped(text)}" for text in lines)
-        case blocks.Numbers(numbers=numbers):
-            return _table(("", "value", "95 % interval, or why"), numbers)
         case blocks.Table(heads=heads, rows=rows):
             return _table(heads, rows)
         case blocks.Facts(rows=rows, code=code):
@@ -114,33 +112,22 @@ def _cell(cell: str | blocks.Tag | blocks.Cell) -> str:
 
 
 def _skills(batteries: Sequence[blocks.Battery]) -> str:
-    rows = [
-        (
-            battery.battery,
-            value_text(battery.before),
-            value_text(battery.after),
-            str(battery.n),
-            str(battery.lost),
-            battery.verdict,
-        )
-        for battery in batteries
-    ]
+    rows = []
+    for battery in batteries:
+        numbers = (battery.before, battery.after, battery.n, battery.lost)
+        rows.append((battery.battery, *(value_text(number) for number in numbers), battery.verdict))
     return _table(("asked", "before", "after", "tasks", "lost", ""), rows)
 
 
 def _answers(block: blocks.Answers) -> str:
     """Both answers in a fence longer than any they contain: a model wrote them."""
-    example = block.example
-    labelled = (
-        ("prompt: ", example.prompt),
-        ("before: ", example.before),
-        ("after:  ", example.after),
-    )
-    text = "\n".join(label + clip(said, _ANSWER_CHARS) for label, said in labelled)
+    texts = (block.example.prompt, block.example.before, block.example.after)
+    prompt, before, after = (clip(text, _ANSWER_CHARS) for text in texts)
+    text = f"prompt: {prompt}\nbefore: {before}\nafter:  {after}"
     fence = "```"
     while fence in text:
         fence += "`"
-    return f"**{block.way}: {_escaped(example.task)}**\n\n{fence}\n{text}\n{fence}"
+    return f"**{block.way}: {_escaped(block.example.task)}**\n\n{fence}\n{text}\n{fence}"
 
 
 def _step(step: Station) -> str:

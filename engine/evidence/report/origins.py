@@ -26,8 +26,10 @@ def audit(dossier: Dossier) -> Section | None:
     if made is None:
         return None
     headline = sentence_case(made.headline.partition(": ")[2])
-    accepted = " The failed audit was accepted when the run was submitted."
-    conclusion = (Tag(made.verdict), f" {headline}", accepted * dossier.reward_risk_accepted)
+    accepted = ""
+    if dossier.reward_risk_accepted:
+        accepted = " The failed audit was accepted when the run was submitted."
+    conclusion = (Tag(made.verdict), f" {headline}{accepted}")
     parts: list[Block] = [blocks.Paragraph(conclusion, only="markdown")]
     if made.problems:
         parts.append(blocks.Notes([Note(text) for text in made.problems[:_PROBLEMS]]))
@@ -127,41 +129,32 @@ def contamination(dossier: Dossier) -> Section | None:
 
 def cost(dossier: Dossier) -> Section | None:
     """Device time and money: what was estimated and what was used."""
-    spent, facts = dossier.cost, _cost_facts(dossier)
-    if not facts:
-        return None
-    parts: list[Block] = [blocks.Facts(facts)]
-    if spent.likely is not None and spent.low is not None and spent.high is not None:
-        texts = (
-            duration(spent.low),
-            f"likely {duration(spent.likely)}",
-            duration(spent.high),
-            f"used {duration(spent.actual)}" if spent.actual is not None else "",
-        )
-        span = charts.Range(spent.low, spent.likely, spent.high, spent.actual, texts)
+    hours, estimate = dossier.hours, dossier.estimate
+    parts: list[Block] = []
+    facts = []
+    if hours is not None:
+        used = "used" if dossier.row.state in TERMINAL else "used so far"
+        facts.append((f"device time {used}", duration(hours)))
+    if estimate is not None:
+        expected = estimate.gpu_hours
+        ends = (expected.low, expected.likely, expected.high)
+        low, likely, high = (duration(end) for end in ends)
+        used = f"used {duration(hours)}" if hours is not None else ""
+        span = charts.Range(*ends, hours, (low, f"likely {likely}", high, used))
         wide = charts.range_bar(span, charts.WIDE, "Estimated and used")
         narrow = charts.range_bar(span, charts.NARROW - 20, "Estimated and used")
-        parts.insert(0, blocks.Figure(wide, narrow))
+        parts.append(blocks.Figure(wide, narrow))
+        facts.append(("estimated", f"{likely} ({low} to {high})"))
+        facts.append(("basis of the estimate", estimate.basis))
+        facts.append(("estimated peak memory", size(estimate.peak_memory.total)))
+        if estimate.gpu_hour_price and hours is not None:
+            price = estimate.gpu_hour_price
+            facts.append(("money", f"{price * hours:.2f} at {price:g} an hour"))
+    if not facts:
+        return None
     lead = "What was predicted before the run, and what it took."
-    return Section("Cost against the estimate", "Cost", [blocks.Panel(parts)], [lead])
-
-
-def _cost_facts(dossier: Dossier) -> list[tuple[str, str]]:
-    spent, facts = dossier.cost, []
-    if spent.actual is not None:
-        used = "used" if dossier.row.state in TERMINAL else "used so far"
-        facts.append((f"device time {used}", duration(spent.actual)))
-    if spent.likely is not None and spent.low is not None and spent.high is not None:
-        span = f"{duration(spent.low)} to {duration(spent.high)}"
-        facts.append(("estimated", f"{duration(spent.likely)} ({span})"))
-        if spent.basis:
-            facts.append(("basis of the estimate", spent.basis))
-    if spent.memory_bytes:
-        facts.append(("estimated peak memory", size(spent.memory_bytes)))
-    if spent.price and spent.actual is not None:
-        money = f"{spent.price * spent.actual:.2f} at {spent.price:g} an hour"
-        facts.append(("money", money))
-    return facts
+    panel = blocks.Panel([*parts, blocks.Facts(facts)])
+    return Section("Cost against the estimate", "Cost", [panel], [lead])
 
 
 def settings(dossier: Dossier) -> Section | None:
@@ -252,8 +245,8 @@ def training(dossier: Dossier) -> Section | None:
         facts.append(("reward audit", dossier.audit.headline))
     if dossier.reward_risk_accepted:
         facts.append(("accept_reward_risk", "the reward audit failed and was overruled"))
-    if dossier.cost.actual is not None:
-        facts.append(("device time", duration(dossier.cost.actual)))
+    if dossier.hours is not None:
+        facts.append(("device time", duration(dossier.hours)))
     return Section("", "Training", [blocks.Facts(facts)])
 
 

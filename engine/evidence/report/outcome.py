@@ -1,7 +1,5 @@
 """Sections on what came of a run: its verdict, and the tasks and skills behind it."""
 
-from dataclasses import dataclass
-
 from engine.evidence.report import blocks, charts
 from engine.evidence.report.blocks import Block, Note, Section, Tag
 from engine.evidence.report.dossier import Dossier
@@ -14,29 +12,25 @@ _ALERTS = 6
 _EXAMPLES = 2  # gained, and as many lost, in Markdown
 
 
-@dataclass(frozen=True)
-class Headline:
-    """`mood` is the verdict, or failed or running; it chooses the colour of the page."""
+def headline(dossier: Dossier) -> tuple[str, str]:
+    """(word over the report, what colours the page).
 
-    word: str
-    mood: str
-
-
-def headline(dossier: Dossier) -> Headline:
-    """The word over a report: the verdict, or the state of a run that has none yet."""
-    row, verdict = dossier.row, dossier.verdict.word
+    The word is the verdict, or the state of a run that has none yet; the colour is the verdict's,
+    or that of "failed" or "running".
+    """
+    row, word = dossier.row, dossier.verdict.word
     if row.state in ("failed", "cancelled"):
-        return Headline(row.state.capitalize(), "failed")
+        return row.state.capitalize(), "failed"
     if row.state not in TERMINAL:
-        return Headline(row.state.capitalize(), "running")
+        return row.state.capitalize(), "running"
     if row.kind != "train" and len(dossier.verdict.models) < 2:
-        return Headline("Evaluated", "running")
-    return Headline(verdict.replace("_", " ").capitalize(), verdict)
+        return "Evaluated", "running"
+    return word.replace("_", " ").capitalize(), word
 
 
 def verdict(dossier: Dossier) -> Section:
     """The verdict's sentence, the change with its interval, and what to mind about it."""
-    word, comparison = headline(dossier).word, dossier.comparison
+    (word, _), comparison = headline(dossier), dossier.comparison
     parts: list[Block] = [
         blocks.Paragraph([_summary(dossier, word)], "said", only="page"),
         blocks.Paragraph([dossier.verdict.summary], only="markdown"),
@@ -45,7 +39,9 @@ def verdict(dossier: Dossier) -> Section:
         parts.append(blocks.Paragraph([clip(dossier.note, 600)], "note", only="page"))
     if comparison and comparison.measure and comparison.outcome.diff is not None:
         parts.append(_effect(comparison, comparison.measure))
-        parts.append(blocks.Numbers(_numbers(dossier, comparison, comparison.measure)))
+        numbers = _numbers(dossier, comparison, comparison.measure)
+        heads = ("", "value", "95 % interval, or why")
+        parts.append(blocks.Table(heads, numbers, style="figures"))
     notes = _notes(dossier)
     return Section(word, "Verdict", [*parts, blocks.Notes(notes)] if notes else parts)
 

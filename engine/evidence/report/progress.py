@@ -19,7 +19,7 @@ def curves(dossier: Dossier) -> blocks.Section | None:
     parts: list[blocks.Block] = [main] if main else []
     if dossier.row.kind == "train":  # one line per model is no curve
         if small := _small_charts(dossier):
-            parts.append(blocks.Grid(small))
+            parts.append(blocks.Panel(small, grid=True))
         heads = ("metric", "first", "last", "min", "max", "over the run")
         if rows := _curve_rows(dossier):
             parts.append(blocks.Table(heads, rows, only="markdown"))

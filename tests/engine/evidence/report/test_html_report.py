@@ -187,8 +187,8 @@ def test_held_out_tasks_in_the_training_rows_are_named_in_the_page(home, learned
 
 def test_a_clean_run_says_that_its_rows_were_looked_at(home, learned_run):
     source = {"env_id": "arith@0123456789ab", "run_id": "arith-sft-1", "train": 1, "heldout": 1}
-    said = "none of 1 held-out tasks overlaps with the 1 training rows"
-    shared = {"verdict": "clean", "headline": said, "leaked": [], "sources": [source]}
+    headline = "none of 1 held-out tasks overlaps with the 1 training rows"
+    shared = {"verdict": "clean", "headline": headline, "leaked": [], "sources": [source]}
     write_json(learned_run.run.contamination, shared, fsync=False)
     text = page_of(home, learned_run)[0].text
     assert "clean None of 1 held-out tasks overlaps" in text and "left out" not in text
@@ -211,7 +211,11 @@ def test_a_run_in_any_state_has_a_report(home, make_run, state):
         assert "Lower max_length." in page.text
     else:
         assert "No verdict yet" in page.text
-    assert len(report_markdown(home, run.id)) < 10_000
+    text = report_markdown(home, run.id)
+    assert len(text) < 10_000
+    if state in ("failed", "cancelled"):
+        assert "- oom: Memory ran out." in text
+        assert "- Lower max_length. Last complete checkpoint: step_000003." in text
     assert model_card(home, run.id).startswith("---\nbase_model")
 
 
@@ -274,6 +278,23 @@ def test_the_markdown_begins_with_the_verdict_and_holds_the_numbers(home, learne
     assert re.search(r"Change \+\d+\.\d points, 95 % interval \+\d+\.\d to \+\d+\.\d\.", text)
     assert "| heldout_success | 0.35 | 0.62 | 0.35 | 0.68 |" in text
     assert "▁" in text and "learning_rate" in text and "McNemar" in text
+
+
+def test_page_and_markdown_say_the_same_of_a_run(home, learned_run):
+    page, _ = page_of(home, learned_run)
+    text = report_markdown(home, learned_run.id)
+    for words in (
+        "Expected beforehand: better; and so it came.",
+        "Alert: entropy fell below 30 % of its start",
+        "reported on the half that chose nothing",
+        "found 4 times in 5",
+        "device time used",
+        "base model",
+    ):
+        assert words in page.text and words in text, words
+    for name in ("gained", "right both times", "wrong both times"):
+        count = re.search(rf"(\d+) {name}", text)
+        assert count and count[0] in page.text
 
 
 def test_the_card_names_base_data_evidence_and_limits(home, learned_run):
