@@ -50,9 +50,9 @@ CEILINGS = {
     "modules in one folder below engine/worker": (13, 16),
     "packages in a cycle": (0, 0),
     "imports inside functions, in % of all imports": (2.0, 2.0),
-    "lines that switch the formatter off": (35, 0),
+    "lines that switch the formatter off": (0, 0),
     "functions with more than 8 parameters": (10, 10),
-    "lines with dict[str, Any]": (550, 150),
+    "lines with dict[str, Any]": (40, 150),
 }
 MOST_PARAMETERS = 8
 LOADS_LATE = Path("mcp_server/api/verbs.py")  # a verb loads what it needs when it is called
