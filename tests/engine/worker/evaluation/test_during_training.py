@@ -118,4 +118,4 @@ def test_copies_of_a_question_stand_in_one_half_and_count_once(home: Home, tmp_p
     assert len(asked["report"]) < len(halves["report"]), "some are asked twice"
     assert result["evidence"]["n"] == len(asked["report"])
     exam = choosing(run)
-    assert (exam["tasks"], exam["of"]) == (len(halves["select"]), len(rows))
+    assert (exam.tasks, exam.of) == (len(halves["select"]), len(rows))
