@@ -232,9 +232,8 @@ def _grpo_defaults(filling: Filled, facts: Facts) -> None:
     if filling.values.get("sampler") in (None, "auto"):
         # On a CPU vLLM with an adapter is several times slower than our own sampler.
         has_gpu = facts.hardware is not None and facts.hardware.device.kind == "cuda"
-        is_unquantized = (
-            filling["quantization"] == "none"
-        )  # vLLM would use the weights before rounding
+        # With quantization vLLM would still sample from the weights before rounding.
+        is_unquantized = filling["quantization"] == "none"
         filling.values["sampler"] = "vllm" if has_gpu and facts.vllm and is_unquantized else "torch"
         filling.sources["sampler"] = HARDWARE
     if filling["async_sampling"] and filling["sampler"] == "torch":
