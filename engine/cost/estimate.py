@@ -118,8 +118,8 @@ def estimate_cost(
     arguments = {"env_id": record.env_id, "model": model_ref.ref, "algorithm": algorithm}
     submit_call = Call("submit_train", arguments | ({"settings": settings} if settings else {}))
     no_rows = none_fit(env_facts.statistics(facts, resolved.settings), resolved.settings)
-    ready = figures.fits and not no_rows
-    next_calls = [submit_call.to_json()] if ready else []
+    can_be_submitted = figures.fits and not no_rows
+    next_calls = [submit_call.to_json()] if can_be_submitted else []
     row_warnings = [f"{no_rows}: nothing would be trained. Raise max_length."] if no_rows else []
     return shown(figures) | {
         "summary": f"{summary(figures)} But {no_rows}." if no_rows else summary(figures),
@@ -279,8 +279,8 @@ def batteries(home: Home, base_path: Path | None) -> tuple[Battery, ...]:
             record = registry.find_env(home, flops.KEEP)
             if record.name == flops.KEEP and record.scored:
                 lengths = env_facts.env_facts(home, record, base_path).lengths
-                # Without counted rows: 32 tokens for the prompt, 16 for the reference answer. A model
-                # answers half as long again, and at most three times as long.
+                # Without counted rows: 32 tokens of prompt, 16 of reference answer. Answers of a
+                # model are assumed to have 1.5 times, and at most 3 times, that length.
                 prompt_tokens = (
                     statistics.fmean([row.prompt for row in lengths]) if lengths else 32.0
                 )
@@ -366,31 +366,38 @@ def check_budget(
 
 
 def _band(
-    logs: Sequence[float], raw: dict[str, float], measured: bool
+    log_ratios: Sequence[float], corrected: dict[str, float], measured: bool
 ) -> tuple[dict[str, float], str, int]:
     """The hours by level, the basis ("measured" or "model") and the number of finished runs.
 
     Args:
-        logs: for each finished run the logarithm of its actual over its corrected time.
-        raw: corrected hours by level.
+        log_ratios: for each finished run the logarithm of its actual over its corrected time.
+        corrected: hours, corrected by finished runs, by level.
         measured: whether the machine's speed was measured.
     """
-    if len(logs) >= CALIBRATE_FROM:
-        middle = statistics.median(logs) * len(logs) / (len(logs) + 1)
-        # A few runs say little of how far apart runs are: what is usual counts as some more.
-        known = (len(logs) - 1) * statistics.variance(logs)
-        degrees = len(logs) - 1 + _USUAL_RUNS
-        spread = math.sqrt((known + _USUAL_RUNS * _USUAL_SPREAD**2) / degrees)
-        reach = _NORMAL_90 * max(spread, _CALIBRATION_FLOOR) * math.sqrt(1 + 1 / len(logs))
-        factors = (middle - reach, middle, middle + reach)
+    if len(log_ratios) >= CALIBRATE_FROM:
+        middle = statistics.median(log_ratios) * len(log_ratios) / (len(log_ratios) + 1)
+        # A few runs show little of the usual variation, so it is mixed with `_USUAL_SPREAD`.
+        squares = (len(log_ratios) - 1) * statistics.variance(log_ratios)
+        degrees = len(log_ratios) - 1 + _USUAL_RUNS
+        spread = math.sqrt((squares + _USUAL_RUNS * _USUAL_SPREAD**2) / degrees)
+        half_width = (
+            _NORMAL_90 * max(spread, _CALIBRATION_FLOOR) * math.sqrt(1 + 1 / len(log_ratios))
+        )
+        factors = (middle - half_width, middle, middle + half_width)
         hours = {
-            level: raw["likely"] * math.exp(by) for level, by in zip(LEVELS, factors, strict=True)
+            level: corrected["likely"] * math.exp(log_factor)
+            for level, log_factor in zip(LEVELS, factors, strict=True)
         }
-        return hours, "measured", len(logs)
+        return hours, "measured", len(log_ratios)
     basis = "measured" if measured else "model"
     below, above = _SPREAD[basis]
-    hours = {"low": raw["low"] * below, "likely": raw["likely"], "high": raw["high"] * above}
-    return hours, basis, len(logs)
+    hours = {
+        "low": corrected["low"] * below,
+        "likely": corrected["likely"],
+        "high": corrected["high"] * above,
+    }
+    return hours, basis, len(log_ratios)
 
 
 def _corrected(memory: PeakMemory, factor: float) -> PeakMemory:

@@ -379,8 +379,10 @@ def _grpo_step(plan: Plan, settings: GRPOSettings, level: str) -> Work:
     # The prompt of a group goes through the model once.
     repeated_prompts = trained * (1 - 1 / settings.group_size) * episode.prompt
     tokens = trained * episode.total - repeated_prompts
-    said = episode.said * episode.turns
-    step = _update(plan, trained, tokens, episode.total, said).times(settings.updates_per_batch)
+    tokens_said = episode.said * episode.turns
+    step = _update(plan, trained, tokens, episode.total, tokens_said).times(
+        settings.updates_per_batch
+    )
     if settings.kl_coef > 0:
         step += Work(train=_forward(plan, plan.rows, episode.total))
     repeats = range(1, settings.resample_uniform + 1)

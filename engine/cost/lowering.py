@@ -27,8 +27,8 @@ def phases_of(plan: Plan, rate: Speed, level: str) -> dict[str, float]:
     Args:
         level: low, likely or high.
     """
-    model, first = plan.model, not plan.seen.runs
-    return rate.phases(works(plan, level), model.layers, model.weight_bytes, first=first)
+    model, is_first_run = plan.model, not plan.seen.runs
+    return rate.phases(works(plan, level), model.layers, model.weight_bytes, first=is_first_run)
 
 
 def fit_of(total: int, available: int) -> Fit:
@@ -76,16 +76,16 @@ def _best_lowering(plan: Plan, rate: Speed, over: int | None) -> _Lowering:
     """
     best: _Lowering = ("", None, None)
     most_saved = 0.0
-    now = over if over is not None else sum(phases_of(plan, rate, "likely").values())
+    current_amount = over if over is not None else sum(phases_of(plan, rate, "likely").values())
     for name, before, value in candidates(plan):
         smaller = replace(plan, settings=plan.settings.model_copy(update={name: value}))
-        after = (
+        smaller_amount = (
             footprint.memory(smaller).total
             if over is not None
             else sum(phases_of(smaller, rate, "likely").values())
         )
-        if now - after > most_saved:
-            best, most_saved = (name, before, value), now - after
+        if current_amount - smaller_amount > most_saved:
+            best, most_saved = (name, before, value), current_amount - smaller_amount
     return best
 
 

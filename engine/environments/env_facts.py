@@ -53,11 +53,11 @@ class RowLengths:
 
         0 for a row without an answer.
         """
-        end = self.total if max_length is None else min(self.total, max_length)
+        row_end = self.total if max_length is None else min(self.total, max_length)
         if loss_on == "all":
-            return max(0, end - 1) if self.turns else 0
+            return max(0, row_end - 1) if self.turns else 0
         turns = self.turns[-1:] if loss_on == "last" else self.turns
-        return sum(max(0, min(stop, end) - start) for start, stop in turns)
+        return sum(max(0, min(turn_end, row_end) - turn_start) for turn_start, turn_end in turns)
 
     @property
     def longest_turn(self) -> int:
@@ -200,11 +200,11 @@ def _count_rows(
     the first.
     """
     train = [row for row in rows if row["split"] == "train"]
-    chosen = train
+    sample = train
     if len(train) > SAMPLE:
-        chosen = random.Random(0).sample(train, SAMPLE)
+        sample = random.Random(0).sample(train, SAMPLE)
     lengths, refused, refusal = [], 0, ""
-    for row in chosen:
+    for row in sample:
         try:
             lengths.append(_row_lengths(row, tools, tokenizer, thinking))
         except TemplateError as error:
@@ -275,6 +275,6 @@ def statistics(facts: EnvFacts, settings: TrainSettings) -> dict[str, Any]:
     }
 
 
-def _share(part: int, whole: int) -> float:
-    """`part` / `whole` in four digits; 0 if `whole` is 0."""
-    return round(part / whole, 4) if whole else 0.0
+def _share(part: int, total: int) -> float:
+    """`part` / `total` in four digits; 0 if `total` is 0."""
+    return round(part / total, 4) if total else 0.0

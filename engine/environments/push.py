@@ -106,29 +106,29 @@ def push_env(
     DATASET_INVALID, BAD_ARGUMENT or DISK_FULL; nothing is stored then.
     """
     deadline = time.monotonic() + push_limits.PUSH_SECONDS
-    readable = None if roots is None else [*roots, *_pushed_copy(home, path)]
-    source = snapshot.resolve_inside(path, readable)
+    allowed_roots = None if roots is None else [*roots, *_pushed_copy(home, path)]
+    source = snapshot.resolve_inside(path, allowed_roots)
     name = _version_name(name, source)
     with staging(home, name) as folder:
-        shot = snapshot.take(source, folder / SOURCE)
+        copied = snapshot.take(source, folder / SOURCE)
         try:
             settings = read_settings(folder / SOURCE)
-            draft = Draft(home, name, folder, shot, settings, deadline)
-            final = home.env(name, draft.hash)
-            if database_row(final) is None:
+            draft = Draft(home, name, folder, copied, settings, deadline)
+            version_folder = home.env(name, draft.hash)
+            if database_row(version_folder) is None:
                 if allowed is not None:
                     allowed(draft.settings)
                 _build_version(draft, install)
-                _publish_version(draft, final)
+                _publish_version(draft, version_folder)
             else:
                 if install:
                     _reinstall_packages(draft)
                 if push_audit.is_outdated(draft) and _passes_check(allowed, draft.settings):
-                    push_audit.repeat_audit(draft, final)
-                _make_newest(draft, final)
+                    push_audit.repeat_audit(draft, version_folder)
+                _make_newest(draft, version_folder)
         except EnvProblem as problem:
             raise as_user_error(problem) from problem
-    return _reply(registry.find_env(home, f"{name}@{shot.digest[:12]}"), shot)
+    return _reply(registry.find_env(home, f"{name}@{copied.digest[:12]}"), copied)
 
 
 def _pushed_copy(home: Home, path: str | Path) -> list[Path]:
@@ -170,19 +170,19 @@ def _build_version(draft: Draft, install: bool) -> None:
     draft.python = _interpreter(draft, install)
     redactor = Redactor(draft.secrets)
     with draft.process() as env, draft.process() as second_env:
-        described, start_seconds = draft.timed(env.limits.start_seconds, env.describe)
+        description, start_seconds = draft.timed(env.limits.start_seconds, env.describe)
         tasks_limit = max(push_limits.TASKS_SECONDS, draft.seconds_left - push_limits.AFTER_START)
         tasks_limit = min(env.limits.start_seconds, tasks_limit)
         rows, tasks_seconds = draft.timed(tasks_limit, lambda: env.tasks(tasks_limit))
         first_rows = [dict(row) for row in rows]  # copies: the rows are changed below
-        second = push_audit.SecondProcess(
+        second_process = push_audit.SecondProcess(
             second_env, first_rows, start_seconds, tasks_seconds, draft.deadline
         )
-        sides = task_rows.assign_split(rows, draft)
-        task_rows.add_gold(env, rows, described["kind"], draft)
-        audit = push_audit.run_audit(env, rows, described["kind"], second, draft)
+        split = task_rows.assign_split(rows, draft)
+        task_rows.add_gold(env, rows, description["kind"], draft)
+        audit = push_audit.run_audit(env, rows, description["kind"], second_process, draft)
         isolation = env.isolation
-        draft.warnings += second.warnings()
+        draft.warnings += second_process.warnings()
     train = [row for row in rows if row["split"] == "train"]
     heldout = [row for row in rows if row["split"] == "heldout"]
     contamination = overlap.scan(
@@ -195,12 +195,12 @@ def _build_version(draft: Draft, install: bool) -> None:
         name=draft.name,
         hash=draft.hash,
         digest=draft.shot.digest,
-        kind=described["kind"],
-        scored=described["scored"],
-        tools=described["tools"],
+        kind=description["kind"],
+        scored=description["scored"],
+        tools=description["tools"],
         params=json.loads(json.dumps(draft.settings.params, default=str)),
-        rows={name: sides.sides.count(name) for name in ("train", "heldout")},
-        split=sides.source,
+        rows={name: split.sides.count(name) for name in ("train", "heldout")},
+        split=split.source,
         contamination=contamination,
         files=len(draft.shot.files),
         size=draft.shot.size,
@@ -303,7 +303,9 @@ def _reply(record: registry.EnvRecord, shot: snapshot.Snapshot) -> PushReply:
         files=len(shot.files),
         left_out=shot.left_out,
         audit=redact.value({key: audit[key] for key in _AUDIT_KEYS_IN_REPLY if key in audit}),
-        problems=[ShownProblem(redact.text(each.message)) for each in record.version.problems],
+        problems=[
+            ShownProblem(redact.text(problem.message)) for problem in record.version.problems
+        ],
         isolation=record.isolation,
         secrets=list(record.secrets),
         network=record.limits.network,

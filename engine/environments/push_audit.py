@@ -96,16 +96,16 @@ class SecondProcess:
 
 
 def run_audit(
-    env: EnvProcess, rows: list[TaskRow], kind: str, second: SecondProcess, draft: Draft
+    env: EnvProcess, rows: list[TaskRow], kind: str, second_process: SecondProcess, draft: Draft
 ) -> JsonObject:
     """Run the reward audit in the time the push has left; returns the content of audit.json.
 
     It lists the version's unset secrets, so that a later push that has them can repeat the audit.
     """
-    seconds_left = draft.seconds_left - push_limits.CALL_SECONDS - second.start_seconds
+    seconds_left = draft.seconds_left - push_limits.CALL_SECONDS - second_process.start_seconds
     # The audit may take OVERRUN times its budget.
     budget = max(1.0, min(push_limits.AUDIT_SECONDS, seconds_left / OVERRUN))
-    report = audit(env, rows, kind, budget_s=budget, fresh=second.fresh)
+    report = audit(env, rows, kind, budget_s=budget, fresh=second_process.fresh)
     return report | ({"secrets_unset": draft.unset_secrets} if draft.settings.secrets else {})
 
 
@@ -125,10 +125,10 @@ def repeat_audit(draft: Draft, final: Path) -> None:
     rows = registry.read_tasks(record)
     with draft.process() as env, draft.process() as second_env:
         _, start_seconds = draft.timed(env.limits.start_seconds, env.describe)
-        second = SecondProcess(
+        second_process = SecondProcess(
             second_env, rows, start_seconds, 0.0, draft.deadline, repeat_warnings=[]
         )
-        report = run_audit(env, rows, record.kind, second, draft)
+        report = run_audit(env, rows, record.kind, second_process, draft)
     old_audit = (final / AUDIT).read_bytes()
     copy = final / EARLIER / f"{hashlib.sha256(old_audit).hexdigest()}.json"
     copy.parent.mkdir(exist_ok=True)

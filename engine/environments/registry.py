@@ -107,17 +107,17 @@ def find_env(home: Home, ref: str) -> EnvRecord:
         stored_name = ref.lower().replace("_", "-")
         if not matches and stored_name != ref:
             matches, ref = store.find_env(stored_name), stored_name
-        known = [] if matches else store.list_envs()
+        stored_versions = [] if matches else store.list_envs()
     if not matches:
-        raise _not_found(ref, known)
+        raise _not_found(ref, stored_versions)
     newest = matches[0]
     is_exact = ref in (newest.env_id, newest.name)
-    candidates = {other.env_id if "@" in ref else other.name for other in matches}
+    candidates = {match.env_id if "@" in ref else match.name for match in matches}
     if not is_exact and len(candidates) > 1:
-        shown = ", ".join(sorted(candidates)[:5])
+        names = ", ".join(sorted(candidates)[:5])
         raise UserError(
             "ENV_AMBIGUOUS",
-            f"{ref!r} begins more than one environment: {shown}",
+            f"{ref!r} begins more than one environment: {names}",
             field="env_id",
             hint="Pass a longer prefix or the whole id.",
         )
@@ -261,9 +261,9 @@ def _read_folder(folder: Path, name: str, hash12: str) -> EnvRecord:
     )
 
 
-def _not_found(ref: str, known: list[EnvRow]) -> UserError:
-    """The error for a reference that fits none of the `known` versions, with close names."""
-    names = list(dict.fromkeys(row.name for row in known))
+def _not_found(ref: str, stored_versions: list[EnvRow]) -> UserError:
+    """The error for a reference that fits none of the stored versions, with close names."""
+    names = list(dict.fromkeys(row.name for row in stored_versions))
     similar = difflib.get_close_matches(ref.partition("@")[0], names, 3, 0.5)
     hint = (
         "Push one with push_env (honesmith env push)."

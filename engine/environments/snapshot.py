@@ -203,9 +203,9 @@ class _Copier:
                     copy.write(data)
         self.digests[path] = digest.hexdigest()
 
-    def check_size(self, more: int, path: str) -> None:
-        """Raise UserError ENV_LIMITS if `more` bytes on top of those copied are too many."""
-        if self.size + more > MAX_BYTES:
+    def check_size(self, more_bytes: int, path: str) -> None:
+        """Raise UserError ENV_LIMITS if so many more bytes, for the file `path`, are too many."""
+        if self.size + more_bytes > MAX_BYTES:
             raise _too_large(f"it is larger than {MAX_BYTES >> 20} MB (at {path})")
 
 

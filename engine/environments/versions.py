@@ -81,7 +81,7 @@ def build(home: Home, folder: Path, patience_s: float = BUILD_S) -> BuiltPackage
     if not requirements:
         return BuiltPackages([], f"{folder} names no packages; nothing to build.")
     python = env_packages.install(home, requirements, patience_s)
-    names = [str(each) for each in requirements]
+    names = [str(requirement) for requirement in requirements]
     return BuiltPackages(
         packages=names,
         summary=f"{counted(len(names), 'package')} ready for a push of {folder}.",
@@ -211,8 +211,8 @@ def _diff_lines(name: str, old: bytes, new: bytes) -> list[str]:
 
 def _in_use(record: EnvRecord, runs: list[str], hint: str | Hint) -> UserError:
     """The error for a version that cannot be deleted because `runs` use it."""
-    shown = ", ".join(runs[:_MOST_RUNS_NAMED]) + (", ..." if len(runs) > _MOST_RUNS_NAMED else "")
-    return UserError("RUN_STATE", f"{record.env_id} is used by {shown}", hint=hint, field="env_id")
+    names = ", ".join(runs[:_MOST_RUNS_NAMED]) + (", ..." if len(runs) > _MOST_RUNS_NAMED else "")
+    return UserError("RUN_STATE", f"{record.env_id} is used by {names}", hint=hint, field="env_id")
 
 
 def _bad_folder(folder: Path, what: str, hint: str) -> UserError:

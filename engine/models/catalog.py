@@ -153,7 +153,7 @@ def usable_models(home: Home) -> list[UsableModel]:
         for ref, path in folders.items()
     ]
     models += [_usable_run(run) for run in _runs_with_checkpoints(home)]
-    return [each for each in models if each is not None]
+    return [model for model in models if model is not None]
 
 
 def _base_model(ref: str, kind: str, base_ref: str, path: Path) -> ModelRef:
@@ -318,9 +318,13 @@ def _local_folder(ref: str) -> Path | None:
 def _unknown_reference(home: Home, ref: str) -> UserError:
     """The error for a reference that names no model, with the names closest to it."""
     name = ref.partition("@")[0]
-    known = [*BUILTIN, *(run.id for run in _runs_with_checkpoints(home)), *hub.cached_ids(home)]
-    similar = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    if "@" in ref and name in known:
+    known_names = [
+        *BUILTIN,
+        *(run.id for run in _runs_with_checkpoints(home)),
+        *hub.cached_ids(home),
+    ]
+    similar = difflib.get_close_matches(name, known_names, n=3, cutoff=0.5)
+    if "@" in ref and name in known_names:
         hint = f"After a run id stands @best or @stepN, as in {name}@best."
     elif similar:
         hint = f"Did you mean {' or '.join(similar)}?"

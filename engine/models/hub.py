@@ -436,11 +436,11 @@ def _fetch_text(remote: _HubVersion, name: str) -> str:
 
 def _fetch_header(remote: _HubVersion, name: str) -> bytes:
     """The safetensors header of a weight file, with the eight bytes of its length."""
-    start = _fetch_first_bytes(remote, name, _FIRST_BYTES)
-    length = 8 + model_files.header_length(start, name)
-    if len(start) < length:
-        start = _fetch_first_bytes(remote, name, length)
-    return start[:length]
+    first_bytes = _fetch_first_bytes(remote, name, _FIRST_BYTES)
+    length = 8 + model_files.header_length(first_bytes, name)
+    if len(first_bytes) < length:
+        first_bytes = _fetch_first_bytes(remote, name, length)
+    return first_bytes[:length]
 
 
 def _fetch_first_bytes(remote: _HubVersion, name: str, count: int) -> bytes:

@@ -167,12 +167,12 @@ def header_length(raw: bytes, name: str) -> int:
 
 def _parse_tensor(entry: JsonObject) -> Tensor:
     """One entry of a header. Raises ValueError if its shape does not fit its bytes, or KeyError."""
-    start, end = entry["data_offsets"]
+    first_byte, end_byte = entry["data_offsets"]
     shape = tuple(int(size) for size in entry["shape"])
     item_bytes = _DTYPE_BYTES.get(entry["dtype"])
-    if item_bytes is not None and end - start != item_bytes * prod(shape):
-        raise ValueError(f"shape {list(shape)} does not match its {end - start} bytes")
-    return Tensor(str(entry["dtype"]), shape, int(end) - int(start))
+    if item_bytes is not None and end_byte - first_byte != item_bytes * prod(shape):
+        raise ValueError(f"shape {list(shape)} does not match its {end_byte - first_byte} bytes")
+    return Tensor(str(entry["dtype"]), shape, int(end_byte) - int(first_byte))
 
 
 def read_header(path: Path) -> dict[str, Tensor]:
@@ -310,8 +310,8 @@ def check_config(config: JsonObject, where: str) -> None:
         )
     architecture = _architecture(config)
     if architecture not in ARCHITECTURES:
-        found = architecture or config.get("model_type") or "none named in config.json"
-        raise unsupported(f"{where} has the architecture {found}", _SUPPORTED_HINT)
+        architecture_found = architecture or config.get("model_type") or "none named in config.json"
+        raise unsupported(f"{where} has the architecture {architecture_found}", _SUPPORTED_HINT)
 
 
 def _architecture(config: JsonObject) -> str:

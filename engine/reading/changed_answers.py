@@ -167,11 +167,15 @@ def _training_evaluations(reading: Reading) -> _Comparison:
             f"{row.run_id} has no held-out evaluation after step 0 yet (it is {row.state})",
             hint=wait_hint(row.run_id, until="next_eval"),
         )
-    chosen = chosen_step(steps, step, "held-out answers") if step != -1 else result_step(run)
-    chosen = steps[-1] if chosen is None else chosen
-    before, after = (EvaluationRow.read_file(run.evals(each)) for each in (0, chosen))
-    names = ("step 0", f"step {chosen}")
-    return _Comparison(before.records, after.records, names, chosen, before.skipped + after.skipped)
+    later_step = chosen_step(steps, step, "held-out answers") if step != -1 else result_step(run)
+    later_step = steps[-1] if later_step is None else later_step
+    before, after = (
+        EvaluationRow.read_file(run.evals(step_number)) for step_number in (0, later_step)
+    )
+    names = ("step 0", f"step {later_step}")
+    return _Comparison(
+        before.records, after.records, names, later_step, before.skipped + after.skipped
+    )
 
 
 def _attempt_key(row: EvaluationRow) -> str:
@@ -179,18 +183,18 @@ def _attempt_key(row: EvaluationRow) -> str:
     return f"{row.task} #{row.attempt or 0}"
 
 
-def _score_change(old: EvaluationRow, new: EvaluationRow) -> float:
+def _score_change(before: EvaluationRow, after: EvaluationRow) -> float:
     """Change of success; if that is equal or unknown, change of the reward.
 
     0 if an answer could not be scored.
     """
-    if old.error or new.error:
+    if before.error or after.error:
         return 0.0
-    if old.success is not None and new.success is not None:
-        change = float(new.success) - float(old.success)
+    if before.success is not None and after.success is not None:
+        change = float(after.success) - float(before.success)
         if change:
             return change
-    return score(new) - score(old)
+    return score(after) - score(before)
 
 
 def _changed_item(reading: Reading, old: EvaluationRow, new: EvaluationRow) -> ChangedItem:

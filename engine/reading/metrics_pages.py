@@ -201,12 +201,12 @@ def _curve_sentence(
     row: RunRow,
     lines: Sequence[JsonObject],
     curves: Mapping[str, list[tuple[float, float]]],
-    shown: int,
+    shown_points: int,
     heldout: ChoosingHalf | None,
 ) -> str:
     """One sentence: the state of the run and the first and last value of its first three curves.
 
-    `shown` is how many of the `lines` the page has.
+    `shown_points` is how many of the `lines` the page has.
     """
     if not lines:
         return f"{row.run_id} is {row.state} and has logged no step yet."
@@ -215,12 +215,14 @@ def _curve_sentence(
         for name, points in list(curves.items())[:_IN_SENTENCE]
         if points
     ]
-    thinned = f" ({shown} of {len(lines)} points)" if shown < len(lines) else ""
-    half = ""
+    thinned = f" ({shown_points} of {len(lines)} points)" if shown_points < len(lines) else ""
+    heldout_note = ""
     if heldout is not None:
-        half = f" (heldout_*: {heldout.tasks} of {heldout.of} tasks, which choose)"
+        heldout_note = f" (heldout_*: {heldout.tasks} of {heldout.of} tasks, which choose)"
     step = lines[-1]["step"]
-    return f"{row.run_id} is {row.state} at step {step}{thinned}: {', '.join(changes)}{half}."
+    return (
+        f"{row.run_id} is {row.state} at step {step}{thinned}: {', '.join(changes)}{heldout_note}."
+    )
 
 
 def _shorten_to_fit(page: CurvesPage) -> CurvesPage:

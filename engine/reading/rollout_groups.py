@@ -65,12 +65,12 @@ class GroupsPage(ReplyBase):
     next_cursor: str = ""
 
 
-def groups_page(reading: Reading, source: Source, chosen: Sequence[Row]) -> GroupsPage:
-    """A page with the whole groups of which at least one member is among the `chosen` rows.
+def groups_page(reading: Reading, source: Source, matching_rows: Sequence[Row]) -> GroupsPage:
+    """A page with the whole groups of which at least one member is among `matching_rows`.
 
     Groups with the widest spread of rewards come first.
     """
-    chosen_groups = {_group_key(row) for row in chosen}
+    chosen_groups = {_group_key(row) for row in matching_rows}
     rows_by_group: dict[str, list[Row]] = {}
     for row in source.rows:
         if _group_key(row) in chosen_groups:

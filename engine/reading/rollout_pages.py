@@ -163,16 +163,18 @@ def fit(
         page_of: builds the page with the given items, so that it can be measured.
         squeeze: shortens an item to a number of characters.
     """
-    shown, warnings = list(items), []
+    fitting, warnings = list(items), []
     room = BODY_CHARS - _SUMMARY_CHARS
-    while chars_of(page_of(shown)) > room and len(shown) > 1:
-        shown.pop()
-    if shown and chars_of(page_of(shown)) > room:
-        shown = [squeeze(shown[0], room - _CUT_CHARS)]
+    while chars_of(page_of(fitting)) > room and len(fitting) > 1:
+        fitting.pop()
+    if fitting and chars_of(page_of(fitting)) > room:
+        fitting = [squeeze(fitting[0], room - _CUT_CHARS)]
         warnings = ["One rollout alone was too long and is cut; see max_chars."]
-    end = reading.start.skip + len(shown)
-    has_more = bool(shown) and end < total
-    return Fitted(shown, warnings, f"{reading.query.pick}:{step_mark}:{end}" if has_more else "")
+    next_skip = reading.start.skip + len(fitting)
+    has_more = bool(fitting) and next_skip < total
+    return Fitted(
+        fitting, warnings, f"{reading.query.pick}:{step_mark}:{next_skip}" if has_more else ""
+    )
 
 
 def mark_of(step: int, *, all_steps: bool = False) -> str:

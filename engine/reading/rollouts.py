@@ -74,18 +74,18 @@ def read_rollouts(home: Home, query: RolloutQuery) -> RolloutsPage | GroupsPage 
     if query.pick == "changed":
         return changed_page(reading)
     source = source_of(reading)
-    chosen = matching(source.rows, query.where)
+    matching_rows = matching(source.rows, query.where)
     if query.pick == "group":
-        return groups_page(reading, source, chosen)
-    return _rollouts_page(reading, source, chosen)
+        return groups_page(reading, source, matching_rows)
+    return _rollouts_page(reading, source, matching_rows)
 
 
-def _rollouts_page(reading: Reading, source: Source, chosen: Sequence[Row]) -> RolloutsPage:
-    """The page with the `chosen` rows of the source, in the order of the pick."""
+def _rollouts_page(reading: Reading, source: Source, matching_rows: Sequence[Row]) -> RolloutsPage:
+    """The page with those of `matching_rows` that the pick selects, in its order."""
     query, row = reading.query, reading.row
-    picked = ordered(chosen, query.pick, seed=f"{row.run_id} {source.step}")
+    picked = ordered(matching_rows, query.pick, seed=f"{row.run_id} {source.step}")
     texts = reading.texts(query.max_chars)
-    items = [rollout_item(reading.redact, each, texts) for each in reading.shown_part(picked)]
+    items = [rollout_item(reading.redact, answer, texts) for answer in reading.shown_part(picked)]
     page = RolloutsPage(
         summary="",
         run_id=row.run_id,
@@ -106,7 +106,7 @@ def _rollouts_page(reading: Reading, source: Source, chosen: Sequence[Row]) -> R
     )
     return replace(
         page,
-        summary=_summary(reading, source, len(fitted.items), len(picked), chosen),
+        summary=_summary(reading, source, len(fitted.items), len(picked), matching_rows),
         rollouts=fitted.items,
         warnings=fitted.warnings + source.warnings,
         next_cursor=fitted.next_cursor,
@@ -114,21 +114,25 @@ def _rollouts_page(reading: Reading, source: Source, chosen: Sequence[Row]) -> R
 
 
 def _summary(
-    reading: Reading, source: Source, shown: int, picked: int, chosen: Sequence[Row]
+    reading: Reading,
+    source: Source,
+    shown_count: int,
+    picked_count: int,
+    matching_rows: Sequence[Row],
 ) -> str:
     """One sentence: which rows these are, how many of how many, and their mean reward.
 
     Args:
-        shown: number of rows on this page.
-        picked: number of rows that the pick selects.
-        chosen: the rows that match the filter; the mean is over these, as in the run's metrics.
+        shown_count: number of rows on this page.
+        picked_count: number of rows that the pick selects.
+        matching_rows: the rows that match the filter; the mean is taken over them, as in metrics.
     """
     pick = reading.query.pick
     what = f"{pick} {source.what}"
     if pick in ("error", "truncated"):  # these select rows instead of ordering them
         what = f"{source.what} " + ("with an error" if pick == "error" else "cut short")
-    sentence = f"{shown} of {picked} {what} in {reading.row.run_id}"
-    rewards, failed = rewards_of(chosen), sum(bool(row.error) for row in chosen)
+    sentence = f"{shown_count} of {picked_count} {what} in {reading.row.run_id}"
+    rewards, failed = rewards_of(matching_rows), sum(bool(row.error) for row in matching_rows)
     if rewards:
         count = len(rewards) if source.trained else len(rewards) + failed
         sentence += f"; mean reward {math.fsum(rewards) / count:.3g} over {count}"

@@ -157,7 +157,7 @@ def events_page(reader: TextReader, keys: Sequence[str], cursor: str) -> EventsP
 
     Without a cursor it has the newest events. Raises UserError BAD_CURSOR.
     """
-    position = parse_cursor(cursor, "events") if cursor else Cursor(0, None, older=True)
+    start = parse_cursor(cursor, "events") if cursor else Cursor(0, None, older=True)
 
     def passes(text: str) -> bool:
         return reader.passes(text) and (
@@ -165,17 +165,17 @@ def events_page(reader: TextReader, keys: Sequence[str], cursor: str) -> EventsP
         )
 
     path, run_id = reader.run.events, reader.row.run_id
-    page = reader.page(path, position, passes)
-    fields_by_place = {line.start: _parse_object(line.text) for line in page.lines}
+    page = reader.page(path, start, passes)
+    fields_by_start = {line.start: _parse_object(line.text) for line in page.lines}
     shown_events = {
-        place: _shown_event(reader, fields)
-        for place, fields in fields_by_place.items()
+        start: _shown_event(reader, fields)
+        for start, fields in fields_by_start.items()
         if fields is not None
     }
     lines = [line for line in page.lines if line.start in shown_events]
     skipped = len(page.lines) - len(lines)
     lines, page = _fit_lines(
-        lines, page, position.older, lambda line: json_chars(shown_events[line.start])
+        lines, page, start.older, lambda line: json_chars(shown_events[line.start])
     )
     events = [shown_events[line.start] for line in lines]
     last = str(events[-1].get("event", "")) if events else ""

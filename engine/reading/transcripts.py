@@ -177,8 +177,10 @@ def _conversation(redact: Redactor, row: Answer, texts: Texts) -> _Conversation:
     if not texts.prompt or not prompt:
         return _Conversation(None, answer, texts.chars)
     prompt_chars = max(texts.chars - min(length_of(answer), texts.chars * 2 // 3), _LEAST_CHARS)
-    shown = within(prompt, prompt_chars)
-    return _Conversation(shown, answer, max(texts.chars - length_of(shown), _LEAST_CHARS))
+    shown_prompt = within(prompt, prompt_chars)
+    return _Conversation(
+        shown_prompt, answer, max(texts.chars - length_of(shown_prompt), _LEAST_CHARS)
+    )
 
 
 def _shown_metrics(
@@ -316,11 +318,11 @@ def pieces(
     """
     stretches: list[Piece] = []
     start = 0
-    for end in range(1, len(ids) + 1):
-        if end == len(ids) or bool(mask[end]) != bool(mask[start]):
-            text = clip(redact.text(decode(list(ids[start:end]))), chars)
-            stretches.append(Piece(text, bool(mask[start]), end - start))
-            start = end
+    for position in range(1, len(ids) + 1):
+        if position == len(ids) or bool(mask[position]) != bool(mask[start]):
+            text = clip(redact.text(decode(list(ids[start:position]))), chars)
+            stretches.append(Piece(text, bool(mask[start]), position - start))
+            start = position
     if len(stretches) <= most:
         return stretches
     left_out = sum(piece.tokens for piece in stretches[most:])

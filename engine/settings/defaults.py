@@ -98,13 +98,13 @@ class Filled:
             self.values[name] = most
 
 
-def fill(algorithm: str, given: GivenSettings, facts: Facts) -> Filled:
+def fill(algorithm: str, user_settings: GivenSettings, facts: Facts) -> Filled:
     """All settings of `algorithm` (sft, grpo or evaluate) with their sources, and warnings.
 
-    Settings in `given` keep their values, unless a run that continues an adapter takes its shape,
+    Settings of the user keep their values, unless a run that continues an adapter takes its shape,
     or a count is above the number of rows.
     """
-    filled = Filled(given)
+    filled = Filled(user_settings)
     if algorithm == "evaluate":
         _sampling_defaults(filled, facts)
         filled.default("temperature", 0.0 if facts.attempts == 1 else 1.0)
@@ -259,9 +259,9 @@ def _sampling_defaults(filling: Filled, facts: Facts) -> None:
     filling.default("stop", [])
     filling.default("max_turns", _default_turns(facts.env))
     context = min(filling.values.get("max_length") or math.inf, facts.model.max_positions)
-    wanted = max_tokens(facts.env, filling["thinking"])
-    tokens = _fit_into_context(int(context), facts.env, wanted)
-    filling.default("max_tokens", tokens, MODEL if tokens < wanted else RECIPE)
+    preferred = max_tokens(facts.env, filling["thinking"])
+    tokens = _fit_into_context(int(context), facts.env, preferred)
+    filling.default("max_tokens", tokens, MODEL if tokens < preferred else RECIPE)
 
 
 def max_tokens(env: EnvFacts | None, thinking: bool) -> int:
@@ -269,9 +269,9 @@ def max_tokens(env: EnvFacts | None, thinking: bool) -> int:
 
     256 without reference answers; at least 1024 with `thinking`.
     """
-    longest = env.longest_turn if env is not None else 0
-    wanted = min(1024, max(16, 2 * longest)) if longest else 256
-    return max(wanted, 1024) if thinking else wanted
+    longest_turn = env.longest_turn if env is not None else 0
+    limit = min(1024, max(16, 2 * longest_turn)) if longest_turn else 256
+    return max(limit, 1024) if thinking else limit
 
 
 def exam_limits(env: EnvFacts, context: int, max_length: int) -> SamplingLimits:
@@ -292,12 +292,12 @@ def _default_turns(env: EnvFacts | None) -> int:
     return 8 if env is not None and env.multi_turn else 1
 
 
-def _fit_into_context(context: int, env: EnvFacts | None, wanted: int) -> int:
-    """`wanted` tokens, or as many as fit into the context after the longest prompt."""
+def _fit_into_context(context: int, env: EnvFacts | None, preferred: int) -> int:
+    """`preferred` tokens, or as many as fit into the context after the longest prompt."""
     room = context - (env.longest_prompt if env else 0) - 1
     if room < _LEAST_ROOM:  # the longest prompts nearly fill the context and will be left out
         room = context // 2
-    return max(1, min(wanted, room))
+    return max(1, min(preferred, room))
 
 
 def _tokens_after_prompt(turns: int, tokens: int) -> int:
@@ -308,14 +308,14 @@ def _tokens_after_prompt(turns: int, tokens: int) -> int:
     return turns * tokens + (32 * turns if turns > 1 else 0)
 
 
-def _length_default(filling: Filled, facts: Facts, wanted: int) -> None:
-    """max_length: `wanted` rounded up to a multiple of 16, within the model's context.
+def _length_default(filling: Filled, facts: Facts, preferred: int) -> None:
+    """max_length: `preferred` rounded up to a multiple of 16, within the model's context.
 
     At most 8192, but always room for an answer of max_tokens.
     """
     context = facts.model.max_positions
     longest_default = min(context, _LONGEST_DEFAULT)
-    rounded = max(32, math.ceil(wanted / 16) * 16)
+    rounded = max(32, math.ceil(preferred / 16) * 16)
     source = MODEL if rounded > longest_default else RECIPE
     needed_for_answer = filling.values.get("max_tokens", 0) + 1
     filling.default(
@@ -370,9 +370,9 @@ def check_env(algorithm: str, env: EnvFacts) -> None:
     raise UserError("BAD_ARGUMENT", f"{env.env_id} {problem}", hint=hint, field="algorithm")
 
 
-def check_turns(given: GivenSettings, env: EnvFacts) -> None:
+def check_turns(user_settings: GivenSettings, env: EnvFacts) -> None:
     """Raise UserError SETTING_NOT_APPLICABLE for max_turns with a single-turn environment."""
-    if "max_turns" in given and not env.multi_turn:
+    if "max_turns" in user_settings and not env.multi_turn:
         raise UserError(
             "SETTING_NOT_APPLICABLE",
             f"max_turns is for multi-turn environments; {env.env_id} has a single turn",
@@ -381,19 +381,19 @@ def check_turns(given: GivenSettings, env: EnvFacts) -> None:
         )
 
 
-def check_sampling(given: GivenSettings, attempts: int) -> None:
+def check_sampling(user_settings: GivenSettings, attempts: int) -> None:
     """Raise UserError SETTING_INVALID for a temperature or top_p that does not fit `attempts`.
 
     A single attempt is greedy, so temperature and top_p have no effect. Several attempts at
     temperature 0 would all be equal.
     """
-    temperature = given.get("temperature")
+    temperature = user_settings.get("temperature")
     if attempts == 1:
         for name, neutral in (("temperature", 0), ("top_p", 1)):
-            if given.get(name, neutral) != neutral:
+            if user_settings.get(name, neutral) != neutral:
                 raise _invalid_setting(
                     name,
-                    f"{name} = {given[name]} with one attempt, which is greedy",
+                    f"{name} = {user_settings[name]} with one attempt, which is greedy",
                     f"Leave {name} out, or ask for several attempts.",
                 )
     elif temperature == 0:
@@ -404,10 +404,10 @@ def check_sampling(given: GivenSettings, attempts: int) -> None:
         )
 
 
-def check_loss(given: GivenSettings) -> None:
+def check_loss(user_settings: GivenSettings) -> None:
     """Raise UserError SETTING_NOT_APPLICABLE for clip_low with cispo, which clips from above
     only."""
-    if given.get("loss") == "cispo" and "clip_low" in given:
+    if user_settings.get("loss") == "cispo" and "clip_low" in user_settings:
         raise UserError(
             "SETTING_NOT_APPLICABLE",
             "clip_low does not apply to loss = cispo, which clips its weight from above only",
@@ -416,9 +416,9 @@ def check_loss(given: GivenSettings) -> None:
         )
 
 
-def check_sampler(given: GivenSettings, vllm: bool) -> None:
+def check_sampler(user_settings: GivenSettings, vllm: bool) -> None:
     """Raise UserError SETTING_INVALID if vLLM is chosen as sampler but is not set up."""
-    if given.get("sampler") == "vllm" and not vllm:
+    if user_settings.get("sampler") == "vllm" and not vllm:
         raise _invalid_setting(
             "sampler",
             'sampler = "vllm", but vLLM is not set up on this machine',
@@ -426,13 +426,13 @@ def check_sampler(given: GivenSettings, vllm: bool) -> None:
         )
 
 
-def check_inherited(given: GivenSettings, inherited: AdapterFacts) -> None:
+def check_inherited(user_settings: GivenSettings, inherited: AdapterFacts) -> None:
     """Raise UserError SETTING_INVALID if a setting differs from the adapter that is continued.
 
     The order of a list makes no difference.
     """
     for name, current in _inherited_settings(inherited).items():
-        requested = given.get(name)
+        requested = user_settings.get(name)
         is_same = (
             set(requested) == set(current) if isinstance(requested, list) else requested == current
         )

@@ -121,12 +121,12 @@ def validate(algorithm: str, settings: GivenSettings) -> GivenSettings:
         check_algorithm(algorithm)
     schema = SCHEMAS[algorithm]
     _check_names(algorithm, schema, settings)
-    given = {name: value for name, value in settings.items() if value is not None}
+    set_values = {name: value for name, value in settings.items() if value is not None}
     try:
-        checked = GIVEN[algorithm].model_validate(given)
+        checked = GIVEN[algorithm].model_validate(set_values)
     except ValidationError as error:
-        raise _invalid_values(algorithm, schema, error, given) from error
-    values = {name: getattr(checked, name) for name in given}
+        raise _invalid_values(algorithm, schema, error, set_values) from error
+    values = {name: getattr(checked, name) for name in set_values}
     if {"steps", "epochs"} <= values.keys():
         raise UserError(
             "SETTING_INVALID",
@@ -161,17 +161,17 @@ def resolve(
 
     Raises UserError SETTING_*, or BAD_ARGUMENT if the environment cannot serve the algorithm.
     """
-    given = validate(algorithm, settings)
+    user_settings = validate(algorithm, settings)
     check_algorithm(algorithm)
-    defaults.check_loss(given)
-    defaults.check_sampler(given, vllm)
+    defaults.check_loss(user_settings)
+    defaults.check_sampler(user_settings, vllm)
     if env is not None:
         defaults.check_env(algorithm, env)
-        defaults.check_turns(given, env)
+        defaults.check_turns(user_settings, env)
     if inherited is not None:
-        defaults.check_inherited(given, inherited)
+        defaults.check_inherited(user_settings, inherited)
     filled = defaults.fill(
-        algorithm, given, defaults.Facts(model, env, hardware, inherited, vllm=vllm)
+        algorithm, user_settings, defaults.Facts(model, env, hardware, inherited, vllm=vllm)
     )
     defaults.check_together(algorithm, filled, model, env)
     schema = SFTSettings if algorithm == "sft" else GRPOSettings
@@ -191,11 +191,11 @@ def resolve_sampling(
     One attempt per task is greedy, several are sampled at temperature 1. Raises UserError
     SETTING_*.
     """
-    given = validate("evaluate", settings)
-    defaults.check_sampling(given, attempts)
+    user_settings = validate("evaluate", settings)
+    defaults.check_sampling(user_settings, attempts)
     if env is not None:
-        defaults.check_turns(given, env)
-    filled = defaults.fill("evaluate", given, defaults.Facts(model, env, attempts=attempts))
+        defaults.check_turns(user_settings, env)
+    filled = defaults.fill("evaluate", user_settings, defaults.Facts(model, env, attempts=attempts))
     defaults.check_together("evaluate", filled, model, env)
     return ResolvedSampling(
         SamplingSettings.model_validate(filled.values),
@@ -232,11 +232,13 @@ def _check_names(algorithm: str, schema: type[Settings], settings: GivenSettings
         )
     name = next(name for name in unknown if name not in foreign)
     hints = []
-    for other in unknown[:_EXPLAINED]:
-        suggestion = aliases.suggest(other, algorithm, known)
-        if other in foreign:
-            suggestion = aliases.NOT_FOR.get((algorithm, other), "Leave it out.")
-        hints.append(f"{other}: {suggestion}" if suggestion and len(unknown) > 1 else suggestion)
+    for unknown_name in unknown[:_EXPLAINED]:
+        suggestion = aliases.suggest(unknown_name, algorithm, known)
+        if unknown_name in foreign:
+            suggestion = aliases.NOT_FOR.get((algorithm, unknown_name), "Leave it out.")
+        hints.append(
+            f"{unknown_name}: {suggestion}" if suggestion and len(unknown) > 1 else suggestion
+        )
     hint = " ".join(filter(None, hints)) or f"Settings of {algorithm}: {', '.join(known)}."
     raise UserError(
         "SETTING_UNKNOWN",
