@@ -28,7 +28,7 @@ from engine.cost.calibration import CALIBRATE_FROM, experience
 from engine.cost.flops import Battery, Lengths, LoadedModel, Plan, SamplingPlan
 from engine.cost.lowering import phases_of
 from engine.environments import env_facts, registry
-from engine.environments.env_facts import EnvFacts
+from engine.environments.env_facts import EnvFacts, RowLengths
 from engine.home.database import tells_of_the_disk
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -257,7 +257,7 @@ def evaluation_hours(
         seconds += hub.missing_bytes(base_path) / _DOWNLOAD_RATE
         if env.multi_turn:  # step() was not timed; assume a score's time for each turn
             seconds += rows * attempts * plan.turns("high") * env.score_s
-    high_factor = _SPREAD["measured" if rate.measured else "model"][1]
+    _, high_factor = _SPREAD["measured" if rate.measured else "model"]
     return high_factor * seconds / 3600
 
 
@@ -272,28 +272,27 @@ def batteries(home: Home, base_path: Path | None) -> tuple[Battery, ...]:
     if base_path is None or base_path == catalog.BUILTIN["pebble"]:
         chosen.append(flops.PEBBLE_SKILLS)
     elif importlib.util.find_spec("reasoning_gym") is not None:
-        with contextlib.suppress(UserError):
+        with contextlib.suppress(UserError):  # a tokenizer that cannot be read
             chosen.append(_gym_battery(tokens.load(base_path)))
     if base_path is not None and home.db.is_file():
-        with contextlib.suppress(UserError):
+        with contextlib.suppress(UserError):  # usually there is no such environment
             record = registry.find_env(home, flops.KEEP)
             if record.name == flops.KEEP and record.scored:
                 lengths = env_facts.env_facts(home, record, base_path).lengths
-                # Without counted rows: 32 tokens of prompt, 16 of reference answer. Answers of a
-                # model are assumed to have 1.5 times, and at most 3 times, that length.
-                prompt_tokens = (
-                    statistics.fmean([row.prompt for row in lengths]) if lengths else 32.0
-                )
-                usual_answer = 1.5 * statistics.fmean(
-                    [row.total - row.prompt for row in lengths] or [16.0]
-                )
-                lengths_of_answer = Lengths(
-                    prompt_tokens, max(8.0, usual_answer), max(16.0, 2 * usual_answer)
-                )
-                chosen.append(
-                    Battery(min(flops.KEEP_TASKS, max(1, len(lengths))), lengths_of_answer)
-                )
+                chosen.append(_keep_battery(lengths))
     return tuple(chosen)
+
+
+def _keep_battery(rows: Sequence[RowLengths]) -> Battery:
+    """The questions of the user's environment "keep", from the lengths of its rows.
+
+    Without counted rows a prompt has 32 tokens and a reference answer 16. A model's answers are
+    assumed to be 1.5 times as long as the reference answers, the longest 3 times.
+    """
+    prompt = statistics.fmean([row.prompt for row in rows]) if rows else 32.0
+    usual_answer = 1.5 * statistics.fmean([row.total - row.prompt for row in rows] or [16.0])
+    lengths = Lengths(prompt, max(8.0, usual_answer), max(16.0, 2 * usual_answer))
+    return Battery(min(flops.KEEP_TASKS, max(1, len(rows))), lengths)
 
 
 def _gym_battery(tokenizer: tokens.ChatTokenizer) -> Battery:

@@ -199,6 +199,7 @@ class SamplingPlan:
         turns = self.turns(level)
         if level == "likely" and self.seen.turns is not None:
             turns = max(1.0, min(turns, self.seen.turns))
+        # Tokens of a turn of the reference answers; without them half of the limit.
         usual = _mean(list(answers)) / max(1.0, self.turns("low")) if answers else limit / 2
         tokens_said = {"low": usual, "likely": 1.5 * usual, "high": float(limit)}[level]
         if self.seen.said is not None and level == "likely":
@@ -208,10 +209,9 @@ class SamplingPlan:
         return Lengths(prompt, min(tokens_said, limit), min(longest, limit), turns)
 
     def turns(self, level: str) -> float:
-        """Assistant turns of an episode: few (level low), as expected (likely) or the most allowed
-        (high).
+        """Assistant turns of an episode: few (level low), as expected (likely) or the most (high).
 
-        The turns of the reference answers are the few; without them half of max_turns is.
+        Few are those of the reference answers, or without these half of max_turns.
         """
         if not self.env.multi_turn:
             return 1.0
@@ -536,6 +536,9 @@ def tokens_at_once(
         kind: of the device, cpu or cuda.
         memory: bytes of the device.
     """
+    # Numbers that the backward pass needs of a token: in each layer, or with checkpointing in about
+    # two of them. To these come three float32 numbers per entry of the vocabulary: the logits,
+    # their log-softmax and its gradient.
     floats_per_layer = 18 * hidden + 5 * intermediate
     per_token = 4 * ((2 if checkpointing else layers) * floats_per_layer + 4 * hidden) + 12 * vocab
     return max(MICRO_FLOOR, min(MICRO_CEILING[kind], MICRO_SHARE * memory / per_token))

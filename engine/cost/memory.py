@@ -66,7 +66,8 @@ def _copies(plan: Plan) -> float:
     On a CPU with enough memory training keeps a copy with the adapter merged in, and sampling makes
     another one in its own layout.
     """
-    if plan.device.kind != "cpu" or 4 * plan.weights >= plan.device.memory_total:
+    has_room = 4 * plan.weights < plan.device.memory_total
+    if plan.device.kind != "cpu" or not has_room:
         return 0.0
     return plan.model.linear_params * plan.width
 
@@ -175,9 +176,8 @@ def _activations(plan: Plan, tokens: float, length: float) -> float:
 def disk(plan: Plan) -> int:
     """Bytes that a run leaves on disk: checkpoints, rollouts, evaluations, metrics and events."""
     checkpoint_bytes = plan.adapter * _CHECKPOINT_BYTES + _CHECKPOINT_FILES
-    checkpoints = (
-        min(plan.settings.keep_checkpoints, plan.evaluations) + 2
-    )  # the best one, and one being written
+    # Two more than are kept: the best one, and one that is being written.
+    checkpoints = min(plan.settings.keep_checkpoints, plan.evaluations) + 2
     episode = plan.episode("high")
     line_bytes = _LINE_BYTES + _TOKEN_BYTES * episode.total
     lines = plan.evaluated_rows

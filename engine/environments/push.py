@@ -270,7 +270,7 @@ def _publish_version(draft: Draft, final: Path) -> None:
     The database is opened first: a push that fails stores neither files nor row.
     """
     row = database_row(draft.folder)
-    assert row is not None  # _make has just written it
+    assert row is not None  # _build_version has just written it
     with Store(draft.home) as store:
         publish(draft.folder, final)
         store.add_env(draft.name, draft.hash, kind=row["kind"], info=row["info"])

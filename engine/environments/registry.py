@@ -137,7 +137,7 @@ class ListedVersion(ReplyBase):
 
     Attributes:
         rows: number of rows per split.
-        audit: verdict of its reward audit, "" where none was made.
+        audit: verdict of its reward audit; "" if there was none.
         pushed: when it was last pushed, seconds since the epoch.
     """
 

@@ -355,7 +355,7 @@ def _runs_with_checkpoints(home: Home) -> list[RunDir]:
             marks = {mark[0]: mark for mark in store.run_marks("train")}
     runs = []
     for _, name in sorted(folders, reverse=True):
-        mark = marks.get(name)
+        mark = marks.get(name)  # None for a folder without a row in the database
         key = (str(home.root), mark)
         if mark is not None and key in _ended_without_checkpoint:
             continue

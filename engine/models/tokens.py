@@ -98,11 +98,9 @@ class ChatTokenizer:
 
 def load(folder: Path) -> ChatTokenizer:
     """The tokenizer of a model folder; it is read again only if its files have changed."""
-    file_times = tuple(
-        (name, path.stat().st_mtime_ns)
-        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-        if (path := folder / name).is_file()
-    )
+    names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+    paths = [folder / name for name in names]
+    file_times = tuple((path.name, path.stat().st_mtime_ns) for path in paths if path.is_file())
     return _load_cached(folder, file_times)
 
 

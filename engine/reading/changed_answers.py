@@ -96,6 +96,7 @@ def changed_page(reading: Reading) -> ChangedPage:
     in_both = [row for row in evaluations.after if _attempt_key(row) in earlier]
     pairs = [(earlier[_attempt_key(row)], row) for row in in_both if _attempt_key(row) in selected]
     pairs = [pair for pair in pairs if _score_change(*pair)]
+    # The largest change first; equal ones in the order of their tasks.
     pairs.sort(key=lambda pair: (-abs(_score_change(*pair)), _attempt_key(pair[1])))
     better = sum(_score_change(*pair) > 0 for pair in pairs)
     before, after = evaluations.names

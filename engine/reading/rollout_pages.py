@@ -100,7 +100,8 @@ def start_of(query: RolloutQuery) -> Position:
             "leave it out.",
             field="cursor",
         )
-    return Position(int(numbers[1]), int(numbers[0]), all_steps)
+    step, skip = numbers
+    return Position(int(skip), int(step), all_steps)
 
 
 @dataclass(frozen=True)

@@ -310,24 +310,33 @@ def _invalid_values(
         shown = value if len(value) <= _VALUE_CHARS else value[: _VALUE_CHARS - 3] + "..."
         problems.append(f"{name} = {shown} is not {expects(schema.model_fields[name])}")
     first = names[0]
-    value, hint = given[first], _VALUE_HINTS.get(first, "")
-    if isinstance(value, bool):
-        hint = "true and false are not numbers."
-    elif isinstance(value, float) and not math.isfinite(value):
-        hint = f"Give {first} a finite number, or leave it out."
-    elif isinstance(value, str) and "number" in expects(schema.model_fields[first]):
-        hint = _number_hint(first, value, expects(schema.model_fields[first]))
-    elif isinstance(value, float) and value.is_integer() and "whole" in problems[0]:
-        hint = f"Write {int(value)} without a decimal point."
-    elif isinstance(value, dict):
-        hint = f"Settings are flat: give {first} one value."
-    hint = hint or f"The settings reference has the range of {first}."
+    hint = _value_hint(first, given[first], expects(schema.model_fields[first]), problems[0])
     return UserError(
         "SETTING_INVALID",
         "; ".join(problems),
         hint=Hint(hint, change=_type_correction({name: given[name] for name in names})),
         field=f"settings.{first}",
     )
+
+
+def _value_hint(name: str, value: object, expected: str, problem: str) -> str:
+    """What to do about a wrong value of the setting `name`.
+
+    Args:
+        expected: the values that the setting takes, in words.
+        problem: the description of what is wrong.
+    """
+    if isinstance(value, bool):
+        return "true and false are not numbers."
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"Give {name} a finite number, or leave it out."
+    if isinstance(value, str) and "number" in expected:
+        return _number_hint(name, value, expected)
+    if isinstance(value, float) and value.is_integer() and "whole" in problem:
+        return f"Write {int(value)} without a decimal point."
+    if isinstance(value, dict):
+        return f"Settings are flat: give {name} one value."
+    return _VALUE_HINTS.get(name, "") or f"The settings reference has the range of {name}."
 
 
 def _type_correction(wrong: GivenSettings) -> Change:
