@@ -139,9 +139,10 @@ def _longest_episode(plan: Plan) -> float:
 def _overhead(plan: Plan, rest: float) -> float:
     """Bytes besides `rest`: interpreter and torch, or on a GPU its context and fragmentation."""
     if plan.device.kind == "cuda":
-        return 1.3e9 + 0.06 * rest
-    # It includes the code that oneDNN compiles for every size of matrix product. The first run of a
-    # model in a home also loads it through transformers, to compare the results.
+        return 1.3e9 + 0.06 * rest  # context and kernels, then fragmentation
+    # The interpreter with torch, then fragmentation and the code that oneDNN compiles for every
+    # size of matrix product. The first run of a model in a home also loads it through transformers,
+    # to compare the results.
     return 3.6e8 + 0.08 * rest + (0 if plan.seen.runs else 1.3e8 + plan.weights)
 
 

@@ -14,11 +14,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.files import JsonObject, write_json
 from engine.core.hints import Call, Change, Hint
 from engine.core.reply import ReplyBase
+from engine.core.split import Split
 from engine.environments import (
     push_audit,
     push_limits,
@@ -37,12 +39,14 @@ from engine.install import env_packages
 from engine.records.env_version import EnvVersion, PushProblem
 from envs.config.problem import EnvProblem
 from envs.config.settings import EnvSettings, read_settings
+from envs.json_types import EnvDescription
 
 _AUDIT_KEYS_IN_REPLY = ("verdict", "headline", "risks", "share", "fresh_process")
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 
 # Called with the settings of environment.toml; raises UserError for what they may not ask for.
 SettingsCheck = Callable[[EnvSettings], None]
+_LEAST_SCAN_S = 0.5  # for the search for shared tasks, even if the push has no time left
 _HINT_CHARS, _MESSAGE_CHARS = 700, 2000  # of an error of the environment that a reply shows
 
 
@@ -168,7 +172,6 @@ def _build_version(draft: Draft, install: bool) -> None:
     Writes into the draft's folder. Raises EnvProblem, or UserError ENV_DEPS or ENV_INVALID.
     """
     draft.python = _interpreter(draft, install)
-    redactor = Redactor(draft.secrets)
     with draft.process() as env, draft.process() as second_env:
         description, start_seconds = draft.timed(env.limits.start_seconds, env.describe)
         tasks_limit = max(push_limits.TASKS_SECONDS, draft.seconds_left - push_limits.AFTER_START)
@@ -185,12 +188,24 @@ def _build_version(draft: Draft, install: bool) -> None:
         draft.warnings += second_process.warnings()
     train = [row for row in rows if row["split"] == "train"]
     heldout = [row for row in rows if row["split"] == "heldout"]
-    contamination = overlap.scan(
-        train, heldout, max(0.5, min(overlap.BUDGET_S, draft.seconds_left))
-    )
+    scan_limit = max(_LEAST_SCAN_S, min(overlap.BUDGET_S, draft.seconds_left))
+    contamination = overlap.scan(train, heldout, scan_limit)
     task_rows.write(draft.folder / TASKS, rows)
-    write_json(draft.folder / AUDIT, redactor.value(audit))
-    version = EnvVersion(
+    write_json(draft.folder / AUDIT, Redactor(draft.secrets).value(audit))
+    version = _env_version(draft, description, split, contamination, isolation)
+    version.write(draft.folder / FACTS)  # last: a folder without it is no version
+
+
+def _env_version(
+    draft: Draft,
+    description: EnvDescription,
+    split: Split,
+    contamination: dict[str, Any],
+    isolation: str,
+) -> EnvVersion:
+    """The content of env.json, with secrets hidden in the texts of the environment."""
+    redactor = Redactor(draft.secrets)
+    return EnvVersion(
         env_id=f"{draft.name}@{draft.hash}",
         name=draft.name,
         hash=draft.hash,
@@ -212,7 +227,6 @@ def _build_version(draft: Draft, install: bool) -> None:
         warnings=tuple(redactor.text(warning) for warning in draft.warnings),
         problems=tuple(PushProblem(message=redactor.text(text)) for text in draft.problems),
     )
-    version.write(draft.folder / FACTS)  # last: a folder without it is no version
 
 
 def _passes_check(allowed: SettingsCheck | None, settings: EnvSettings) -> bool:

@@ -23,6 +23,7 @@ MAX_PACKED = 64 << 20  # bytes, compressed
 CHUNK = 1 << 20  # bytes read at once
 MOST_LISTED = 50  # files that were left out
 _PATH_MAX = 4096  # Linux's longest path
+_SHOWN_CHARS = 200  # of a path in an error message
 REASONS_TO_LEAVE_OUT = {
     "__pycache__": "a cache",
     "node_modules": "installed packages",
@@ -54,6 +55,7 @@ def resolve_inside(path: str | Path, roots: list[Path] | None) -> Path:
     such folder).
     """
     text = str(path)
+    shown = text[:_SHOWN_CHARS]
     if not text or "\0" in text or len(text) > _PATH_MAX:
         raise UserError(
             "BAD_ARGUMENT",
@@ -68,7 +70,7 @@ def resolve_inside(path: str | Path, roots: list[Path] | None) -> Path:
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(
             "ENV_INVALID",
-            f"{text[:200]!r} cannot be resolved: {getattr(error, 'strerror', '') or error}",
+            f"{shown!r} cannot be resolved: {getattr(error, 'strerror', '') or error}",
             field="path",
             hint="Pass the folder that holds environment.py.",
         ) from error
@@ -76,7 +78,7 @@ def resolve_inside(path: str | Path, roots: list[Path] | None) -> Path:
         allowed = ", ".join(str(root) for root in roots or []) or "none"
         raise UserError(
             "PATH_OUTSIDE_ROOTS",
-            f"{text[:200]!r} lies outside the folders this server may read ({allowed})",
+            f"{shown!r} lies outside the folders this server may read ({allowed})",
             field="path",
             hint=_hint_for_outside(text),
         )
@@ -85,7 +87,7 @@ def resolve_inside(path: str | Path, roots: list[Path] | None) -> Path:
         parent = f" Pass its folder {str(folder.parent)!r}." if folder.is_file() else ""
         raise UserError(
             "ENV_INVALID",
-            f"the folder {text[:200]!r} {what}",
+            f"the folder {shown!r} {what}",
             field="path",
             hint=f"path is the folder that holds environment.py.{parent}",
         )
