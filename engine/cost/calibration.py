@@ -80,17 +80,17 @@ class Experience:
         return [run for run in self.past if run.algorithm == algorithm]
 
     def seen(self, base: str) -> Seen:
-        """Means over the runs of a base model, which is named by the path of its folder."""
+        """What the runs of a base model measured on average; `base` is the path of its folder."""
         runs = [run for run in self.past if run.base == base]
         return Seen(
-            len(runs),
-            _mean([run.said for run in runs if run.said is not None]),
-            _mean([run.turns for run in runs if run.turns is not None]),
-            _mean([run.effective for run in runs if run.effective is not None]),
+            runs=len(runs),
+            said=_mean([run.said for run in runs if run.said is not None]),
+            turns=_mean([run.turns for run in runs if run.turns is not None]),
+            effective=_mean([run.effective for run in runs if run.effective is not None]),
         )
 
     def factors(self, algorithm: str) -> dict[str, float]:
-        """For each phase the factor that corrects its predicted seconds; 1 if too few runs show
+        """The factor that corrects the predicted seconds of each phase; 1 if too few runs show
         it."""
         factors = {}
         for phase in ("startup", *MEASURED):
@@ -110,17 +110,17 @@ class Experience:
         pairs = [(run.memory, run.predicted_memory) for run in runs if run.memory > 0]
         return _factor(pairs, MEMORY_DOUBT)
 
-    def misses(self, algorithm: str) -> list[float]:
+    def log_time_ratios(self, algorithm: str) -> list[float]:
         """For each run of the algorithm the logarithm of its actual over its corrected time."""
         factors = self.factors(algorithm)
-        misses = []
+        log_ratios = []
         for run in self.of(algorithm):
             corrected = sum(
                 value * factors.get(phase, 1.0) for phase, value in run.predicted.items()
             )
             if corrected > 0 and run.total > 0:
-                misses.append(math.log(run.total / corrected))
-        return misses
+                log_ratios.append(math.log(run.total / corrected))
+        return log_ratios
 
 
 def experience(home: Home, rate: Speed, kind: str) -> Experience:
@@ -146,9 +146,10 @@ def experience(home: Home, rate: Speed, kind: str) -> Experience:
             on_cpu = str(features.get("device") or "cpu").startswith("cpu")
             if on_cpu != (kind == "cpu"):
                 continue
-            run, total = home.run(str(features["run_id"])), 3600 * float(row["actual"])
+            run = home.run(str(features["run_id"]))
+            total_seconds = 3600 * float(row["actual"])  # the database has hours
             try:
-                finished_run = _finished_run(run, rate, algorithm, total)
+                finished_run = _finished_run(run, rate, algorithm, total_seconds)
             except DamagedRecord as damage:  # one bad file must not stop every estimate
                 left_out.append(f"{run.id} is left out of this estimate: {damage.message}")
                 continue
@@ -183,24 +184,24 @@ def _finished_run(run: RunDir, rate: Speed, algorithm: str, total: float) -> Fin
     }
     seconds["startup"] = max(LEAST_START_S, total - sum(seconds.values()))
     return FinishedRun(
-        algorithm,
-        seconds,
-        predicted,
-        total,
-        config.base.path,
-        measured.said_share,
-        measured.turns_mean,
-        measured.effective_share,
-        measured.peak_memory,
-        workload.memory,
+        algorithm=algorithm,
+        seconds=seconds,
+        predicted=predicted,
+        total=total,
+        base=config.base.path,
+        said=measured.said_share,
+        turns=measured.turns_mean,
+        effective=measured.effective_share,
+        memory=measured.peak_memory,
+        predicted_memory=workload.memory,
     )
 
 
 def _factor(pairs: Sequence[tuple[float, float]], doubt: float = DOUBT) -> float:
-    """The correction for pairs of (actual, predicted): sum of the actual over sum of the predicted.
+    """The factor for pairs of (actual, predicted): sum of the actual over sum of the predicted.
 
     So long phases count for more than short ones. `doubt` is how many exact predictions are added,
-    which pulls the factor towards 1. It is 1 for fewer than three pairs.
+    which pulls the factor towards 1. With fewer than three pairs it is 1.
     """
     actual, predicted = sum(a for a, _ in pairs), sum(p for _, p in pairs)
     if len(pairs) < CALIBRATE_FROM or actual <= 0 or predicted <= 0:
@@ -210,4 +211,5 @@ def _factor(pairs: Sequence[tuple[float, float]], doubt: float = DOUBT) -> float
 
 
 def _mean(values: Sequence[float]) -> float | None:
+    """The mean; None without values."""
     return statistics.fmean(values) if values else None

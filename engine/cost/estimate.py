@@ -177,7 +177,7 @@ def estimate(
         for name in seconds_of:
             seconds_of[name] *= factors.get(name, 1.0)
     totals = {level: sum(phases[level].values()) / 3600 for level in LEVELS}
-    hours, basis, runs = _band(past_runs.misses(resolved.algorithm), totals, rate.measured)
+    hours, basis, runs = _band(past_runs.log_time_ratios(resolved.algorithm), totals, rate.measured)
     price = home.user_config().gpu_hour_price
     raw_memory = footprint.memory(plan)
     memory = _corrected(raw_memory, past_runs.memory_factor(resolved.algorithm))
