@@ -90,8 +90,7 @@ class Experience:
         )
 
     def factors(self, algorithm: str) -> dict[str, float]:
-        """The factor that corrects the predicted seconds of each phase; 1 if too few runs show
-        it."""
+        """The correction of each phase's predicted seconds, a factor; 1 if too few runs show it."""
         factors = {}
         for phase in ("startup", *MEASURED):
             runs = self.past if phase in SHARED else self.of(algorithm)

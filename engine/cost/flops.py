@@ -494,8 +494,7 @@ def update_operations(
 
 
 def _forward(plan: Plan, rows: float, tokens: float) -> float:
-    """Operations of a forward pass of `rows` sequences with `tokens` tokens each, without
-    output layer."""
+    """Operations of a forward pass without output layer, for `rows` rows of `tokens` tokens."""
     model = plan.model
     attention = 2 * model.heads * model.head_dim * tokens * model.layers
     return rows * tokens * (2 * model.linear_params + 2 * plan.adapter + attention)

@@ -44,8 +44,7 @@ class RowLengths:
     turns: tuple[tuple[int, int], ...] = ()
 
     def supervised(self, loss_on: str, max_length: int | None = None) -> int:
-        """Tokens that carry loss when the row is cut at `max_length`; None means that it is not
-        cut.
+        """Tokens that carry loss when the row is cut at `max_length` (None: not cut).
 
         Args:
             loss_on: "all" (every token but the first, which nothing predicts), "last" (the last

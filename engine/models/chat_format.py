@@ -87,8 +87,7 @@ class ChatFormat:
     def text(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = (), *, prompt: bool
     ) -> str:
-        """The conversation as text; with `prompt` it ends with the opening of the next assistant
-        turn.
+        """The conversation as text; with `prompt` the next assistant turn is opened at its end.
 
         Raises TemplateError with the template's own message when it refuses the conversation, and
         UserError MODEL_UNSUPPORTED when it does not compile.

@@ -39,8 +39,7 @@ _SUPPORTED_HINT = (
 
 @dataclass(frozen=True)
 class AdapterFacts:
-    """The shape of a LoRA: its rank, its alpha, and the projections it changes, in the order
-    of PROJECTIONS."""
+    """The shape of a LoRA: its rank, its alpha, and the projections it changes, in our order."""
 
     rank: int
     alpha: int
@@ -193,8 +192,7 @@ def _read_header(path: Path, size: int, _mtime: int) -> dict[str, Tensor]:
 
 
 def weight_files(folder: Path) -> list[str]:
-    """Names of the weight files that a folder declares: the shards of its index, or the single
-    file.
+    """Names of the weight files of a folder: the shards of its index, or the single file.
 
     The single file may still be missing if its header is there. Raises UserError MODEL_UNSUPPORTED
     when there are no safetensors weights.

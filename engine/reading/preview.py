@@ -57,8 +57,7 @@ def sft_row(
     settings: SFTSettings,
     redact: Redactor,
 ) -> RowPreview | None:
-    """A preview of one train row with an answer: the first that `max_length` cuts, or the first of
-    all.
+    """A preview of one train row with an answer: the first that is cut, or else the first of all.
 
     Rows that the chat template refuses are skipped; at most 300 are searched. None if there is no
     row to learn from.

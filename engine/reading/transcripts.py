@@ -206,8 +206,7 @@ def chars_of(item: object) -> int:
 
 
 def with_shorter_texts(item: T, chars: int) -> T:
-    """`item` with its texts cut shorter and shorter until it has at most `chars` characters of
-    JSON.
+    """`item` with its texts cut step by step until its JSON has at most `chars` characters.
 
     If 80 characters per text are still too many, it stays larger than that.
     """

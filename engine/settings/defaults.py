@@ -405,8 +405,7 @@ def check_sampling(user_settings: GivenSettings, attempts: int) -> None:
 
 
 def check_loss(user_settings: GivenSettings) -> None:
-    """Raise UserError SETTING_NOT_APPLICABLE for clip_low with cispo, which clips from above
-    only."""
+    """Raise UserError SETTING_NOT_APPLICABLE for clip_low with cispo, which has no lower clip."""
     if user_settings.get("loss") == "cispo" and "clip_low" in user_settings:
         raise UserError(
             "SETTING_NOT_APPLICABLE",

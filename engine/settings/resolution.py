@@ -249,8 +249,7 @@ def _check_names(algorithm: str, schema: type[Settings], settings: GivenSettings
 
 
 def _renaming_change(algorithm: str, settings: GivenSettings, unknown: list[str]) -> Change | None:
-    """The change that gives settings the names they have here, or None if there is nothing to
-    change.
+    """The change that gives settings the names they have here; None if nothing can be changed.
 
     Names that are arguments become arguments; settings of the other algorithm are left out.
     """
