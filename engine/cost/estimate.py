@@ -169,13 +169,7 @@ def estimate(
     )
     if env.score_s:  # as the audit measured it
         rate = replace(rate, score_s=env.score_s + _TRANSFER_S)
-    phases = {level: phases_of(plan, rate, level) for level in LEVELS}
-    for seconds_of in phases.values():
-        seconds_of["startup"] += download / _DOWNLOAD_RATE
-    factors = past_runs.factors(resolved.algorithm)
-    for seconds_of in phases.values():
-        for name in seconds_of:
-            seconds_of[name] *= factors.get(name, 1.0)
+    phases = _corrected_phases(plan, rate, past_runs.factors(resolved.algorithm), download)
     totals = {level: sum(phases[level].values()) / 3600 for level in LEVELS}
     hours, basis, runs = _band(past_runs.log_time_ratios(resolved.algorithm), totals, rate.measured)
     price = home.user_config().gpu_hour_price
@@ -184,14 +178,6 @@ def estimate(
     available = plan.device.memory_total
     disk_bytes = footprint.disk(plan) + download
     memory_fit = lowering.fit_of(memory.total, available)
-    uncalibrated = Workload(
-        works={name: list(astuple(work)) for name, work in flops.works(plan, "likely").items()},
-        score_s=rate.score_s,
-        layers=model.layers,
-        weight_bytes=model.weight_bytes,
-        first=not plan.seen.runs,
-        memory=raw_memory.total,
-    )
     figures = Estimate(
         steps=resolved.settings.steps,
         hours=_rounded(hours),
@@ -211,10 +197,34 @@ def estimate(
         lower_this=lowering.lowered(plan, rate, memory.total if memory_fit != "fits" else None),
         basis=basis,
         calibrated_on_runs=runs,
-        uncalibrated=uncalibrated,
+        uncalibrated=_workload(plan, rate.score_s, raw_memory.total),
     )
     lower_to = lowering.lower_until_it_fits(plan, rate, memory.total / raw_memory.total)
     return Forecast(figures, lower_to, past_runs.left_out)
+
+
+def _corrected_phases(
+    plan: Plan, rate: throughput.Speed, factors: Mapping[str, float], download: int
+) -> dict[str, dict[str, float]]:
+    """Seconds of each phase by level, with the download in the start, corrected by `factors`."""
+    phases = {level: phases_of(plan, rate, level) for level in LEVELS}
+    for seconds_of in phases.values():
+        seconds_of["startup"] += download / _DOWNLOAD_RATE
+        for name in seconds_of:
+            seconds_of[name] *= factors.get(name, 1.0)
+    return phases
+
+
+def _workload(plan: Plan, score_s: float, memory: int) -> Workload:
+    """The work and memory of the run before correction, from which later estimates learn."""
+    return Workload(
+        works={name: list(astuple(work)) for name, work in flops.works(plan, "likely").items()},
+        score_s=score_s,
+        layers=plan.model.layers,
+        weight_bytes=plan.model.weight_bytes,
+        first=not plan.seen.runs,
+        memory=memory,
+    )
 
 
 def evaluation_hours(

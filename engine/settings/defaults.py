@@ -446,9 +446,26 @@ def check_inherited(user_settings: GivenSettings, inherited: AdapterFacts) -> No
 def check_together(algorithm: str, filled: Filled, model: ModelFacts, env: EnvFacts | None) -> None:
     """Raise UserError for settings that do not go together, or not with the model or the rows.
 
-    SETTING_NOT_APPLICABLE for a penalty on thinking without thinking, else SETTING_INVALID.
+    A batch must not be larger than the number of rows; for the rest see the functions called.
     """
     values = filled.values
+    _check_lengths(values, model)
+    _check_thinking(values, model)
+    _check_quantization(values)
+    batch_setting = {"sft": "batch_size", "grpo": "prompts_per_step"}.get(algorithm, "")
+    rows = values.get("max_examples")
+    if batch_setting and rows is not None and values[batch_setting] > rows:
+        limited_by = " (max_examples)" if filled.sources["max_examples"] == USER else ""
+        raise _invalid_setting(
+            batch_setting,
+            f"{batch_setting} = {values[batch_setting]} is above the {rows} train rows{limited_by}"
+            + (f" of {env.env_id}" if env else ""),
+            f"Use at most {rows}.",
+        )
+
+
+def _check_lengths(values: GivenSettings, model: ModelFacts) -> None:
+    """Raise UserError SETTING_INVALID unless max_tokens < max_length <= the model's context."""
     length, tokens = values.get("max_length"), values.get("max_tokens")
     if length is not None and length > model.max_positions:
         raise _invalid_setting(
@@ -464,6 +481,10 @@ def check_together(algorithm: str, filled: Filled, model: ModelFacts, env: EnvFa
             "Lower max_tokens"
             + (" or raise max_length." if length and length < model.max_positions else "."),
         )
+
+
+def _check_thinking(values: GivenSettings, model: ModelFacts) -> None:
+    """Raise UserError for thinking that the model cannot do, or a penalty on it while it is off."""
     if values.get("thinking") and not model.thinking:
         raise _invalid_setting(
             "thinking",
@@ -478,6 +499,10 @@ def check_together(algorithm: str, filled: Filled, model: ModelFacts, env: EnvFa
             hint="Set thinking = true, or leave thinking_length_penalty out.",
             field="settings.thinking_length_penalty",
         )
+
+
+def _check_quantization(values: GivenSettings) -> None:
+    """Raise UserError SETTING_INVALID for nf4 with float32, or with vLLM as the sampler."""
     if values.get("quantization") == "nf4" and values.get("precision") == "float32":
         raise _invalid_setting(
             "precision",
@@ -490,16 +515,6 @@ def check_together(algorithm: str, filled: Filled, model: ModelFacts, env: EnvFa
             'sampler = "vllm" with quantization = "nf4": vLLM would sample from other weights than '
             "are trained",
             "Leave sampler out.",
-        )
-    batch_setting = {"sft": "batch_size", "grpo": "prompts_per_step"}.get(algorithm, "")
-    rows = values.get("max_examples")
-    if batch_setting and rows is not None and values[batch_setting] > rows:
-        limited_by = " (max_examples)" if filled.sources["max_examples"] == USER else ""
-        raise _invalid_setting(
-            batch_setting,
-            f"{batch_setting} = {values[batch_setting]} is above the {rows} train rows{limited_by}"
-            + (f" of {env.env_id}" if env else ""),
-            f"Use at most {rows}.",
         )
 
 
