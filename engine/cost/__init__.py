@@ -1,10 +1,10 @@
-"""What a run will cost: operations, memory, speed, and what finished runs teach. Used before
-anything is spent; start with `estimate.py`.
+"""Estimates of what a run will cost, made before it starts: operations, memory, time. Start with
+`estimate.py`.
 
-    calibration.py  what finished runs teach the next estimate
+    calibration.py  corrections of the next estimate from finished runs
     estimate.py     hours, money, memory, disk: low, likely, high
     flops.py        operations and tokens of a run from its settings
     lowering.py     which settings to lower until a run fits, or takes less time
-    memory.py       memory it holds, disk it leaves
-    throughput.py   seconds from operations and bytes: a table, then what was measured
+    memory.py       memory that a run needs, disk space of its files
+    throughput.py   seconds from operations and bytes: by a table, or as measured
 """

@@ -1,9 +1,9 @@
-"""What the finished runs of a home teach the next estimate: phase by phase, and model by model.
+"""Corrects estimates by the finished runs of a home: phase by phase, and model by model.
 
-A run's config.json holds what it was to compute, its result.json what it
-measured. Phases are corrected each by themselves, because they scale with different things: the
-start of a run hardly at all, evaluations with the rows, training with the steps. Start,
-evaluations and checkpoints are the same work under every algorithm, so all runs teach them.
+A run's config.json has the work that was estimated, its result.json the time that was measured.
+Each phase has its own correction, because phases scale with different things: the start of a run
+with hardly anything, evaluations with the rows, training with the steps. Start, evaluations and
+checkpoints are the same work under every algorithm, so the runs of all algorithms count for them.
 """
 
 import math
@@ -20,10 +20,10 @@ from engine.records.record import DamagedRecord
 from engine.records.run_config import TrainConfig
 from engine.records.run_result import RunResult
 
-RUNS = 20  # of each algorithm, the newest
-CALIBRATE_FROM = 3  # finished runs
+RUNS = 20  # the newest of each algorithm are used
+CALIBRATE_FROM = 3  # with fewer finished runs nothing is corrected
 ALGORITHMS = ("sft", "grpo")
-# Phases of an estimate and the names their measured seconds have; the rest of a run is its start.
+# Phase of an estimate -> key of its measured seconds. The rest of a run's time is its start.
 MEASURED = {
     "training": "train_s",
     "rollouts": "sample_s",
@@ -31,11 +31,11 @@ MEASURED = {
     "evaluation": "exam_s",
     "checkpoints": "save_s",
 }
-SHARED = ("startup", "evaluation", "checkpoints")
-# How much the prediction itself counts beside the runs, in runs.
+SHARED = ("startup", "evaluation", "checkpoints")  # the same under every algorithm
+# The prediction counts as so many runs that were predicted exactly.
 DOUBT = 0.25
-MEMORY_DOUBT = 3.0  # memory follows from sizes, not from a machine's mood
-LEAST_START_S = 0.5
+MEMORY_DOUBT = 3.0  # more: memory follows from sizes and varies less than time
+LEAST_START_S = 0.5  # so that a start is never counted as nothing
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,12 @@ class FinishedRun:
     """One finished run.
 
     Attributes:
-        seconds, predicted: by phase, as it was and as it would be predicted now, uncorrected.
+        seconds: measured seconds of each phase.
+        predicted: seconds of each phase as the estimate would predict them now, uncorrected.
         total: seconds of the whole run.
         base: path of its base model.
-        said, turns, effective: see `Seen`; None where the run measured none.
-        memory, predicted_memory: peak bytes.
+        said, turns, effective: see `Seen`; None if the run did not measure it.
+        memory, predicted_memory: peak bytes, measured and predicted.
     """
 
     algorithm: str
@@ -67,7 +68,7 @@ class Experience:
     """The finished runs of a home.
 
     Attributes:
-        past: those that teach something.
+        past: the runs that can be used.
         left_out: a sentence for each run with a damaged file, naming run, file and fault.
     """
 
@@ -75,20 +76,21 @@ class Experience:
     left_out: tuple[str, ...] = ()
 
     def of(self, algorithm: str) -> list[FinishedRun]:
+        """The runs of an algorithm."""
         return [run for run in self.past if run.algorithm == algorithm]
 
     def seen(self, base: str) -> Seen:
-        """What is known of a base model, by the path of its folder."""
+        """What the runs of a base model measured on average; `base` is the path of its folder."""
         runs = [run for run in self.past if run.base == base]
         return Seen(
-            len(runs),
-            _mean([run.said for run in runs if run.said is not None]),
-            _mean([run.turns for run in runs if run.turns is not None]),
-            _mean([run.effective for run in runs if run.effective is not None]),
+            runs=len(runs),
+            said=_mean([run.said for run in runs if run.said is not None]),
+            turns=_mean([run.turns for run in runs if run.turns is not None]),
+            effective=_mean([run.effective for run in runs if run.effective is not None]),
         )
 
     def factors(self, algorithm: str) -> dict[str, float]:
-        """What each predicted phase is to be multiplied with; 1 where too little is known."""
+        """The correction of each phase's predicted seconds, a factor; 1 if too few runs show it."""
         factors = {}
         for phase in ("startup", *MEASURED):
             runs = self.past if phase in SHARED else self.of(algorithm)
@@ -102,32 +104,34 @@ class Experience:
         return factors
 
     def memory_factor(self, algorithm: str) -> float:
-        """What predicted peak memory is to be multiplied with."""
+        """The factor that corrects the predicted peak memory; 1 if too few runs show it."""
         runs = self.of(algorithm)
-        pairs = [(r.memory, r.predicted_memory) for r in runs if r.memory > 0]
+        pairs = [(run.memory, run.predicted_memory) for run in runs if run.memory > 0]
         return _factor(pairs, MEMORY_DOUBT)
 
-    def misses(self, algorithm: str) -> list[float]:
-        """Logarithms of actual over corrected time, run by run."""
+    def log_time_ratios(self, algorithm: str) -> list[float]:
+        """For each run of the algorithm the logarithm of its actual over its corrected time."""
         factors = self.factors(algorithm)
-        misses = []
+        log_ratios = []
         for run in self.of(algorithm):
             corrected = sum(
                 value * factors.get(phase, 1.0) for phase, value in run.predicted.items()
             )
             if corrected > 0 and run.total > 0:
-                misses.append(math.log(run.total / corrected))
-        return misses
+                log_ratios.append(math.log(run.total / corrected))
+        return log_ratios
 
 
 def experience(home: Home, rate: Speed, kind: str) -> Experience:
-    """Read it from the home; runs whose files are gone, damaged or of an earlier version teach
-    nothing.
+    """The experience of a home: its finished runs that can correct an estimate.
+
+    Runs whose files are gone, damaged or of an earlier version are left out.
 
     Args:
-        kind: of the device the estimate is for, cpu or cuda; runs of the other kind teach nothing.
-        rate: of the machine as it is known now: what a run computed was kept with it, so a
-            prediction made before the machine was measured corrects nothing wrongly.
+        rate: speed of the machine as it is known now. The runs' work is predicted with it again, so
+            that a prediction made before the machine was measured does no harm.
+        kind: of the device that the estimate is for, cpu or cuda; runs on the other kind are left
+            out.
     """
     if not home.db.is_file():
         return Experience()
@@ -141,20 +145,24 @@ def experience(home: Home, rate: Speed, kind: str) -> Experience:
             on_cpu = str(features.get("device") or "cpu").startswith("cpu")
             if on_cpu != (kind == "cpu"):
                 continue
-            run, total = home.run(str(features["run_id"])), 3600 * float(row["actual"])
+            run = home.run(str(features["run_id"]))
+            total_seconds = 3600 * float(row["actual"])  # the database has hours
             try:
-                past = _finished_run(run, rate, algorithm, total)
+                finished_run = _finished_run(run, rate, algorithm, total_seconds)
             except DamagedRecord as damage:  # one bad file must not stop every estimate
                 left_out.append(f"{run.id} is left out of this estimate: {damage.message}")
                 continue
-            if past is not None:
-                runs.append(past)
+            if finished_run is not None:
+                runs.append(finished_run)
     return Experience(tuple(runs), tuple(left_out))
 
 
 def _finished_run(run: RunDir, rate: Speed, algorithm: str, total: float) -> FinishedRun | None:
-    """What a run that took `total` seconds teaches; None where its files were deleted, or where an
-    earlier version wrote them. Raises DamagedRecord naming the file and the key at fault."""
+    """The measurements and predictions of a run that took `total` seconds.
+
+    None if its files were deleted, or if it is no training run or an earlier version wrote its
+    files. Raises DamagedRecord, naming the file and the key at fault.
+    """
     try:
         config, measured = run.read_config(), RunResult.read(run.result).measured
     except FileNotFoundError:
@@ -175,27 +183,32 @@ def _finished_run(run: RunDir, rate: Speed, algorithm: str, total: float) -> Fin
     }
     seconds["startup"] = max(LEAST_START_S, total - sum(seconds.values()))
     return FinishedRun(
-        algorithm,
-        seconds,
-        predicted,
-        total,
-        config.base.path,
-        measured.said_share,
-        measured.turns_mean,
-        measured.effective_share,
-        measured.peak_memory,
-        workload.memory,
+        algorithm=algorithm,
+        seconds=seconds,
+        predicted=predicted,
+        total=total,
+        base=config.base.path,
+        said=measured.said_share,
+        turns=measured.turns_mean,
+        effective=measured.effective_share,
+        memory=measured.peak_memory,
+        predicted_memory=workload.memory,
     )
 
 
 def _factor(pairs: Sequence[tuple[float, float]], doubt: float = DOUBT) -> float:
-    """Sum of the actual over sum of the predicted: long phases count for more than short ones."""
+    """The factor for pairs of (actual, predicted): sum of the actual over sum of the predicted.
+
+    So long phases count for more than short ones. `doubt` is how many exact predictions are added,
+    which pulls the factor towards 1. With fewer than three pairs it is 1.
+    """
     actual, predicted = sum(a for a, _ in pairs), sum(p for _, p in pairs)
     if len(pairs) < CALIBRATE_FROM or actual <= 0 or predicted <= 0:
         return 1.0
-    held = doubt * predicted / len(pairs)
-    return (actual + held) / (predicted + held)
+    prior = doubt * predicted / len(pairs)
+    return (actual + prior) / (predicted + prior)
 
 
 def _mean(values: Sequence[float]) -> float | None:
+    """The mean; None without values."""
     return statistics.fmean(values) if values else None

@@ -1,9 +1,10 @@
-"""What a run will take: hours, money, memory and disk as low, likely and high.
+"""Estimates what a run will take: hours and money as low, likely and high, memory and disk.
 
-Operations (engine/cost/flops.py) over the speed of this machine (engine/cost/throughput.py), then
-corrected by finished runs (engine/cost/calibration.py), phase by phase: with three or more of the
-same algorithm the band is a 90 % prediction interval of their ratio of actual to corrected time,
-before that a fixed factor. Memory and disk are engine/cost/memory.py's.
+Time is operations (engine/cost/flops.py) divided by the speed of this machine
+(engine/cost/throughput.py), corrected phase by phase by finished runs (engine/cost/calibration.py).
+With three or more finished runs of the algorithm, low and high are a 90 % prediction interval from
+their ratios of actual to corrected time; with fewer, fixed factors. Memory and disk are computed by
+engine/cost/memory.py.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ from engine.cost.calibration import CALIBRATE_FROM, experience
 from engine.cost.flops import Battery, Lengths, LoadedModel, Plan, SamplingPlan
 from engine.cost.lowering import phases_of
 from engine.environments import env_facts, registry
-from engine.environments.env_facts import EnvFacts
+from engine.environments.env_facts import EnvFacts, RowLengths
 from engine.home.database import tells_of_the_disk
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -40,28 +41,30 @@ from engine.settings import resolution as settings_schema
 from engine.settings.defaults import SamplingLimits
 
 LEVELS = ("low", "likely", "high")
-PROBE_WAIT_S = 20.0
-# Without finished runs: how far off a rate from the table, or a measured one, may be.
+PROBE_WAIT_S = 20.0  # that an estimate waits for the machine to be measured
+# Without finished runs: factors for low and high, with rates from the table or measured ones.
 _SPREAD = {"model": (0.35, 2.5), "measured": (0.65, 1.6)}
-_CALIBRATION_FLOOR = 0.08  # of the logarithm: no two runs are closer than this
-# How far apart runs usually are (logarithm), and how many runs that knowledge is worth.
+_CALIBRATION_FLOOR = 0.08  # least standard deviation of the logarithm of a run's time
+# The usual standard deviation of that logarithm, which counts as much as so many finished runs.
 _USUAL_SPREAD, _USUAL_RUNS = 0.25, 6
 
-_USUAL_RANK = 16  # of an adapter that an evaluation asks
-_FETCHED = 2e7  # bytes of a download per second
-DISK_RESERVE = 500_000_000
+_NORMAL_90 = 1.645  # standard deviations on each side of a 90 % interval
+_USUAL_RANK = 16  # of an adapter that is evaluated
+_DOWNLOAD_RATE = 2e7  # bytes per second
+_TRANSFER_S = 1e-4  # that the way to the env process and back adds to a score
+DISK_RESERVE = 500_000_000  # bytes that must stay free
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a planned run will take.
+    """The estimate of a planned run.
 
     Attributes:
-        estimate: the figures, as config.json keeps them.
-        lower_to: settings with which a run that does not fit into memory does; empty where it
-            fits, or none do.
-        left_out: a sentence for each finished run that could not teach the estimate because a
-            file of it is damaged.
+        estimate: the figures, as config.json stores them.
+        lower_to: settings with lower values, with which a run that is too large for the memory
+            fits; empty if it fits as it is, or if none make it fit.
+        left_out: a sentence for each finished run that could not be used because one of its
+            files is damaged.
     """
 
     estimate: Estimate
@@ -77,48 +80,59 @@ def estimate_cost(
     algorithm: str = "grpo",
     settings: Mapping[str, Any] | None = None,
 ) -> Reply:
-    """The estimate of a run that could be submitted with the same arguments.
+    """The estimate of a run that could be submitted with the same arguments, as a reply.
 
-    Probes the machine first if it never was. Raises UserError as a submit would for the
-    environment, the model and the settings.
+    The machine is measured first if it never was. `next` has the call that submits the run, if it
+    fits into memory and has rows to train on.
+
+    Raises UserError as a submit would, for the environment, the model and the settings.
     """
     settings = dict(settings or {})
     settings_schema.validate(algorithm, settings)
     record = registry.find_env(home, env_id)
-    ref = catalog.resolve_model(home, model)
-    here = machine.detect(home.root)
+    model_ref = catalog.resolve_model(home, model)
+    hardware = machine.detect(home.root)
     thinking = settings.get("thinking") is True
-    facts = env_facts.env_facts(home, record, ref.base_path, thinking=thinking)
+    facts = env_facts.env_facts(home, record, model_ref.base_path, thinking=thinking)
     resolved = settings_schema.resolve(
         algorithm,
         settings,
-        model=ref.facts,
+        model=model_ref.facts,
         env=facts,
-        hardware=here,
-        inherited=ref.adapter_facts,
+        hardware=hardware,
+        inherited=model_ref.adapter_facts,
         vllm=vllm_env.find_python(home) is not None,
     )
-    throughput.ensure(home, here, PROBE_WAIT_S)
-    download = hub.missing_bytes(ref.base_path)
+    throughput.ensure(home, hardware, PROBE_WAIT_S)
+    download = hub.missing_bytes(model_ref.base_path)
     forecast = estimate(
-        home, resolved, ref.facts, facts, here, download=download, base_path=ref.base_path
+        home,
+        resolved,
+        model_ref.facts,
+        facts,
+        hardware,
+        download=download,
+        base_path=model_ref.base_path,
     )
     figures = forecast.estimate
-    arguments = {"env_id": record.env_id, "model": ref.ref, "algorithm": algorithm}
-    call = Call("submit_train", arguments | ({"settings": settings} if settings else {}))
-    unfit = none_fit(env_facts.statistics(facts, resolved.settings), resolved.settings)
-    ready = figures.fits and not unfit
-    follow = [call.to_json()] if ready else []
-    warned = [f"{unfit}: nothing would be trained. Raise max_length."] if unfit else []
+    arguments = {"env_id": record.env_id, "model": model_ref.ref, "algorithm": algorithm}
+    submit_call = Call("submit_train", arguments | ({"settings": settings} if settings else {}))
+    no_rows = none_fit(env_facts.statistics(facts, resolved.settings), resolved.settings)
+    can_be_submitted = figures.fits and not no_rows
+    next_calls = [submit_call.to_json()] if can_be_submitted else []
+    row_warnings = [f"{no_rows}: nothing would be trained. Raise max_length."] if no_rows else []
     return shown(figures) | {
-        "summary": f"{summary(figures)} But {unfit}." if unfit else summary(figures),
-        "next": follow,
-        "warnings": [*warned, *resolved.warnings, *_warnings(forecast)],
+        "summary": f"{summary(figures)} But {no_rows}." if no_rows else summary(figures),
+        "next": next_calls,
+        "warnings": [*row_warnings, *resolved.warnings, *_warnings(forecast)],
     }
 
 
 def none_fit(statistics: Mapping[str, Any], settings: TrainSettings) -> str:
-    """What to say where no train row fits (`statistics` of env_facts), "" where one does."""
+    """A message if no train row fits into max_length; "" if one does.
+
+    `statistics` are those of env_facts.
+    """
     if statistics["dropped"] < statistics["counted"]:
         return ""
     return f"no row fits into max_length = {settings.max_length}"
@@ -134,50 +148,36 @@ def estimate(
     download: int = 0,
     base_path: Path | None = None,
 ) -> Forecast:
-    """Hours, GPU-hours, money, memory, disk and what to lower, for resolved settings.
+    """Estimate time, money, memory and disk of a run with resolved settings.
+
+    Times are in hours, sizes in bytes; `seconds` has the likely seconds of each phase.
 
     Args:
-        download: bytes of weights still to be fetched.
-        base_path: folder of the base model, by which earlier runs of it are known.
-
-    Times are hours, sizes bytes; `seconds` itemises the likely time.
+        download: bytes of weights that are still to be downloaded.
+        base_path: folder of the base model, by which its finished runs are found; None for unknown.
     """
     device, precision = hardware.device, resolved.settings.precision
     rate = throughput.load(home, device, hardware.cores, precision)
-    known = experience(home, rate, device.kind)
+    past_runs = experience(home, rate, device.kind)
     plan = Plan(
         resolved.settings,
         model,
         env,
         device,
-        seen=known.seen(str(base_path or "")),
+        seen=past_runs.seen(str(base_path or "")),
         batteries=batteries(home, base_path),
     )
-    if env.score_s:  # as the audit measured it; the rest is the way to the env process and back
-        rate = replace(rate, score_s=env.score_s + 1e-4)
-    phases = {level: phases_of(plan, rate, level) for level in LEVELS}
-    for phase in phases.values():
-        phase["startup"] += download / _FETCHED
-    factors = known.factors(resolved.algorithm)
-    for phase in phases.values():
-        for name in phase:
-            phase[name] *= factors.get(name, 1.0)
+    if env.score_s:  # as the audit measured it
+        rate = replace(rate, score_s=env.score_s + _TRANSFER_S)
+    phases = _corrected_phases(plan, rate, past_runs.factors(resolved.algorithm), download)
     totals = {level: sum(phases[level].values()) / 3600 for level in LEVELS}
-    hours, basis, runs = _band(known.misses(resolved.algorithm), totals, rate.measured)
+    hours, basis, runs = _band(past_runs.log_time_ratios(resolved.algorithm), totals, rate.measured)
     price = home.user_config().gpu_hour_price
     raw_memory = footprint.memory(plan)
-    memory = _corrected(raw_memory, known.memory_factor(resolved.algorithm))
+    memory = _corrected(raw_memory, past_runs.memory_factor(resolved.algorithm))
     available = plan.device.memory_total
-    need = footprint.disk(plan) + download
-    fit = lowering.fit_of(memory.total, available)
-    uncalibrated = Workload(
-        works={name: list(astuple(w)) for name, w in flops.works(plan, "likely").items()},
-        score_s=rate.score_s,
-        layers=model.layers,
-        weight_bytes=model.weight_bytes,
-        first=not plan.seen.runs,
-        memory=raw_memory.total,
-    )
+    disk_bytes = footprint.disk(plan) + download
+    memory_fit = lowering.fit_of(memory.total, available)
     figures = Estimate(
         steps=resolved.settings.steps,
         hours=_rounded(hours),
@@ -185,22 +185,46 @@ def estimate(
         money=_rounded({level: price * hours[level] for level in LEVELS}),
         gpu_hour_price=price,
         seconds={name: round(value, 1) for name, value in phases["likely"].items()},
-        tokens=_tokens(plan),
+        tokens=_token_counts(plan),
         peak_memory=memory,
         memory_available=available,
         memory_free=plan.device.memory_free,
         device=plan.device.id,
-        fits=fit != "too_big",
-        fit=fit,
-        disk_bytes=need,
-        disk_fits=need + DISK_RESERVE <= hardware.disk_free,
-        lower_this=lowering.lowered(plan, rate, memory.total if fit != "fits" else None),
+        fits=memory_fit != "too_big",
+        fit=memory_fit,
+        disk_bytes=disk_bytes,
+        disk_fits=disk_bytes + DISK_RESERVE <= hardware.disk_free,
+        lower_this=lowering.lowered(plan, rate, memory.total if memory_fit != "fits" else None),
         basis=basis,
         calibrated_on_runs=runs,
-        uncalibrated=uncalibrated,
+        uncalibrated=_workload(plan, rate.score_s, raw_memory.total),
     )
     lower_to = lowering.lower_until_it_fits(plan, rate, memory.total / raw_memory.total)
-    return Forecast(figures, lower_to, known.left_out)
+    return Forecast(figures, lower_to, past_runs.left_out)
+
+
+def _corrected_phases(
+    plan: Plan, rate: throughput.Speed, factors: Mapping[str, float], download: int
+) -> dict[str, dict[str, float]]:
+    """Seconds of each phase by level, with the download in the start, corrected by `factors`."""
+    phases = {level: phases_of(plan, rate, level) for level in LEVELS}
+    for seconds_of in phases.values():
+        seconds_of["startup"] += download / _DOWNLOAD_RATE
+        for name in seconds_of:
+            seconds_of[name] *= factors.get(name, 1.0)
+    return phases
+
+
+def _workload(plan: Plan, score_s: float, memory: int) -> Workload:
+    """The work and memory of the run before correction, from which later estimates learn."""
+    return Workload(
+        works={name: list(astuple(work)) for name, work in flops.works(plan, "likely").items()},
+        score_s=score_s,
+        layers=plan.model.layers,
+        weight_bytes=plan.model.weight_bytes,
+        first=not plan.seen.runs,
+        memory=memory,
+    )
 
 
 def evaluation_hours(
@@ -216,61 +240,81 @@ def evaluation_hours(
     """Device hours that sampling and scoring `rows` tasks `attempts` times each takes at most.
 
     Args:
-        limits: tokens and turns that answers may take.
-        models: facts and folder of the base of every model that answers.
+        limits: the most tokens and turns of an answer.
+        models: for every model that answers the facts and the folder of its base model.
     """
     device = hardware.device
     precision = "bfloat16" if device.bf16 else "float32"
     rate = throughput.load(home, device, hardware.cores, precision)
-    known = experience(home, rate, device.kind)
+    past_runs = experience(home, rate, device.kind)
     seconds = 0.0
-    for facts, base_path in models:
-        seen = known.seen(str(base_path))
-        loaded = LoadedModel(facts, precision, "none", _USUAL_RANK, PROJECTIONS)
+    for model_facts, base_path in models:
+        seen = past_runs.seen(str(base_path))
+        loaded = LoadedModel(model_facts, precision, "none", _USUAL_RANK, PROJECTIONS)
         plan = SamplingPlan(loaded, env, device, limits, seen, limits.max_length / 4)
         work = flops.rollouts(plan, rows, rows * attempts, plan.episode("high"))
-        scored = replace(rate, score_s=env.score_s + 1e-4) if env.score_s else rate
-        idle = {"training": flops.Work(), "evaluation": work, "saving": flops.Work()}
-        phases = scored.phases(idle, facts.layers, facts.weight_bytes, first=not seen.runs)
-        factors = known.factors("grpo")  # what finished runs taught; a cap is never made smaller
-        seconds += sum(value * max(1.0, factors.get(name, 1.0)) for name, value in phases.items())
-        seconds += hub.missing_bytes(base_path) / _FETCHED
-        if env.multi_turn:  # nobody timed its step(): about what a score takes, in every turn
+        model_rate = replace(rate, score_s=env.score_s + _TRANSFER_S) if env.score_s else rate
+        works = {"training": flops.Work(), "evaluation": work, "saving": flops.Work()}
+        phases = model_rate.phases(
+            works, model_facts.layers, model_facts.weight_bytes, first=not seen.runs
+        )
+        factors = past_runs.factors("grpo")
+        # Finished runs may raise this limit but not lower it.
+        seconds += sum(
+            phase_seconds * max(1.0, factors.get(phase, 1.0))
+            for phase, phase_seconds in phases.items()
+        )
+        seconds += hub.missing_bytes(base_path) / _DOWNLOAD_RATE
+        if env.multi_turn:  # step() was not timed; assume a score's time for each turn
             seconds += rows * attempts * plan.turns("high") * env.score_s
-    above = _SPREAD["measured" if rate.measured else "model"][1]
-    return above * seconds / 3600
+    _, high_factor = _SPREAD["measured" if rate.measured else "model"]
+    return high_factor * seconds / 3600
 
 
 def batteries(home: Home, base_path: Path | None) -> tuple[Battery, ...]:
-    """What a run on this base model is asked about kept skills, as the worker chooses it."""
-    asked = []
+    """The questions about kept skills that a run on this base model is asked.
+
+    The worker chooses them in the same way: its own questions for pebble (and for an unknown base,
+    None), reasoning-gym for others if it is installed, and the user's environment "keep" if there
+    is one.
+    """
+    chosen = []
     if base_path is None or base_path == catalog.BUILTIN["pebble"]:
-        asked.append(flops.PEBBLE_SKILLS)
+        chosen.append(flops.PEBBLE_SKILLS)
     elif importlib.util.find_spec("reasoning_gym") is not None:
-        with contextlib.suppress(UserError):
-            asked.append(_gym(tokens.load(base_path)))
+        with contextlib.suppress(UserError):  # a tokenizer that cannot be read
+            chosen.append(_gym_battery(tokens.load(base_path)))
     if base_path is not None and home.db.is_file():
-        with contextlib.suppress(UserError):
+        with contextlib.suppress(UserError):  # usually there is no such environment
             record = registry.find_env(home, flops.KEEP)
             if record.name == flops.KEEP and record.scored:
                 lengths = env_facts.env_facts(home, record, base_path).lengths
-                prompt = statistics.fmean([row.prompt for row in lengths]) if lengths else 32.0
-                answered = 1.5 * statistics.fmean([r.total - r.prompt for r in lengths] or [16.0])
-                answer = Lengths(prompt, max(8.0, answered), max(16.0, 2 * answered))
-                asked.append(Battery(min(flops.KEEP_TASKS, max(1, len(lengths))), answer))
-    return tuple(asked)
+                chosen.append(_keep_battery(lengths))
+    return tuple(chosen)
 
 
-def _gym(tokenizer: tokens.ChatTokenizer) -> Battery:
-    """The questions of reasoning-gym in a model's tokens; answers as long as the worker allows."""
+def _keep_battery(rows: Sequence[RowLengths]) -> Battery:
+    """The questions of the user's environment "keep", from the lengths of its rows.
+
+    Without counted rows a prompt has 32 tokens and a reference answer 16. A model's answers are
+    assumed to be 1.5 times as long as the reference answers, the longest 3 times.
+    """
+    prompt = statistics.fmean([row.prompt for row in rows]) if rows else 32.0
+    usual_answer = 1.5 * statistics.fmean([row.total - row.prompt for row in rows] or [16.0])
+    lengths = Lengths(prompt, max(8.0, usual_answer), max(16.0, 2 * usual_answer))
+    return Battery(min(flops.KEEP_TASKS, max(1, len(rows))), lengths)
+
+
+def _gym_battery(tokenizer: tokens.ChatTokenizer) -> Battery:
+    """The questions of reasoning-gym in a model's tokens; answers are as long as allowed."""
     question = [{"role": "user", "content": flops.GYM_QUESTION}]
     prompt = len(tokenizer.format().prompt(question))
-    longest = 2 * (tokenizer.count(flops.GYM_ANSWER)) + 16
-    return Battery(flops.GYM_TASKS, Lengths(prompt, min(12, longest), longest))
+    most_tokens = 2 * (tokenizer.count(flops.GYM_ANSWER)) + 16
+    return Battery(flops.GYM_TASKS, Lengths(prompt, min(12, most_tokens), most_tokens))
 
 
 def summary(figures: Estimate) -> str:
-    """One sentence: time, memory, money where it has a price."""
+    """One sentence with time, device and memory, and money if an hour has a price."""
     hours, memory = figures.hours, figures.peak_memory.total
     sentence = f"About {words(hours.likely)} ({words(hours.low)} to {words(hours.high)})"
     sentence += f" on {figures.device}, {size(memory)} of {size(figures.memory_available)}"
@@ -280,47 +324,49 @@ def summary(figures: Estimate) -> str:
 
 
 def shown(figures: Estimate) -> Reply:
-    """The figures as a client sees them: without what only later estimates read."""
+    """The figures for a client, without those that only later estimates need."""
     return {name: value for name, value in figures.to_json().items() if name != "uncalibrated"}
 
 
 def change_of(settings: Mapping[str, object]) -> Change | None:
+    """The change that sets these settings; None if there are none."""
     return Change(settings=settings) if settings else None
 
 
 def check_budget(
     home: Home, store: Store, figures: Estimate, cap: float, call: Mapping[str, Any]
 ) -> list[str]:
-    """Refuse a run whose likely hours are above `cap` or what is left of the home's total.
+    """Refuse a run whose likely GPU-hours are above `cap` or what is left of the home's total.
 
     Args:
-        call: arguments of the submit_train that is refused; the hint repeats them, corrected.
+        cap: the run's max_gpu_hours.
+        call: arguments of the submit_train call; the hint repeats them with a sufficient cap.
 
-    Returns warnings. Raises UserError BUDGET with the exact call that would pass.
+    Returns a warning if the run may reach its cap, else []. Raises UserError BUDGET.
     """
     likely, high = figures.gpu_hours.likely, figures.gpu_hours.high
-    lower = f"lower {figures.lower_this}" if figures.lower_this else ""
+    advice = f"lower {figures.lower_this}" if figures.lower_this else ""
     if likely > cap:
-        enough = math.ceil(10 * high) / 10
+        sufficient_cap = math.ceil(10 * high) / 10
         raise UserError(
             "BUDGET",
             f"the run likely takes {likely:.2f} GPU-hours (at most {high:.2f}); "
             f"max_gpu_hours is {cap:g}",
             hint=Hint(
-                f"Raise the cap, or {lower}:" if lower else "Raise the cap:",
-                Call("submit_train", {**call, "max_gpu_hours": enough}),
+                f"Raise the cap, or {advice}:" if advice else "Raise the cap:",
+                Call("submit_train", {**call, "max_gpu_hours": sufficient_cap}),
             ),
             field="max_gpu_hours",
         )
-    total = home.user_config().max_gpu_hours_total
-    left = None if total is None else max(0.0, total - store.committed_hours())
-    if left is not None and likely > left:
+    total_cap = home.user_config().max_gpu_hours_total
+    hours_left = None if total_cap is None else max(0.0, total_cap - store.committed_hours())
+    if hours_left is not None and likely > hours_left:
         raise UserError(
             "BUDGET",
-            f"the run likely takes {likely:.2f} GPU-hours; {left:.2f} are left of this home's "
-            f"max_gpu_hours_total = {total:g}",
+            f"the run likely takes {likely:.2f} GPU-hours; {hours_left:.2f} are left of this "
+            f"home's max_gpu_hours_total = {total_cap:g}",
             hint=f"The owner may raise max_gpu_hours_total in {home.config_file}"
-            + (f"; or {lower}." if lower else "."),
+            + (f"; or {advice}." if advice else "."),
             field="max_gpu_hours",
         )
     if high > cap:
@@ -329,36 +375,49 @@ def check_budget(
 
 
 def _band(
-    logs: Sequence[float], raw: dict[str, float], measured: bool
+    log_ratios: Sequence[float], corrected: dict[str, float], measured: bool
 ) -> tuple[dict[str, float], str, int]:
-    """(hours by level, basis, finished runs used). `logs`: by how much those missed."""
-    if len(logs) >= CALIBRATE_FROM:
-        middle = statistics.median(logs) * len(logs) / (len(logs) + 1)
-        # A few runs say little of how far apart runs are: what is usual counts as some more.
-        known = (len(logs) - 1) * statistics.variance(logs)
-        degrees = len(logs) - 1 + _USUAL_RUNS
-        spread = math.sqrt((known + _USUAL_RUNS * _USUAL_SPREAD**2) / degrees)
-        reach = 1.645 * max(spread, _CALIBRATION_FLOOR) * math.sqrt(1 + 1 / len(logs))
-        factors = (middle - reach, middle, middle + reach)
+    """The hours by level, the basis ("measured" or "model") and the number of finished runs.
+
+    Args:
+        log_ratios: for each finished run the logarithm of its actual over its corrected time.
+        corrected: hours, corrected by finished runs, by level.
+        measured: whether the machine's speed was measured.
+    """
+    if len(log_ratios) >= CALIBRATE_FROM:
+        middle = statistics.median(log_ratios) * len(log_ratios) / (len(log_ratios) + 1)
+        # A few runs show little of the usual variation, so it is mixed with `_USUAL_SPREAD`.
+        squares = (len(log_ratios) - 1) * statistics.variance(log_ratios)
+        degrees = len(log_ratios) - 1 + _USUAL_RUNS
+        spread = math.sqrt((squares + _USUAL_RUNS * _USUAL_SPREAD**2) / degrees)
+        half_width = (
+            _NORMAL_90 * max(spread, _CALIBRATION_FLOOR) * math.sqrt(1 + 1 / len(log_ratios))
+        )
+        factors = (middle - half_width, middle, middle + half_width)
         hours = {
-            level: raw["likely"] * math.exp(by) for level, by in zip(LEVELS, factors, strict=True)
+            level: corrected["likely"] * math.exp(log_factor)
+            for level, log_factor in zip(LEVELS, factors, strict=True)
         }
-        return hours, "measured", len(logs)
+        return hours, "measured", len(log_ratios)
     basis = "measured" if measured else "model"
     below, above = _SPREAD[basis]
-    hours = {"low": raw["low"] * below, "likely": raw["likely"], "high": raw["high"] * above}
-    return hours, basis, len(logs)
+    hours = {
+        "low": corrected["low"] * below,
+        "likely": corrected["likely"],
+        "high": corrected["high"] * above,
+    }
+    return hours, basis, len(log_ratios)
 
 
 def _corrected(memory: PeakMemory, factor: float) -> PeakMemory:
-    """Memory with what finished runs held more or less put to the overhead."""
+    """Memory with its total multiplied by `factor`; the difference goes to the overhead."""
     total = int(memory.total * factor)
     overhead = max(0, memory.overhead + total - memory.total)
     return memory.model_copy(update={"overhead": overhead, "total": total})
 
 
-def _tokens(plan: Plan) -> TokenCounts:
-    """Likely tokens: trained on, and generated for training and evaluation."""
+def _token_counts(plan: Plan) -> TokenCounts:
+    """Likely numbers of tokens that are trained on, and that are generated in all."""
     rows = plan.rows * plan.settings.steps
     if isinstance(plan.settings, SFTSettings):
         trained, sampled = rows * plan.sft_row().total, 0.0
@@ -373,15 +432,16 @@ def _tokens(plan: Plan) -> TokenCounts:
 
 
 def _warnings(forecast: Forecast) -> list[str]:
+    """Warnings about damaged runs, tight memory and missing disk space."""
     figures, warnings = forecast.estimate, list(forecast.left_out)
     if figures.fit == "tight":
         warnings.append("memory will be tight; another process on the device may end the run")
     if not figures.disk_fits:
-        need = size(figures.disk_bytes)
-        warnings.append(f"the run needs {need} of disk, which is not free")
+        needed = size(figures.disk_bytes)
+        warnings.append(f"the run needs {needed} of disk, which is not free")
     return warnings
 
 
 def _rounded(values: Mapping[str, float]) -> Range:
-    """Four significant digits: finer would pretend."""
+    """The values with four significant digits; an estimate is not more exact than that."""
     return Range(**{name: float(f"{value:.4g}") for name, value in values.items()})

@@ -1,11 +1,11 @@
-"""How much a run has to compute: operations, tokens and bytes read, from the settings alone.
+"""How much a run computes: operations, tokens and bytes read, from its settings alone.
 
 Operations per token, for N parameters in the layers' projections and a frozen base: 2N forward and
-2N backward to the activations; the adapter adds 6 per parameter of its own; attention 4 x heads x
-head_dim x (tokens before it) x layers forward and twice that backward; the output layer counts
-only where a loss or a sample needs it. Recomputation adds a forward. The sources are the formulas
-every engine's estimate rests on; what a machine makes of them is engine/cost/throughput.py, what a
-run holds engine/cost/memory.py.
+2N backward to the activations. The adapter adds 6 per parameter of its own. Attention takes 4 x
+heads x head_dim x (tokens before it) x layers forward, and twice that backward. The output layer
+counts only for tokens with a loss or a sample. Recomputation adds a forward pass. These are the
+usual formulas of such estimates. engine/cost/throughput.py turns operations into seconds;
+engine/cost/memory.py computes memory.
 """
 
 import math
@@ -20,25 +20,31 @@ from engine.records.settings import GRPOSettings, SFTSettings, TrainSettings
 from engine.settings.defaults import SamplingLimits, exam_limits
 
 _WIDTH = {"float32": 4, "bfloat16": 2}
-_NF4_WIDTH = 0.55  # bytes of a weight in 4 bits, with the scales of its block
-# Logits of one chunk of the head: what stays in a CPU's cache; a GPU wants larger products.
+_NF4_WIDTH = 0.55  # bytes of a weight in 4 bits, with its share of the scales of its block
+# Bytes of logits that are computed at once. On a CPU they stay in its cache; a GPU is faster with
+# larger products.
 HEAD_BYTES = {"cpu": 2**21, "cuda": 2**28}
-ATTENTION_KEPT = 640  # rows up to this length keep their attention on a CPU
-CONCURRENT = {"cpu": 256, "cuda": 512}  # completions under way at once
-MICRO_CEILING = {"cpu": 1536, "cuda": 65536}  # tokens that go through the model at once
+ATTENTION_KEPT = 640  # on a CPU, rows up to this length keep their attention for the backward pass
+CONCURRENT = {"cpu": 256, "cuda": 512}  # completions that are sampled at once
+MICRO_CEILING = {"cpu": 1536, "cuda": 65536}  # tokens of a microbatch at most
+MICRO_FLOOR = 512.0  # tokens of a microbatch at least
 MICRO_SHARE = 0.25  # of the device's memory that one microbatch may fill
-# Share of the completions in groups whose rewards differ: only these go through the update.
+# Share of the completions in groups whose rewards differ; only these are trained on.
 _EFFECTIVE = {"low": 0.4, "likely": 0.75, "high": 1.0}
-# Share of the groups that come out uniform and are played again with resample_uniform.
+# Share of the groups whose rewards are all equal; resample_uniform samples them again.
 _UNIFORM = {"low": 0.0, "likely": 0.25, "high": 0.6}
-BETWEEN_TURNS = 32  # tokens an environment says between two turns, where nothing is known
+BETWEEN_TURNS = 32  # tokens that an environment says between two turns, as a guess
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of a typical row: prompt, what is said after it, and the longest of that.
+    """Tokens of a typical row or episode.
 
-    `turns`: assistant turns of an episode.
+    Attributes:
+        prompt: tokens of the prompt.
+        said: tokens of an assistant turn.
+        longest: tokens of the longest assistant turn of a batch.
+        turns: number of assistant turns.
     """
 
     prompt: float
@@ -48,17 +54,17 @@ class Lengths:
 
     @property
     def total(self) -> float:
-        """Tokens of prompt and everything said by policy and environment."""
+        """Tokens of the prompt and of all that policy and environment say."""
         return self.prompt + self.said * self.turns + BETWEEN_TURNS * max(0.0, self.turns - 1)
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What runs of one base model showed of it.
+    """What finished runs of one base model measured; None for what none of them measured.
 
     Attributes:
-        runs: how many there were.
-        said: mean tokens of an episode in multiples of max_tokens; None where nobody measured it.
+        runs: number of these runs.
+        said: mean tokens of an episode, in multiples of max_tokens.
         turns: mean turns of an episode.
         effective: mean share of the groups whose rewards differ.
     """
@@ -74,14 +80,20 @@ UNSEEN = Seen()
 
 @dataclass(frozen=True)
 class Battery:
-    """Questions about kept skills, asked at step 0 and again at the end
-    (engine/worker/evaluation/prior_skills.py)."""
+    """Questions about the skills a model should keep, asked at step 0 and at the end of a run.
+
+    See engine/worker/evaluation/prior_skills.py.
+
+    Attributes:
+        tasks: number of questions.
+        answer: lengths of a question and its answer.
+    """
 
     tasks: int
     answer: Lengths
 
 
-# pebble's own skills, and the families of reasoning-gym that every other base is asked.
+# The skills of pebble, and the questions of reasoning-gym for every other base model.
 PEBBLE_SKILLS = Battery(48, Lengths(prompt=24, said=8, longest=24))
 GYM_TASKS = 40
 GYM_QUESTION = (
@@ -89,21 +101,21 @@ GYM_QUESTION = (
     "final answer. Reply with the answer alone."
 )
 GYM_ANSWER = "kelt"
-KEEP, KEEP_TASKS = "keep", 40  # a person's environment of this name, and its tasks at most
+KEEP, KEEP_TASKS = "keep", 40  # a user's environment of this name adds so many tasks at most
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one phase computes.
+    """The work of one phase.
 
     Attributes:
         train: floating-point operations of forward and backward passes.
         sample: operations of prefill and decoding.
         steps: decoding steps, each a pass through all layers for one token of every row.
         moved: bytes of weights and cache read while decoding.
-        updates: passes that end in an optimizer step, or as many microbatches.
-        scored: completions the environment scores.
-        saves: checkpoints.
+        updates: forward and backward passes, one for each microbatch.
+        scored: completions that the environment scores.
+        saves: checkpoints that are written.
     """
 
     train: float = 0.0
@@ -115,6 +127,7 @@ class Work:
     saves: float = 0.0
 
     def times(self, count: float) -> "Work":
+        """This work done `count` times."""
         return Work(*(value * count for value in self._values()))
 
     def __add__(self, other: "Work") -> "Work":
@@ -126,9 +139,11 @@ class Work:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model with its adapter, in the number format it is loaded in.
+    """A model with its adapter, in the number format in which it is loaded.
 
-    `precision`: float32 or bfloat16; `quantization`: none or nf4.
+    Attributes:
+        precision: float32 or bfloat16.
+        quantization: none or nf4.
     """
 
     model: ModelFacts
@@ -144,7 +159,7 @@ class LoadedModel:
 
     @property
     def weights(self) -> float:
-        """Bytes of the frozen weights; in 4 bits where the layers' projections are quantized."""
+        """Bytes of the frozen weights; quantization puts the layers' projections into 4 bits."""
         if self.quantization == "none":
             return self.model.params * self.width
         linear = self.model.linear_params
@@ -152,18 +167,18 @@ class LoadedModel:
 
     @property
     def adapter(self) -> int:
-        """Parameters of the adapter."""
+        """Number of parameters of the adapter."""
         return self.model.adapter_params(self.lora_rank, list(self.lora_targets))
 
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """A model that plays the tasks of an environment.
+    """A model that answers the tasks of an environment.
 
     Attributes:
-        limits: tokens and turns that answers may take.
-        seen: what finished runs of the same base model showed of it.
-        unknown_prompt: tokens of a prompt where none was counted.
+        limits: the most tokens and turns of an answer.
+        seen: what finished runs of the same base model measured.
+        unknown_prompt: tokens of a prompt, if no prompt was counted.
     """
 
     loaded: LoadedModel
@@ -174,16 +189,17 @@ class SamplingPlan:
     unknown_prompt: float
 
     def episode(self, level: str) -> Lengths:
-        """A typical episode when turns come out short (low), as expected (likely) or long (high).
+        """A typical episode if turns are short (level low), as expected (likely) or long (high).
 
-        An untrained policy stops late, so turns reach max_tokens in `high`, and the longest of a
-        batch does in every case but `low`.
+        An untrained policy often does not stop by itself. So in `high` every turn has max_tokens,
+        and the longest turn of a batch has max_tokens in `likely` too.
         """
         limit = self.limits.max_tokens
         answers = self.env.answers
         turns = self.turns(level)
         if level == "likely" and self.seen.turns is not None:
             turns = max(1.0, min(turns, self.seen.turns))
+        # Tokens of a turn of the reference answers; without them half of the limit.
         usual = _mean(list(answers)) / max(1.0, self.turns("low")) if answers else limit / 2
         tokens_said = {"low": usual, "likely": 1.5 * usual, "high": float(limit)}[level]
         if self.seen.said is not None and level == "likely":
@@ -193,13 +209,16 @@ class SamplingPlan:
         return Lengths(prompt, min(tokens_said, limit), min(longest, limit), turns)
 
     def turns(self, level: str) -> float:
-        """Assistant turns of an episode: few (low), as expected (likely), as many as may be."""
+        """Assistant turns of an episode: few (level low), as expected (likely) or the most (high).
+
+        Few are those of the reference answers, or without these half of max_turns.
+        """
         if not self.env.multi_turn:
             return 1.0
         most = self.limits.max_turns
-        known = _mean([row.answer_turns for row in self.env.lengths if row.answer_turns])
-        likely = min(most, known) if known else most / 2
-        return {"low": likely, "likely": min(most, 1.5 * likely), "high": float(most)}[level]
+        mean_of_answers = _mean([row.answer_turns for row in self.env.lengths if row.answer_turns])
+        reference = min(most, mean_of_answers) if mean_of_answers else most / 2
+        return {"low": reference, "likely": min(most, 1.5 * reference), "high": float(most)}[level]
 
 
 @dataclass(frozen=True)
@@ -207,8 +226,8 @@ class Plan:
     """One training run as the estimate sees it: resolved settings, model, rows and device.
 
     Attributes:
-        seen: what finished runs of the same base model showed of it.
-        batteries: of kept skills.
+        seen: what finished runs of the same base model measured.
+        batteries: questions about kept skills.
     """
 
     settings: TrainSettings
@@ -220,6 +239,7 @@ class Plan:
 
     @cached_property
     def loaded(self) -> LoadedModel:
+        """The model with its adapter, as the settings load it."""
         settings = self.settings
         return LoadedModel(
             self.model,
@@ -231,7 +251,7 @@ class Plan:
 
     @cached_property
     def sampling(self) -> SamplingPlan:
-        """How the run's rollouts and evaluations are played."""
+        """How the run samples its rollouts and the answers of its evaluations."""
         unknown_prompt = self.settings.max_length / 4
         return SamplingPlan(
             self.loaded, self.env, self.device, self._limits, self.seen, unknown_prompt
@@ -249,12 +269,12 @@ class Plan:
 
     @property
     def adapter(self) -> int:
-        """Parameters of the adapter."""
+        """Number of parameters of the adapter."""
         return self.loaded.adapter
 
     @property
     def rows(self) -> int:
-        """Sequences that go into one optimizer step."""
+        """Sequences of one optimizer step."""
         settings = self.settings
         if isinstance(settings, SFTSettings):
             return settings.batch_size
@@ -262,32 +282,33 @@ class Plan:
 
     @property
     def packed(self) -> bool:
-        """Whether the rows of a step share forward passes; those of GRPO always do."""
+        """Whether the rows of a step share forward passes; in GRPO they always do."""
         return not isinstance(self.settings, SFTSettings) or self.settings.packing
 
     @property
     def evaluations(self) -> int:
-        """Evaluations between the one at step 0 and the final report."""
+        """Number of evaluations after the one at step 0 and before the final report."""
         return math.ceil(self.settings.steps / self.settings.eval_every)
 
     @property
     def evaluated_rows(self) -> float:
-        """Rows played in all: all at step 0, half of them each time, the other half at the end."""
+        """Answers in all evaluations: all rows at step 0, half each time, half at the end."""
         rows = self.settings.eval_rows
         return rows + rows * self.evaluations / 2 + rows / 2
 
     @property
     def max_tokens(self) -> int:
-        """Longest turn: the setting, or for SFT what its evaluations allow."""
+        """Most tokens of a turn: the setting, or in SFT the limit of its evaluations."""
         return self._limits.max_tokens
 
     @property
     def max_length(self) -> int:
-        """Longest sequence that may be sampled."""
+        """Most tokens of a sampled sequence."""
         return self._limits.max_length
 
     @cached_property
     def _limits(self) -> SamplingLimits:
+        """Limits of sampling: the settings, or in SFT those of its evaluations."""
         settings = self.settings
         if isinstance(settings, SFTSettings):
             return exam_limits(self.env, self.model.max_positions, settings.max_length)
@@ -302,7 +323,10 @@ class Plan:
         return self.sampling.turns(level)
 
     def sft_row(self) -> Lengths:
-        """Mean row after the cut at max_length; `said` are the supervised tokens."""
+        """The mean train row after the cut at max_length; `said` are its supervised tokens.
+
+        Half of max_length each if no row with an answer was counted.
+        """
         settings = self.settings
         loss_on = settings.loss_on if isinstance(settings, SFTSettings) else "assistant"
         limit = settings.max_length
@@ -317,7 +341,11 @@ class Plan:
 
 
 def works(plan: Plan, level: str) -> dict[str, Work]:
-    """What the run computes by phase of its course: training, evaluation, saving."""
+    """The work of the run, for "training", "evaluation" and "saving".
+
+    Args:
+        level: low, likely or high, as in `SamplingPlan.episode`.
+    """
     return {
         "training": train_work(plan, level),
         "evaluation": evaluation_work(plan, level),
@@ -326,7 +354,7 @@ def works(plan: Plan, level: str) -> dict[str, Work]:
 
 
 def train_work(plan: Plan, level: str) -> Work:
-    """All optimizer steps of the run, rollouts of GRPO included."""
+    """The work of all optimizer steps, in GRPO with their rollouts."""
     if isinstance(plan.settings, SFTSettings):
         row = plan.sft_row()
         step = _update(plan, plan.rows, plan.rows * row.total, row.total, row.said)
@@ -336,51 +364,61 @@ def train_work(plan: Plan, level: str) -> Work:
 
 
 def _grpo_step(plan: Plan, settings: GRPOSettings, level: str) -> Work:
-    """Work of one GRPO step: what is trained on and what is sampled."""
+    """The work of one GRPO step: sampling, scoring and the update.
+
+    Only groups with different rewards are trained on. Others are sampled again, up to
+    resample_uniform times.
+    """
     episode = plan.episode(level)
-    # Every round leaves a part of what was uniform before it.
     effective = _EFFECTIVE[level]
     if plan.seen.effective is not None and level == "likely":
         effective = plan.seen.effective
+    # Each round of sampling leaves the same share of the groups uniform.
     uniform = (1 - effective) ** (1 + settings.resample_uniform)
     trained = plan.rows * (1 - uniform)
     # The prompt of a group goes through the model once.
-    shared = trained * (1 - 1 / settings.group_size) * episode.prompt
-    tokens = trained * episode.total - shared
-    said = episode.said * episode.turns
-    step = _update(plan, trained, tokens, episode.total, said).times(settings.updates_per_batch)
+    repeated_prompts = trained * (1 - 1 / settings.group_size) * episode.prompt
+    tokens = trained * episode.total - repeated_prompts
+    tokens_said = episode.said * episode.turns
+    step = _update(plan, trained, tokens, episode.total, tokens_said).times(
+        settings.updates_per_batch
+    )
     if settings.kl_coef > 0:
         step += Work(train=_forward(plan, plan.rows, episode.total))
-    again = range(1, settings.resample_uniform + 1)
-    rounds = 1 + sum(_UNIFORM[level] ** number for number in again)
+    repeats = range(1, settings.resample_uniform + 1)
+    rounds = 1 + sum(_UNIFORM[level] ** number for number in repeats)
     prompts, sampled = settings.prompts_per_step * rounds, plan.rows * rounds
     return step + rollouts(plan.sampling, prompts, sampled, episode, batches=math.ceil(rounds))
 
 
 def evaluation_work(plan: Plan, level: str) -> Work:
-    """Held-out evaluations at step 0, every eval_every steps and at the end, and kept skills."""
+    """The work of all evaluations of the run, with the questions about kept skills.
+
+    Held-out rows are evaluated at step 0, every eval_every steps and at the end. SFT also computes
+    the loss of the reference answers.
+    """
     rows = plan.evaluated_rows
     if not rows:
         return Work()
     work = Work()
     if isinstance(plan.settings, SFTSettings):
         row = plan.sft_row()
-        head = 2 * plan.model.head_params * row.said * rows
-        work += Work(train=_forward(plan, rows, row.total) + head)
+        output_layer = 2 * plan.model.head_params * row.said * rows
+        work += Work(train=_forward(plan, rows, row.total) + output_layer)
     if plan.env.scored:
-        # Both halves at step 0, one of them each time after.
+        # One batch for each half: two at step 0, one at each evaluation, one at the end.
         episode = plan.episode(level)
         work += rollouts(plan.sampling, rows, rows, episode, batches=plan.evaluations + 3)
     for battery in plan.batteries:
-        asked, answer = 2 * battery.tasks, battery.answer
+        questions, answer = 2 * battery.tasks, battery.answer
         if plan.seen.said is not None and level == "likely":
             answer = replace(answer, said=min(1.0, plan.seen.said) * answer.longest)
-        work += rollouts(plan.sampling, asked, asked, answer, batches=2)
+        work += rollouts(plan.sampling, questions, questions, answer, batches=2)
     return work
 
 
 def save_work(plan: Plan) -> Work:
-    """Checkpoints, whose cost is mostly syncing them to disk."""
+    """The work of writing checkpoints, most of which is syncing them to disk."""
     count = math.ceil(plan.settings.steps / plan.settings.save_every)
     return Work(saves=max(count, plan.evaluations))
 
@@ -388,30 +426,42 @@ def save_work(plan: Plan) -> Work:
 def rollouts(
     plan: SamplingPlan, prompts: float, rows: float, episode: Lengths, batches: int = 1
 ) -> Work:
-    """Playing `rows` episodes of `prompts` distinct tasks, in at least `batches` goes."""
+    """The work of sampling and scoring `rows` episodes.
+
+    Args:
+        prompts: number of different tasks; each prompt is read once.
+        episode: the lengths of a typical one.
+        batches: least number of batches in which they are sampled.
+    """
     loaded = plan.loaded
     model = loaded.model
     context = min(episode.total, plan.limits.max_length)
     per_token = 2 * (model.linear_params + model.head_params) + 2 * loaded.adapter
-    produced = rows * episode.said * episode.turns
+    tokens_written = rows * episode.said * episode.turns
     attention = 4 * model.heads * model.head_dim * context * model.layers
     # Every turn after the first reads the conversation so far again.
-    read = prompts * episode.prompt + rows * context * max(0.0, episode.turns - 1)
-    goes = max(batches, math.ceil(rows / CONCURRENT[plan.device.kind]))
-    steps = goes * episode.longest * episode.turns
-    cache = 2 * model.layers * model.kv_heads * model.head_dim * loaded.width
+    tokens_read = prompts * episode.prompt + rows * context * max(0.0, episode.turns - 1)
+    batch_count = max(batches, math.ceil(rows / CONCURRENT[plan.device.kind]))
+    steps = batch_count * episode.longest * episode.turns
+    cache_bytes_per_token = 2 * model.layers * model.kv_heads * model.head_dim * loaded.width
     return Work(
-        sample=produced * (per_token + attention) + 2 * model.linear_params * read,
+        sample=tokens_written * (per_token + attention) + 2 * model.linear_params * tokens_read,
         steps=steps,
-        moved=steps * loaded.weights + produced * context * cache,
+        moved=steps * loaded.weights + tokens_written * context * cache_bytes_per_token,
         scored=rows,
     )
 
 
 def _update(plan: Plan, rows: float, tokens: float, length: float, supervised: float) -> Work:
-    """Forward and backward of `rows` sequences of a `length`, `tokens` in all, with `supervised`
-    of each, and one optimizer step."""
-    work = update_operations(
+    """The work of one optimizer step, forward and backward.
+
+    Args:
+        rows: sequences of the step.
+        tokens: tokens of all of them.
+        length: tokens of a typical one.
+        supervised: tokens of each that carry loss.
+    """
+    operations = update_operations(
         plan.model,
         plan.adapter,
         tokens=tokens,
@@ -419,23 +469,24 @@ def _update(plan: Plan, rows: float, tokens: float, length: float, supervised: f
         scored=rows * supervised,
     )
     if plan.settings.gradient_checkpointing:
-        work += _forward(plan, tokens / max(1.0, length), length)
-    micro = max(1.0, tokens / microbatch_tokens(plan))
+        operations += _forward(plan, tokens / max(1.0, length), length)
+    microbatches = max(1.0, tokens / microbatch_tokens(plan))
     if not plan.packed:
-        micro = rows
-    return Work(train=work, updates=micro)
+        microbatches = rows
+    return Work(train=operations, updates=microbatches)
 
 
 def update_operations(
     model: ModelFacts, adapter: float, *, tokens: float, pairs: float, scored: float
 ) -> float:
-    """Operations of a forward and backward pass through frozen layers with an adapter on them.
+    """Operations of a forward and backward pass through frozen layers with an adapter.
 
     Args:
-        adapter: parameters of the adapter.
-        tokens: that run through the layers.
-        pairs: of a token and one it sees, itself included; half the square of a row's length.
-        scored: tokens whose log-probability is taken.
+        adapter: number of parameters of the adapter.
+        tokens: tokens that run through the layers.
+        pairs: pairs of a token and one that it attends to, itself included; half the square of a
+            row's length.
+        scored: tokens whose log-probability is computed.
     """
     attention = 12 * model.heads * model.head_dim * pairs * model.layers
     layers = tokens * (4 * model.linear_params + 6 * adapter)
@@ -443,13 +494,14 @@ def update_operations(
 
 
 def _forward(plan: Plan, rows: float, tokens: float) -> float:
+    """Operations of a forward pass without output layer, for `rows` rows of `tokens` tokens."""
     model = plan.model
     attention = 2 * model.heads * model.head_dim * tokens * model.layers
     return rows * tokens * (2 * model.linear_params + 2 * plan.adapter + attention)
 
 
 def microbatch_tokens(plan: Plan) -> float:
-    """Padded tokens that go through the model at once, as the worker decides it."""
+    """Padded tokens of a microbatch, as the worker chooses them for this run."""
     model = plan.model
     return tokens_at_once(
         hidden=model.hidden,
@@ -472,12 +524,25 @@ def tokens_at_once(
     kind: str,
     memory: int,
 ) -> float:
-    """Tokens of a microbatch: what fits into `MICRO_SHARE` of a device's `memory` (bytes), each
-    counted at what the widest forward pass keeps of it; 512 to `MICRO_CEILING`."""
-    layer = 18 * hidden + 5 * intermediate
-    per_token = 4 * ((2 if checkpointing else layers) * layer + 4 * hidden) + 12 * vocab
-    return max(512.0, min(MICRO_CEILING[kind], MICRO_SHARE * memory / per_token))
+    """Tokens of a microbatch: as many as fit into `MICRO_SHARE` of the device's memory.
+
+    At least 512, at most `MICRO_CEILING`. A token counts with the bytes that the widest forward
+    pass keeps of it.
+
+    Args:
+        hidden, intermediate, layers, vocab: sizes of the model.
+        checkpointing: whether activations are recomputed.
+        kind: of the device, cpu or cuda.
+        memory: bytes of the device.
+    """
+    # Numbers that the backward pass needs of a token: in each layer, or with checkpointing in about
+    # two of them. To these come three float32 numbers per entry of the vocabulary: the logits,
+    # their log-softmax and its gradient.
+    floats_per_layer = 18 * hidden + 5 * intermediate
+    per_token = 4 * ((2 if checkpointing else layers) * floats_per_layer + 4 * hidden) + 12 * vocab
+    return max(MICRO_FLOOR, min(MICRO_CEILING[kind], MICRO_SHARE * memory / per_token))
 
 
 def _mean(values: Sequence[float]) -> float:
+    """The mean; 0 without values."""
     return sum(values) / len(values) if values else 0.0

@@ -1,4 +1,4 @@
-"""Which settings to lower: so that a run fits into memory, or so that it takes less time."""
+"""Finds settings to lower so that a run fits into memory, or takes less time."""
 
 import json
 import math
@@ -11,53 +11,57 @@ from engine.cost.throughput import Speed
 from engine.records.settings import SFTSettings
 
 Fit = Literal["fits", "tight", "too_big"]
-_Lowered = tuple[str, object, object]  # a setting's name, its value and a smaller one
+_Lowering = tuple[str, object, object]  # name of a setting, its value, a smaller value
 
-_MOST_LOWERED = 24  # halvings, of all settings together, until a run fits
-_LESS = 0.9  # of a value: what is lowered is worth its trouble
-_LEAST_GROUP = 4  # completions of a task: with fewer the baseline is noise
-_FITS, _TIGHT = 0.92, 0.8  # shares of a device's memory
+_MOST_LOWERINGS = 24  # steps of lowering one setting after another until a run fits
+_WORTHWHILE = 0.9  # a smaller value must be at most this share of the old one
+_LEAST_GROUP = 4  # completions of a task: with fewer their mean is too noisy as a baseline
+_FITS, _TIGHT = 0.92, 0.8  # shares of a device's memory: more does not fit, more is tight
+_LEAST_TURN = 8  # tokens
+_ROWS_TO_KEEP = 0.95  # share of the rows that a lower limit must not cut
 
 
 def phases_of(plan: Plan, rate: Speed, level: str) -> dict[str, float]:
-    """Seconds of each phase of the run before finished runs correct them.
+    """Seconds of each phase of the run, without the correction by finished runs.
 
     Args:
         level: low, likely or high.
     """
-    model, first = plan.model, not plan.seen.runs
-    return rate.phases(works(plan, level), model.layers, model.weight_bytes, first=first)
+    model, is_first_run = plan.model, not plan.seen.runs
+    return rate.phases(works(plan, level), model.layers, model.weight_bytes, first=is_first_run)
 
 
 def fit_of(total: int, available: int) -> Fit:
-    """How `total` bytes fit into a device that has `available`."""
+    """How well `total` bytes fit into a device that has `available` bytes."""
     if total > _FITS * available:
         return "too_big"
     return "tight" if total > _TIGHT * available else "fits"
 
 
 def lowered(plan: Plan, rate: Speed, over: int | None) -> str:
-    """What to lower, as "max_length from 512 to 256"; "" where nothing helps.
+    """The setting to lower, as "max_length from 512 to 256"; "" if nothing helps.
 
     Args:
-        over: peak bytes where memory is short, None where time is to be saved.
+        over: peak bytes if memory is short; None to save time.
     """
-    name, before, value = _lower(plan, rate, over)
+    name, before, value = _best_lowering(plan, rate, over)
     return f"{name} from {json.dumps(before)} to {json.dumps(value)}" if name else ""
 
 
 def lower_until_it_fits(plan: Plan, rate: Speed, correction: float) -> dict[str, object]:
-    """Settings with which a run that does not fit into memory does; {} where it fits, or none do.
+    """Settings with lower values with which the run fits into memory.
+
+    {} if it fits as it is, or if no values make it fit.
 
     Args:
-        correction: what runs that ended taught of the estimate of memory, as a factor.
+        correction: factor for predicted memory, from finished runs.
     """
     changed: dict[str, object] = {}
-    for _ in range(_MOST_LOWERED):
+    for _ in range(_MOST_LOWERINGS):
         total = footprint.memory(plan).total
         if fit_of(int(total * correction), plan.device.memory_total) != "too_big":
             return changed
-        name, _, value = _lower(plan, rate, total)
+        name, _, value = _best_lowering(plan, rate, total)
         if not name:
             break
         changed[name] = value
@@ -65,27 +69,33 @@ def lower_until_it_fits(plan: Plan, rate: Speed, correction: float) -> dict[str,
     return {}
 
 
-def _lower(plan: Plan, rate: Speed, over: int | None) -> _Lowered:
-    """The one setting whose lowering, to half or what rows need, saves most: memory where that is
-    short (`over` bytes), else time. Its name, old and new value; "" where nothing helps."""
-    best: _Lowered = ("", None, None)
-    saved = 0.0
-    base = over if over is not None else sum(phases_of(plan, rate, "likely").values())
+def _best_lowering(plan: Plan, rate: Speed, over: int | None) -> _Lowering:
+    """The lowering of a single setting that saves most: its name, value and smaller value.
+
+    It saves memory if `over` (peak bytes now) is given, else time. The name is "" if nothing helps.
+    """
+    best: _Lowering = ("", None, None)
+    most_saved = 0.0
+    current_amount = over if over is not None else sum(phases_of(plan, rate, "likely").values())
     for name, before, value in candidates(plan):
         smaller = replace(plan, settings=plan.settings.model_copy(update={name: value}))
-        after = (
+        smaller_amount = (
             footprint.memory(smaller).total
             if over is not None
             else sum(phases_of(smaller, rate, "likely").values())
         )
-        if base - after > saved:
-            best, saved = (name, before, value), base - after
+        if current_amount - smaller_amount > most_saved:
+            best, most_saved = (name, before, value), current_amount - smaller_amount
     return best
 
 
 def candidates(plan: Plan) -> list[tuple[str, int, int]]:
-    """(name, value, smaller value) of the settings whose lowering could help."""
-    settings, needed = plan.settings, _needed(plan)
+    """(name, value, smaller value) of the settings whose lowering could help.
+
+    A smaller value is half the value, or what most rows need if that is more. Gradient
+    checkpointing is a candidate from False to True.
+    """
+    settings, needed = plan.settings, _needed_lengths(plan)
     if isinstance(settings, SFTSettings):
         values = {
             "steps": settings.steps,
@@ -105,25 +115,25 @@ def candidates(plan: Plan) -> list[tuple[str, int, int]]:
     for name, value in values.items():
         smaller = max(value // 2, needed.get(name, 1))
         least = _LEAST_GROUP if name == "group_size" else 1
-        if least <= smaller <= _LESS * value:
+        if least <= smaller <= _WORTHWHILE * value:
             candidates.append((name, value, smaller))
     if not settings.gradient_checkpointing:
         candidates.append(("gradient_checkpointing", False, True))
     return candidates
 
 
-def _needed(plan: Plan) -> dict[str, int]:
-    """Lengths below which rows would be cut, or left out: what 19 in 20 of them need."""
+def _needed_lengths(plan: Plan) -> dict[str, int]:
+    """The lengths that 19 in 20 rows need, by setting; with less, rows would be cut or left out."""
     rows, settings = plan.env.lengths, plan.settings
     if isinstance(settings, SFTSettings):
-        return {"max_length": _most([row.total for row in rows if row.turns])}
-    prompt = _most([row.prompt for row in rows])
+        return {"max_length": _length_of_most([row.total for row in rows if row.turns])}
+    prompt = _length_of_most([row.prompt for row in rows])
     return {
         "max_length": max(1, prompt) + settings.max_tokens,
-        "max_tokens": max(8, _most([row.longest_turn for row in rows])),
+        "max_tokens": max(_LEAST_TURN, _length_of_most([row.longest_turn for row in rows])),
     }
 
 
-def _most(lengths: list[int]) -> int:
-    """What 19 in 20 stay within, 0 where there are none."""
-    return sorted(lengths)[math.ceil(0.95 * len(lengths)) - 1] if lengths else 0
+def _length_of_most(lengths: list[int]) -> int:
+    """The length that 19 in 20 of the lengths do not exceed; 0 without any."""
+    return sorted(lengths)[math.ceil(_ROWS_TO_KEEP * len(lengths)) - 1] if lengths else 0

@@ -1,4 +1,4 @@
-"""What a run holds: memory while it goes on, disk when it has ended. From the settings alone."""
+"""The memory that a run needs and the disk space of its files, from its settings alone."""
 
 import math
 
@@ -13,75 +13,92 @@ from engine.cost.flops import (
 from engine.records.estimate import PeakMemory
 from engine.records.settings import GRPOSettings, SFTSettings
 
+_LEAST_LOGIT_ROWS = 128  # tokens whose logits are computed at once at least
+# Bytes per parameter of the adapter: float32 weights, gradients and the two moments of AdamW.
+_ADAPTER_BYTES = 16
+_CHECKPOINT_BYTES, _CHECKPOINT_FILES = 12, 200_000  # weights and moments; other files of one
+# Of a stored rollout, and of each of its tokens: about 5 bytes of text, and for some rollouts also
+# ids, masks and log-probabilities.
+_LINE_BYTES, _TOKEN_BYTES = 600, 12
+_STEP_BYTES = 600  # of the metrics and events of a step
+
 
 def memory(plan: Plan) -> PeakMemory:
     """Peak bytes on the device, by item and in total.
 
-    Training and sampling alternate, so only the larger of the two counts in the total. Never
-    less for a longer row, a larger batch, rank or group.
+    Training and sampling alternate, so only the larger of the two counts in the total. The total
+    never gets smaller when rows, batch, rank or group get larger.
     """
     settings = plan.settings
     longest = _longest_sequence(plan)
-    budget = microbatch_tokens(plan)
-    batch = _batch_tokens(plan)
+    micro_tokens = microbatch_tokens(plan)
+    batch_tokens = _batch_tokens(plan)
     packed = plan.packed
-    in_batch = min(batch, max(longest, budget)) if packed else longest
-    activations = _activations(plan, in_batch, _usual_length(plan))
-    # A chunk of logits, its log-softmax and its gradient, float32; never less than 128 rows.
-    chunk = max(128 * 4 * plan.model.vocab, HEAD_BYTES[plan.device.kind])
-    logits = 3 * min(chunk, in_batch * 4 * plan.model.vocab)
-    cache, sampled = _sampling_bytes(plan, _longest_episode(plan))
-    laid_out = _copies(plan)
-    training, sampling = activations + logits, cache + sampled
-    # With the adapter merged into a copy of them, and the copy laid out for sampling, whose place
-    # the C library keeps while training.
-    fixed = plan.weights + 2 * laid_out
-    adapter = plan.adapter * 16  # float32 weights, gradients and two moments
+    tokens_at_once = min(batch_tokens, max(longest, micro_tokens)) if packed else longest
+    activations = _activations(plan, tokens_at_once, _usual_length(plan))
+    # A chunk of logits, its log-softmax and its gradient in float32.
+    chunk_bytes = max(_LEAST_LOGIT_ROWS * 4 * plan.model.vocab, HEAD_BYTES[plan.device.kind])
+    logits = 3 * min(chunk_bytes, tokens_at_once * 4 * plan.model.vocab)
+    kv_cache, sampled_logits = _sampling_bytes(plan, _longest_episode(plan))
+    copy = _copies(plan)
+    training, sampling = activations + logits, kv_cache + sampled_logits
+    # Two copies: one with the adapter merged in, one in the layout for sampling. The C library
+    # keeps the memory of the latter during training.
+    weights = plan.weights + 2 * copy
+    adapter = plan.adapter * _ADAPTER_BYTES
     if isinstance(settings, GRPOSettings) and settings.async_sampling:
         adapter += plan.adapter * 4  # the copy that samples
-    overhead = _overhead(plan, fixed + adapter + max(training, sampling))
+    overhead = _overhead(plan, weights + adapter + max(training, sampling))
     return PeakMemory(
-        weights=int(fixed),
+        weights=int(weights),
         adapter_and_optimizer=int(adapter),
         activations=int(activations),
-        logits=int(logits if training >= sampling else sampled),
-        kv_cache=int(cache),
+        logits=int(logits if training >= sampling else sampled_logits),
+        kv_cache=int(kv_cache),
         overhead=int(overhead),
-        total=int(fixed + adapter + max(training, sampling) + overhead),
+        total=int(weights + adapter + max(training, sampling) + overhead),
     )
 
 
 def _copies(plan: Plan) -> float:
-    """Bytes of a second copy of the layers' weights: on a CPU with memory to spare training keeps
-    one with the adapter merged in, and sampling lays another out for its products."""
-    if plan.device.kind != "cpu" or 4 * plan.weights >= plan.device.memory_total:
+    """Bytes of one copy of the layers' weights; 0 if the worker makes none.
+
+    On a CPU with enough memory training keeps a copy with the adapter merged in, and sampling makes
+    another one in its own layout.
+    """
+    has_room = 4 * plan.weights < plan.device.memory_total
+    if plan.device.kind != "cpu" or not has_room:
         return 0.0
     return plan.model.linear_params * plan.width
 
 
 def _batch_tokens(plan: Plan) -> float:
-    """Tokens that one optimizer step runs at most, on average: a group's prompt counts once."""
+    """Tokens of one optimizer step; a group's prompt counts once, as it is computed once."""
     settings = plan.settings
     if isinstance(settings, SFTSettings):
         return plan.rows * max(plan.sft_row().total, 1.0)
-    episode = plan.episode(_level(plan))
+    episode = plan.episode(_episode_level(plan))
     prompts = settings.prompts_per_step
     return prompts * episode.prompt + plan.rows * (episode.total - episode.prompt)
 
 
 def _usual_length(plan: Plan) -> float:
+    """Tokens of a typical sequence that is trained on."""
     if isinstance(plan.settings, SFTSettings):
         return plan.sft_row().total
-    return plan.episode(_level(plan)).total
+    return plan.episode(_episode_level(plan)).total
 
 
-def _level(plan: Plan) -> str:
-    """Memory is counted for the worst, unless it is known how much the model says."""
+def _episode_level(plan: Plan) -> str:
+    """Level of episodes to assume: the worst, unless runs have shown how much the model says."""
     return "high" if plan.seen.said is None else "likely"
 
 
 def _sampling_bytes(plan: Plan, longest: float) -> tuple[float, float]:
-    """(key-value cache, logits) of the completions under way at once."""
+    """(bytes of the key-value cache, bytes of the logits) of the completions sampled at once.
+
+    `longest` is the tokens of the longest one. Both are 0 if the run evaluates no rows.
+    """
     model = plan.model
     at_once = plan.settings.eval_rows
     if not at_once:
@@ -91,10 +108,10 @@ def _sampling_bytes(plan: Plan, longest: float) -> tuple[float, float]:
     if isinstance(plan.settings, GRPOSettings):
         at_once = max(at_once, plan.rows)
     at_once = min(at_once, CONCURRENT[plan.device.kind])
-    per_token = 2 * model.layers * model.kv_heads * model.head_dim * plan.width
-    # Growing the cache copies it: one layer's old and new tensors exist together.
+    cache_per_token = 2 * model.layers * model.kv_heads * model.head_dim * plan.width
+    # When the cache grows it is copied layer by layer: old and new tensors of one layer coexist.
     copies = 1 + 1 / model.layers
-    return at_once * longest * per_token * copies, at_once * model.vocab * 4 * 3
+    return at_once * longest * cache_per_token * copies, at_once * model.vocab * 4 * 3
 
 
 def _longest_sequence(plan: Plan) -> float:
@@ -106,9 +123,12 @@ def _longest_sequence(plan: Plan) -> float:
 
 
 def _longest_episode(plan: Plan) -> float:
-    """Tokens of the longest sequence that is sampled, in as many turns as earlier runs needed."""
+    """Tokens of the longest sequence that is sampled.
+
+    It has as many turns as earlier runs needed and half as many again, or the most allowed.
+    """
     if isinstance(plan.settings, SFTSettings) and not plan.env.scored:
-        return _longest_sequence(plan)  # kept skills alone are asked
+        return _longest_sequence(plan)  # only kept skills are tested, with short answers
     turns = plan.turns("high")
     if plan.seen.turns is not None:
         turns = min(turns, math.ceil(1.5 * plan.seen.turns))
@@ -117,47 +137,53 @@ def _longest_episode(plan: Plan) -> float:
 
 
 def _overhead(plan: Plan, rest: float) -> float:
-    """The interpreter with torch on a CPU; context, kernels and fragmentation on a GPU."""
+    """Bytes besides `rest`: interpreter and torch, or on a GPU its context and fragmentation."""
     if plan.device.kind == "cuda":
-        return 1.3e9 + 0.06 * rest
-    # And the code oneDNN compiles for every size of product it meets. The first run of a model in
-    # a home also loads it through transformers, to compare.
+        return 1.3e9 + 0.06 * rest  # context and kernels, then fragmentation
+    # The interpreter with torch, then fragmentation and the code that oneDNN compiles for every
+    # size of matrix product. The first run of a model in a home also loads it through transformers,
+    # to compare the results.
     return 3.6e8 + 0.08 * rest + (0 if plan.seen.runs else 1.3e8 + plan.weights)
 
 
 def _layer_floats(plan: Plan, length: float) -> float:
-    """Numbers one layer of our own forward keeps of a token for the backward pass
-    (engine/worker/ops/kernels.py): norms, queries, keys and values, what goes into each projection,
-    and on a CPU the attention of short rows."""
+    """How many numbers a layer keeps of each token for the backward pass.
+
+    In our own forward pass (engine/worker/ops/kernels.py) these are norms, queries, keys and
+    values, the inputs of the projections, and on a CPU the attention of short rows. `length` is the
+    tokens of a typical row.
+    """
     model = plan.model
     queries = model.heads * model.head_dim
     keys = model.kv_heads * model.head_dim
-    kept = 4 * model.hidden + 2 * (queries + keys) + queries + keys + 2 * model.intermediate
+    floats = 4 * model.hidden + 2 * (queries + keys) + queries + keys + 2 * model.intermediate
     if plan.device.kind == "cpu":
-        kept += model.heads * min(length, ATTENTION_KEPT) / 2
-    return kept
+        floats += model.heads * min(length, ATTENTION_KEPT) / 2
+    return floats
 
 
 def _activations(plan: Plan, tokens: float, length: float) -> float:
-    """Bytes held at most for a microbatch of so many tokens in rows of a length."""
+    """Peak bytes of activations for a microbatch of `tokens` tokens in rows of `length` tokens."""
     model = plan.model
-    layer = _layer_floats(plan, length)
-    through = 6 * (model.hidden + model.intermediate)  # one layer's own gradients
+    layer_floats = _layer_floats(plan, length)
+    gradient_floats = 6 * (model.hidden + model.intermediate)  # one layer's own gradients
     if plan.settings.gradient_checkpointing:
-        kept = model.layers * 2 * model.hidden + layer
+        kept_floats = model.layers * 2 * model.hidden + layer_floats
     else:
-        kept = model.layers * layer
-    return plan.width * tokens * (kept + through) + 8 * tokens * model.hidden
+        kept_floats = model.layers * layer_floats
+    return plan.width * tokens * (kept_floats + gradient_floats) + 8 * tokens * model.hidden
 
 
 def disk(plan: Plan) -> int:
-    """Bytes a run leaves: checkpoints kept, and rollouts and evaluations as text."""
-    checkpoint = plan.adapter * 12 + 200_000  # adapter and two moments
-    kept = min(plan.settings.keep_checkpoints, plan.evaluations) + 2  # best, one being written
+    """Bytes that a run leaves on disk: checkpoints, rollouts, evaluations, metrics and events."""
+    checkpoint_bytes = plan.adapter * _CHECKPOINT_BYTES + _CHECKPOINT_FILES
+    # Two more than are kept: the best one, and one that is being written.
+    checkpoints = min(plan.settings.keep_checkpoints, plan.evaluations) + 2
     episode = plan.episode("high")
-    # About 5 bytes of text a token, and ids, masks and log-probabilities for some.
-    line = 600 + 12 * episode.total
+    line_bytes = _LINE_BYTES + _TOKEN_BYTES * episode.total
     lines = plan.evaluated_rows
     if isinstance(plan.settings, GRPOSettings):
         lines += plan.rows * plan.settings.steps
-    return int(kept * checkpoint + lines * line + plan.settings.steps * 600)
+    return int(
+        checkpoints * checkpoint_bytes + lines * line_bytes + plan.settings.steps * _STEP_BYTES
+    )

@@ -1,10 +1,10 @@
-"""What a machine makes of operations and bytes: seconds, from a table until it was measured.
+"""The speed of a machine: seconds for operations and bytes, from a table or as measured.
 
 `cache/speed.json` of a home is one flat object, written by the probe
-(`python -P -m engine.worker.probe_speed OUT.json`): `device`, the kind measured (cpu or cuda), and
-what `_measured` reads of it. What it lacks comes from the table. The table is on purpose slow:
-sustained shares of the peaks in vendors' data sheets (a fifth for training, less for sampling
-without compiled kernels).
+(`python -P -m engine.worker.probe_speed OUT.json`): `device`, the kind that was measured (cpu or
+cuda), and the keys that `_measured` reads. Missing values come from the table. The table is slow on
+purpose: it has sustained shares of the peaks in vendors' data sheets (a fifth for training, less
+for sampling without compiled kernels).
 """
 
 import contextlib
@@ -26,7 +26,8 @@ from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.processes import launcher, programs
 
-# Peak bf16 operations per second and memory bytes per second of known GPUs, first match wins.
+# Known GPUs: part of the name, peak bf16 operations per second, memory bytes per second. The first
+# match counts.
 _GPUS = (
     ("H200", 9.0e14, 4.6e12),
     ("H100", 9.0e14, 3.2e12),
@@ -42,26 +43,27 @@ _GPUS = (
     ("A10", 1.2e14, 6.0e11),
     ("L4", 1.2e14, 3.0e11),
 )
-_UNKNOWN_GPU = (3.0e13, 3.0e11)
+_UNKNOWN_GPU = (3.0e13, 3.0e11)  # the same rates, guessed low
+_POLL_S = 0.05
 _PATIENCE_S = 3.0  # how long a call waits for a probe that another call started
-_COMPARED = 0.6  # of a start: loading a model through transformers as well
-_PROBE_CPU_S = 120  # a probe takes seconds; one that hangs ends by itself
+_COMPARED = 0.6  # of start_s: extra time to load a model through transformers too, at its first run
+_PROBE_CPU_S = 120  # limit of CPU time: a probe takes seconds, and one that hangs must end
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds and rates of one device.
+    """Rates and fixed times of one device.
 
     Attributes:
         train_flops, sample_flops: sustained operations per second of the two phases.
         moved_bytes: bytes per second read while decoding.
-        layer_s: fixed seconds per layer of a decoding step, whatever the batch.
+        layer_s: fixed seconds per layer of a decoding step, the same for any batch.
         update_s: fixed seconds per microbatch and layer, forward and backward.
         score_s: seconds an environment takes per completion.
         save_s: seconds per checkpoint.
         start_s: seconds from the start of a run to its first evaluation, loading left out.
         load_bytes: bytes of weights loaded per second.
-        measured: whether a probe of this device stands behind the rates.
+        measured: whether a probe measured the rates on this device.
     """
 
     train_flops: float
@@ -76,7 +78,11 @@ class Speed:
     measured: bool = False
 
     def seconds(self, work: Work, layers: int) -> dict[str, float]:
-        """Seconds of a piece of work by kind; `layers` of the model that does it."""
+        """Seconds that the work takes, by kind of work.
+
+        Args:
+            layers: number of layers of the model that does it.
+        """
         rollouts = work.sample / self.sample_flops + work.moved / self.moved_bytes
         return {
             "training": work.train / self.train_flops + work.updates * layers * self.update_s,
@@ -88,27 +94,34 @@ class Speed:
     def phases(
         self, works: Mapping[str, Work], layers: int, weight_bytes: int, *, first: bool
     ) -> dict[str, float]:
-        """Seconds of each phase of a run that does `works` (workload.works).
+        """Seconds of each phase of a run.
 
         Args:
-            first: whether the home has no run of the model yet, and compares its forward pass.
+            works: work for "training", "evaluation" and "saving".
+            layers, weight_bytes: of the model.
+            first: whether the home has no run of the model yet; the first run compares our forward
+                pass with that of transformers, which takes longer to start.
         """
-        steps = self.seconds(works["training"], layers)
-        compared = _COMPARED * self.start_s if first else 0.0
+        training = self.seconds(works["training"], layers)
+        comparison = _COMPARED * self.start_s if first else 0.0
         return {
-            "startup": self.start_s + compared + weight_bytes / self.load_bytes,
-            "training": steps["training"],
-            "rollouts": steps["rollouts"],
-            "rewards": steps["rewards"],
+            "startup": self.start_s + comparison + weight_bytes / self.load_bytes,
+            "training": training["training"],
+            "rollouts": training["rollouts"],
+            "rewards": training["rewards"],
             "evaluation": sum(self.seconds(works["evaluation"], layers).values()),
             "checkpoints": self.seconds(works["saving"], layers)["checkpoints"],
         }
 
 
 def table(device: Device, cores: int, precision: str) -> Speed:
-    """Speed by the table alone: known GPUs by name, a CPU by its cores."""
+    """The speed by the table alone: of a GPU by its name, of a CPU by its number of cores.
+
+    Args:
+        precision: float32 or bfloat16; it makes no difference on a CPU.
+    """
     if device.kind == "cpu":
-        threads = min(cores, 16) ** 0.85  # the cores share one memory
+        threads = min(cores, 16) ** 0.85  # cores share one memory, so more of them help less
         return Speed(
             train_flops=2.2e10 * threads,
             sample_flops=1.5e10 * threads,
@@ -120,8 +133,8 @@ def table(device: Device, cores: int, precision: str) -> Speed:
             start_s=14.0,
             load_bytes=4e8,
         )
-    peak, moved = next((facts[1:] for facts in _GPUS if facts[0] in device.name), _UNKNOWN_GPU)
-    if precision == "float32":
+    peak, moved = next((rates for name, *rates in _GPUS if name in device.name), _UNKNOWN_GPU)
+    if precision == "float32":  # about eight times slower than bf16
         peak /= 8
     return Speed(
         train_flops=0.2 * peak,
@@ -137,22 +150,25 @@ def table(device: Device, cores: int, precision: str) -> Speed:
 
 
 def load(home: Home, device: Device, cores: int, precision: str) -> Speed:
-    """Speed of a device: what was measured of it, the table for the rest."""
-    guess = table(device, cores, precision)
+    """The speed of a device: what was measured on it, and the table for the rest.
+
+    Only the table if no measurement is there, or one without all the rates that are needed.
+    """
+    by_table = table(device, cores, precision)
     try:
-        kept = read_json(home.speed)
+        stored = read_json(home.speed)
     except (OSError, ValueError):
-        return guess
-    if not isinstance(kept, dict) or kept.get("device") != device.kind:
-        return guess
-    known = _measured({name: value for name, value in kept.items() if _is_rate(value)})
-    # A probe of an earlier version lacks some of these: the machine is measured again.
-    whole = {"train_flops", "sample_flops", "layer_s", "update_s"} <= known.keys()
-    return replace(guess, **known, measured=True) if whole else guess
+        return by_table
+    if not isinstance(stored, dict) or stored.get("device") != device.kind:
+        return by_table
+    rates = _measured({name: value for name, value in stored.items() if _is_rate(value)})
+    # A probe of an earlier version lacks some of these. Then the machine is measured again.
+    is_complete = {"train_flops", "sample_flops", "layer_s", "update_s"} <= rates.keys()
+    return replace(by_table, **rates, measured=True) if is_complete else by_table
 
 
 def _measured(probe: dict[str, float]) -> dict[str, float]:
-    """The fields of Speed that a probe's figures give."""
+    """The fields of Speed that can be computed from a probe's figures."""
     speed = {}
     if "train_flops" in probe:
         speed["train_flops"] = probe["train_flops"]
@@ -167,32 +183,33 @@ def _measured(probe: dict[str, float]) -> dict[str, float]:
 
 
 def _is_rate(value: Any) -> bool:
+    """Whether `value` is a positive finite number; true and false are none."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and math.isfinite(value) and value > 0
 
 
 def ensure(home: Home, hardware: Hardware, wait_s: float) -> bool:
-    """Have this machine probed if it never was; waits at most `wait_s` for the result.
+    """Start a probe of this machine if it was never measured, and wait up to `wait_s` seconds.
 
-    Returns whether a measurement is there. A probe that takes longer goes on by itself and serves
-    the next call. None is started while a run holds the device, where it would measure that run,
-    nor without an interpreter that has torch.
+    Returns whether there is a measurement. A probe that takes longer continues, and serves later
+    calls. No probe is started while a run holds the device, because it would measure that run as
+    well, nor without an interpreter that has torch.
     """
     if is_measured(home, hardware.device):
         return True
     if is_locked(_lock(home)):
-        # Somebody has waited for it already: on a busy machine a probe takes minutes.
+        # Another call has started it and waited. On a busy machine a probe takes minutes.
         wait_s = min(wait_s, _PATIENCE_S)
     else:
         try:
             started = _start_probe(home)
-        except OSError:  # a disk that cannot be written: the table has to do
+        except OSError:  # the disk cannot be written; use the table
             started = False
         if not started:
             return False
     deadline = time.monotonic() + wait_s
     while is_locked(_lock(home)) and time.monotonic() < deadline:
-        time.sleep(0.05)
+        time.sleep(_POLL_S)
     return is_measured(home, hardware.device)
 
 
@@ -202,11 +219,15 @@ def is_measured(home: Home, device: Device) -> bool:
 
 
 def _lock(home: Home) -> Path:
+    """The lock file that a probe holds while it runs."""
     return home.speed.with_name("speed.lock")
 
 
 def _start_probe(home: Home) -> bool:
-    """Start the probe; it holds the lock while it runs. False where it cannot be started."""
+    """Start the probe in the background; it holds the lock file while it runs.
+
+    Returns whether a probe is running, ours or another call's; False if none can be started.
+    """
     if programs.trains_without_torch():
         return False
     with Store(home) as store:
@@ -217,7 +238,7 @@ def _start_probe(home: Home) -> bool:
     except UserError:
         return False
     lock = take_lock(_lock(home))
-    if lock is None:
+    if lock is None:  # another call has just started one
         return True
     try:
         pid = launcher.spawn_detached(
@@ -228,7 +249,7 @@ def _start_probe(home: Home) -> bool:
             pass_fds=(lock,),
         )
         if hasattr(resource, "prlimit"):
-            with contextlib.suppress(OSError):  # it may be over already
+            with contextlib.suppress(OSError):  # it may have ended already
                 resource.prlimit(pid, resource.RLIMIT_CPU, (_PROBE_CPU_S, _PROBE_CPU_S))
     finally:
         os.close(lock)

@@ -1,7 +1,7 @@
 """Versions of tasks: a folder is pushed, stored, read, compared and thrown away. Start with
 `push.py` for how one is made and `registry.py` for how it is found.
 
-    datasets.py      what is in a data file
+    datasets.py      checks and describes a data file
     draft.py         a version while it is made, and its folder
     env_facts.py     an environment's rows in tokens of a given model
     push.py          a folder becomes a version

@@ -16,13 +16,14 @@ from envs.base import Task
 from envs.config.problem import EnvProblem
 from envs.dataset import BadRow, read_rows, shape_of, split_of, to_task
 
-SHOWN = 20
-SAMPLES = 2
+MOST_BAD_ROWS = 20  # in a report, so that it stays short
+SAMPLE_ROWS = 2
+_SAMPLE_CHARS = 400  # of the prompt and of the answer of a sample row
 
 
 @dataclass(frozen=True)
 class ShownBadRow:
-    """A line that is no row, and why."""
+    """A line that could not be read as a row, and the reason."""
 
     line: int
     message: str
@@ -30,7 +31,7 @@ class ShownBadRow:
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Rows that repeat an earlier row, and rows that repeat an earlier prompt."""
+    """How many rows repeat an earlier row, and how many repeat an earlier prompt."""
 
     rows: int
     prompts: int
@@ -46,7 +47,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class SampleRow:
-    """A row as a report shows it; long texts lose their ends."""
+    """A row as a report shows it, with long texts cut."""
 
     id: str
     prompt: str
@@ -85,9 +86,13 @@ class DataReport(ReplyBase):
 
 
 def inspect(path: str | Path) -> DataReport:
-    """Everything about a data file that can be said without a model.
+    """Check a data file and describe it without a model.
 
-    Raises UserError DATASET_INVALID when the file as a whole cannot be read.
+    A line that is no valid task, or that repeats the id of an earlier line, is a bad row; it is
+    left out of all other figures. Rows without an id get FILE-LINE.
+
+    Raises UserError with the code of the EnvProblem (DATASET_INVALID) when the file as a whole
+    cannot be read.
     """
     file = Path(path).expanduser()
     try:
@@ -110,13 +115,13 @@ def inspect(path: str | Path) -> DataReport:
         shapes[shape_of(row)] += 1
         tasks.append(task)
     bad.sort(key=lambda bad_row: bad_row.line)
-    splits, warnings = _splits(tasks)
+    splits, warnings = _rows_per_split(tasks)
     report = DataReport(
         path=str(file),
-        hash=_hash(file),
+        hash=_short_hash(file),
         rows=len(tasks),
         bad=len(bad),
-        bad_rows=[ShownBadRow(bad_row.line, bad_row.message) for bad_row in bad[:SHOWN]],
+        bad_rows=[ShownBadRow(bad_row.line, bad_row.message) for bad_row in bad[:MOST_BAD_ROWS]],
         shapes=dict(shapes),
         with_answer=sum(1 for task in tasks if task.answer_messages),
         with_tools=sum(1 for task in tasks if task.metadata.get("tools")),
@@ -124,16 +129,19 @@ def inspect(path: str | Path) -> DataReport:
         duplicates=_duplicates(tasks),
         splits=splits,
         lengths=Lengths(
-            prompt=spread([_characters(task.messages) for task in tasks]),
-            answer=spread([_characters(task.answer_messages) for task in tasks]),
+            prompt=spread([_count_characters(task.messages) for task in tasks]),
+            answer=spread([_count_characters(task.answer_messages) for task in tasks]),
         ),
-        sample=[_sample(task) for task in tasks[:SAMPLES]],
+        sample=[_sample_row(task) for task in tasks[:SAMPLE_ROWS]],
     )
     return replace(report, summary=_summary(report), warnings=warnings + _warnings(report))
 
 
-def _splits(tasks: Sequence[Task]) -> tuple[dict[str, int], list[str]]:
-    """Rows per side as a push would have them."""
+def _rows_per_split(tasks: Sequence[Task]) -> tuple[dict[str, int], list[str]]:
+    """Rows per split ("train", "heldout") as a push would assign them, and the warnings about it.
+
+    A split of an unknown name gives zeros and a warning instead of an error.
+    """
     if not tasks:
         return {"train": 0, "heldout": 0}, []
     try:
@@ -144,58 +152,69 @@ def _splits(tasks: Sequence[Task]) -> tuple[dict[str, int], list[str]]:
 
 
 def _duplicates(tasks: Sequence[Task]) -> Duplicates:
-    prompts: set[str] = set()
-    whole_rows: set[str] = set()
+    """Count the tasks whose prompt, and whose prompt and answer, an earlier task has."""
+    known_prompts: set[str] = set()
+    known_rows: set[str] = set()
     repeated_rows = repeated_prompts = 0
     for task in tasks:
         row = task.to_row()
         prompt = prompt_key(row["prompt"])
-        whole = prompt + json.dumps(row["answer"], sort_keys=True)
-        repeated_rows += whole in whole_rows
-        repeated_prompts += prompt in prompts
-        whole_rows.add(whole)
-        prompts.add(prompt)
+        prompt_and_answer = prompt + json.dumps(row["answer"], sort_keys=True)
+        repeated_rows += prompt_and_answer in known_rows
+        repeated_prompts += prompt in known_prompts
+        known_rows.add(prompt_and_answer)
+        known_prompts.add(prompt)
     return Duplicates(repeated_rows, repeated_prompts)
 
 
-def _characters(messages: Sequence[Any]) -> int:
+def _count_characters(messages: Sequence[Any]) -> int:
+    """Characters of all message contents together."""
     return sum(len(message.content) for message in messages)
 
 
 def spread(values: Sequence[int]) -> dict[str, int]:
-    """min, p50, p95, max at their nearest ranks; zeros where there are no values."""
+    """Minimum, median, 95th percentile and maximum of the values; zeros if there are none.
+
+    Percentiles are taken at the nearest rank, so each is one of the values.
+    """
     ordered = sorted(values)
     if not ordered:
         return {"min": 0, "p50": 0, "p95": 0, "max": 0}
-    last = len(ordered) - 1
+    last_index = len(ordered) - 1
     return {
         "min": ordered[0],
-        "p50": ordered[round(0.5 * last)],
-        "p95": ordered[round(0.95 * last)],
-        "max": ordered[last],
+        "p50": ordered[round(0.5 * last_index)],
+        "p95": ordered[round(0.95 * last_index)],
+        "max": ordered[last_index],
     }
 
 
-def _sample(task: Task) -> SampleRow:
-    return SampleRow(task.id, task.prompt_text[:400], task.answer_text[:400], task.split)
+def _sample_row(task: Task) -> SampleRow:
+    """A task as a report shows it, with prompt and answer cut to 400 characters."""
+    return SampleRow(
+        task.id, task.prompt_text[:_SAMPLE_CHARS], task.answer_text[:_SAMPLE_CHARS], task.split
+    )
 
 
-def _hash(path: Path) -> str:
+def _short_hash(path: Path) -> str:
+    """The first 12 hex digits of the file's SHA-256."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:12]
 
 
 def _summary(report: DataReport) -> str:
+    """One sentence: how many rows of which shapes, and how many bad ones."""
     shapes = ", ".join(f"{count} {name}" for name, count in report.shapes.items()) or "none"
     bad = f", {report.bad} that cannot be read" if report.bad else ""
     return f"{counted(report.rows, 'row')} ({shapes}){bad}."
 
 
 def _warnings(report: DataReport) -> list[str]:
+    """Warnings for the author about rows that are bad, repeated, mixed or unanswered."""
     warnings = []
-    without = report.rows - report.with_answer
-    if without:
-        warnings.append(f"{without} rows have no answer; SFT leaves them out")
+    unanswered = report.rows - report.with_answer
+    if unanswered:
+        warnings.append(f"{unanswered} rows have no answer; SFT leaves them out")
     if report.duplicates.rows:
         warnings.append(f"{report.duplicates.rows} rows repeat an earlier one")
     if len(report.shapes) > 1:

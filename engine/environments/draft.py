@@ -1,5 +1,5 @@
-"""A version while it is made: the folder it is made in, its settings, and processes of it that keep
-to the time of the push."""
+"""A version while a push makes it: its staging folder, its settings, and env processes of it whose
+time limits fit into the push."""
 
 import contextlib
 import fcntl
@@ -29,11 +29,11 @@ class Draft:
     """A version being made.
 
     Attributes:
-        folder: where it is made, aside of the stored versions.
-        shot: the copy of its files.
-        deadline: `time.monotonic()` at which the push has to be done.
-        python: the interpreter with its packages, "" for any.
-        warnings, problems: what its author should read.
+        folder: the staging folder, beside the stored versions.
+        shot: the copy of the environment's files.
+        deadline: value of `time.monotonic()` by which the push must be done.
+        python: path of the interpreter that has its packages; "" if any interpreter will do.
+        warnings, problems: texts that its author should read.
     """
 
     home: Home
@@ -61,23 +61,26 @@ class Draft:
     @property
     def secrets(self) -> dict[str, str]:
         """The secrets of the version that are set for this server, by name."""
-        return {n: os.environ[n] for n in self.settings.secrets if os.environ.get(n)}
+        return {name: os.environ[name] for name in self.settings.secrets if os.environ.get(name)}
 
     @property
     def unset_secrets(self) -> list[str]:
-        """The names of those that are not."""
-        return [n for n in self.settings.secrets if not os.environ.get(n)]
+        """The names of the version's secrets that are not set for this server."""
+        return [name for name in self.settings.secrets if not os.environ.get(name)]
 
     def process(self) -> EnvProcess:
-        """An env process of the version, with as much patience as the push has."""
+        """A new env process of the version, not started yet.
+
+        Its start and call limits are those of the version, shortened to the time the push has left.
+        """
         limits = self.settings.limits
-        start = max(push_limits.START_SECONDS, self.seconds_left - push_limits.AFTER_START)
+        start_seconds = max(push_limits.START_SECONDS, self.seconds_left - push_limits.AFTER_START)
         return EnvProcess(
             self.source,
             python=self.python or None,
             limits=replace(
                 limits,
-                start_seconds=min(limits.start_seconds, start),
+                start_seconds=min(limits.start_seconds, start_seconds),
                 call_seconds=min(limits.call_seconds, push_limits.CALL_SECONDS),
             ),
             secrets=self.secrets,
@@ -85,9 +88,10 @@ class Draft:
         )
 
     def timed(self, limit: float, call: Callable[[], _T]) -> tuple[_T, float]:
-        """What `call` returns, and the seconds it took.
+        """Call `call` and return its result and the seconds it took.
 
-        Raises EnvProblem; where it took as long as `limit`, with a hint about limits.
+        Raises the EnvProblem of `call`. If the call took at least `limit` seconds, the problem gets
+        a hint about the time limits.
         """
         began = time.monotonic()
         try:
@@ -106,57 +110,66 @@ class Draft:
 
 @contextlib.contextmanager
 def staging(home: Home, name: str) -> Iterator[Path]:
-    """A folder beside the versions of `name`, gone afterwards unless it was renamed to one.
+    """A new folder beside the versions of `name`, for the duration of a `with` block.
 
-    Its lock lives as long as the push; what a killed one left is cleared away by the next push.
+    The folder is removed afterwards unless it was renamed to a version. It stays locked during the
+    push, so that the next push can tell the folder of a killed push and remove it.
     """
-    for left in home.envs.glob(f"*/{_STAGING}*"):
-        _sweep(left)
-    parent = home.env(name, "x").parent
+    for other in home.envs.glob(f"*/{_STAGING}*"):
+        _remove_abandoned(other)
+    parent = home.env(name, "x").parent  # any hash: only the folder of the name is wanted
     folder = parent / f"{_STAGING}{secrets.token_hex(6)}"
     lock = None
-    while lock is None:  # another push may take a folder without a lock yet for a dead one's
+    while lock is None:  # another push may have removed the folder before we locked it
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = _lock_folder(folder)
+        lock = _try_lock_folder(folder)
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
-        with contextlib.suppress(OSError):  # a name that got no version leaves no folder
+        with contextlib.suppress(OSError):  # not empty: the name has versions
             parent.rmdir()
 
 
 def publish(folder: Path, final: Path) -> None:
-    """Renames the finished version in `folder` to `final`, durably; one that is there stays."""
+    """Rename the finished version in `folder` to `final` and sync the change to disk.
+
+    If a whole version is already at `final`, that one stays and `folder` is left as it is. Raises
+    OSError if the rename fails for another reason.
+    """
     with contextlib.suppress(FileNotFoundError):
         if database_row(final) is None:
-            shutil.rmtree(final)  # what an interrupted delete left
+            shutil.rmtree(final)  # the rest of an interrupted delete
     try:
         os.rename(folder, final)
     except OSError:
-        if database_row(final) is None:  # else somebody pushed the same content just now
+        if database_row(final) is None:  # otherwise another push has just stored the same content
             raise
     sync_folder(final.parent)
 
 
 def database_row(folder: Path) -> recovery.Columns | None:
-    """What the database keeps of a version's folder; None where that is no whole version."""
+    """The database columns of the version in `folder`; None if it is no complete version."""
     row = recovery.env_row(folder)
     return row if row and (folder / registry.TASKS).is_file() else None
 
 
-def _sweep(left: Path) -> None:
-    lock = _lock_folder(left)
+def _remove_abandoned(folder: Path) -> None:
+    """Remove a staging folder, and its empty parent, unless a running push has locked it."""
+    lock = _try_lock_folder(folder)
     if lock is not None:
-        shutil.rmtree(left, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
         with contextlib.suppress(OSError):
-            left.parent.rmdir()
+            folder.parent.rmdir()
 
 
-def _lock_folder(folder: Path) -> int | None:
-    """A lock on the folder that is at this path now, None when somebody has it or it is gone."""
+def _try_lock_folder(folder: Path) -> int | None:
+    """Lock a folder; returns the descriptor that holds the lock.
+
+    None if another process holds the lock, or if the folder is gone or was replaced meanwhile.
+    """
     try:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:

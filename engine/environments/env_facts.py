@@ -1,7 +1,7 @@
-"""What an environment's rows come to in tokens of a given model: the base of every default.
+"""Token counts of an environment's rows for a given model; the defaults are computed from them.
 
 Lengths are counted once per environment version and tokenizer and kept in the home's cache, so
-that a submit answers at once. At most `SAMPLE` rows are counted, a seeded sample beyond that.
+that a submit answers at once. Of more than `SAMPLE` rows a seeded sample is counted.
 """
 
 import contextlib
@@ -24,7 +24,8 @@ from engine.records.settings import SFTSettings, TrainSettings
 from envs.json_types import TaskRow, ToolSchema
 
 SAMPLE = 2000
-_VERSION = 1  # of the cache file; raise it when what is counted changes
+_VERSION = 1  # of the cache file; raise it when the counting changes
+_REFUSAL_CHARS = 300  # of the template's message that are kept
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class RowLengths:
     """Tokens of one row.
 
     Attributes:
-        prompt: the prompt, up to where the assistant goes on.
+        prompt: the prompt, with the opening of the assistant's turn.
         total: the reference conversation up to the end of its last assistant turn; equal to
             `prompt` where a row has no answer.
         turns: (start, end) of each assistant turn of the reference conversation.
@@ -43,12 +44,19 @@ class RowLengths:
     turns: tuple[tuple[int, int], ...] = ()
 
     def supervised(self, loss_on: str, max_length: int | None = None) -> int:
-        """Tokens that carry loss when the row is cut at `max_length`."""
-        end = self.total if max_length is None else min(self.total, max_length)
+        """Tokens that carry loss when the row is cut at `max_length` (None: not cut).
+
+        Args:
+            loss_on: "all" (every token but the first, which nothing predicts), "last" (the last
+                assistant turn), or anything else for all assistant turns.
+
+        0 for a row without an answer.
+        """
+        row_end = self.total if max_length is None else min(self.total, max_length)
         if loss_on == "all":
-            return max(0, end - 1) if self.turns else 0
+            return max(0, row_end - 1) if self.turns else 0
         turns = self.turns[-1:] if loss_on == "last" else self.turns
-        return sum(max(0, min(stop, end) - start) for start, stop in turns)
+        return sum(max(0, min(turn_end, row_end) - turn_start) for turn_start, turn_end in turns)
 
     @property
     def longest_turn(self) -> int:
@@ -56,7 +64,7 @@ class RowLengths:
 
     @property
     def answer(self) -> int:
-        """Tokens of the turns that come after the prompt: what a policy would have to produce."""
+        """Tokens of the assistant turns after the prompt, which a policy would have to produce."""
         return sum(stop - start for start, stop in self.turns if stop > self.prompt)
 
     @property
@@ -66,7 +74,7 @@ class RowLengths:
 
 @dataclass(frozen=True)
 class EnvFacts:
-    """An environment version as settings and estimates need it.
+    """Facts about an environment version that settings and estimates are computed from.
 
     Attributes:
         env_id: `name@hash12`.
@@ -74,10 +82,11 @@ class EnvFacts:
         scored: whether it can score a completion.
         train_rows, heldout_rows: rows of each side.
         answered_rows: train rows with a reference answer, the ones SFT can learn from.
-        lengths: of the train rows counted.
+        lengths: token counts of the train rows that were counted.
         duplicate_share: share of train rows whose prompt an earlier train row has.
-        score_s: seconds one score takes (95th percentile of the audit); 0 where not known.
-        refused: rows counted that the chat template refuses; `refusal`: its words for the first.
+        score_s: seconds one score takes (95th percentile of the audit); 0 if unknown.
+        refused: number of counted rows that the chat template refuses.
+        refusal: the template's message for the first of them, "" if there are none.
     """
 
     env_id: str
@@ -106,56 +115,59 @@ class EnvFacts:
 
     @cached_property
     def longest_turn(self) -> int:
-        """Longest single assistant turn of a reference answer; 0 where none is known."""
+        """Tokens of the longest single assistant turn of a reference answer; 0 if there is none."""
         return max((row.longest_turn for row in self.lengths), default=0)
 
     @cached_property
     def answers(self) -> tuple[int, ...]:
-        """Tokens a policy produces to give each reference answer, rows without one left out."""
+        """Tokens of each reference answer; rows without an answer are left out."""
         return tuple(row.answer for row in self.lengths if row.answer)
 
 
 def env_facts(
     home: Home, record: "registry.EnvRecord", model_folder: Path, *, thinking: bool = False
 ) -> EnvFacts:
-    """Facts of a pushed environment in tokens of the model in `model_folder`.
+    """Facts of a pushed environment, counted in tokens of the model in `model_folder`.
+
+    Counts come from the home's cache if it has them. `thinking` counts prompts with the think block
+    switched on.
 
     Raises UserError MODEL_UNSUPPORTED when the tokenizer or chat template cannot be read.
     """
     tokenizer = tokens.load(model_folder)
     key = f"{_VERSION} {record.env_id} {tokenizer.fingerprint} {thinking}"
-    name = hashlib.sha256(key.encode()).hexdigest()[:32] + ".json"
-    cached = home.cache / "tokens" / name
-    counted = _read(cached)
-    if counted is None:
-        counted = _count(registry.read_tasks(record), record.tools, tokenizer, thinking)
-        with contextlib.suppress(OSError):  # a full disk: counted again by the next call
-            cached.parent.mkdir(exist_ok=True)
-            write_json(cached, counted.to_json(), fsync=False)
+    file_name = hashlib.sha256(key.encode()).hexdigest()[:32] + ".json"
+    cache_file = home.cache / "tokens" / file_name
+    counts = _read_cache(cache_file)
+    if counts is None:
+        counts = _count_rows(registry.read_tasks(record), record.tools, tokenizer, thinking)
+        with contextlib.suppress(OSError):  # a full disk: the next call counts again
+            cache_file.parent.mkdir(exist_ok=True)
+            write_json(cache_file, counts.to_json(), fsync=False)
     lengths = tuple(
-        RowLengths(prompt, total, tuple(turns)) for prompt, total, turns in counted.lengths
+        RowLengths(prompt, total, tuple(turns)) for prompt, total, turns in counts.lengths
     )
     return EnvFacts(
         env_id=record.env_id,
         kind=record.kind,
         scored=record.scored,
-        train_rows=counted.train_rows,
-        heldout_rows=counted.heldout_rows,
-        answered_rows=counted.answered_rows,
+        train_rows=counts.train_rows,
+        heldout_rows=counts.heldout_rows,
+        answered_rows=counts.answered_rows,
         lengths=lengths,
-        duplicate_share=counted.duplicate_share,
-        refused=counted.refused,
-        refusal=counted.refusal,
+        duplicate_share=counts.duplicate_share,
+        refused=counts.refused,
+        refusal=counts.refusal,
         score_s=record.audit.score_seconds_p95,
     )
 
 
-class _CountedRows(Record):
-    """What is counted of a version's rows, as the home's cache keeps it.
+class _CachedCounts(Record):
+    """The counts of a version's rows, as the home's cache keeps them.
 
     Attributes:
-        lengths: (prompt, total, turns) of each counted row, as in RowLengths; the rest is as in
-            EnvFacts.
+        lengths: (prompt, total, turns) of each counted row, as in RowLengths. The other fields
+            are those of EnvFacts.
     """
 
     train_rows: int
@@ -167,91 +179,101 @@ class _CountedRows(Record):
     refusal: str
 
 
-def _read(path: Path) -> _CountedRows | None:
-    """What the cache holds; None where it holds nothing, or nothing of this form."""
+def _read_cache(path: Path) -> _CachedCounts | None:
+    """The counts in a cache file; None if it is missing, damaged or of an older form."""
     try:
-        return _CountedRows.read(path)
+        return _CachedCounts.read(path)
     except (OSError, DamagedRecord):
         return None
 
 
-def _count(
+def _count_rows(
     rows: list[TaskRow],
     tools: list[ToolSchema],
     tokenizer: tokens.ChatTokenizer,
     thinking: bool,
-) -> _CountedRows:
-    """Counts at most `SAMPLE` train rows; rows that the chat template refuses are counted apart."""
+) -> _CachedCounts:
+    """Count the tokens of at most `SAMPLE` train rows, a seeded sample if there are more.
+
+    Rows that the chat template refuses get no lengths; `refused` counts them and `refusal` quotes
+    the first.
+    """
     train = [row for row in rows if row["split"] == "train"]
-    chosen = train
+    sample = train
     if len(train) > SAMPLE:
-        chosen = random.Random(0).sample(train, SAMPLE)
+        sample = random.Random(0).sample(train, SAMPLE)
     lengths, refused, refusal = [], 0, ""
-    for row in chosen:
+    for row in sample:
         try:
-            lengths.append(_lengths(row, tools, tokenizer, thinking))
+            lengths.append(_row_lengths(row, tools, tokenizer, thinking))
         except TemplateError as error:
             refused += 1
             refusal = refusal or f"row {row['id']}: {error}"
     prompts = {json.dumps(row["prompt"], sort_keys=True) for row in train}
-    return _CountedRows(
+    return _CachedCounts(
         train_rows=len(train),
         heldout_rows=len(rows) - len(train),
         answered_rows=sum(1 for row in train if row.get("gold")),
         lengths=lengths,
         duplicate_share=1 - len(prompts) / len(train) if train else 0.0,
         refused=refused,
-        refusal=refusal[:300],
+        refusal=refusal[:_REFUSAL_CHARS],
     )
 
 
-def _lengths(
+def _row_lengths(
     row: TaskRow,
     tools: list[ToolSchema],
     tokenizer: tokens.ChatTokenizer,
     thinking: bool,
 ) -> tuple[int, int, list[tuple[int, int]]]:
-    """(prompt, total, turns) of one stored row, as in RowLengths."""
+    """(prompt, total, turns) of one stored row, as in RowLengths.
+
+    Without a reference conversation ("gold") total equals prompt and there are no turns. Raises
+    TemplateError.
+    """
     chat = tokenizer.format(thinking)
     prompt = len(chat.prompt(row["prompt"], tools))
     if not row.get("gold"):
         return prompt, prompt, []
-    whole = chat.conversation(row["gold"], tools)
-    return prompt, len(whole.ids), list(whole.turns)
+    conversation = chat.conversation(row["gold"], tools)
+    return prompt, len(conversation.ids), list(conversation.turns)
 
 
 def statistics(facts: EnvFacts, settings: TrainSettings) -> dict[str, Any]:
-    """Token statistics of the train rows under the resolved `settings`.
+    """Token statistics of the train rows under the resolved `settings`, as a JSON object.
 
-    Percentiles of `prompt`, `target` (supervised tokens for sft, the reference answer otherwise)
-    and `total`; `truncated_share` of rows cut at max_length; `dropped` rows, which nothing can be
-    learned from; `duplicate_share`; `zero_supervision` rows, which have no token to learn.
+    `prompt`, `target` and `total` are percentiles; `target` counts supervised tokens for SFT and
+    tokens of the reference answer for GRPO. `truncated_share` is the share of rows that max_length
+    (GRPO: max_tokens) would cut. `dropped` rows are too long to learn from, `zero_supervision` rows
+    have no token to learn.
     """
-    rows, limit = facts.lengths, settings.max_length
+    rows, max_length = facts.lengths, settings.max_length
     if isinstance(settings, SFTSettings):
         loss_on = settings.loss_on
         rows = tuple(row for row in rows if row.turns)
-        target = [row.supervised(loss_on) for row in rows]
-        dropped = [row for row in rows if row.supervised(loss_on, limit) == 0]
-        truncated = [row for row in rows if row.total > limit]
+        target_tokens = [row.supervised(loss_on) for row in rows]
+        dropped = [row for row in rows if row.supervised(loss_on, max_length) == 0]
+        truncated = [row for row in rows if row.total > max_length]
     else:
-        target = list(facts.answers)
-        dropped = [row for row in rows if row.prompt + settings.max_tokens > limit]
+        target_tokens = list(facts.answers)
+        dropped = [row for row in rows if row.prompt + settings.max_tokens > max_length]
         truncated = [row for row in rows if row.answer and row.longest_turn > settings.max_tokens]
     return {
         "rows": facts.train_rows,
         "counted": len(rows),
         "prompt": spread([row.prompt for row in rows]),
-        "target": spread(target),
+        "target": spread(target_tokens),
         "total": spread([row.total for row in rows]),
         "truncated_share": _share(len(truncated), len(rows)),
         "dropped": len(dropped),
         "duplicate_share": round(facts.duplicate_share, 4),
-        "zero_supervision": sum(1 for count in target if count == 0),
+        "zero_supervision": sum(1 for number in target_tokens if number == 0),
         "without_answer": facts.train_rows - facts.answered_rows,
         "refused_by_template": facts.refused,
     }
 
 
-def _share(part: int, whole: int) -> float:
-    return round(part / whole, 4) if whole else 0.0
+def _share(part: int, total: int) -> float:
+    """`part` / `total` in four digits; 0 if `total` is 0."""
+    return round(part / total, 4) if total else 0.0

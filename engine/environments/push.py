@@ -1,7 +1,8 @@
 """push_env: a folder becomes a version that never changes.
 
-Copy and hash, run `tasks()` in the env process, split, replay the reference answers, audit the
-scorer, write it all aside and rename. Nothing of a push that fails stays behind.
+A push copies and hashes the files, runs `tasks()` in the env process, splits the rows, replays the
+reference answers and audits the scorer. All of it is written to a staging folder that is renamed
+at the end, so a push that fails leaves nothing behind.
 """
 
 import contextlib
@@ -13,11 +14,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.files import JsonObject, write_json
 from engine.core.hints import Call, Change, Hint
 from engine.core.reply import ReplyBase
+from engine.core.split import Split
 from engine.environments import (
     push_audit,
     push_limits,
@@ -36,11 +39,15 @@ from engine.install import env_packages
 from engine.records.env_version import EnvVersion, PushProblem
 from envs.config.problem import EnvProblem
 from envs.config.settings import EnvSettings, read_settings
+from envs.json_types import EnvDescription
 
-_SHOWN_OF_AUDIT = ("verdict", "headline", "risks", "share", "fresh_process")
+_AUDIT_KEYS_IN_REPLY = ("verdict", "headline", "risks", "share", "fresh_process")
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 
-Allowed = Callable[[EnvSettings], None]  # raises UserError for what may not be asked for
+# Called with the settings of environment.toml; raises UserError for what they may not ask for.
+SettingsCheck = Callable[[EnvSettings], None]
+_LEAST_SCAN_S = 0.5  # for the search for shared tasks, even if the push has no time left
+_HINT_CHARS, _MESSAGE_CHARS = 700, 2000  # of an error of the environment that a reply shows
 
 
 @dataclass(frozen=True)
@@ -56,9 +63,10 @@ class PushReply(ReplyBase):
 
     Attributes:
         rows: per split; `split` says where the split came from.
-        files: how many; `left_out` names those of the folder that are not among them.
-        audit: of audit.json the keys in `_SHOWN_OF_AUDIT`.
-        secrets, network: what the environment asks for.
+        files: number of stored files.
+        left_out: "path (reason)" of the files that were not stored.
+        audit: the keys in `_AUDIT_KEYS_IN_REPLY` of audit.json.
+        secrets, network: the secrets the environment names, and whether it needs the network.
     """
 
     env_id: str
@@ -84,62 +92,72 @@ def push_env(
     name: str = "",
     install: bool = False,
     roots: list[Path] | None = None,
-    allowed: Allowed | None = None,
+    allowed: SettingsCheck | None = None,
 ) -> PushReply:
-    """Stores the environment in the folder `path`; the same content gives the same version.
+    """Store the environment in the folder `path` as a version.
+
+    The same content gives the same version. Pushing a stored version again makes it the newest of
+    its name, and repeats its audit if secrets were set since.
 
     Args:
-        path: a folder inside one of `roots` (None: anywhere).
-        name: the name to push under, the folder's by default.
-        install: build an environment from its requirements.txt where packages are missing.
-        allowed: raises UserError for what its environment.toml may not ask for. A version that
-            is stored already was allowed to whoever stored it.
+        path: a folder inside one of `roots` (None: anywhere), or the files of a stored version.
+        name: the name to push under; "" takes the folder's.
+        install: build an environment from its requirements.txt if packages are missing.
+        allowed: raises UserError if environment.toml asks for something that is not allowed. A
+            version that is stored already is not refused by it. None allows everything.
 
     Raises UserError PATH_OUTSIDE_ROOTS, ENV_INVALID, ENV_IMPORT, ENV_PARAM, ENV_DEPS, ENV_LIMITS,
     DATASET_INVALID, BAD_ARGUMENT or DISK_FULL; nothing is stored then.
     """
     deadline = time.monotonic() + push_limits.PUSH_SECONDS
-    readable = None if roots is None else [*roots, *_stored(home, path)]
-    source = snapshot.resolve_inside(path, readable)
-    name = _name(name, source)
+    allowed_roots = None if roots is None else [*roots, *_pushed_copy(home, path)]
+    source = snapshot.resolve_inside(path, allowed_roots)
+    name = _version_name(name, source)
     with staging(home, name) as folder:
-        shot = snapshot.take(source, folder / SOURCE)
+        copied = snapshot.take(source, folder / SOURCE)
         try:
             settings = read_settings(folder / SOURCE)
-            draft = Draft(home, name, folder, shot, settings, deadline)
-            final = home.env(name, draft.hash)
-            if database_row(final) is None:
+            draft = Draft(home, name, folder, copied, settings, deadline)
+            version_folder = home.env(name, draft.hash)
+            if database_row(version_folder) is None:
                 if allowed is not None:
                     allowed(draft.settings)
-                _make(draft, install)
-                _store(draft, final)
+                _build_version(draft, install)
+                _publish_version(draft, version_folder)
             else:
                 if install:
-                    _put_back_packages(draft)
-                if push_audit.is_outdated(draft) and _is_allowed(allowed, draft.settings):
-                    push_audit.repeat_audit(draft, final)
-                _remember(draft, final)
+                    _reinstall_packages(draft)
+                if push_audit.is_outdated(draft) and _passes_check(allowed, draft.settings):
+                    push_audit.repeat_audit(draft, version_folder)
+                _make_newest(draft, version_folder)
         except EnvProblem as problem:
             raise as_user_error(problem) from problem
-    return _reply(registry.find_env(home, f"{name}@{shot.digest[:12]}"), shot)
+    return _reply(registry.find_env(home, f"{name}@{copied.digest[:12]}"), copied)
 
 
-def _stored(home: Home, path: str | Path) -> list[Path]:
-    """`path` itself where it is the copy of a pushed version's files: what was pushed may be pushed
-    again. Not what lies beside it, the held-out rows."""
-    place = Path(path)
-    return [place] if place.name == SOURCE and place.parents[2:3] == (home.envs,) else []
+def _pushed_copy(home: Home, path: str | Path) -> list[Path]:
+    """A list with `path` if it is the source folder of a stored version, else [].
+
+    Such a folder may always be pushed again. The version's folder itself is not included, because
+    it also holds the held-out rows.
+    """
+    folder = Path(path)
+    # home.envs / name / hash / source
+    return [folder] if folder.name == SOURCE and folder.parents[2:3] == (home.envs,) else []
 
 
 def as_user_error(problem: EnvProblem) -> UserError:
-    """The refusal an environment's fault becomes: its place, what is wrong, what to edit."""
-    safe = Redactor().text
-    hint = safe(problem.hint)[:700] or "Correct it and push again."
-    return UserError(problem.code, safe(str(problem))[:2000], hint=hint, field="path")
+    """The UserError for a fault of the environment, with secrets hidden and long texts cut."""
+    redact = Redactor().text
+    hint = redact(problem.hint)[:_HINT_CHARS] or "Correct it and push again."
+    return UserError(problem.code, redact(str(problem))[:_MESSAGE_CHARS], hint=hint, field="path")
 
 
-def _put_back_packages(draft: Draft) -> None:
-    """Installs the packages of a stored version again where they are gone."""
+def _reinstall_packages(draft: Draft) -> None:
+    """Install the packages of a stored version again if its interpreter is gone.
+
+    Raises UserError as `_interpreter` does.
+    """
     try:
         registry.env_python(registry.read_version(draft.home, draft.name, draft.hash))
     except UserError as error:
@@ -148,41 +166,57 @@ def _put_back_packages(draft: Draft) -> None:
         _interpreter(draft, install=True)
 
 
-def _make(draft: Draft, install: bool) -> None:
-    """Everything a version holds beside its files."""
+def _build_version(draft: Draft, install: bool) -> None:
+    """Make everything a version holds besides its files: rows, audit and env.json.
+
+    Writes into the draft's folder. Raises EnvProblem, or UserError ENV_DEPS or ENV_INVALID.
+    """
     draft.python = _interpreter(draft, install)
-    safe = Redactor(draft.secrets)
-    with draft.process() as env, draft.process() as another:
-        described, start_seconds = draft.timed(env.limits.start_seconds, env.describe)
-        left = max(push_limits.TASKS_SECONDS, draft.seconds_left - push_limits.AFTER_START)
-        left = min(env.limits.start_seconds, left)
-        rows, tasks_seconds = draft.timed(left, lambda: env.tasks(left))
-        as_given = [dict(row) for row in rows]
-        second = push_audit.SecondProcess(
-            another, as_given, start_seconds, tasks_seconds, draft.deadline
+    with draft.process() as env, draft.process() as second_env:
+        description, start_seconds = draft.timed(env.limits.start_seconds, env.describe)
+        tasks_limit = max(push_limits.TASKS_SECONDS, draft.seconds_left - push_limits.AFTER_START)
+        tasks_limit = min(env.limits.start_seconds, tasks_limit)
+        rows, tasks_seconds = draft.timed(tasks_limit, lambda: env.tasks(tasks_limit))
+        first_rows = [dict(row) for row in rows]  # copies: the rows are changed below
+        second_process = push_audit.SecondProcess(
+            second_env, first_rows, start_seconds, tasks_seconds, draft.deadline
         )
-        sides = task_rows.assign_split(rows, draft)
-        task_rows.add_gold(env, rows, described["kind"], draft)
-        audit = push_audit.run_audit(env, rows, described["kind"], second, draft)
+        split = task_rows.assign_split(rows, draft)
+        task_rows.add_gold(env, rows, description["kind"], draft)
+        audit = push_audit.run_audit(env, rows, description["kind"], second_process, draft)
         isolation = env.isolation
-        draft.warnings += second.warnings()
+        draft.warnings += second_process.warnings()
     train = [row for row in rows if row["split"] == "train"]
     heldout = [row for row in rows if row["split"] == "heldout"]
-    shared = overlap.scan(train, heldout, max(0.5, min(overlap.BUDGET_S, draft.seconds_left)))
+    scan_limit = max(_LEAST_SCAN_S, min(overlap.BUDGET_S, draft.seconds_left))
+    contamination = overlap.scan(train, heldout, scan_limit)
     task_rows.write(draft.folder / TASKS, rows)
-    write_json(draft.folder / AUDIT, safe.value(audit))
-    version = EnvVersion(
+    write_json(draft.folder / AUDIT, Redactor(draft.secrets).value(audit))
+    version = _env_version(draft, description, split, contamination, isolation)
+    version.write(draft.folder / FACTS)  # last: a folder without it is no version
+
+
+def _env_version(
+    draft: Draft,
+    description: EnvDescription,
+    split: Split,
+    contamination: dict[str, Any],
+    isolation: str,
+) -> EnvVersion:
+    """The content of env.json, with secrets hidden in the texts of the environment."""
+    redactor = Redactor(draft.secrets)
+    return EnvVersion(
         env_id=f"{draft.name}@{draft.hash}",
         name=draft.name,
         hash=draft.hash,
         digest=draft.shot.digest,
-        kind=described["kind"],
-        scored=described["scored"],
-        tools=described["tools"],
+        kind=description["kind"],
+        scored=description["scored"],
+        tools=description["tools"],
         params=json.loads(json.dumps(draft.settings.params, default=str)),
-        rows={name: sides.sides.count(name) for name in ("train", "heldout")},
-        split=sides.source,
-        contamination=shared,
+        rows={name: split.sides.count(name) for name in ("train", "heldout")},
+        split=split.source,
+        contamination=contamination,
         files=len(draft.shot.files),
         size=draft.shot.size,
         left_out=tuple(draft.shot.left_out),
@@ -190,14 +224,16 @@ def _make(draft: Draft, install: bool) -> None:
         secrets=draft.settings.secrets,
         python=draft.python,
         isolation=isolation,
-        warnings=tuple(safe.text(warning) for warning in draft.warnings),
-        problems=tuple(PushProblem(message=safe.text(text)) for text in draft.problems),
+        warnings=tuple(redactor.text(warning) for warning in draft.warnings),
+        problems=tuple(PushProblem(message=redactor.text(text)) for text in draft.problems),
     )
-    version.write(draft.folder / FACTS)  # last: a folder without it is no version
 
 
-def _is_allowed(allowed: Allowed | None, settings: EnvSettings) -> bool:
-    """Whether who pushes a stored version again may have its code run with the secrets set now."""
+def _passes_check(allowed: SettingsCheck | None, settings: EnvSettings) -> bool:
+    """Whether `allowed` accepts the settings of a stored version; None accepts everything.
+
+    If not, its code is not run again with the secrets that are set now.
+    """
     with contextlib.suppress(UserError):
         if allowed is not None:
             allowed(settings)
@@ -206,7 +242,11 @@ def _is_allowed(allowed: Allowed | None, settings: EnvSettings) -> bool:
 
 
 def _interpreter(draft: Draft, install: bool) -> str:
-    """The interpreter that has the packages the environment names; "" where it names none."""
+    """Path of the interpreter that has the environment's packages; "" if it names no packages.
+
+    Raises UserError ENV_DEPS: packages are missing and `install` is False, the installation failed,
+    or it left too little time for the rest of the push.
+    """
     needed = env_packages.read_requirements(draft.source)
     if not needed:
         return ""
@@ -238,32 +278,35 @@ def _interpreter(draft: Draft, install: bool) -> str:
     return str(python)
 
 
-def _store(draft: Draft, final: Path) -> None:
-    """Publishes the version once its row can be written: a push that fails leaves neither."""
+def _publish_version(draft: Draft, final: Path) -> None:
+    """Move the draft to `final` and add it to the database.
+
+    The database is opened first: a push that fails stores neither files nor row.
+    """
     row = database_row(draft.folder)
-    assert row is not None  # _make has just written it
+    assert row is not None  # _build_version has just written it
     with Store(draft.home) as store:
         publish(draft.folder, final)
         store.add_env(draft.name, draft.hash, kind=row["kind"], info=row["info"])
 
 
-def _remember(draft: Draft, final: Path) -> None:
-    """The row of a stored version, made the newest of its name again."""
+def _make_newest(draft: Draft, final: Path) -> None:
+    """Write the database row of a stored version again, so that it is the newest of its name."""
     row = database_row(final)
-    assert row is not None  # asked for before
+    assert row is not None  # push_env has looked it up before
     with Store(draft.home) as store:
         store.add_env(draft.name, draft.hash, kind=row["kind"], info=row["info"])
 
 
 def _reply(record: registry.EnvRecord, shot: snapshot.Snapshot) -> PushReply:
-    """The reply of a push; texts that the environment wrote have their secrets hidden."""
+    """The reply of a push, with secrets hidden in every text that the environment wrote."""
     audit = record.audit.as_written()
     warnings = push_audit.warnings_of(record)
     if record.audit.verdict != "ok":
         warnings.insert(0, f"reward audit: {record.audit.headline}")
-    shared = record.contamination
-    if shared.get("verdict", "clean") != "clean":
-        warnings.insert(0, f"contamination: {shared['headline']}")
+    contamination = record.contamination
+    if contamination.get("verdict", "clean") != "clean":
+        warnings.insert(0, f"contamination: {contamination['headline']}")
     train, heldout = record.rows["train"], record.rows["heldout"]
     redact = Redactor({name: os.environ.get(name, "") for name in record.secrets})
     return PushReply(
@@ -273,8 +316,10 @@ def _reply(record: registry.EnvRecord, shot: snapshot.Snapshot) -> PushReply:
         split=record.version.split,
         files=len(shot.files),
         left_out=shot.left_out,
-        audit=redact.value({key: audit[key] for key in _SHOWN_OF_AUDIT if key in audit}),
-        problems=[ShownProblem(redact.text(each.message)) for each in record.version.problems],
+        audit=redact.value({key: audit[key] for key in _AUDIT_KEYS_IN_REPLY if key in audit}),
+        problems=[
+            ShownProblem(redact.text(problem.message)) for problem in record.version.problems
+        ],
         isolation=record.isolation,
         secrets=list(record.secrets),
         network=record.limits.network,
@@ -285,22 +330,25 @@ def _reply(record: registry.EnvRecord, shot: snapshot.Snapshot) -> PushReply:
     )
 
 
-def _name(given: str, source: Path) -> str:
-    """The name to push under. Raises UserError BAD_ARGUMENT for one that cannot be used."""
-    if given:
-        if not NAME.fullmatch(given):
+def _version_name(requested: str, source: Path) -> str:
+    """The name to push under: `requested`, or one made from the folder's name if that is "".
+
+    Raises UserError BAD_ARGUMENT for a name that NAME does not allow.
+    """
+    if requested:
+        if not NAME.fullmatch(requested):
             raise UserError(
                 "BAD_ARGUMENT",
-                f"{given[:60]!r} is no name",
+                f"{requested[:60]!r} is no name",
                 field="name",
                 hint="Use up to 40 of a-z, 0-9, dot, - and _, beginning with a letter or digit"
-                f": {_tidied(given)!r}.",
+                f": {_nearest_name(requested)!r}.",
             )
-        return given
-    return _tidied(source.name)
+        return requested
+    return _nearest_name(source.name)
 
 
-def _tidied(name: str) -> str:
-    """The nearest name that can be used."""
+def _nearest_name(name: str) -> str:
+    """The closest name that NAME allows; "env" if nothing of `name` can be used."""
     tidy = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-")
     return tidy or "env"

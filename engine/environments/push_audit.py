@@ -1,4 +1,4 @@
-"""The reward audit of a push, and its repetition once secrets are set that it had lacked."""
+"""The reward audit of a push, and its repetition once missing secrets have been set."""
 
 import hashlib
 import os
@@ -19,21 +19,22 @@ from envs.config.problem import EnvProblem
 from envs.host.process import EnvProcess
 from envs.json_types import TaskRow
 
-_NOT_SET = "secrets not set for this server: "
+_UNSET_PREFIX = "secrets not set for this server: "
 
 
 @dataclass
 class SecondProcess:
-    """A second env process of a push: asked for its tasks once, then to score as one that has
-    scored nothing.
+    """A second env process of a push. It shows whether `tasks()` repeats itself, and scores answers
+    in a process that has not scored anything before.
 
-    The tasks come first: rows drawn after answers were scored with the same random numbers would
-    be others.
+    `tasks()` is called before any scoring: scoring may draw random numbers, and `tasks()` would
+    give other rows after that.
 
     Attributes:
-        rows: what `tasks()` of the first process gave.
-        start_seconds, tasks_seconds: what the first one needed to start, and for `tasks()`.
-        repeat_warnings: what is wrong with its `tasks()`; None until it was asked.
+        rows: what `tasks()` of the first process returned.
+        start_seconds, tasks_seconds: what the first process took to start, and for `tasks()`.
+        deadline: value of `time.monotonic()` by which the push must be done.
+        repeat_warnings: warnings about `tasks()`; None until it has been called.
     """
 
     process: EnvProcess
@@ -45,11 +46,15 @@ class SecondProcess:
     _handed_out: bool = False
 
     def fresh(self) -> EnvProcess:
-        """The process, started anew; EnvProblem where that may take the time the push has left."""
+        """A process that has scored nothing: this one, started anew if it was handed out before.
+
+        Raises EnvProblem ENV_LIMITS if the push has too little time left to start it, or whatever
+        the start raises.
+        """
         needed = 2 * self.start_seconds + push_limits.CALL_SECONDS
         if self._seconds_left() < needed + (THIRD_S if self._handed_out else 0.0):
-            why = f"it takes {self.start_seconds:.1f} s to start: too long for another"
-            raise EnvProblem("ENV_LIMITS", why)
+            message = f"it takes {self.start_seconds:.1f} s to start: too long for another"
+            raise EnvProblem("ENV_LIMITS", message)
         if self._handed_out:
             self.process.close()
         self._handed_out = True
@@ -58,7 +63,10 @@ class SecondProcess:
         return self.process
 
     def warnings(self) -> list[str]:
-        """A warning where its `tasks()` gives other rows: they cannot be made from the files."""
+        """A list with one warning if `tasks()` gives other rows than the first time, else [].
+
+        `tasks()` is called at most once; later calls return the same list.
+        """
         if self.repeat_warnings is None:
             warning = self._compare_tasks()
             self.repeat_warnings = [warning] if warning else []
@@ -68,75 +76,85 @@ class SecondProcess:
         return self.deadline - time.monotonic()
 
     def _compare_tasks(self) -> str:
-        """What to warn of: other rows, a failure, too little time to ask; "" for nothing."""
+        """Call `tasks()` and compare its rows with the first ones; returns a warning, or "".
+
+        It also warns if the call failed, or if there was too little time for it.
+        """
         if self._seconds_left() < 2 * (self.start_seconds + self.tasks_seconds):
             return "tasks() is slow; whether it repeats itself was not checked"
         try:
-            second = self.process.tasks()
+            repeat = self.process.tasks()
         except EnvProblem as problem:
             return f"tasks() failed when it was called again: {problem}"
-        if second == self.rows:
+        if repeat == self.rows:
             return ""
-        differing = sum(a != b for a, b in zip(self.rows, second, strict=False))
+        differing = sum(a != b for a, b in zip(self.rows, repeat, strict=False))
         return (
-            f"tasks() gave other rows when called again ({len(self.rows)} and {len(second)} rows, "
+            f"tasks() gave other rows when called again ({len(self.rows)} and {len(repeat)} rows, "
             f"{differing} differ): seed it; the rows of the first call are stored"
         )
 
 
 def run_audit(
-    env: EnvProcess, rows: list[TaskRow], kind: str, second: SecondProcess, draft: Draft
+    env: EnvProcess, rows: list[TaskRow], kind: str, second_process: SecondProcess, draft: Draft
 ) -> JsonObject:
-    """audit.json: the reward audit, in the time that is left of the push."""
-    left = draft.seconds_left - push_limits.CALL_SECONDS - second.start_seconds
-    budget = max(1.0, min(push_limits.AUDIT_SECONDS, left / OVERRUN))
-    result = audit(env, rows, kind, budget_s=budget, fresh=second.fresh)
-    # What it was made without: it is made again by a push that has them.
-    return result | ({"secrets_unset": draft.unset_secrets} if draft.settings.secrets else {})
+    """Run the reward audit in the time the push has left; returns the content of audit.json.
+
+    It lists the version's unset secrets, so that a later push that has them can repeat the audit.
+    """
+    seconds_left = draft.seconds_left - push_limits.CALL_SECONDS - second_process.start_seconds
+    # The audit may take OVERRUN times its budget.
+    budget = max(1.0, min(push_limits.AUDIT_SECONDS, seconds_left / OVERRUN))
+    report = audit(env, rows, kind, budget_s=budget, fresh=second_process.fresh)
+    return report | ({"secrets_unset": draft.unset_secrets} if draft.settings.secrets else {})
 
 
 def is_outdated(draft: Draft) -> bool:
-    """Whether the stored audit was made without secrets that are set now."""
+    """Whether secrets are set now that were not set when the stored version was audited."""
     record = registry.read_version(draft.home, draft.name, draft.hash)
-    return record.scored and bool(_made_without(record) & set(draft.secrets))
+    return record.scored and bool(_secrets_unset_at_audit(record) & set(draft.secrets))
 
 
 def repeat_audit(draft: Draft, final: Path) -> None:
-    """Replaces the audit of the stored version in `final`; its rows and env.json stay.
+    """Replace the audit of the stored version in `final`; its rows and env.json stay as they are.
 
-    The audit before it is kept: runs were sealed with it.
+    The old audit is kept in the folder EARLIER, because runs were sealed with it.
     """
     record = registry.read_version(draft.home, draft.name, draft.hash)
     draft.python = registry.env_python(record)
     rows = registry.read_tasks(record)
-    with draft.process() as env, draft.process() as another:
+    with draft.process() as env, draft.process() as second_env:
         _, start_seconds = draft.timed(env.limits.start_seconds, env.describe)
-        second = SecondProcess(
-            another, rows, start_seconds, 0.0, draft.deadline, repeat_warnings=[]
+        second_process = SecondProcess(
+            second_env, rows, start_seconds, 0.0, draft.deadline, repeat_warnings=[]
         )
-        result = run_audit(env, rows, record.kind, second, draft)
-    old = (final / AUDIT).read_bytes()
-    earlier = final / EARLIER / f"{hashlib.sha256(old).hexdigest()}.json"
-    earlier.parent.mkdir(exist_ok=True)
-    write_text(earlier, old.decode())
-    sync_folder(earlier.parent)
-    write_json(final / AUDIT, Redactor(draft.secrets).value(result))
+        report = run_audit(env, rows, record.kind, second_process, draft)
+    old_audit = (final / AUDIT).read_bytes()
+    copy = final / EARLIER / f"{hashlib.sha256(old_audit).hexdigest()}.json"
+    copy.parent.mkdir(exist_ok=True)
+    write_text(copy, old_audit.decode())
+    sync_folder(copy.parent)
+    write_json(final / AUDIT, Redactor(draft.secrets).value(report))
 
 
 def warnings_of(record: registry.EnvRecord) -> list[str]:
-    """What a push has to say of the version; secrets are looked for now, not when it was made."""
-    stored = [text for text in record.version.warnings if not text.startswith(_NOT_SET)]
+    """All warnings about a stored version that a push reports, most urgent first.
+
+    Which secrets are unset is checked now; the stored warning about it may be out of date.
+    """
+    stored = [text for text in record.version.warnings if not text.startswith(_UNSET_PREFIX)]
     unset = [name for name in record.secrets if not os.environ.get(name)]
-    missing = [_NOT_SET + ", ".join(unset)] if unset else []
-    if late := sorted(_made_without(record) - set(unset)):
-        missing.append(f"the audit was made without the secrets {', '.join(late)}")
-    return [*missing, *stored, *record.audit.problems]
+    secret_warnings = [_UNSET_PREFIX + ", ".join(unset)] if unset else []
+    set_since = sorted(_secrets_unset_at_audit(record) - set(unset))
+    if set_since:
+        secret_warnings.append(f"the audit was made without the secrets {', '.join(set_since)}")
+    return [*secret_warnings, *stored, *record.audit.problems]
 
 
-def _made_without(record: registry.EnvRecord) -> set[str]:
-    """The secrets that were not set when the version was audited."""
+def _secrets_unset_at_audit(record: registry.EnvRecord) -> set[str]:
+    """The names of the secrets that were not set when the version was audited."""
     if record.audit.secrets_unset is not None:
         return set(record.audit.secrets_unset)
-    # Older releases wrote them into a warning of the version instead.
-    stored = [text for text in record.version.warnings if text.startswith(_NOT_SET)]
-    return set(" ".join(stored).removeprefix(_NOT_SET).split(", ")) if stored else set()
+    # Older releases wrote the names into a warning of the version instead.
+    stored = [text for text in record.version.warnings if text.startswith(_UNSET_PREFIX)]
+    return set(" ".join(stored).removeprefix(_UNSET_PREFIX).split(", ")) if stored else set()

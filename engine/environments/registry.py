@@ -1,8 +1,8 @@
-"""Pushed environments: what each version is, and how its process and its rows are reached.
+"""Pushed environments: looking up versions, starting their processes and reading their rows.
 
-A version is a content hash of its files (engine/environments/push.py makes it) and never changes:
-its folder holds the files, the rows that `tasks()` gave at push, what is known about it and its
-audit.
+A version is named by a content hash of its files (engine/environments/push.py makes it) and never
+changes. Its folder holds the files, the rows that `tasks()` returned at push, the facts about it
+(env.json) and its reward audit.
 """
 
 import difflib
@@ -29,12 +29,12 @@ from envs.isolation.sandbox import Sandbox
 from envs.json_types import TaskRow, ToolSchema
 
 SOURCE, TASKS, FACTS, AUDIT = "source", "tasks.jsonl", "env.json", "audit.json"
-EARLIER = "earlier"  # audits that were replaced, each named by its SHA-256
+EARLIER = "earlier"  # folder of audits that were replaced, each named by its SHA-256
 
 
 @dataclass(frozen=True)
 class EnvRecord:
-    """One version of a pushed environment: what its files say, and where they are.
+    """One version of a pushed environment: the content of its files, and their place.
 
     Attributes:
         env_id: `name@hash12`.
@@ -86,45 +86,46 @@ class EnvRecord:
 
     @property
     def contamination(self) -> JsonObject:
-        """What its training rows share with its held-out tasks, found at push; {} if unknown."""
+        """Overlap of its training rows with its held-out tasks, measured at push; {} if unknown."""
         return self.version.contamination
 
     @property
     def isolation(self) -> str:
-        """What confined the environment's code at push, in words."""
+        """How the environment's code was isolated at push, in words."""
         return self.version.isolation
 
 
 def find_env(home: Home, ref: str) -> EnvRecord:
-    """The version `ref` means: an id, a bare name (its newest version) or a unique prefix.
+    """The version that `ref` names: an id, a bare name (its newest version) or a unique prefix.
 
     A folder `word_game` is stored as `word-game`; either spelling of a whole name finds it.
 
-    Raises UserError ENV_NOT_FOUND or ENV_AMBIGUOUS.
+    Raises UserError ENV_NOT_FOUND, or ENV_AMBIGUOUS if a prefix fits several.
     """
     with Store(home) as store:
         matches = store.find_env(ref)
-        if not matches and (stored := ref.lower().replace("_", "-")) != ref:
-            matches, ref = store.find_env(stored), stored
-        known = [] if matches else store.list_envs()
+        stored_name = ref.lower().replace("_", "-")
+        if not matches and stored_name != ref:
+            matches, ref = store.find_env(stored_name), stored_name
+        stored_versions = [] if matches else store.list_envs()
     if not matches:
-        raise _not_found(ref, known)
-    row = matches[0]
-    exact = ref in (row.env_id, row.name)
-    several = {other.env_id if "@" in ref else other.name for other in matches}
-    if not exact and len(several) > 1:
-        shown = ", ".join(sorted(several)[:5])
+        raise _not_found(ref, stored_versions)
+    newest = matches[0]
+    is_exact = ref in (newest.env_id, newest.name)
+    candidates = {match.env_id if "@" in ref else match.name for match in matches}
+    if not is_exact and len(candidates) > 1:
+        names = ", ".join(sorted(candidates)[:5])
         raise UserError(
             "ENV_AMBIGUOUS",
-            f"{ref!r} begins more than one environment: {shown}",
+            f"{ref!r} begins more than one environment: {names}",
             field="env_id",
             hint="Pass a longer prefix or the whole id.",
         )
-    return read_version(home, row.name, row.hash)
+    return read_version(home, newest.name, newest.hash)
 
 
 def prefix_meant(ref: str, record: EnvRecord) -> list[str]:
-    """What to say when `ref` was the beginning of a name or an id; [] where it was whole."""
+    """A warning that `ref` was completed to the whole id; [] if `ref` was a whole name or id."""
     if record.name in (ref, ref.lower().replace("_", "-")):
         return []
     return taken_as("env_id", ref, record.env_id)
@@ -136,7 +137,7 @@ class ListedVersion(ReplyBase):
 
     Attributes:
         rows: number of rows per split.
-        audit: verdict of its reward audit, "" where none was made.
+        audit: verdict of its reward audit; "" if there was none.
         pushed: when it was last pushed, seconds since the epoch.
     """
 
@@ -148,7 +149,7 @@ class ListedVersion(ReplyBase):
 
 
 def list_envs(home: Home, limit: int = 1000, offset: int = 0) -> list[ListedVersion]:
-    """Versions, the last pushed first."""
+    """At most `limit` versions after the first `offset`, the last pushed first."""
     with Store(home) as store:
         rows = store.list_envs(limit, offset)
     return [
@@ -162,8 +163,9 @@ def list_envs(home: Home, limit: int = 1000, offset: int = 0) -> list[ListedVers
 def open_process(record: EnvRecord, log: Path | None = None) -> EnvProcess:
     """The env process of a version; it starts with the first call.
 
-    Its home's config.toml says how it is confined. Raises UserError ENV_SECRETS when this process
-    was started without a secret it names.
+    It is isolated as the home's config.toml says. `log` is the file for its output. Raises
+    UserError ENV_SECRETS when a secret that the version names is not set for this server, or
+    ENV_DEPS when its interpreter is gone.
     """
     return EnvProcess(
         record.source,
@@ -171,18 +173,25 @@ def open_process(record: EnvRecord, log: Path | None = None) -> EnvProcess:
         limits=record.limits,
         secrets=secrets_of(record.secrets),
         log=log,
-        sandbox=sandbox_of(Home(record.dir.parents[2])),
+        sandbox=sandbox_of(Home(record.dir.parents[2])),  # HOME/envs/name/hash
     )
 
 
 def sandbox_of(home: Home) -> Sandbox:
-    """What the owner of `home` wants around user code. Raises UserError as its config.toml does."""
+    """How the owner of `home` wants user code isolated.
+
+    Raises UserError if the home's config.toml is invalid.
+    """
     config = home.user_config()
     return Sandbox(config.sandbox, config.allow_root, (str(home.root),))
 
 
 def env_python(record: EnvRecord) -> str:
-    """The interpreter a version runs with: the one its packages were found in at push."""
+    """Path of the interpreter a version runs with: the one that had its packages at push.
+
+    This process's own interpreter if the version names no packages. Raises UserError ENV_DEPS when
+    the interpreter is gone.
+    """
     python = record.version.python
     if not python:
         return sys.executable
@@ -200,9 +209,9 @@ def env_python(record: EnvRecord) -> str:
 
 
 def secrets_of(names: tuple[str, ...]) -> dict[str, str]:
-    """The values of secrets, from the variables this process was started with.
+    """The values of the named secrets, from this process's environment variables.
 
-    Raises UserError ENV_SECRETS naming those that are not set.
+    Raises UserError ENV_SECRETS naming those that are unset or empty.
     """
     unset = [name for name in names if not os.environ.get(name)]
     if unset:
@@ -216,21 +225,21 @@ def secrets_of(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def read_tasks(record: EnvRecord, split: str | None = None) -> list[TaskRow]:
-    """The stored rows of a version, all of them or one `split` (train, heldout)."""
-    return [row for row in _rows(record.dir / TASKS) if split is None or row["split"] == split]
+    """The stored rows of a version: those of `split` (train, heldout), or all for None."""
+    return [row for row in _read_rows(record.dir / TASKS) if split is None or row["split"] == split]
 
 
-def _rows(path: Path) -> Iterator[TaskRow]:
+def _read_rows(path: Path) -> Iterator[TaskRow]:
     with open(path, "rb") as file:
         for line in file:
             yield json.loads(line)
 
 
 def read_version(home: Home, name: str, hash12: str) -> EnvRecord:
-    """The stored version `name@hash12`. Raises UserError ENV_NOT_FOUND."""
+    """The stored version `name@hash12`. Raises UserError ENV_NOT_FOUND if it is gone or damaged."""
     folder = home.env(name, hash12)
     try:
-        return _record(folder, name, hash12)
+        return _read_folder(folder, name, hash12)
     except (OSError, DamagedRecord) as error:
         raise UserError(
             "ENV_NOT_FOUND",
@@ -240,8 +249,8 @@ def read_version(home: Home, name: str, hash12: str) -> EnvRecord:
         ) from error
 
 
-def _record(folder: Path, name: str, hash12: str) -> EnvRecord:
-    """The version in `folder`. Raises OSError, or DamagedRecord for a file that is not whole."""
+def _read_folder(folder: Path, name: str, hash12: str) -> EnvRecord:
+    """The version in `folder`. Raises OSError, or DamagedRecord for a file that is damaged."""
     return EnvRecord(
         env_id=f"{name}@{hash12}",
         name=name,
@@ -252,16 +261,17 @@ def _record(folder: Path, name: str, hash12: str) -> EnvRecord:
     )
 
 
-def _not_found(ref: str, known: list[EnvRow]) -> UserError:
-    names = list(dict.fromkeys(row.name for row in known))
-    near = difflib.get_close_matches(ref.partition("@")[0], names, 3, 0.5)
+def _not_found(ref: str, stored_versions: list[EnvRow]) -> UserError:
+    """The error for a reference that fits none of the stored versions, with close names."""
+    names = list(dict.fromkeys(row.name for row in stored_versions))
+    similar = difflib.get_close_matches(ref.partition("@")[0], names, 3, 0.5)
     hint = (
         "Push one with push_env (honesmith env push)."
         if not names
         else f"Known: {', '.join(names[:5])}."
     )
-    if near:
-        hint = f"Did you mean {near[0]}? " + hint
+    if similar:
+        hint = f"Did you mean {similar[0]}? " + hint
     return UserError(
         "ENV_NOT_FOUND", f"no environment matches {ref[:80]!r}", field="env_id", hint=hint
     )

@@ -1,8 +1,8 @@
-"""A folder is read once into a copy and a content hash, within the limits of a push.
+"""Copying a folder and hashing its content in one pass, within the size limits of a push.
 
-Only regular files are taken, opened without following links; what is left out is listed with the
-reason. The hash covers the names and bytes of what was copied, so it describes the copy even when
-somebody edits the folder meanwhile.
+Only regular files are copied, opened without following links; files that are left out are listed
+with the reason. The hash covers the names and bytes that were copied, so it describes the copy
+even if somebody edits the folder meanwhile.
 """
 
 import contextlib
@@ -19,10 +19,12 @@ from engine.core.errors import UserError
 MAX_FILES = 5_000
 MAX_DEPTH = 32
 MAX_BYTES = 256 << 20
-MAX_PACKED = 64 << 20
-CHUNK = 1 << 20
-SHOWN = 50
-LEFT_OUT_NAMES = {
+MAX_PACKED = 64 << 20  # bytes, compressed
+CHUNK = 1 << 20  # bytes read at once
+MOST_LISTED = 50  # files that were left out
+_PATH_MAX = 4096  # Linux's longest path
+_SHOWN_CHARS = 200  # of a path in an error message
+REASONS_TO_LEAVE_OUT = {
     "__pycache__": "a cache",
     "node_modules": "installed packages",
     "venv": "a virtual environment",
@@ -36,8 +38,8 @@ class Snapshot:
     Attributes:
         digest: SHA-256 over names and contents, in hex.
         files: paths that were copied, sorted.
-        size: their bytes.
-        left_out: "path (reason)" of what was not.
+        size: bytes of these files together.
+        left_out: "path (reason)" of the files that were not copied, at most 50 and a count.
     """
 
     digest: str
@@ -47,26 +49,28 @@ class Snapshot:
 
 
 def resolve_inside(path: str | Path, roots: list[Path] | None) -> Path:
-    """The real path of `path`, if it lies inside one of `roots` (None: anywhere).
+    """The folder `path` with links resolved; it must lie inside one of `roots` (None: anywhere).
 
-    Raises UserError PATH_OUTSIDE_ROOTS, or ENV_INVALID when there is no such folder.
+    Raises UserError BAD_ARGUMENT (not usable as a path), PATH_OUTSIDE_ROOTS, or ENV_INVALID (no
+    such folder).
     """
-    given = str(path)
-    if not given or "\0" in given or len(given) > 4096:
+    text = str(path)
+    shown = text[:_SHOWN_CHARS]
+    if not text or "\0" in text or len(text) > _PATH_MAX:
         raise UserError(
             "BAD_ARGUMENT",
-            f"path is no path: {given[:60]!r}",
+            f"path is no path: {text[:60]!r}",
             field="path",
             hint="Pass the folder that holds environment.py.",
         )
     try:
-        real = Path(os.path.expanduser(given)).resolve()
-        real.is_dir()  # a name longer than the file system takes raises here
-        inside = roots is None or any(real.is_relative_to(root.resolve()) for root in roots)
+        folder = Path(os.path.expanduser(text)).resolve()
+        folder.is_dir()  # a name longer than the file system takes raises here
+        inside = roots is None or any(folder.is_relative_to(root.resolve()) for root in roots)
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(
             "ENV_INVALID",
-            f"{given[:200]!r} cannot be resolved: {getattr(error, 'strerror', '') or error}",
+            f"{shown!r} cannot be resolved: {getattr(error, 'strerror', '') or error}",
             field="path",
             hint="Pass the folder that holds environment.py.",
         ) from error
@@ -74,34 +78,35 @@ def resolve_inside(path: str | Path, roots: list[Path] | None) -> Path:
         allowed = ", ".join(str(root) for root in roots or []) or "none"
         raise UserError(
             "PATH_OUTSIDE_ROOTS",
-            f"{given[:200]!r} lies outside the folders this server may read ({allowed})",
+            f"{shown!r} lies outside the folders this server may read ({allowed})",
             field="path",
-            hint=_way_inside(given),
+            hint=_hint_for_outside(text),
         )
-    if not real.is_dir():
-        what = "is a file" if real.is_file() else "does not exist"
-        parent = f" Pass its folder {str(real.parent)!r}." if real.is_file() else ""
+    if not folder.is_dir():
+        what = "is a file" if folder.is_file() else "does not exist"
+        parent = f" Pass its folder {str(folder.parent)!r}." if folder.is_file() else ""
         raise UserError(
             "ENV_INVALID",
-            f"the folder {given[:200]!r} {what}",
+            f"the folder {shown!r} {what}",
             field="path",
             hint=f"path is the folder that holds environment.py.{parent}",
         )
-    return real
+    return folder
 
 
-def _way_inside(given: str) -> str:
-    """What to do about a path outside the roots; a relative one may only be misspelt."""
+def _hint_for_outside(path: str) -> str:
+    """What to do about a path outside the roots; a relative path may only be misspelt."""
     move = "Start the server with --root FOLDER, or move the environment into one of them."
-    if os.path.isabs(os.path.expanduser(given)):
+    if os.path.isabs(os.path.expanduser(path)):
         return move
     return f"Name it as it stands in one of these folders, or in full; check the spelling. {move}"
 
 
 def take(source: Path, target: Path) -> Snapshot:
-    """Copies `source` into the new folder `target`.
+    """Copy `source` into the new folder `target` and hash what was copied.
 
-    Raises UserError ENV_LIMITS (too large) or ENV_INVALID (a link, a device, an unreadable file).
+    Raises UserError ENV_LIMITS (too large) or ENV_INVALID (a link, a device, an unreadable file),
+    and OSError when the disk of the copy is full.
     """
     copier = _Copier(target)
     try:
@@ -112,21 +117,33 @@ def take(source: Path, target: Path) -> Snapshot:
             os.close(folder)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise  # the disk's fault: push.push_env tells of it
+            raise  # a full disk is no fault of the folder; push_env reports it
         raise _invalid(f"{error.filename} cannot be copied: {error.strerror or error}") from error
     if copier.size > MAX_PACKED:
         _check_packed(target, sorted(copier.digests))
-    whole = hashlib.sha256()
+    content_hash = hashlib.sha256()
     for name, digest in sorted(copier.digests.items()):
         encoded = name.encode()
-        whole.update(b"%d:%s:%s\n" % (len(encoded), encoded, digest.encode()))
+        content_hash.update(b"%d:%s:%s\n" % (len(encoded), encoded, digest.encode()))
     return Snapshot(
-        whole.hexdigest(), sorted(copier.digests), copier.size, _shorten(copier.left_out)
+        content_hash.hexdigest(),
+        sorted(copier.digests),
+        copier.size,
+        _first_listed(copier.left_out),
     )
 
 
 class _Copier:
-    """Walks by descriptors, so that nothing that is swapped for a link meanwhile is followed."""
+    """Copies a folder tree and hashes its files.
+
+    It opens everything relative to open descriptors: a folder that is replaced by a link during
+    the copy is not followed.
+
+    Attributes:
+        digests: path -> SHA-256 in hex of each file copied so far.
+        size: bytes copied so far.
+        left_out: "path (reason)" of what was not copied.
+    """
 
     def __init__(self, target: Path) -> None:
         self.target = target
@@ -135,6 +152,10 @@ class _Copier:
         self.left_out: list[str] = []
 
     def folder(self, fd: int, prefix: str) -> None:
+        """Copy the folder open at `fd`, with everything in it; `prefix` is "" or its path with "/".
+
+        Raises UserError ENV_LIMITS or ENV_INVALID, or OSError.
+        """
         if prefix.count("/") > MAX_DEPTH:
             raise _too_large(f"its folders are nested deeper than {MAX_DEPTH}")
         (self.target / prefix).mkdir(mode=0o700)
@@ -143,17 +164,17 @@ class _Copier:
             info = os.stat(name, dir_fd=fd, follow_symlinks=False)
             is_folder = stat.S_ISDIR(info.st_mode)
             reason = _reason_to_leave_out(name)
-            if not reason and is_folder and _has(fd, name, "pyvenv.cfg"):
+            if not reason and is_folder and _contains(fd, name, "pyvenv.cfg"):  # any name
                 reason = "a virtual environment"
             if reason:
-                shown = path.encode("utf-8", "backslashreplace").decode()
-                self.left_out.append(f"{shown}{'/' if is_folder else ''} ({reason})")
+                printable = path.encode("utf-8", "backslashreplace").decode()
+                self.left_out.append(f"{printable}{'/' if is_folder else ''} ({reason})")
             elif is_folder:
-                below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
+                subfolder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
                 try:
-                    self.folder(below, path + "/")
+                    self.folder(subfolder, path + "/")
                 finally:
-                    os.close(below)
+                    os.close(subfolder)
             elif stat.S_ISREG(info.st_mode):
                 self.file(fd, name, path)
             else:
@@ -161,8 +182,13 @@ class _Copier:
                 raise _invalid(f"{path} is {what}; a push takes regular files alone")
 
     def file(self, folder: int, name: str, path: str) -> None:
+        """Copy and hash the file `name` of the open folder; `path` is its place in the copy.
+
+        Raises UserError ENV_LIMITS, or ENV_INVALID if it is not a regular file, or OSError.
+        """
         if len(self.digests) >= MAX_FILES:
             raise _too_large(f"it has more than {MAX_FILES:,} files")
+        # O_NONBLOCK: a pipe put in the file's place must not block the open.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
         digest = hashlib.sha256()
         with open(name, "rb", opener=lambda n, _: os.open(n, flags, dir_fd=folder)) as source:
@@ -179,13 +205,14 @@ class _Copier:
                     copy.write(data)
         self.digests[path] = digest.hexdigest()
 
-    def check_size(self, more: int, path: str) -> None:
-        if self.size + more > MAX_BYTES:
+    def check_size(self, more_bytes: int, path: str) -> None:
+        """Raise UserError ENV_LIMITS if so many more bytes, for the file `path`, are too many."""
+        if self.size + more_bytes > MAX_BYTES:
             raise _too_large(f"it is larger than {MAX_BYTES >> 20} MB (at {path})")
 
 
 def _reason_to_leave_out(name: str) -> str:
-    """Why a file of this name is not part of a version, "" when it is."""
+    """The reason why a file or folder of this name is not copied; "" if it is."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -196,18 +223,22 @@ def _reason_to_leave_out(name: str) -> str:
         return "compiled"
     if name.endswith(".egg-info"):
         return "built"
-    return LEFT_OUT_NAMES.get(name, "")
+    return REASONS_TO_LEAVE_OUT.get(name, "")
 
 
-def _has(folder: int, name: str, file: str) -> bool:
-    with contextlib.suppress(OSError):
+def _contains(folder: int, name: str, file: str) -> bool:
+    """Whether the folder `name` in the open folder `folder` contains `file`."""
+    with contextlib.suppress(OSError):  # no such file
         os.stat(f"{name}/{file}", dir_fd=folder, follow_symlinks=False)
         return True
     return False
 
 
 def _check_packed(target: Path, names: list[str]) -> None:
-    """Only asked above 64 MB: below, the packed size is below too."""
+    """Raise UserError ENV_LIMITS if the files take more than MAX_PACKED when compressed.
+
+    Only called when they are larger than that uncompressed.
+    """
     packer = zlib.compressobj(6)
     packed = 0
     for name in names:
@@ -218,13 +249,15 @@ def _check_packed(target: Path, names: list[str]) -> None:
                     raise _too_large(f"it is larger than {MAX_PACKED >> 20} MB packed (at {name})")
 
 
-def _shorten(left_out: list[str]) -> list[str]:
-    if len(left_out) <= SHOWN:
+def _first_listed(left_out: list[str]) -> list[str]:
+    """The first 50 files that were left out, and how many more there are."""
+    if len(left_out) <= MOST_LISTED:
         return left_out
-    return [*left_out[:SHOWN], f"... and {len(left_out) - SHOWN} more"]
+    return [*left_out[:MOST_LISTED], f"... and {len(left_out) - MOST_LISTED} more"]
 
 
 def _too_large(why: str) -> UserError:
+    """The error for an environment above one of the limits; `why` names the limit."""
     return UserError(
         "ENV_LIMITS",
         f"the environment is too large to push: {why}",

@@ -1,7 +1,4 @@
-"""What can be done with stored versions of environments beside using them.
-
-Their packages are built ahead of a push, their files compared, taken out, and thrown away.
-"""
+"""Managing environment versions: build packages ahead of a push, diff, pull and delete versions."""
 
 import difflib
 import shutil
@@ -20,14 +17,15 @@ from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.install import env_packages
 
-BUILD_S = 3_600.0
-DIFF_LINES = 400
-_SHOWN = 5
+BUILD_S = 3_600.0  # seconds that installing packages may take
+DIFF_LINES = 400  # of a diff, so that a reply stays readable
+_MOST_RUNS_NAMED = 5  # in an error message
+_ALL_RUNS = 100_000  # more than any home has
 
 
 @dataclass(frozen=True)
 class BuiltPackages(ReplyBase):
-    """Packages that are installed, and the interpreter that has them; None where none are named."""
+    """Installed packages and the interpreter that has them; `python` is None without packages."""
 
     packages: list[str]
     summary: str
@@ -37,12 +35,12 @@ class BuiltPackages(ReplyBase):
 
 @dataclass(frozen=True)
 class VersionDiff(ReplyBase):
-    """What two versions differ in.
+    """The differences of two versions.
 
     Attributes:
-        files: path -> added, removed or changed.
+        files: path -> added, removed or changed; equal files are left out.
         rows: number of rows per split, by version.
-        diff: the changed lines of files that are text, unified.
+        diff: a unified diff of the text files.
     """
 
     files: dict[str, str]
@@ -75,28 +73,30 @@ class DeletedVersion(ReplyBase):
 def build(home: Home, folder: Path, patience_s: float = BUILD_S) -> BuiltPackages:
     """Install the packages that the requirements.txt in `folder` names, as a push would.
 
-    Raises UserError ENV_INVALID or ENV_DEPS.
+    Returns no packages and no interpreter if the file names none. Raises UserError ENV_INVALID (a
+    malformed requirements.txt) or ENV_DEPS (the installation failed or took longer than
+    `patience_s` seconds).
     """
-    needed = env_packages.read_requirements(folder)
-    if not needed:
+    requirements = env_packages.read_requirements(folder)
+    if not requirements:
         return BuiltPackages([], f"{folder} names no packages; nothing to build.")
-    python = env_packages.install(home, needed, patience_s)
-    named = [str(requirement) for requirement in needed]
+    python = env_packages.install(home, requirements, patience_s)
+    names = [str(requirement) for requirement in requirements]
     return BuiltPackages(
-        packages=named,
-        summary=f"{counted(len(named), 'package')} ready for a push of {folder}.",
+        packages=names,
+        summary=f"{counted(len(names), 'package')} ready for a push of {folder}.",
         python=str(python),
         next=[Call("push_env", {"path": str(folder)})],
     )
 
 
 def diff(home: Home, before: str, after: str) -> VersionDiff:
-    """What two versions differ in: files, and at most 400 lines of those that are text.
+    """Compare the files of two versions; the diff has at most 400 lines of text files.
 
     Raises UserError ENV_NOT_FOUND or ENV_AMBIGUOUS.
     """
     old, new = find_env(home, before), find_env(home, after)
-    old_files, new_files = _files(old), _files(new)
+    old_files, new_files = _read_files(old), _read_files(new)
     files: dict[str, str] = {}
     lines: list[str] = []
     for name in sorted({*old_files, *new_files}):
@@ -106,39 +106,43 @@ def diff(home: Home, before: str, after: str) -> VersionDiff:
             files[name] = "changed"
         else:
             continue
-        lines += _lines(name, old_files.get(name, b""), new_files.get(name, b""))
+        lines += _diff_lines(name, old_files.get(name, b""), new_files.get(name, b""))
     counts = {kind: list(files.values()).count(kind) for kind in ("added", "removed", "changed")}
     changes = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count) or "no file"
-    cut = len(lines) > DIFF_LINES
+    is_cut = len(lines) > DIFF_LINES
     return VersionDiff(
         files=files,
         rows={old.env_id: old.rows, new.env_id: new.rows},
         diff="\n".join(lines[:DIFF_LINES]),
         summary=f"{old.env_id} and {new.env_id}: {changes}.",
-        warnings=[f"{counted(len(lines) - DIFF_LINES, 'line')} left out"] if cut else [],
+        warnings=[f"{counted(len(lines) - DIFF_LINES, 'line')} left out"] if is_cut else [],
     )
 
 
 def pull(home: Home, ref: str, folder: Path) -> PulledVersion:
-    """Copy a version's files into the new folder `folder`.
+    """Copy a version's files into `folder`, which must be new or empty.
 
-    Files that coding agents obey (AGENTS.md, say) are left out. Raises UserError ENV_NOT_FOUND,
-    ENV_AMBIGUOUS, or BAD_ARGUMENT when the folder holds something, is a link, or is a place that
-    agents obey.
+    Files that coding agents would obey (AGENTS.md, for example) are left out and named in the
+    warnings.
+
+    Raises UserError ENV_NOT_FOUND or ENV_AMBIGUOUS (`ref` names no single version), or BAD_ARGUMENT
+    when the folder is not empty, is a link, cannot be written, or is a place that agents obey.
     """
     record = find_env(home, ref)
     refuse_agent_place(folder.absolute(), "folder")
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise _bad(folder, "exists and is not empty", "Name a new folder; nothing is replaced.")
+            raise _bad_folder(
+                folder, "exists and is not empty", "Name a new folder; nothing is replaced."
+            )
         left_out: list[str] = []
         shutil.copytree(
-            record.source, folder, dirs_exist_ok=True, ignore=partial(_obeyed, left_out)
+            record.source, folder, dirs_exist_ok=True, ignore=partial(_agent_files, left_out)
         )
     except OSError as error:
-        raise _bad(folder, f"cannot be written: {error.strerror or error}", "Name another.") from (
-            error
-        )
+        raise _bad_folder(
+            folder, f"cannot be written: {error.strerror or error}", "Name another."
+        ) from error
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return PulledVersion(
         env_id=record.env_id,
@@ -150,45 +154,54 @@ def pull(home: Home, ref: str, folder: Path) -> PulledVersion:
 
 
 def delete(home: Home, ref: str, force: bool = False) -> DeletedVersion:
-    """Throw a version away, its files and its row.
+    """Delete a version: its files and its database row.
 
-    Raises UserError RUN_STATE when an open run uses it, or (without `force`) one that has ended:
-    its answers could not be scored again.
+    Raises UserError RUN_STATE when a run that has not ended uses it, or, unless `force`, when an
+    ended run used it: its answers could not be scored again. Raises ENV_NOT_FOUND or ENV_AMBIGUOUS
+    as well.
     """
     record = find_env(home, ref)
     with Store(home) as store:
-        users = [row for row in store.list_runs(100_000) if row.env_id == record.env_id]
-        going = [row.run_id for row in users if row.state in OPEN]
-        if going:
-            wait = Call("wait_run", {"run_id": going[0]})
-            raise _used(record, going, Hint("Wait for them or cancel them, then delete it.", wait))
-        if users and not force:
-            named = [row.run_id for row in users]
-            raise _used(record, named, "Keep it, or delete it with --force.")
-        (record.dir / FACTS).unlink(missing_ok=True)  # a folder without it is no version
+        runs = [row for row in store.list_runs(_ALL_RUNS) if row.env_id == record.env_id]
+        open_runs = [row.run_id for row in runs if row.state in OPEN]
+        if open_runs:
+            wait_call = Call("wait_run", {"run_id": open_runs[0]})
+            raise _in_use(
+                record, open_runs, Hint("Wait for them or cancel them, then delete it.", wait_call)
+            )
+        if runs and not force:
+            run_ids = [row.run_id for row in runs]
+            raise _in_use(record, run_ids, "Keep it, or delete it with --force.")
+        # This file goes first: without it the folder counts as no version.
+        (record.dir / FACTS).unlink(missing_ok=True)
         store.delete_env(record.env_id)
     shutil.rmtree(record.dir, ignore_errors=True)
-    used = [f"{counted(len(users), 'run')} used it"] if users else []
+    use_warnings = [f"{counted(len(runs), 'run')} used it"] if runs else []
     return DeletedVersion(
         env_id=record.env_id,
         summary=f"{record.env_id} is gone.",
-        warnings=prefix_meant(ref, record) + used,
+        warnings=prefix_meant(ref, record) + use_warnings,
     )
 
 
-def _obeyed(left_out: list[str], folder: str, names: list[str]) -> list[str]:
-    """Of the `names` in `folder` those that agents obey, which a stranger may have written."""
-    obeyed = [name for name in names if is_agent_file(name)]
-    left_out += sorted(obeyed)
-    return obeyed
+def _agent_files(left_out: list[str], folder: str, names: list[str]) -> list[str]:
+    """The `names` in `folder` that coding agents would obey; a stranger may have written them.
+
+    Called by shutil.copytree, which skips what it returns. Adds them to `left_out` too.
+    """
+    skipped = [name for name in names if is_agent_file(name)]
+    left_out += sorted(skipped)
+    return skipped
 
 
-def _files(record: EnvRecord) -> dict[str, bytes]:
+def _read_files(record: EnvRecord) -> dict[str, bytes]:
+    """Content of each file of a version, by path."""
     paths = (path for path in record.source.rglob("*") if path.is_file())
     return {path.relative_to(record.source).as_posix(): path.read_bytes() for path in paths}
 
 
-def _lines(name: str, old: bytes, new: bytes) -> list[str]:
+def _diff_lines(name: str, old: bytes, new: bytes) -> list[str]:
+    """Unified diff of a file's two contents; one line with both sizes if it is not text."""
     try:
         before, after = old.decode().splitlines(), new.decode().splitlines()
     except UnicodeDecodeError:
@@ -196,10 +209,12 @@ def _lines(name: str, old: bytes, new: bytes) -> list[str]:
     return list(difflib.unified_diff(before, after, f"a/{name}", f"b/{name}", lineterm="", n=2))
 
 
-def _used(record: EnvRecord, runs: list[str], hint: str | Hint) -> UserError:
-    shown = ", ".join(runs[:_SHOWN]) + (", ..." if len(runs) > _SHOWN else "")
-    return UserError("RUN_STATE", f"{record.env_id} is used by {shown}", hint=hint, field="env_id")
+def _in_use(record: EnvRecord, runs: list[str], hint: str | Hint) -> UserError:
+    """The error for a version that cannot be deleted because `runs` use it."""
+    names = ", ".join(runs[:_MOST_RUNS_NAMED]) + (", ..." if len(runs) > _MOST_RUNS_NAMED else "")
+    return UserError("RUN_STATE", f"{record.env_id} is used by {names}", hint=hint, field="env_id")
 
 
-def _bad(folder: Path, what: str, hint: str) -> UserError:
+def _bad_folder(folder: Path, what: str, hint: str) -> UserError:
+    """The error for a folder that a version cannot be copied to."""
     return UserError("BAD_ARGUMENT", f"{folder} {what}", hint=hint, field="folder")

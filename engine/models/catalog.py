@@ -1,8 +1,8 @@
 """What a model reference means: the built-in model, a folder, a hub id, or a run's adapter.
 
-One function, `resolve_model`, for every place a model can be named. It reads config.json and
-safetensors headers only, so it is quick and needs no torch; whatever cannot be trained here is
-refused with the reason before anything is queued.
+`resolve_model` is used wherever a model can be named. It reads only config.json and safetensors
+headers, so it is quick and needs no torch. A model that cannot be trained here is refused with the
+reason before anything is queued.
 """
 
 import contextlib
@@ -28,25 +28,27 @@ __all__ = ["BUILTIN", "ModelFacts", "ModelRef", "resolve_model", "usable_models"
 
 BUILTIN: dict[str, Path] = {"pebble": Path(__file__).resolve().parents[1] / "pebble"}
 
-# Runs that ended without a checkpoint, by home and what the store says of them.
-_without: set[tuple[object, ...]] = set()
-_RUN = re.compile(r"(?P<run>[A-Za-z0-9][\w.-]*)(?:@(?P<which>best|step\d+))?")
+# Runs that ended without a checkpoint: (home, the store's mark of the run).
+_ended_without_checkpoint: set[tuple[object, ...]] = set()
+_RUN_REFERENCE = re.compile(r"(?P<run>[A-Za-z0-9][\w.-]*)(?:@(?P<which>best|step\d+))?")
+_NAMED_STEPS = 6  # the newest checkpoints, in an error message
+_PATH_BYTES, _NAME_BYTES = 4096, 250  # about what file systems take
 
 
 @dataclass(frozen=True)
 class ModelRef:
-    """A model reference and what it stands for.
+    """A model reference and the model it stands for.
 
     Attributes:
-        ref: as given.
+        ref: the reference as it was given.
         kind: "builtin", "path", "hub" or "run".
         base_ref: the reference of the base model ("pebble", a path, a hub id).
-        base_path: folder with config.json, weights and tokenizer. Of a hub model the weights may
-            be yet to come (`hub.ensure_weights`).
+        base_path: folder with config.json, weights and tokenizer. The weights of a hub model may
+            still have to be downloaded (`hub.ensure_weights`).
         adapter: checkpoint folder in PEFT format; None for a base model.
-        adapter_facts: shape of the adapter, else None.
-        run_id: the run behind the adapter, else "".
-        facts: sizes of the base.
+        adapter_facts: shape of the adapter; None for a base model.
+        run_id: the run that trained the adapter; "" for a base model.
+        facts: sizes of the base model.
     """
 
     ref: str
@@ -60,9 +62,11 @@ class ModelRef:
 
 
 def resolve_model(home: Home, ref: str) -> ModelRef:
-    """The model behind `ref`: `pebble`, a path, a hub id, `RUN`, `RUN@best` or `RUN@stepN`.
+    """The model that `ref` names: `pebble`, a path, a hub id, `RUN`, `RUN@best` or `RUN@stepN`.
 
-    A name with a slash is a path when such a folder exists, else a hub id.
+    A name with a slash is a path if such a folder exists, otherwise a hub id. A hub model may be
+    looked up over HTTP.
+
     Raises UserError MODEL_NOT_FOUND, MODEL_UNSUPPORTED or ADAPTER_MISMATCH.
     """
     ref = ref.strip()
@@ -72,23 +76,25 @@ def resolve_model(home: Home, ref: str) -> ModelRef:
             "Give `pebble`, a folder (/path/to/model), a hub id (ORG/NAME) or a run id.",
         )
     if ref in BUILTIN:
-        return _base(ref, "builtin", ref, BUILTIN[ref])
-    run = _run_of(home, ref)
-    if run is not None:
-        return _from_run(home, ref, *run)
+        return _base_model(ref, "builtin", ref, BUILTIN[ref])
+    run_and_checkpoint = _referenced_run(home, ref)
+    if run_and_checkpoint is not None:
+        return _from_run(home, ref, *run_and_checkpoint)
     folder = _local_folder(ref)
     if folder is not None:
-        return _base(ref, "path", str(folder), folder)
+        return _base_model(ref, "path", str(folder), folder)
     if hub.HUB_ID.fullmatch(ref):
-        return _base(ref, "hub", ref, hub.look_up(home, ref))
-    raise _unknown(home, ref)
+        return _base_model(ref, "hub", ref, hub.look_up(home, ref))
+    raise _unknown_reference(home, ref)
 
 
 def check_in_sight(home: Home, ref: str) -> None:
-    """Refuse a path that is no model which can be used, whatever it is, in the same words.
+    """Refuse a path without a usable model, with the same words whatever is there.
 
-    Asked for those who may not look around on this machine: a refusal that said more would tell
-    them which files there are. Raises UserError MODEL_NOT_FOUND.
+    For callers who may not look around on this machine: a more exact refusal would tell them which
+    files exist. References that are no paths pass.
+
+    Raises UserError MODEL_NOT_FOUND.
     """
     ref = ref.strip()
     if not ("/" in ref or ref.startswith((".", "~"))) or not _can_be_a_path(ref):
@@ -98,12 +104,12 @@ def check_in_sight(home: Home, ref: str) -> None:
         folder = _local_folder(ref)
         if folder is not None:
             model_files.read_facts(folder)
-        seen = folder is not None or is_id
-    except (UserError, OSError, ValueError, RuntimeError):  # also what may not be entered
-        seen = False
+        usable = folder is not None or is_id
+    except (UserError, OSError, ValueError, RuntimeError):  # also a folder without read permission
+        usable = False
         if is_id:
-            hub.look_up(home, ref)  # as if nothing lay there
-    if not seen:
+            hub.look_up(home, ref)  # treat it as a hub id; raises if the hub has no such model
+    if not usable:
         hint = "Name a folder that holds a whole model."
         raise _not_found(f"no model is at {ref!r}", hint)
 
@@ -114,10 +120,11 @@ class UsableModel(ReplyBase):
 
     Attributes:
         kind: builtin, hub or run.
-        params: parameters of the base; `context` its longest context in tokens.
+        params: number of parameters of the base model.
+        context: its longest context in tokens.
         thinking: whether its chat template can switch a think block on and off.
-        base, checkpoints, best: of a run its base model, the steps of its checkpoints, and the
-            folder name of the best one ("" where none is best).
+        base, checkpoints, best: only of a run: its base model, the steps of its checkpoints, and
+            the folder name of the best one ("" if none is best).
     """
 
     ref: str
@@ -131,26 +138,35 @@ class UsableModel(ReplyBase):
 
 
 def usable_models(home: Home) -> list[UsableModel]:
-    """Models that work without a download: built in, whole in a local cache, and adapters of
-    runs, the newest run first."""
-    local = dict(BUILTIN)
+    """The models that can be used without a download, as a listing shows them.
+
+    These are the built-in ones, those in a local hub cache with all weights, and the adapters of
+    runs, the newest run first. Models that cannot be trained here are left out.
+    """
+    folders = dict(BUILTIN)
     for repo in hub.cached_ids(home):
         folder = hub.cached(home, repo)
         if folder is not None:
-            local[repo] = folder
-    listed = [
-        _usable(ref, "builtin" if ref in BUILTIN else "hub", path) for ref, path in local.items()
+            folders[repo] = folder
+    models = [
+        _usable_base(ref, "builtin" if ref in BUILTIN else "hub", path)
+        for ref, path in folders.items()
     ]
-    listed += [_usable_run(run) for run in _trained(home)]
-    return [model for model in listed if model is not None]
+    models += [_usable_run(run) for run in _runs_with_checkpoints(home)]
+    return [model for model in models if model is not None]
 
 
-def _base(ref: str, kind: str, base_ref: str, path: Path) -> ModelRef:
+def _base_model(ref: str, kind: str, base_ref: str, path: Path) -> ModelRef:
+    """The base model in the folder `path`. Raises UserError MODEL_UNSUPPORTED."""
     return ModelRef(ref, kind, base_ref, path, None, None, "", model_files.read_facts(path))
 
 
-def _run_of(home: Home, ref: str) -> tuple[RunDir, str] | None:
-    match = _RUN.fullmatch(ref)
+def _referenced_run(home: Home, ref: str) -> tuple[RunDir, str] | None:
+    """The run that `ref` names and which checkpoint of it: "best", "stepN", or "" for the newest.
+
+    None if `ref` names no run of this home.
+    """
+    match = _RUN_REFERENCE.fullmatch(ref)
     if match is None:
         return None
     run = home.run(match["run"])
@@ -158,7 +174,7 @@ def _run_of(home: Home, ref: str) -> tuple[RunDir, str] | None:
 
 
 def _from_run(home: Home, ref: str, run: RunDir, which: str) -> ModelRef:
-    """The adapter of a run on its base. Raises UserError as resolve_model does."""
+    """The adapter of a run on its base model. Raises UserError as resolve_model does."""
     config = _run_config(run)
     if not isinstance(config, TrainConfig):
         raise _not_found(
@@ -176,6 +192,7 @@ def _from_run(home: Home, ref: str, run: RunDir, which: str) -> ModelRef:
 
 
 def _run_config(run: RunDir) -> RunConfig:
+    """The config of a run. Raises UserError MODEL_NOT_FOUND if it cannot be read."""
     try:
         return run.read_config()
     except (OSError, DamagedRecord) as error:
@@ -183,7 +200,10 @@ def _run_config(run: RunDir) -> RunConfig:
 
 
 def _base_of(config: TrainConfig, run: RunDir) -> tuple[str, Path]:
-    """The base of a run; a built-in one is where this installation has it."""
+    """Reference and folder of a run's base model; a built-in one is taken from this installation.
+
+    Raises UserError MODEL_NOT_FOUND if its folder is gone.
+    """
     base = config.base
     path = BUILTIN.get(base.ref) or Path(base.path)
     if not (path / "config.json").is_file():
@@ -195,7 +215,7 @@ def _base_of(config: TrainConfig, run: RunDir) -> tuple[str, Path]:
 
 
 def _no_checkpoint(run: RunDir, which: str) -> UserError:
-    """The error for a run without the checkpoint that is asked for."""
+    """The error for a run without the checkpoint `which` ("" for any), with what to do instead."""
     steps = run.checkpoint_steps()
     if run.deleted.exists():
         return _not_found(
@@ -210,80 +230,104 @@ def _no_checkpoint(run: RunDir, which: str) -> UserError:
                 Call("wait_run", {"run_id": run.id}),
             ),
         )
-    named = ", ".join(f"{run.id}@step{step}" for step in steps[-6:])
+    named = ", ".join(f"{run.id}@step{step}" for step in steps[-_NAMED_STEPS:])
     return _not_found(f"{run.id} has no checkpoint {which}", f"It has {named}.")
 
 
 def _adapter_facts(checkpoint: Path) -> AdapterFacts:
-    """The shape in a checkpoint's adapter_config.json (PEFT's format)."""
+    """The shape of the adapter in `checkpoint`, from its adapter_config.json (PEFT's format).
+
+    Raises UserError ADAPTER_MISMATCH if it is no LoRA or adapts none of the projections trained
+    here, and MODEL_UNSUPPORTED if the file cannot be read.
+    """
     config = model_files.load_json(checkpoint / "adapter_config.json")
     rank, alpha, targets = config.get("r"), config.get("lora_alpha"), config.get("target_modules")
     if not isinstance(rank, int) or not isinstance(alpha, int | float) or not targets:
         raise _mismatch(f"{checkpoint} is no LoRA adapter in PEFT's format")
     names = [targets] if isinstance(targets, str) else [str(name) for name in targets]
-    known = [name for name in PROJECTIONS if name in names]
+    projections = [name for name in PROJECTIONS if name in names]
     if "all-linear" in names:
-        known = list(PROJECTIONS)
-    if not known:
+        projections = list(PROJECTIONS)
+    if not projections:
         raise _mismatch(f"{checkpoint} adapts {', '.join(names)}, which are not trained here")
-    return AdapterFacts(rank, int(alpha), tuple(known))
+    return AdapterFacts(rank, int(alpha), tuple(projections))
 
 
 def _check_adapter(checkpoint: Path, adapter: AdapterFacts, facts: ModelFacts) -> None:
-    """The adapter's matrices must fit the base's projections, layer for layer."""
+    """Raise UserError ADAPTER_MISMATCH unless the adapter's matrices fit the base model.
+
+    Every layer must have both matrices of each adapted projection, in the right shape.
+    """
     weights = checkpoint / "adapter_model.safetensors"
     if not weights.is_file():
         raise _mismatch(f"{checkpoint} has no adapter_model.safetensors")
     tensors = model_files.read_header(weights)
     for name in adapter.targets:
         inputs, outputs = facts.projection(name)
-        shapes = {"lora_A": (adapter.rank, inputs), "lora_B": (outputs, adapter.rank)}
-        for part, shape in shapes.items():
-            matrices = [t.shape for key, t in tensors.items() if f".{name}.{part}." in key]
-            if len(matrices) != facts.layers or any(size != shape for size in matrices):
+        expected_shapes = {"lora_A": (adapter.rank, inputs), "lora_B": (outputs, adapter.rank)}
+        for matrix, expected in expected_shapes.items():
+            shapes_found = [
+                tensor.shape for key, tensor in tensors.items() if f".{name}.{matrix}." in key
+            ]
+            if len(shapes_found) != facts.layers or any(
+                shape != expected for shape in shapes_found
+            ):
                 raise _mismatch(
-                    f"{checkpoint} does not fit its base: {facts.layers} {name}.{part} of "
-                    f"{list(shape)} expected, {len(matrices)} there"
-                    + (f", the first {list(matrices[0])}" if matrices else "")
+                    f"{checkpoint} does not fit its base: {facts.layers} {name}.{matrix} of "
+                    f"{list(expected)} expected, {len(shapes_found)} there"
+                    + (f", the first {list(shapes_found[0])}" if shapes_found else "")
                 )
 
 
 def _mismatch(message: str) -> UserError:
+    """The error for an adapter that cannot be used on its base model."""
     return UserError(
         "ADAPTER_MISMATCH", message, hint="Start from the base model instead.", field="model"
     )
 
 
 def _can_be_a_path(ref: str) -> bool:
-    """Whether the operating system can be asked about `ref`; it raises for what cannot be."""
-    parts = ref.encode("utf-8", "surrogatepass")
-    return b"\0" not in parts and len(parts) < 4096 and max(map(len, parts.split(b"/"))) < 250
+    """Whether `ref` is short enough for a path and has no NUL; path functions raise otherwise."""
+    encoded = ref.encode("utf-8", "surrogatepass")
+    return (
+        b"\0" not in encoded
+        and len(encoded) < _PATH_BYTES
+        and max(map(len, encoded.split(b"/"))) < _NAME_BYTES
+    )
 
 
 def _local_folder(ref: str) -> Path | None:
-    """The folder `ref` names; explicit paths must exist, a bare A/B may also be a hub id."""
-    explicit = ref.startswith(("/", "./", "../", "~")) or ref in (".", "..")
-    if not explicit and "/" not in ref:
+    """The folder that `ref` names, with links resolved; None if it names no folder.
+
+    A path that begins with /, ./, ../ or ~ must exist; a bare A/B may also be a hub id. Raises
+    UserError MODEL_NOT_FOUND for a file or a missing explicit path.
+    """
+    is_explicit_path = ref.startswith(("/", "./", "../", "~")) or ref in (".", "..")
+    if not is_explicit_path and "/" not in ref:
         return None
     path = Path(ref).expanduser().absolute()
     if path.is_dir():
         return path.resolve()
     if path.is_file():
         raise _not_found(f"{path} is a file", "Name the folder that holds config.json.")
-    if explicit:
+    if is_explicit_path:
         raise _not_found(f"{path} does not exist", "Name a folder that holds config.json.")
     return None
 
 
-def _unknown(home: Home, ref: str) -> UserError:
-    """The error for a reference that means nothing, with what was probably meant."""
+def _unknown_reference(home: Home, ref: str) -> UserError:
+    """The error for a reference that names no model, with the names closest to it."""
     name = ref.partition("@")[0]
-    known = [*BUILTIN, *(run.id for run in _trained(home)), *hub.cached_ids(home)]
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    if "@" in ref and name in known:
+    known_names = [
+        *BUILTIN,
+        *(run.id for run in _runs_with_checkpoints(home)),
+        *hub.cached_ids(home),
+    ]
+    similar = difflib.get_close_matches(name, known_names, n=3, cutoff=0.5)
+    if "@" in ref and name in known_names:
         hint = f"After a run id stands @best or @stepN, as in {name}@best."
-    elif near:
-        hint = f"Did you mean {' or '.join(near)}?"
+    elif similar:
+        hint = f"Did you mean {' or '.join(similar)}?"
     else:
         hint = "Give `pebble`, a folder (/path/to/model), a hub id (ORG/NAME) or a run id."
     return _not_found(f"no model is named {ref!r}", hint)
@@ -293,37 +337,38 @@ def _not_found(message: str, hint: str | Hint) -> UserError:
     return UserError("MODEL_NOT_FOUND", message, hint=hint, field="model")
 
 
-def _trained(home: Home) -> list[RunDir]:
-    """Runs with a complete checkpoint, newest folder first.
+def _runs_with_checkpoints(home: Home) -> list[RunDir]:
+    """Runs with a complete checkpoint, the last changed folder first.
 
-    Runs that ended without one are remembered by this process: nothing is added to them later.
+    This process remembers runs that ended without a checkpoint, since nothing is added to them
+    later.
     """
     folders = []
     with contextlib.suppress(FileNotFoundError), os.scandir(home.runs) as entries:
         for entry in entries:
-            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+            with contextlib.suppress(FileNotFoundError):  # deleted since the listing
                 if entry.is_dir():
                     folders.append((entry.stat().st_mtime, entry.name))
-    marks = {}
+    marks = {}  # run id -> (run id, state, attempt, ended)
     if home.db.is_file():
         with Store(home) as store:
             marks = {mark[0]: mark for mark in store.run_marks("train")}
     runs = []
     for _, name in sorted(folders, reverse=True):
-        mark = marks.get(name)
+        mark = marks.get(name)  # None for a folder without a row in the database
         key = (str(home.root), mark)
-        if mark is not None and key in _without:
+        if mark is not None and key in _ended_without_checkpoint:
             continue
         run = RunDir(home.runs / name)
         if run.checkpoint_steps():
             runs.append(run)
-        elif mark is not None and mark[1] in TERMINAL:
-            _without.add(key)
+        elif mark is not None and mark[1] in TERMINAL:  # its state
+            _ended_without_checkpoint.add(key)
     return runs
 
 
-def _usable(ref: str, kind: str, path: Path) -> UsableModel | None:
-    """The model in `path`; None where it cannot be trained here."""
+def _usable_base(ref: str, kind: str, path: Path) -> UsableModel | None:
+    """The model in the folder `path` for a listing; None if it cannot be trained here."""
     try:
         facts = model_files.read_facts(path)
     except UserError:
@@ -332,7 +377,7 @@ def _usable(ref: str, kind: str, path: Path) -> UsableModel | None:
 
 
 def _usable_run(run: RunDir) -> UsableModel | None:
-    """The model that a training run left; None where its base or its config cannot be read."""
+    """The model of a training run for a listing; None if its config or base cannot be read."""
     try:
         config = _run_config(run)
         if not isinstance(config, TrainConfig):
@@ -340,7 +385,7 @@ def _usable_run(run: RunDir) -> UsableModel | None:
         base_ref, path = _base_of(config, run)
     except UserError:
         return None
-    model = _usable(run.id, "run", path)
+    model = _usable_base(run.id, "run", path)
     if model is None:
         return None
     best = run.resolve_checkpoint("best")

@@ -1,11 +1,12 @@
-"""Conversations to token ids and loss masks, through a model's chat template.
+"""Turns conversations into token ids and loss masks, through a model's chat template.
 
-The one implementation of both: the control side counts with it (`tokens.py`) and the worker trains
-and samples with it (`engine/worker/rollouts/renderer.py`), so what is counted is what is trained.
+The control side counts tokens with this module (`tokens.py`) and the worker trains and samples
+with it (`engine/worker/rollouts/renderer.py`), so both see the same tokens.
 
-Text is cut where the model starts and stops writing, and each piece is tokenised by itself: then
-the prompt of a training row is, id for id, the prompt the sampler was given. A template that
-rewrites history (so that a prompt is no prefix of what follows it) is refused for training rows.
+The text is split where the model starts and stops writing, and each part is tokenised by itself.
+So the prompt of a training row has exactly the ids of the prompt that the sampler gets. A template
+that rewrites history (its prompt is no prefix of the longer conversation) is refused for training
+rows.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,14 +19,14 @@ _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
 class TemplateError(ValueError):
-    """A chat template refused a conversation, or does not keep the prompt as its beginning."""
+    """A chat template refused a conversation, or rewrites its beginning."""
 
 
 class RewrittenHistory(TemplateError):
-    """A template changes what it wrote before once more follows.
+    """A template changes the text of earlier messages when more messages follow.
 
     Attributes:
-        index: of the message whose turn does not continue its own prompt.
+        index: position of the message whose turn does not continue its own prompt.
     """
 
     def __init__(self, index: int) -> None:
@@ -37,15 +38,24 @@ class RewrittenHistory(TemplateError):
 
 @dataclass(frozen=True)
 class TokenizedChat:
-    """A conversation as tokens. `turns`: (start, end) of each assistant turn among `ids`, its
-    end-of-turn token included and what the generation prompt already holds left out."""
+    """A conversation as tokens.
+
+    Attributes:
+        ids: the token ids.
+        turns: (start, end) of each assistant turn in `ids`. The end-of-turn token belongs to the
+            turn; the opening that the generation prompt contains does not.
+    """
 
     ids: list[int]
     turns: list[tuple[int, int]]
 
     def mask(self, loss_on: str = "assistant") -> list[int]:
-        """1 on tokens that carry loss: all assistant turns, the last one, or every token but the
-        first, which nothing predicts."""
+        """One number per token: 1 if it carries loss, else 0.
+
+        Args:
+            loss_on: "assistant" (all assistant turns), "last" (the last one) or "all" (every token
+                but the first, which nothing predicts).
+        """
         if loss_on == "all":
             return [0, *[1] * (len(self.ids) - 1)] if self.ids else []
         mask = [0] * len(self.ids)
@@ -60,11 +70,11 @@ class ChatFormat:
 
     Attributes:
         template: the source of its chat template.
-        special_tokens: variables of the template, `eos_token` and the like.
-        encode: ids of template text; it must add no special tokens of its own.
+        special_tokens: variables for the template, such as `eos_token`.
+        encode: gives the token ids of a text; it must not add special tokens.
         stop_texts: texts of the tokens that end a turn.
         thinking: whether the template is asked to open a think block.
-        tool_template: used instead where there are tools; "" where one template serves both.
+        tool_template: the template for conversations with tools; "" if `template` serves both.
     """
 
     template: str
@@ -77,9 +87,9 @@ class ChatFormat:
     def text(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = (), *, prompt: bool
     ) -> str:
-        """The conversation as the template writes it; `prompt` opens the next assistant turn.
+        """The conversation as text; with `prompt` the next assistant turn is opened at its end.
 
-        Raises TemplateError with the template's own words when it refuses the messages, and
+        Raises TemplateError with the template's own message when it refuses the conversation, and
         UserError MODEL_UNSUPPORTED when it does not compile.
         """
         # jinja2 takes 40 ms to import, which a start of the server does not need.
@@ -87,7 +97,7 @@ class ChatFormat:
 
         variables = {
             **self.special_tokens,
-            "messages": [_as_templates_read_it(message) for message in messages],
+            "messages": [_for_template(message) for message in messages],
             "tools": list(tools) or None,
             "documents": None,
             "add_generation_prompt": prompt,
@@ -104,7 +114,10 @@ class ChatFormat:
     def prompt(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()
     ) -> list[int]:
-        """Token ids up to and including the opening of the assistant's turn."""
+        """Token ids of the conversation, up to and including the opening of the assistant's turn.
+
+        Raises as `text` does.
+        """
         return self.encode(self.text(messages, tools, prompt=True))
 
     def between_turns(
@@ -113,13 +126,13 @@ class ChatFormat:
         replies: Sequence[ChatMessage],
         tools: Sequence[ToolSchema] = (),
     ) -> list[int]:
-        """Token ids between an assistant turn's end token and the opening of the next one.
+        """Token ids from the end token of an assistant turn to the opening of the next one.
 
         Args:
-            before: the conversation so far, which ends with the assistant.
-            replies: what was answered to it.
+            before: the conversation so far; its last message is the assistant's.
+            replies: the messages that answer it.
 
-        Raises RewrittenHistory when the template changes what it wrote before.
+        Raises RewrittenHistory when the template changes earlier text, else as `text` does.
         """
         closed = self.text(before, tools, prompt=False)
         opened = self.text([*before, *replies], tools, prompt=True)
@@ -130,39 +143,42 @@ class ChatFormat:
     def conversation(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()
     ) -> TokenizedChat:
-        """A finished conversation, up to the end of its last assistant turn.
+        """A finished conversation as tokens, up to the end of its last assistant turn.
 
-        Raises RewrittenHistory when a turn is no continuation of its own prompt.
+        Raises RewrittenHistory when a turn does not continue its own prompt, else as `text` does.
         """
         ids: list[int] = []
         turns: list[tuple[int, int]] = []
-        done = ""  # the text whose ids are in `ids`
+        encoded_text = ""  # the text that `ids` stands for
         for index, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
             prompt = self.text(messages[:index], tools, prompt=True)
-            whole = self.text(messages[: index + 1], tools, prompt=False)
-            if not (prompt.startswith(done) and whole.startswith(prompt)):
+            closed = self.text(messages[: index + 1], tools, prompt=False)
+            if not (prompt.startswith(encoded_text) and closed.startswith(prompt)):
                 raise RewrittenHistory(index)
-            end = self._end_of_turn(whole)
-            ids += self.encode(prompt[len(done) :])
+            end = self._end_of_turn(closed)
+            ids += self.encode(prompt[len(encoded_text) :])
             start = len(ids)
-            ids += self.encode(whole[len(prompt) : end])
+            ids += self.encode(closed[len(prompt) : end])
             turns.append((start, len(ids)))
-            done = whole[:end]
+            encoded_text = closed[:end]
         return TokenizedChat(ids, turns)
 
     def _end_of_turn(self, closed: str) -> int:
-        """Where the last turn's end token ends; templates write a newline or so after it."""
+        """The position after the last turn's end token; templates may write a newline after it.
+
+        The end of the text if it has no such token.
+        """
         ends = [closed.rfind(stop) + len(stop) for stop in self.stop_texts if stop in closed]
         return max(ends) if ends else len(closed)
 
 
-def _as_templates_read_it(message: ChatMessage) -> ChatMessage:
-    """`message` as transformers hands it to a template.
+def _for_template(message: ChatMessage) -> ChatMessage:
+    """A copy of `message` in the form that transformers passes to a template.
 
-    Keys without a value are left out, since templates test for the key, and reasoning stands
-    under each of the names that templates look for.
+    Keys without a value are left out, because templates test whether a key is there. Reasoning is
+    given under each of the names that templates look for.
     """
     message = {key: value for key, value in message.items() if value is not None}
     reasoning = next((message[key] for key in _REASONING_FIELDS if key in message), None)

@@ -1,9 +1,10 @@
-"""Chat templates rendered as transformers renders them.
+"""Renders chat templates in the same way as transformers.
 
-The same sandboxed jinja environment with the same extras (raise_exception, strftime_now, tojson
-without HTML escapes, loop controls, the `generation` tag), so that a template gives the same text
-here as there. Templates come from model repositories and are untrusted: the sandbox keeps them from
-Python. Imports jinja2, which a start of the server does not need: reached through `chat_format.py`.
+It uses the same sandboxed jinja environment with the same extras (raise_exception, strftime_now,
+tojson without HTML escapes, loop controls, the `generation` tag), so a template gives the same text
+in both. Templates come from model repositories and are untrusted: the sandbox keeps them from
+Python. This module imports jinja2, which the server's start does not need, so only
+`chat_format.py` imports it, when it renders.
 
 Source: transformers/utils/chat_template_utils.py.
 """
@@ -25,21 +26,23 @@ from engine.models import model_files
 
 
 def render(source: str, variables: Mapping[str, Any]) -> str:
-    """The text that the template `source` makes of `variables`.
+    """Render the template `source` with `variables` and return the text.
 
-    Raises UserError MODEL_UNSUPPORTED when the template does not compile, and whatever it raises
-    when it refuses the variables.
+    Raises UserError MODEL_UNSUPPORTED when the template does not compile, and any exception that
+    the template raises while rendering.
     """
     return _compiled(source).render(**variables)
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """The tag {% generation %}...{% endgeneration %}: transformers marks assistant turns with it,
-    here it only has to render."""
+    """The tag {% generation %}...{% endgeneration %}, which renders its content unchanged.
+
+    transformers marks assistant turns with it."""
 
     tags = {"generation"}  # noqa: RUF012  jinja declares it a plain set
 
     def parse(self, parser: Any) -> nodes.Node:
+        """The syntax tree of the tag: a call of `_body` with the content between the tags."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         call = self.call_method("_body")
@@ -53,6 +56,10 @@ class _Namespace(jinja2.utils.Namespace):
     """jinja's namespace without attributes that begin with an underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # `self` may be a key
+        """Takes attributes like a dict: keywords or one mapping.
+
+        Raises SecurityError for a name that begins with an underscore.
+        """
         self, rest = args[0], args[1:]
         attributes = dict(*rest, **kwargs)
         for name in attributes:
@@ -65,12 +72,14 @@ class _Namespace(jinja2.utils.Namespace):
 
 
 def _check_attribute(name: object) -> None:
+    """Raise SecurityError for an attribute name that begins with an underscore."""
     if isinstance(name, str) and name.startswith("_"):
         raise SecurityError(f"a chat template may not store the attribute {name!r}")
 
 
 @lru_cache(maxsize=16)
 def _compiled(source: str) -> jinja2.Template:
+    """The compiled template. Raises UserError MODEL_UNSUPPORTED for a syntax error."""
     try:
         return _environment().from_string(source)
     except jinja2.TemplateError as error:
@@ -81,6 +90,7 @@ def _compiled(source: str) -> jinja2.Template:
 
 @lru_cache(maxsize=1)
 def _environment() -> jinja2.Environment:
+    """The sandboxed jinja environment with the extras of transformers, made once."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -100,7 +110,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # jinja's own filter escapes HTML characters, which no model was trained on.
+    """The filter `tojson`. jinja's own escapes HTML characters, which no model was trained on."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

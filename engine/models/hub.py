@@ -1,26 +1,28 @@
-"""Models by hub id: looked up in the local caches, else fetched over HTTP into the home.
+"""Models by hub id: found in a local cache, or fetched over HTTP into the home.
 
-A model is looked at before it is downloaded: its small files and the headers of its weights (a
-few hundred kilobytes, by range requests) say everything the control side needs. The weights come
-when a run starts: `ensure_weights` in its worker, which costs nothing once they are there.
-Caches use the layout of huggingface_hub: models--ORG--NAME/{refs/main,snapshots/COMMIT/}.
-HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE, HF_HUB_CACHE and HF_HOME mean what they mean there.
+A model is examined before it is downloaded: its small files and the headers of its weights (a few
+hundred kilobytes, by range requests) contain everything that the control side needs. The weights
+are downloaded when a run starts: its worker calls `ensure_weights`, which does nothing if they are
+there already. Caches use the layout of huggingface_hub:
+models--ORG--NAME/{refs/main,snapshots/COMMIT/}. HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE, HF_HUB_CACHE
+and HF_HOME have the same meaning as there.
 
-Why huggingface_hub does not fetch the files itself. Measured with its version 2.4.0 and a server on
-the loopback that sends 60 MB in two seconds:
+Why this module does not let huggingface_hub fetch the files. Measured with its version 2.4.0 and a
+local server that sends 60 MB in two seconds:
 
 - `hf_hub_download`, killed at 40 MB and started again, asked for all 60 MB and left the 40 MB on
-  disk for good: since its pull request 4228 partial files have random names and none is continued.
-  This module, killed at 50 MB, asked for the last 10 MB. Runs are killed and start again by
-  themselves, so this alone decides.
-- It took a file of the right size with one wrong byte: over plain HTTP it compares sizes alone.
-  docs/reliability.md (A19) promises that weights are held against their checksums.
-- Trainers and deployments run with HF_HUB_OFFLINE=1, so that transformers fetches nothing behind
-  our back. They are also where weights arrive, and there the library refuses every request. So
-  does its `http_get`, which could continue a file but is not part of its documented interface.
-- A hub that cannot be reached is refused here after 0.4 s, there after 24 s of retries.
-- It asks HF_ENDPOINT for a list of coding agents (/api/agent-harnesses), to name the one it
-  recognises in later requests. Nothing here tells a hub who asks.
+  disk for good: since its pull request 4228 partial files have random names and are never
+  continued. This module, killed at 50 MB, asked for the last 10 MB. Runs can be killed and restart
+  by themselves, so this reason would be enough.
+- It accepted a file of the right size with one wrong byte: over plain HTTP it compares only sizes.
+  docs/reliability.md (A19) promises that weights are compared with their checksums.
+- Trainers and deployments run with HF_HUB_OFFLINE=1, so that transformers cannot fetch anything.
+  They are also the processes that download weights, and there the library refuses every request.
+  So does its `http_get`, which could continue a file but is not part of its documented interface.
+- If the hub cannot be reached, this module reports it after 0.4 s, the library after 24 s of
+  retries.
+- The library asks HF_ENDPOINT for a list of coding agents (/api/agent-harnesses), and names the
+  agent it recognises in later requests. This module tells a hub nothing about the caller.
 """
 
 import contextlib
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
-_SMALL = (
+_SMALL_FILES = (
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -61,12 +63,13 @@ _SMALL = (
     "chat_template.json",
     "model.safetensors.index.json",
 )
-_SMALL_LIMIT = 64 << 20
-_FIRST_BYTES = 1 << 18  # holds the header of most files, so one request does
+_SMALL_LIMIT = 64 << 20  # bytes; the largest tokenizers have about a third of it
+_FIRST_BYTES = 1 << 18  # enough for most headers, so that one request will do
 _PLAN = "download.json"
-_TRIES = 4
+_TRIES = 4  # to download a weight file
+_PARTIAL_CONTENT, _RANGE_NOT_SATISFIABLE = 206, 416  # HTTP statuses
 
-Progress = Callable[[int, int], None]  # bytes that have arrived, bytes in all
+Progress = Callable[[int, int], None]  # called with bytes downloaded so far, bytes in total
 
 
 class WeightFile(Record):
@@ -78,7 +81,7 @@ class WeightFile(Record):
 
 
 class DownloadPlan(Record):
-    """`download.json` of a snapshot: which weights belong to it and where they come from."""
+    """`download.json` of a snapshot: its weight files and where to download them."""
 
     repo: str
     commit: str
@@ -90,23 +93,23 @@ class _LargeFile(BaseModel):
     sha256: str | None = None
 
 
-class _Sibling(BaseModel):
-    """One file in the hub's answer; `lfs` only where the file is stored apart from the text."""
+class _HubFile(BaseModel):
+    """One file in the hub's answer; `lfs` is None for files that are not in large file storage."""
 
     rfilename: str
     size: int | None = None
     lfs: _LargeFile | None = None
 
 
-class _Answer(BaseModel):
-    """What the hub answers about the newest version of a model, as far as it is read."""
+class _HubAnswer(BaseModel):
+    """The part that is used of the hub's answer about the newest version of a model."""
 
     sha: str
-    siblings: list[_Sibling]
+    siblings: list[_HubFile]
 
 
 @dataclass(frozen=True)
-class _Remote:
+class _HubVersion:
     """One version of a repository on the hub: its commit and its files by name."""
 
     client: "httpx.Client"
@@ -119,7 +122,11 @@ class _Remote:
 
 
 def cached(home: Home, repo: str) -> Path | None:
-    """The snapshot of `repo` in a local cache: one with weights first, else our own of headers."""
+    """The snapshot folder of `repo` in a local cache; None if there is none.
+
+    A snapshot with all weights is preferred. Otherwise it is the home's own snapshot, which has
+    only the weights' headers so far.
+    """
     for root in (_shared_cache(), home.cache / "hub"):
         folder = _snapshot(root, repo)
         if folder is not None and is_complete(folder):
@@ -129,7 +136,7 @@ def cached(home: Home, repo: str) -> Path | None:
 
 
 def cached_ids(home: Home) -> list[str]:
-    """Hub ids of the models with a whole snapshot in a local cache, sorted."""
+    """Hub ids, sorted, of the models that a local cache has with all their weights."""
     repos = set()
     for root in (_shared_cache(), home.cache / "hub"):
         for folder in sorted(root.glob("models--*--*")):
@@ -141,7 +148,7 @@ def cached_ids(home: Home) -> list[str]:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether config.json and every weight file the folder declares are there."""
+    """Whether the folder has config.json and every weight file that it declares."""
     try:
         names = model_files.weight_files(folder)
     except UserError:
@@ -150,9 +157,10 @@ def is_complete(folder: Path) -> bool:
 
 
 def look_up(home: Home, repo: str) -> Path:
-    """The folder of `repo`, its small files and weight headers fetched when no cache has it.
+    """The snapshot folder of `repo`; small files and weight headers are fetched if no cache has it.
 
-    Raises UserError MODEL_NOT_FOUND (also when offline or unreachable) or MODEL_UNSUPPORTED.
+    Raises UserError MODEL_NOT_FOUND (also when offline or unreachable), MODEL_UNSUPPORTED or
+    DISK_FULL.
     """
     folder = cached(home, repo)
     if folder is not None:
@@ -162,21 +170,25 @@ def look_up(home: Home, repo: str) -> Path:
             f"{repo} is in no local cache and HF_HUB_OFFLINE is set",
             "Unset HF_HUB_OFFLINE, or use `pebble` or the path of a local model.",
         )
-    with _client() as client, _explained(repo):
-        return _fetch_small(home, _newest(client, repo))
+    with _client() as client, _http_errors_as_refusals(repo):
+        return _fetch_small(home, _newest_version(client, repo))
 
 
 def ensure_weights(folder: Path, progress: Progress | None = None) -> None:
-    """Download the weights still missing in `folder`; nothing happens where none are.
+    """Download the weights that are missing in `folder`, if any.
 
-    Continues a partial file, checks size and sha256, renames last.
-    Raises UserError MODEL_NOT_FOUND (retryable), MODEL_UNSUPPORTED on a wrong checksum, DISK_FULL.
+    Partial files are continued; size and sha256 are checked before a file gets its final name.
+    `progress` is called with the bytes of all files so far and in total. One process downloads at a
+    time; others wait for it.
+
+    Raises UserError MODEL_NOT_FOUND (retryable), MODEL_UNSUPPORTED on a wrong checksum, or
+    DISK_FULL.
     """
-    plan = None if is_complete(folder) else _plan(folder)
+    plan = None if is_complete(folder) else _read_plan(folder)
     if plan is None:
         return
-    with _explained(plan.repo), open(folder / "download.lock", "wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # a second worker waits, then the files are there
+    with _http_errors_as_refusals(plan.repo), open(folder / "download.lock", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a second worker waits here and then finds the files
         with _client(plan.endpoint) as client:
             _fetch_weights(client, folder, plan, progress or (lambda arrived, total: None))
 
@@ -184,18 +196,24 @@ def ensure_weights(folder: Path, progress: Progress | None = None) -> None:
 def _fetch_weights(
     client: "httpx.Client", folder: Path, plan: DownloadPlan, progress: Progress
 ) -> None:
-    total = sum(file.size for file in plan.weights)
-    before = 0  # bytes of the files that are there
+    """Download each weight file of the plan that is not in `folder`; see `ensure_weights`."""
+    total_bytes = sum(file.size for file in plan.weights)
+    bytes_before = 0  # sizes of the earlier files of the plan
     for file in plan.weights:
         if not (folder / file.name).is_file():
             url = _file_url(plan.repo, plan.commit, file.name)
             _download(
-                client, url, folder, file, lambda size, start=before: progress(start + size, total)
+                client,
+                url,
+                folder,
+                file,
+                lambda size, start=bytes_before: progress(start + size, total_bytes),
             )
-        before += file.size
+        bytes_before += file.size
 
 
-def _plan(folder: Path) -> DownloadPlan | None:
+def _read_plan(folder: Path) -> DownloadPlan | None:
+    """The download plan in a snapshot folder; None if it has none (another program's cache)."""
     path = folder / _PLAN
     return DownloadPlan.read(path) if path.is_file() else None
 
@@ -205,38 +223,46 @@ def _file_url(repo: str, commit: str, name: str) -> str:
 
 
 def missing_bytes(folder: Path) -> int:
-    """Bytes of weights still to be downloaded into `folder`."""
-    plan = _plan(folder)
+    """Bytes of weights that still have to be downloaded into `folder`."""
+    plan = _read_plan(folder)
     weights = plan.weights if plan is not None else []
     return sum(file.size for file in weights if not (folder / file.name).is_file())
 
 
 def _shared_cache() -> Path:
+    """huggingface_hub's own cache folder, as its environment variables set it."""
     if os.environ.get("HF_HUB_CACHE"):
         return Path(os.environ["HF_HUB_CACHE"]).expanduser()
     default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     return Path(os.environ.get("HF_HOME") or default).expanduser() / "hub"
 
 
-def _folder(root: Path, repo: str) -> Path:
+def _model_folder(root: Path, repo: str) -> Path:
     return root / ("models--" + repo.replace("/", "--"))
 
 
 def _snapshot(root: Path, repo: str) -> Path | None:
-    """The snapshot that refs/main names, else the only one there is."""
-    folder = _folder(root, repo)
+    """The snapshot folder of `repo` under `root`; None if there is none.
+
+    It is the one that refs/main names, or without that file the only one there is.
+    """
+    folder = _model_folder(root, repo)
     try:
         commit = (folder / "refs" / "main").read_text("utf-8").strip()
     except OSError:
         commit = ""
     if _COMMIT.fullmatch(commit) and (folder / "snapshots" / commit).is_dir():
         return folder / "snapshots" / commit
-    others = list((folder / "snapshots").glob("*")) if not commit else []
-    return others[0] if len(others) == 1 else None
+    snapshots = list((folder / "snapshots").glob("*")) if not commit else []
+    return snapshots[0] if len(snapshots) == 1 else None
 
 
 def _client(endpoint: str = "") -> "httpx.Client":
-    import httpx  # noqa: PLC0415  70 ms that only a look at the hub needs
+    """An HTTP client for the hub at `endpoint`, with the token in HF_TOKEN, if any.
+
+    "" stands for HF_ENDPOINT, or the public hub if that is unset.
+    """
+    import httpx  # noqa: PLC0415  takes 70 ms to import; only hub access needs it
 
     base = endpoint or os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     headers = {"Accept-Encoding": "identity"}  # sizes and ranges count the file's own bytes
@@ -254,21 +280,24 @@ def _client(endpoint: str = "") -> "httpx.Client":
 
 @lru_cache(maxsize=1)
 def _certificates() -> "ssl.SSLContext":
-    """Read once per process: it takes a third of a second."""
+    """The TLS settings, made once per process: reading the certificates takes 0.3 s."""
     import httpx  # noqa: PLC0415  loaded by the client already
 
     return httpx.create_ssl_context()
 
 
 @contextlib.contextmanager
-def _explained(repo: str) -> Iterator[None]:
-    """Turn what HTTP and the disk can raise into the refusal the caller can act on."""
+def _http_errors_as_refusals(repo: str) -> Iterator[None]:
+    """Context manager: errors of HTTP and of a full disk become a UserError for the caller.
+
+    Raises UserError MODEL_NOT_FOUND or DISK_FULL; other errors pass unchanged.
+    """
     import httpx  # noqa: PLC0415  loaded by the client already
 
     try:
         yield
     except httpx.HTTPStatusError as error:
-        raise _refusal(repo, error.response.status_code) from error
+        raise _status_error(repo, error.response.status_code) from error
     except httpx.HTTPError as error:
         raise _not_found(
             f"{repo} could not be fetched: {type(error).__name__} {error}".rstrip(),
@@ -286,7 +315,8 @@ def _explained(repo: str) -> Iterator[None]:
         ) from error
 
 
-def _refusal(repo: str, status: int) -> UserError:
+def _status_error(repo: str, status: int) -> UserError:
+    """The error for an HTTP status that is no success."""
     if status in (401, 403):
         return _not_found(
             f"{repo} does not exist or needs permission (HTTP {status})",
@@ -303,12 +333,15 @@ def _not_found(message: str, hint: str, retryable: bool = False) -> UserError:
     return UserError("MODEL_NOT_FOUND", message, hint=hint, field="model", retryable=retryable)
 
 
-def _newest(client: "httpx.Client", repo: str) -> _Remote:
-    """The newest version of `repo`, with the sizes and checksums of its files."""
+def _newest_version(client: "httpx.Client", repo: str) -> _HubVersion:
+    """The newest version of `repo`, with the sizes and checksums of its files.
+
+    Raises UserError MODEL_NOT_FOUND for an answer without sense, httpx.HTTPError otherwise.
+    """
     reply = client.get(f"/api/models/{repo}/revision/main", params={"blobs": "true"})
     reply.raise_for_status()
     try:
-        answer = _Answer.model_validate_json(reply.content)
+        answer = _HubAnswer.model_validate_json(reply.content)
     except ValidationError as error:
         raise _not_found(
             f"the hub's answer for {repo} makes no sense", "Check HF_ENDPOINT."
@@ -316,34 +349,35 @@ def _newest(client: "httpx.Client", repo: str) -> _Remote:
     if not _COMMIT.fullmatch(answer.sha):
         raise _not_found(f"the hub names no version of {repo}", "Check HF_ENDPOINT.")
     files = {
-        item.rfilename: WeightFile(
-            name=item.rfilename,
-            size=item.size or 0,
-            sha256=(item.lfs and item.lfs.sha256) or "",
+        file.rfilename: WeightFile(
+            name=file.rfilename,
+            size=file.size or 0,
+            sha256=(file.lfs and file.lfs.sha256) or "",
         )
-        for item in answer.siblings
+        for file in answer.siblings
     }
-    return _Remote(client, repo, answer.sha, files)
+    return _HubVersion(client, repo, answer.sha, files)
 
 
-def _fetch_small(home: Home, remote: _Remote) -> Path:
-    """The snapshot folder, with the small files, the headers of the weights and the plan.
+def _fetch_small(home: Home, remote: _HubVersion) -> Path:
+    """Fetch the small files and the headers of the weights; returns the snapshot folder.
 
-    `refs/main` is written last: until then no cache look-up sees the folder.
+    It also writes the download plan. `refs/main` is written last: until then no cache look-up finds
+    the folder. Raises UserError MODEL_UNSUPPORTED or MODEL_NOT_FOUND.
     """
     _refuse_other_kinds(remote)
-    root = _folder(home.cache / "hub", remote.repo)
+    root = _model_folder(home.cache / "hub", remote.repo)
     folder = root / "snapshots" / remote.commit
     folder.mkdir(parents=True, exist_ok=True)
-    for name in _SMALL:
+    for name in _SMALL_FILES:
         if name in remote.files and not (folder / name).is_file():
-            write_text(folder / name, _small_text(remote, name))
-            if name == "config.json":
+            write_text(folder / name, _fetch_text(remote, name))
+            if name == "config.json":  # refused before the larger files are fetched
                 model_files.check_config(model_files.load_json(folder / name), remote.repo)
     names = _weight_names(folder, remote)
     model_files.check_text_files(folder)
     for name in names:
-        (folder / (name + model_files.HEADER)).write_bytes(_header_bytes(remote, name))
+        (folder / (name + model_files.HEADER)).write_bytes(_fetch_header(remote, name))
     plan = DownloadPlan(
         repo=remote.repo,
         commit=remote.commit,
@@ -356,18 +390,25 @@ def _fetch_small(home: Home, remote: _Remote) -> Path:
     return folder
 
 
-def _refuse_other_kinds(remote: _Remote) -> None:
-    """Refuse a repository without config.json: an adapter, or another library's model."""
+def _refuse_other_kinds(remote: _HubVersion) -> None:
+    """Raise UserError MODEL_UNSUPPORTED for a repository without config.json.
+
+    It is an adapter or another library's model.
+    """
     if "config.json" in remote.files:
         return
-    adapter = "adapter_config.json" in remote.files
+    is_adapter = "adapter_config.json" in remote.files
     raise model_files.unsupported(
-        f"{remote.repo} is {'only a LoRA adapter' if adapter else 'no transformers model'}",
-        "Name the base model it was made for." if adapter else "It has no config.json.",
+        f"{remote.repo} is {'only a LoRA adapter' if is_adapter else 'no transformers model'}",
+        "Name the base model it was made for." if is_adapter else "It has no config.json.",
     )
 
 
-def _weight_names(folder: Path, remote: _Remote) -> list[str]:
+def _weight_names(folder: Path, remote: _HubVersion) -> list[str]:
+    """Names of the weight files: those in the shard index, or the single file.
+
+    Raises UserError MODEL_UNSUPPORTED if the repository does not have them.
+    """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         names = model_files.shards(model_files.load_json(index), index.name)
@@ -378,40 +419,41 @@ def _weight_names(folder: Path, remote: _Remote) -> list[str]:
     return names
 
 
-def _small_text(remote: _Remote, name: str) -> str:
-    data = b""
+def _fetch_text(remote: _HubVersion, name: str) -> str:
+    """Content of a small file. Raises UserError MODEL_UNSUPPORTED if it is too large or no text."""
+    content = b""
     with remote.client.stream("GET", remote.url(name)) as reply:
         reply.raise_for_status()
         for chunk in reply.iter_bytes():
-            data += chunk
-            if len(data) > _SMALL_LIMIT:
+            content += chunk
+            if len(content) > _SMALL_LIMIT:
                 raise model_files.unsupported(f"{name} is over 64 MB", "Use another model.")
     try:
-        return data.decode("utf-8")
+        return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise model_files.unsupported(f"{name} is not text", "Use another model.") from error
 
 
-def _header_bytes(remote: _Remote, name: str) -> bytes:
-    """The safetensors header of a weight file, with the eight bytes before it."""
-    data = _first_bytes(remote, name, _FIRST_BYTES)
-    length = 8 + model_files.header_length(data, name)
-    if len(data) < length:
-        data = _first_bytes(remote, name, length)
-    return data[:length]
+def _fetch_header(remote: _HubVersion, name: str) -> bytes:
+    """The safetensors header of a weight file, with the eight bytes of its length."""
+    first_bytes = _fetch_first_bytes(remote, name, _FIRST_BYTES)
+    length = 8 + model_files.header_length(first_bytes, name)
+    if len(first_bytes) < length:
+        first_bytes = _fetch_first_bytes(remote, name, length)
+    return first_bytes[:length]
 
 
-def _first_bytes(remote: _Remote, name: str, count: int) -> bytes:
-    """The first `count` bytes; a server that ignores the range is read no further than that."""
-    span = {"Range": f"bytes=0-{count - 1}"}
-    data = b""
-    with remote.client.stream("GET", remote.url(name), headers=span) as reply:
+def _fetch_first_bytes(remote: _HubVersion, name: str, count: int) -> bytes:
+    """The first `count` bytes of a file; a server that ignores the range is not read further."""
+    headers = {"Range": f"bytes=0-{count - 1}"}
+    content = b""
+    with remote.client.stream("GET", remote.url(name), headers=headers) as reply:
         reply.raise_for_status()
         for chunk in reply.iter_raw():
-            data += chunk
-            if len(data) >= count:
+            content += chunk
+            if len(content) >= count:
                 break
-    return data[:count]
+    return content[:count]
 
 
 def _download(
@@ -421,7 +463,11 @@ def _download(
     file: WeightFile,
     report: Callable[[int], None],
 ) -> None:
-    """Fetch one weight file into `folder`; `report` is told how many of its bytes are there."""
+    """Download one weight file into `folder`, continuing a partial file; up to four attempts.
+
+    `report` is called with the number of bytes that are there. Raises httpx.HTTPError, or UserError
+    MODEL_UNSUPPORTED if the file has the wrong size or checksum.
+    """
     import httpx  # noqa: PLC0415  loaded by the client already
 
     target = folder / file.name
@@ -433,7 +479,7 @@ def _download(
         except httpx.TransportError:
             if attempt == _TRIES:
                 raise
-    fault = _fault(part, file)
+    fault = _download_fault(part, file)
     if fault:
         part.unlink()
         raise model_files.unsupported(f"{file.name}: {fault}", "Start the run again.")
@@ -444,15 +490,18 @@ def _download(
 def _continue_part(
     client: "httpx.Client", url: str, part: Path, report: Callable[[int], None]
 ) -> None:
-    """Append to the partial file what it lacks; a server that ignores ranges sends all of it."""
+    """Append the missing bytes to the partial file `part` and sync it to disk.
+
+    If the server ignores ranges, the file is fetched from its start.
+    """
     size = part.stat().st_size if part.is_file() else 0
     headers = {"Range": f"bytes={size}-"} if size else {}
     with client.stream("GET", url, headers=headers) as reply:
-        if reply.status_code == 416:  # nothing left to fetch
+        if reply.status_code == _RANGE_NOT_SATISFIABLE:  # the file is complete
             return
         reply.raise_for_status()
-        if reply.status_code != 206:
-            size = 0
+        if reply.status_code != _PARTIAL_CONTENT:
+            size = 0  # the whole file comes
         with open(part, "ab" if size else "wb") as file:
             for chunk in reply.iter_raw():
                 file.write(chunk)
@@ -462,8 +511,11 @@ def _continue_part(
             os.fsync(file.fileno())
 
 
-def _fault(part: Path, file: WeightFile) -> str:
-    """What is wrong with a file that has arrived, "" where nothing is."""
+def _download_fault(part: Path, file: WeightFile) -> str:
+    """What is wrong with the downloaded file `part`; "" if size and checksum are right.
+
+    A size of 0 or a checksum of "" in `file` is unknown and not checked.
+    """
     size = part.stat().st_size
     if file.size and size != file.size:
         return f"{size} of {file.size} bytes arrived"

@@ -1,8 +1,8 @@
-"""What a model folder is, read from config.json and safetensors headers: no torch, no weights.
+"""Facts about a model folder, read from config.json and safetensors headers, without torch.
 
-A safetensors file starts with eight bytes (length of the header, little endian) and a JSON header
-that names every tensor with dtype, shape and place, so the parameter count is exact and a
-truncated file is seen before anything loads it (format: the safetensors README).
+A safetensors file starts with eight bytes (the length of the header, little endian) and a JSON
+header with name, dtype, shape and place of every tensor. So the parameter count is exact, and a
+truncated file is recognised before anything loads it (format: the safetensors README).
 """
 
 import json
@@ -15,8 +15,8 @@ from pathlib import Path
 from engine.core.errors import UserError
 from engine.core.files import JsonObject, open_file
 
-# Architectures whose projections carry the names in PROJECTIONS and whose forward pass the worker
-# is tested on or which share that layout exactly.
+# Architectures whose projections have the names in PROJECTIONS. The worker's forward pass is tested
+# on them, or they have exactly the same layout as a tested one.
 ARCHITECTURES = (
     "Qwen3ForCausalLM",
     "Qwen2ForCausalLM",
@@ -24,13 +24,17 @@ ARCHITECTURES = (
     "MistralForCausalLM",
 )
 
-HEADER = ".header"  # beside a weight file's name: its header, fetched before the weights are
+HEADER = ".header"  # after a weight file's name: its header alone, fetched before the weights
 
 _DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}
 _DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_LENGTH_BYTES = 8  # before the header of a safetensors file: its length
+_DEFAULT_CONTEXT = 2048  # tokens, where config.json names no max_position_embeddings
 _MAX_HEADER = 100_000_000  # the limit of the safetensors library itself
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-_USE_OTHER = "Choose a model with one of these architectures: " + ", ".join(ARCHITECTURES) + "."
+_SUPPORTED_HINT = (
+    "Choose a model with one of these architectures: " + ", ".join(ARCHITECTURES) + "."
+)
 
 
 @dataclass(frozen=True)
@@ -74,17 +78,17 @@ class ModelFacts:
 
     @property
     def head_params(self) -> int:
-        """Parameters of the output layer, which is multiplied only where a logit is needed."""
+        """Parameters of the output layer, which is computed only where logits are needed."""
         return self.vocab * self.hidden
 
     @property
     def linear_params(self) -> int:
-        """Parameters of the layers' seven projections, the part every token is multiplied with."""
+        """Parameters of the seven projections of all layers, which every token runs through."""
         attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
         return self.layers * (attention + 3 * self.hidden * self.intermediate)
 
     def projection(self, name: str) -> tuple[int, int]:
-        """(inputs, outputs) of the projection `name` in each layer."""
+        """(inputs, outputs) of the projection `name`, such as `q_proj`, in each layer."""
         query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
         return {
             "q_proj": (self.hidden, query),
@@ -97,7 +101,10 @@ class ModelFacts:
         }[name]
 
     def adapter_params(self, rank: int, targets: list[str] | tuple[str, ...]) -> int:
-        """Parameters of a LoRA of `rank` on `targets`: rank x (inputs + outputs) per projection."""
+        """Parameters of a LoRA with this rank on the projections `targets` of every layer.
+
+        Each projection takes rank x (inputs + outputs).
+        """
         per_layer = sum(sum(self.projection(name)) for name in targets)
         return self.layers * rank * per_layer
 
@@ -116,47 +123,62 @@ def unsupported(what: str, hint: str) -> UserError:
 
 
 def parse_header(raw: bytes, name: str, file_size: int | None = None) -> dict[str, Tensor]:
-    """Tensors of a safetensors file from its first bytes (8 + header).
+    """The tensors of a safetensors file, by name, from its first bytes (length and header).
 
-    Raises UserError MODEL_UNSUPPORTED for anything that is not a whole, well-formed file.
+    Args:
+        raw: these bytes; more may follow.
+        name: name of the file, for error messages.
+        file_size: bytes of the whole file, which must hold every tensor; None if it is not checked.
+
+    Raises UserError MODEL_UNSUPPORTED for anything that is not a complete, well-formed file.
     """
     hint = "Fetch the file again; it should come from a finished download."
-    length = header_length(raw, name)
-    if len(raw) < 8 + length:
+    header_bytes = header_length(raw, name)
+    data_start = _LENGTH_BYTES + header_bytes
+    if len(raw) < data_start:
         raise unsupported(f"{name} ends inside its header", hint)
     try:
-        header = json.loads(raw[8 : 8 + length])
-        named = {key: value for key, value in header.items() if key != "__metadata__"}
-        entries = {key: _tensor(value) for key, value in named.items()}
-        end = max((int(value["data_offsets"][1]) for value in named.values()), default=0)
+        header = json.loads(raw[_LENGTH_BYTES:data_start])
+        descriptions = {key: value for key, value in header.items() if key != "__metadata__"}
+        tensors = {key: _parse_tensor(value) for key, value in descriptions.items()}
+        data_bytes = max(
+            (int(value["data_offsets"][1]) for value in descriptions.values()), default=0
+        )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise unsupported(f"{name} has a header that cannot be read ({error})", hint) from error
-    if file_size is not None and file_size < 8 + length + end:
+    if file_size is not None and file_size < data_start + data_bytes:
         raise unsupported(
-            f"{name} is cut short: {file_size} of {8 + length + end} bytes are there", hint
+            f"{name} is cut short: {file_size} of {data_start + data_bytes} bytes are there", hint
         )
-    return entries
+    return tensors
 
 
 def header_length(raw: bytes, name: str) -> int:
-    """Length of the header that follows the first eight bytes."""
-    length = struct.unpack("<Q", raw[:8])[0] if len(raw) >= 8 else 0
-    if not 2 <= length <= _MAX_HEADER:
+    """Length in bytes of the header, from the first eight bytes of a safetensors file.
+
+    Raises UserError MODEL_UNSUPPORTED if `raw` is too short or the length impossible.
+    """
+    length = struct.unpack("<Q", raw[:_LENGTH_BYTES])[0] if len(raw) >= _LENGTH_BYTES else 0
+    if not 2 <= length <= _MAX_HEADER:  # the shortest JSON object is {}
         raise unsupported(f"{name} is not a safetensors file", "Only safetensors weights are read.")
     return length
 
 
-def _tensor(value: JsonObject) -> Tensor:
-    start, end = value["data_offsets"]
-    shape = tuple(int(size) for size in value["shape"])
-    width = _DTYPE_BYTES.get(value["dtype"])
-    if width is not None and end - start != width * prod(shape):
-        raise ValueError(f"shape {list(shape)} does not match its {end - start} bytes")
-    return Tensor(str(value["dtype"]), shape, int(end) - int(start))
+def _parse_tensor(entry: JsonObject) -> Tensor:
+    """One entry of a header. Raises ValueError if its shape does not fit its bytes, or KeyError."""
+    first_byte, end_byte = entry["data_offsets"]
+    shape = tuple(int(size) for size in entry["shape"])
+    item_bytes = _DTYPE_BYTES.get(entry["dtype"])
+    if item_bytes is not None and end_byte - first_byte != item_bytes * prod(shape):
+        raise ValueError(f"shape {list(shape)} does not match its {end_byte - first_byte} bytes")
+    return Tensor(str(entry["dtype"]), shape, int(end_byte) - int(first_byte))
 
 
 def read_header(path: Path) -> dict[str, Tensor]:
-    """Tensors of the safetensors file at `path`."""
+    """The tensors of the safetensors file at `path`, by name; cached until the file changes.
+
+    Raises UserError MODEL_UNSUPPORTED for a damaged file.
+    """
     stat = path.stat()
     return _read_header(path, stat.st_size, stat.st_mtime_ns)
 
@@ -164,27 +186,31 @@ def read_header(path: Path) -> dict[str, Tensor]:
 @lru_cache(maxsize=256)
 def _read_header(path: Path, size: int, _mtime: int) -> dict[str, Tensor]:
     with open_file(path) as file:
-        first = file.read(8)
-        raw = first + file.read(header_length(first, path.name))
+        length = file.read(_LENGTH_BYTES)
+        raw = length + file.read(header_length(length, path.name))
     return parse_header(raw, path.name, size)
 
 
 def weight_files(folder: Path) -> list[str]:
-    """Names of the weight files a folder declares: the shards of its index, or the single file.
+    """Names of the weight files of a folder: the shards of its index, or the single file.
 
-    Raises UserError MODEL_UNSUPPORTED when there are none or only pickles.
+    The single file may still be missing if its header is there. Raises UserError MODEL_UNSUPPORTED
+    when there are no safetensors weights.
     """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         return shards(load_json(index), index.name)
-    if any((folder / ("model.safetensors" + end)).is_file() for end in ("", HEADER)):
+    if any((folder / ("model.safetensors" + suffix)).is_file() for suffix in ("", HEADER)):
         return ["model.safetensors"]
-    names = [path.name for pattern in _PICKLES for path in folder.glob(pattern)]
-    raise no_safetensors(str(folder), names)
+    pickles = [path.name for pattern in _PICKLES for path in folder.glob(pattern)]
+    raise no_safetensors(str(folder), pickles)
 
 
 def shards(index: JsonObject, name: str) -> list[str]:
-    """Distinct file names of a shard index, each a plain name inside the folder."""
+    """The distinct file names in a shard index, sorted; `name` is the name of the index file.
+
+    Raises UserError MODEL_UNSUPPORTED unless each is a plain name inside the folder.
+    """
     mapping = index.get("weight_map")
     files = sorted(set(mapping.values())) if isinstance(mapping, dict) else []
     if not files or any(not isinstance(file, str) or "/" in file or "\\" in file for file in files):
@@ -193,7 +219,7 @@ def shards(index: JsonObject, name: str) -> list[str]:
 
 
 def no_safetensors(where: str, names: list[str]) -> UserError:
-    """The refusal of a folder or repository without safetensors weights."""
+    """The error for a folder or repository without safetensors weights, with the files `names`."""
     pickled = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt")))
     if pickled:
         return unsupported(
@@ -208,7 +234,10 @@ def no_safetensors(where: str, names: list[str]) -> UserError:
 
 
 def load_json(path: Path) -> JsonObject:
-    """A JSON object of a model folder; UserError MODEL_UNSUPPORTED when it is none."""
+    """A JSON object from a file of a model folder.
+
+    Raises UserError MODEL_UNSUPPORTED if the file is missing, damaged or no JSON object.
+    """
     try:
         with open_file(path) as file:
             value = json.loads(file.read())
@@ -225,7 +254,7 @@ def load_json(path: Path) -> JsonObject:
 
 
 def read_facts(folder: Path) -> ModelFacts:
-    """Facts of the model in `folder`. Raises UserError MODEL_UNSUPPORTED with the reason."""
+    """The facts of the model in `folder`. Raises UserError MODEL_UNSUPPORTED with the reason."""
     config = load_json(folder / "config.json")
     check_config(config, str(folder))
     names = weight_files(folder)
@@ -237,7 +266,10 @@ def read_facts(folder: Path) -> ModelFacts:
 
 
 def check_text_files(folder: Path) -> str:
-    """The chat template; refuses a folder without one or without a tokenizer."""
+    """The chat template of a folder.
+
+    Raises UserError MODEL_UNSUPPORTED if the folder has no tokenizer.json or no chat template.
+    """
     if not (folder / "tokenizer.json").is_file():
         raise unsupported(
             f"{folder} has no tokenizer.json",
@@ -247,7 +279,10 @@ def check_text_files(folder: Path) -> str:
 
 
 def _stored_header(folder: Path, name: str) -> dict[str, Tensor]:
-    """Tensors of a weight file, or of its header alone where the file is yet to be fetched."""
+    """The tensors of a weight file, from the file or from its header that was fetched alone.
+
+    Raises UserError MODEL_UNSUPPORTED if neither is there.
+    """
     if (folder / name).is_file():
         return read_header(folder / name)
     if (folder / (name + HEADER)).is_file():
@@ -257,11 +292,15 @@ def _stored_header(folder: Path, name: str) -> dict[str, Tensor]:
 
 
 def check_config(config: JsonObject, where: str) -> None:
-    """Refuse what cannot be trained here, before any weights are looked at."""
+    """Refuse a model that cannot be trained here, by its config.json; `where` names the model.
+
+    Raises UserError MODEL_UNSUPPORTED: it needs its own code, is quantized, or has another
+    architecture.
+    """
     if config.get("auto_map"):
         raise unsupported(
             f"{where} needs its own Python code to load (auto_map in config.json)",
-            "Code from a model repository is never run here. " + _USE_OTHER,
+            "Code from a model repository is never run here. " + _SUPPORTED_HINT,
         )
     if config.get("quantization_config"):
         raise unsupported(
@@ -269,31 +308,38 @@ def check_config(config: JsonObject, where: str) -> None:
         )
     architecture = _architecture(config)
     if architecture not in ARCHITECTURES:
-        named = architecture or config.get("model_type") or "none named in config.json"
-        raise unsupported(f"{where} has the architecture {named}", _USE_OTHER)
+        architecture_found = architecture or config.get("model_type") or "none named in config.json"
+        raise unsupported(f"{where} has the architecture {architecture_found}", _SUPPORTED_HINT)
 
 
 def _architecture(config: JsonObject) -> str:
-    named = config.get("architectures")
-    return str(named[0]) if isinstance(named, list) and named else ""
+    """The first class name under "architectures"; "" if there is none."""
+    names = config.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else ""
 
 
 def facts_from(config: JsonObject, tensors: dict[str, Tensor], template: str) -> ModelFacts:
-    """Facts from a parsed config.json, the tensors of all weight files and the chat template."""
-    hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
+    """The facts from config.json, the tensors of all weight files and the chat template.
+
+    Raises UserError MODEL_UNSUPPORTED if a size is missing or config.json and weights disagree.
+    """
+    hidden, heads = (
+        _positive_int(config, "hidden_size"),
+        _positive_int(config, "num_attention_heads"),
+    )
     facts = ModelFacts(
         architecture=_architecture(config),
         hidden=hidden,
-        layers=_size(config, "num_hidden_layers"),
+        layers=_positive_int(config, "num_hidden_layers"),
         heads=heads,
-        kv_heads=_size(config, "num_key_value_heads", heads),
-        head_dim=_size(config, "head_dim", hidden // heads),
-        intermediate=_size(config, "intermediate_size"),
-        vocab=_size(config, "vocab_size"),
-        tied=_tied(config, tensors),
-        params=_count(config, tensors),
-        max_positions=_size(config, "max_position_embeddings", 2048),
-        dtype=_dtype(tensors),
+        kv_heads=_positive_int(config, "num_key_value_heads", heads),
+        head_dim=_positive_int(config, "head_dim", hidden // heads),
+        intermediate=_positive_int(config, "intermediate_size"),
+        vocab=_positive_int(config, "vocab_size"),
+        tied=_is_tied(config, tensors),
+        params=_count_params(config, tensors),
+        max_positions=_positive_int(config, "max_position_embeddings", _DEFAULT_CONTEXT),
+        dtype=_main_dtype(tensors),
         weight_bytes=sum(tensor.size for tensor in tensors.values()),
         thinking="enable_thinking" in template,
     )
@@ -301,7 +347,11 @@ def facts_from(config: JsonObject, tensors: dict[str, Tensor], template: str) ->
     return facts
 
 
-def _size(config: JsonObject, key: str, default: int = 0) -> int:
+def _positive_int(config: JsonObject, key: str, default: int = 0) -> int:
+    """The positive integer at `key`, or `default` if there is none; 0 means that it must be there.
+
+    Raises UserError MODEL_UNSUPPORTED for any other value.
+    """
     value = config.get(key)
     if value is None:
         value = default
@@ -310,14 +360,18 @@ def _size(config: JsonObject, key: str, default: int = 0) -> int:
     return value
 
 
-def _tied(config: JsonObject, tensors: dict[str, Tensor]) -> bool:
-    """As config.json says; where it is silent, a stored output layer means untied."""
+def _is_tied(config: JsonObject, tensors: dict[str, Tensor]) -> bool:
+    """Whether the output layer shares the embedding's weights, as config.json says.
+
+    If it says nothing, it does unless the output layer is stored.
+    """
     tied = config.get("tie_word_embeddings")
     return tied if isinstance(tied, bool) else "lm_head.weight" not in tensors
 
 
-def _count(config: JsonObject, tensors: dict[str, Tensor]) -> int:
-    tied = _tied(config, tensors)
+def _count_params(config: JsonObject, tensors: dict[str, Tensor]) -> int:
+    """Parameters of all tensors; an output layer that is tied is counted once."""
+    tied = _is_tied(config, tensors)
     return sum(
         prod(tensor.shape)
         for name, tensor in tensors.items()
@@ -325,41 +379,47 @@ def _count(config: JsonObject, tensors: dict[str, Tensor]) -> int:
     )
 
 
-def _dtype(tensors: dict[str, Tensor]) -> str:
-    """The type that most bytes of the weights have. Raises UserError MODEL_UNSUPPORTED."""
-    sizes: dict[str, int] = {}
+def _main_dtype(tensors: dict[str, Tensor]) -> str:
+    """The dtype of most bytes of the weights ("float32", "float16" or "bfloat16").
+
+    Raises UserError MODEL_UNSUPPORTED if that is another dtype.
+    """
+    bytes_by_dtype: dict[str, int] = {}
     for tensor in tensors.values():
-        sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.size
-    main = max(sizes, key=lambda dtype: sizes[dtype], default="")
-    if main not in _DTYPE_NAMES:
+        bytes_by_dtype[tensor.dtype] = bytes_by_dtype.get(tensor.dtype, 0) + tensor.size
+    most_frequent = max(bytes_by_dtype, key=lambda dtype: bytes_by_dtype[dtype], default="")
+    if most_frequent not in _DTYPE_NAMES:
         raise unsupported(
-            f"the weights are stored as {main or 'nothing'}",
+            f"the weights are stored as {most_frequent or 'nothing'}",
             "Use the unquantized weights (float32, bfloat16 or float16).",
         )
-    return _DTYPE_NAMES[main]
+    return _DTYPE_NAMES[most_frequent]
 
 
 def _check_shapes(facts: ModelFacts, tensors: dict[str, Tensor]) -> None:
-    """The embedding and the last layer must be there and as large as config.json says."""
-    query = (facts.heads * facts.head_dim, facts.hidden)
+    """Raise UserError MODEL_UNSUPPORTED unless the weights have the sizes in config.json.
+
+    Embedding, last layer and output layer stand for all tensors.
+    """
+    query_shape = (facts.heads * facts.head_dim, facts.hidden)
     expected = {
         "model.embed_tokens.weight": (facts.vocab, facts.hidden),
-        f"model.layers.{facts.layers - 1}.self_attn.q_proj.weight": query,
+        f"model.layers.{facts.layers - 1}.self_attn.q_proj.weight": query_shape,
     }
     if not facts.tied:
         expected["lm_head.weight"] = (facts.vocab, facts.hidden)
     for name, shape in expected.items():
         tensor = tensors.get(name)
         if tensor is None or tensor.shape != shape:
-            has = list(tensor.shape) if tensor else "missing"
+            actual = list(tensor.shape) if tensor else "missing"
             raise unsupported(
-                f"config.json and weights disagree: {name} should be {list(shape)}, is {has}",
+                f"config.json and weights disagree: {name} should be {list(shape)}, is {actual}",
                 "Fetch config.json and the weights of the same version.",
             )
 
 
 def chat_template(folder: Path) -> str:
-    """The chat template of a model folder. Raises UserError MODEL_UNSUPPORTED without one."""
+    """The chat template of a model folder. Raises UserError MODEL_UNSUPPORTED if it has none."""
     template = _chat_templates(folder).get("default", "")
     if not template:
         raise unsupported(
@@ -370,12 +430,15 @@ def chat_template(folder: Path) -> str:
 
 
 def tool_template(folder: Path) -> str:
-    """The template for conversations with tools, "" where the model has no other one for them."""
+    """The template for conversations with tools; "" if the model has no separate one."""
     return _chat_templates(folder).get("tool_use", "")
 
 
 def _chat_templates(folder: Path) -> dict[str, str]:
-    """The templates of a model folder by name, from the first file that holds one."""
+    """The templates of a model folder by name, from the first file that holds one; {} without any.
+
+    The name of a single template is "default".
+    """
     file = folder / "chat_template.jinja"
     if file.is_file():
         return {"default": file.read_text("utf-8")}
@@ -383,7 +446,7 @@ def _chat_templates(folder: Path) -> dict[str, str]:
         if not (folder / name).is_file():
             continue
         stored = load_json(folder / name).get("chat_template")
-        if isinstance(stored, list):  # several, each with its name
+        if isinstance(stored, list):  # several templates, each an object with a name
             stored = {
                 item.get("name"): item.get("template") for item in stored if isinstance(item, dict)
             }

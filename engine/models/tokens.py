@@ -1,4 +1,4 @@
-"""Token counts without torch: what the trainer will see, before it starts."""
+"""A model's tokenizer without torch, to count tokens before a trainer starts."""
 
 import hashlib
 import json
@@ -13,22 +13,32 @@ from engine.models.chat_format import ChatFormat
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class ChatTokenizer:
-    """The tokenizer and chat template of a model folder. Use `load`, which keeps the last ones."""
+    """The tokenizer and chat template of a model folder. Use `load`, which caches them.
+
+    Attributes:
+        template: source of the chat template.
+        special: special tokens that the model has, by name (`bos_token` and so on).
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.template = model_files.chat_template(folder)
         config = folder / "tokenizer_config.json"
         settings = model_files.load_json(config) if config.is_file() else {}
-        self.special = {name: text for name in _SPECIAL if (text := _text(settings.get(name)))}
+        texts = {name: _token_text(settings.get(name)) for name in _SPECIAL_TOKENS}
+        self.special = {name: text for name, text in texts.items() if text}
 
     @cached_property
     def backend(self) -> "Tokenizer":
-        from tokenizers import Tokenizer  # noqa: PLC0415  a native library, only where text counts
+        """The tokenizer library's object.
+
+        Raises UserError MODEL_UNSUPPORTED if tokenizer.json cannot be read.
+        """
+        from tokenizers import Tokenizer  # noqa: PLC0415  a native library, only needed to tokenise
 
         path = self.folder / "tokenizer.json"
         try:
@@ -40,17 +50,17 @@ class ChatTokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Content hash of everything that decides token counts."""
+        """SHA-256 over all that token counts depend on: tokenizer, template, special tokens."""
         digest = hashlib.sha256((self.folder / "tokenizer.json").read_bytes())
         digest.update(json.dumps([self.template, self.special], sort_keys=True).encode())
         return digest.hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text` as it stands: a template writes its own special tokens."""
+        """Token ids of `text`; no special tokens are added, since the template writes them."""
         return self.backend.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`, special tokens written out."""
+        """The text of `ids`, with special tokens written out."""
         return str(self.backend.decode(ids, skip_special_tokens=False))
 
     def count(self, text: str) -> int:
@@ -70,34 +80,37 @@ class ChatTokenizer:
 
     @cached_property
     def stop_texts(self) -> list[str]:
-        """Texts of the tokens that end a turn: the tokenizer's own, then the model's others."""
+        """Texts of the tokens that end a turn: the tokenizer's eos token, then the model's others.
+
+        The model's are the `eos_token_id` of config.json and generation_config.json, a number or a
+        list.
+        """
         texts = [self.special["eos_token"]] if self.special.get("eos_token") else []
         for name in ("config.json", "generation_config.json"):
             path = self.folder / name
-            stored = model_files.load_json(path).get("eos_token_id") if path.is_file() else None
-            for token in stored if isinstance(stored, list) else [stored]:
-                if isinstance(token, int) and (text := self.backend.id_to_token(token)):
+            token_ids = model_files.load_json(path).get("eos_token_id") if path.is_file() else None
+            for token_id in token_ids if isinstance(token_ids, list) else [token_ids]:
+                text = self.backend.id_to_token(token_id) if isinstance(token_id, int) else None
+                if text:
                     texts.append(text)
         return list(dict.fromkeys(texts))
 
 
 def load(folder: Path) -> ChatTokenizer:
-    """The tokenizer of a model folder, read once while its files stay as they are."""
-    times = tuple(
-        (name, path.stat().st_mtime_ns)
-        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-        if (path := folder / name).is_file()
-    )
-    return _load(folder, times)
+    """The tokenizer of a model folder; it is read again only if its files have changed."""
+    names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+    paths = [folder / name for name in names]
+    file_times = tuple((path.name, path.stat().st_mtime_ns) for path in paths if path.is_file())
+    return _load_cached(folder, file_times)
 
 
 @lru_cache(maxsize=8)
-def _load(folder: Path, _times: tuple[tuple[str, int], ...]) -> ChatTokenizer:
+def _load_cached(folder: Path, _times: tuple[tuple[str, int], ...]) -> ChatTokenizer:
     return ChatTokenizer(folder)
 
 
-def _text(token: Any) -> str:
-    """A special token as text: older files hold {"content": ...}."""
+def _token_text(token: Any) -> str:
+    """The text of a special token, "" if it has none; older files hold {"content": TEXT}."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else ""

@@ -9,7 +9,7 @@
     rollout_groups.py   whole groups of rollouts
     rollout_pages.py    a call of read_rollouts: arguments, cursor, what fits
     rollout_rows.py     which rows of a run are read, filtered, ordered
-    rollouts.py         what the model said and what it earned
+    rollouts.py         pages of rollouts and answers, with their scores
     search.py           the plain search of `grep`
     text_pages.py       events, console and error as pages
     transcripts.py      conversations within a number of characters

@@ -1,4 +1,6 @@
-"""The same held-out tasks before and after training, or by two models: `pick="changed"`."""
+"""Held-out tasks whose score differs between two evaluations: `pick="changed"`.
+
+The two are evaluations of one run before and after training, or of two models."""
 
 from dataclasses import dataclass, field, replace
 
@@ -28,10 +30,13 @@ from engine.records.lines.curves import short
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.lines.line_record import skipped_lines
 
+_TASK_CHARS = 120  # of a task's id
+_LEAST_CHARS = 40  # that a text keeps, however little room there is
+
 
 @dataclass(frozen=True)
 class ChangedItem:
-    """One task whose score changed, by `change`, with both answers."""
+    """One task whose score changed, with both answers; `change` is the score after minus before."""
 
     task: str
     change: float
@@ -45,8 +50,8 @@ class ChangedPage(ReplyBase):
     """Tasks whose score changed, the largest change first; `matching` counts those on all pages.
 
     Attributes:
-        step: the evaluated step, or the index of the model, that is held against the other.
-        before, after: what is compared, in words.
+        step: the second evaluation: its training step, or the index of its model.
+        before, after: the names of the two evaluations.
     """
 
     summary: str
@@ -62,11 +67,14 @@ class ChangedPage(ReplyBase):
 
 
 @dataclass(frozen=True)
-class _Sides:
-    """Two evaluations of the same tasks, their names, and the step or model of the second.
+class _Comparison:
+    """Two evaluations of the same tasks.
 
     Attributes:
-        skipped: damaged lines in the files of both.
+        before, after: their answers.
+        names: what they are called, in this order.
+        step: training step of the second, or the index of its model.
+        skipped: number of damaged lines in both files.
     """
 
     before: list[EvaluationRow]
@@ -77,25 +85,27 @@ class _Sides:
 
 
 def changed_page(reading: Reading) -> ChangedPage:
-    """The tasks that are scored otherwise by the second evaluation than by the first.
+    """A page of the tasks whose score differs between the two evaluations, largest change first.
 
-    Raises UserError NO_EVALUATION or BAD_ARGUMENT where there are no two evaluations.
+    The query's `where` filters the answers of the second evaluation. Raises UserError NO_EVALUATION
+    or BAD_ARGUMENT if there are not two evaluations to compare.
     """
-    sides = _sides_of(reading)
-    chosen = {_attempt_key(row) for row in matching(sides.after, reading.query.where)}
-    earlier = {_attempt_key(row): row for row in sides.before}
-    in_both = [row for row in sides.after if _attempt_key(row) in earlier]
-    pairs = [(earlier[_attempt_key(row)], row) for row in in_both if _attempt_key(row) in chosen]
+    evaluations = _choose_evaluations(reading)
+    selected = {_attempt_key(row) for row in matching(evaluations.after, reading.query.where)}
+    earlier = {_attempt_key(row): row for row in evaluations.before}
+    in_both = [row for row in evaluations.after if _attempt_key(row) in earlier]
+    pairs = [(earlier[_attempt_key(row)], row) for row in in_both if _attempt_key(row) in selected]
     pairs = [pair for pair in pairs if _score_change(*pair)]
+    # The largest change first; equal ones in the order of their tasks.
     pairs.sort(key=lambda pair: (-abs(_score_change(*pair)), _attempt_key(pair[1])))
-    gained = sum(_score_change(*pair) > 0 for pair in pairs)
-    before, after = sides.names
+    better = sum(_score_change(*pair) > 0 for pair in pairs)
+    before, after = evaluations.names
     tasks = len({_attempt_key(row) for row in in_both})
     page = ChangedPage(
-        summary=f"{len(pairs)} of {tasks} tasks changed between {before} and {after}: {gained} for "
-        f"the better, {len(pairs) - gained} for the worse.",
+        summary=f"{len(pairs)} of {tasks} tasks changed between {before} and {after}: {better} for "
+        f"the better, {len(pairs) - better} for the worse.",
         run_id=reading.row.run_id,
-        step=sides.step,
+        step=evaluations.step,
         before=before,
         after=after,
         matching=len(pairs),
@@ -105,24 +115,28 @@ def changed_page(reading: Reading) -> ChangedPage:
         reading,
         [_changed_item(reading, *pair) for pair in reading.shown_part(pairs)],
         len(pairs),
-        mark_of(sides.step),
+        mark_of(evaluations.step),
         lambda items: replace(page, changed=items),
         with_shorter_texts,
     )
     return replace(
         page,
         changed=fitted.items,
-        warnings=fitted.warnings + skipped_lines(sides.skipped),
+        warnings=fitted.warnings + skipped_lines(evaluations.skipped),
         next_cursor=fitted.next_cursor,
     )
 
 
-def _sides_of(reading: Reading) -> _Sides:
-    """What is compared: two steps of training, or the first model with the one asked for."""
+def _choose_evaluations(reading: Reading) -> _Comparison:
+    """The two evaluations to compare: of two steps of training, or of two models.
+
+    A model is compared with the first one, and the first one with the second. Raises UserError
+    NO_EVALUATION or BAD_ARGUMENT.
+    """
     if reading.row.kind == "train":
-        return _steps_of_training(reading)
+        return _training_evaluations(reading)
     run, models = reading.run, reading.models
-    asked = model_answers(reading)
+    answers = model_answers(reading)
     if len(models) < 2:
         raise UserError(
             "BAD_ARGUMENT",
@@ -130,59 +144,73 @@ def _sides_of(reading: Reading) -> _Sides:
             hint="Evaluate two models in one call, or pick worst.",
             field="pick",
         )
-    other = 0 if asked.step else 1
-    before, after = (EvaluationRow.read_file(run.model_evals(i)) for i in (other, asked.step))
-    names = (models[other], models[asked.step])
+    other_index = 0 if answers.step else 1
+    before, after = (
+        EvaluationRow.read_file(run.model_evals(i)) for i in (other_index, answers.step)
+    )
+    names = (models[other_index], models[answers.step])
     skipped = before.skipped + after.skipped
-    return _Sides(before.records, after.records, names, asked.step, skipped)
+    return _Comparison(before.records, after.records, names, answers.step, skipped)
 
 
-def _steps_of_training(reading: Reading) -> _Sides:
-    """Step 0 and the step asked for; -1 is the one that the run's verdict is about."""
+def _training_evaluations(reading: Reading) -> _Comparison:
+    """The evaluation at step 0 and the one at the requested step of a training run.
+
+    Step -1 stands for the step that the run's verdict is about, or the last evaluated one without a
+    verdict. Raises UserError NO_EVALUATION if there is only one evaluation, BAD_ARGUMENT for a step
+    without one.
+    """
     run, row, step = reading.run, reading.row, reading.start.step
-    steps = [evaluated for evaluated in run.eval_steps() if evaluated > 0]
+    steps = [number for number in run.eval_steps() if number > 0]
     if not steps or 0 not in run.eval_steps():
         raise UserError(
             "NO_EVALUATION",
             f"{row.run_id} has no held-out evaluation after step 0 yet (it is {row.state})",
             hint=wait_hint(row.run_id, until="next_eval"),
         )
-    chosen = chosen_step(steps, step, "held-out answers") if step != -1 else result_step(run)
-    chosen = steps[-1] if chosen is None else chosen
-    before, after = (EvaluationRow.read_file(run.evals(each)) for each in (0, chosen))
-    names = ("step 0", f"step {chosen}")
-    return _Sides(before.records, after.records, names, chosen, before.skipped + after.skipped)
+    later_step = chosen_step(steps, step, "held-out answers") if step != -1 else result_step(run)
+    later_step = steps[-1] if later_step is None else later_step
+    before, after = (
+        EvaluationRow.read_file(run.evals(step_number)) for step_number in (0, later_step)
+    )
+    names = ("step 0", f"step {later_step}")
+    return _Comparison(
+        before.records, after.records, names, later_step, before.skipped + after.skipped
+    )
 
 
 def _attempt_key(row: EvaluationRow) -> str:
-    """The same text for one attempt at one task in both evaluations."""
+    """A text that identifies one attempt at one task, equal in both evaluations."""
     return f"{row.task} #{row.attempt or 0}"
 
 
-def _score_change(old: EvaluationRow, new: EvaluationRow) -> float:
-    """Change of success, or where it is the same of reward; 0 when neither changed."""
-    if old.error or new.error:
+def _score_change(before: EvaluationRow, after: EvaluationRow) -> float:
+    """Change of success; if that is equal or unknown, change of the reward.
+
+    0 if an answer could not be scored.
+    """
+    if before.error or after.error:
         return 0.0
-    if old.success is not None and new.success is not None:
-        change = float(new.success) - float(old.success)
+    if before.success is not None and after.success is not None:
+        change = float(after.success) - float(before.success)
         if change:
             return change
-    return score(new) - score(old)
+    return score(after) - score(before)
 
 
 def _changed_item(reading: Reading, old: EvaluationRow, new: EvaluationRow) -> ChangedItem:
-    """One task with its answers on both sides, in the characters of one rollout."""
+    """One changed task with both answers, which share the characters of one rollout."""
     query, redact = reading.query, reading.redact
-    texts = Texts(max(query.max_chars // 2, 40), prompt=False, tokens=query.tokens)
+    texts = Texts(max(query.max_chars // 2, _LEAST_CHARS), prompt=False, tokens=query.tokens)
     before, after = (
-        # What both sides share stands once, at the task.
+        # These are the same for both answers and are given once, in the ChangedItem.
         replace(rollout_item(redact, row, texts), task=None, half=None, group=None, model=None)
         for row in (old, new)
     )
     return ChangedItem(
-        task=clip(redact.text(new.task), 120),
+        task=clip(redact.text(new.task), _TASK_CHARS),
         change=short(_score_change(old, new)),
-        prompt=within(turns_of(redact, new.prompt), max(query.max_chars // 3, 40)),
+        prompt=within(turns_of(redact, new.prompt), max(query.max_chars // 3, _LEAST_CHARS)),
         before=before,
         after=after,
     )

@@ -1,6 +1,7 @@
-"""Cursors of `read_logs`: the view, the attempt (of the console), a byte offset, the direction.
+"""Cursors of `read_logs`: the view, the attempt (console only), a byte offset and the direction.
 
-`metrics:4096`, `events:4096:older`, `console:2:4096`. A byte offset holds across restarts.
+Examples: `metrics:4096`, `events:4096:older`, `console:2:4096`. A byte offset stays valid when the
+server restarts.
 """
 
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from engine.core.errors import UserError
 
 _OLDER = "older"
-_MOST_DIGITS = 15
+_MOST_DIGITS = 15  # of an attempt or an offset; no file is larger
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Cursor:
     Attributes:
         attempt: whose console is read; 0 in other views.
         offset: byte in the file, at the start of a line; None stands for the end of the file.
-        older: whether the page holds what comes before the offset, not what comes after it.
+        older: whether the page has the lines before the offset instead of those after it.
     """
 
     attempt: int
@@ -27,10 +28,10 @@ class Cursor:
 
 
 def parse_cursor(text: str, view: str) -> Cursor:
-    """The cursor that a page of `view` gave. Raises UserError BAD_CURSOR for any other text."""
+    """Parse a cursor from a page of `view`. Raises UserError BAD_CURSOR for any other text."""
     parts = text.split(":")
     older = parts[-1] == _OLDER
-    numbers = parts[1 : len(parts) - older]
+    numbers = parts[1 : len(parts) - older]  # without the view and a final "older"
     has_attempt = view == "console"
     well_formed = parts[0] == view and len(numbers) == 1 + has_attempt
     if not well_formed or not all(_is_number(number) for number in numbers):

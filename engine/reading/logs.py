@@ -1,8 +1,8 @@
-"""What a run wrote, a page at a time: metrics, events, console, error.
+"""Reads the logs of a run page by page: metrics, events, console, error.
 
-Every cursor is a byte offset, so it holds across restarts of server and machine. Pages are read
-by seeking (engine/core/paging.py). Text is cleaned and secrets are hidden before it is searched or
-shown.
+Cursors are byte offsets, so they stay valid when the server or the machine restarts. Pages are
+read by seeking (engine/core/paging.py). Text is cleaned and its secrets are hidden before it is
+searched or shown.
 """
 
 from collections.abc import Sequence
@@ -40,14 +40,15 @@ def read_logs(
 ) -> LogsPage:
     """One page of a run's metrics, events, console or error.
 
-    Without a cursor: curves as a whole, thinned; of events and console the newest lines. With
-    `next_cursor` of an earlier page: what came since, or, once a run has ended, what came before.
-    `older_cursor` always leads to what came before.
+    Without a cursor the page has the whole curves, thinned, or the newest events or lines. With the
+    `next_cursor` of an earlier page it has what was written since, or, once the run has ended, what
+    came before. `older_cursor` always leads to what came before.
 
     Args:
-        keys: columns of metrics, or names of events; empty chooses.
+        view: "metrics", "events", "console" or "error".
+        keys: columns of metrics, or names of events; empty means the main metrics, or all events.
         grep: plain text, letter case ignored; `|` separates alternatives, `.*` leaves a gap, `^`
-            and `$` stand for the ends of a line. Of metrics it chooses the columns.
+            and `$` stand for the ends of a line. In the metrics view it selects columns by name.
         limit: rows or lines, 1 to 200; curves have at most 30 points.
 
     Raises UserError RUN_NOT_FOUND, BAD_ARGUMENT, BAD_CURSOR.
@@ -56,8 +57,8 @@ def read_logs(
         raise _bad("view", f"view {view!r} does not exist", f"Views: {', '.join(VIEWS)}.")
     if isinstance(limit, bool) or not 1 <= limit <= MOST_ROWS:
         raise _bad("limit", f"limit {limit} is not from 1 to {MOST_ROWS}", "Use limit=50.")
-    search = matcher(grep)
-    matches = search if grep else None
+    grep_matches = matcher(grep)
+    matches = grep_matches if grep else None  # None: no search
     with Store(home) as store:
         row = store.get_run(run_id)
     run = home.run(row.run_id)
@@ -65,7 +66,7 @@ def read_logs(
         if cursor:
             return new_steps_page(run, row, keys, limit, cursor)
         return curves_page(run, row, keys, matches, limit)
-    config = run.find_config()  # the logs of a run with a damaged config are what is wanted then
+    config = run.find_config()  # None if damaged; the logs are readable all the same
     redact = redactor_for(home, config.env_dir if config else None)
     reader = TextReader(run, row, redact, limit, matches)
     if view == "events":

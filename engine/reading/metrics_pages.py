@@ -1,4 +1,4 @@
-"""Metrics of a run as pages: its curves as a whole, or the steps logged since the last page."""
+"""Pages of a run's metrics: the whole curves, or the steps logged since the last page."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -30,24 +30,26 @@ from engine.records.lines.curves import (
 )
 from engine.records.lines.line_record import skipped_lines
 
-_MOST_KEYS = 14  # two extremes each beside first and last: 30 points
-_DEFAULT_KEYS = 10
-_MOST_AVAILABLE = 60  # names of columns that are not shown
+_MOST_KEYS = 14  # two extremes of each, the first and the last step: 30 points
+_DEFAULT_KEYS = 10  # metrics that are shown if none are named
+_MOST_AVAILABLE = 60  # names of metrics that are not shown
+_LISTED_IN_ERROR = 40  # names of metrics in an error message
+_IN_SENTENCE = 3  # curves that the summary describes
 
 Cell = float | str | None
 
 
 @dataclass(frozen=True)
 class CurvesPage(ReplyBase):
-    """Curves of a run from its first step to its last, thinned.
+    """Curves of a run from its first step to its last, with only a part of the steps.
 
     Attributes:
-        columns: "step", of an evaluation "model", then metrics.
+        columns: "step", in an evaluation "model", then the metrics.
         rows: the cells of each shown step, in the order of `columns`.
         curves: first, last and extreme values of each shown metric, over all steps.
-        available: metrics that are not shown.
-        steps_logged: how many steps there are.
-        heldout: what `heldout_*` is measured on; None where it is not shown.
+        available: names of logged metrics that are not shown.
+        steps_logged: number of all logged steps.
+        heldout: the tasks that `heldout_*` is measured on; None if no such metric is shown.
     """
 
     summary: str
@@ -83,101 +85,113 @@ class NewStepsPage(ReplyBase):
 def curves_page(
     run: RunDir, row: RunRow, keys: Sequence[str], matches: Matches | None, limit: int
 ) -> CurvesPage:
-    """The curves of the metrics `keys`, of those whose name `matches`, or of the main ones.
+    """A page with curves: the metrics `keys`, those whose name `matches`, or the main ones.
 
-    Raises UserError BAD_ARGUMENT for a name that is neither logged nor one of ours.
+    `matches` (None without a search) wins over `keys`. `limit` is the largest number of points.
+    Raises UserError BAD_ARGUMENT for a name that is neither logged nor a known metric.
     """
     metrics = load_metrics(run.metrics)
     available = metrics.columns
     warnings: list[str] = []
     if matches is not None:
         keys = [name for name in available if matches(name)]
-    chosen = _known_columns(keys, available) if keys else main_columns(available, _DEFAULT_KEYS)
-    if len(chosen) > _MOST_KEYS:
-        warnings.append(f"The first {_MOST_KEYS} of {len(chosen)} columns are shown.")
-        chosen = chosen[:_MOST_KEYS]
+    shown_columns = (
+        _known_columns(keys, available) if keys else main_columns(available, _DEFAULT_KEYS)
+    )
+    if len(shown_columns) > _MOST_KEYS:
+        warnings.append(f"The first {_MOST_KEYS} of {len(shown_columns)} columns are shown.")
+        shown_columns = shown_columns[:_MOST_KEYS]
     if metrics.sampled:
         warnings.append("The file is long: before its end, steps are a sample.")
     warnings += skipped_lines(metrics.skipped)
-    heldout = choosing(run) if any(name.startswith("heldout_") for name in chosen) else None
-    lines = thin(metrics.lines, chosen, min(POINTS, limit))
-    curves = {name: metrics.curve(name) for name in chosen}
+    heldout = choosing(run) if any(name.startswith("heldout_") for name in shown_columns) else None
+    lines = thin(metrics.lines, shown_columns, min(POINTS, limit))
+    curves = {name: metrics.curve(name) for name in shown_columns}
+    hidden = [clean_text(name) for name in available if name not in shown_columns]
     with_model = any("model" in line for line in lines)
     page = CurvesPage(
         summary=_curve_sentence(row, metrics.lines, curves, len(lines), heldout),
         run_id=row.run_id,
         state=row.state,
         view="metrics",
-        columns=["step", *(["model"] if with_model else []), *map(clean_text, chosen)],
-        rows=[_cells(line, chosen, with_model) for line in lines],
-        curves={clean_text(n): summary_of(points) for n, points in curves.items() if points},
-        available=[clean_text(name) for name in available if name not in chosen][:_MOST_AVAILABLE],
+        columns=["step", *(["model"] if with_model else []), *map(clean_text, shown_columns)],
+        rows=[_cells(line, shown_columns, with_model) for line in lines],
+        curves={clean_text(name): summary_of(points) for name, points in curves.items() if points},
+        available=hidden[:_MOST_AVAILABLE],
         steps_logged=len(metrics.lines),
         heldout=heldout,
         next_cursor="" if row.state in TERMINAL else f"metrics:{metrics.end}",
         warnings=warnings,
     )
     if run.deleted.exists():
-        gone = f"{row.run_id} is {row.state}; its files were deleted."
-        page = replace(page, summary=gone)
-    return _without_columns_that_do_not_fit(replace(page, summary=clean_text(page.summary)))
+        summary = f"{row.run_id} is {row.state}; its files were deleted."
+        page = replace(page, summary=summary)
+    return _shorten_to_fit(replace(page, summary=clean_text(page.summary)))
 
 
 def new_steps_page(
     run: RunDir, row: RunRow, keys: Sequence[str], limit: int, cursor: str
 ) -> NewStepsPage:
-    """The steps logged since the cursor of an earlier page. Raises UserError BAD_CURSOR."""
+    """The steps logged since the cursor of an earlier page, at most `limit`.
+
+    Shows the metrics `keys`, or the main ones if there are none. Raises UserError BAD_CURSOR.
+    """
     offset = parse_cursor(cursor, "metrics").offset or 0
     warnings: list[str] = []
     if offset > complete_size(run.metrics):
         offset = 0
         warnings.append("The run went back to a checkpoint; its metrics are read from the start.")
     page = page_after(run.metrics, offset, limit)
-    parsed = parse_lines([line.text for line in page.lines])
-    lines = by_step(parsed)
-    warnings += skipped_lines(len(page.lines) - len(parsed))
+    readable = parse_lines([line.text for line in page.lines])
+    lines = by_step(readable)
+    warnings += skipped_lines(len(page.lines) - len(readable))
     logged = list(dict.fromkeys(name for line in lines for name in line))
-    names = [name for name in METRICS if name in logged]
-    names += [n for n in logged if n not in METRICS and n not in ("step", "time", "model")]
-    # A column that these few lines do not have is no mistake: evaluations come now and then.
-    chosen = list(keys[:_MOST_KEYS]) or main_columns(names, _DEFAULT_KEYS)
-    more = page.end < complete_size(run.metrics) or row.state not in TERMINAL
+    available = [name for name in METRICS if name in logged]
+    available += [
+        name for name in logged if name not in METRICS and name not in ("step", "time", "model")
+    ]
+    # Names are not checked: these few lines may lack a metric that is logged now and then.
+    shown_columns = list(keys[:_MOST_KEYS]) or main_columns(available, _DEFAULT_KEYS)
+    has_more = page.end < complete_size(run.metrics) or row.state not in TERMINAL
     result = NewStepsPage(
         summary=f"{counted(len(lines), 'new step')} of {row.run_id}, which is {row.state}.",
         run_id=row.run_id,
         state=row.state,
         view="metrics",
-        columns=["step", *map(clean_text, chosen)],
-        rows=[_cells(line, chosen, with_model=False) for line in lines],
-        next_cursor=f"metrics:{page.end}" if more else "",
+        columns=["step", *map(clean_text, shown_columns)],
+        rows=[_cells(line, shown_columns, with_model=False) for line in lines],
+        next_cursor=f"metrics:{page.end}" if has_more else "",
         warnings=warnings,
     )
     while json_chars(result.to_json()) > BODY_CHARS and len(result.rows) > 1:
         rows = result.rows[: len(result.rows) // 2]
-        # The lines are in the order of the file: the next page goes on after the last one shown.
-        end = page.lines[len(rows) - 1].end
-        result = replace(result, rows=rows, next_cursor=f"metrics:{end}")
+        # Lines are in the order of the file: the next page starts after the last one shown.
+        shown_end = page.lines[len(rows) - 1].end
+        result = replace(result, rows=rows, next_cursor=f"metrics:{shown_end}")
     return result
 
 
 def _known_columns(keys: Sequence[str], available: Sequence[str]) -> list[str]:
-    """The distinct `keys`. Raises UserError BAD_ARGUMENT for one that is no metric."""
+    """The `keys` without duplicates. Raises UserError BAD_ARGUMENT for an unknown metric."""
     for key in keys:
         if key not in available and key not in METRICS:
-            near = difflib.get_close_matches(key, available, 1)
-            guess = f" Did you mean {near[0]}?" if near else ""
-            shown = ", ".join(list(available)[:40]) or "none yet"
+            similar = difflib.get_close_matches(key, available, 1)
+            guess = f" Did you mean {similar[0]}?" if similar else ""
+            names = ", ".join(list(available)[:_LISTED_IN_ERROR]) or "none yet"
             raise UserError(
                 "BAD_ARGUMENT",
                 f"no metric is called {key!r}",
-                hint=f"Logged: {shown}.{guess}",
+                hint=f"Logged: {names}.{guess}",
                 field="keys",
             )
     return list(dict.fromkeys(keys))
 
 
 def _cells(line: JsonObject, columns: Sequence[str], with_model: bool) -> list[Cell]:
-    """One row: the step, the model where it is shown, and a short number per column."""
+    """One row of the table: the step, the model if it is shown, and a short number per column.
+
+    A metric that the line does not have gives None.
+    """
     values = [number(line.get(name)) for name in columns]
     cells: list[Cell] = [None if value is None else short(value) for value in values]
     return [line["step"], *([clean_value(line.get("model"))] if with_model else []), *cells]
@@ -187,32 +201,40 @@ def _curve_sentence(
     row: RunRow,
     lines: Sequence[JsonObject],
     curves: Mapping[str, list[tuple[float, float]]],
-    shown: int,
+    shown_points: int,
     heldout: ChoosingHalf | None,
 ) -> str:
-    """Where the run is, and how the first three curves went."""
+    """One sentence: the state of the run and the first and last value of its first three curves.
+
+    `shown_points` is how many of the `lines` the page has.
+    """
     if not lines:
         return f"{row.run_id} is {row.state} and has logged no step yet."
     changes = [
         f"{name} {short(points[0][1])} to {short(points[-1][1])}"
-        for name, points in list(curves.items())[:3]
+        for name, points in list(curves.items())[:_IN_SENTENCE]
         if points
     ]
-    thinned = f" ({shown} of {len(lines)} points)" if shown < len(lines) else ""
-    half = ""
+    thinned = f" ({shown_points} of {len(lines)} points)" if shown_points < len(lines) else ""
+    heldout_note = ""
     if heldout is not None:
-        half = f" (heldout_*: {heldout.tasks} of {heldout.of} tasks, which choose)"
+        heldout_note = f" (heldout_*: {heldout.tasks} of {heldout.of} tasks, which choose)"
     step = lines[-1]["step"]
-    return f"{row.run_id} is {row.state} at step {step}{thinned}: {', '.join(changes)}{half}."
+    return (
+        f"{row.run_id} is {row.state} at step {step}{thinned}: {', '.join(changes)}{heldout_note}."
+    )
 
 
-def _without_columns_that_do_not_fit(page: CurvesPage) -> CurvesPage:
-    """The page in `BODY_CHARS`: an environment's names of metrics may have any length."""
+def _shorten_to_fit(page: CurvesPage) -> CurvesPage:
+    """The page within `BODY_CHARS`, if necessary with fewer columns and fewer names.
+
+    An environment may give its metrics names of any length.
+    """
     while page.available and json_chars(page.to_json()) > BODY_CHARS:
         page = replace(page, available=page.available[: len(page.available) // 2])
     while len(page.columns) > 2 and json_chars(page.to_json()) > BODY_CHARS:
-        *columns, gone = page.columns
-        curves = {name: curve for name, curve in page.curves.items() if name != gone}
+        *columns, dropped = page.columns
+        curves = {name: curve for name, curve in page.curves.items() if name != dropped}
         rows = [cells[:-1] for cells in page.rows]
         page = replace(page, columns=columns, rows=rows, curves=curves)
     return page

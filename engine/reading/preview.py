@@ -1,6 +1,6 @@
-"""One SFT row as the trainer will see it: the rendered text, what of it is trained, where it ends.
+"""One SFT row as the trainer will see it: the rendered text, what is trained on, where it is cut.
 
-Without torch; the counts agree with the worker's renderer to the token (see
+It needs no torch; the token counts are those of the worker's renderer (see
 engine/models/chat_format.py).
 """
 
@@ -16,12 +16,14 @@ from engine.reading.transcripts import Piece, pieces
 from engine.records.settings import SFTSettings
 from envs.json_types import TaskRow, ToolSchema
 
-_MOST_ROWS = 300  # searched for one that is cut
+_MOST_ROWS = 300  # that are searched for one that is cut
+_MOST_PIECES, _PIECE_CHARS = 8, 160  # of the text that is shown
+_LOST_CHARS, _TASK_CHARS = 200, 120
 
 
 @dataclass(frozen=True)
 class LostText:
-    """What of a row comes after `max_length` and is not trained on."""
+    """The end of a row, after `max_length`, which is not trained on."""
 
     tokens: int
     text: str
@@ -32,11 +34,12 @@ class RowPreview(ReplyBase):
     """One training row as it is trained.
 
     Attributes:
-        task: its id.
-        tokens: its length, where it is cut the length that is left.
-        trained: tokens that carry loss.
-        pieces: stretches of text that are trained or not.
-        cut_at, lost: of a row that is cut `max_length`, and what comes after it.
+        task: id of the task.
+        tokens: length of the row, after the cut if it is cut.
+        trained: number of tokens that carry loss.
+        pieces: the text, in stretches that are trained on or not.
+        cut_at: `max_length` if the row is cut there, else None.
+        lost: the text after the cut, else None.
     """
 
     task: str
@@ -54,9 +57,10 @@ def sft_row(
     settings: SFTSettings,
     redact: Redactor,
 ) -> RowPreview | None:
-    """The first train row with an answer, or the first that `max_length` cuts, where one does.
+    """A preview of one train row with an answer: the first that is cut, or else the first of all.
 
-    None where there is no row that anything can be learnt from.
+    Rows that the chat template refuses are skipped; at most 300 are searched. None if there is no
+    row to learn from.
     """
     tokenizer = tokens.load(model_folder)
     preview: RowPreview | None = None
@@ -82,18 +86,18 @@ def _preview(
     tokenizer: tokens.ChatTokenizer,
     redact: Redactor,
 ) -> RowPreview:
-    """The row `task`, rendered to `chat`, as it is trained under the settings."""
+    """The preview of the row `task`, whose tokens are `chat`, under the settings."""
     limit = settings.max_length
     ids, mask = chat.ids[:limit], chat.mask(settings.loss_on)[:limit]
-    rest = chat.ids[limit:]
+    lost_ids = chat.ids[limit:]
     lost = None
-    if rest:
-        lost = LostText(len(rest), clip(redact.text(tokenizer.decode(rest)), 200))
+    if lost_ids:
+        lost = LostText(len(lost_ids), clip(redact.text(tokenizer.decode(lost_ids)), _LOST_CHARS))
     return RowPreview(
-        task=clip(redact.text(task), 120),
+        task=clip(redact.text(task), _TASK_CHARS),
         tokens=len(ids),
         trained=sum(mask),
-        pieces=pieces(redact, ids, mask, tokenizer.decode, most=8, chars=160),
-        cut_at=limit if rest else None,
+        pieces=pieces(redact, ids, mask, tokenizer.decode, most=_MOST_PIECES, chars=_PIECE_CHARS),
+        cut_at=limit if lost_ids else None,
         lost=lost,
     )

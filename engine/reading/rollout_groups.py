@@ -1,4 +1,4 @@
-"""Whole groups of rollouts, the answers to one task side by side: `pick="group"`."""
+"""Pages of whole groups of rollouts, which are the answers to one task: `pick="group"`."""
 
 import math
 from collections.abc import Sequence
@@ -21,17 +21,21 @@ from engine.reading.transcripts import (
 from engine.records.lines.curves import short
 from engine.records.lines.trajectory_record import TrajectoryRecord
 
+_TASK_CHARS = 120  # of a task's id
+_LEAST_MEMBER_CHARS, _LEAST_PROMPT_CHARS = 60, 40  # however little room there is
+
 
 @dataclass(frozen=True)
 class GroupItem:
     """One group as a page shows it.
 
     Attributes:
-        step, group: its place in training; None in an evaluation.
-        reward_mean, reward_std: over the members that were scored; the mean None where none was.
-        solved: members counted as a success.
-        errors: members that could not be scored, None where all could.
-        members_left_out: members that the page has no room for, None where it shows all.
+        step, group: training step and number of the group in it; None in an evaluation.
+        reward_mean: over the members that were scored; None if none was.
+        reward_std: over the same members; 0 for fewer than two.
+        solved: number of members that count as a success.
+        errors: number of members that could not be scored; None if there are none.
+        members_left_out: number of members that the page has no room for; None if it shows all.
     """
 
     task: str
@@ -61,14 +65,19 @@ class GroupsPage(ReplyBase):
     next_cursor: str = ""
 
 
-def groups_page(reading: Reading, source: Source, chosen: Sequence[Row]) -> GroupsPage:
-    """The whole groups of which at least one member is among the `chosen` rows."""
-    wanted = {_group_key(row) for row in chosen}
-    members: dict[str, list[Row]] = {}
+def groups_page(reading: Reading, source: Source, matching_rows: Sequence[Row]) -> GroupsPage:
+    """A page with the whole groups of which at least one member is among `matching_rows`.
+
+    Groups with the widest spread of rewards come first.
+    """
+    chosen_groups = {_group_key(row) for row in matching_rows}
+    rows_by_group: dict[str, list[Row]] = {}
     for row in source.rows:
-        if _group_key(row) in wanted:
-            members.setdefault(_group_key(row), []).append(row)
-    groups = sorted(members.values(), key=lambda rows: (-reward_std(rows), _group_key(rows[0])))
+        if _group_key(row) in chosen_groups:
+            rows_by_group.setdefault(_group_key(row), []).append(row)
+    groups = sorted(
+        rows_by_group.values(), key=lambda rows: (-reward_std(rows), _group_key(rows[0]))
+    )
     page = GroupsPage("", reading.row.run_id, source.step, source.what, len(groups), [])
     fitted = fit(
         reading,
@@ -76,62 +85,75 @@ def groups_page(reading: Reading, source: Source, chosen: Sequence[Row]) -> Grou
         len(groups),
         source.mark,
         lambda items: replace(page, groups=items),
-        _squeezed,
+        _shorten_group,
     )
-    flat = sum(reward_std(rows) == 0.0 for rows in groups)
+    uniform = sum(reward_std(rows) == 0.0 for rows in groups)
     return replace(
         page,
         groups=fitted.items,
         warnings=fitted.warnings + source.warnings,
         next_cursor=fitted.next_cursor,
         summary=f"{len(fitted.items)} of {len(groups)} groups among the {source.what} in "
-        f"{page.run_id}, the widest spread of rewards first; in {flat} all rewards are equal.",
+        f"{page.run_id}, the widest spread of rewards first; in {uniform} all rewards are equal.",
     )
 
 
 def _group_key(row: Row) -> str:
-    """The same text for the members of one group: of a step, or all attempts at a task."""
+    """A text that identifies a row's group: training step and group, or in an evaluation the task.
+
+    Sorting by it gives the order of training.
+    """
     if isinstance(row, TrajectoryRecord):
         return f"{row.step:09d} {row.group:09d}"
     return f"task {row.task}"
 
 
 def _group_item(reading: Reading, rows: Sequence[Row]) -> GroupItem:
-    """One group as a page shows it; its members share the characters of one rollout."""
+    """One group as a page shows it; all members together get the characters of one rollout."""
     max_chars, redact = reading.query.max_chars, reading.redact
     rewards = rewards_of(rows)
-    texts = reading.texts(max(60, max_chars * 2 // (3 * len(rows))), prompt=False)
+    # Two thirds of the characters are for the answers, one third is for the prompt.
+    member_chars = max(_LEAST_MEMBER_CHARS, max_chars * 2 // (3 * len(rows)))
+    texts = reading.texts(member_chars, prompt=False)
     first = rows[0]
-    trained = first if isinstance(first, TrajectoryRecord) else None
+    rollout = first if isinstance(first, TrajectoryRecord) else None
     return GroupItem(
-        task=clip(redact.text(first.task), 120),
-        step=trained.step if trained else None,
-        group=trained.group if trained else None,
+        task=clip(redact.text(first.task), _TASK_CHARS),
+        step=rollout.step if rollout else None,
+        group=rollout.group if rollout else None,
         reward_mean=short(math.fsum(rewards) / len(rewards)) if rewards else None,
         reward_std=short(reward_std(rows)),
         solved=sum(row.success is True for row in rows),
         errors=sum(bool(row.error) for row in rows) or None,
-        prompt=within(turns_of(redact, first.prompt), max(max_chars // 3, 40)),
+        prompt=within(turns_of(redact, first.prompt), max(max_chars // 3, _LEAST_PROMPT_CHARS)),
         members=[
-            # What all members share stands once, at the group.
+            # These are the same for all members and are given once, in the GroupItem.
             replace(rollout_item(redact, row, texts), step=None, task=None, group=None, half=None)
             for row in rows
         ],
     )
 
 
-def _squeezed(item: GroupItem, chars: int) -> GroupItem:
-    """`item` in about `chars`: with shorter texts, then without metrics, then fewer members."""
+def _shorten_group(item: GroupItem, chars: int) -> GroupItem:
+    """`item` shortened to about `chars` characters of JSON.
+
+    First texts are cut, then metrics are dropped member by member, then members, at least one of
+    which stays.
+    """
     item = with_shorter_texts(item, chars)
     for index in range(len(item.members)):
         if chars_of(item) > chars:
             members = list(item.members)
             members[index] = replace(members[index], metrics=None)
             item = replace(item, members=members)
-    while (over := chars_of(item) - chars) > 0 and len(item.members) > 1:
+    while len(item.members) > 1:
+        excess = chars_of(item) - chars
+        if excess <= 0:
+            break
         count = len(item.members)
-        gone = over * count // json_chars(as_json(item.members))
-        gone = max(1, min(count - 1, gone))
-        left_out = (item.members_left_out or 0) + gone
-        item = replace(item, members=item.members[: count - gone], members_left_out=left_out)
+        # As many members as take about the excess.
+        dropped = excess * count // json_chars(as_json(item.members))
+        dropped = max(1, min(count - 1, dropped))
+        left_out = (item.members_left_out or 0) + dropped
+        item = replace(item, members=item.members[: count - dropped], members_left_out=left_out)
     return item

@@ -1,4 +1,4 @@
-"""A call of `read_rollouts`: its arguments, its cursor, and making what it answers fit."""
+"""A call of `read_rollouts`: its arguments, its cursor, and fitting its reply into the limit."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,30 +13,31 @@ from engine.reading.transcripts import Decode, Texts, chars_of
 from engine.records.run_config import RunConfig
 
 PICKS = ("worst", "best", "random", "median", "truncated", "error", "group", "changed")
-MOST = 50
-_CHARS = (40, 8000)
-_ALL_STEPS = "all"  # in a cursor, before the last step that counts
-_SUMMARY_CHARS = 400  # kept free for the summary, which follows once the number shown is known
-_CUT_CHARS = 600  # kept free beside a single item that has to be cut
+MOST = 50  # rollouts or groups of a page
+_LEAST_CHARS, _MOST_CHARS = 40, 8000  # of a rollout
+_ALL_STEPS = "all"  # in a cursor, before the last step that is read
+_MOST_DIGITS = 9  # of a number in a cursor
+_SUMMARY_CHARS = 400  # kept free for the summary, which is written once all else is known
+_CUT_CHARS = 600  # kept free for everything beside a single item that is cut
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class RolloutQuery:
-    """What `read_rollouts` is asked for.
+    """The arguments of `read_rollouts`.
 
     Attributes:
-        pick: which rollouts, and in what order; one of `PICKS`.
+        pick: which rollouts to show and in what order; one of `PICKS`.
         step: training step, -1 for the latest; in an evaluation the index of the model, -1 for
-            the last. For `changed` the evaluated step to hold against step 0. A `where` that names
-            `step` looks at all steps unless one is given here.
+            the last. For `changed` the evaluated step that is compared with step 0. If it is -1
+            and `where` names `step`, all steps are read.
         where: an expression over step, task, group, reward, success, advantage, length,
             stop_reason, error, model and named metrics (see engine.core.filters).
-        tokens: also the token ids with their loss mask, where they were kept.
-        limit: 1 to 50 rollouts or groups.
-        max_chars: text per rollout, 40 to 8000.
-        cursor: `next_cursor` of the page before, "" for the first page.
+        tokens: whether to show token ids with their loss mask, if they were kept.
+        limit: rollouts or groups of a page, 1 to 50.
+        max_chars: characters of text per rollout, 40 to 8000.
+        cursor: `next_cursor` of the page before; "" for the first page.
     """
 
     run_id: str
@@ -49,15 +50,15 @@ class RolloutQuery:
     cursor: str = ""
 
     def check(self) -> None:
-        """Raises UserError BAD_ARGUMENT for a value that cannot be used."""
+        """Raise UserError BAD_ARGUMENT for a pick, limit or max_chars that cannot be used."""
         if self.pick not in PICKS:
             raise _bad("pick", f"pick {self.pick!r} does not exist", f"Picks: {', '.join(PICKS)}.")
         if isinstance(self.limit, bool) or not 1 <= self.limit <= MOST:
             raise _bad("limit", f"limit {self.limit} is not from 1 to {MOST}", "Use limit=3.")
-        if isinstance(self.max_chars, bool) or not _CHARS[0] <= self.max_chars <= _CHARS[1]:
+        if isinstance(self.max_chars, bool) or not _LEAST_CHARS <= self.max_chars <= _MOST_CHARS:
             raise _bad(
                 "max_chars",
-                f"max_chars {self.max_chars} is not from {_CHARS[0]} to {_CHARS[1]}",
+                f"max_chars {self.max_chars} is not from {_LEAST_CHARS} to {_MOST_CHARS}",
                 "Use max_chars=1200.",
             )
 
@@ -67,9 +68,9 @@ class Position:
     """Where a page begins.
 
     Attributes:
-        skip: rollouts (groups, tasks) that were shown before.
-        step: which step or model is read, as in RolloutQuery.
-        all_steps: whether the rollouts are of all steps up to that one.
+        skip: number of rollouts (groups, tasks) on earlier pages.
+        step: the training step or model index, as in RolloutQuery.
+        all_steps: whether the rollouts of all steps up to `step` are read.
     """
 
     skip: int
@@ -78,7 +79,10 @@ class Position:
 
 
 def start_of(query: RolloutQuery) -> Position:
-    """Where the page begins. Raises UserError BAD_CURSOR for a cursor of another query."""
+    """Where the page begins, from the query's cursor, or from its step if it has none.
+
+    Raises UserError BAD_CURSOR for a cursor of another pick, or one that was changed.
+    """
     if not query.cursor:
         return Position(0, query.step, all_steps=False)
     pick, *numbers = query.cursor.split(":")
@@ -86,7 +90,9 @@ def start_of(query: RolloutQuery) -> Position:
     if all_steps:
         numbers[0] = numbers[0].removeprefix(_ALL_STEPS)
     well_formed = len(numbers) == 2 and pick == query.pick
-    if not well_formed or not all(n.isascii() and n.isdigit() and len(n) < 10 for n in numbers):
+    if not well_formed or not all(
+        n.isascii() and n.isdigit() and len(n) <= _MOST_DIGITS for n in numbers
+    ):
         raise UserError(
             "BAD_CURSOR",
             f"cursor {query.cursor[:60]!r} was not made by pick={query.pick}",
@@ -94,7 +100,8 @@ def start_of(query: RolloutQuery) -> Position:
             "leave it out.",
             field="cursor",
         )
-    return Position(int(numbers[1]), int(numbers[0]), all_steps)
+    step, skip = numbers
+    return Position(int(skip), int(step), all_steps)
 
 
 @dataclass(frozen=True)
@@ -102,8 +109,10 @@ class Reading:
     """A query with the run that it reads.
 
     Attributes:
-        config: None where it is gone or damaged; what is left of the run is shown all the same.
-        decode: token ids as text, None where no tokens are asked for or the tokenizer is gone.
+        start: where the page begins.
+        config: the run's config; None if it is gone or damaged, which does not stop the reading.
+        decode: turns token ids into text; None if the query wants no tokens, or if the tokenizer
+            is gone.
     """
 
     query: RolloutQuery
@@ -116,20 +125,21 @@ class Reading:
 
     @property
     def models(self) -> list[str]:
-        """The models of an evaluation, in the order of their indices."""
+        """The models of an evaluation, in the order of their indices; [] without a config."""
         return self.config.model_refs if self.config else []
 
     def texts(self, chars: int, *, prompt: bool = True) -> Texts:
+        """How much text of a row is shown: `chars` characters, with or without the prompt."""
         return Texts(chars, prompt, self.query.tokens, self.decode)
 
     def shown_part(self, items: Sequence[T]) -> Sequence[T]:
-        """Those of all matching items that this page may show."""
+        """The part of all matching items that this page may show."""
         return items[self.start.skip : self.start.skip + self.query.limit]
 
 
 @dataclass(frozen=True)
 class Fitted(Generic[T]):
-    """The items that a page has room for, and where the next page begins ("" at the end)."""
+    """The items that a page has room for; `next_cursor` is "" on the last page."""
 
     items: list[T]
     warnings: list[str]
@@ -144,28 +154,32 @@ def fit(
     page_of: Callable[[list[T]], object],
     squeeze: Callable[[T, int], T],
 ) -> Fitted[T]:
-    """As many of the items as a result holds, from the first one on.
+    """As many of the items, from the first on, as a reply has room for.
+
+    If not even the first one fits, it is cut and a warning says so.
 
     Args:
-        total: how many items match in all.
+        total: number of all matching items, on all pages.
         step_mark: what was read, as `mark_of` writes it into a cursor.
-        page_of: the page with those items; it is measured.
-        squeeze: an item cut to a number of characters, used where a single one does not fit.
+        page_of: builds the page with the given items, so that it can be measured.
+        squeeze: shortens an item to a number of characters.
     """
-    shown, warnings = list(items), []
-    most = BODY_CHARS - _SUMMARY_CHARS
-    while chars_of(page_of(shown)) > most and len(shown) > 1:
-        shown.pop()
-    if shown and chars_of(page_of(shown)) > most:
-        shown = [squeeze(shown[0], most - _CUT_CHARS)]
+    fitting, warnings = list(items), []
+    room = BODY_CHARS - _SUMMARY_CHARS
+    while chars_of(page_of(fitting)) > room and len(fitting) > 1:
+        fitting.pop()
+    if fitting and chars_of(page_of(fitting)) > room:
+        fitting = [squeeze(fitting[0], room - _CUT_CHARS)]
         warnings = ["One rollout alone was too long and is cut; see max_chars."]
-    end = reading.start.skip + len(shown)
-    more = bool(shown) and end < total
-    return Fitted(shown, warnings, f"{reading.query.pick}:{step_mark}:{end}" if more else "")
+    next_skip = reading.start.skip + len(fitting)
+    has_more = bool(fitting) and next_skip < total
+    return Fitted(
+        fitting, warnings, f"{reading.query.pick}:{step_mark}:{next_skip}" if has_more else ""
+    )
 
 
 def mark_of(step: int, *, all_steps: bool = False) -> str:
-    """What was read, as a cursor keeps it: one step, or all steps up to one."""
+    """What was read, as a cursor stores it: one step, or all steps up to `step`."""
     return f"{_ALL_STEPS}{step}" if all_steps else str(step)
 
 

@@ -1,4 +1,4 @@
-"""Which rows of a run are read, filtered and ordered for a page of rollouts."""
+"""Reads, filters and orders the rows of a run for a page of rollouts."""
 
 import ast
 import math
@@ -19,7 +19,8 @@ from engine.records.lines.trajectory_record import TrajectoryRecord
 Row = TrajectoryRecord | EvaluationRow
 AnyRow = TypeVar("AnyRow", bound=Row)
 
-_ALL_BYTES = 48_000_000  # of rollouts, when a filter looks at every step
+_ALL_BYTES = 48_000_000  # of rollout files that are read at most when a filter needs all steps
+_NEAREST = 5  # steps that an error message names
 _FILTER_NAMES = (
     "step",
     "task",
@@ -41,15 +42,15 @@ _FILTER_NAMES = (
 
 @dataclass(frozen=True)
 class Source:
-    """Rows to pick from.
+    """The rows that a page chooses from.
 
     Attributes:
-        what: what they are, in words.
-        step: a training step, or the index of a model in an evaluation.
-        skipped: damaged lines that could not be read.
-        all_steps: whether the rows are of all steps up to `step`; `missing` older steps were not
-            read.
-        trained: whether they were trained on. There a score that failed is left out of the mean;
+        what: a description of them, as "rollouts of step 3".
+        step: their training step, or in an evaluation the index of the model.
+        skipped: number of damaged lines that could not be read.
+        all_steps: whether the rows are those of all steps up to `step`.
+        missing: number of older steps that were not read.
+        trained: whether they were trained on. In training a failed score is left out of the mean,
             in an evaluation it counts as 0.
     """
 
@@ -63,12 +64,12 @@ class Source:
 
     @property
     def mark(self) -> str:
-        """What was read, as a cursor keeps it."""
+        """What was read, as a cursor stores it."""
         return mark_of(self.step, all_steps=self.all_steps)
 
     @property
     def warnings(self) -> list[str]:
-        """What a page has to say of rows that are not among these."""
+        """Warnings about lines and steps that were not read."""
         warnings = skipped_lines(self.skipped)
         if self.missing:
             older = f"The oldest {self.missing} steps were not read"
@@ -77,9 +78,9 @@ class Source:
 
 
 def source_of(reading: Reading) -> Source:
-    """The rows that the query is about.
+    """The rows that the query chooses from: of one step, or of all steps if its filter needs them.
 
-    Raises UserError NO_EVALUATION where there are none yet, BAD_ARGUMENT for a step without rows.
+    Raises UserError NO_EVALUATION if there are none yet, BAD_ARGUMENT for a step without rows.
     """
     query, start = reading.query, reading.start
     all_steps = start.all_steps or (start.step == -1 and _names_step(query.where))
@@ -89,7 +90,10 @@ def source_of(reading: Reading) -> Source:
 
 
 def _rows_of_one_step(reading: Reading) -> Source:
-    """Rollouts of a training step, or held-out answers where the run samples nothing."""
+    """The rows of one step: rollouts, or held-out answers if the run samples nothing (SFT).
+
+    For an evaluation the answers of one model. Raises UserError as `source_of` does.
+    """
     run, row = reading.run, reading.row
     if run.deleted.exists():
         raise UserError(
@@ -118,16 +122,18 @@ def _rows_of_one_step(reading: Reading) -> Source:
 
 
 def _rollouts_of_all_steps(reading: Reading) -> Source:
-    """The rollouts of all steps up to the one asked for (-1: the latest), the newest where there
-    are more than may be read."""
+    """The rollouts of all steps up to the requested one (-1: the latest).
+
+    If the files are larger than `_ALL_BYTES` together, only the newest are read, at least one.
+    """
     run, last = reading.run, reading.start.step
     steps = [step for step in run.rollout_steps() if last == -1 or step <= last]
     files: list[RecordsRead[TrajectoryRecord]] = []
-    room = _ALL_BYTES
+    bytes_left = _ALL_BYTES
     for step in reversed(steps):
         path = run.rollouts(step)
-        room -= path.stat().st_size
-        if room < 0 and files:
+        bytes_left -= path.stat().st_size
+        if bytes_left < 0 and files:
             break
         files.append(TrajectoryRecord.read_file(path))
     return Source(
@@ -142,9 +148,9 @@ def _rollouts_of_all_steps(reading: Reading) -> Source:
 
 
 def model_answers(reading: Reading) -> Source:
-    """What one model of an evaluation or probe answered.
+    """The answers of one model of an evaluation or probe; the query's step is the model's index.
 
-    Raises UserError NO_EVALUATION where none has answered, BAD_ARGUMENT for an index without
+    Raises UserError NO_EVALUATION if no model has answered yet, BAD_ARGUMENT for an index without
     answers.
     """
     run, row, models = reading.run, reading.row, reading.models
@@ -161,30 +167,34 @@ def model_answers(reading: Reading) -> Source:
 
 
 def wait_hint(run_id: str, **until: str) -> Hint:
-    """How to wait for the first rows of a run."""
+    """A hint with the call that waits for a run's first rows; `until` are more arguments of it."""
     return Hint("Wait until it has some:", Call("wait_run", {"run_id": run_id, **until}))
 
 
 def chosen_step(steps: Sequence[int], step: int, what: str) -> int:
-    """`step` where it is one of `steps`, the last one for -1.
+    """`step` if it is one of `steps`; the last one for -1.
 
-    Raises UserError BAD_ARGUMENT naming the nearest for any other; `what` has no such step.
+    Raises UserError BAD_ARGUMENT with the nearest steps for any other; `what` names the missing
+    rows.
     """
     if step == -1:
         return steps[-1]
     if step in steps:
         return step
-    near = sorted(steps, key=lambda other: abs(other - step))[:5]
+    nearest = sorted(steps, key=lambda other: abs(other - step))[:_NEAREST]
     raise UserError(
         "BAD_ARGUMENT",
         f"there are no {what} of step {step}",
-        hint=f"Nearest steps: {', '.join(map(str, sorted(near)))}; the last is {steps[-1]}.",
+        hint=f"Nearest steps: {', '.join(map(str, sorted(nearest)))}; the last is {steps[-1]}.",
         field="step",
     )
 
 
 def _names_step(where: str) -> bool:
-    """Whether an expression looks at the step; one that cannot be read is refused later."""
+    """Whether the filter expression uses the name `step`.
+
+    False for one that cannot be parsed; `matching` refuses it later.
+    """
     try:
         tree = ast.parse(where.strip() or "0", mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -193,7 +203,10 @@ def _names_step(where: str) -> bool:
 
 
 def matching(rows: Sequence[AnyRow], where: str) -> list[AnyRow]:
-    """The rows that the expression matches. Raises UserError BAD_ARGUMENT where it cannot work."""
+    """The rows for which the expression `where` is true; all rows if it is empty.
+
+    Raises UserError BAD_ARGUMENT for an invalid expression.
+    """
     if not where.strip():
         return list(rows)
     metrics = {name for row in rows for name in row.metrics or {}}
@@ -202,14 +215,19 @@ def matching(rows: Sequence[AnyRow], where: str) -> list[AnyRow]:
 
 
 def _filter_values(row: Row) -> dict[str, object]:
-    """What an expression may ask of a row, by name."""
+    """The values of a row that a filter expression can use, by name."""
     metrics: dict[str, object] = dict(row.metrics or {})
-    fixed = {name: getattr(row, name, None) for name in _FILTER_NAMES}
-    return metrics | fixed | {"length": length_in_tokens(row), "metrics": metrics}
+    fields = {name: getattr(row, name, None) for name in _FILTER_NAMES}
+    return metrics | fields | {"length": length_in_tokens(row), "metrics": metrics}
 
 
 def ordered(rows: Sequence[Row], pick: str, seed: str) -> list[Row]:
-    """The rows that `pick` shows, in its order; `seed` decides the order of `random`."""
+    """The rows that `pick` shows, in its order.
+
+    "truncated" and "error" select rows and keep their order, "random" shuffles them with `seed`,
+    "median" puts the rows nearest to the median score first, "best" and "worst" sort by score. Of
+    the last three, rows without a score are left out.
+    """
     if pick == "truncated":
         return [row for row in rows if row.cut]
     if pick == "error":
@@ -221,13 +239,16 @@ def ordered(rows: Sequence[Row], pick: str, seed: str) -> list[Row]:
     scored = [row for row in rows if row.reward is not None]
     scored = scored or [row for row in rows if _loss(row) is not None]
     if pick == "median":
-        middle = sorted(score(row) for row in scored)[len(scored) // 2] if scored else 0.0
-        return sorted(scored, key=lambda row: abs(score(row) - middle))
+        median = sorted(score(row) for row in scored)[len(scored) // 2] if scored else 0.0
+        return sorted(scored, key=lambda row: abs(score(row) - median))
     return sorted(scored, key=score, reverse=pick == "best")
 
 
 def score(row: Row) -> float:
-    """The reward, or where nothing scores minus the loss: higher is better."""
+    """The number by which rows are compared, higher is better: the reward, or minus the loss.
+
+    0 for a row with neither.
+    """
     return row.reward if row.reward is not None else -(_loss(row) or 0.0)
 
 
@@ -236,12 +257,12 @@ def _loss(row: Row) -> float | None:
 
 
 def rewards_of(rows: Sequence[Row]) -> list[float]:
-    """What was earned; a score that failed says nothing of what its answer is worth."""
+    """The rewards of the rows that have one; those whose scoring failed are left out."""
     return [row.reward for row in rows if not row.error and row.reward is not None]
 
 
 def reward_std(rows: Sequence[Row]) -> float:
-    """Standard deviation (of the population) of the rewards, 0 for fewer than two."""
+    """Population standard deviation of the rewards; 0 for fewer than two."""
     rewards = rewards_of(rows)
     if len(rewards) < 2:
         return 0.0

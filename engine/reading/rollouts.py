@@ -1,6 +1,6 @@
-"""What the model said and what it earned: rollouts of training, answers of an evaluation.
+"""Reads rollouts of training and answers of an evaluation, with their scores.
 
-Everything returned is data of an environment and a model, cleaned and with secrets hidden.
+All returned texts come from an environment or a model; they are cleaned and secrets are hidden.
 """
 
 import math
@@ -22,7 +22,7 @@ from engine.reading.transcripts import RolloutItem, decoder_of, rollout_item, sq
 
 @dataclass(frozen=True)
 class About:
-    """What a word in the items means."""
+    """Explanations of fields of the items."""
 
     half: str = ABOUT_HALF
 
@@ -33,9 +33,10 @@ class RolloutsPage(ReplyBase):
 
     Attributes:
         step: training step, or in an evaluation the index of the model among `models`.
-        source: what they are, in words.
-        matching: how many match, on all pages.
-        about: what `half` of an item means; None where no item has one.
+        source: a description of the rows, as "rollouts of step 3".
+        models: the models of an evaluation; None for a training run.
+        matching: number of matching rows, on all pages.
+        about: the meaning of `half` in the items; None if no item has it.
     """
 
     summary: str
@@ -52,12 +53,12 @@ class RolloutsPage(ReplyBase):
 
 
 def read_rollouts(home: Home, query: RolloutQuery) -> RolloutsPage | GroupsPage | ChangedPage:
-    """A few rollouts of one step, chosen by `query.pick`.
+    """A page of the rollouts or answers that `query.pick` chooses.
 
-    worst, best, median: by reward. random: a seeded order. truncated, error: only those. group:
-    whole groups with their advantages, the widest spread of rewards first. changed: the same
-    held-out task before and after (in an evaluation: by the first model and this one), the
-    largest change first.
+    worst, best, median: ordered by reward. random: in a seeded order. truncated, error: only those.
+    group: whole groups with their advantages, the widest spread of rewards first. changed: the same
+    held-out task before and after training (in an evaluation: by the first model and by this one),
+    the largest change first.
 
     Raises UserError RUN_NOT_FOUND, BAD_ARGUMENT, BAD_CURSOR or NO_EVALUATION.
     """
@@ -65,7 +66,7 @@ def read_rollouts(home: Home, query: RolloutQuery) -> RolloutsPage | GroupsPage 
     with Store(home) as store:
         row = store.get_run(query.run_id)
     run = home.run(row.run_id)
-    config = run.find_config()  # what is left of a run with a damaged config is shown
+    config = run.find_config()  # None if damaged; the rows are readable all the same
     start = start_of(query)
     decode = decoder_of(config) if query.tokens else None
     redact = redactor_for(home, config.env_dir if config else None)
@@ -73,18 +74,18 @@ def read_rollouts(home: Home, query: RolloutQuery) -> RolloutsPage | GroupsPage 
     if query.pick == "changed":
         return changed_page(reading)
     source = source_of(reading)
-    chosen = matching(source.rows, query.where)
+    matching_rows = matching(source.rows, query.where)
     if query.pick == "group":
-        return groups_page(reading, source, chosen)
-    return _rollouts_page(reading, source, chosen)
+        return groups_page(reading, source, matching_rows)
+    return _rollouts_page(reading, source, matching_rows)
 
 
-def _rollouts_page(reading: Reading, source: Source, chosen: Sequence[Row]) -> RolloutsPage:
-    """The page of rollouts, in the order of the pick."""
+def _rollouts_page(reading: Reading, source: Source, matching_rows: Sequence[Row]) -> RolloutsPage:
+    """The page with those of `matching_rows` that the pick selects, in its order."""
     query, row = reading.query, reading.row
-    picked = ordered(chosen, query.pick, seed=f"{row.run_id} {source.step}")
+    picked = ordered(matching_rows, query.pick, seed=f"{row.run_id} {source.step}")
     texts = reading.texts(query.max_chars)
-    items = [rollout_item(reading.redact, each, texts) for each in reading.shown_part(picked)]
+    items = [rollout_item(reading.redact, answer, texts) for answer in reading.shown_part(picked)]
     page = RolloutsPage(
         summary="",
         run_id=row.run_id,
@@ -105,27 +106,37 @@ def _rollouts_page(reading: Reading, source: Source, chosen: Sequence[Row]) -> R
     )
     return replace(
         page,
-        summary=_sentence(reading, source, len(fitted.items), len(picked), chosen),
+        summary=_summary(reading, source, len(fitted.items), len(picked), matching_rows),
         rollouts=fitted.items,
         warnings=fitted.warnings + source.warnings,
         next_cursor=fitted.next_cursor,
     )
 
 
-def _sentence(
-    reading: Reading, source: Source, shown: int, picked: int, chosen: Sequence[Row]
+def _summary(
+    reading: Reading,
+    source: Source,
+    shown_count: int,
+    picked_count: int,
+    matching_rows: Sequence[Row],
 ) -> str:
-    """Which rows these are of how many, and the mean reward as the run's metrics have it."""
+    """One sentence: which rows these are, how many of how many, and their mean reward.
+
+    Args:
+        shown_count: number of rows on this page.
+        picked_count: number of rows that the pick selects.
+        matching_rows: the rows that match the filter; the mean is taken over them, as in metrics.
+    """
     pick = reading.query.pick
     what = f"{pick} {source.what}"
-    if pick in ("error", "truncated"):  # which rows, not an order of them
+    if pick in ("error", "truncated"):  # these select rows instead of ordering them
         what = f"{source.what} " + ("with an error" if pick == "error" else "cut short")
-    sentence = f"{shown} of {picked} {what} in {reading.row.run_id}"
-    rewards, failed = rewards_of(chosen), sum(bool(row.error) for row in chosen)
+    sentence = f"{shown_count} of {picked_count} {what} in {reading.row.run_id}"
+    rewards, failed = rewards_of(matching_rows), sum(bool(row.error) for row in matching_rows)
     if rewards:
         count = len(rewards) if source.trained else len(rewards) + failed
         sentence += f"; mean reward {math.fsum(rewards) / count:.3g} over {count}"
     if failed:
-        counts = "left out" if source.trained else "reward 0"
-        sentence += f"; {failed} could not be scored" + (f" ({counts})" if rewards else "")
+        treatment = "left out" if source.trained else "reward 0"
+        sentence += f"; {failed} could not be scored" + (f" ({treatment})" if rewards else "")
     return sentence + "."

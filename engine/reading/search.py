@@ -1,4 +1,4 @@
-"""The search of `grep`: plain text with gaps, alternatives and ends."""
+"""The search behind `grep` arguments: plain text with gaps, alternatives and line ends."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,10 +11,11 @@ _LONGEST = 200  # characters of a pattern
 
 
 def matcher(pattern: str) -> Matches:
-    """Whether a line matches `pattern`, letter case ignored.
+    """A function that tells whether a line matches `pattern`, letter case ignored.
 
-    `|` separates alternatives, `.*` leaves a gap, `^` and `$` stand for the ends of the line. No
-    regular expression: the search takes time in proportion to the line, whatever the pattern.
+    `|` separates alternatives, `.*` leaves a gap, `^` and `$` stand for the ends of the line. It is
+    not a regular expression, so a search takes time in proportion to the line, whatever the
+    pattern. An empty pattern matches no line.
 
     Raises UserError BAD_ARGUMENT when the pattern is too long.
     """
@@ -35,7 +36,8 @@ class _Alternative:
 
     Attributes:
         parts: texts that must follow each other in the line, with anything between them.
-        from_start, to_end: whether the first part begins, and the last one ends, the line.
+        from_start: whether the line must begin with the first part.
+        to_end: whether the line must end with the last part.
     """
 
     parts: tuple[str, ...]
@@ -44,11 +46,13 @@ class _Alternative:
 
     @staticmethod
     def parse(text: str) -> "_Alternative":
+        """Parse one alternative, which is in lower case. Backslashes are dropped."""
         from_start, to_end = text.startswith("^"), text.endswith("$")
-        body = text[from_start : len(text) - to_end]
+        body = text[from_start : len(text) - to_end]  # without ^ and $
         return _Alternative(tuple(body.replace("\\", "").split(".*")), from_start, to_end)
 
     def is_in(self, line: str) -> bool:
+        """Whether a line in lower case has the parts, in this order, without overlap."""
         if self.from_start and self.to_end and len(self.parts) == 1:
             return line == self.parts[0]
         if self.from_start and not line.startswith(self.parts[0]):

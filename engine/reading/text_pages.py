@@ -1,4 +1,4 @@
-"""Text of a run as pages: its events, the console of its attempts, and how it failed."""
+"""Pages of a run's text: its events, the console of its attempts, and its failure."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -17,15 +17,16 @@ from engine.reading.cursors import Cursor, parse_cursor
 from engine.reading.search import Matches
 from engine.records.lines.line_record import skipped_lines
 
-_LINE_CHARS = 500
-_LINES_CHARS = BODY_CHARS - 2000  # for lines, beside what else a page says
-_LINES_CHARS_OF_ERROR = _LINES_CHARS - 2500  # less: the error stands beside them
-_EVENT_KEYS = ("time", "event", "step")  # what is left of an event that is too long
+_LINE_CHARS = 500  # of a line; longer ones are cut
+_LINES_CHARS = BODY_CHARS - 2000  # of all lines; the rest is for the other fields of a page
+_LINES_CHARS_OF_ERROR = _LINES_CHARS - 2500  # less, because the page also has the error
+_EVENT_KEYS = ("time", "event", "step")  # that are kept of an event that is too long
+_SUMMARY_CHARS, _MESSAGE_CHARS, _EVIDENCE_CHARS = 400, 600, 800  # of a failure
 
 
 @dataclass(frozen=True)
 class Links:
-    """Cursors of a page; `older_cursor` is None where nothing comes before it."""
+    """Cursors of a page: "" or None (`older_cursor`) if nothing follows in that direction."""
 
     next_cursor: str
     older_cursor: str | None
@@ -33,7 +34,7 @@ class Links:
 
 @dataclass(frozen=True)
 class EventsPage(ReplyBase):
-    """Events of a run, each with whatever fields it has."""
+    """Events of a run; each may have other fields."""
 
     summary: str
     run_id: str
@@ -64,7 +65,7 @@ class ConsolePage(ReplyBase):
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """How the trainer's process ended: a return code, or the signal that killed it."""
+    """How the trainer's process ended: its return code or the signal that killed it, else None."""
 
     rc: int | None = None
     signal: int | None = None
@@ -72,13 +73,13 @@ class ExitStatus:
 
 @dataclass(frozen=True)
 class ShownFailure:
-    """Why a run failed; without fields where it has not.
+    """Why a run failed; all fields are None if it has not.
 
     Attributes:
         kind: a failure kind of engine/core/errors.py.
-        evidence: what the trainer recorded of it.
-        hint, call: what to do next.
-        last_checkpoint: folder name, "" where there is none.
+        evidence: what the trainer recorded about the failure.
+        hint, call: what to do next, in words and as a tool call.
+        last_checkpoint: its folder name; "" if there is none.
     """
 
     kind: str | None = None
@@ -92,7 +93,7 @@ class ShownFailure:
 
 @dataclass(frozen=True)
 class ErrorPage(ConsolePage):
-    """How a run failed, with the last lines it printed."""
+    """Why a run failed, with the last lines it printed."""
 
     error: ShownFailure
 
@@ -101,8 +102,10 @@ class TextReader:
     """Reads pages of cleaned lines of one run.
 
     Attributes:
+        run, row: the run's folder and its database row.
+        redact: hides secrets.
         limit: lines of a page.
-        matches: the search a line must pass; None lets every line pass.
+        matches: the search that lines must match; None without a search.
     """
 
     def __init__(
@@ -116,21 +119,22 @@ class TextReader:
 
     @property
     def is_alive(self) -> bool:
+        """Whether the run has not ended yet."""
         return self.row.state not in TERMINAL
 
     @property
     def attempts(self) -> list[int]:
-        """The attempts that printed something; the last one where none did."""
+        """Numbers of the attempts that printed something; only the last attempt if none did."""
         numbers = range(1, self.row.attempt + 1)
         logged = [number for number in numbers if self.run.log(number).exists()]
         return logged or [self.row.attempt]
 
     def passes(self, text: str) -> bool:
-        """Whether the search matches a line, as it is shown: with its secrets hidden."""
+        """Whether a line matches the search, with its secrets hidden; True without a search."""
         return self.matches is None or self.matches(self.redact.text(text))
 
     def page(self, path: Path, cursor: Cursor, passes: Matches) -> Page:
-        """The lines of `path` before or after the cursor that pass."""
+        """The lines of `path` before or after the cursor for which `passes` is true."""
         if cursor.offset is None:
             return page_before(path, complete_size(path), self.limit, passes)
         if cursor.older:
@@ -138,35 +142,42 @@ class TextReader:
         return page_after(path, min(cursor.offset, complete_size(path)), self.limit, passes)
 
     def shown(self, text: str) -> str:
-        """A line as a page shows it."""
+        """A line as a page shows it: secrets hidden, long lines cut."""
         return clip(self.redact.text(text), _LINE_CHARS)
 
     def warnings(self, page: Page) -> list[str]:
-        """That a search was not carried to the end of the file, where it was not."""
+        """A warning if the search stopped before the end of the file, else []."""
         if self.matches is None or page.scanned < BUDGET:
             return []
         return [f"The search stopped after {page.scanned / 1e6:.1f} MB; the cursor continues it."]
 
 
 def events_page(reader: TextReader, keys: Sequence[str], cursor: str) -> EventsPage:
-    """Events, those called one of `keys` where names are given. Raises UserError BAD_CURSOR."""
+    """A page of events; only events named in `keys` if there are any.
+
+    Without a cursor it has the newest events. Raises UserError BAD_CURSOR.
+    """
     start = parse_cursor(cursor, "events") if cursor else Cursor(0, None, older=True)
 
     def passes(text: str) -> bool:
-        return reader.passes(text) and (not keys or (_parsed(text) or {}).get("event") in keys)
+        return reader.passes(text) and (
+            not keys or (_parse_object(text) or {}).get("event") in keys
+        )
 
     path, run_id = reader.run.events, reader.row.run_id
     page = reader.page(path, start, passes)
-    parsed = {line.start: _parsed(line.text) for line in page.lines}
-    shown = {
+    fields_by_start = {line.start: _parse_object(line.text) for line in page.lines}
+    shown_events = {
         start: _shown_event(reader, fields)
-        for start, fields in parsed.items()
+        for start, fields in fields_by_start.items()
         if fields is not None
     }
-    lines = [line for line in page.lines if line.start in shown]
+    lines = [line for line in page.lines if line.start in shown_events]
     skipped = len(page.lines) - len(lines)
-    lines, page = _fitted(lines, page, start.older, lambda line: json_chars(shown[line.start]))
-    events = [shown[line.start] for line in lines]
+    lines, page = _fit_lines(
+        lines, page, start.older, lambda line: json_chars(shown_events[line.start])
+    )
+    events = [shown_events[line.start] for line in lines]
     last = str(events[-1].get("event", "")) if events else ""
     links = _links(reader, cursor, page, path)
     return EventsPage(
@@ -183,7 +194,7 @@ def events_page(reader: TextReader, keys: Sequence[str], cursor: str) -> EventsP
 
 
 def _shown_event(reader: TextReader, fields: JsonObject) -> JsonObject:
-    """An event cleaned; of a very long one its name, time and step, and its message cut."""
+    """An event with secrets hidden; a very long one keeps its time, name, step and cut message."""
     event = reader.redact.value(fields)
     if json_chars(event) <= 2 * _LINE_CHARS:
         return event
@@ -192,55 +203,65 @@ def _shown_event(reader: TextReader, fields: JsonObject) -> JsonObject:
 
 
 def console_page(reader: TextReader, cursor: str, most_chars: int = _LINES_CHARS) -> ConsolePage:
-    """Lines of the last attempt, or of the cursor's. Raises UserError BAD_CURSOR."""
+    """A page of console lines, of the cursor's attempt, or the newest of the last attempt.
+
+    Raises UserError BAD_CURSOR.
+    """
     row = reader.row
     newest = Cursor(reader.attempts[-1], None, older=True)
-    start = parse_cursor(cursor, "console") if cursor else newest
-    path = reader.run.log(start.attempt)
-    page = reader.page(path, start, reader.passes)
-    lines, page = _fitted(
-        page.lines, page, start.older, lambda line: json_chars(reader.shown(line.text)), most_chars
+    position = parse_cursor(cursor, "console") if cursor else newest
+    path = reader.run.log(position.attempt)
+    page = reader.page(path, position, reader.passes)
+    lines, page = _fit_lines(
+        page.lines,
+        page,
+        position.older,
+        lambda line: json_chars(reader.shown(line.text)),
+        most_chars,
     )
     texts = [reader.shown(line.text) for line in lines]
-    # A progress bar has no newline yet; it is shown, and read again once it is complete.
-    writing = torn_tail(path) if start.offset is None else ""
-    if writing and reader.passes(writing):
-        texts.append(reader.shown(writing))
+    # A line without newline, such as a progress bar, is shown and read again once it is complete.
+    unfinished_line = torn_tail(path) if position.offset is None else ""
+    if unfinished_line and reader.passes(unfinished_line):
+        texts.append(reader.shown(unfinished_line))
     calls: list[Call] = []
     if not texts and not cursor and reader.matches is None and row.kind == "train":
-        # Nothing went wrong and nothing was printed: what the run did stands in its curves.
+        # A training run may print nothing; its curves show what it did.
         calls = [Call("read_logs", {"run_id": row.run_id, "view": "metrics"})]
-    links = _links(reader, cursor, page, path, start.attempt)
+    links = _links(reader, cursor, page, path, position.attempt)
     return ConsolePage(
-        summary=f"{counted(len(texts), 'line')} of attempt {start.attempt} of {row.run_id}.",
+        summary=f"{counted(len(texts), 'line')} of attempt {position.attempt} of {row.run_id}.",
         run_id=row.run_id,
         state=row.state,
         view="console",
         lines=texts,
         warnings=reader.warnings(page),
         next=calls,
-        attempt=start.attempt,
+        attempt=position.attempt,
         next_cursor=links.next_cursor,
         older_cursor=links.older_cursor,
     )
 
 
 def error_page(reader: TextReader, cursor: str) -> ErrorPage:
-    """How the run failed, and the console as in `console_page`. Raises UserError BAD_CURSOR."""
+    """A page with the run's failure and its console, as `console_page` has it.
+
+    `next` suggests resuming the run if it left a checkpoint. Raises UserError BAD_CURSOR.
+    """
     row = reader.row
     console = console_page(
         reader, cursor.replace("error", "console", 1), most_chars=_LINES_CHARS_OF_ERROR
     )
     older = console.older_cursor
-    failed = row.state in ("failed", "cancelled") or bool(row.reason_kind)
+    has_failed = row.state in ("failed", "cancelled") or bool(row.reason_kind)
     recorded = read_object(reader.run.failure)
-    failure = _failure(reader, recorded) if failed else ShownFailure()
+    failure = _failure(reader, recorded) if has_failed else ShownFailure()
     calls, summary = console.next, f"{row.run_id} is {row.state} and has not failed."
-    if failed:
+    if has_failed:
         message = row.reason or str(recorded.get("message") or "")
         reason = reader.redact.text(message) or "no reason was recorded"
         kind = failure.kind or "unknown"
-        summary = clip(f"{row.run_id} {row.state} ({kind}): {reason}", 400)
+        summary = clip(f"{row.run_id} {row.state} ({kind}): {reason}", _SUMMARY_CHARS)
         if failure.last_checkpoint and row.state != "done":
             calls = [Call("submit_train", {"resume": row.run_id})]
     return ErrorPage(
@@ -259,67 +280,83 @@ def error_page(reader: TextReader, cursor: str) -> ErrorPage:
 
 
 def _failure(reader: TextReader, recorded: JsonObject) -> ShownFailure:
-    """What the run's row, and else what its trainer `recorded`, says of the failure."""
+    """The failure as the run's row describes it, or else as its trainer `recorded` it.
+
+    `recorded` is {} if the trainer wrote nothing. Texts are cut and their secrets hidden.
+    """
     row, redact = reader.row, reader.redact
-    ended, latest = read_object(reader.run.exit_record), reader.run.latest_checkpoint()
+    exit_record, checkpoint = read_object(reader.run.exit_record), reader.run.latest_checkpoint()
     hint = row.hint or Hint.from_json(recorded.get("hint"))
-    hint = Hint(clip(hint.text, 600), hint.call)
+    hint = Hint(clip(hint.text, _MESSAGE_CHARS), hint.call)
     return ShownFailure(
         kind=redact.text(row.reason_kind or str(recorded.get("kind") or "")),
-        message=redact.text(clip(row.reason or str(recorded.get("message") or ""), 600)),
-        evidence=redact.text(clip(str(recorded.get("evidence") or ""), 800)),
+        message=redact.text(clip(row.reason or str(recorded.get("message") or ""), _MESSAGE_CHARS)),
+        evidence=redact.text(clip(str(recorded.get("evidence") or ""), _EVIDENCE_CHARS)),
         hint=redact.text(str(hint)),
         call=Call.from_json(redact.value(hint.call.to_json())) if hint.call else None,
-        last_checkpoint=latest.name if latest else "",
-        exit=ExitStatus(redact.value(ended.get("rc")), redact.value(ended.get("signal"))),
+        last_checkpoint=checkpoint.name if checkpoint else "",
+        exit=ExitStatus(
+            redact.value(exit_record.get("rc")), redact.value(exit_record.get("signal"))
+        ),
     )
 
 
-def _fitted(
+def _fit_lines(
     lines: list[Line],
     page: Page,
     older: bool,
     chars: Callable[[Line], int],
     most_chars: int = _LINES_CHARS,
 ) -> tuple[list[Line], Page]:
-    """As many lines as a result holds, from the end that continues what was read before."""
-    taken: list[Line] = []
+    """As many lines as a reply has room for, and the page with its start or end moved to them.
+
+    Lines are taken from the end that adjoins the page read before: the last ones if `older`. At
+    least one is taken, if there is one.
+
+    Args:
+        chars: number of characters of a line in the reply.
+    """
+    fitting: list[Line] = []
     for line in reversed(lines) if older else lines:
         most_chars -= chars(line) + 1
-        if most_chars < 0 and taken:
+        if most_chars < 0 and fitting:
             break
-        taken.append(line)
-    if len(taken) == len(lines):
+        fitting.append(line)
+    if len(fitting) == len(lines):
         return lines, page
     if older:
-        taken.reverse()
-        return taken, replace(page, lines=taken, start=taken[0].start)
-    return taken, replace(page, lines=taken, end=taken[-1].end)
+        fitting.reverse()
+        return fitting, replace(page, lines=fitting, start=fitting[0].start)
+    return fitting, replace(page, lines=fitting, end=fitting[-1].end)
 
 
 def _links(
     reader: TextReader, cursor: str, page: Page, path: Path, attempt: int | None = None
 ) -> Links:
-    """Where to go on: in the direction `cursor` led; without one, to newer lines while the run
-    lives. At the ends of an attempt's console (`attempt` given) it goes on into the next one."""
+    """The cursors of a page of events, or of the console of `attempt`.
+
+    `next_cursor` continues in the direction of `cursor`; without one it leads to newer lines while
+    the run is alive, else to older ones. At either end of an attempt's console the cursors lead to
+    the neighbouring attempt.
+    """
     prefix = "events" if attempt is None else f"console:{attempt}"
     older = f"{prefix}:{page.start}:older" if page.start > 0 else ""
     at_end = page.end >= complete_size(path)
     newer = f"{prefix}:{page.end}" if reader.is_alive or not at_end else ""
     if attempt is not None:
-        before = [number for number in reader.attempts if number < attempt]
-        after = [number for number in reader.attempts if number > attempt]
-        if not older and before:
-            size = complete_size(reader.run.log(before[-1]))
-            older = f"console:{before[-1]}:{size}:older"
-        if after and at_end:
-            newer = f"console:{after[0]}:0"
-    backwards = cursor.endswith(":older") or (not cursor and not reader.is_alive)
-    return Links(older if backwards else newer, older or None)
+        earlier_attempts = [number for number in reader.attempts if number < attempt]
+        later_attempts = [number for number in reader.attempts if number > attempt]
+        if not older and earlier_attempts:
+            end = complete_size(reader.run.log(earlier_attempts[-1]))
+            older = f"console:{earlier_attempts[-1]}:{end}:older"
+        if later_attempts and at_end:
+            newer = f"console:{later_attempts[0]}:0"
+    goes_back = cursor.endswith(":older") or (not cursor and not reader.is_alive)
+    return Links(older if goes_back else newer, older or None)
 
 
-def _parsed(text: str) -> JsonObject | None:
-    """The JSON object that a line spells, None where it spells none."""
+def _parse_object(text: str) -> JsonObject | None:
+    """The JSON object in a line; None if it is no JSON object."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

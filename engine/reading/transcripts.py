@@ -1,4 +1,4 @@
-"""Rollouts as a reader can take them in: clean texts within a number of characters."""
+"""Prepares rollouts for a reader: clean texts within a limited number of characters."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -17,17 +17,21 @@ from engine.records.lines.trajectory_record import TrajectoryRecord
 from engine.records.run_config import RunConfig, TrainConfig
 from envs.json_types import ChatMessage
 
-Decode = Callable[[list[int]], str]  # token ids as text
+Decode = Callable[[list[int]], str]  # turns token ids into text
 T = TypeVar("T")
 
-_LEAST_PER_TURN = 60
-_MOST_TOKENS = 1500
+_LEAST_PER_TURN = 60  # characters; a conversation of more turns loses its middle
+_LEAST_CHARS = 40  # of the prompt or the answer
+_LEAST_CUT = 20  # characters that a cut turn keeps
+_MOST_TOKENS = 1500  # whose ids are shown
 _MOST_METRICS = 20
+_TASK_CHARS, _ERROR_CHARS, _METRIC_NAME_CHARS = 120, 400, 60
+_SHORTER_TEXTS = (600, 300, 150, 80)  # characters of a text, tried one after the other
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One message of a conversation; role `note` stands for messages that were left out."""
+    """One message of a conversation; the role `note` stands for messages that are left out."""
 
     role: str
     content: str
@@ -35,7 +39,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of text that is trained or is not, and how many tokens it has."""
+    """A stretch of text, whether it is trained on, and its number of tokens."""
 
     text: str
     trained: bool
@@ -47,10 +51,11 @@ class ShownTokens:
     """The token ids of a rollout.
 
     Attributes:
-        prompt_ids: the end of the prompt.
-        ids: what came after it; `loss_mask` is 1 where the model wrote it.
-        pieces: the same as text, None where the tokenizer is gone.
-        tokens_cut: how many ids are not shown, None where all are.
+        prompt_ids: ids of the end of the prompt.
+        ids: ids of the text after the prompt.
+        loss_mask: for each of `ids` 1 if the model wrote it, else 0.
+        pieces: the same as text; None if the tokenizer is gone.
+        tokens_cut: number of ids that are not shown; None if all are.
     """
 
     prompt_ids: list[int]
@@ -70,13 +75,14 @@ class NoTokens:
 
 @dataclass(frozen=True)
 class RolloutItem:
-    """One rollout or held-out answer as a page shows it; None for what it does not have.
+    """One rollout or held-out answer as a page shows it; fields that it lacks are None.
 
     Attributes:
         step, group, member: its place in training.
         attempt, model, half: its place in an evaluation.
-        length: tokens the model wrote.
-        completion: the answer, where it is one message; else `turns` holds the conversation.
+        length: number of tokens that the model wrote.
+        completion: the answer if it is a single message.
+        turns: the messages of a longer answer.
     """
 
     task: str | None
@@ -105,9 +111,10 @@ class Texts:
     """How much of a row is shown.
 
     Attributes:
-        chars: for the prompt and the answer together; the answer keeps at least two thirds.
+        chars: characters of prompt and answer together; the answer gets at least two thirds.
         prompt: whether the prompt is shown.
-        tokens: also the ids and their loss mask, and as texts where `decode` can read them.
+        tokens: whether token ids and their loss mask are shown.
+        decode: turns token ids into text; None if they are shown as numbers only.
     """
 
     chars: int
@@ -117,27 +124,30 @@ class Texts:
 
 
 def rollout_item(redact: Redactor, row: Answer, texts: Texts) -> RolloutItem:
-    """One rollout or held-out answer, cleaned, with secrets hidden and numbers in few digits."""
-    trained = row if isinstance(row, TrajectoryRecord) else None
-    held_out = row if isinstance(row, EvaluationRow) else None
+    """A rollout or held-out answer as a page shows it.
+
+    Texts are cleaned and cut, secrets are hidden, and numbers have few digits.
+    """
+    rollout = row if isinstance(row, TrajectoryRecord) else None
+    evaluated = row if isinstance(row, EvaluationRow) else None
     conversation = _conversation(redact, row, texts)
     single = conversation.answer[0].content if len(conversation.answer) == 1 else None
     return RolloutItem(
-        task=clip(redact.text(row.task), 120),
-        step=trained.step if trained else None,
-        group=trained.group if trained else None,
-        member=trained.member if trained else None,
-        attempt=held_out.attempt if held_out else None,
-        model=redact.text(held_out.model) if held_out else None,
-        half=redact.text(held_out.half) if held_out and held_out.half is not None else None,
+        task=clip(redact.text(row.task), _TASK_CHARS),
+        step=rollout.step if rollout else None,
+        group=rollout.group if rollout else None,
+        member=rollout.member if rollout else None,
+        attempt=evaluated.attempt if evaluated else None,
+        model=redact.text(evaluated.model) if evaluated else None,
+        half=redact.text(evaluated.half) if evaluated and evaluated.half is not None else None,
         reward=_few_digits(row.reward),
         success=row.success,
-        advantage=_few_digits(trained.advantage) if trained else None,
-        loss=_few_digits(held_out.loss) if held_out else None,
+        advantage=_few_digits(rollout.advantage) if rollout else None,
+        loss=_few_digits(evaluated.loss) if evaluated else None,
         stop_reason=row.stop_reason,
         length=length_in_tokens(row),
         metrics=_shown_metrics(redact, row.metrics),
-        error=clip(redact.text(row.error), 400) if row.error else None,
+        error=clip(redact.text(row.error), _ERROR_CHARS) if row.error else None,
         prompt=conversation.prompt,
         completion=clip(single, conversation.chars) if single is not None else None,
         turns=within(conversation.answer, conversation.chars)
@@ -149,7 +159,7 @@ def rollout_item(redact: Redactor, row: Answer, texts: Texts) -> RolloutItem:
 
 @dataclass(frozen=True)
 class _Conversation:
-    """The prompt as it is shown, the whole answer, and the characters left for the answer."""
+    """The prompt as it is shown (None: not at all), the full answer, and the characters for it."""
 
     prompt: list[Turn] | None
     answer: list[Turn]
@@ -157,31 +167,36 @@ class _Conversation:
 
 
 def _conversation(redact: Redactor, row: Answer, texts: Texts) -> _Conversation:
-    """The prompt gets what the answer leaves of the characters, and at least a third."""
+    """Prompt and answer of a row, with the characters divided among them.
+
+    The prompt gets what the answer does not need, and at least a third.
+    """
     prompt, answer = turns_of(redact, row.prompt), turns_of(redact, row.messages)
     if not answer and row.completion is not None:
         answer = [Turn("assistant", redact.text(row.completion))]
     if not texts.prompt or not prompt:
         return _Conversation(None, answer, texts.chars)
-    room = max(texts.chars - min(length_of(answer), texts.chars * 2 // 3), 40)
-    shown = within(prompt, room)
-    return _Conversation(shown, answer, max(texts.chars - length_of(shown), 40))
+    prompt_chars = max(texts.chars - min(length_of(answer), texts.chars * 2 // 3), _LEAST_CHARS)
+    shown_prompt = within(prompt, prompt_chars)
+    return _Conversation(
+        shown_prompt, answer, max(texts.chars - length_of(shown_prompt), _LEAST_CHARS)
+    )
 
 
 def _shown_metrics(
     redact: Redactor, metrics: Mapping[str, float] | None
 ) -> dict[str, float] | None:
-    """The first metrics in few digits, None without any."""
+    """The first 20 metrics, with few digits; None if there are none."""
     if not metrics:
         return None
     return {
-        clip(redact.text(name), 60): short(value)
+        clip(redact.text(name), _METRIC_NAME_CHARS): short(value)
         for name, value in list(metrics.items())[:_MOST_METRICS]
     }
 
 
 def length_in_tokens(row: Answer) -> int | None:
-    """Tokens that the model wrote, None where the file does not say."""
+    """Number of tokens that the model wrote; None if the row does not record it."""
     return row.tokens if "tokens" in row.model_fields_set else None
 
 
@@ -191,9 +206,11 @@ def chars_of(item: object) -> int:
 
 
 def with_shorter_texts(item: T, chars: int) -> T:
-    """`item` with its texts cut, shorter and shorter, until it takes at most `chars`, or until
-    they are as short as texts get here (80 characters)."""
-    for room in (600, 300, 150, 80):
+    """`item` with its texts cut step by step until its JSON has at most `chars` characters.
+
+    If 80 characters per text are still too many, it stays larger than that.
+    """
+    for room in _SHORTER_TEXTS:
         if chars_of(item) <= chars:
             return item
         item = _shortened(item, room)
@@ -201,13 +218,13 @@ def with_shorter_texts(item: T, chars: int) -> T:
 
 
 def squeezed_rollout(item: RolloutItem, chars: int) -> RolloutItem:
-    """`item` in about `chars`: with shorter texts, then without its metrics."""
+    """`item` shortened to about `chars` characters of JSON: its texts first, then its metrics."""
     item = with_shorter_texts(item, chars)
     return item if chars_of(item) <= chars else replace(item, metrics=None)
 
 
 def _shortened(value: Any, room: int) -> Any:
-    """`value` with every text in it, and every list of ids, cut to `room`."""
+    """A copy of `value` with every text and every list of ids in it cut to `room` items."""
     if isinstance(value, str):
         return clip(value, room)
     if isinstance(value, list):
@@ -217,12 +234,15 @@ def _shortened(value: Any, room: int) -> Any:
         return {name: _shortened(item, room) for name, item in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in fields(value)]
-        return replace(value, **{n: _shortened(getattr(value, n), room) for n in names})
+        return replace(value, **{name: _shortened(getattr(value, name), room) for name in names})
     return value
 
 
 def decoder_of(config: RunConfig | None) -> Decode | None:
-    """Ids as text by the base model's own tokenizer; None where its files are gone."""
+    """A function from token ids to text, with the tokenizer of a training run's base model.
+
+    None for other runs, and if the tokenizer's files are gone.
+    """
     if not isinstance(config, TrainConfig):
         return None
     try:
@@ -233,7 +253,10 @@ def decoder_of(config: RunConfig | None) -> Decode | None:
 
 
 def turns_of(redact: Redactor, messages: str | Sequence[ChatMessage] | None) -> list[Turn]:
-    """The messages cleaned, with secrets hidden and tool calls written out."""
+    """The messages as turns, with secrets hidden and tool calls written out as text.
+
+    A plain text becomes one message of the user; None gives [].
+    """
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     return [
@@ -248,13 +271,16 @@ def length_of(turns: Sequence[Turn]) -> int:
 
 
 def within(turns: Sequence[Turn], chars: int) -> list[Turn]:
-    """The turns in at most about `chars`: long ones cut, and of very many the middle left out."""
-    most = max(2, chars // _LEAST_PER_TURN)
+    """The turns in about `chars` characters: long ones are cut.
+
+    If there are very many, those in the middle are replaced by a note.
+    """
+    most_turns = max(2, chars // _LEAST_PER_TURN)
     shown = list(turns)
-    if len(shown) > most:
-        tail = most // 2
-        note = Turn("note", f"[{len(shown) - most} messages left out]")
-        shown = [*shown[: most - tail], note, *shown[len(shown) - tail :]]
+    if len(shown) > most_turns:
+        last_turns = most_turns // 2
+        note = Turn("note", f"[{len(shown) - most_turns} messages left out]")
+        shown = [*shown[: most_turns - last_turns], note, *shown[len(shown) - last_turns :]]
     if length_of(shown) <= chars:
         return shown
     cap = _fair_share([len(turn.content) for turn in shown], chars)
@@ -262,13 +288,16 @@ def within(turns: Sequence[Turn], chars: int) -> list[Turn]:
 
 
 def _fair_share(lengths: Sequence[int], total: int) -> int:
-    """The cap at which these lengths, each cut at the cap, add up to `total`."""
-    rest = total
-    for done, length in enumerate(sorted(lengths)):
-        share = rest // (len(lengths) - done)
+    """The largest cap for which these lengths, each cut at the cap, sum to at most `total`.
+
+    The largest length if nothing has to be cut; never below 20.
+    """
+    room_left = total
+    for shorter_ones, length in enumerate(sorted(lengths)):
+        share = room_left // (len(lengths) - shorter_ones)
         if length > share:
-            return max(share, 20)
-        rest -= length
+            return max(share, _LEAST_CUT)
+        room_left -= length
     return max(lengths, default=0)
 
 
@@ -281,15 +310,18 @@ def pieces(
     most: int = 24,
     chars: int = 300,
 ) -> list[Piece]:
-    """Stretches of tokens with equal loss mask, in order: at most `most` of them, each text within
-    `chars`. A last piece `…` counts the tokens of those that are left out."""
+    """The text of the tokens in stretches with equal loss mask, in order.
+
+    At most `most` stretches are given, each cut to `chars`. If there are more, a last piece `…`
+    counts the tokens of the others.
+    """
     stretches: list[Piece] = []
     start = 0
-    for end in range(1, len(ids) + 1):
-        if end == len(ids) or bool(mask[end]) != bool(mask[start]):
-            text = clip(redact.text(decode(list(ids[start:end]))), chars)
-            stretches.append(Piece(text, bool(mask[start]), end - start))
-            start = end
+    for position in range(1, len(ids) + 1):
+        if position == len(ids) or bool(mask[position]) != bool(mask[start]):
+            text = clip(redact.text(decode(list(ids[start:position]))), chars)
+            stretches.append(Piece(text, bool(mask[start]), position - start))
+            start = position
     if len(stretches) <= most:
         return stretches
     left_out = sum(piece.tokens for piece in stretches[most:])
@@ -297,19 +329,22 @@ def pieces(
 
 
 def _tokens(redact: Redactor, row: Answer, decode: Decode | None) -> ShownTokens | NoTokens:
-    """Ids with their loss mask (1: trained). Training keeps them for the first groups only."""
-    rollout = row if isinstance(row, TrajectoryRecord) else None
-    if rollout is None or rollout.ids is None or rollout.loss_mask is None:
+    """The token ids of a row with their loss mask; long ones are cut.
+
+    Training keeps ids only for the first groups of a step; for other rows the reason is returned.
+    """
+    trained = row if isinstance(row, TrajectoryRecord) else None
+    if trained is None or trained.ids is None or trained.loss_mask is None:
         return NoTokens('only the first groups of a training step keep theirs: where="group == 0"')
-    prompt = rollout.prompt_ids or []
-    prompt_ids = prompt[-_MOST_TOKENS // 4 :]
-    ids = rollout.ids[:_MOST_TOKENS]
-    mask = [int(bool(value)) for value in rollout.loss_mask[:_MOST_TOKENS]]
+    prompt = trained.prompt_ids or []
+    prompt_ids = prompt[-_MOST_TOKENS // 4 :]  # a quarter on top of the answer's ids
+    ids = trained.ids[:_MOST_TOKENS]
+    mask = [int(bool(value)) for value in trained.loss_mask[:_MOST_TOKENS]]
     stretches = None
     if decode is not None:
         stretches = pieces(redact, [*prompt_ids, *ids], [0] * len(prompt_ids) + mask, decode)
-    cut = len(prompt) - len(prompt_ids) + len(rollout.ids) - len(ids)
-    return ShownTokens(prompt_ids, ids, mask, stretches, cut or None)
+    ids_left_out = len(prompt) - len(prompt_ids) + len(trained.ids) - len(ids)
+    return ShownTokens(prompt_ids, ids, mask, stretches, ids_left_out or None)
 
 
 def _few_digits(value: float | None) -> float | None:

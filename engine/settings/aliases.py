@@ -1,12 +1,12 @@
-"""Names people bring from other trainers, and what to write here instead.
+"""Names of settings in other trainers, and what to write here instead.
 
-A setting that does not exist is refused, never ignored; these tables make the refusal helpful.
+An unknown setting is always refused; these tables tell what to use in its place.
 """
 
 import difflib
 from collections.abc import Iterable
 
-# Another trainer's name for one of ours. Where the algorithms differ, "sft|grpo".
+# Another trainer's name -> our name. If the algorithms have different ones: "sft's|grpo's".
 FOREIGN: dict[str, str] = {
     "alpha": "lora_alpha",
     "batch": "batch_size|prompts_per_step",
@@ -100,7 +100,7 @@ FOREIGN: dict[str, str] = {
     "wd": "weight_decay",
 }
 
-# What else to say where a new name alone would mislead.
+# Added to the new name if the values differ too.
 FOREIGN_NOTES: dict[str, str] = {
     "seeds": "It takes one whole number: submit one run per seed and compare them.",
     "warmup_steps": "It is a share of all steps, from 0 to below 1.",
@@ -110,11 +110,11 @@ FOREIGN_NOTES: dict[str, str] = {
     "fp32": 'Write precision = "float32".',
 }
 
-# Names of arguments that belong beside the settings.
+# Names that are arguments of the tool, beside its argument `settings`.
 ARGUMENTS = ("max_gpu_hours", "note", "parent", "request_id", "resume")
 _ARGUMENT = "It is an argument of its own, beside settings."
 
-# Names that mean something we do not offer, and where that lives or what to do.
+# Names of things that are no setting here -> where they are, or what to do instead.
 REFUSED: dict[str, str] = {
     "advantage_clip": "Advantages are not clipped; the ratio is, by clip_low and clip_high.",
     "arm": "Submit one run per variant and compare them.",
@@ -157,7 +157,7 @@ REFUSED: dict[str, str] = {
     "from this server's environment.",
 }
 
-# What exists for one algorithm only, and what to write for the other.
+# (algorithm, setting it does not have) -> what to use for it.
 NOT_FOR: dict[tuple[str, str], str] = {
     ("grpo", "batch_size"): "Use prompts_per_step (tasks) and group_size (completions of each).",
     ("grpo", "epochs"): "GRPO runs for `steps`; each takes prompts_per_step tasks.",
@@ -177,6 +177,10 @@ NOT_FOR: dict[tuple[str, str], str] = {
     ("sft", "temperature"): "SFT does not sample while training.",
 }
 
+_MOST_SIMILAR = 2  # names that a suggestion gives
+_SIMILARITY, _ALGORITHM_SIMILARITY = 0.6, 0.5  # least likeness of a typo (see difflib)
+
+# Another name of an algorithm -> our name.
 _ALGORITHMS = {
     "ppo": "grpo",
     "rl": "grpo",
@@ -191,46 +195,58 @@ _ALGORITHMS = {
 
 
 def meant(name: str, algorithm: str, known: Iterable[str]) -> str:
-    """The setting that another's name or a typo stands for and that takes the same values, ""
-    where there is none."""
-    plain, names = _plain(name), list(known)
-    if plain in REFUSED or plain in FOREIGN_NOTES:
+    """The setting that another trainer's name or a typo stands for; "" if there is none.
+
+    Only a setting that takes the same values counts, so that the value can be kept.
+
+    Args:
+        known: names of the algorithm's settings.
+    """
+    normalized, names = _normalized(name), list(known)
+    if normalized in REFUSED or normalized in FOREIGN_NOTES:
         return ""
-    if plain in names:
-        return plain
-    if plain in FOREIGN and (target := _ours(plain, algorithm)) in names:
-        return target
-    return next(iter(difflib.get_close_matches(plain, names, n=1, cutoff=0.6)), "")
+    if normalized in names:
+        return normalized
+    if normalized in FOREIGN:
+        target = _our_name(normalized, algorithm)
+        if target in names:
+            return target
+    return next(iter(difflib.get_close_matches(normalized, names, n=1, cutoff=_SIMILARITY)), "")
 
 
 def suggest(name: str, algorithm: str, known: Iterable[str]) -> str:
-    """What to write instead of the unknown `name`; "" when nothing comes close."""
-    plain, names = _plain(name), list(known)
-    if plain in REFUSED:
-        return REFUSED[plain]
-    if plain in names:
-        return f"Did you mean {plain}?"
-    if plain in FOREIGN:
-        target = _ours(plain, algorithm)
+    """A sentence that says what to use instead of the unknown setting `name`.
+
+    "" if no name in `known` (the algorithm's settings) comes close.
+    """
+    normalized, names = _normalized(name), list(known)
+    if normalized in REFUSED:
+        return REFUSED[normalized]
+    if normalized in names:
+        return f"Did you mean {normalized}?"
+    if normalized in FOREIGN:
+        target = _our_name(normalized, algorithm)
         if target in names:
-            return f"Here it is called {target}. {FOREIGN_NOTES.get(plain, '')}".strip()
-    near = difflib.get_close_matches(plain, names, n=2, cutoff=0.6)
-    return f"Did you mean {' or '.join(near)}?" if near else ""
+            return f"Here it is called {target}. {FOREIGN_NOTES.get(normalized, '')}".strip()
+    similar = difflib.get_close_matches(normalized, names, n=_MOST_SIMILAR, cutoff=_SIMILARITY)
+    return f"Did you mean {' or '.join(similar)}?" if similar else ""
 
 
-def _plain(name: str) -> str:
+def _normalized(name: str) -> str:
     return name.strip().lower().replace("-", "_")
 
 
-def _ours(foreign: str, algorithm: str) -> str:
+def _our_name(foreign: str, algorithm: str) -> str:
     names = FOREIGN[foreign].split("|")
     return names[-1] if algorithm == "grpo" else names[0]
 
 
 def suggest_algorithm(name: str) -> str:
-    """The algorithm meant by another's name, "" when unclear."""
-    plain = name.strip().lower()
-    if plain in _ALGORITHMS:
-        return _ALGORITHMS[plain]
-    near = difflib.get_close_matches(plain, ["sft", "grpo"], n=1, cutoff=0.5)
-    return near[0] if near else ""
+    """The algorithm ("sft" or "grpo") that another name or a typo stands for; "" if unclear."""
+    normalized = name.strip().lower()
+    if normalized in _ALGORITHMS:
+        return _ALGORITHMS[normalized]
+    similar = difflib.get_close_matches(
+        normalized, ["sft", "grpo"], n=1, cutoff=_ALGORITHM_SIMILARITY
+    )
+    return similar[0] if similar else ""

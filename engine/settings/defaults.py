@@ -1,9 +1,12 @@
-"""How each setting left out is chosen, and which settings cannot stand together.
+"""The default of each setting, and the checks of settings that do not go together.
 
-Sources of the figures: "LoRA without regret" (thinkingmachines.ai/blog/lora) for adapters on all
-linear layers, alpha 32 whatever the rank, about ten times the learning rate of full fine-tuning
-and small batches; DAPO (arXiv 2503.14476) for the token-mean loss and the wider upper clip; GSPO
+Sources of the numbers: "LoRA without regret" (thinkingmachines.ai/blog/lora) for adapters on all
+linear layers, alpha 32 with any rank, about ten times the learning rate of full fine-tuning, and
+small batches; DAPO (arXiv 2503.14476) for the token-mean loss and the wider upper clip; GSPO
 (arXiv 2507.18071) for its narrow clips.
+
+The functions without a public name that take a `Filled` add the defaults of one group of settings
+to it.
 """
 
 import math
@@ -18,13 +21,27 @@ from engine.records.settings import PROJECTIONS, GivenSettings
 
 USER, RECIPE, MODEL, HARDWARE, PARENT = "user", "recipe", "model", "hardware", "parent run"
 EVAL_ROWS = 400
+# Loss -> (clip_low, clip_high); the other losses have _USUAL_CLIPS.
 _CLIPS = {"gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0)}
-_LONGEST_DEFAULT = 8192  # longer contexts are used when asked for
+_USUAL_CLIPS = (0.2, 0.28)
+_LONGEST_DEFAULT = 8192  # tokens; a longer context is used only on request
+_UNKNOWN_ROWS = 1000  # train rows that are assumed without an environment
+_UNKNOWN_ROW_LENGTH, _UNKNOWN_PROMPT_LENGTH = 2048, 512  # tokens that are assumed then
+_LARGE_BATCH = 64  # rows from which on a warning is given
+_LEAST_ROOM = 16  # tokens for an answer, below which the longest prompts are given up
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What defaults are chosen from."""
+    """The facts that defaults depend on.
+
+    Attributes:
+        env: None without an environment; defaults then assume usual rows.
+        hardware: None counts as a CPU.
+        inherited: shape of the adapter that the run continues; None for a new one.
+        attempts: answers per task in an evaluation.
+        vllm: whether vLLM can be started on this machine.
+    """
 
     model: ModelFacts
     env: EnvFacts | None
@@ -34,7 +51,7 @@ class Facts:
     vllm: bool = False
 
     def rows(self, algorithm: str) -> int | None:
-        """Train rows the algorithm can use; None without an environment."""
+        """Number of train rows the algorithm can learn from; None without an environment."""
         if self.env is None:
             return None
         return self.env.answered_rows if algorithm == "sft" else self.env.train_rows
@@ -42,7 +59,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class SamplingLimits:
-    """Tokens and turns an answer may take: of one turn, of an episode, of the whole sequence."""
+    """Most tokens of a turn, most turns of an episode, most tokens of the whole sequence."""
 
     max_tokens: int
     max_turns: int
@@ -50,7 +67,12 @@ class SamplingLimits:
 
 
 class Filled:
-    """Settings while they are being filled in: what the user gave stays."""
+    """Settings to which defaults are being added; those that the user gave are kept.
+
+    Attributes:
+        values: the settings so far.
+        sources: the source of each, such as `USER` or `RECIPE`.
+    """
 
     def __init__(self, given: GivenSettings) -> None:
         self.values = dict(given)
@@ -61,53 +83,61 @@ class Filled:
         return self.values[name]
 
     def default(self, name: str, value: Any, source: str = RECIPE) -> None:
+        """Set a setting unless it has a value."""
         if name not in self.values:
             self.values[name] = value
             self.sources[name] = source
 
     def at_most(self, name: str, most: int | None, why: str) -> None:
-        """Cut a count given by the user to what there is, and say so."""
+        """Lower a count that the user gave to `most` and warn; None means that there is no limit.
+
+        `why` is the reason in the warning.
+        """
         if most is not None and name in self.values and self.values[name] > most:
             self.warnings.append(f"{name} = {self.values[name]} was cut to {most}: {why}.")
             self.values[name] = most
 
 
-def fill(algorithm: str, given: GivenSettings, facts: Facts) -> Filled:
-    """Every setting of `algorithm`, "evaluate" among them, with sources and warnings."""
-    filling = Filled(given)
+def fill(algorithm: str, user_settings: GivenSettings, facts: Facts) -> Filled:
+    """All settings of `algorithm` (sft, grpo or evaluate) with their sources, and warnings.
+
+    Settings of the user keep their values, unless a run that continues an adapter takes its shape,
+    or a count is above the number of rows.
+    """
+    filled = Filled(user_settings)
     if algorithm == "evaluate":
-        _sampling(filling, facts)
-        filling.default("temperature", 0.0 if facts.attempts == 1 else 1.0)
-        filling.default("seed", 0)
-        return filling
-    _adapter(filling, facts)
-    _machine(filling, facts)
-    _data(filling, algorithm, facts)
+        _sampling_defaults(filled, facts)
+        filled.default("temperature", 0.0 if facts.attempts == 1 else 1.0)
+        filled.default("seed", 0)
+        return filled
+    _adapter_defaults(filled, facts)
+    _machine_defaults(filled, facts)
+    _data_defaults(filled, algorithm, facts)
     if algorithm == "sft":
-        _sft(filling, facts)
+        _sft_defaults(filled, facts)
     else:
-        _grpo(filling, facts)
-    _optimizer(filling, algorithm, facts)
-    _rhythm(filling, algorithm, facts)
-    return filling
+        _grpo_defaults(filled, facts)
+    _optimizer_defaults(filled, algorithm, facts)
+    _interval_defaults(filled, algorithm, facts)
+    return filled
 
 
 def learning_rate(algorithm: str, hidden: int) -> float:
-    """Peak learning rate of a LoRA for a model of this hidden size, two digits.
+    """Default peak learning rate of a LoRA for a model of this hidden size, with two digits.
 
-    SFT: ten times 5e-5, scaled by sqrt(2000 / hidden): 1.6e-3 at 192, 7e-4 at 1024, 3.5e-4 at
-    4096. GRPO: 0.2 / hidden, which meets 1e-3 at 192 (measured to work) and 5e-5 at 4096.
+    SFT: 5e-4 (ten times 5e-5, as for full fine-tuning) times sqrt(2000 / hidden), which is 1.6e-3
+    at 192, 7e-4 at 1024 and 3.5e-4 at 4096. GRPO: 0.2 / hidden, which is 1e-3 at 192 (measured to
+    work) and 5e-5 at 4096. Both stay within 1e-5 and 2e-3.
     """
     value = 0.2 / hidden if algorithm == "grpo" else 5e-4 * math.sqrt(2000 / hidden)
     return float(f"{min(max(value, 1e-5), 2e-3):.1e}")
 
 
-def _adapter(filling: Filled, facts: Facts) -> None:
-    """Rank, scale and places of the adapter: those of the adapter it goes on from, else usual
-    ones."""
+def _adapter_defaults(filling: Filled, facts: Facts) -> None:
+    """The shape of the adapter: that of the adapter which the run continues, else usual values."""
     inherited = facts.inherited
     if inherited is not None:
-        for name, value in _inherited(inherited).items():
+        for name, value in _inherited_settings(inherited).items():
             filling.values[name] = value
             filling.sources[name] = PARENT
     filling.default("lora_rank", 16)
@@ -121,7 +151,7 @@ def _adapter(filling: Filled, facts: Facts) -> None:
         )
 
 
-def _inherited(adapter: AdapterFacts) -> GivenSettings:
+def _inherited_settings(adapter: AdapterFacts) -> GivenSettings:
     """The settings that a run continuing `adapter` takes from it."""
     return {
         "lora_rank": adapter.rank,
@@ -130,20 +160,26 @@ def _inherited(adapter: AdapterFacts) -> GivenSettings:
     }
 
 
-def _machine(filling: Filled, facts: Facts) -> None:
+def _machine_defaults(filling: Filled, facts: Facts) -> None:
+    """Quantization, precision and gradient checkpointing, by the GPU if there is one.
+
+    Precision "auto" counts as left out. Checkpointing is on if the weights take over a third of the
+    GPU's memory: otherwise activations should fit beside them.
+    """
     gpu = facts.hardware.device if facts.hardware else None
     if gpu is not None and gpu.kind != "cuda":
         gpu = None
     filling.default("quantization", "none")
     if filling.values.get("precision") in (None, "auto"):
-        half = filling["quantization"] == "nf4" or (gpu is not None and gpu.bf16)
-        filling.values["precision"] = "bfloat16" if half else "float32"
+        use_bfloat16 = filling["quantization"] == "nf4" or (gpu is not None and gpu.bf16)
+        filling.values["precision"] = "bfloat16" if use_bfloat16 else "float32"
         filling.sources["precision"] = HARDWARE
-    large = gpu is not None and facts.model.weight_bytes > gpu.memory_total / 3
-    filling.default("gradient_checkpointing", large, HARDWARE)
+    is_large_model = gpu is not None and facts.model.weight_bytes > gpu.memory_total / 3
+    filling.default("gradient_checkpointing", is_large_model, HARDWARE)
 
 
-def _data(filling: Filled, algorithm: str, facts: Facts) -> None:
+def _data_defaults(filling: Filled, algorithm: str, facts: Facts) -> None:
+    """Rows, seed, and whether to stop early or to accept a reward risk."""
     rows = facts.rows(algorithm)
     filling.at_most("max_examples", rows, "the environment has no more train rows")
     filling.default("max_examples", rows)
@@ -152,37 +188,40 @@ def _data(filling: Filled, algorithm: str, facts: Facts) -> None:
     filling.default("stop_early", "none")
 
 
-def _sft(filling: Filled, facts: Facts) -> None:
-    """Batch, epochs and steps, and the length of rows."""
+def _sft_defaults(filling: Filled, facts: Facts) -> None:
+    """Batch size, epochs and steps, and the longest row.
+
+    The batch is an eighth of the rows, from 1 to 32. Without `steps` the run takes 3 epochs.
+    """
     rows = filling["max_examples"]
     filling.default("batch_size", 32 if rows is None else min(32, max(1, rows // 8)))
     filling.default("loss_on", "assistant")
     filling.default("packing", True)
     if filling.values.get("steps") is None:
         filling.default("epochs", 3)
-        per_epoch = math.ceil((rows or 1000) / filling["batch_size"])
+        per_epoch = math.ceil((rows or _UNKNOWN_ROWS) / filling["batch_size"])
         filling.default("steps", filling["epochs"] * per_epoch)
     else:
         filling.default("epochs", None)
     longest = facts.env.longest_total if facts.env else 0
-    _length(filling, facts, longest or 2048)
-    if filling["batch_size"] > 64:
+    _length_default(filling, facts, longest or _UNKNOWN_ROW_LENGTH)
+    if filling["batch_size"] > _LARGE_BATCH:
         filling.warnings.append("Adapters learn worse from large batches; 32 rows are plenty.")
 
 
-def _grpo(filling: Filled, facts: Facts) -> None:
-    """Groups, sampling and loss."""
+def _grpo_defaults(filling: Filled, facts: Facts) -> None:
+    """Group and batch sizes, sampling, loss and the longest sequence."""
     rows = filling["max_examples"]
     filling.default("steps", 60)
     filling.default("prompts_per_step", 16 if rows is None else max(1, min(16, rows)))
     filling.default("group_size", 8)
     filling.default("temperature", 1.0)
-    _sampling(filling, facts)
+    _sampling_defaults(filling, facts)
     filling.default("loss", "dapo")
     filling.default("advantage", "group_center" if filling["loss"] == "dr_grpo" else "group_norm")
-    low, high = _CLIPS.get(filling["loss"], (0.2, 0.28))
-    filling.default("clip_low", low)
-    filling.default("clip_high", high)
+    clip_low, clip_high = _CLIPS.get(filling["loss"], _USUAL_CLIPS)
+    filling.default("clip_low", clip_low)
+    filling.default("clip_high", clip_high)
     filling.default("kl_coef", 0.0)
     filling.default("tis_cap", 2.0)
     filling.default("updates_per_batch", 1)
@@ -191,10 +230,11 @@ def _grpo(filling: Filled, facts: Facts) -> None:
     filling.default("thinking_length_penalty", 0.0)
     filling.default("async_sampling", False)
     if filling.values.get("sampler") in (None, "auto"):
-        # On a CPU vLLM answers with an adapter several times slower than our own sampler.
-        gpu = facts.hardware is not None and facts.hardware.device.kind == "cuda"
-        fits = filling["quantization"] == "none"  # vLLM would answer with the unrounded weights
-        filling.values["sampler"] = "vllm" if gpu and facts.vllm and fits else "torch"
+        # On a CPU vLLM with an adapter is several times slower than our own sampler.
+        has_gpu = facts.hardware is not None and facts.hardware.device.kind == "cuda"
+        # With quantization vLLM would still sample from the weights before rounding.
+        is_unquantized = filling["quantization"] == "none"
+        filling.values["sampler"] = "vllm" if has_gpu and facts.vllm and is_unquantized else "torch"
         filling.sources["sampler"] = HARDWARE
     if filling["async_sampling"] and filling["sampler"] == "torch":
         filling.warnings.append(
@@ -206,69 +246,85 @@ def _grpo(filling: Filled, facts: Facts) -> None:
             "top_p below 1 samples from other probabilities than are trained; tis_cap corrects "
             "for a part of that only."
         )
-    prompt = facts.env.longest_prompt if facts.env else 512
-    _length(filling, facts, prompt + _episode(filling["max_turns"], filling["max_tokens"]))
+    prompt = facts.env.longest_prompt if facts.env else _UNKNOWN_PROMPT_LENGTH
+    _length_default(
+        filling, facts, prompt + _tokens_after_prompt(filling["max_turns"], filling["max_tokens"])
+    )
 
 
-def _sampling(filling: Filled, facts: Facts) -> None:
-    """Settings shared by GRPO and evaluations, so that both ask a model in the same way."""
+def _sampling_defaults(filling: Filled, facts: Facts) -> None:
+    """Settings of sampling, which GRPO and evaluations share so that they ask a model alike."""
     filling.default("thinking", False)
     filling.default("top_p", 1.0)
     filling.default("stop", [])
-    filling.default("max_turns", _turns(facts.env))
+    filling.default("max_turns", _default_turns(facts.env))
     context = min(filling.values.get("max_length") or math.inf, facts.model.max_positions)
-    tokens = _within(int(context), facts.env, wanted := max_tokens(facts.env, filling["thinking"]))
-    filling.default("max_tokens", tokens, MODEL if tokens < wanted else RECIPE)
+    preferred = max_tokens(facts.env, filling["thinking"])
+    tokens = _fit_into_context(int(context), facts.env, preferred)
+    filling.default("max_tokens", tokens, MODEL if tokens < preferred else RECIPE)
 
 
 def max_tokens(env: EnvFacts | None, thinking: bool) -> int:
-    """Twice the longest reference turn, from 16 to 1024; 256 without one; room to think."""
-    longest = env.longest_turn if env is not None else 0
-    wanted = min(1024, max(16, 2 * longest)) if longest else 256
-    return max(wanted, 1024) if thinking else wanted
+    """Default length of a turn: twice the longest reference turn, from 16 to 1024 tokens.
+
+    256 without reference answers; at least 1024 with `thinking`.
+    """
+    longest_turn = env.longest_turn if env is not None else 0
+    limit = min(1024, max(16, 2 * longest_turn)) if longest_turn else 256
+    return max(limit, 1024) if thinking else limit
 
 
 def exam_limits(env: EnvFacts, context: int, max_length: int) -> SamplingLimits:
-    """The limits of SFT's evaluations, whose settings name none.
+    """The limits of an SFT run's evaluations, since SFT has no settings for sampling.
 
-    They are what GRPO and evaluate take by themselves: results can be compared, and an answer as
-    long as the rows teach is not cut.
+    They are the defaults of GRPO and of evaluations, so that results can be compared. `max_length`
+    is that of the rows; it is raised where an answer as long as the reference answers would not
+    fit, up to `context`.
     """
-    turns = _turns(env)
-    tokens = _within(context, env, max_tokens(env, False))
-    whole = env.longest_prompt + _episode(turns, tokens)
-    return SamplingLimits(tokens, turns, min(context, max(max_length, whole)))
+    turns = _default_turns(env)
+    tokens = _fit_into_context(context, env, max_tokens(env, False))
+    longest_episode = env.longest_prompt + _tokens_after_prompt(turns, tokens)
+    return SamplingLimits(tokens, turns, min(context, max(max_length, longest_episode)))
 
 
-def _turns(env: EnvFacts | None) -> int:
+def _default_turns(env: EnvFacts | None) -> int:
+    """Most turns of an episode: 8 in a multi-turn environment, else 1."""
     return 8 if env is not None and env.multi_turn else 1
 
 
-def _within(context: int, env: EnvFacts | None, wanted: int) -> int:
-    """`wanted` tokens, or as many as the longest prompt leaves of the context."""
+def _fit_into_context(context: int, env: EnvFacts | None, preferred: int) -> int:
+    """`preferred` tokens, or as many as fit into the context after the longest prompt."""
     room = context - (env.longest_prompt if env else 0) - 1
-    if room < 16:  # prompts alone nearly fill the context: most of them will be left out
+    if room < _LEAST_ROOM:  # the longest prompts nearly fill the context and will be left out
         room = context // 2
-    return max(1, min(wanted, room))
+    return max(1, min(preferred, room))
 
 
-def _episode(turns: int, tokens: int) -> int:
-    """Tokens after the prompt: the turns, and what the environment says between them."""
+def _tokens_after_prompt(turns: int, tokens: int) -> int:
+    """Most tokens of an episode after its prompt.
+
+    These are the turns, and 32 per turn for the environment's replies if there are several.
+    """
     return turns * tokens + (32 * turns if turns > 1 else 0)
 
 
-def _length(filling: Filled, facts: Facts, wanted: int) -> None:
-    """max_length: `wanted` rounded up to sixteen, within the model's context."""
+def _length_default(filling: Filled, facts: Facts, preferred: int) -> None:
+    """max_length: `preferred` rounded up to a multiple of 16, within the model's context.
+
+    At most 8192, but always room for an answer of max_tokens.
+    """
     context = facts.model.max_positions
-    most = min(context, _LONGEST_DEFAULT)
-    rounded = max(32, math.ceil(wanted / 16) * 16)
-    source = MODEL if rounded > most else RECIPE
-    least = filling.values.get("max_tokens", 0) + 1
-    filling.default("max_length", min(context, max(least, min(rounded, most))), source)
+    longest_default = min(context, _LONGEST_DEFAULT)
+    rounded = max(32, math.ceil(preferred / 16) * 16)
+    source = MODEL if rounded > longest_default else RECIPE
+    needed_for_answer = filling.values.get("max_tokens", 0) + 1
+    filling.default(
+        "max_length", min(context, max(needed_for_answer, min(rounded, longest_default))), source
+    )
 
 
-def _optimizer(filling: Filled, algorithm: str, facts: Facts) -> None:
-    """Learning rate by the model's width, its schedule, clipping."""
+def _optimizer_defaults(filling: Filled, algorithm: str, facts: Facts) -> None:
+    """Learning rate, which depends on the model's width, its schedule, decay and clipping."""
     usual = learning_rate(algorithm, facts.model.hidden)
     filling.default("learning_rate", usual, MODEL)
     filling.default("lr_schedule", "cosine" if algorithm == "sft" else "constant")
@@ -282,18 +338,25 @@ def _optimizer(filling: Filled, algorithm: str, facts: Facts) -> None:
         )
 
 
-def _rhythm(filling: Filled, algorithm: str, facts: Facts) -> None:
+def _interval_defaults(filling: Filled, algorithm: str, facts: Facts) -> None:
+    """Rows of an evaluation, and how often the run evaluates and saves.
+
+    By default an SFT run evaluates five times and a GRPO run three times, and saves as often.
+    """
     heldout = facts.env.heldout_rows if facts.env else None
     filling.at_most("eval_rows", heldout, "the environment has no more held-out rows")
     filling.default("eval_rows", EVAL_ROWS if heldout is None else min(EVAL_ROWS, heldout))
-    parts = 5 if algorithm == "sft" else 3
-    filling.default("eval_every", max(1, math.ceil(filling["steps"] / parts)))
+    evaluations = 5 if algorithm == "sft" else 3
+    filling.default("eval_every", max(1, math.ceil(filling["steps"] / evaluations)))
     filling.default("save_every", filling["eval_every"])
     filling.default("keep_checkpoints", 3)
 
 
 def check_env(algorithm: str, env: EnvFacts) -> None:
-    """Refuse an environment the algorithm cannot learn from."""
+    """Raise UserError BAD_ARGUMENT for an environment that the algorithm cannot learn from.
+
+    SFT needs reference answers, GRPO a score, and both need train rows.
+    """
     if env.train_rows == 0:
         problem, hint = "has no train rows", "Give rows with split = train."
     elif algorithm == "sft" and env.answered_rows == 0:
@@ -307,9 +370,9 @@ def check_env(algorithm: str, env: EnvFacts) -> None:
     raise UserError("BAD_ARGUMENT", f"{env.env_id} {problem}", hint=hint, field="algorithm")
 
 
-def check_turns(given: GivenSettings, env: EnvFacts) -> None:
-    """max_turns belongs to multi-turn environments."""
-    if "max_turns" in given and not env.multi_turn:
+def check_turns(user_settings: GivenSettings, env: EnvFacts) -> None:
+    """Raise UserError SETTING_NOT_APPLICABLE for max_turns with a single-turn environment."""
+    if "max_turns" in user_settings and not env.multi_turn:
         raise UserError(
             "SETTING_NOT_APPLICABLE",
             f"max_turns is for multi-turn environments; {env.env_id} has a single turn",
@@ -318,28 +381,32 @@ def check_turns(given: GivenSettings, env: EnvFacts) -> None:
         )
 
 
-def check_sampling(given: GivenSettings, attempts: int) -> None:
-    """One attempt is greedy, so nothing can shape its sampling; several must differ."""
-    temperature = given.get("temperature")
+def check_sampling(user_settings: GivenSettings, attempts: int) -> None:
+    """Raise UserError SETTING_INVALID for a temperature or top_p that does not fit `attempts`.
+
+    A single attempt is greedy, so temperature and top_p have no effect. Several attempts at
+    temperature 0 would all be equal.
+    """
+    temperature = user_settings.get("temperature")
     if attempts == 1:
         for name, neutral in (("temperature", 0), ("top_p", 1)):
-            if given.get(name, neutral) != neutral:
-                raise _refuse(
+            if user_settings.get(name, neutral) != neutral:
+                raise _invalid_setting(
                     name,
-                    f"{name} = {given[name]} with one attempt, which is greedy",
+                    f"{name} = {user_settings[name]} with one attempt, which is greedy",
                     f"Leave {name} out, or ask for several attempts.",
                 )
     elif temperature == 0:
-        raise _refuse(
+        raise _invalid_setting(
             "temperature",
             f"temperature = 0 makes all {attempts} attempts equal",
             "Leave temperature out, or ask for one attempt.",
         )
 
 
-def check_loss(given: GivenSettings) -> None:
-    """cispo clips the weight from above only."""
-    if given.get("loss") == "cispo" and "clip_low" in given:
+def check_loss(user_settings: GivenSettings) -> None:
+    """Raise UserError SETTING_NOT_APPLICABLE for clip_low with cispo, which has no lower clip."""
+    if user_settings.get("loss") == "cispo" and "clip_low" in user_settings:
         raise UserError(
             "SETTING_NOT_APPLICABLE",
             "clip_low does not apply to loss = cispo, which clips its weight from above only",
@@ -348,49 +415,78 @@ def check_loss(given: GivenSettings) -> None:
         )
 
 
-def check_sampler(given: GivenSettings, vllm: bool) -> None:
-    """vLLM samples only where it is set up."""
-    if given.get("sampler") == "vllm" and not vllm:
-        raise _refuse(
+def check_sampler(user_settings: GivenSettings, vllm: bool) -> None:
+    """Raise UserError SETTING_INVALID if vLLM is chosen as sampler but is not set up."""
+    if user_settings.get("sampler") == "vllm" and not vllm:
+        raise _invalid_setting(
             "sampler",
             'sampler = "vllm", but vLLM is not set up on this machine',
             "Run `honesmith setup --vllm` once, or leave sampler out.",
         )
 
 
-def check_inherited(given: GivenSettings, inherited: AdapterFacts) -> None:
-    """A run that continues an adapter keeps its shape."""
-    for name, have in _inherited(inherited).items():
-        want = given.get(name)
-        same = set(want) == set(have) if isinstance(want, list) else want == have
-        if want is not None and not same:
-            raise _refuse(
+def check_inherited(user_settings: GivenSettings, inherited: AdapterFacts) -> None:
+    """Raise UserError SETTING_INVALID if a setting differs from the adapter that is continued.
+
+    The order of a list makes no difference.
+    """
+    for name, current in _inherited_settings(inherited).items():
+        requested = user_settings.get(name)
+        is_same = (
+            set(requested) == set(current) if isinstance(requested, list) else requested == current
+        )
+        if requested is not None and not is_same:
+            raise _invalid_setting(
                 name,
-                f"{name} = {want} differs from the {have} of the run that is continued",
+                f"{name} = {requested} differs from the {current} of the run that is continued",
                 f"Leave {name} out, or start from the base model.",
             )
 
 
 def check_together(algorithm: str, filled: Filled, model: ModelFacts, env: EnvFacts | None) -> None:
-    """Refuse values that each can stand but not together, with the model or with the rows."""
+    """Raise UserError for settings that do not go together, or not with the model or the rows.
+
+    A batch must not be larger than the number of rows; for the rest see the functions called.
+    """
     values = filled.values
+    _check_lengths(values, model)
+    _check_thinking(values, model)
+    _check_quantization(values)
+    batch_setting = {"sft": "batch_size", "grpo": "prompts_per_step"}.get(algorithm, "")
+    rows = values.get("max_examples")
+    if batch_setting and rows is not None and values[batch_setting] > rows:
+        limited_by = " (max_examples)" if filled.sources["max_examples"] == USER else ""
+        raise _invalid_setting(
+            batch_setting,
+            f"{batch_setting} = {values[batch_setting]} is above the {rows} train rows{limited_by}"
+            + (f" of {env.env_id}" if env else ""),
+            f"Use at most {rows}.",
+        )
+
+
+def _check_lengths(values: GivenSettings, model: ModelFacts) -> None:
+    """Raise UserError SETTING_INVALID unless max_tokens < max_length <= the model's context."""
     length, tokens = values.get("max_length"), values.get("max_tokens")
     if length is not None and length > model.max_positions:
-        raise _refuse(
+        raise _invalid_setting(
             "max_length",
             f"max_length = {length} is above the model's context of {model.max_positions} tokens",
             f"Use at most {model.max_positions}.",
         )
     if tokens is not None and tokens >= (length or model.max_positions):
         limit = f"max_length = {length}" if length else f"the model's {model.max_positions}"
-        raise _refuse(
+        raise _invalid_setting(
             "max_tokens",
             f"max_tokens = {tokens} leaves no room for a prompt within {limit}",
             "Lower max_tokens"
             + (" or raise max_length." if length and length < model.max_positions else "."),
         )
+
+
+def _check_thinking(values: GivenSettings, model: ModelFacts) -> None:
+    """Raise UserError for thinking that the model cannot do, or a penalty on it while it is off."""
     if values.get("thinking") and not model.thinking:
-        raise _refuse(
+        raise _invalid_setting(
             "thinking",
             "thinking = true, but the model's chat template has no think block to switch on",
             "Leave thinking out, or use a model with a thinking template.",
@@ -403,30 +499,24 @@ def check_together(algorithm: str, filled: Filled, model: ModelFacts, env: EnvFa
             hint="Set thinking = true, or leave thinking_length_penalty out.",
             field="settings.thinking_length_penalty",
         )
+
+
+def _check_quantization(values: GivenSettings) -> None:
+    """Raise UserError SETTING_INVALID for nf4 with float32, or with vLLM as the sampler."""
     if values.get("quantization") == "nf4" and values.get("precision") == "float32":
-        raise _refuse(
+        raise _invalid_setting(
             "precision",
             'precision = "float32" with quantization = "nf4", which computes in bfloat16',
             "Leave precision out, or leave quantization out.",
         )
     if values.get("quantization") == "nf4" and values.get("sampler") == "vllm":
-        raise _refuse(
+        raise _invalid_setting(
             "sampler",
             'sampler = "vllm" with quantization = "nf4": vLLM would sample from other weights than '
             "are trained",
             "Leave sampler out.",
         )
-    name = {"sft": "batch_size", "grpo": "prompts_per_step"}.get(algorithm, "")
-    rows = values.get("max_examples")
-    if name and rows is not None and values[name] > rows:
-        kept = " (max_examples)" if filled.sources["max_examples"] == USER else ""
-        raise _refuse(
-            name,
-            f"{name} = {values[name]} is above the {rows} train rows{kept}"
-            + (f" of {env.env_id}" if env else ""),
-            f"Use at most {rows}.",
-        )
 
 
-def _refuse(name: str, message: str, hint: str) -> UserError:
+def _invalid_setting(name: str, message: str, hint: str) -> UserError:
     return UserError("SETTING_INVALID", message, hint=hint, field=f"settings.{name}")

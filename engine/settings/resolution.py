@@ -1,8 +1,8 @@
-"""The one schema of settings: tool argument, TOML file, run config and reference page alike.
+"""Checks settings and fills in their defaults, for tool arguments and TOML files alike.
 
-Nothing is ignored: a name that does not exist, that belongs to the other algorithm, or whose value
-cannot work is refused with what to write instead. The schema itself is engine/records/settings.py,
-the defaults are engine/settings/defaults.py; every resolved value carries the source it came from.
+Nothing is ignored: a setting that does not exist, that belongs to the other algorithm, or whose
+value cannot work is refused, with what to write instead. The schema is engine/records/settings.py,
+the defaults are in engine/settings/defaults.py. Each resolved value has a source.
 """
 
 import math
@@ -45,12 +45,19 @@ _VALUE_HINTS = {
     "sampler": "Available: auto, torch, vllm.",
 }
 
+# How much of what a user gave an error message repeats.
+_EXPLAINED = 4  # settings that are explained one by one
+_MOST_NAMES, _NAME_CHARS = 6, 40
+_VALUE_CHARS, _TEXT_CHARS = 60, 30
+_HINT_CHARS = 600
+
 
 @dataclass(frozen=True)
 class Resolved:
-    """Every setting of a training run with its value and where that came from.
+    """Every setting of a training run with its value and its source.
 
-    `sources`: user, recipe, model, hardware or parent run, for each name in `settings`.
+    Attributes:
+        sources: for each name in `settings`: user, recipe, model, hardware or parent run.
     """
 
     algorithm: str
@@ -61,7 +68,9 @@ class Resolved:
 
 @dataclass(frozen=True)
 class ResolvedSampling:
-    """Every setting of an evaluation but `max_length`, which is the model's context."""
+    """Every setting of an evaluation, with sources as in `Resolved`.
+
+    There is no `max_length`: it is the model's context."""
 
     settings: SamplingSettings
     sources: dict[str, str]
@@ -69,7 +78,7 @@ class ResolvedSampling:
 
 
 class TrainFile(NamedTuple):
-    """A TOML file's content. `env` is "" where the file names none."""
+    """The content of a TOML file; `env` is "" if the file names none."""
 
     model: str
     algorithm: str
@@ -78,7 +87,7 @@ class TrainFile(NamedTuple):
 
 
 def check_algorithm(algorithm: str) -> None:
-    """Raises UserError BAD_ARGUMENT for anything but the trainers there are."""
+    """Raise UserError BAD_ARGUMENT unless `algorithm` is "sft" or "grpo"."""
     if algorithm in ALGORITHMS:
         return
     meant = aliases.suggest_algorithm(str(algorithm))
@@ -94,10 +103,12 @@ def check_algorithm(algorithm: str) -> None:
 
 
 def validate(algorithm: str, settings: GivenSettings) -> GivenSettings:
-    """The settings given, checked one by one; None counts as left out.
+    """Check the given settings one by one and return them; those with None are left out.
 
-    Raises UserError SETTING_UNKNOWN, SETTING_NOT_APPLICABLE or SETTING_INVALID naming every
-    problem of the first kind found.
+    `algorithm` may also be "evaluate".
+
+    Raises UserError SETTING_UNKNOWN, SETTING_NOT_APPLICABLE or SETTING_INVALID, naming every
+    problem of the first kind found, or BAD_ARGUMENT if the settings are no object.
     """
     if not isinstance(settings, dict):
         raise UserError(
@@ -110,12 +121,12 @@ def validate(algorithm: str, settings: GivenSettings) -> GivenSettings:
         check_algorithm(algorithm)
     schema = SCHEMAS[algorithm]
     _check_names(algorithm, schema, settings)
-    given = {name: value for name, value in settings.items() if value is not None}
+    set_values = {name: value for name, value in settings.items() if value is not None}
     try:
-        checked = GIVEN[algorithm].model_validate(given)
+        checked = GIVEN[algorithm].model_validate(set_values)
     except ValidationError as error:
-        raise _invalid(algorithm, schema, error, given) from error
-    values = {name: getattr(checked, name) for name in given}
+        raise _invalid_values(algorithm, schema, error, set_values) from error
+    values = {name: getattr(checked, name) for name in set_values}
     if {"steps", "epochs"} <= values.keys():
         raise UserError(
             "SETTING_INVALID",
@@ -139,214 +150,251 @@ def resolve(
     inherited: AdapterFacts | None = None,
     vllm: bool = False,
 ) -> Resolved:
-    """All settings of a training run, those given and those chosen, each with its source.
+    """All settings of a training run with their sources: the given ones and defaults for the rest.
 
     Args:
         algorithm: "sft" or "grpo".
-        inherited: the adapter a run continues from.
+        env: the environment's facts; None gives defaults that do not depend on one.
+        hardware: of this machine; None counts as a CPU.
+        inherited: shape of the adapter that the run continues; None for a new one.
         vllm: whether vLLM can be started on this machine.
 
-    Raises UserError SETTING_* or BAD_ARGUMENT (the environment cannot serve the algorithm).
+    Raises UserError SETTING_*, or BAD_ARGUMENT if the environment cannot serve the algorithm.
     """
-    given = validate(algorithm, settings)
+    user_settings = validate(algorithm, settings)
     check_algorithm(algorithm)
-    defaults.check_loss(given)
-    defaults.check_sampler(given, vllm)
+    defaults.check_loss(user_settings)
+    defaults.check_sampler(user_settings, vllm)
     if env is not None:
         defaults.check_env(algorithm, env)
-        defaults.check_turns(given, env)
+        defaults.check_turns(user_settings, env)
     if inherited is not None:
-        defaults.check_inherited(given, inherited)
+        defaults.check_inherited(user_settings, inherited)
     filled = defaults.fill(
-        algorithm, given, defaults.Facts(model, env, hardware, inherited, vllm=vllm)
+        algorithm, user_settings, defaults.Facts(model, env, hardware, inherited, vllm=vllm)
     )
     defaults.check_together(algorithm, filled, model, env)
     schema = SFTSettings if algorithm == "sft" else GRPOSettings
     return Resolved(
-        algorithm, schema.model_validate(filled.values), _ordered(filled, schema), filled.warnings
+        algorithm,
+        schema.model_validate(filled.values),
+        _ordered_sources(filled, schema),
+        filled.warnings,
     )
 
 
 def resolve_sampling(
     settings: GivenSettings, *, model: ModelFacts, env: EnvFacts | None, attempts: int
 ) -> ResolvedSampling:
-    """All settings of an evaluation, those given and those chosen, each with its source.
+    """All settings of an evaluation with their sources: the given ones and defaults for the rest.
 
-    One attempt is greedy, more sample at temperature 1. Raises UserError SETTING_*.
+    One attempt per task is greedy, several are sampled at temperature 1. Raises UserError
+    SETTING_*.
     """
-    given = validate("evaluate", settings)
-    defaults.check_sampling(given, attempts)
+    user_settings = validate("evaluate", settings)
+    defaults.check_sampling(user_settings, attempts)
     if env is not None:
-        defaults.check_turns(given, env)
-    filled = defaults.fill("evaluate", given, defaults.Facts(model, env, attempts=attempts))
+        defaults.check_turns(user_settings, env)
+    filled = defaults.fill("evaluate", user_settings, defaults.Facts(model, env, attempts=attempts))
     defaults.check_together("evaluate", filled, model, env)
     return ResolvedSampling(
         SamplingSettings.model_validate(filled.values),
-        _ordered(filled, SamplingSettings),
+        _ordered_sources(filled, SamplingSettings),
         filled.warnings,
     )
 
 
-def _ordered(filled: defaults.Filled, schema: type[Settings]) -> dict[str, str]:
-    """The sources, in the order of the schema."""
+def _ordered_sources(filled: defaults.Filled, schema: type[Settings]) -> dict[str, str]:
+    """The source of each setting, in the order of the schema."""
     return {name: filled.sources[name] for name in schema.model_fields}
 
 
 def _check_names(algorithm: str, schema: type[Settings], settings: GivenSettings) -> None:
-    """Refuse names that are no settings of this algorithm. Raises UserError SETTING_UNKNOWN or
-    SETTING_NOT_APPLICABLE, with the names that may have been meant."""
+    """Refuse names that are no settings of this algorithm.
+
+    Raises UserError SETTING_NOT_APPLICABLE if all of them belong to the other algorithm, else
+    SETTING_UNKNOWN, with the names that were probably meant.
+    """
     known = schema.model_fields
     unknown = [str(name) for name in settings if name not in known]
-    foreign = [name for name in unknown if _owner(name, algorithm)]
+    foreign = [name for name in unknown if _other_owner(name, algorithm)]
     if not unknown:
         return
     if foreign == unknown:
         name = foreign[0]
+        owner = _other_owner(name, algorithm)
         why = aliases.NOT_FOR.get((algorithm, name), "Leave it out.")
         raise UserError(
             "SETTING_NOT_APPLICABLE",
-            f"{_listed(foreign)} {_is(foreign)} for {_owner(name, algorithm)}, not for {algorithm}",
+            f"{_list_names(foreign)} {_is_or_are(foreign)} for {owner}, not for {algorithm}",
             hint=Hint(why, change=Change(without=tuple(foreign))),
             field=f"settings.{name}",
         )
     name = next(name for name in unknown if name not in foreign)
     hints = []
-    for other in unknown[:4]:
-        suggestion = aliases.suggest(other, algorithm, known)
-        if other in foreign:
-            suggestion = aliases.NOT_FOR.get((algorithm, other), "Leave it out.")
-        hints.append(f"{other}: {suggestion}" if suggestion and len(unknown) > 1 else suggestion)
+    for unknown_name in unknown[:_EXPLAINED]:
+        suggestion = aliases.suggest(unknown_name, algorithm, known)
+        if unknown_name in foreign:
+            suggestion = aliases.NOT_FOR.get((algorithm, unknown_name), "Leave it out.")
+        hints.append(
+            f"{unknown_name}: {suggestion}" if suggestion and len(unknown) > 1 else suggestion
+        )
     hint = " ".join(filter(None, hints)) or f"Settings of {algorithm}: {', '.join(known)}."
     raise UserError(
         "SETTING_UNKNOWN",
-        f"{_listed(unknown)} {_is(unknown, 'no setting')} of {algorithm}",
-        hint=Hint(hint[:600], change=_renamed(algorithm, settings, unknown)),
+        f"{_list_names(unknown)} {_is_or_are(unknown, 'no setting')} of {algorithm}",
+        hint=Hint(hint[:_HINT_CHARS], change=_renaming_change(algorithm, settings, unknown)),
         field=f"settings.{name}",
     )
 
 
-def _renamed(algorithm: str, settings: GivenSettings, unknown: list[str]) -> Change | None:
-    """The settings under the names they have here; those of another algorithm are left out."""
+def _renaming_change(algorithm: str, settings: GivenSettings, unknown: list[str]) -> Change | None:
+    """The change that gives settings the names they have here; None if nothing can be changed.
+
+    Names that are arguments become arguments; settings of the other algorithm are left out.
+    """
     known = SCHEMAS[algorithm].model_fields
     renamed: dict[str, object] = {}
     arguments: dict[str, object] = {}
-    gone: list[str] = []
+    removed: list[str] = []
     for name in unknown:
-        if meant := aliases.meant(name, algorithm, known):
-            gone.append(name)
-            if meant not in settings:
-                renamed[meant] = settings[name]
+        our_name = aliases.meant(name, algorithm, known)
+        if our_name:
+            removed.append(name)
+            if our_name not in settings:
+                renamed[our_name] = settings[name]
         elif name in aliases.ARGUMENTS:
-            gone.append(name)
+            removed.append(name)
             arguments[name] = settings[name]
-        elif _owner(name, algorithm):
-            gone.append(name)
-    return Change(arguments, renamed, without=tuple(gone)) if gone else None
+        elif _other_owner(name, algorithm):
+            removed.append(name)
+    return Change(arguments, renamed, without=tuple(removed)) if removed else None
 
 
-def _owner(name: str, algorithm: str) -> str:
-    """Which trainer has the setting `name` when `algorithm` has not, else ""."""
+def _other_owner(name: str, algorithm: str) -> str:
+    """The trainer that has the setting `name` if `algorithm` does not: "sft" or "grpo".
+
+    "training" if both have it (and `algorithm` is "evaluate"); "" if `algorithm` has it or nobody.
+    """
     owners = [other for other in ALGORITHMS if name in SCHEMAS[other].model_fields]
     if not owners or algorithm in owners:
         return ""
     return "training" if len(owners) > 1 else owners[0]
 
 
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(name[:40] for name in names[:6])
-    return f"{shown} and {len(names) - 6} more" if len(names) > 6 else shown
+def _list_names(names: list[str]) -> str:
+    """The first six names, cut if long, and how many more there are."""
+    shown = ", ".join(name[:_NAME_CHARS] for name in names[:_MOST_NAMES])
+    return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown
 
 
-def _is(names: list[str], what: str = "") -> str:
+def _is_or_are(names: list[str], what: str = "") -> str:
+    """The verb for so many names: is or are, then `what` in the same number unless it is ""."""
     if not what:
         return "is" if len(names) == 1 else "are"
     return f"is {what}" if len(names) == 1 else f"are {what}s"
 
 
-def _invalid(
+def _invalid_values(
     algorithm: str, schema: type[Settings], error: ValidationError, given: GivenSettings
 ) -> UserError:
-    """The refusal of values that are of the wrong type or out of range."""
+    """The error for values of the wrong type or out of range, from pydantic's error.
+
+    The first four are described; hint and field are about the first.
+    """
     names = list(dict.fromkeys(str(item["loc"][0]) for item in error.errors()))
     problems = []
-    for name in names[:4]:
+    for name in names[:_EXPLAINED]:
         value = repr(given[name])
-        shown = value if len(value) <= 60 else value[:57] + "..."
+        shown = value if len(value) <= _VALUE_CHARS else value[: _VALUE_CHARS - 3] + "..."
         problems.append(f"{name} = {shown} is not {expects(schema.model_fields[name])}")
     first = names[0]
-    value, hint = given[first], _VALUE_HINTS.get(first, "")
-    if isinstance(value, bool):
-        hint = "true and false are not numbers."
-    elif isinstance(value, float) and not math.isfinite(value):
-        hint = f"Give {first} a finite number, or leave it out."
-    elif isinstance(value, str) and "number" in expects(schema.model_fields[first]):
-        hint = _no_number(first, value, expects(schema.model_fields[first]))
-    elif isinstance(value, float) and value.is_integer() and "whole" in problems[0]:
-        hint = f"Write {int(value)} without a decimal point."
-    elif isinstance(value, dict):
-        hint = f"Settings are flat: give {first} one value."
-    hint = hint or f"The settings reference has the range of {first}."
+    hint = _value_hint(first, given[first], expects(schema.model_fields[first]), problems[0])
     return UserError(
         "SETTING_INVALID",
         "; ".join(problems),
-        hint=Hint(hint, change=_mended({name: given[name] for name in names})),
+        hint=Hint(hint, change=_type_correction({name: given[name] for name in names})),
         field=f"settings.{first}",
     )
 
 
-def _mended(wrong: GivenSettings) -> Change:
-    """Values with their type put right; what cannot be is left out, for the default."""
-    numbers = {name: number for name, v in wrong.items() if (number := _number(v)) is not None}
+def _value_hint(name: str, value: object, expected: str, problem: str) -> str:
+    """What to do about a wrong value of the setting `name`.
+
+    Args:
+        expected: the values that the setting takes, in words.
+        problem: the description of what is wrong.
+    """
+    if isinstance(value, bool):
+        return "true and false are not numbers."
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"Give {name} a finite number, or leave it out."
+    if isinstance(value, str) and "number" in expected:
+        return _number_hint(name, value, expected)
+    if isinstance(value, float) and value.is_integer() and "whole" in problem:
+        return f"Write {int(value)} without a decimal point."
+    if isinstance(value, dict):
+        return f"Settings are flat: give {name} one value."
+    return _VALUE_HINTS.get(name, "") or f"The settings reference has the range of {name}."
+
+
+def _type_correction(wrong: GivenSettings) -> Change:
+    """The change that writes values as numbers if they stand for one, and leaves out the others."""
+    meant = {name: _meant_number(value) for name, value in wrong.items()}
+    numbers = {name: number for name, number in meant.items() if number is not None}
     return Change(settings=numbers, without=tuple(name for name in wrong if name not in numbers))
 
 
-def _number(value: object) -> float | int | None:
-    """The number that a text or a float with nothing behind its point stands for."""
+def _meant_number(value: object) -> float | int | None:
+    """The number that a text or a whole float stands for; None for anything else."""
     if isinstance(value, str):
         try:
             number = float(value)
         except ValueError:
             return None
-        return int(number) if number.is_integer() and "." not in value else _finite(number)
+        return int(number) if number.is_integer() and "." not in value else _if_finite(number)
     return int(value) if isinstance(value, float) and value.is_integer() else None
 
 
-def _finite(number: float) -> float | None:
+def _if_finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _no_number(name: str, text: str, expected: str) -> str:
-    """What to write where a number is wanted and a text was given."""
+def _number_hint(name: str, text: str, expected: str) -> str:
+    """What to write if a number is expected (described by `expected`) and `text` was given."""
     try:
-        quoted = math.isfinite(float(text))
+        is_quoted_number = math.isfinite(float(text))
     except ValueError:
-        quoted = False
-    if quoted:
-        return f"Write the number without quotes: {name}: {text[:30]}."
-    return f"{text[:30]} is not a number; e.g. {8 if 'whole' in expected else 0.001}."
+        is_quoted_number = False
+    if is_quoted_number:
+        return f"Write the number without quotes: {name}: {text[:_TEXT_CHARS]}."
+    return f"{text[:_TEXT_CHARS]} is not a number; e.g. {8 if 'whole' in expected else 0.001}."
 
 
 def load_toml(path: Path) -> TrainFile:
-    """`model`, `algorithm`, `env` and the table `[settings]` of a TOML file.
+    """Read `model`, `algorithm`, `env` and the table `[settings]` from a TOML file, and check them.
 
-    Raises UserError SETTING_UNKNOWN or SETTING_INVALID naming file and line.
+    Missing ones are "pebble", "grpo", "" and {}. Raises UserError BAD_ARGUMENT if there is no file,
+    else SETTING_UNKNOWN or SETTING_INVALID, naming file and line.
     """
     try:
         text = path.read_text("utf-8-sig")
         content = tomllib.loads(text)
     except FileNotFoundError as error:
         raise UserError("BAD_ARGUMENT", f"{path} does not exist", hint="Check the path.") from error
-    except (OSError, ValueError, RecursionError) as error:  # no TOML, no text, too many digits
+    except (OSError, ValueError, RecursionError) as error:  # no TOML, no UTF-8, too deeply nested
         raise UserError(
             "SETTING_INVALID", f"{path}: {error}", hint="Correct the file: it must be valid TOML."
         ) from error
     known = {"model": "pebble", "algorithm": "grpo", "env": ""}
     for name, value in content.items():
-        where = f"{path}:{_line(text, name)}"
+        where = f"{path}:{_line_of(text, name)}"
         if name == "settings" and not isinstance(value, dict):
-            raise _bad_file(where, "settings is not a table", "Put the settings under [settings].")
+            raise _file_error(
+                where, "settings is not a table", "Put the settings under [settings]."
+            )
         if name in known and not isinstance(value, str):
-            raise _bad_file(where, f"{name} = {value!r} is not text", f'Write {name} = "...".')
+            raise _file_error(where, f"{name} = {value!r} is not text", f'Write {name} = "...".')
         if name not in known and name != "settings":
             raise _unknown_key(where, name, value)
     settings = content.get("settings", {})
@@ -354,7 +402,7 @@ def load_toml(path: Path) -> TrainFile:
     try:
         validate(chosen["algorithm"], settings)
     except UserError as error:
-        line = _line(text, error.field.removeprefix("settings."))
+        line = _line_of(text, error.field.removeprefix("settings."))
         raise UserError(
             error.code, f"{path}:{line}: {error.message}", hint=error.advice, field=error.field
         ) from error
@@ -362,13 +410,13 @@ def load_toml(path: Path) -> TrainFile:
 
 
 def _unknown_key(where: str, name: str, value: Any) -> UserError:
-    """The refusal of a key of a settings file that has no meaning."""
-    table = isinstance(value, dict)
+    """The error for an unknown key or table of a settings file; `where` is file and line."""
+    is_table = isinstance(value, dict)
     if name in SFTSettings.model_fields or name in GRPOSettings.model_fields:
         hint = f"Put {name} under [settings]."
     else:
         hint = aliases.suggest(name, "grpo", ["model", "algorithm", "env", "settings"])
-    what = f"[{name}] is no table of this file" if table else f"{name} is no key of this file"
+    what = f"[{name}] is no table of this file" if is_table else f"{name} is no key of this file"
     return UserError(
         "SETTING_UNKNOWN",
         f"{where}: {what}",
@@ -377,12 +425,12 @@ def _unknown_key(where: str, name: str, value: Any) -> UserError:
     )
 
 
-def _bad_file(where: str, what: str, hint: str) -> UserError:
+def _file_error(where: str, what: str, hint: str) -> UserError:
     return UserError("SETTING_INVALID", f"{where}: {what}", hint=hint)
 
 
-def _line(text: str, name: str) -> int:
-    """The line that sets `name` or opens the table of that name, 1 where none is found."""
+def _line_of(text: str, name: str) -> int:
+    """The number of the line that sets `name` or opens its table; 1 if there is none."""
     quoted = rf"[\"']?{re.escape(name)}[\"']?"
     pattern = re.compile(rf"^\s*(\[+\s*(settings\s*\.\s*)?{quoted}\s*[\].]|{quoted}\s*[.=])")
     for number, line in enumerate(text.splitlines(), 1):
@@ -392,7 +440,7 @@ def _line(text: str, name: str) -> int:
 
 
 def settings_reference() -> str:
-    """The reference of all settings as Markdown, generated from the schema."""
+    """The reference page of all settings as Markdown, made from the schema."""
     tables = (
         ("Both algorithms", CommonSettings, ()),
         ("SFT", SFTSettings, tuple(CommonSettings.model_fields)),
@@ -403,10 +451,10 @@ def settings_reference() -> str:
         "# Settings\n\nEvery setting may be left out; `dry_run` shows the value chosen and its "
         "source. A name that is not here is refused.",
     ]
-    for title, schema, inherited in tables:
+    for title, schema, described_before in tables:
         rows = ["| setting | takes | default | what it does |", "|---|---|---|---|"]
         for name, field in schema.model_fields.items():
-            if name not in inherited:
+            if name not in described_before:
                 extra = field.json_schema_extra
                 rule = extra["rule"] if isinstance(extra, dict) else ""
                 rows.append(f"| `{name}` | {expects(field)} | {rule} | {field.description} |")
