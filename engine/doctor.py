@@ -91,7 +91,7 @@ def _shown(finding: Finding) -> Reply:
         "name": finding.name,
         "status": finding.status,
         "detail": finding.detail,
-        **hint_of(finding.fix).shown("fix"),
+        **hint_of(finding.fix).as_fields("fix"),
     }
     return {name: value for name, value in shown.items() if value}
 

@@ -405,7 +405,7 @@ class Rehearsal:
             return Outcome(
                 "fail",
                 f"{run_id}: {error.get('message', status['state'])}",
-                Hint.read(error.get("hint", ""), error.get("call")),
+                Hint.from_fields(error.get("hint", ""), error.get("call")),
             )
         return Outcome(
             "skip",

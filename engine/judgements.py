@@ -48,7 +48,7 @@ class Check:
     def to_json(self) -> dict[str, object]:
         """name, status, detail, fix, and where there are any the call and the error's code."""
         shown = {"name": self.name, "status": self.status, "detail": self.detail}
-        return shown | self.fix.shown("fix") | ({"code": self.code} if self.code else {})
+        return shown | self.fix.as_fields("fix") | ({"code": self.code} if self.code else {})
 
 
 class Stairs:
@@ -73,7 +73,7 @@ class Stairs:
                 outcome = check()
             except UserError as error:
                 outcome = Outcome("fail", error.message, error.advice, error.code)
-        fix = hint_of(outcome.fix).of(self.rehearsal())
+        fix = hint_of(outcome.fix).for_call(self.rehearsal())
         self.checks.append(Check(name, outcome.status, outcome.detail, fix, outcome.code))
 
     def status(self, name: str) -> str:

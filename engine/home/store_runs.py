@@ -83,7 +83,8 @@ class RunTable(Connection):
         states: Sequence[str] | None = None,
         kind: str | None = None,
     ) -> list[RunRow]:
-        """Runs, newest first, older than `before_rowid` where given."""
+        """Runs, newest first, at most `limit`. Each further argument that is given narrows them: to
+        rows before `before_rowid`, to runs in one of `states`, to runs of one `kind`."""
         conditions, values = ["1"], []
         if before_rowid is not None:
             conditions.append("rowid < ?")
@@ -120,7 +121,7 @@ class RunTable(Connection):
         return {env_id: tuple(marks) for env_id, *marks in rows}
 
     def queue(self) -> list[RunRow]:
-        """The queued runs in the order they will start."""
+        """The queued runs, in the order in which they will start."""
         return self._rows("WHERE state = 'queued' ORDER BY queued, rowid", ())
 
     def queue_position(self, run_id: str) -> int:
@@ -274,6 +275,7 @@ class RunTable(Connection):
         return [_run_row(row) for row in rows]
 
     def _run(self, run_id: str) -> RunRow:
+        """The run with exactly this id, which must exist."""
         return self._rows("WHERE run_id = ?", (run_id,))[0]
 
     def _next_free_id(self, name: str) -> tuple[str, int]:
@@ -289,7 +291,7 @@ class RunTable(Connection):
         """The time to note for a run that is queued now: after that of all others, even if the
         clock was set back."""
         last_queued = self._db.execute("SELECT coalesce(max(queued), 0) FROM runs").fetchone()[0]
-        return max(now, last_queued + 1e-6)  # the least step by which these times differ
+        return max(now, last_queued + 1e-6)  # at least a microsecond later
 
     def _change_state(self, run_id: str, old: str, new: str, values: Mapping[str, Any]) -> None:
         """Change the state and further columns of a run, and log the change."""
