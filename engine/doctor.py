@@ -126,8 +126,10 @@ def sdk(home: Home) -> Iterator[Finding]:
     """Whether the installed MCP SDK is one we know."""
     version = importlib.metadata.version("mcp")
     numbers = tuple(int(part) for part in version.split(".")[:2])
-    good = (2, 3) <= numbers < (3, 0)
-    yield Finding("mcp", "pass" if good else "fail", version, "pip install 'mcp[cli]>=2.3,<3'")
+    is_supported = (2, 3) <= numbers < (3, 0)
+    yield Finding(
+        "mcp", "pass" if is_supported else "fail", version, "pip install 'mcp[cli]>=2.3,<3'"
+    )
 
 
 def storage(home: Home) -> Iterator[Finding]:

@@ -134,6 +134,7 @@ class DryRun:
     def __init__(
         self, home: Home, env_id: str, model: str, algorithm: str, settings: GivenSettings
     ) -> None:
+        """The arguments are those of `dry_run`; `settings` as the user gave them."""
         self.home = home
         self.env_id = env_id
         self.model = model
@@ -457,17 +458,17 @@ def _summary(plan: DryRun) -> str:
     check_list, facts = plan.check_list, plan.facts
     failed = check_list.failed
     if failed:
-        first = failed[0]
-        more = f" ({len(failed)} checks fail)" if len(failed) > 1 else ""
-        return f"Not ready: {first.name}: {first.detail}{more}."
+        first_failure = failed[0]
+        how_many = f" ({len(failed)} checks fail)" if len(failed) > 1 else ""
+        return f"Not ready: {first_failure.name}: {first_failure.detail}{how_many}."
     warned = [check.name for check in check_list.checks if check.status == "warn"]
     sentence = f"Ready to train, about {words(required(facts.forecast).estimate.hours.likely)}"
     if facts.too_hard:
         probe = required(facts.probe)
-        first = "train by SFT first" if plan.sft_arguments() else "give partial credit"
+        first_step = "train by SFT first" if plan.sft_arguments() else "give partial credit"
         sentence = (
             f"GRPO would learn little: {probe['too_hard']:.0%} of {probe['tasks']} groups are too "
-            f"hard; {first}, or take easier tasks"
+            f"hard; {first_step}, or take easier tasks"
         )
     return f"{sentence}; look at {', '.join(warned)}." if warned else f"{sentence}."
 

@@ -123,8 +123,10 @@ def required(fact: Fact | None) -> Fact:
 
 
 def judge_data(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Outcome:
-    """Judge whether the training rows fit the settings: fail where no row can be trained on or the
-    chat template refuses some, warn of rows that are cut, repeated, left out or too few.
+    """Judge whether the training rows fit the settings.
+
+    It fails where no row can be trained on, or the chat template refuses some. It warns of rows
+    that are cut, repeated, left out or too few.
 
     Args:
         statistics: of the rows, as engine.environments.env_facts counts them.
@@ -145,7 +147,19 @@ def judge_data(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Ou
         )
     if misfit := none_fit(statistics, settings):
         return Outcome("fail", misfit, "Raise max_length.", "DATASET_INVALID")
-    weaknesses = []
+    weaknesses = _data_weaknesses(statistics, rows, settings)
+    if not weaknesses:
+        return Outcome("pass", detail)
+    text = "; ".join(weakness for weakness, _ in weaknesses)
+    return Outcome("warn", f"{detail}; {text}", " ".join(fix for _, fix in weaknesses if fix))
+
+
+def _data_weaknesses(
+    statistics: Reply, rows: EnvFacts, settings: TrainSettings
+) -> list[tuple[str, str]]:
+    """What is weak about training rows that can be used: each fault in words, and its remedy or
+    ""."""
+    weaknesses: list[tuple[str, str]] = []
     if statistics["dropped"]:
         weaknesses.append(
             (f"{statistics['dropped']} rows do not fit and are left out", "Raise max_length.")
@@ -173,10 +187,7 @@ def judge_data(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Ou
                 f"Give the environment at least {FEW_HELDOUT} held-out rows, better 400.",
             )
         )
-    if not weaknesses:
-        return Outcome("pass", detail)
-    text = "; ".join(weakness for weakness, _ in weaknesses)
-    return Outcome("warn", f"{detail}; {text}", " ".join(fix for _, fix in weaknesses if fix))
+    return weaknesses
 
 
 def too_hard(result: ProbeResult) -> bool:
@@ -251,7 +262,7 @@ def _judge_groups(result: ProbeResult, detail: str) -> Outcome:
 
 
 def short_audit(audit: Reply) -> Reply:
-    """The stored audit without what a report does not need, such as examples of unpaid probes."""
+    """Of a stored audit what a report shows: some of its keys, and some of each probe's."""
     short = {key: audit[key] for key in _AUDIT_KEYS if key in audit}
     if "probes" in audit:
         names = ("probe", "mean", "success", "errors", "verdict", "example")

@@ -59,9 +59,9 @@ class Watch:
 def supervise(path: Path) -> int:
     """Run the attempt that the row of the run folder `path` describes, until it has ended.
 
-    Returns the exit status of this process: 0 when the attempt was carried out, or was left for
-    another supervisor to continue; 1 when another process holds the run, or its row is in a state
-    in which there is nothing to supervise.
+    Returns the exit status of this process. It is 0 when the attempt was carried out, or was left
+    for another supervisor to continue. It is 1 when another process holds the run, or the run's
+    state is neither preparing nor stopping, so that there is nothing to supervise.
     """
     run = RunDir(path)
     lock = _inherited_lock() or take_lock(run.lock)
@@ -72,13 +72,13 @@ def supervise(path: Path) -> int:
         if row.state not in ("preparing", "stopping"):
             return 1
         watch = Watch(run, store, row, lock)
-        end = _run_attempt(watch)
-        if end is None:
+        result = _run_attempt(watch)
+        if result is None:
             return 0
         with contextlib.suppress(OSError):  # without room for the record the row still has it
-            outcome.record(run, end)
-        outcome.apply(store, run, store.get_run(run.id), end)
-        _write_aftermath(watch, end)
+            outcome.record(run, result)
+        outcome.apply(store, run, store.get_run(run.id), result)
+        _write_aftermath(watch, result)
     launcher.start_queued(run.home)
     return 0
 
@@ -260,7 +260,7 @@ def _stop_at_limit(watch: Watch) -> bool:
     return True
 
 
-def _write_aftermath(watch: Watch, end: outcome.Outcome) -> None:
+def _write_aftermath(watch: Watch, result: outcome.Outcome) -> None:
     """Write what an ended run leaves: its last event, STATUS.md and the report; and for a run that
     was done at its first attempt how its estimate compares with the hours it took. What cannot be
     written is left out."""
@@ -269,10 +269,10 @@ def _write_aftermath(watch: Watch, end: outcome.Outcome) -> None:
         outcome.note_event(
             run,
             "trainer_exited",
-            f"{row.state}: {end.reason}" if end.reason else row.state,
-            attempt=end.attempt,
-            rc=end.rc,
-            signal=end.signal,
+            f"{row.state}: {result.reason}" if result.reason else row.state,
+            attempt=result.attempt,
+            rc=result.rc,
+            signal=result.signal,
         )
     write_status(run, row)
     with contextlib.suppress(OSError, ValueError, UserError):

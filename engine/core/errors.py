@@ -93,6 +93,8 @@ class UserError(Exception):
         retryable: bool = False,
         playbook: str = "",
     ) -> None:
+        """The class describes the arguments. Raises ValueError for a code that is not in
+        `CODES`."""
         if code not in CODES:
             raise ValueError(f"unknown error code {code!r}; add it to engine.core.errors.CODES")
         super().__init__(message)

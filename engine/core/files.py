@@ -121,6 +121,7 @@ class Appender:
     """
 
     def __init__(self, path: Path) -> None:
+        """Open the file at `path` for appending; it is created where it is missing."""
         self.path = path
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._fd = os.open(path, flags, 0o600)
@@ -226,7 +227,7 @@ def read_chunk(path: Path, cursor: int = 0, max_bytes: int = 1_000_000) -> Chunk
         size = os.fstat(file.fileno()).st_size
         start = min(max(cursor, 0), size)
         file.seek(max(start - 1, 0))
-        if start and file.read(1) != b"\n":
+        if start and file.read(1) != b"\n":  # the cursor lies inside a line
             rest_of_line = file.readline()
             if not rest_of_line.endswith(b"\n"):
                 return Chunk([], 0, start)
@@ -240,19 +241,19 @@ def read_chunk(path: Path, cursor: int = 0, max_bytes: int = 1_000_000) -> Chunk
     return Chunk(rows, len(lines) - len(rows), start + end)
 
 
-def keep_lines(path: Path, wanted: Callable[[JsonObject], bool]) -> None:
-    """Rewrite a file of JSON lines, keeping only the complete lines for which `wanted` returns
+def keep_lines(path: Path, is_wanted: Callable[[JsonObject], bool]) -> None:
+    """Rewrite a file of JSON lines, keeping only the complete lines for which `is_wanted` returns
     True.
 
-    Lines that are no JSON, and those in which `wanted` misses a key, are removed too. The file is
-    replaced at once; a missing file stays missing.
+    Lines that are no JSON, and those in which `is_wanted` misses a key, are removed too. The file
+    is replaced at once; a missing file stays missing.
     """
     if not path.exists():
         return
     kept_lines = []
     for line in path.read_bytes().splitlines(keepends=True):
         try:
-            if line.endswith(b"\n") and wanted(json.loads(line)):
+            if line.endswith(b"\n") and is_wanted(json.loads(line)):
                 kept_lines.append(line)
         except (ValueError, KeyError):
             continue

@@ -95,6 +95,7 @@ class Where:
         shown: str = "",
         example: str = "reward < 0.5 and length > 20",
     ) -> None:
+        """Parse and check the expression; the class describes the arguments and errors."""
         self.expression = expression.strip()
         self.field = field
         self.shown = shown or self.expression
@@ -103,6 +104,7 @@ class Where:
         self._tree: ast.expr | None = None
         if self.expression:
             self._tree = self._parse()
+        # The names of values in the expression; an empty one matches everything and uses none.
         nodes = ast.walk(self._tree or ast.Constant(True))
         self._used = {node.id for node in nodes if isinstance(node, ast.Name)} & self._known
         self._engine = simpleeval.EvalWithCompoundTypes(
@@ -131,6 +133,7 @@ class Where:
         except ZeroDivisionError:
             raise self._error(f"divides by zero on task {task!r}") from None
         except (TypeError, KeyError) as error:  # a value is missing, or has an unfit type
+            # A metric that the row does not have, or a comparison with a missing value.
             if isinstance(error, KeyError) or any(row[name] is None for name in self._used):
                 return False
             raise self._error(f"cannot be worked out on task {task!r}: {error}") from None

@@ -65,19 +65,10 @@ def page_before(
         return Page([], 0, 0, 0)
     with file:
         end = min(end, os.fstat(file.fileno()).st_size)
-        page_start, block_size = end, _BLOCK
+        page_start = end
         while page_start > 0 and len(lines) < limit and end - page_start < budget:
-            start = max(0, page_start - block_size)
-            file.seek(start)
-            data = file.read(page_start - start)
-            # The newline at the very end closes the last line, it does not start one.
-            first_line = data.find(b"\n", 0, len(data) - 1) + 1 if start else 0
-            # No line starts in this block: read a larger one, up to the longest line.
-            if start and not first_line and block_size < _LONGEST_LINE:
-                block_size = min(block_size * 4, _LONGEST_LINE)
-                continue
-            page_start, block_size = start + first_line, _BLOCK
-            for line in reversed(_lines_of(data[first_line:], page_start)):
+            page_start, earlier_lines = _lines_before(file, page_start)
+            for line in reversed(earlier_lines):
                 if match is None or match(line.text):
                     lines.append(line)
                     if len(lines) == limit:
@@ -85,6 +76,25 @@ def page_before(
                         break
     lines.reverse()
     return Page(lines, page_start, end, end - page_start)
+
+
+def _lines_before(file: BinaryIO, end: int) -> tuple[int, list[Line]]:
+    """The whole lines of the block of the file that ends at byte `end`, and the byte at which they
+    start.
+
+    The block grows until a line starts in it. A line longer than the longest allowed is taken
+    apart.
+    """
+    block_size = _BLOCK
+    while True:
+        start = max(0, end - block_size)
+        file.seek(start)
+        data = file.read(end - start)
+        # The newline at the very end closes the last line, it does not start one.
+        first_line = data.find(b"\n", 0, len(data) - 1) + 1 if start else 0
+        if first_line or not start or block_size >= _LONGEST_LINE:
+            return start + first_line, _lines_of(data[first_line:], start + first_line)
+        block_size = min(block_size * 4, _LONGEST_LINE)
 
 
 def page_after(

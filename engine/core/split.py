@@ -28,7 +28,7 @@ NAMES = {
 
 
 class UnknownSplit(ValueError):
-    """A row names a split nobody knows."""
+    """A row names a split that is none of NAMES."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,11 @@ def split_rows(rows: Sequence[Mapping[str, Any]]) -> Split:
     keys = [prompt_key(row["prompt"]) for row in rows]
     named_sides = [_named_side(row) for row in rows]
     warnings: list[str] = []
-    side_of_prompt: dict[str, str] = {}
-    moved = 0
-    for key, side in zip(keys, named_sides, strict=True):
-        if side == "heldout":  # held out wins: a test row must not be trained on
-            side_of_prompt[key] = "heldout"
-        elif side == "train":
-            side_of_prompt.setdefault(key, "train")
-    for key, side in zip(keys, named_sides, strict=True):
-        moved += side is not None and side_of_prompt[key] != side
+    side_of_prompt = _sides_by_name(keys, named_sides)
+    moved = sum(
+        side is not None and side_of_prompt[key] != side
+        for key, side in zip(keys, named_sides, strict=True)
+    )
     if moved:
         warnings.append(
             f"{moved} training rows have the prompt of a held-out row and are held out with it"
@@ -84,6 +80,17 @@ def split_rows(rows: Sequence[Mapping[str, Any]]) -> Split:
     )
     source = "hash" if len(unnamed_keys) == len(rows) else "mixed" if unnamed_keys else "rows"
     return Split(sides, source, warnings)
+
+
+def _sides_by_name(keys: Sequence[str], named_sides: Sequence[str | None]) -> dict[str, str]:
+    """The side of every prompt key of which some row names a side; None names none."""
+    side_of_prompt: dict[str, str] = {}
+    for key, side in zip(keys, named_sides, strict=True):
+        if side == "heldout":  # held out wins: a test row must not be trained on
+            side_of_prompt[key] = "heldout"
+        elif side == "train":
+            side_of_prompt.setdefault(key, "train")
+    return side_of_prompt
 
 
 def _repetition_warning(heldout: Sequence[str]) -> list[str]:

@@ -127,7 +127,7 @@ _M001 = (
 
 
 def m001_first_tables(db: sqlite3.Connection) -> None:
-    """The tables of version 0.1.0."""
+    """Create the tables of version 0.1.0."""
     for statement in _M001:
         db.execute(statement)
 
@@ -152,16 +152,16 @@ def open_database(home: Home) -> tuple[sqlite3.Connection, int]:
     try:
         lock = share_lock(home.db_lock, wait_s=_BUSY_S)
     except OSError as error:
-        lock = -1  # a disk that takes no new file, or is for reading alone
+        lock = -1  # the disk takes no new file, or can only be read
         if error.errno not in _NO_WRITING:
-            raise unusable(home.db, error) from error
+            raise unusable_error(home.db, error) from error
     if lock is None:
-        raise unusable(home.db, TimeoutError("it is being mended by another process"))
+        raise unusable_error(home.db, TimeoutError("it is being mended by another process"))
     try:
         return _open(home) if lock >= 0 else _open_read_only(home), lock
     except Damaged as damage:
         if lock < 0:
-            raise damaged(home, str(damage)) from damage
+            raise damaged_error(home, str(damage)) from damage
         os.close(lock)
         return mend(home, str(damage))
     except BaseException as error:  # whatever it is, the lock must not stay held
@@ -170,7 +170,7 @@ def open_database(home: Home) -> tuple[sqlite3.Connection, int]:
             if lock >= 0:
                 os.close(lock)
             raise
-        return _open_read_only(home), lock
+        return _open_read_only(home), lock  # SQLite cannot write here, but all can be read
 
 
 def _is_readable_alone(home: Home) -> bool:
@@ -197,7 +197,7 @@ def _open_read_only(home: Home) -> sqlite3.Connection:
             # An older schema cannot be brought up to date without writing.
             raise sqlite3.OperationalError(f"its schema is {version}, not {len(MIGRATIONS)}")
     except sqlite3.OperationalError as error:
-        raise unusable(home.db, error) from error
+        raise unusable_error(home.db, error) from error
     except sqlite3.DatabaseError as error:
         raise Damaged(str(error)) from error
     return db
@@ -217,17 +217,17 @@ def mend(home: Home, what: str) -> tuple[sqlite3.Connection, int]:
     """
     lock = take_lock(home.db_lock, wait_s=_MEND_S)
     if lock is None:
-        raise damaged(home, what, in_use=True)
+        raise damaged_error(home, what, in_use=True)
     try:
         db = _open_if_mended(home) or _replace_damaged(home)
         fcntl.flock(lock, fcntl.LOCK_SH)  # from now on as any other connection holds it
         return db, lock
     except Damaged as damage:
         os.close(lock)
-        raise damaged(home, str(damage)) from damage
+        raise damaged_error(home, str(damage)) from damage
     except OSError as error:
         os.close(lock)
-        raise damaged(home, f"{what}; it cannot be moved aside: {error}") from error
+        raise damaged_error(home, f"{what}; it cannot be moved aside: {error}") from error
     except BaseException:
         os.close(lock)
         raise
@@ -240,7 +240,7 @@ def _open_if_mended(home: Home) -> sqlite3.Connection | None:
         db = _open(home)
     except Damaged:
         return None
-    if not intact(db):
+    if not damage_in(db):
         return db
     db.close()
     return None
@@ -257,7 +257,7 @@ def _replace_damaged(home: Home) -> sqlite3.Connection:
     return _open(home)
 
 
-def intact(db: sqlite3.Connection) -> str:
+def damage_in(db: sqlite3.Connection) -> str:
     """Check every page of the database. Returns "" when all can be read and fit together, else the
     first things that are wrong, in SQLite's words."""
     try:
@@ -278,7 +278,7 @@ def _open(home: Home) -> sqlite3.Connection:
     try:
         db = sqlite3.connect(home.db, timeout=_BUSY_S, isolation_level=None)
     except sqlite3.Error as error:
-        raise unusable(home.db, error) from error
+        raise unusable_error(home.db, error) from error
     try:
         # Only the holder of `Home.checkpoint_lock` moves the log into the database.
         db.execute("PRAGMA wal_autocheckpoint = 0")
@@ -286,7 +286,7 @@ def _open(home: Home) -> sqlite3.Connection:
         _prepare(home, db)
     except sqlite3.OperationalError as error:
         db.close()
-        raise unusable(home.db, error) from error
+        raise unusable_error(home.db, error) from error
     except sqlite3.DatabaseError as error:
         db.close()
         raise Damaged(str(error)) from error
@@ -407,7 +407,7 @@ def _disk_error(home: Home, error: OSError) -> UserError:
     """The UserError for a disk that cannot be written: about the file that `error` names, or about
     the database where it names none or one inside the home."""
     path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else home.db
-    full = no_room(path, error)
+    full = disk_full_error(path, error)
     if full is None and path != home.db and not path.is_relative_to(home.root):
         return UserError(
             "HOME_UNUSABLE",
@@ -415,10 +415,10 @@ def _disk_error(home: Home, error: OSError) -> UserError:
             hint="Give this user the right to it, then call again.",
             retryable=True,
         )
-    return full or unusable(home.db, error)
+    return full or unusable_error(home.db, error)
 
 
-def no_room(path: Path, error: Exception) -> UserError | None:
+def disk_full_error(path: Path, error: Exception) -> UserError | None:
     """The UserError DISK_FULL if `error` comes from a full disk or from a file that may not grow;
     else None.
 
@@ -455,10 +455,10 @@ def no_room(path: Path, error: Exception) -> UserError | None:
     )
 
 
-def unusable(path: Path, error: Exception) -> UserError:
+def unusable_error(path: Path, error: Exception) -> UserError:
     """The UserError for a database at `path` that cannot be opened: DISK_FULL where the disk is the
     reason, else HOME_UNUSABLE."""
-    full = no_room(path, error)
+    full = disk_full_error(path, error)
     if full is not None:
         return full
     return UserError(
@@ -469,7 +469,7 @@ def unusable(path: Path, error: Exception) -> UserError:
     )
 
 
-def damaged(home: Home, what: str, in_use: bool = False) -> UserError:
+def damaged_error(home: Home, what: str, in_use: bool = False) -> UserError:
     """The UserError HOME_UNUSABLE for a damaged database.
 
     Args:

@@ -125,8 +125,10 @@ def _seconds_left(run: RunDir, step: int | None, total: int | None) -> float | N
 
     0 when every step is done; None when the steps or the pace are not known.
     """
-    if step is None or total is None or step >= total:
-        return 0.0 if step is not None and total is not None else None
+    if step is None or total is None:
+        return None
+    if step >= total:
+        return 0.0
     try:
         attempt_began = float(read_json(run.started_record)["time"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -136,16 +138,25 @@ def _seconds_left(run: RunDir, step: int | None, total: int | None) -> float | N
     except OSError:
         return None
     rows, _ = read_lines(run.metrics, tail_start, _ETA_BYTES)
+    points = [point for point in _step_times(rows) if point[0] >= attempt_began][-_ETA_LINES:]
+    if len(points) < 2:
+        return None
+    first_time, first_step = points[0]
+    last_time, last_step = points[-1]
+    if last_step <= first_step:
+        return None
+    seconds_per_step = max(0.0, last_time - first_time) / (last_step - first_step)
+    return round(seconds_per_step * (total - step), 1)
+
+
+def _step_times(rows: list[JsonObject]) -> list[tuple[float, int]]:
+    """(unix seconds, step) of every line of metrics that has both, in the order of the file."""
     points: list[tuple[float, int]] = []
     for row in rows:
-        written, reached = row.get("time"), _as_whole_number(row.get("step"))
-        if isinstance(written, int | float) and reached is not None:
-            points.append((float(written), reached))
-    points = [point for point in points if point[0] >= attempt_began][-_ETA_LINES:]
-    if len(points) < 2 or points[-1][1] <= points[0][1]:
-        return None
-    pace = max(0.0, points[-1][0] - points[0][0]) / (points[-1][1] - points[0][1])
-    return round(pace * (total - step), 1)
+        written_at, step = row.get("time"), _as_whole_number(row.get("step"))
+        if isinstance(written_at, int | float) and step is not None:
+            points.append((float(written_at), step))
+    return points
 
 
 def _quiet_seconds(run: RunDir) -> float | None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("honesmith")
 _ID = re.compile(r"(.+)-(\d+)")  # name and number of a run
 _LOG = re.compile(r"attempt_(\d+)\.log")
+_MOST_BYTES = 100_000_000  # of events that are read; no run writes more
 # A row of the database: column name to value. The schema says which columns there are.
 Columns = dict[str, Any]
 # Events after which no trainer of the run works until its next attempt starts.
@@ -208,22 +209,7 @@ def _run_row(run: RunDir, config: "RunConfig") -> Columns:
     }
     if start_record:
         row |= {"started": float(start_record.get("time") or created), "state": "interrupted"}
-    exit_record = read_object(run.exit_record)
-    if exit_record.get("state") in TERMINAL and exit_record.get("attempt") == attempt:
-        row |= {key: str(exit_record.get(key) or "") for key in ("state", "reason_kind", "reason")}
-        row["hint"] = Hint.from_json(exit_record.get("hint")).dump()
-        row |= {
-            "verdict": str(exit_record.get("verdict") or ""),
-            "ended": float(exit_record.get("time") or created),
-        }
-    elif status.state == "stopping" and status.attempt == attempt:
-        # Why it was to stop decides what becomes of it: a cancelled run is not continued.
-        row |= _status_columns(status, "state", "reason_kind", "reason")
-    elif status.state in TERMINAL or status.state == "queued":
-        row |= _status_columns(status, "state", "reason_kind", "reason", "hint", "verdict")
-        if status.state in TERMINAL:
-            row["ended"] = run.status_md.stat().st_mtime
-    return row
+    return row | _end_columns(run, status, attempt)
 
 
 @dataclass(frozen=True)
@@ -260,6 +246,30 @@ def _read_status(run: RunDir) -> _StatusFile:
     )
 
 
+def _end_columns(run: RunDir, status: _StatusFile, attempt: int) -> Columns:
+    """The columns of a run's row that say how it ended, was to stop or came to wait; {} where
+    neither exit.json nor STATUS.md says so. `attempt` is the run's latest."""
+    exit_record = read_object(run.exit_record)
+    columns: Columns = {}
+    if exit_record.get("state") in TERMINAL and exit_record.get("attempt") == attempt:
+        columns |= {
+            key: str(exit_record.get(key) or "") for key in ("state", "reason_kind", "reason")
+        }
+        columns["hint"] = Hint.from_json(exit_record.get("hint")).dump()
+        columns |= {
+            "verdict": str(exit_record.get("verdict") or ""),
+            "ended": float(exit_record.get("time") or run.config.stat().st_mtime),
+        }
+    elif status.state == "stopping" and status.attempt == attempt:
+        # Why it was to stop decides what becomes of it: a cancelled run is not continued.
+        columns |= _status_columns(status, "state", "reason_kind", "reason")
+    elif status.state in TERMINAL or status.state == "queued":
+        columns |= _status_columns(status, "state", "reason_kind", "reason", "hint", "verdict")
+        if status.state in TERMINAL:
+            columns["ended"] = run.status_md.stat().st_mtime
+    return columns
+
+
 def _status_columns(status: _StatusFile, *names: str) -> Columns:
     """The columns `names` of a run's row with the values from STATUS.md."""
     return {name: getattr(status, name) for name in names}
@@ -274,17 +284,23 @@ def _hours_in_events(run: RunDir) -> float:
     """Device hours of all attempts, from the times of their events. An attempt that has no event of
     its end counts up to its last event."""
     total_s, started_at, last_at = 0.0, None, 0.0
-    for event in read_lines(run.events, 0, 100_000_000)[0]:
+    for event in read_lines(run.events, 0, _MOST_BYTES)[0]:
         if not isinstance(event.get("time"), int | float):
             continue
         event_at, event_name = float(event["time"]), event.get("event")
         if event_name == "attempt_started":
-            total_s += max(0.0, last_at - started_at) if started_at is not None else 0.0
+            total_s += _seconds_between(started_at, last_at)
             started_at = event_at
-        elif event_name in _END_EVENTS and started_at is not None:
-            total_s, started_at = total_s + max(0.0, event_at - started_at), None
+        elif event_name in _END_EVENTS:
+            total_s += _seconds_between(started_at, event_at)
+            started_at = None
         last_at = event_at
-    return (total_s + (max(0.0, last_at - started_at) if started_at is not None else 0.0)) / 3600
+    return (total_s + _seconds_between(started_at, last_at)) / 3600
+
+
+def _seconds_between(start: float | None, end: float) -> float:
+    """Seconds from `start` to `end`; 0 where nothing had started or the clock was set back."""
+    return max(0.0, end - start) if start is not None else 0.0
 
 
 def _whole_number(value: Any) -> int:

@@ -13,7 +13,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from engine.core.files import take_lock
-from engine.home.database import damaged, intact, mend, open_database, unusable
+from engine.home.database import (
+    damage_in,
+    damaged_error,
+    mend,
+    open_database,
+    unusable_error,
+)
 from engine.home.run_dir import Home
 
 _WAL_LIMIT = 4_000_000  # bytes of write-ahead log after which a writer tries to checkpoint
@@ -58,10 +64,10 @@ class Connection:
         A server does this when it starts, because nothing less finds a page that was overwritten.
         Raises UserError HOME_UNUSABLE where the database cannot be mended now.
         """
-        fault = intact(self._db)
+        fault = damage_in(self._db)
         if fault:
             if self._lock < 0:  # the home can only be read
-                raise damaged(self.home, fault)
+                raise damaged_error(self.home, fault)
             self.close()
             self._db, self._lock = mend(self.home, fault)
 
@@ -81,9 +87,9 @@ class Connection:
                     self._db.execute("ROLLBACK")
                 raise
         except sqlite3.OperationalError as error:
-            raise unusable(self.home.db, error) from error
+            raise unusable_error(self.home.db, error) from error
         except sqlite3.DatabaseError as error:
-            raise damaged(self.home, str(error)) from error
+            raise damaged_error(self.home, str(error)) from error
         self._checkpoint_if_long()
 
     def _read(self, query: str, values: Sequence[Any]) -> list[Any]:
@@ -91,9 +97,9 @@ class Connection:
         try:
             return self._db.execute(query, tuple(values)).fetchall()
         except sqlite3.OperationalError as error:
-            raise unusable(self.home.db, error) from error
+            raise unusable_error(self.home.db, error) from error
         except sqlite3.DatabaseError as error:
-            raise damaged(self.home, str(error)) from error
+            raise damaged_error(self.home, str(error)) from error
 
     def _checkpoint_if_long(self) -> None:
         """Checkpoint when the write-ahead log has grown beyond its limit; errors are left to the
