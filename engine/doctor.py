@@ -123,7 +123,7 @@ def python(home: Home) -> Iterator[Finding]:
 
 
 def sdk(home: Home) -> Iterator[Finding]:
-    """Whether the installed MCP SDK is one we know."""
+    """Whether the installed MCP SDK is a version that this server was written for."""
     version = importlib.metadata.version("mcp")
     numbers = tuple(int(part) for part in version.split(".")[:2])
     is_supported = (2, 3) <= numbers < (3, 0)
@@ -133,7 +133,7 @@ def sdk(home: Home) -> Iterator[Finding]:
 
 
 def storage(home: Home) -> Iterator[Finding]:
-    """Room on the disk of the home, and whether others may read it."""
+    """Whether the disk of the home has room, and whether other users may read the home."""
     free = shutil.disk_usage(home.root).free
     status: Status = "pass" if free > _ENOUGH_DISK else "warn" if free > _LEAST_DISK else "fail"
     detail = f"{home.root}, {free / GB:.1f} GB free"
@@ -174,7 +174,7 @@ def database(home: Home) -> Iterator[Finding]:
     """Whether the database is whole, and whether it was found damaged and made again before."""
     with Store(home) as store:
         store.check()
-        count = len(store.list_runs(1000))
+        count = len(store.list_runs(1000))  # not more: only to show that rows can be read
     detail = f"intact, {counted(count, 'run')}, SQLite {sqlite3.sqlite_version}"
     damaged_names = [path.name for path in home.dbs_aside()]
     if damaged_names:
@@ -190,7 +190,8 @@ def database(home: Home) -> Iterator[Finding]:
 
 
 def configuration(home: Home) -> Iterator[Finding]:
-    """Whether config.toml can be read."""
+    """Whether config.toml is valid; a home without one is fine. Raises UserError for an invalid
+    one."""
     home.user_config()
     yield Finding("config.toml", "pass", "valid" if home.config_file.exists() else "not written")
 
@@ -246,6 +247,7 @@ def training(home: Home) -> Iterator[Finding]:
         yield Finding("kernels", "pass", _kernels_in_words(hardware.detect(home.root), *liger))
     else:
         last_line = (process.stderr.strip().splitlines() or ["no output"])[-1]
+        # Python ends a traceback with the error; an endless one is cut to be readable.
         yield Finding("training", "fail", last_line[:300], "honesmith setup --again")
 
 
@@ -299,7 +301,7 @@ def runs(home: Home) -> Iterator[Finding]:
         yield Finding("runs", "pass", f"{len(open_runs)} open")
     for row in failed:
         detail = f"{row.run_id} failed ({row.reason_kind}): {row.reason}"
-        yield Finding("last failures", "warn", detail[:400], row.hint)
+        yield Finding("last failures", "warn", detail[:400], row.hint)  # a reason may quote a log
 
 
 def run_files(home: Home) -> Iterator[Finding]:
@@ -338,8 +340,11 @@ CHECKS: tuple[Check, ...] = (
 
 
 def _findings_of(check: Check, home: Home) -> list[Finding]:
-    """The findings of a check; a finding that passed has no fix. A check that raises an error gives
-    one finding, that it failed."""
+    """The findings of a check. Those that passed have no fix.
+
+    A check that raises gives one finding, that it failed, under the name of its function.
+    """
+    # The only check without a name is `filesystem`, which is bound to its list of mounts.
     name = getattr(check, "__name__", "filesystem").strip("<>")
     try:
         findings = list(check(home))

@@ -129,7 +129,10 @@ def dry_run(
 
 
 class DryRun:
-    """One dry run: what was asked for, its checks (a method each), and what they have learnt."""
+    """One dry run: what was asked for, its checks (a method each), and what they have learnt.
+
+    A check stores in `facts` what later ones need. A UserError that it raises makes it fail.
+    """
 
     def __init__(
         self, home: Home, env_id: str, model: str, algorithm: str, settings: GivenSettings
@@ -164,13 +167,13 @@ class DryRun:
         return self.check_list
 
     def check_env(self) -> Outcome:
-        """Whether the environment exists."""
+        """Whether the environment exists; learns its record."""
         record = self.facts.record = registry.find_env(self.home, self.env_id)
         rows = ", ".join(f"{count} {split}" for split, count in record.rows.items())
         return Outcome("pass", f"{record.env_id}: {record.kind}, {rows} rows")
 
     def check_model(self) -> Outcome:
-        """Whether the model exists and can be trained."""
+        """Whether the model exists and can be trained; learns what the reference means."""
         ref = self.facts.model = catalog.resolve_model(self.home, self.model)
         detail = f"{ref.facts.architecture}, {ref.facts.params:,} parameters"
         if ref.adapter is not None:
@@ -220,7 +223,7 @@ class DryRun:
         return Outcome("pass", f"workers run with {python}")
 
     def check_packages(self) -> Outcome:
-        """Whether what the environment imports is installed."""
+        """Whether the packages that the environment's requirements.txt names are installed."""
         record = required(self.facts.record)
         needed = env_packages.read_requirements(record.source)
         if not needed:
@@ -228,7 +231,7 @@ class DryRun:
         if registry.env_python(record) != sys.executable:
             return Outcome("pass", f"{len(needed)} in the environment's own place")
         missing = env_packages.missing(needed)
-        if missing:
+        if missing:  # as for any UserError, the check fails
             raise UserError(
                 "ENV_DEPS",
                 f"missing: {', '.join(missing)[:300]}",
@@ -237,7 +240,7 @@ class DryRun:
         return Outcome("pass", f"{len(needed)} found here")
 
     def check_secrets(self) -> Outcome:
-        """Whether the secrets that the environment names are set."""
+        """Whether all secrets that the environment names are set. Raises UserError ENV_SECRETS."""
         record = required(self.facts.record)
         admission.check_secrets(record)
         named = ", ".join(record.secrets)

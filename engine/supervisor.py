@@ -235,7 +235,7 @@ def _elapsed_elsewhere(watch: Watch) -> float:
     These are not in the rows of those runs yet: a row gets its hours when the attempt ends. They
     are read from the lock files, which are at most one poll old.
     """
-    rows = watch.store.list_runs(limit=1000, states=HOLDS_DEVICE)
+    rows = watch.store.list_runs(limit=1000, states=HOLDS_DEVICE)  # more than any machine has GPUs
     other_runs = [watch.run.home.run(row.run_id) for row in rows if row.run_id != watch.run.id]
     return sum(launcher.elapsed_of_dead(run) for run in other_runs)
 
@@ -370,7 +370,7 @@ def _sleep_until_signal(wakeup: int, seconds: float) -> None:
     """Wait for a signal, at most `seconds`, and empty the pipe `wakeup`."""
     if select.select([wakeup], [], [], seconds)[0]:
         with contextlib.suppress(BlockingIOError):
-            os.read(wakeup, 4096)
+            os.read(wakeup, 4096)  # a byte for each signal
 
 
 def _reap_children(watch: Watch) -> bool:

@@ -18,6 +18,6 @@ def size(count: float) -> str:
 def words(hours: float) -> str:
     """A number of hours in words: "40 s", "12 min", "3.5 h"; never less than a second."""
     seconds = hours * 3600
-    if seconds < 90:
+    if seconds < 90:  # up to one and a half of a unit, the smaller unit is said
         return f"{max(1, round(seconds))} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{hours:.1f} h"

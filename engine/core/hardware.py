@@ -131,6 +131,7 @@ def _visible_gpus(gpus: list[Device]) -> tuple[Device, ...]:
         matches = [gpu for gpu in gpus if _names_gpu(name, gpu)]
         if not matches:  # CUDA itself ignores everything from the first unknown entry on
             break
+        # A name that fits several GPUs means the first; a GPU that is named twice counts once.
         chosen.extend(gpu for gpu in matches[:1] if gpu not in chosen)
     return tuple(chosen)
 
@@ -228,6 +229,7 @@ def _cgroup_folders(controller: str) -> list[Path]:
     root = _CGROUP / controller if controller else _CGROUP
     relative = ""
     for line in _read_text(_PROC_CGROUP).splitlines():
+        # `hierarchy:controllers:path`; what a damaged line lacks is "".
         hierarchy, controllers, path = [*line.split(":", 2), "", ""][:3]
         if (controller and controller in controllers.split(",")) or (
             not controller and hierarchy == "0"

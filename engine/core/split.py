@@ -83,7 +83,7 @@ def split_rows(rows: Sequence[Mapping[str, Any]]) -> Split:
 
 
 def _sides_by_name(keys: Sequence[str], named_sides: Sequence[str | None]) -> dict[str, str]:
-    """The side of every prompt key of which some row names a side; None names none."""
+    """The side of every prompt key of which some row names a side; a side of None is no name."""
     side_of_prompt: dict[str, str] = {}
     for key, side in zip(keys, named_sides, strict=True):
         if side == "heldout":  # held out wins: a test row must not be trained on
@@ -101,8 +101,9 @@ def _repetition_warning(heldout: Sequence[str]) -> list[str]:
     distinct = len(set(heldout))
     if distinct * 10 >= len(heldout) * REPEATED_FROM:
         return []
+    plural = "s" if distinct > 1 else ""
     return [
-        f"{len(heldout)} held-out rows, {distinct} different prompt{'s'[: distinct > 1]}: rows "
+        f"{len(heldout)} held-out rows, {distinct} different prompt{plural}: rows "
         "of one prompt are one question, and a verdict is worth no more than its questions; "
         "give the rows prompts of their own"
     ]

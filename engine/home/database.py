@@ -485,6 +485,7 @@ def damaged_error(home: Home, what: str, in_use: bool = False) -> UserError:
         )
     folders = list(home.runs.iterdir()) if home.runs.is_dir() else []
     living = [path.name for path in folders if is_locked(home.run(path.name).lock)]
+    # Five names are enough to find the others by.
     users = ", ".join(living[:5]) + " still run(s)" if living else "others have it open"
     return UserError(
         "HOME_UNUSABLE",

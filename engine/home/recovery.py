@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("honesmith")
 _ID = re.compile(r"(.+)-(\d+)")  # name and number of a run
 _LOG = re.compile(r"attempt_(\d+)\.log")
+_STATUS_BYTES = 100_000  # more than any STATUS.md has
 _MOST_BYTES = 100_000_000  # of events that are read; no run writes more
 # A row of the database: column name to value. The schema says which columns there are.
 Columns = dict[str, Any]
@@ -208,6 +209,7 @@ def _run_row(run: RunDir, config: "RunConfig") -> Columns:
         "state": "queued",
     }
     if start_record:
+        # A run that had started is interrupted, unless its files say how it ended.
         row |= {"started": float(start_record.get("time") or created), "state": "interrupted"}
     return row | _end_columns(run, status, attempt)
 
@@ -227,11 +229,11 @@ class _StatusFile:
 
 def _read_status(run: RunDir) -> _StatusFile:
     """What STATUS.md says of the run; defaults for what it does not say, or where it is missing."""
-    text = read_tail(run.status_md, 100_000)
+    text = read_tail(run.status_md, _STATUS_BYTES)
     heading = re.match(r"# .*: (\w+)\n", text)
     reason = re.search(r"^- reason \((\w*)\): (.*)$", text, re.MULTILINE)
 
-    def first_match(pattern: str) -> str:
+    def first_match(pattern: str) -> str:  # its only group; "" where nothing matches
         match = re.search(pattern, text, re.MULTILINE)
         return match[1] if match else ""
 
@@ -277,7 +279,8 @@ def _status_columns(status: _StatusFile, *names: str) -> Columns:
 
 def _logged_attempts(run: RunDir) -> list[int]:
     """The numbers of the attempts that have a log."""
-    return [int(m[1]) for path in run.logs.glob("attempt_*") if (m := _LOG.fullmatch(path.name))]
+    matches = (_LOG.fullmatch(path.name) for path in run.logs.glob("attempt_*"))
+    return [int(match[1]) for match in matches if match]
 
 
 def _hours_in_events(run: RunDir) -> float:

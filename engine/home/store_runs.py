@@ -351,6 +351,8 @@ class RunTable(Connection):
                 hint=f"Write the whole id: {', '.join(sorted(matches)[:5])}.",
                 field="run_id",
             )
+        # Nobody means a run much older than the newest 500; 0.5 forgives a few wrong letters. The
+        # newest three stand in where no id is similar.
         ids = [row.run_id for row in self.list_runs(limit=500)]
         similar_ids = difflib.get_close_matches(run_id, ids, n=3, cutoff=0.5) or ids[:3]
         return UserError(
