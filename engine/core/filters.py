@@ -182,12 +182,12 @@ class Where:
             suggestion = f"; did you mean {similar[0]!r}?" if similar else ""
             raise self._error(f"uses the unknown name {node.id!r}{suggestion}")
 
-    def _error(self, what: str) -> UserError:
-        """The error BAD_ARGUMENT about the expression; `what` says what is wrong and completes a
-        sentence that begins with the expression."""
+    def _error(self, fault: str) -> UserError:
+        """The error BAD_ARGUMENT about the expression. `fault` completes a sentence that begins
+        with the expression, such as "divides by zero"."""
         return UserError(
             "BAD_ARGUMENT",
-            f"{self.field} {self.shown[:_SHOWN_CHARS]!r} {what}",
+            f"{self.field} {self.shown[:_SHOWN_CHARS]!r} {fault}",
             hint=f"Names: {', '.join(sorted(self._known))}. Example: {self.example}.",
             field=self.field,
         )

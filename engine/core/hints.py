@@ -136,10 +136,10 @@ class Hint:
     @staticmethod
     def load(stored: str) -> "Hint":
         """The hint that `dump` gave."""
-        if stored.startswith('{"text": '):
+        if stored.startswith('{"text": '):  # as the JSON of a hint with a call begins
             try:
                 return Hint.from_json(json.loads(stored))
-            except ValueError:
+            except ValueError:  # a sentence that only looks like JSON
                 return Hint(stored)
         return Hint(stored)
 

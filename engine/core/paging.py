@@ -29,7 +29,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Page:
-    """Lines in file order. Older ones lie before `start`, newer ones from `end` on."""
+    """Lines of a file, in file order.
+
+    Attributes:
+        start: byte at which they begin; older lines lie before it.
+        end: byte at which newer lines begin.
+        scanned: bytes that were read to find them.
+    """
 
     lines: list[Line]
     start: int

@@ -94,9 +94,10 @@ def _sides_by_name(keys: Sequence[str], named_sides: Sequence[str | None]) -> di
 
 
 def _repetition_warning(heldout: Sequence[str]) -> list[str]:
-    """A warning if many held-out rows have the same prompt; [] if they do not.
+    """A warning if many held-out rows share their prompt with another one; [] if few do.
 
-    `heldout` are the prompt keys of the held-out rows.
+    Args:
+        heldout: the prompt keys of the held-out rows.
     """
     distinct = len(set(heldout))
     if distinct * 10 >= len(heldout) * REPEATED_FROM:

@@ -203,12 +203,12 @@ def _open_read_only(home: Home) -> sqlite3.Connection:
     return db
 
 
-def mend(home: Home, what: str) -> tuple[sqlite3.Connection, int]:
+def mend(home: Home, fault: str) -> tuple[sqlite3.Connection, int]:
     """Move the damaged database aside and open a new one, with the rows that the folders still
     tell.
 
     Args:
-        what: what is wrong with the database, for the error.
+        fault: what is wrong with the database, for the error.
 
     Returns what `open_database` returns. Raises UserError HOME_UNUSABLE when the database cannot be
     moved, when the new one is damaged too, or when another process has it open, as the supervisor
@@ -217,7 +217,7 @@ def mend(home: Home, what: str) -> tuple[sqlite3.Connection, int]:
     """
     lock = take_lock(home.db_lock, wait_s=_MEND_S)
     if lock is None:
-        raise damaged_error(home, what, in_use=True)
+        raise damaged_error(home, fault, in_use=True)
     try:
         db = _open_if_mended(home) or _replace_damaged(home)
         fcntl.flock(lock, fcntl.LOCK_SH)  # from now on as any other connection holds it
@@ -227,7 +227,7 @@ def mend(home: Home, what: str) -> tuple[sqlite3.Connection, int]:
         raise damaged_error(home, str(damage)) from damage
     except OSError as error:
         os.close(lock)
-        raise damaged_error(home, f"{what}; it cannot be moved aside: {error}") from error
+        raise damaged_error(home, f"{fault}; it cannot be moved aside: {error}") from error
     except BaseException:
         os.close(lock)
         raise
@@ -469,17 +469,17 @@ def unusable_error(path: Path, error: Exception) -> UserError:
     )
 
 
-def damaged_error(home: Home, what: str, in_use: bool = False) -> UserError:
+def damaged_error(home: Home, fault: str, in_use: bool = False) -> UserError:
     """The UserError HOME_UNUSABLE for a damaged database.
 
     Args:
-        what: what is wrong with it.
+        fault: what is wrong with it.
         in_use: whether other processes have it open, so that it cannot be mended now.
     """
     if not in_use:
         return UserError(
             "HOME_UNUSABLE",
-            f"the database {home.db} is damaged: {what}",
+            f"the database {home.db} is damaged: {fault}",
             hint="Restart the server when the runs under way have ended: it keeps the damaged file "
             "and makes the run list again from the run folders.",
         )
@@ -489,7 +489,7 @@ def damaged_error(home: Home, what: str, in_use: bool = False) -> UserError:
     users = ", ".join(living[:5]) + " still run(s)" if living else "others have it open"
     return UserError(
         "HOME_UNUSABLE",
-        f"the database {home.db} is damaged: {what}; it is not touched while {users}",
+        f"the database {home.db} is damaged: {fault}; it is not touched while {users}",
         hint="Call again when that has ended: the run list is then made again from the run "
         "folders, and the damaged file is kept.",
         retryable=True,

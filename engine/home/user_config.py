@@ -70,6 +70,7 @@ def _check_values(path: Path, values: JsonObject) -> UserConfig:
                 hint=f"Known keys: {', '.join(sorted(known_keys))}.",
                 field=name,
             )
+    # Whatever is of no other kind is a number.
     for name in known_keys - {*_CHOICES, *_BOOLEANS, *_NAME_LISTS}:
         value = values.get(name, 0.0)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)

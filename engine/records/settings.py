@@ -296,11 +296,8 @@ def _with_optional_fields(schema: type[Settings]) -> type[Settings]:
     """The schema of what a user may give: the fields of `schema`, every one of them optional."""
     fields: dict[str, Any] = {}
     for name, field in schema.model_fields.items():
-        limits = (
-            [field]
-            if (least_given := _least_given(field)) is None
-            else [field, Field(ge=least_given)]
-        )
+        least_given = _least_given(field)
+        limits = [field] if least_given is None else [field, Field(ge=least_given)]
         optional = FieldInfo.merge_field_infos(*limits, default=None)
         fields[name] = (Optional[field.annotation], optional)  # noqa: UP045
     return create_model(f"Given{schema.__name__}", __base__=Settings, **fields)

@@ -38,9 +38,10 @@ class EvaluationRow(Answer):
         """The JSON object of the line, for an Appender: the keys that name the answer come
         first."""
         line = super().to_line()
-        first_keys = (
-            _LOSS_KEYS if "loss" in line else _ANSWER_KEYS if "half" in line else _SKILL_KEYS
-        )
+        if "loss" in line:
+            first_keys = _LOSS_KEYS
+        else:
+            first_keys = _ANSWER_KEYS if "half" in line else _SKILL_KEYS
         return {key: line[key] for key in first_keys if key in line} | line
 
 
