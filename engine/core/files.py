@@ -279,6 +279,7 @@ def last_line(path: Path, window: int = _BLOCK) -> JsonObject | None:
             file.seek(start)
             data = file.read(size - start)
             lines = data[: data.rfind(b"\n") + 1].split(b"\n")
+            # Elsewhere than at the head of the file the first of them is only the end of a line.
             for line in reversed(lines if start == 0 else lines[1:]):
                 row = _parse_line(line)
                 if row is not None:

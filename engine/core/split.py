@@ -130,8 +130,10 @@ def _named_side(row: Mapping[str, Any]) -> str | None:
 
 
 def _split_by_hash(keys: Sequence[str]) -> dict[str, str]:
-    """Choose a side for every key, holding out whole groups of equal keys in the order of the
-    hashes until the share is reached; a group that would exceed the share is passed over.
+    """Choose a side for every key: key -> side.
+
+    Whole groups of equal keys are held out, in the order of the hashes, until the share is reached.
+    A group that would exceed the share is passed over; if all would, the smallest is taken.
 
     `keys` has one prompt key per row. Nothing is held out where all rows have the same prompt.
     """
@@ -149,6 +151,6 @@ def _split_by_hash(keys: Sequence[str]) -> dict[str, str]:
         if heldout_count + rows_of_key[key] <= heldout_target:
             sides[key] = "heldout"
             heldout_count += rows_of_key[key]
-    if not heldout_count:  # every group is larger than the share: the smallest has to do
+    if not heldout_count:  # every group is larger than the share
         sides[min(ordered_keys, key=lambda key: (rows_of_key[key], key))] = "heldout"
     return sides

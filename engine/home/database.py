@@ -249,7 +249,7 @@ def _open_if_mended(home: Home) -> sqlite3.Connection | None:
 def _replace_damaged(home: Home) -> sqlite3.Connection:
     """Rename the damaged database and the files of its log, and open a new one in its place."""
     aside = home.db_aside(time.strftime("%Y%m%dT%H%M%S", time.gmtime()))
-    # The log first: without its database it is nothing, beside a new one it would be poison.
+    # The log first: SQLite would apply an old log to the new database, should it find one there.
     for suffix in ("-wal", "-shm", ""):
         with contextlib.suppress(FileNotFoundError):
             os.rename(f"{home.db}{suffix}", f"{aside}{suffix}")
