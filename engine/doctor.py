@@ -32,7 +32,10 @@ from envs.isolation.sandbox import LIMITS
 
 Status = Literal["pass", "warn", "fail"]
 GB = 1_000_000_000
-_SHOWN_FAULTS = 5
+_ENOUGH_DISK = 5 * GB  # for the checkpoints of a few runs
+_LEAST_DISK = GB  # below it a run would soon fail
+_TORCH_S = 120.0  # loading torch from a cold disk may take a minute
+_MOST_FAULTS = 5
 KERNELS = "HONESMITH_KERNELS"  # engine/worker/ops/fused_ops.py reads it
 # flock and a write-ahead log are unsafe or unknown on these.
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "lustre", "glusterfs", "ceph", "9p", "fuse.sshfs")
@@ -51,7 +54,13 @@ print(torch.__version__, version("transformers"), liger)
 
 @dataclass(frozen=True)
 class Finding:
-    """One check: its status, what was seen, and what to do about it."""
+    """One result of a check.
+
+    Attributes:
+        name: of what was checked.
+        detail: what was seen.
+        fix: what to do about it; "" where nothing is to be done.
+    """
 
     name: str
     status: Status
@@ -62,38 +71,48 @@ class Finding:
 def examine(
     home: Home,
     mounts: Path = Path("/proc/mounts"),
-    tell: Callable[[Reply], None] = lambda _: None,
+    report_check: Callable[[Reply], None] = lambda _: None,
 ) -> Reply:
-    """Every check on `home` and this machine: {"summary", "checks": [...], "failed": n}.
+    """Make every check on `home` and this machine.
 
-    `tell` gets each check as it is made.
+    Args:
+        mounts: the list of mounted file systems.
+        report_check: called with each finding, as `checks` holds it, as soon as it is made.
+
+    Returns {"summary", "failed" (how many), "checks"}: a check has "name", "status" (pass, warn or
+    fail), "detail", and where there is a remedy "fix" and "call".
     """
     findings: list[Finding] = []
     checks: list[Reply] = []
     for check in (*CHECKS, partial(filesystem, mounts=mounts)):
-        for finding in _guarded(check, home):
+        for finding in _findings_of(check, home):
             findings.append(finding)
-            checks.append(_shown(finding))
-            tell(checks[-1])
-    failed = sum(finding.status == "fail" for finding in findings)
-    warned = sum(finding.status == "warn" for finding in findings)
-    if failed:
-        summary = f"{failed} of {counted(len(findings), 'check')} failed."
-    elif warned:
-        summary = f"Ready to train; {counted(warned, 'warning')}."
+            checks.append(_as_reply(finding))
+            report_check(checks[-1])
+    failed_count = sum(finding.status == "fail" for finding in findings)
+    warned_count = sum(finding.status == "warn" for finding in findings)
+    if failed_count:
+        summary = f"{failed_count} of {counted(len(findings), 'check')} failed."
+    elif warned_count:
+        summary = f"Ready to train; {counted(warned_count, 'warning')}."
     else:
         summary = "Ready to train."
-    return {"summary": summary, "failed": failed, "checks": checks}
+    return {"summary": summary, "failed": failed_count, "checks": checks}
 
 
-def _shown(finding: Finding) -> Reply:
-    shown = {
+def _as_reply(finding: Finding) -> Reply:
+    """A finding as the reply shows it, without empty fields."""
+    fields = {
         "name": finding.name,
         "status": finding.status,
         "detail": finding.detail,
-        **hint_of(finding.fix).shown("fix"),
+        **hint_of(finding.fix).as_fields("fix"),
     }
-    return {name: value for name, value in shown.items() if value}
+    return {name: value for name, value in fields.items() if value}
+
+
+# Each check below is a function of the home that yields its findings. A check that cannot be made
+# is reported under the function's name.
 
 
 def python(home: Home) -> Iterator[Finding]:
@@ -104,39 +123,42 @@ def python(home: Home) -> Iterator[Finding]:
 
 
 def sdk(home: Home) -> Iterator[Finding]:
-    """Whether the installed MCP SDK is one we know."""
+    """Whether the installed MCP SDK is a version that this server was written for."""
     version = importlib.metadata.version("mcp")
     numbers = tuple(int(part) for part in version.split(".")[:2])
-    good = (2, 3) <= numbers < (3, 0)
-    yield Finding("mcp", "pass" if good else "fail", version, "pip install 'mcp[cli]>=2.3,<3'")
+    is_supported = (2, 3) <= numbers < (3, 0)
+    yield Finding(
+        "mcp", "pass" if is_supported else "fail", version, "pip install 'mcp[cli]>=2.3,<3'"
+    )
 
 
 def storage(home: Home) -> Iterator[Finding]:
-    """Room on the disk of the home, and whether others may read it."""
+    """Whether the disk of the home has room, and whether other users may read the home."""
     free = shutil.disk_usage(home.root).free
-    status: Status = "pass" if free > 5 * GB else "warn" if free > GB else "fail"
+    status: Status = "pass" if free > _ENOUGH_DISK else "warn" if free > _LEAST_DISK else "fail"
     detail = f"{home.root}, {free / GB:.1f} GB free"
     yield Finding("home", status, detail, "Free some space or move HONESMITH_HOME.")
-    mode = home.root.stat().st_mode & 0o077
-    if mode:
+    others_mode = home.root.stat().st_mode & 0o077  # the rights of group and others
+    if others_mode:
         yield Finding(
             "home mode", "warn", "others on this machine may read it", f"chmod 700 {home.root}"
         )
 
 
 def filesystem(home: Home, mounts: Path) -> Iterator[Finding]:
-    """Whether locks and the database can be trusted where the home lies."""
+    """Whether locks and the database can be trusted on the file system of the home: not on a
+    network. Yields nothing where the list of mounts cannot be read."""
     try:
         lines = mounts.read_text("utf-8", "replace").splitlines()
     except OSError:
         return
-    points = [(fields[1], fields[2]) for fields in map(str.split, lines) if len(fields) > 2]
+    mounted = [(fields[1], fields[2]) for fields in map(str.split, lines) if len(fields) > 2]
     root = str(home.root.resolve())
-    inside = [
-        (point, kind) for point, kind in points if root == point or root.startswith(f"{point}/")
+    above_home = [
+        (point, kind) for point, kind in mounted if root == point or root.startswith(f"{point}/")
     ]
-    inside += [(point, kind) for point, kind in points if point == "/"]
-    kind = max(inside, key=lambda pair: len(pair[0]))[1] if inside else "unknown"
+    above_home += [(point, kind) for point, kind in mounted if point == "/"]
+    kind = max(above_home, key=lambda pair: len(pair[0]))[1] if above_home else "unknown"
     if kind.startswith(NETWORK_FILESYSTEMS):
         yield Finding(
             "filesystem",
@@ -149,55 +171,58 @@ def filesystem(home: Home, mounts: Path) -> Iterator[Finding]:
 
 
 def database(home: Home) -> Iterator[Finding]:
-    """Whether the database is whole, and whether it was ever made again."""
+    """Whether the database is whole, and whether it was found damaged and made again before."""
     with Store(home) as store:
         store.check()
-        count = len(store.list_runs(1000))
-    text = f"intact, {counted(count, 'run')}, SQLite {sqlite3.sqlite_version}"
-    kept = [path.name for path in home.dbs_aside()]
-    if kept:
+        count = len(store.list_runs(1000))  # not more: only to show that rows can be read
+    detail = f"intact, {counted(count, 'run')}, SQLite {sqlite3.sqlite_version}"
+    damaged_names = [path.name for path in home.dbs_aside()]
+    if damaged_names:
         yield Finding(
             "database",
             "warn",
-            f"{text}; found damaged before and made again from the run folders ({', '.join(kept)})",
+            f"{detail}; found damaged before and made again from the run folders "
+            f"({', '.join(damaged_names)})",
             "Look for what harms files on this disk; then delete what was kept.",
         )
     else:
-        yield Finding("database", "pass", text)
+        yield Finding("database", "pass", detail)
 
 
 def configuration(home: Home) -> Iterator[Finding]:
-    """Whether config.toml can be read."""
+    """Whether config.toml is valid; a home without one is fine. Raises UserError for an invalid
+    one."""
     home.user_config()
     yield Finding("config.toml", "pass", "valid" if home.config_file.exists() else "not written")
 
 
 def isolation(home: Home) -> Iterator[Finding]:
-    """What holds user code here, found by running some; what this platform cannot prevent."""
+    """How user code is confined here, found by running some, and what this platform cannot
+    prevent."""
     try:
-        held = isolation_here(registry.sandbox_of(home))
+        confinement = isolation_here(registry.sandbox_of(home))
     except EnvProblem as problem:
         yield Finding("isolation", "fail", problem.message, problem.hint)
         return
-    detail = f"{held.level}: {', '.join(held.holds)}"
-    if held.gaps:
-        detail += f"; not prevented: {'; '.join(held.gaps)}"
+    detail = f"{confinement.level}: {', '.join(confinement.holds)}"
+    if confinement.gaps:
+        detail += f"; not prevented: {'; '.join(confinement.gaps)}"
     fix = (
         "Landlock, seccomp and user namespaces (Linux 6.12 or newer) hold more; "
         'sandbox = "required" in config.toml refuses to run below no-namespaces.'
     )
-    yield Finding("isolation", "warn" if held.level == LIMITS else "pass", detail, fix)
+    yield Finding("isolation", "warn" if confinement.level == LIMITS else "pass", detail, fix)
 
 
 def devices(home: Home) -> Iterator[Finding]:
-    """The devices of this machine."""
-    here = hardware.detect(home.root)
-    names = ", ".join(f"{device.id} {device.name}" for device in here.devices)
-    if here.device.kind == "cpu":
+    """Which devices this machine has; a machine without GPU gets a warning."""
+    machine = hardware.detect(home.root)
+    names = ", ".join(f"{device.id} {device.name}" for device in machine.devices)
+    if machine.device.kind == "cpu":
         yield Finding(
             "devices",
             "warn",
-            f"{names}; no GPU, {counted(here.cores, 'core')}, {here.ram_total / GB:.0f} GB",
+            f"{names}; no GPU, {counted(machine.cores, 'core')}, {machine.ram_total / GB:.0f} GB",
             "Small models (pebble) train well here; larger ones need an NVIDIA GPU.",
         )
     else:
@@ -205,31 +230,34 @@ def devices(home: Home) -> Iterator[Finding]:
 
 
 def training(home: Home) -> Iterator[Finding]:
-    """Whether an interpreter with torch is there; torch itself is loaded in another process."""
+    """Whether there is an interpreter that can load torch, and which kernels it would train with.
+    Torch is loaded in another process."""
     interpreter = launcher.worker_python(home)
-    done = subprocess.run(
+    process = subprocess.run(
         [interpreter, "-P", "-c", VERSIONS],
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
-        timeout=120,
+        timeout=_TORCH_S,
         check=False,
     )
-    if done.returncode == 0:
-        torch, transformers, *liger = done.stdout.split()
+    if process.returncode == 0:
+        torch, transformers, *liger = process.stdout.split()
         yield Finding("training", "pass", f"torch {torch}, transformers {transformers}")
-        yield Finding("kernels", "pass", _kernels(hardware.detect(home.root), *liger))
+        yield Finding("kernels", "pass", _kernels_in_words(hardware.detect(home.root), *liger))
     else:
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        yield Finding("training", "fail", last[:300], "honesmith setup --again")
+        last_line = (process.stderr.strip().splitlines() or ["no output"])[-1]
+        # Python ends a traceback with the error; an endless one is cut to be readable.
+        yield Finding("training", "fail", last_line[:300], "honesmith setup --again")
 
 
-def _kernels(machine: hardware.Hardware, liger: str = "") -> str:
-    """What our own forward does between matrix products with, before a model has been tried."""
-    asked = os.environ.get(KERNELS, "")
-    if machine.device.kind == "cpu" or asked == "torch":
+def _kernels_in_words(machine: hardware.Hardware, liger: str = "") -> str:
+    """What computes the operations between matrix products in our own forward pass, before any
+    model has been tried. `liger` is the version of the Liger kernels, "" without them."""
+    chosen = os.environ.get(KERNELS, "")
+    if machine.device.kind == "cpu" or chosen == "torch":
         return "torch"
-    if asked == "compiled":
+    if chosen == "compiled":
         return "torch, compiled for long runs"
     if liger:
         return f"liger {liger}, where a model's trial finds torch's numbers; else torch"
@@ -237,7 +265,7 @@ def _kernels(machine: hardware.Hardware, liger: str = "") -> str:
 
 
 def tools(home: Home) -> Iterator[Finding]:
-    """Whether what `mcp dev` needs is on PATH."""
+    """Whether npx and uv, which `mcp dev` needs, are on PATH."""
     missing = [name for name in ("npx", "uv") if shutil.which(name) is None]
     if missing:
         yield Finding(
@@ -251,43 +279,45 @@ def tools(home: Home) -> Iterator[Finding]:
 
 
 def runs(home: Home) -> Iterator[Finding]:
-    """Open runs that nobody carries on, and the last failures with their remedies."""
+    """Runs that are open although no process works on them, and the last three failures with their
+    remedies."""
     with Store(home) as store:
         open_runs = store.list_runs(50, states=OPEN)
         failed = store.list_runs(3, states=("failed",))
-    dead = [
+    abandoned = [
         row.run_id
         for row in open_runs
         if row.state in ("preparing", "running", "stopping")
         and not launcher.is_alive(home.run(row.run_id))
     ]
-    if dead:
+    if abandoned:
         yield Finding(
             "runs",
             "warn",
-            f"nobody carries on {', '.join(dead)}",
+            f"nobody carries on {', '.join(abandoned)}",
             "honesmith status",
         )
     else:
         yield Finding("runs", "pass", f"{len(open_runs)} open")
     for row in failed:
         detail = f"{row.run_id} failed ({row.reason_kind}): {row.reason}"
-        yield Finding("last failures", "warn", detail[:400], row.hint)
+        yield Finding("last failures", "warn", detail[:400], row.hint)  # a reason may quote a log
 
 
 def run_files(home: Home) -> Iterator[Finding]:
-    """Runs whose config.json nobody can read: a lost database would be made again without them."""
+    """Runs whose config.json cannot be read. If the database were lost, they could not be listed
+    again."""
     faults = recovery.damaged_configs(home)
     if not faults:
         yield Finding("run files", "pass", "every config.json can be read")
         return
-    shown = "; ".join(faults[:_SHOWN_FAULTS])
-    if len(faults) > _SHOWN_FAULTS:
-        shown += f"; and {counted(len(faults) - _SHOWN_FAULTS, 'other')}"
+    listed = "; ".join(faults[:_MOST_FAULTS])
+    if len(faults) > _MOST_FAULTS:
+        listed += f"; and {counted(len(faults) - _MOST_FAULTS, 'other')}"
     yield Finding(
         "run files",
         "warn",
-        f"{shown}. Estimates learn nothing from such a run, and where the database is made again "
+        f"{listed}. Estimates learn nothing from such a run, and where the database is made again "
         "from the run folders it has no row",
         "Put the file back from a copy, or delete the run's folder.",
     )
@@ -309,8 +339,12 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def _guarded(check: Check, home: Home) -> list[Finding]:
-    """The findings of a check; one that cannot be made is a finding too."""
+def _findings_of(check: Check, home: Home) -> list[Finding]:
+    """The findings of a check. Those that passed have no fix.
+
+    A check that raises gives one finding, that it failed, under the name of its function.
+    """
+    # The only check without a name is `filesystem`, which is bound to its list of mounts.
     name = getattr(check, "__name__", "filesystem").strip("<>")
     try:
         findings = list(check(home))

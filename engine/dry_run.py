@@ -1,8 +1,7 @@
-"""The staircase of checks before anything is spent: environment, model, settings, machine, money.
+"""The checks of a run before anything is spent: environment, model, settings, machine, money.
 
-Each step needs those below it; what cannot be judged because a step failed is skipped, and nothing
-is queued after a refusal. The same call gives the same report (`report_hash`), and with `samples`
-the finished probe of the first call.
+A check that needs one that failed is skipped, and nothing is queued when a check fails. The same
+call gives the same report (`report_hash`), and with `samples` the finished probe of the first call.
 """
 
 import hashlib
@@ -29,13 +28,14 @@ from engine.home.sanitize import redactor_for
 from engine.home.store import Store
 from engine.install import env_packages, vllm_env
 from engine.judgements import (
+    CheckList,
     Outcome,
-    Stairs,
-    beside_degenerate,
     judge_data,
     judge_probe,
-    known,
+    required,
+    short_audit,
     too_hard,
+    warn_of_degenerate,
 )
 from engine.models import catalog, hub
 from engine.models.catalog import ModelRef
@@ -53,21 +53,8 @@ from envs.isolation.sandbox import LIMITS
 
 CALL_S = 46.0  # the whole call, the wait for a probe included
 MOST_SAMPLES = 256
-_PROBE_SETTINGS = ("seed", "precision")  # what an SFT plan and its probe have in common
-# Of a version's audit; examples of probes that earn nothing stay out.
-_AUDIT_SHOWN = (
-    "verdict",
-    "headline",
-    "share",
-    "deterministic",
-    "order_dependent",
-    "fresh_process",
-    "separability",
-    "saturation",
-    "score_seconds_p95",
-    "problems",
-    "gold_failing",
-)
+_HASH_CHARS = 16  # of the report's SHA-256: enough to tell two reports apart
+_SHARED_SETTINGS = ("seed", "precision")  # what an SFT plan and its probe have in common
 
 
 @dataclass
@@ -101,13 +88,16 @@ def dry_run(
     """Check a run that could be submitted with the same arguments; trains nothing.
 
     Args:
-        samples: tasks to sample `group_size` times each from the model, in a short run of its own
-            that only starts when no check fails; its `run_id` is in the answer.
-        afford: gives that run a cap on device hours, or refuses it.
+        samples: how many tasks to sample from the model, `group_size` times each, in a short run of
+            its own. It starts only when no check fails; its `run_id` is in the answer.
+        afford: gives that run its cap on device hours for an estimate of them, or raises a
+            UserError.
 
     Returns `checks` ({"name", "status" pass|warn|fail|skip, "detail", "fix"}), `settings` with
-    `sources`, `statistics`, `row` (sft: one row as it is trained), `audit`, `estimate`, `probe`,
-    `report_hash`.
+    `sources`, `statistics`, `row` (sft: one row as it is trained), `audit`, `estimate`, `probe`
+    (None until it is done), `run_id` of the probe, `report_hash`, `summary`, `next` calls and
+    `warnings`. What was not learnt, because a check failed, is empty.
+
     Raises UserError BAD_ARGUMENT for `samples` outside 0..256.
     """
     began = time.monotonic()
@@ -122,64 +112,68 @@ def dry_run(
             hint=f"Give a whole number of tasks from 0 to {MOST_SAMPLES}; 16 says enough.",
             field="samples",
         )
-    rehearsal = Rehearsal(home, env_id, model, algorithm, dict(settings or {}))
-    stairs = rehearsal.climb(began)
-    report = _report(rehearsal)
+    plan = DryRun(home, env_id, model, algorithm, dict(settings or {}))
+    check_list = plan.run_checks(began)
+    report = _report(plan)
     if samples:
-        needs = [check.name for check in stairs.checks if check.status != "skip"]
-        stairs.step("probe", needs, lambda: rehearsal.probe(samples, began, afford))
+        needs = [check.name for check in check_list.checks if check.status != "skip"]
+        check_list.run_check("probe", needs, lambda: plan.check_probe(samples, began, afford))
     return report | {
-        "checks": [check.to_json() for check in stairs.checks],
-        "probe": rehearsal.facts.probe,
-        "run_id": rehearsal.facts.run_id,
-        "summary": _summary(rehearsal),
-        "next": [call.to_json() for call in _next_calls(rehearsal)],
-        "warnings": _warnings(rehearsal),
+        "checks": [check.to_json() for check in check_list.checks],
+        "probe": plan.facts.probe,
+        "run_id": plan.facts.run_id,
+        "summary": _summary(plan),
+        "next": [call.to_json() for call in _next_calls(plan)],
+        "warnings": _warnings(plan),
     }
 
 
-class Rehearsal:
-    """One dry run: what was asked, and the checks that judge it, a method each."""
+class DryRun:
+    """One dry run: what was asked for, its checks (a method each), and what they have learnt.
+
+    A check stores in `facts` what later ones need. A UserError that it raises makes it fail.
+    """
 
     def __init__(
         self, home: Home, env_id: str, model: str, algorithm: str, settings: GivenSettings
     ) -> None:
+        """The arguments are those of `dry_run`; `settings` as the user gave them."""
         self.home = home
         self.env_id = env_id
         self.model = model
         self.algorithm = algorithm
         self.settings = settings
-        self.stairs = Stairs(lambda: Call("dry_run", self.arguments()))
+        self.check_list = CheckList(lambda: Call("dry_run", self.arguments()))
         self.facts = Facts()
 
-    def climb(self, began: float) -> Stairs:
-        """Make every check; `began` is the monotonic time at which the call came."""
-        step = self.stairs.step
-        step("env", (), self.env)
-        step("model", (), self.base)
-        step("settings", (), self.names)
-        step("resolve", ("env", "model", "settings"), self.resolve)
-        step("interpreter", (), self.interpreter)
-        step("packages", ("env",), self.packages)
-        step("secrets", ("env",), self.secrets)
-        step("isolation", (), self.isolation)
-        step("data", ("resolve",), self.data)
-        step("contamination", ("env", "model"), self.contamination)
-        step("reward_audit", ("env",), self.audit)
-        step("estimate", ("resolve",), lambda: self.estimate(began))
-        step("memory", ("estimate",), self.memory)
-        step("disk", ("estimate",), self.disk)
-        step("budget", ("estimate",), self.budget)
-        return self.stairs
+    def run_checks(self, began: float) -> CheckList:
+        """Make every check but the probe; `began` is the monotonic time at which the call began."""
+        run_check = self.check_list.run_check
+        run_check("env", (), self.check_env)
+        run_check("model", (), self.check_model)
+        run_check("settings", (), self.check_names)
+        run_check("resolve", ("env", "model", "settings"), self.check_resolved)
+        run_check("interpreter", (), self.check_interpreter)
+        run_check("packages", ("env",), self.check_packages)
+        run_check("secrets", ("env",), self.check_secrets)
+        run_check("isolation", (), self.check_isolation)
+        run_check("data", ("resolve",), self.check_data)
+        run_check("contamination", ("env", "model"), self.check_contamination)
+        run_check("reward_audit", ("env",), self.check_audit)
+        run_check("estimate", ("resolve",), lambda: self.check_estimate(began))
+        run_check("memory", ("estimate",), self.check_memory)
+        run_check("disk", ("estimate",), self.check_disk)
+        run_check("budget", ("estimate",), self.check_budget)
+        return self.check_list
 
-    def env(self) -> Outcome:
-        """Whether the environment exists."""
+    def check_env(self) -> Outcome:
+        """Whether the environment exists; learns its record."""
         record = self.facts.record = registry.find_env(self.home, self.env_id)
         rows = ", ".join(f"{count} {split}" for split, count in record.rows.items())
         return Outcome("pass", f"{record.env_id}: {record.kind}, {rows} rows")
 
-    def base(self) -> Outcome:
-        """Whether the model exists and can be trained."""
+    def check_model(self) -> Outcome:
+        """Whether the model exists and can be trained; learns what the reference means."""
         ref = self.facts.model = catalog.resolve_model(self.home, self.model)
         detail = f"{ref.facts.architecture}, {ref.facts.params:,} parameters"
         if ref.adapter is not None:
@@ -189,18 +183,19 @@ class Rehearsal:
             return Outcome("warn", f"{detail}; {size(missing)} of weights come when the run starts")
         return Outcome("pass", detail)
 
-    def names(self) -> Outcome:
+    def check_names(self) -> Outcome:
         """Whether every setting given exists and lies in its range."""
-        given = resolution.validate(self.algorithm, self.settings)
-        return Outcome("pass", f"{len(given)} given, each exists and lies in its range")
+        checked = resolution.validate(self.algorithm, self.settings)
+        return Outcome("pass", f"{len(checked)} given, each exists and lies in its range")
 
-    def resolve(self) -> Outcome:
-        """Whether all settings go together, with this model and these rows."""
-        ref = known(self.facts.model)
+    def check_resolved(self) -> Outcome:
+        """Whether all settings go together, with this model and these rows. Resolves every setting
+        that was left out, and learns what the environment's rows are like."""
+        ref = required(self.facts.model)
         machine = self.facts.machine = hardware.detect(self.home.root)
         rows = env_facts.env_facts(
             self.home,
-            known(self.facts.record),
+            required(self.facts.record),
             ref.base_path,
             thinking=self.settings.get("thinking") is True,
         )
@@ -220,23 +215,23 @@ class Rehearsal:
             return Outcome("warn", "; ".join(resolved.warnings))
         return Outcome("pass", detail)
 
-    def interpreter(self) -> Outcome:
-        """Whether there is an interpreter that trains."""
+    def check_interpreter(self) -> Outcome:
+        """Whether there is an interpreter that can train with these settings."""
         python = launcher.worker_python(self.home)
         if self.facts.resolved is not None:
             launcher.require_quantizer(self.home, self.facts.resolved.settings.quantization)
         return Outcome("pass", f"workers run with {python}")
 
-    def packages(self) -> Outcome:
-        """Whether what the environment imports is installed."""
-        record = known(self.facts.record)
+    def check_packages(self) -> Outcome:
+        """Whether the packages that the environment's requirements.txt names are installed."""
+        record = required(self.facts.record)
         needed = env_packages.read_requirements(record.source)
         if not needed:
             return Outcome("pass", "the environment needs none")
         if registry.env_python(record) != sys.executable:
             return Outcome("pass", f"{len(needed)} in the environment's own place")
         missing = env_packages.missing(needed)
-        if missing:
+        if missing:  # as for any UserError, the check fails
             raise UserError(
                 "ENV_DEPS",
                 f"missing: {', '.join(missing)[:300]}",
@@ -244,40 +239,40 @@ class Rehearsal:
             )
         return Outcome("pass", f"{len(needed)} found here")
 
-    def secrets(self) -> Outcome:
-        """Whether the secrets that the environment names are set."""
-        record = known(self.facts.record)
+    def check_secrets(self) -> Outcome:
+        """Whether all secrets that the environment names are set. Raises UserError ENV_SECRETS."""
+        record = required(self.facts.record)
         admission.check_secrets(record)
         named = ", ".join(record.secrets)
         return Outcome("pass", f"{named} set" if named else "the environment names none")
 
-    def isolation(self) -> Outcome:
-        """What holds the environment's code on this machine."""
+    def check_isolation(self) -> Outcome:
+        """How the environment's code is confined on this machine."""
         try:
-            held = isolation_here(registry.sandbox_of(self.home))
+            confinement = isolation_here(registry.sandbox_of(self.home))
         except EnvProblem as problem:
             return Outcome("fail", problem.message, problem.hint, problem.code)
-        if held.level != LIMITS:
-            return Outcome("pass", f"{held.level}: {', '.join(held.holds)}")
+        if confinement.level != LIMITS:
+            return Outcome("pass", f"{confinement.level}: {', '.join(confinement.holds)}")
         fix = "Push only environments you would run yourself; honesmith doctor says more."
-        return Outcome("warn", f"{held.level}: {'; '.join(held.gaps)}", fix)
+        return Outcome("warn", f"{confinement.level}: {'; '.join(confinement.gaps)}", fix)
 
-    def data(self) -> Outcome:
-        """Whether the training rows fit the settings."""
-        resolved, rows = known(self.facts.resolved), known(self.facts.rows)
+    def check_data(self) -> Outcome:
+        """Whether the training rows fit the settings; for SFT also takes one row to show."""
+        resolved, rows = required(self.facts.resolved), required(self.facts.rows)
         statistics = self.facts.statistics = env_facts.statistics(rows, resolved.settings)
         if isinstance(resolved.settings, SFTSettings):
-            record, folder = known(self.facts.record), known(self.facts.model).base_path
+            record, model_folder = required(self.facts.record), required(self.facts.model).base_path
             redact = redactor_for(self.home, record.dir)
             row = preview.sft_row(
-                registry.read_tasks(record), record.tools, folder, resolved.settings, redact
+                registry.read_tasks(record), record.tools, model_folder, resolved.settings, redact
             )
             self.facts.row = row.to_json() if row else {}
         return judge_data(statistics, rows, resolved.settings)
 
-    def contamination(self) -> Outcome:
-        """Whether training rows hold held-out tasks."""
-        overlap = contamination.of_training(self.home, known(self.facts.record), self.model)
+    def check_contamination(self) -> Outcome:
+        """Whether training rows contain held-out tasks."""
+        overlap = contamination.of_training(self.home, required(self.facts.record), self.model)
         headline = overlap.headline
         if overlap.verdict == "clean":
             return Outcome("pass", headline)
@@ -286,9 +281,10 @@ class Rehearsal:
             return Outcome("fail", headline, f"{fix} The verdict leaves such tasks out.")
         return Outcome("warn", headline, fix)
 
-    def audit(self) -> Outcome:
-        """What the stored reward audit says of the scorer."""
-        record = known(self.facts.record)
+    def check_audit(self) -> Outcome:
+        """What the stored reward audit says of the scorer. A risk fails the run only for GRPO
+        without accept_reward_risk."""
+        record = required(self.facts.record)
         audit = self.facts.audit = record.audit.as_written()
         headline = str(audit.get("headline", ""))
         if not record.scored:
@@ -303,20 +299,21 @@ class Rehearsal:
         fix = "Mend the reward and push again"
         if self.algorithm == "grpo" and not self.settings.get("accept_reward_risk"):
             fix += ", or set accept_reward_risk = true to train on it knowingly."
-            knowingly = Change(settings={"accept_reward_risk": True})
-            return Outcome("fail", headline, Hint(fix, change=knowingly), "REWARD_RISK")
+            accept_risk = Change(settings={"accept_reward_risk": True})
+            return Outcome("fail", headline, Hint(fix, change=accept_risk), "REWARD_RISK")
         return Outcome("warn", headline, fix + ": held-out success means little until then.")
 
-    def estimate(self, began: float) -> Outcome:
-        """Whether time and memory can be estimated; measures the machine first."""
-        machine, ref = known(self.facts.machine), known(self.facts.model)
-        left = CALL_S - (time.monotonic() - began)
-        throughput.ensure(self.home, machine, max(0.0, min(estimate.PROBE_WAIT_S, left)))
+    def check_estimate(self, began: float) -> Outcome:
+        """Whether time and memory can be estimated. Measures the machine first, in what is left of
+        the call's time since `began`."""
+        machine, ref = required(self.facts.machine), required(self.facts.model)
+        seconds_left = CALL_S - (time.monotonic() - began)
+        throughput.ensure(self.home, machine, max(0.0, min(estimate.PROBE_WAIT_S, seconds_left)))
         forecast = self.facts.forecast = estimate.estimate(
             self.home,
-            known(self.facts.resolved),
+            required(self.facts.resolved),
             ref.facts,
-            known(self.facts.rows),
+            required(self.facts.rows),
             machine,
             download=hub.missing_bytes(ref.base_path),
             base_path=ref.base_path,
@@ -328,9 +325,9 @@ class Rehearsal:
             return Outcome("warn", f"{detail} {'; '.join(forecast.left_out)}", fix)
         return Outcome("pass", detail)
 
-    def memory(self) -> Outcome:
-        """Whether the run fits onto its device."""
-        forecast = known(self.facts.forecast)
+    def check_memory(self) -> Outcome:
+        """Whether the run fits into the memory of its device."""
+        forecast = required(self.facts.forecast)
         figures = forecast.estimate
         total, available = figures.peak_memory.total, figures.memory_available
         detail = f"{size(total)} of {size(available)} on {figures.device}"
@@ -346,18 +343,19 @@ class Rehearsal:
         fix = Hint(f"Lower {lower}." if lower else "", change=change)
         return Outcome("fail", detail, fix, "DOES_NOT_FIT")
 
-    def disk(self) -> Outcome:
+    def check_disk(self) -> Outcome:
         """Whether the disk has room for what the run writes."""
-        figures, free = known(self.facts.forecast).estimate, known(self.facts.machine).disk_free
+        figures = required(self.facts.forecast).estimate
+        free_bytes = required(self.facts.machine).disk_free
         detail = f"the run writes about {size(figures.disk_bytes)}"
         if figures.disk_fits:
             return Outcome("pass", detail)
-        fix = f"Free space ({size(free)} are free), or lower keep_checkpoints."
+        fix = f"Free space ({size(free_bytes)} are free), or lower keep_checkpoints."
         return Outcome("fail", detail, fix, "DISK_FULL")
 
-    def budget(self) -> Outcome:
+    def check_budget(self) -> Outcome:
         """Whether the run stays within the default cap and the home's total."""
-        figures, call = known(self.facts.forecast).estimate, self.arguments()
+        figures, call = required(self.facts.forecast).estimate, self.arguments()
         with Store(self.home) as store:
             doubts = estimate.check_budget(self.home, store, figures, DEFAULT_GPU_HOURS, call)
         if doubts:
@@ -366,46 +364,57 @@ class Rehearsal:
         return Outcome("pass", detail)
 
     def arguments(self) -> Mapping[str, object]:
-        """Those of the submit_train this is the rehearsal of."""
+        """The arguments of the submit_train that this dry run stands for."""
         record = self.facts.record
         env_id = record.env_id if record else self.env_id
         plan = {"env_id": env_id, "model": self.model, "algorithm": self.algorithm}
         return plan | ({"settings": self.settings} if self.settings else {})
 
     def sft_arguments(self) -> Mapping[str, object]:
-        """Those of a submit_train by SFT on the same tasks, {} where they have no answers."""
+        """The arguments of a submit_train by SFT on the same tasks; {} where they have no answers
+        to learn."""
         rows = self.facts.rows
         if rows is None or not rows.answered_rows:
             return {}
-        shared = {name: self.settings[name] for name in _PROBE_SETTINGS if name in self.settings}
+        shared_settings = {
+            name: self.settings[name] for name in _SHARED_SETTINGS if name in self.settings
+        }
         arguments = {**self.arguments(), "algorithm": "sft"}
-        arguments.pop("settings", None)
-        return arguments | ({"settings": shared} if shared else {})
+        arguments.pop("settings", None)  # most of GRPO's do not apply to SFT
+        return arguments | ({"settings": shared_settings} if shared_settings else {})
 
-    def probe(self, samples: int, began: float, afford: Callable[[float], float] | None) -> Outcome:
-        """Sample the model in a run of its own and judge whether GRPO has something to select."""
-        record = known(self.facts.record)
+    def check_probe(
+        self, samples: int, began: float, afford: Callable[[float], float] | None
+    ) -> Outcome:
+        """Sample the model in a run of its own, and judge whether GRPO has something to learn from.
+
+        Skipped where the environment does not score, and where the run has not ended in the time
+        that is left of the call since `began`; see `dry_run` for the other arguments.
+        """
+        record = required(self.facts.record)
         if not record.scored:
             return Outcome("skip", "the environment scores nothing")
-        asked = self.settings
+        probe_settings = self.settings
         if self.algorithm != "grpo":
-            asked = {name: asked[name] for name in _PROBE_SETTINGS if name in asked}
-        request = ProbeRequest(record.env_id, self.model, samples, asked)
+            probe_settings = {
+                name: probe_settings[name] for name in _SHARED_SETTINGS if name in probe_settings
+            }
+        request = ProbeRequest(record.env_id, self.model, samples, probe_settings)
         answer = lifecycle.submit_probe(self.home, request, afford)
         run_id = self.facts.run_id = answer["run_id"]
-        left = max(0.0, CALL_S - (time.monotonic() - began))
-        status = lifecycle.wait(self.home, run_id, "end", left)
+        seconds_left = max(0.0, CALL_S - (time.monotonic() - began))
+        status = lifecycle.wait(self.home, run_id, "end", seconds_left)
         if status["state"] == "done":
             self.facts.probe = read_json(self.home.run(run_id).result)
             result = ProbeResult.read(self.home.run(run_id).result)
             self.facts.too_hard = self.algorithm == "grpo" and too_hard(result)
-            return beside_degenerate(judge_probe(result), result, self.facts.audit)
+            return warn_of_degenerate(judge_probe(result), result, self.facts.audit)
         if status["state"] in ("failed", "cancelled"):
             error = status.get("error") or {}
             return Outcome(
                 "fail",
                 f"{run_id}: {error.get('message', status['state'])}",
-                Hint.read(error.get("hint", ""), error.get("call")),
+                Hint.from_fields(error.get("hint", ""), error.get("call")),
             )
         return Outcome(
             "skip",
@@ -417,9 +426,10 @@ class Rehearsal:
         )
 
 
-def _report(rehearsal: Rehearsal) -> Reply:
-    """What depends on the input alone, and its hash: free memory, disk and times stay out."""
-    facts = rehearsal.facts
+def _report(plan: DryRun) -> Reply:
+    """What depends on the input alone, with its hash; free memory, free disk and times are not
+    hashed, so that the same call gives the same hash."""
+    facts = plan.facts
     resolved, forecast = facts.resolved, facts.forecast
     audit = {key: value for key, value in facts.audit.items() if key != "seconds"}
     report = {
@@ -427,73 +437,64 @@ def _report(rehearsal: Rehearsal) -> Reply:
         "sources": resolved.sources if resolved else {},
         "statistics": facts.statistics,
         "row": facts.row,
-        "audit": _short_audit(audit),
+        "audit": short_audit(audit),
         "estimate": estimate.shown(forecast.estimate) if forecast else {},
     }
     record, model = facts.record, facts.model
     stable = {
-        "env_id": record.env_id if record else rehearsal.env_id,
-        "model": [model.ref, str(model.adapter), model.facts.params] if model else rehearsal.model,
-        "algorithm": rehearsal.algorithm,
-        "given": rehearsal.settings,
-        "checks": [(check.name, check.status) for check in rehearsal.stairs.checks],
+        "env_id": record.env_id if record else plan.env_id,
+        "model": [model.ref, str(model.adapter), model.facts.params] if model else plan.model,
+        "algorithm": plan.algorithm,
+        "given": plan.settings,
+        "checks": [(check.name, check.status) for check in plan.check_list.checks],
         "settings": report["settings"],
         "sources": report["sources"],
         "statistics": report["statistics"],
         "audit": {key: value for key, value in audit.items() if "seconds" not in key},
     }
     text = json.dumps(stable, sort_keys=True, default=str)
-    return report | {"report_hash": hashlib.sha256(text.encode()).hexdigest()[:16]}
+    return report | {"report_hash": hashlib.sha256(text.encode()).hexdigest()[:_HASH_CHARS]}
 
 
-def _short_audit(audit: Reply) -> Reply:
-    """The table without examples of probes that earn nothing."""
-    short = {key: audit[key] for key in _AUDIT_SHOWN if key in audit}
-    if "probes" in audit:
-        names = ("probe", "mean", "success", "errors", "verdict", "example")
-        short["probes"] = [
-            {name: line[name] for name in names if name in line} for line in audit["probes"]
-        ]
-    return short
-
-
-def _summary(rehearsal: Rehearsal) -> str:
-    """One sentence: ready or not, and what to look at."""
-    stairs, facts = rehearsal.stairs, rehearsal.facts
-    failed = stairs.failed
+def _summary(plan: DryRun) -> str:
+    """One sentence: whether the run is ready, or what fails, and what to look at."""
+    check_list, facts = plan.check_list, plan.facts
+    failed = check_list.failed
     if failed:
-        first = failed[0]
-        more = f" ({len(failed)} checks fail)" if len(failed) > 1 else ""
-        return f"Not ready: {first.name}: {first.detail}{more}."
-    warned = [check.name for check in stairs.checks if check.status == "warn"]
-    sentence = f"Ready to train, about {words(known(facts.forecast).estimate.hours.likely)}"
+        first_failure = failed[0]
+        how_many = f" ({len(failed)} checks fail)" if len(failed) > 1 else ""
+        return f"Not ready: {first_failure.name}: {first_failure.detail}{how_many}."
+    warned = [check.name for check in check_list.checks if check.status == "warn"]
+    sentence = f"Ready to train, about {words(required(facts.forecast).estimate.hours.likely)}"
     if facts.too_hard:
-        probe = known(facts.probe)
-        first = "train by SFT first" if rehearsal.sft_arguments() else "give partial credit"
+        probe = required(facts.probe)
+        first_step = "train by SFT first" if plan.sft_arguments() else "give partial credit"
         sentence = (
             f"GRPO would learn little: {probe['too_hard']:.0%} of {probe['tasks']} groups are too "
-            f"hard; {first}, or take easier tasks"
+            f"hard; {first_step}, or take easier tasks"
         )
     return f"{sentence}; look at {', '.join(warned)}." if warned else f"{sentence}."
 
 
-def _next_calls(rehearsal: Rehearsal) -> list[Call]:
-    """What to do next: submit, wait for the probe, or train otherwise."""
-    stairs, facts = rehearsal.stairs, rehearsal.facts
-    if stairs.failed:
+def _next_calls(plan: DryRun) -> list[Call]:
+    """The calls to suggest next: none after a failure; SFT, if possible, where GRPO would learn
+    little; else to submit the run, and before that to wait for a probe that has not ended."""
+    check_list, facts = plan.check_list, plan.facts
+    if check_list.failed:
         return []
     if facts.too_hard:
-        sft = rehearsal.sft_arguments()
+        sft = plan.sft_arguments()
         calls = [Call("submit_train", sft)] if sft else []
         return [*calls, Call("read_rollouts", {"run_id": facts.run_id, "pick": "best"})]
-    calls = [Call("submit_train", rehearsal.arguments())]
-    if facts.run_id and stairs.status("probe") == "skip":
+    calls = [Call("submit_train", plan.arguments())]
+    if facts.run_id and check_list.status("probe") == "skip":
         calls.insert(0, Call("wait_run", {"run_id": facts.run_id}))
     return calls
 
 
-def _warnings(rehearsal: Rehearsal) -> list[str]:
-    record = rehearsal.facts.record
-    meant = registry.prefix_meant(rehearsal.env_id, record) if record else []
-    doubts = [check for check in rehearsal.stairs.checks if check.status == "warn"]
-    return meant + [f"{check.name}: {check.detail}" for check in doubts]
+def _warnings(plan: DryRun) -> list[str]:
+    """A line for every warning of a check, and one where `env_id` was completed to a whole id."""
+    record = plan.facts.record
+    prefix_warnings = registry.prefix_meant(plan.env_id, record) if record else []
+    doubts = [check for check in plan.check_list.checks if check.status == "warn"]
+    return prefix_warnings + [f"{check.name}: {check.detail}" for check in doubts]

@@ -14,19 +14,41 @@ from engine.records.probe_result import ProbeResult
 from engine.records.settings import SFTSettings, TrainSettings
 from envs.audit.audit_summary import best_degenerate
 
+# Below these many held-out rows a verdict can show only large gains.
 FEW_HELDOUT = 100
+# Shares from which data or a probe gets a warning.
+_MANY_TRUNCATED = 0.02
+_MANY_DUPLICATES = 0.2
+_MANY_CUT_SAMPLES = 0.1
+# With fewer groups of differing rewards than this share GRPO has next to nothing to learn from.
+_FEW_EFFECTIVE = 0.2
+# What a report shows of a version's reward audit.
+_AUDIT_KEYS = (
+    "verdict",
+    "headline",
+    "share",
+    "deterministic",
+    "order_dependent",
+    "fresh_process",
+    "separability",
+    "saturation",
+    "score_seconds_p95",
+    "problems",
+    "gold_failing",
+)
 Status = Literal["pass", "warn", "fail", "skip"]
 Fact = TypeVar("Fact")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a check came to.
+    """The result of one check.
 
     Attributes:
+        status: skip where the check could not be made.
         detail: what was seen, with numbers.
-        fix: what to do about it, "" where nothing is to be done.
-        code: of the error that a submit would raise for it, "" for none.
+        fix: what to do about it; "" where nothing is to be done.
+        code: of the error that a submit would raise for it; "" for none.
     """
 
     status: Status
@@ -37,7 +59,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Check:
-    """A check as the report shows it; `fix` already names the whole call to make."""
+    """A check as the report shows it; its `fix` names the whole call to make."""
 
     name: str
     status: Status
@@ -46,56 +68,69 @@ class Check:
     code: str
 
     def to_json(self) -> dict[str, object]:
-        """name, status, detail, fix, and where there are any the call and the error's code."""
-        shown = {"name": self.name, "status": self.status, "detail": self.detail}
-        return shown | self.fix.shown("fix") | ({"code": self.code} if self.code else {})
+        """The check as JSON: name, status, detail, fix, and where there are any the call and the
+        error code."""
+        fields = {"name": self.name, "status": self.status, "detail": self.detail}
+        return fields | self.fix.as_fields("fix") | ({"code": self.code} if self.code else {})
 
 
-class Stairs:
-    """Checks in order.
+class CheckList:
+    """The checks of a dry run, in the order in which they are made.
 
     Attributes:
-        rehearsal: gives the dry run that this is, which a fix may change.
+        dry_run_call: returns the call of this dry run; a fix may change its arguments.
         checks: those made so far.
     """
 
-    def __init__(self, rehearsal: Callable[[], Call]) -> None:
-        self.rehearsal = rehearsal
+    def __init__(self, dry_run_call: Callable[[], Call]) -> None:
+        self.dry_run_call = dry_run_call
         self.checks: list[Check] = []
 
-    def step(self, name: str, needs: Sequence[str], check: Callable[[], Outcome]) -> None:
-        """Run `check` unless one of `needs` has not passed; a UserError is a fail."""
-        missing = [need for need in needs if self.status(need) not in ("pass", "warn")]
-        if missing:
-            outcome = Outcome("skip", f"needs {missing[0]}")
+    def run_check(self, name: str, needs: Sequence[str], check: Callable[[], Outcome]) -> None:
+        """Make a check and add it to the list.
+
+        Args:
+            needs: names of earlier checks; unless all of them passed, with or without a warning,
+                this one is skipped.
+            check: makes the check; a UserError that it raises makes it fail.
+        """
+        not_passed = [need for need in needs if self.status(need) not in ("pass", "warn")]
+        if not_passed:
+            outcome = Outcome("skip", f"needs {not_passed[0]}")
         else:
             try:
                 outcome = check()
             except UserError as error:
                 outcome = Outcome("fail", error.message, error.advice, error.code)
-        fix = hint_of(outcome.fix).of(self.rehearsal())
+        fix = hint_of(outcome.fix).for_call(self.dry_run_call())
         self.checks.append(Check(name, outcome.status, outcome.detail, fix, outcome.code))
 
     def status(self, name: str) -> str:
-        """The status of a check that was made; "skip" for any other."""
+        """The status of the check `name`; "skip" where none of that name was made."""
         return next((check.status for check in self.checks if check.name == name), "skip")
 
     @property
     def failed(self) -> list[Check]:
+        """The checks that failed."""
         return [check for check in self.checks if check.status == "fail"]
 
 
-def known(fact: Fact | None) -> Fact:
-    """A fact that an earlier check must have learnt."""
-    assert fact is not None
+def required(fact: Fact | None) -> Fact:
+    """A fact that an earlier check must have learnt: the caller's check names that one among its
+    needs."""
+    assert fact is not None  # the check would have been skipped
     return fact
 
 
 def judge_data(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Outcome:
-    """Whether the training rows fit the settings.
+    """Judge whether the training rows fit the settings.
+
+    It fails where no row can be trained on, or the chat template refuses some. It warns of rows
+    that are cut, repeated, left out or too few.
 
     Args:
         statistics: of the rows, as engine.environments.env_facts counts them.
+        rows: facts of the environment's rows.
     """
     prompt, target = statistics["prompt"], statistics["target"]
     detail = (
@@ -110,58 +145,75 @@ def judge_data(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Ou
             "Correct these rows: roles and content must be what the template takes.",
             "DATASET_INVALID",
         )
-    if unfit := none_fit(statistics, settings):
-        return Outcome("fail", unfit, "Raise max_length.", "DATASET_INVALID")
-    weak = []
+    if misfit := none_fit(statistics, settings):
+        return Outcome("fail", misfit, "Raise max_length.", "DATASET_INVALID")
+    weaknesses = _data_weaknesses(statistics, rows, settings)
+    if not weaknesses:
+        return Outcome("pass", detail)
+    text = "; ".join(weakness for weakness, _ in weaknesses)
+    return Outcome("warn", f"{detail}; {text}", " ".join(fix for _, fix in weaknesses if fix))
+
+
+def _data_weaknesses(
+    statistics: Reply, rows: EnvFacts, settings: TrainSettings
+) -> list[tuple[str, str]]:
+    """What is weak about training rows that can be used: each fault in words, and its remedy or
+    ""."""
+    weaknesses: list[tuple[str, str]] = []
     if statistics["dropped"]:
-        weak.append(
+        weaknesses.append(
             (f"{statistics['dropped']} rows do not fit and are left out", "Raise max_length.")
         )
-    if statistics["truncated_share"] > 0.02:
+    if statistics["truncated_share"] > _MANY_TRUNCATED:
         name, limit = (
             ("max_length", settings.max_length)
             if isinstance(settings, SFTSettings)
             else ("max_tokens", settings.max_tokens)
         )
         share = f"{statistics['truncated_share']:.0%} of the answers are cut at {name}"
-        weak.append((f"{share} = {limit}", f"Raise {name}."))
+        weaknesses.append((f"{share} = {limit}", f"Raise {name}."))
     if isinstance(settings, SFTSettings) and statistics["without_answer"]:
-        weak.append((f"{statistics['without_answer']} rows have no answer and are left out", ""))
-    if statistics["duplicate_share"] > 0.2:
-        weak.append(
+        weaknesses.append(
+            (f"{statistics['without_answer']} rows have no answer and are left out", "")
+        )
+    if statistics["duplicate_share"] > _MANY_DUPLICATES:
+        weaknesses.append(
             (f"{statistics['duplicate_share']:.0%} of the prompts repeat an earlier one", "")
         )
     if rows.heldout_rows < FEW_HELDOUT:
-        weak.append(
+        weaknesses.append(
             (
                 f"{rows.heldout_rows} held-out rows can show only large gains",
                 f"Give the environment at least {FEW_HELDOUT} held-out rows, better 400.",
             )
         )
-    if not weak:
-        return Outcome("pass", detail)
-    text = "; ".join(weakness for weakness, _ in weak)
-    return Outcome("warn", f"{detail}; {text}", " ".join(fix for _, fix in weak if fix))
+    return weaknesses
 
 
 def too_hard(result: ProbeResult) -> bool:
-    """Whether GRPO would have next to nothing to select because hardly any answer is right."""
+    """Whether GRPO would learn next to nothing because hardly any answer is right: few groups have
+    differing rewards, and at least as many of the rest are all wrong as all right."""
     hard, easy = result.too_hard, result.too_easy
-    return result.effective < 0.2 and hard >= easy and hard > 0
+    return result.effective < _FEW_EFFECTIVE and hard >= easy and hard > 0
 
 
-def beside_degenerate(outcome: Outcome, result: ProbeResult, audit: Reply) -> Outcome:
-    """`outcome`, but a warning where a degenerate answer (empty, repeated, ...) earns more than
-    the model does on average: GRPO would learn to give it, for that is nearer than being right."""
-    best, earned = best_degenerate(audit.get("probes") or []), result.reward_mean
-    if best is None or earned is None or outcome.status == "fail":
+def warn_of_degenerate(outcome: Outcome, result: ProbeResult, audit: Reply) -> Outcome:
+    """`outcome`, turned into a warning if a degenerate answer (empty, repeated, ...) earns more
+    than the model does on average: GRPO would learn that answer first. An outcome that failed stays
+    as it is.
+
+    Args:
+        audit: the environment's reward audit; {} without one.
+    """
+    best_probe, model_mean = best_degenerate(audit.get("probes") or []), result.reward_mean
+    if best_probe is None or model_mean is None or outcome.status == "fail":
         return outcome
-    if best["mean"] <= max(0.0, earned):
+    if best_probe["mean"] <= max(0.0, model_mean):
         return outcome
-    probe = best["probe"]
+    probe = best_probe["probe"]
     text = (
-        f"{probe} pays {best['mean']:.2f}, the model earns {earned:.2f} on average: {probe} is the "
-        "best it can reach"
+        f"{probe} pays {best_probe['mean']:.2f}, the model earns {model_mean:.2f} on average: "
+        f"{probe} is the best it can reach"
     )
     fix = f"Pay less for {probe} than for a first try, and push again, or train by SFT first."
     fix = f"{fix} {outcome.fix}".strip()
@@ -169,7 +221,8 @@ def beside_degenerate(outcome: Outcome, result: ProbeResult, audit: Reply) -> Ou
 
 
 def judge_probe(result: ProbeResult) -> Outcome:
-    """A probe's numbers in words, with the one lever they point at."""
+    """Judge a finished probe: its numbers in words, and the one change that they suggest. It fails
+    where too many scores failed to trust the rest."""
     effective, truncated = result.effective, result.truncated_share
     passes = ", ".join(f"pass@{k} {value:.2f}" for k, value in result.pass_at_k.items())
     detail = (
@@ -177,9 +230,9 @@ def judge_probe(result: ProbeResult) -> Outcome:
         f"({result.too_hard:.0%} too hard, {result.too_easy:.0%} too easy), {passes}, "
         f"{truncated:.0%} truncated"
     )
-    if shares := result.gradient_share:
-        carried = ", ".join(f"{group}: {share:.0%}" for group, share in shares.items())
-        detail += f"; groups that would teach, by group_size: {carried}"
+    if shares_by_size := result.gradient_share:
+        listed = ", ".join(f"{size}: {share:.0%}" for size, share in shares_by_size.items())
+        detail += f"; groups that would teach, by group_size: {listed}"
     if not result.error_share:
         return _judge_groups(result, detail)
     detail = f"{result.error_share:.0%} of the scores failed; {detail}"
@@ -190,11 +243,11 @@ def judge_probe(result: ProbeResult) -> Outcome:
 
 
 def _judge_groups(result: ProbeResult, detail: str) -> Outcome:
-    """Whether groups that were scored would teach."""
+    """Judge whether the sampled groups would teach; `detail` is what the outcome says of them."""
     effective, truncated = result.effective, result.truncated_share
-    if truncated > 0.1:
-        after = " If the groups stay too hard: train by SFT first." if too_hard(result) else ""
-        return Outcome("warn", detail, f"Raise max_tokens, or ask for shorter answers.{after}")
+    if truncated > _MANY_CUT_SAMPLES:
+        then = " If the groups stay too hard: train by SFT first." if too_hard(result) else ""
+        return Outcome("warn", detail, f"Raise max_tokens, or ask for shorter answers.{then}")
     if too_hard(result):
         return Outcome(
             "warn",
@@ -202,7 +255,18 @@ def _judge_groups(result: ProbeResult, detail: str) -> Outcome:
             "GRPO has little to select: train by SFT first, take easier tasks, give partial "
             "credit or raise group_size.",
         )
-    if effective < 0.2 and result.too_easy:
+    if effective < _FEW_EFFECTIVE and result.too_easy:
         return Outcome("warn", detail, "The tasks are solved already: take harder ones.")
     text = "; ".join(item.say for item in result.advice)
     return Outcome("pass", detail, f"{text[:1].upper()}{text[1:]}." if text else "")
+
+
+def short_audit(audit: Reply) -> Reply:
+    """Of a stored audit what a report shows: some of its keys, and some of each probe's."""
+    short = {key: audit[key] for key in _AUDIT_KEYS if key in audit}
+    if "probes" in audit:
+        names = ("probe", "mean", "success", "errors", "verdict", "example")
+        short["probes"] = [
+            {name: line[name] for name in names if name in line} for line in audit["probes"]
+        ]
+    return short

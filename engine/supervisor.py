@@ -29,12 +29,14 @@ from envs.isolation import kernel
 
 POLL_S = 0.5  # how soon a cancel is seen
 GRACE_S = 20.0  # what a trainer may take to write a checkpoint after SIGTERM
-_STATUS_S = 15.0
+_STATUS_S = 15.0  # how often STATUS.md is renewed
+_KILL_PATIENCE_S = 10.0  # how long to wait for killed descendants to be gone
 
 
 @dataclass
 class Watch:
-    """One attempt under supervision. Times are monotonic, so a moved clock ends no run."""
+    """One attempt of a run under supervision. Times are monotonic, so that a changed clock ends no
+    run."""
 
     run: RunDir
     store: Store
@@ -50,11 +52,17 @@ class Watch:
 
     @property
     def elapsed(self) -> float:
+        """Seconds since the attempt began."""
         return time.monotonic() - self.began
 
 
 def supervise(path: Path) -> int:
-    """Run the attempt that the row of this run folder describes. Returns an exit status."""
+    """Run the attempt that the row of the run folder `path` describes, until it has ended.
+
+    Returns the exit status of this process. It is 0 when the attempt was carried out, or was left
+    for another supervisor to continue. It is 1 when another process holds the run, or the run's
+    state is neither preparing nor stopping, so that there is nothing to supervise.
+    """
     run = RunDir(path)
     lock = _inherited_lock() or take_lock(run.lock)
     if lock is None:
@@ -64,19 +72,23 @@ def supervise(path: Path) -> int:
         if row.state not in ("preparing", "stopping"):
             return 1
         watch = Watch(run, store, row, lock)
-        end = _attempt(watch)
-        if end is None:
+        result = _run_attempt(watch)
+        if result is None:
             return 0
         with contextlib.suppress(OSError):  # without room for the record the row still has it
-            outcome.record(run, end)
-        outcome.apply(store, run, store.get_run(run.id), end)
-        _after(watch, end)
+            outcome.record(run, result)
+        outcome.apply(store, run, store.get_run(run.id), result)
+        _write_aftermath(watch, result)
     launcher.start_queued(run.home)
     return 0
 
 
-def _attempt(watch: Watch) -> outcome.Outcome | None:
-    """Start, watch and clear away; None when the run is left for another process to continue."""
+def _run_attempt(watch: Watch) -> outcome.Outcome | None:
+    """Start the trainer, watch it until it ends, and end every process that it left.
+
+    Returns what became of the attempt. None means that this process was told to end before the
+    trainer came to a result: another process will continue the run.
+    """
     run = watch.run
     try:
         kernel.become_subreaper()
@@ -84,16 +96,16 @@ def _attempt(watch: Watch) -> outcome.Outcome | None:
         run.config.stat()  # a run whose folder was deleted has no trainer to start
         for stale in (run.exit_record, run.result, run.failure):
             stale.unlink(missing_ok=True)
-        _count(watch)
+        _record_elapsed(watch)
         if stopped := make_room(run.home, run, watch.row.device or ""):
-            said = f"{', '.join(stopped)} stopped: the run needs the memory"
-            outcome.note_event(run, "room_made", said, deployments=stopped)
-        kills = _memory_kills()
-        if not _spent(watch) and watch.row.state == "preparing":
-            _spawn(watch)
+            message = f"{', '.join(stopped)} stopped: the run needs the memory"
+            outcome.note_event(run, "room_made", message, deployments=stopped)
+        kills_before = _memory_kills()
+        if not _stop_at_limit(watch) and watch.row.state == "preparing":
+            _start_trainer(watch)
             watch.wall_limit_s = _wall_limit(watch)
-            _follow(watch, wakeup)
-    except (OSError, ValueError, UserError) as error:
+            _watch_until_end(watch, wakeup)
+    except (OSError, ValueError, UserError) as error:  # a file of the home, a device that is gone
         _end_descendants(watch)
         return outcome.abandon(
             run,
@@ -112,14 +124,19 @@ def _attempt(watch: Watch) -> outcome.Outcome | None:
         watch.store.get_run(run.id),
         status=status,
         elapsed_s=watch.elapsed,
-        memory_ran_out=_memory_kills() > kills,
+        memory_ran_out=_memory_kills() > kills_before,
     )
 
 
-def _spawn(watch: Watch) -> None:
+def _start_trainer(watch: Watch) -> None:
+    """Start the trainer as a child in its own process group, and record its ids in started.json.
+
+    The trainer inherits the run's lock, and a pipe that closes when this process ends.
+    """
     run, row = watch.run, watch.row
     command = launcher.trainer_command(run.home, row.algorithm)
-    lifeline, keep = os.pipe()  # `keep` closes when this process ends, which ends the trainer
+    # `kept_end` closes when this process ends; the trainer sees that and ends too.
+    lifeline, kept_end = os.pipe()
     outcome.note_event(
         run, "attempt_started", f"attempt {row.attempt}", attempt=row.attempt, device=row.device
     )
@@ -127,7 +144,7 @@ def _spawn(watch: Watch) -> None:
         process = subprocess.Popen(
             [*command, str(run.path)],
             cwd=run.path,
-            env=_environment(watch, lifeline),
+            env=_trainer_environment(watch, lifeline),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -137,8 +154,8 @@ def _spawn(watch: Watch) -> None:
             preexec_fn=kernel.die_with_parent if kernel.LINUX else None,
         )
     os.close(lifeline)
-    watch.child, watch.lifeline = process.pid, keep
-    process.returncode = 0  # `_collect` waits for it, together with whatever it left behind
+    watch.child, watch.lifeline = process.pid, kept_end
+    process.returncode = 0  # `_reap_children` waits for it and for whatever it leaves behind
     write_json(
         run.started_record,
         {
@@ -153,18 +170,19 @@ def _spawn(watch: Watch) -> None:
     write_status(run, watch.store.get_run(run.id))
 
 
-def _follow(watch: Watch, wakeup: int) -> None:
-    """Until the trainer has ended: obey the row, enforce the limits, keep the count."""
+def _watch_until_end(watch: Watch, wakeup: int) -> None:
+    """Wait until the trainer has ended. Meanwhile stop it when the row or a limit says so, record
+    the seconds spent, and renew STATUS.md. `wakeup` is the pipe of `_wake_on_signals`."""
     next_status = time.monotonic() + _STATUS_S
     while watch.status is None:
         _sleep_until_signal(wakeup, POLL_S)
-        _collect(watch)
+        _reap_children(watch)
         if watch.status is not None:
             return
-        _count(watch)
+        _record_elapsed(watch)
         with contextlib.suppress(UserError):  # a full disk now is no reason to stop training
             watch.row = watch.store.get_run(watch.run.id)
-            _spent(watch)
+            _stop_at_limit(watch)
         if watch.row.state == "stopping" or watch.leaving:
             _stop(watch)
         if time.monotonic() > next_status:
@@ -173,79 +191,88 @@ def _follow(watch: Watch, wakeup: int) -> None:
 
 
 def _stop(watch: Watch) -> None:
-    """SIGTERM first; SIGKILL to the group when the grace is over."""
+    """Ask the trainer to stop by SIGTERM; kill its process group once the grace period is over.
+
+    Called at every poll: the first call sends SIGTERM, later ones check the grace period.
+    """
     if watch.told_to_stop is None:
         watch.told_to_stop = time.monotonic()
         _signal(watch.child, signal.SIGTERM)
-    elif time.monotonic() - watch.told_to_stop > _grace():
+    elif time.monotonic() - watch.told_to_stop > _stop_grace_s():
         _signal_group(watch.child, signal.SIGKILL)
 
 
 def _limits(watch: Watch) -> list[tuple[float, str, str]]:
-    """Seconds this attempt may take, with the kind and the words of each limit."""
+    """Every limit of this attempt, the earliest first: the seconds after which it is reached, its
+    failure kind and its reason in words. An empty list means that there is no limit."""
     row, home = watch.row, watch.run.home
-    found = []
+    limits = []
     if row.max_gpu_hours > 0:
-        left = row.max_gpu_hours - (row.spent_hours - row.spent_before)
-        said = f"max_gpu_hours={row.max_gpu_hours:g} is spent"
-        found.append((left * 3600, "budget", said))
+        left_hours = row.max_gpu_hours - (row.spent_hours - row.spent_before)
+        reason = f"max_gpu_hours={row.max_gpu_hours:g} is spent"
+        limits.append((left_hours * 3600, "budget", reason))
     total = home.user_config().max_gpu_hours_total
     if total is not None:
-        left = (total - watch.store.spent_hours()) * 3600 - _others(watch)
-        found.append((left, "budget", f"max_gpu_hours_total={total:g} of this home is spent"))
-    if wall := watch.wall_limit_s:
-        found.append((wall, "timeout", f"the run took longer than {wall / 3600:g} hours"))
-    return sorted(found)
+        left_s = (total - watch.store.spent_hours()) * 3600 - _elapsed_elsewhere(watch)
+        limits.append((left_s, "budget", f"max_gpu_hours_total={total:g} of this home is spent"))
+    if wall_s := watch.wall_limit_s:
+        limits.append((wall_s, "timeout", f"the run took longer than {wall_s / 3600:g} hours"))
+    return sorted(limits)
 
 
 def _wall_limit(watch: Watch) -> float | None:
-    """Seconds the attempt may take; None of a training run, whose config needs no look."""
+    """Seconds that the attempt may take by the wall clock. None for a training run, which has no
+    such limit, so that its config need not be read; None also where the config sets no limit."""
     if watch.row.kind == "train":
         return None
     hours = watch.run.read_config().wall_limit_hours
     return 3600 * hours if hours else None
 
 
-def _others(watch: Watch) -> float:
-    """Seconds that attempts on other devices have taken up to now; their rows get them at the end.
+def _elapsed_elsewhere(watch: Watch) -> float:
+    """Seconds that other runs' attempts, which hold a device now, have taken so far.
 
-    What they count in their lock files is at most a poll old.
+    These are not in the rows of those runs yet: a row gets its hours when the attempt ends. They
+    are read from the lock files, which are at most one poll old.
     """
-    rows = watch.store.list_runs(limit=1000, states=HOLDS_DEVICE)
-    folders = [watch.run.home.run(row.run_id) for row in rows if row.run_id != watch.run.id]
-    return sum(launcher.elapsed_of_dead(run) for run in folders)
+    rows = watch.store.list_runs(limit=1000, states=HOLDS_DEVICE)  # more than any machine has GPUs
+    other_runs = [watch.run.home.run(row.run_id) for row in rows if row.run_id != watch.run.id]
+    return sum(launcher.elapsed_of_dead(run) for run in other_runs)
 
 
-def _spent(watch: Watch) -> bool:
-    """Ask the run to stop when its first limit is reached; True when it was."""
+def _stop_at_limit(watch: Watch) -> bool:
+    """Ask the run to stop if its earliest limit is reached. Returns whether a limit is reached,
+    also when the run was stopping already."""
     limits = _limits(watch)
     if not limits or watch.elapsed < limits[0][0]:
         return False
-    _, kind, said = limits[0]
-    asked = watch.store.set_state(
+    _, kind, reason = limits[0]
+    asked_to_stop = watch.store.set_state(
         watch.run.id,
         "stopping",
         only_from={"preparing", "running"},
         reason_kind=kind,
-        reason=said,
+        reason=reason,
     )
-    if asked:
+    if asked_to_stop:
         watch.row = watch.store.get_run(watch.run.id)
         write_status(watch.run, watch.row)
     return True
 
 
-def _after(watch: Watch, end: outcome.Outcome) -> None:
-    """What a finished run leaves for people and for later estimates."""
+def _write_aftermath(watch: Watch, result: outcome.Outcome) -> None:
+    """Write what an ended run leaves: its last event, STATUS.md and the report; and for a run that
+    was done at its first attempt how its estimate compares with the hours it took. What cannot be
+    written is left out."""
     run, row = watch.run, watch.store.get_run(watch.run.id)
     with contextlib.suppress(OSError):
         outcome.note_event(
             run,
             "trainer_exited",
-            f"{row.state}: {end.reason}" if end.reason else row.state,
-            attempt=end.attempt,
-            rc=end.rc,
-            signal=end.signal,
+            f"{row.state}: {result.reason}" if result.reason else row.state,
+            attempt=result.attempt,
+            rc=result.rc,
+            signal=result.signal,
         )
     write_status(run, row)
     with contextlib.suppress(OSError, ValueError, UserError):
@@ -253,6 +280,7 @@ def _after(watch: Watch, end: outcome.Outcome) -> None:
         from engine.evidence.report.html_report import write_report  # noqa: PLC0415
 
         write_report(run.home, run.id)
+    # A run that was resumed repeats work, so its hours would spoil the calibration.
     if row.state == "done" and row.attempt == 1 and row.estimated_hours > 0:
         features = {"run_id": row.run_id, "device": row.device, "model": row.model}
         with contextlib.suppress(UserError):
@@ -261,7 +289,8 @@ def _after(watch: Watch, end: outcome.Outcome) -> None:
             )
 
 
-def _environment(watch: Watch, lifeline: int) -> dict[str, str]:
+def _trainer_environment(watch: Watch, lifeline: int) -> dict[str, str]:
+    """The environment variables of the trainer. `lifeline` is the end of the pipe that it reads."""
     row, run = watch.row, watch.run
     return {
         **os.environ,
@@ -269,7 +298,7 @@ def _environment(watch: Watch, lifeline: int) -> dict[str, str]:
         "HONESMITH_DEVICE": row.device,
         "HONESMITH_ATTEMPT": str(row.attempt),
         "HONESMITH_LIFELINE_FD": str(lifeline),
-        "CUDA_VISIBLE_DEVICES": _visible(row.device),
+        "CUDA_VISIBLE_DEVICES": _visible_devices(row.device),
         "GOMP_SPINCOUNT": "10000",  # spinning OpenMP threads starve each other on few cores
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",  # a model is a folder by now; nothing else may be fetched
@@ -278,19 +307,25 @@ def _environment(watch: Watch, lifeline: int) -> dict[str, str]:
     }
 
 
-def _visible(device: str) -> str:
+def _visible_devices(device: str) -> str:
+    """The value of CUDA_VISIBLE_DEVICES that shows exactly `device`; "" for the CPU.
+
+    Raises ValueError when this machine no longer has the device.
+    """
     if device == "cpu":
         return ""
     # The driver is asked only for a GPU: a machine without one starts its trainer sooner.
     from engine.core import hardware  # noqa: PLC0415
 
-    for found in hardware.detect().devices:
-        if found.id == device:
-            return found.visible
+    for gpu in hardware.detect().devices:
+        if gpu.id == device:
+            return gpu.visible
     raise ValueError(f"device {device} is gone from this machine")
 
 
 def _inherited_lock() -> int | None:
+    """The descriptor of the run's lock that the launcher passed on, None where it passed none or
+    the descriptor is not open. The descriptor is made private: the trainer gets it by name."""
     text = os.environ.pop(launcher.LOCK_FD, "")
     if not text.isdigit():
         return None
@@ -302,38 +337,45 @@ def _inherited_lock() -> int | None:
     return lock
 
 
-def _count(watch: Watch) -> None:
-    """Keep the seconds spent in the lock file, where they outlive this process."""
+def _record_elapsed(watch: Watch) -> None:
+    """Write the attempt's seconds so far into the lock file, which survives when this process is
+    killed."""
     line = json.dumps({"attempt": watch.row.attempt, "elapsed_s": round(watch.elapsed, 2)})
     with contextlib.suppress(OSError):
+        # Padded, so that a shorter line leaves nothing of a longer one before it.
         os.pwrite(watch.lock, line.ljust(60).encode() + b"\n", 0)
 
 
 def _wake_on_signals(watch: Watch) -> int:
-    """A pipe that becomes readable when a child ends or this process is told to."""
+    """Returns the read end of a pipe that becomes readable when a child ends or a signal comes.
+
+    SIGTERM also sets `watch.leaving`. SIGINT and SIGHUP are ignored.
+    """
 
     def leave(*_: object) -> None:
         watch.leaving = True
 
-    reading, writing = os.pipe()
-    os.set_blocking(reading, False)
-    os.set_blocking(writing, False)
-    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    os.set_blocking(write_end, False)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGTERM, leave)
     for ignored in (signal.SIGINT, signal.SIGHUP):  # a handler, unlike SIG_IGN, is not inherited
         signal.signal(ignored, lambda *_: None)
-    return reading
+    return read_end
 
 
 def _sleep_until_signal(wakeup: int, seconds: float) -> None:
+    """Wait for a signal, at most `seconds`, and empty the pipe `wakeup`."""
     if select.select([wakeup], [], [], seconds)[0]:
         with contextlib.suppress(BlockingIOError):
-            os.read(wakeup, 4096)
+            os.read(wakeup, 4096)  # a byte for each signal
 
 
-def _collect(watch: Watch) -> bool:
-    """Collect every child that has ended, adopted ones too; True while any are left."""
+def _reap_children(watch: Watch) -> bool:
+    """Collect the exit status of every child that has ended, adopted ones included, and store the
+    trainer's in `watch.status`. Returns whether any children are still running."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -346,18 +388,24 @@ def _collect(watch: Watch) -> bool:
 
 
 def _end_descendants(watch: Watch) -> None:
-    """Kill whatever the trainer left; as their reaper this process sees all of them."""
+    """Kill whatever the trainer left running. This process is their reaper, so it sees all of
+    them."""
+    # Elsewhere than on Linux nothing is adopted: only the group reaches what the trainer started.
     if watch.child and (watch.status is None or not kernel.LINUX):
         _signal_group(watch.child, signal.SIGKILL)
-    deadline = time.monotonic() + 10.0
-    while _collect(watch) and time.monotonic() < deadline:
+    deadline = time.monotonic() + _KILL_PATIENCE_S
+    while _reap_children(watch) and time.monotonic() < deadline:
         for pid in _children():
             _signal(pid, signal.SIGKILL)
         time.sleep(0.005)
 
 
 def _children() -> list[int]:
-    """Direct children; when one is killed its own become ours, so the tree shrinks to nothing."""
+    """Process ids of the direct children; [] where the system does not list them.
+
+    When one is killed, its own children become ours: killing them over and over ends the whole
+    tree.
+    """
     with contextlib.suppress(OSError):
         pid = os.getpid()
         return [
@@ -366,22 +414,25 @@ def _children() -> list[int]:
     return []
 
 
-def _signal(pid: int, number: int) -> None:
+def _signal(pid: int, signal_number: int) -> None:
+    """Send a signal to a process; nothing happens if it has ended or is not ours."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
+        os.kill(pid, signal_number)
 
 
-def _signal_group(pid: int, number: int) -> None:
+def _signal_group(group_id: int, signal_number: int) -> None:
+    """Send a signal to a process group; nothing happens if it has ended or is not ours."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, number)
+        os.killpg(group_id, signal_number)
 
 
-def _grace() -> float:
+def _stop_grace_s() -> float:
+    """Seconds that a trainer may take to stop after SIGTERM."""
     return float(os.environ.get("HONESMITH_STOP_GRACE_S") or GRACE_S)
 
 
 def _memory_kills() -> int:
-    """How often this kernel has ended a process for lack of memory."""
+    """How often this kernel has ended a process for lack of memory; 0 where it does not say."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):
@@ -390,6 +441,7 @@ def _memory_kills() -> int:
 
 
 def _boot_id() -> str:
+    """The id of this boot of the machine, "" where the system gives none."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""

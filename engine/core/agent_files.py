@@ -18,18 +18,24 @@ FILES = frozenset((".mcp.json", "mcp.json", ".envrc", *_INSTRUCTIONS, *_RULES))
 
 
 def is_agent_file(path: str) -> bool:
-    """Whether the relative `path` is, or lies in, a place of that kind; case does not matter."""
+    """Whether the relative `path` is a file or folder that coding agents obey or run, or lies in
+    one. Upper and lower case are the same."""
     parts = [part.lower() for part in Path(path).parts]
     for index, part in enumerate(parts[:-1]):
         if part == "worktrees" and parts[index - 1] in (".claude", ".cursor"):
-            parts = parts[index + 2 :]  # a checkout that an agent works in, a project like others
+            # A checkout that an agent works in is a project like others: only what follows
+            # `.claude/worktrees/<name>` counts.
+            parts = parts[index + 2 :]
             break
     return any(part in FOLDERS or part in FILES for part in parts)
 
 
 def refuse_agent_place(target: Path, field: str) -> None:
-    """Raises UserError BAD_ARGUMENT when `target` is a link, or it or where its folder really is
-    lies in a place that agents obey."""
+    """Refuse to write to `target` if it is a link, or if it lies where coding agents keep what they
+    obey or run, by its own path or by where its folder really is.
+
+    `field` is the argument that named it. Raises UserError BAD_ARGUMENT.
+    """
     if target.is_symlink():
         raise UserError(
             "BAD_ARGUMENT",
@@ -37,8 +43,8 @@ def refuse_agent_place(target: Path, field: str) -> None:
             hint="Name the folder itself, a new one.",
             field=field,
         )
-    real = Path(os.path.realpath(target.parent)) / target.name
-    if is_agent_file(str(target)) or is_agent_file(str(real)):
+    real_path = Path(os.path.realpath(target.parent)) / target.name
+    if is_agent_file(str(target)) or is_agent_file(str(real_path)):
         raise UserError(
             "BAD_ARGUMENT",
             f"{target} lies where coding agents keep what they obey or run; nothing is written "
@@ -49,8 +55,10 @@ def refuse_agent_place(target: Path, field: str) -> None:
 
 
 def refuse_links(project: Path, file: str) -> None:
-    """Raises UserError BAD_ARGUMENT when the relative path `file` in `project` leads through a
-    link."""
+    """Refuse the relative path `file` in `project` if it, or a folder on its way, is a link.
+
+    Raises UserError BAD_ARGUMENT.
+    """
     path = project
     for part in Path(file).parts:
         path = path / part

@@ -93,6 +93,8 @@ class UserError(Exception):
         retryable: bool = False,
         playbook: str = "",
     ) -> None:
+        """The class describes the arguments. Raises ValueError for a code that is not in
+        `CODES`."""
         if code not in CODES:
             raise ValueError(f"unknown error code {code!r}; add it to engine.core.errors.CODES")
         super().__init__(message)
@@ -105,21 +107,23 @@ class UserError(Exception):
 
     @property
     def hint(self) -> str:
-        """The next move as an agent reads it."""
+        """The next move as one text for an agent: the sentence, then the call to make."""
         return str(self.advice)
 
     def of_call(self, refused: Call) -> "UserError":
-        """The error of that call: what its hint changes becomes the whole call to make instead."""
-        self.advice = self.advice.of(refused)
+        """Tell the error which call was refused. If its hint says only what to change in that call,
+        the hint becomes the whole call to make instead. Returns the error itself."""
+        self.advice = self.advice.for_call(refused)
         return self
 
     def payload(self) -> dict[str, object]:
-        """The error as the one JSON object every front end shows."""
-        body: dict[str, object] = {"code": self.code, "message": self.message}
+        """The error as a JSON object, the same for every front end. `field`, `call` and `playbook`
+        are left out where there are none."""
+        fields: dict[str, object] = {"code": self.code, "message": self.message}
         if self.field:
-            body["field"] = self.field
-        body |= self.advice.shown()
-        body["retryable"] = self.retryable
+            fields["field"] = self.field
+        fields |= self.advice.as_fields()  # the hint, and the call where it is known
+        fields["retryable"] = self.retryable
         if self.playbook:
-            body["playbook"] = self.playbook
-        return body
+            fields["playbook"] = self.playbook
+        return fields

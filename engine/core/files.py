@@ -22,35 +22,42 @@ from typing import Any, BinaryIO
 # line before it is checked.
 JsonObject = dict[str, Any]
 
+_BLOCK = 65_536  # bytes that are read at once when a file is searched from its end
 # NaN and infinity are no JSON; nothing here writes them, and a reader takes them for null.
 _LINES = json.JSONDecoder(parse_constant=lambda _: None)
 
 
 def write_json(path: Path, obj: Any, fsync: bool = True) -> None:
-    """Replace `path` with `obj` as JSON; a reader sees the old text or the new, never a part.
+    """Replace the file at `path` by `obj` as JSON. A reader sees the old text or the new one, never
+    a part, and on a full disk the old file stays.
 
-    Written aside, flushed, synced and closed with every step checked before the rename: on a
-    full disk the old file stays. NaN and infinity are refused (ValueError).
+    With `fsync` the file survives a power cut once this returns. Raises ValueError for NaN and
+    infinity, and OSError naming the path.
     """
     text = json.dumps(obj, allow_nan=False, ensure_ascii=False, indent=1)
     write_text(path, text + "\n", fsync=fsync)
 
 
 def write_text(path: Path, text: str, fsync: bool = True, mode: int = 0o600) -> None:
-    """Replace `path` with `text`, atomically and (with `fsync`) durably."""
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(6)}.aside")
+    """Replace the file at `path` by `text`; a reader sees the old text or the new one, never a
+    part.
+
+    With `fsync` the file survives a power cut once this returns. On an error (OSError, naming the
+    path) the old file stays as it was.
+    """
+    new_file = path.with_name(f".{path.name}.{secrets.token_hex(6)}.aside")
     data = text.encode("utf-8", "surrogatepass")
     try:
-        fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        fd = os.open(new_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with os.fdopen(fd, "wb") as file:
             file.write(data)
             file.flush()
             if fsync:
                 os.fsync(file.fileno())
-        os.replace(aside, path)
+        os.replace(new_file, path)
     except OSError as error:
         with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
+            new_file.unlink(missing_ok=True)
         if error.filename is None:
             error.filename = str(path)
         raise
@@ -59,7 +66,7 @@ def write_text(path: Path, text: str, fsync: bool = True, mode: int = 0o600) -> 
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames and new names in `folder` durable."""
+    """Make the new and changed names in `folder` survive a power cut."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -68,10 +75,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """The regular file at `path`, to be read as bytes.
+    """Open the regular file at `path` for reading bytes.
 
-    A pipe has no end until somebody writes to it, and who waits for that in a thread cannot even
-    be ended: nothing but a file is opened. Raises OSError naming the path.
+    Raises OSError naming the path, also when it is a folder, a pipe or a device. Pipes are refused
+    because opening one waits until somebody writes to it, and a thread that waits there cannot be
+    ended.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(fd).st_mode
@@ -84,7 +92,8 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value in `path`. Raises OSError, or ValueError naming the path."""
+    """The JSON value in the file at `path`. Raises OSError, or ValueError naming the path when the
+    file holds no JSON."""
     with open_file(path) as file:
         data = file.read()
     try:
@@ -94,7 +103,8 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path) -> JsonObject:
-    """The JSON object in `path`; {} where there is none, or none that can be read."""
+    """The JSON object in the file at `path`; {} when the file is missing, cannot be read or holds
+    anything else."""
     try:
         value = read_json(path)
     except (OSError, ValueError):
@@ -103,14 +113,15 @@ def read_object(path: Path) -> JsonObject:
 
 
 class Appender:
-    """Appends one compact JSON object per line to a file.
+    """Appends JSON objects to a file, each as one compact line.
 
-    Several processes may append to one file: each line is written under a lock on the file, in
-    one go. A torn last line (the writer was killed) is cut off before the first append;
-    a line that the disk had no room for is cut back whole. NaN and infinity become null.
+    Several processes may append to one file: each line is written under a lock on the file. A last
+    line without its end, whose writer was killed, is removed when the file is opened; a line that
+    did not fit onto the disk is removed at once. NaN and infinity become null.
     """
 
     def __init__(self, path: Path) -> None:
+        """Open the file at `path` for appending; it is created where it is missing."""
         self.path = path
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._fd = os.open(path, flags, 0o600)
@@ -118,12 +129,12 @@ class Appender:
             self._cut_torn_tail()
 
     def append(self, obj: JsonObject) -> None:
-        """Write one line. Raises OSError naming the file; the file then ends as it did before."""
+        """Write one line. Raises OSError naming the file, which then ends as it did before."""
         line = _dump_line(obj)
         with self._locked():
             size = os.fstat(self._fd).st_size
             try:
-                rest = memoryview(line)
+                rest = memoryview(line)  # a write may take only a part of it
                 while rest:
                     rest = rest[os.write(self._fd, rest) :]
             except OSError as error:
@@ -133,6 +144,7 @@ class Appender:
                 raise
 
     def close(self) -> None:
+        """Close the file; a second call does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -145,6 +157,7 @@ class Appender:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
+        """Hold the lock on the file for the time of the block."""
         fcntl.flock(self._fd, fcntl.LOCK_EX)
         try:
             yield
@@ -152,34 +165,34 @@ class Appender:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def _cut_torn_tail(self) -> None:
-        """Cut off what follows the last newline: a line whose writer was killed."""
-        end = os.fstat(self._fd).st_size
-        keep = end
-        while keep > 0:
-            start = max(0, keep - 65536)
-            newline = os.pread(self._fd, keep - start, start).rfind(b"\n")
+        """Remove what follows the last newline of the file: a line whose writer was killed."""
+        size = os.fstat(self._fd).st_size
+        kept_size = size
+        while kept_size > 0:
+            start = max(0, kept_size - _BLOCK)
+            newline = os.pread(self._fd, kept_size - start, start).rfind(b"\n")
             if newline >= 0:
-                keep = start + newline + 1
+                kept_size = start + newline + 1
                 break
-            keep = start
-        if keep < end:
-            os.ftruncate(self._fd, keep)
+            kept_size = start
+        if kept_size < size:
+            os.ftruncate(self._fd, kept_size)
 
 
 def append_line(path: Path, obj: JsonObject) -> None:
-    """Append a single line to a file that is rarely written."""
+    """Append one line to the file at `path`; for files that are rarely written."""
     with Appender(path) as appender:
         appender.append(obj)
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Complete lines of a file that grows.
+    """A part of a file of JSON lines.
 
     Attributes:
-        rows: the JSON objects, in order.
+        rows: the JSON objects of its complete lines, in order.
         damaged: how many lines held something else.
-        end: the byte after the last line, the cursor to go on from.
+        end: the byte after the last of its lines: the cursor for the next read.
     """
 
     rows: list[JsonObject]
@@ -190,20 +203,21 @@ class Chunk:
 def read_lines(
     path: Path, cursor: int = 0, max_bytes: int = 1_000_000
 ) -> tuple[list[JsonObject], int]:
-    """The objects of the complete lines from byte `cursor` on, and the cursor to go on from.
+    """The JSON objects of the complete lines from byte `cursor` on, and the cursor for the next
+    read.
 
-    As `read_chunk`, for callers that do not count what could not be read.
+    Like `read_chunk`, for callers that do not care how many lines could not be read.
     """
     chunk = read_chunk(path, cursor, max_bytes)
     return chunk.rows, chunk.end
 
 
 def read_chunk(path: Path, cursor: int = 0, max_bytes: int = 1_000_000) -> Chunk:
-    """The complete lines from byte `cursor` on.
+    """The complete lines of a file from byte `cursor` on.
 
-    Reads about `max_bytes` and always at least one whole line where one is complete. A torn last
-    line is left for the next call; a line that is not a JSON object is skipped and counted; a
-    cursor inside a line moves to the next one; a missing file is empty.
+    Reads about `max_bytes`, and at least one line where one is complete. A last line without its
+    end is left for the next call. A line that is no JSON object is skipped and counted. A cursor
+    inside a line moves to the next line. A missing file counts as empty.
     """
     try:
         file = open_file(path)
@@ -213,11 +227,11 @@ def read_chunk(path: Path, cursor: int = 0, max_bytes: int = 1_000_000) -> Chunk
         size = os.fstat(file.fileno()).st_size
         start = min(max(cursor, 0), size)
         file.seek(max(start - 1, 0))
-        if start and file.read(1) != b"\n":
-            tail = file.readline()
-            if not tail.endswith(b"\n"):
+        if start and file.read(1) != b"\n":  # the cursor lies inside a line
+            rest_of_line = file.readline()
+            if not rest_of_line.endswith(b"\n"):
                 return Chunk([], 0, start)
-            start += len(tail)
+            start += len(rest_of_line)
         data = file.read(max(max_bytes, 1))
         if b"\n" not in data:
             data += file.readline()
@@ -227,27 +241,33 @@ def read_chunk(path: Path, cursor: int = 0, max_bytes: int = 1_000_000) -> Chunk
     return Chunk(rows, len(lines) - len(rows), start + end)
 
 
-def keep_lines(path: Path, wanted: Callable[[JsonObject], bool]) -> None:
-    """Keep the whole lines of a JSONL file that are wanted, replacing it atomically."""
+def keep_lines(path: Path, is_wanted: Callable[[JsonObject], bool]) -> None:
+    """Rewrite a file of JSON lines, keeping only the complete lines for which `is_wanted` returns
+    True.
+
+    Lines that are no JSON, and those in which `is_wanted` misses a key, are removed too. The file
+    is replaced at once; a missing file stays missing.
+    """
     if not path.exists():
         return
-    lines = []
+    kept_lines = []
     for line in path.read_bytes().splitlines(keepends=True):
         try:
-            if line.endswith(b"\n") and wanted(json.loads(line)):
-                lines.append(line)
+            if line.endswith(b"\n") and is_wanted(json.loads(line)):
+                kept_lines.append(line)
         except (ValueError, KeyError):
             continue
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with aside.open("wb") as out:
-        out.writelines(lines)
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(aside, path)
+    new_file = path.with_name(f".{path.name}.{os.getpid()}")
+    with new_file.open("wb") as file:
+        file.writelines(kept_lines)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new_file, path)
 
 
-def last_line(path: Path, window: int = 65536) -> JsonObject | None:
-    """The last complete object of a JSONL file, reading only its end; None without one."""
+def last_line(path: Path, window: int = _BLOCK) -> JsonObject | None:
+    """The JSON object in the last line of a file that holds one; None where no line does, or the
+    file is missing. Reads the last `window` bytes first, and more only if needed."""
     try:
         file = open_file(path)
     except FileNotFoundError:
@@ -259,13 +279,14 @@ def last_line(path: Path, window: int = 65536) -> JsonObject | None:
             file.seek(start)
             data = file.read(size - start)
             lines = data[: data.rfind(b"\n") + 1].split(b"\n")
+            # Elsewhere than at the head of the file the first of them is only the end of a line.
             for line in reversed(lines if start == 0 else lines[1:]):
                 row = _parse_line(line)
                 if row is not None:
                     return row
             if start == 0:
                 return None
-            window *= 8
+            window *= 8  # the last lines are longer than that: look further back
 
 
 def read_tail(path: Path, max_bytes: int) -> str:
@@ -280,26 +301,32 @@ def read_tail(path: Path, max_bytes: int) -> str:
 
 
 def take_lock(path: Path, wait_s: float = 0.0) -> int | None:
-    """An exclusive flock on `path` as an open descriptor, None when another holds it.
+    """Lock the file at `path` for this process alone, waiting at most `wait_s` seconds.
 
-    The lock lives as long as any process holds a copy of the descriptor: it ends with the last of
-    them however they end, which no process id can promise.
+    Returns an open descriptor, or None when another process holds the lock. The lock lasts as long
+    as any process holds a copy of the descriptor, and ends with the last of them however that ends;
+    a process id in a file could not promise that.
     """
     return _lock(path, fcntl.LOCK_EX, wait_s)
 
 
 def share_lock(path: Path, wait_s: float) -> int | None:
-    """A shared flock on `path` as an open descriptor, None when one holds `take_lock(path)`."""
+    """Lock the file at `path` together with others that call this, waiting at most `wait_s`
+    seconds.
+
+    Returns an open descriptor, or None when a process holds `take_lock(path)`.
+    """
     return _lock(path, fcntl.LOCK_SH, wait_s)
 
 
-def _lock(path: Path, kind: int, wait_s: float) -> int | None:
-    """A flock of that kind as an open descriptor, None when it is not free within `wait_s`."""
+def _lock(path: Path, lock_kind: int, wait_s: float) -> int | None:
+    """A lock of `lock_kind` (fcntl.LOCK_EX or LOCK_SH) as an open descriptor; None when it is not
+    free within `wait_s` seconds."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + wait_s
     while True:
         try:
-            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+            fcntl.flock(fd, lock_kind | fcntl.LOCK_NB)
             return fd
         except BlockingIOError:
             if time.monotonic() >= deadline:
@@ -309,7 +336,7 @@ def _lock(path: Path, kind: int, wait_s: float) -> int | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether somebody holds `take_lock(path)`; a missing file is not locked."""
+    """Whether some process holds `take_lock(path)`. A missing file is not locked."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -325,7 +352,8 @@ def is_locked(path: Path) -> bool:
 
 
 def _dump_line(obj: JsonObject) -> bytes:
-    """One line of compact JSON; NaN and infinity as null, lone surrogates escaped."""
+    """`obj` as one line of compact JSON. NaN and infinity become null; lone surrogates are
+    escaped."""
     try:
         text = json.dumps(obj, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     except ValueError:
@@ -337,6 +365,7 @@ def _dump_line(obj: JsonObject) -> bytes:
 
 
 def _finite(value: Any) -> Any:
+    """`value` with every NaN and infinity inside it replaced by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -347,6 +376,7 @@ def _finite(value: Any) -> Any:
 
 
 def _parse_line(line: bytes) -> JsonObject | None:
+    """The JSON object in `line`, None when it holds anything else."""
     try:
         row = _LINES.decode(line.decode())
     except (ValueError, RecursionError):

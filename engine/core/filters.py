@@ -15,7 +15,9 @@ import simpleeval
 
 from engine.core.errors import UserError
 
-LONGEST = 500
+LONGEST = 500  # characters of an expression
+_SHOWN_CHARS = 200  # of it in an error
+_MOST_DIGITS = 15  # a float has no more; a million of them would never be worked out
 _LOGIC = (ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not)
 _COMPARISONS = (ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _MEMBERSHIP = (ast.In, ast.NotIn, ast.Is, ast.IsNot)
@@ -34,17 +36,20 @@ _NODES = (
 
 
 def _rounded(value: float, digits: int = 0) -> float:
-    """`round`, but without digits so many that working them out never ends."""
-    return round(value, max(0, min(int(digits), 15)))
+    """`round` with at most as many digits as a float has."""
+    return round(value, max(0, min(int(digits), _MOST_DIGITS)))
 
 
-def _numbers_only(work: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Arithmetic that refuses text: "%999999999d" % 1 and "a" * 10**9 would fill the memory."""
+def _numbers_only(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """`operation`, but it raises TypeError unless both sides are numbers.
+
+    Operators on text could fill the memory: "%999999999d" % 1, or "a" * 10**9.
+    """
 
     def apply(left: Any, right: Any) -> Any:
         if not all(isinstance(side, int | float) for side in (left, right)):
             raise TypeError("arithmetic needs numbers on both sides")
-        return work(left, right)
+        return operation(left, right)
 
     return apply
 
@@ -90,6 +95,7 @@ class Where:
         shown: str = "",
         example: str = "reward < 0.5 and length > 20",
     ) -> None:
+        """Parse and check the expression; the class describes the arguments and errors."""
         self.expression = expression.strip()
         self.field = field
         self.shown = shown or self.expression
@@ -98,6 +104,7 @@ class Where:
         self._tree: ast.expr | None = None
         if self.expression:
             self._tree = self._parse()
+        # The names of values in the expression; an empty one matches everything and uses none.
         nodes = ast.walk(self._tree or ast.Constant(True))
         self._used = {node.id for node in nodes if isinstance(node, ast.Name)} & self._known
         self._engine = simpleeval.EvalWithCompoundTypes(
@@ -105,10 +112,17 @@ class Where:
         )
 
     def matches(self, values: Mapping[str, Any], task: str) -> bool:
-        """Whether a row matches. A value the row does not have makes a comparison false.
+        """Whether a row matches the expression.
 
-        Raises UserError BAD_ARGUMENT naming the task when the expression divides by zero or does
-        not come out as true or false.
+        A comparison with a value that the row does not have is false. An empty expression matches
+        every row.
+
+        Args:
+            values: the row's values by name.
+            task: id of the row's task, for the error.
+
+        Raises UserError BAD_ARGUMENT when the expression divides by zero, cannot be computed or
+        does not come out as true or false.
         """
         if self._tree is None:
             return True
@@ -117,55 +131,63 @@ class Where:
         try:
             result = self._engine.eval(self.expression, previously_parsed=ast.Expr(self._tree))
         except ZeroDivisionError:
-            raise self._bad(f"divides by zero on task {task!r}") from None
-        except (TypeError, KeyError) as error:
+            raise self._error(f"divides by zero on task {task!r}") from None
+        except (TypeError, KeyError) as error:  # a value is missing, or has an unfit type
+            # A metric that the row does not have, or a comparison with a missing value.
             if isinstance(error, KeyError) or any(row[name] is None for name in self._used):
                 return False
-            raise self._bad(f"cannot be worked out on task {task!r}: {error}") from None
+            raise self._error(f"cannot be worked out on task {task!r}: {error}") from None
         except (simpleeval.InvalidExpression, ValueError, ArithmeticError, IndexError) as error:
-            raise self._bad(f"cannot be worked out on task {task!r}: {error}") from None
+            raise self._error(f"cannot be worked out on task {task!r}: {error}") from None
         if result is None:
             return False
         if not isinstance(result, bool):
-            raise self._bad(f"gives {result!r} on task {task!r}, not true or false")
+            raise self._error(f"gives {result!r} on task {task!r}, not true or false")
         return result
 
     def _parse(self) -> ast.expr:
-        """The checked syntax tree of the expression. Raises UserError BAD_ARGUMENT."""
+        """The syntax tree of the expression, every part of it checked.
+
+        Raises UserError BAD_ARGUMENT when it is too long, cannot be parsed or uses what is not
+        allowed.
+        """
         if len(self.expression) > LONGEST:
-            raise self._bad(f"is longer than {LONGEST} characters")
+            raise self._error(f"is longer than {LONGEST} characters")
         try:
             tree = ast.parse(self.expression, mode="eval")
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             reason = getattr(error, "msg", None) or "it cannot be parsed"
-            raise self._bad(f"is no expression: {reason}") from None
+            raise self._error(f"is no expression: {reason}") from None
         for node in ast.walk(tree):
-            self._check(node)
+            self._check_node(node)
         return tree.body
 
-    def _check(self, node: ast.AST) -> None:
-        """Raises UserError BAD_ARGUMENT for a part of the tree that is not on the allow-list."""
+    def _check_node(self, node: ast.AST) -> None:
+        """Check that one part of the syntax tree is on the allow-list. Raises UserError
+        BAD_ARGUMENT."""
         if not isinstance(node, _NODES):
-            raise self._bad(f"uses {type(node).__name__}, which is not available")
+            raise self._error(f"uses {type(node).__name__}, which is not available")
         if isinstance(node, ast.Constant) and not isinstance(
             node.value, bool | int | float | str | None
         ):
-            raise self._bad(f"uses the value {node.value!r}, which is not available")
+            raise self._error(f"uses the value {node.value!r}, which is not available")
         if isinstance(node, ast.Call) and not (
             isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS and not node.keywords
         ):
-            raise self._bad(f"calls something other than {', '.join(_FUNCTIONS)}")
+            raise self._error(f"calls something other than {', '.join(_FUNCTIONS)}")
         if isinstance(node, ast.Subscript) and not isinstance(node.value, ast.Name):
-            raise self._bad('may use [...] only as metrics["name"]')
+            raise self._error('may use [...] only as metrics["name"]')
         if isinstance(node, ast.Name) and node.id not in self._known | {*_WORDS, *_FUNCTIONS}:
-            near = difflib.get_close_matches(node.id, sorted(self._known), 1)
-            guess = f"; did you mean {near[0]!r}?" if near else ""
-            raise self._bad(f"uses the unknown name {node.id!r}{guess}")
+            similar = difflib.get_close_matches(node.id, sorted(self._known), 1)
+            suggestion = f"; did you mean {similar[0]!r}?" if similar else ""
+            raise self._error(f"uses the unknown name {node.id!r}{suggestion}")
 
-    def _bad(self, what: str) -> UserError:
+    def _error(self, fault: str) -> UserError:
+        """The error BAD_ARGUMENT about the expression. `fault` completes a sentence that begins
+        with the expression, such as "divides by zero"."""
         return UserError(
             "BAD_ARGUMENT",
-            f"{self.field} {self.shown[:200]!r} {what}",
+            f"{self.field} {self.shown[:_SHOWN_CHARS]!r} {fault}",
             hint=f"Names: {', '.join(sorted(self._known))}. Example: {self.example}.",
             field=self.field,
         )

@@ -2,12 +2,13 @@
 
 
 def counted(number: int, noun: str, several: str = "") -> str:
-    """`1 run`, `2 runs`; `several` where the plural is more than an s."""
+    """A number with its noun: `1 run`, `2 runs`. `several` is the plural where that is more than an
+    s."""
     return f"{number:,} {noun if number == 1 else several or f'{noun}s'}"
 
 
 def size(count: float) -> str:
-    """A number of bytes: `1.5 GB`, `632.0 MB`, `9 kB`."""
+    """A number of bytes in words: `1.5 GB`, `632.0 MB`, `9 kB`."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6)):
         if count >= scale:
             return f"{count / scale:.1f} {unit}"
@@ -15,8 +16,8 @@ def size(count: float) -> str:
 
 
 def words(hours: float) -> str:
-    """A time for people: "40 s", "12 min", "3.5 h"."""
+    """A number of hours in words: "40 s", "12 min", "3.5 h"; never less than a second."""
     seconds = hours * 3600
-    if seconds < 90:
+    if seconds < 90:  # up to one and a half of a unit, the smaller unit is said
         return f"{max(1, round(seconds))} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{hours:.1f} h"

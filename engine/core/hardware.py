@@ -53,24 +53,29 @@ class Hardware:
 
     @property
     def device(self) -> Device:
-        """The device with the most memory: what a single run is planned for."""
+        """The device with the most memory: a single run is planned for it."""
         return max(self.devices, key=lambda device: device.memory_total)
 
 
 def detect(disk: Path | None = None) -> Hardware:
-    """The machine as it is now. `disk`: a folder whose volume is measured (default: cwd)."""
-    total, free = _memory()
-    found = _gpus() or (Device("cpu", _processor_name(), "cpu", total, free),)
-    return Hardware(found, _cores(), total, free, _disk_free(disk or Path.cwd()))
+    """The machine as it is now: the GPUs that this process may use, or else its CPU as the one
+    device.
+
+    Args:
+        disk: a folder on the disk whose free space is measured; the current folder for None.
+    """
+    ram_total, ram_free = _memory()
+    found_devices = _gpus() or (Device("cpu", _processor_name(), "cpu", ram_total, ram_free),)
+    return Hardware(found_devices, _cores(), ram_total, ram_free, _disk_free(disk or Path.cwd()))
 
 
 def devices() -> list[str]:
-    """Ids of the devices runs may lease; never empty."""
+    """The ids of the devices that runs may lease; at least one."""
     return [device.id for device in detect().devices]
 
 
 def _gpus() -> tuple[Device, ...]:
-    """The GPUs that NVML shows and this process may use; none without a driver."""
+    """The GPUs that this process may use; () without a driver, or when it does not answer."""
     nvml = _load_nvml()
     if nvml is None:
         return ()
@@ -80,11 +85,11 @@ def _gpus() -> tuple[Device, ...]:
         return ()
     finally:
         nvml.nvmlShutdown()
-    return _visible([gpu for gpu in gpus if gpu is not None])
+    return _visible_gpus([gpu for gpu in gpus if gpu is not None])
 
 
 def _load_nvml() -> Any | None:
-    """The initialised NVML binding, or None without a driver."""
+    """The binding of NVML, initialised; None without the package or a driver."""
     try:
         import pynvml  # noqa: PLC0415  opens the driver library: only where devices are asked for
     except ImportError:
@@ -97,7 +102,7 @@ def _load_nvml() -> Any | None:
 
 
 def _gpu(nvml: Any, index: int) -> Device | None:
-    """One GPU, None where it is lost or does not answer."""
+    """The GPU of this index; None where it was lost or does not answer."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     try:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
@@ -111,36 +116,42 @@ def _gpu(nvml: Any, index: int) -> Device | None:
         memory_total=int(memory.total),
         memory_free=int(memory.free),
         visible=_text(nvml.nvmlDeviceGetUUID(handle)),
-        bf16=major >= 8,
+        bf16=major >= 8,  # compute capability 8: Ampere, the first with bfloat16
     )
 
 
-def _visible(gpus: list[Device]) -> tuple[Device, ...]:
-    """The GPUs that CUDA_VISIBLE_DEVICES of this process leaves, in its order."""
-    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if wanted is None:
+def _visible_gpus(gpus: list[Device]) -> tuple[Device, ...]:
+    """Those of the GPUs that CUDA_VISIBLE_DEVICES of this process shows, in its order; all when it
+    is not set."""
+    visible_names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible_names is None:
         return tuple(gpus)
     chosen: list[Device] = []
-    for name in (part.strip() for part in wanted.split(",")):
-        match = [gpu for gpu in gpus if _names_gpu(name, gpu)]
-        if not match:  # CUDA itself ignores everything from the first unknown entry on
+    for name in (part.strip() for part in visible_names.split(",")):
+        matches = [gpu for gpu in gpus if _names_gpu(name, gpu)]
+        if not matches:  # CUDA itself ignores everything from the first unknown entry on
             break
-        chosen.extend(gpu for gpu in match[:1] if gpu not in chosen)
+        # A name that fits several GPUs means the first; a GPU that is named twice counts once.
+        chosen.extend(gpu for gpu in matches[:1] if gpu not in chosen)
     return tuple(chosen)
 
 
 def _names_gpu(name: str, gpu: Device) -> bool:
+    """Whether `name`, an entry of CUDA_VISIBLE_DEVICES, means this GPU: by its index or by the
+    beginning of its UUID."""
     if name.isdigit():
         return gpu.id == f"cuda:{int(name)}"
+    # As CUDA does. A longer text than "GPU-" is asked for, with which every UUID begins.
     return len(name) > 4 and gpu.visible.startswith(name)
 
 
 def _text(value: str | bytes) -> str:
+    """`value` as text: some versions of the binding give bytes."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def _processor_name() -> str:
-    """The name of the processor, "CPU" where the system does not tell."""
+    """The name of the processor; "CPU" where the system does not say."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             for line in file:
@@ -152,7 +163,8 @@ def _processor_name() -> str:
 
 
 def _cores() -> int:
-    """Cores this process may keep busy: its affinity mask, cut by a cgroup quota."""
+    """How many cores this process may keep busy: those of its affinity mask, or fewer where a
+    cgroup sets a quota; at least 1."""
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:
@@ -162,21 +174,23 @@ def _cores() -> int:
 
 
 def _cpu_quota() -> float | None:
-    """Cores that the tightest cgroup allows, None without a limit."""
+    """The cores that the tightest cgroup quota allows; None without a quota."""
     values = []
     for folder in _cgroup_folders(""):
-        parts = _read(folder / "cpu.max").split()
+        parts = _read_text(folder / "cpu.max").split()
         if len(parts) == 2 and parts[0].isdigit() and parts[1].isdigit() and int(parts[1]):
             values.append(int(parts[0]) / int(parts[1]))
     for folder in _cgroup_folders("cpu"):
-        quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+        quota = _read_number(folder / "cpu.cfs_quota_us")
+        period = _read_number(folder / "cpu.cfs_period_us")
         if quota and period and quota > 0:
             values.append(quota / period)
     return min(values, default=None)
 
 
 def _memory() -> tuple[int, int]:
-    """(total, free) bytes this process may use: the machine's, cut by every cgroup above it."""
+    """(total, free) bytes of memory that this process may use: those of the machine, or less where
+    a cgroup sets a limit."""
     machine = psutil.virtual_memory()
     total, free = int(machine.total), int(machine.available)
     for limit, used in _memory_limits():
@@ -186,33 +200,40 @@ def _memory() -> tuple[int, int]:
 
 
 def _memory_limits() -> list[tuple[int, int]]:
-    """(limit, bytes in use beside reclaimable file cache) of each limiting cgroup, v2 and v1."""
+    """(limit, used) bytes of every cgroup with a memory limit, of version 2 and 1. File cache that
+    the kernel can give up at any time does not count as used."""
     limits = []
     for controller, limit_name, used_name, cache_key in (
         ("", "memory.max", "memory.current", "inactive_file"),
         ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
         for folder in _cgroup_folders(controller):
-            limit = _number(folder / limit_name)
+            limit = _read_number(folder / limit_name)
             if limit is None or limit > _UNLIMITED:
                 continue
-            used = _number(folder / used_name) or 0
-            cache = _stat(folder / "memory.stat", cache_key)
+            used = _read_number(folder / used_name) or 0
+            cache = _stat_value(folder / "memory.stat", cache_key)
             limits.append((limit, max(0, used - cache)))
     return limits
 
 
 def _cgroup_folders(controller: str) -> list[Path]:
-    """This process's cgroup and all above it: v2 for "", else the v1 hierarchy of `controller`.
+    """The folders of this process's cgroup and of all above it, the root first.
 
-    Inside a container the path in /proc is often the host's and absent here; the mount's own root
-    is the container's group then.
+    Args:
+        controller: "" for cgroups of version 2, else the controller of version 1, such as "cpu".
+
+    Inside a container the path in /proc is often the host's and does not exist here; the mount's
+    root is then the container's own group.
     """
     root = _CGROUP / controller if controller else _CGROUP
     relative = ""
-    for line in _read(_PROC_CGROUP).splitlines():
-        number, names, path = [*line.split(":", 2), "", ""][:3]
-        if (controller and controller in names.split(",")) or (not controller and number == "0"):
+    for line in _read_text(_PROC_CGROUP).splitlines():
+        # `hierarchy:controllers:path`; what a damaged line lacks is "".
+        hierarchy, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if (controller and controller in controllers.split(",")) or (
+            not controller and hierarchy == "0"
+        ):
             relative = path.strip("/")
     folders = [root]
     for part in Path(relative).parts:
@@ -220,20 +241,23 @@ def _cgroup_folders(controller: str) -> list[Path]:
     return [folder for folder in folders if folder.is_dir()]
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
+    """The text of a file; "" when it cannot be read."""
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError):
         return ""
 
 
-def _number(path: Path) -> int | None:
-    text = _read(path).strip()
+def _read_number(path: Path) -> int | None:
+    """The whole number that a file holds; None when it holds anything else."""
+    text = _read_text(path).strip()
     return int(text) if text.lstrip("-").isdigit() else None
 
 
-def _stat(path: Path, key: str) -> int:
-    for line in _read(path).splitlines():
+def _stat_value(path: Path, key: str) -> int:
+    """The number behind `key` in a file of `key value` lines; 0 where it is missing."""
+    for line in _read_text(path).splitlines():
         name, _, value = line.partition(" ")
         if name == key and value.strip().isdigit():
             return int(value)
@@ -241,7 +265,8 @@ def _stat(path: Path, key: str) -> int:
 
 
 def _disk_free(folder: Path) -> int:
-    """Free bytes of the volume of `folder`, or of the nearest folder above it that exists."""
+    """Free bytes of the disk of `folder`, or of the nearest folder above it that exists; 0 where
+    none can be measured."""
     for candidate in (folder, *folder.absolute().parents):
         try:
             return shutil.disk_usage(candidate).free

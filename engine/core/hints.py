@@ -23,23 +23,24 @@ class Call:
     arguments: Mapping[str, object] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """As an agent types it: `push_env(path="x", install=true)`."""
-        shown = (
+        """The call as an agent types it: `push_env(path="x", install=true)`."""
+        arguments = (
             f"{name}={json.dumps(value, ensure_ascii=False)}"
             for name, value in self.arguments.items()
         )
-        return f"{self.tool}({', '.join(shown)})"
+        return f"{self.tool}({', '.join(arguments)})"
 
     def to_json(self) -> dict[str, object]:
+        """The call as a JSON object: {"tool", "arguments"}."""
         return {"tool": self.tool, "arguments": dict(self.arguments)}
 
     @staticmethod
     def from_json(value: object) -> "Call | None":
-        """The call behind a JSON object; None for anything that is none."""
+        """The call that `to_json` gave; None for any other value."""
         if not isinstance(value, Mapping):
             return None
-        body = cast(Mapping[str, object], value)
-        tool, arguments = body.get("tool"), body.get("arguments", {})
+        fields = cast(Mapping[str, object], value)
+        tool, arguments = fields.get("tool"), fields.get("arguments", {})
         if not isinstance(tool, str) or not tool or not isinstance(arguments, Mapping):
             return None
         return Call(tool, cast(Mapping[str, object], arguments))
@@ -61,8 +62,8 @@ class Change:
     without: tuple[str, ...] = ()
     without_arguments: tuple[str, ...] = ()
 
-    def applied(self, refused: Call) -> Call:
-        """`refused`, changed."""
+    def applied_to(self, refused: Call) -> Call:
+        """The call to make instead of `refused`: with the new values, without what is left out."""
         arguments = {
             name: value
             for name, value in refused.arguments.items()
@@ -70,9 +71,11 @@ class Change:
         }
         arguments = {**arguments, **self.arguments}
         if self.settings or self.without:
-            given = arguments.get("settings")
-            settings = dict(cast(Mapping[str, object], given)) if isinstance(given, Mapping) else {}
-            settings = {name: v for name, v in settings.items() if name not in self.without}
+            old_settings = arguments.get("settings")
+            if not isinstance(old_settings, Mapping):
+                old_settings = {}
+            settings = dict(cast(Mapping[str, object], old_settings))
+            settings = {name: value for name, value in settings.items() if name not in self.without}
             arguments["settings"] = {**settings, **self.settings}
         return Call(refused.tool, arguments)
 
@@ -92,60 +95,68 @@ class Hint:
     change: Change | None = None
 
     def __str__(self) -> str:
-        """For an agent: the sentence, then the call."""
+        """The hint as one text for an agent: the sentence, then the call."""
         return f"{self.text} {self.call}".strip() if self.call else self.text
 
     def __bool__(self) -> bool:
+        """False for a hint that says nothing. A change alone says nothing yet."""
         return bool(self.text or self.call)
 
-    def of(self, refused: Call) -> "Hint":
-        """The hint of a call that was refused: what to change in it becomes the whole call."""
+    def for_call(self, refused: Call) -> "Hint":
+        """The hint for the call that was refused: if it says only what to change in a call, this
+        one holds the whole call to make instead; any other hint stays as it is."""
         if self.change is None or self.call is not None:
             return self
-        return Hint(self.text, self.change.applied(refused))
+        return Hint(self.text, self.change.applied_to(refused))
 
     def after(self, text: str) -> "Hint":
-        """The same move with `text` before it."""
+        """The same hint with `text` before its sentence."""
         return Hint(f"{text} {self.text}".strip(), self.call, self.change)
 
     def to_json(self) -> str | dict[str, object]:
-        """As it is stored: an object where there is a call, else the sentence alone."""
+        """The hint as JSON: {"text", "call"} where there is a call, else the sentence alone. A
+        change is not stored."""
         return {"text": self.text, "call": self.call.to_json()} if self.call else self.text
 
     @staticmethod
     def from_json(value: object) -> "Hint":
-        """What `to_json` gave; before there were calls, hints were stored as text alone."""
+        """The hint that `to_json` gave. Any other value is taken as a sentence: older releases
+        stored hints as text alone."""
         if isinstance(value, Mapping):
             body = cast(Mapping[str, object], value)
             return Hint(str(body.get("text") or ""), Call.from_json(body.get("call")))
         return Hint(str(value or ""))
 
     def dump(self) -> str:
-        """As a text column of the database holds it."""
+        """The hint as a text column of the database holds it: the sentence, or JSON with the
+        call."""
         stored = self.to_json()
         return stored if isinstance(stored, str) else json.dumps(stored, ensure_ascii=False)
 
     @staticmethod
     def load(stored: str) -> "Hint":
-        """What `dump` gave."""
-        if stored.startswith('{"text": '):
+        """The hint that `dump` gave."""
+        if stored.startswith('{"text": '):  # as the JSON of a hint with a call begins
             try:
                 return Hint.from_json(json.loads(stored))
-            except ValueError:
+            except ValueError:  # a sentence that only looks like JSON
                 return Hint(stored)
         return Hint(stored)
 
-    def shown(self, name: str = "hint") -> dict[str, object]:
-        """As the fields of a result: the text for an agent under `name`, the call as data."""
+    def as_fields(self, name: str = "hint") -> dict[str, object]:
+        """The hint as fields of a result: its text under `name`, and where there is a call,
+        "call"."""
         fields: dict[str, object] = {name: str(self)}
         return fields | ({"call": self.call.to_json()} if self.call else {})
 
     @staticmethod
-    def read(text: str, call: object) -> "Hint":
-        """The hint behind such fields of a result."""
-        made = Call.from_json(call)
-        return Hint(text.removesuffix(str(made)).rstrip() if made else text, made)
+    def from_fields(text: str, call: object) -> "Hint":
+        """The hint that `as_fields` gave: its text, and its call as JSON or None."""
+        parsed_call = Call.from_json(call)
+        sentence = text.removesuffix(str(parsed_call)).rstrip() if parsed_call else text
+        return Hint(sentence, parsed_call)
 
 
 def hint_of(hint: "str | Hint") -> Hint:
+    """`hint` as a Hint; a text becomes its sentence."""
     return hint if isinstance(hint, Hint) else Hint(hint)

@@ -207,7 +207,7 @@ LINE_KEYS = ("step", "time")
 
 
 def names(algorithm: str) -> list[str]:
-    """The metric names the trainer of `algorithm` writes, in the order of the list above."""
+    """The metrics that the trainer of `algorithm` writes, in the order of the list above."""
     return [metric.name for metric in _LIST if algorithm in metric.algorithms]
 
 
@@ -216,10 +216,11 @@ HELDOUT = "heldout_"
 
 
 def curve_name(scored: str) -> str:
-    """The column for a named metric of an environment's `Score`; `heldout_` before it on exams.
+    """The column of `metrics.jsonl` for a metric that an environment's `Score` calls `scored`.
 
-    Its own name, unless a column of ours has that name already, as it stands or on exams: then
-    `env_` stands before it, so that an environment can never overwrite what the trainer measured.
+    It is the same name, unless a column of ours has it, or would have it with `heldout_` before it:
+    then `env_` stands before the name, so that an environment cannot overwrite what the trainer
+    measured. The caller puts `heldout_` before the column for an evaluation.
     """
-    ours = scored in METRICS or scored in LINE_KEYS or f"{HELDOUT}{scored}" in METRICS
-    return f"env_{scored}" if ours or scored.startswith(HELDOUT) else scored
+    is_taken = scored in METRICS or scored in LINE_KEYS or f"{HELDOUT}{scored}" in METRICS
+    return f"env_{scored}" if is_taken or scored.startswith(HELDOUT) else scored

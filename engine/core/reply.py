@@ -19,8 +19,8 @@ BODY_CHARS = 9_300
 def as_json(value: Any) -> Any:
     """`value` as JSON can hold it.
 
-    A dataclass becomes an object with its fields in order, those that are None left out; what is
-    inside objects and lists is converted likewise. Other values pass as they are.
+    A dataclass becomes an object with its fields in order, without those that are None. Whatever is
+    inside objects, lists and tuples is converted likewise. Other values stay as they are.
     """
     if is_dataclass(value) and not isinstance(value, type):
         items = ((field.name, getattr(value, field.name)) for field in fields(value))
@@ -33,8 +33,8 @@ def as_json(value: Any) -> Any:
 
 
 class ReplyBase:
-    """A dataclass that answers a call."""
+    """The base of dataclasses that answer a call."""
 
     def to_json(self) -> Reply:
-        """The JSON object that is shown; fields that are None are left out."""
+        """The answer as a JSON object, without the fields that are None."""
         return as_json(self)

@@ -6,77 +6,97 @@ from weakref import WeakKeyDictionary
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-KNOWN = "honesmith.known"  # in the scope of a request: a connection worth keeping
-HEADERS_S = 10.0  # for the headers of a request, from the connection or its first byte
+# The key in the scope of a request by which an app says that it knows the client.
+KNOWN = "honesmith.known"
+# Time for the headers of a request to arrive, from the connection on or from their first byte.
+HEADERS_S = 10.0
 
 
 _Idle = dict["ImpatientProtocol", None]
+# For each server the idle connections of unknown and of known clients, the longest idle first.
 _IDLE: "WeakKeyDictionary[ServerState, tuple[_Idle, _Idle]]" = WeakKeyDictionary()
 
 
 class ImpatientProtocol(H11Protocol):
-    """uvicorn's own protocol, which waits for the first request of a connection for ever.
+    """uvicorn's protocol for HTTP/1.1, which also closes connections whose client sends nothing.
 
-    Above `limit_concurrency` connections uvicorn refuses every request, whoever asks. So when there
-    are as many, the one on which nothing has been asked for the longest is closed for a new one,
-    strangers' first: an app says of a request that it knows who asks by `scope[KNOWN]`.
+    uvicorn itself waits without limit for the first request of a connection, and above
+    `limit_concurrency` connections it refuses every request, whoever sends it. So when that many
+    are open, a new connection closes the one that has been idle for the longest. Connections of
+    unknown clients go first: an app marks the client of a request as known by `scope[KNOWN]`.
     """
 
-    _patience: asyncio.TimerHandle | None = None
+    _header_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has connected: it counts as idle and unknown, and its headers must come in
+        time."""
         super().connection_made(transport)
-        self._idle(known=False)[self] = None
-        self._make_room()
-        self._wait()
+        self._idle_connections(known=False)[self] = None
+        self._close_oldest_idle_at_limit()
+        self._start_header_timer()
 
     def data_received(self, data: bytes) -> None:
-        if self._patience is None and (self.cycle is None or self.cycle.response_complete):
-            self._wait()
-        before = self.cycle
+        """Bytes have come: the first of a request start the timer for its headers, the last of its
+        headers stop it and make the connection busy."""
+        if self._header_timer is None and (self.cycle is None or self.cycle.response_complete):
+            self._start_header_timer()
+        cycle_before = self.cycle
         super().data_received(data)
-        if self.cycle is not before:  # the headers are there; the gate has an eye on the body
-            self._is_asked()
-            self._stop_waiting()
+        # A new cycle means that all headers have arrived; the access gate limits a slow body.
+        if self.cycle is not cycle_before:
+            self._forget_as_idle()
+            self._stop_header_timer()
 
     def on_response_complete(self) -> None:
-        before = self.cycle
+        """A request was answered: the connection is idle again, unless the next request has come
+        already."""
+        cycle_before = self.cycle
         super().on_response_complete()
-        if self.cycle is before and not self.transport.is_closing():
-            self._idle(known=bool(self.scope.get(KNOWN)))[self] = None
+        if self.cycle is cycle_before and not self.transport.is_closing():
+            self._idle_connections(known=bool(self.scope.get(KNOWN)))[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._is_asked()
-        self._stop_waiting()
+        """The connection is closed: forget it and its timer."""
+        self._forget_as_idle()
+        self._stop_header_timer()
         super().connection_lost(exc)
 
-    def _idle(self, known: bool) -> "dict[ImpatientProtocol, None]":
-        """The connections of this server that ask for nothing, the longest idle first."""
+    def _idle_connections(self, known: bool) -> "dict[ImpatientProtocol, None]":
+        """The idle connections of this server whose client is known, or is not; the longest idle
+        first."""
         return _IDLE.setdefault(self.server_state, ({}, {}))[known]
 
-    def _is_asked(self) -> None:
+    def _forget_as_idle(self) -> None:
+        """Take this connection out of the idle ones; it may not be among them."""
         for known in (False, True):
-            self._idle(known).pop(self, None)
+            self._idle_connections(known).pop(self, None)
 
-    def _make_room(self) -> None:
-        """At the limit, close the connection that is idle for longest, unknown ones first."""
+    def _close_oldest_idle_at_limit(self) -> None:
+        """At the limit of connections, close the longest idle one, unknown clients first. Nothing
+        is closed while all others are being answered; uvicorn then refuses the new request."""
         while self.limit_concurrency and len(self.connections) >= self.limit_concurrency:
-            idle = (one for known in (False, True) for one in self._idle(known) if one is not self)
-            oldest = next(idle, None)
+            others = (
+                other
+                for known in (False, True)
+                for other in self._idle_connections(known)
+                if other is not self
+            )
+            oldest = next(others, None)
             if oldest is None:  # all others are being answered
                 return
-            oldest._is_asked()
+            oldest._forget_as_idle()
             self.connections.discard(oldest)
             oldest.transport.close()
 
-    def _wait(self) -> None:
-        self._patience = self.loop.call_later(HEADERS_S, self._give_up)
+    def _start_header_timer(self) -> None:
+        self._header_timer = self.loop.call_later(HEADERS_S, self._close_as_too_slow)
 
-    def _stop_waiting(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+    def _stop_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
 
-    def _give_up(self) -> None:
-        self._patience = None
+    def _close_as_too_slow(self) -> None:
+        self._header_timer = None
         self.transport.close()

@@ -21,7 +21,8 @@ from engine.core.files import is_locked, share_lock, sync_folder, take_lock
 from engine.home import recovery
 from engine.home.run_dir import Home
 
-_BUSY_S = 30.0
+_BUSY_S = 30.0  # how long to wait for another process that holds a lock on the database
+# Errors of a disk that takes no writing: read-only, not permitted, full, or a limit is reached.
 _NO_WRITING = (
     errno.EROFS,
     errno.EACCES,
@@ -31,6 +32,7 @@ _NO_WRITING = (
     errno.EFBIG,
 )
 _ROOM = 65_536  # bytes that SQLite needs beside the database to open it
+_LEAST_INODES = 4  # for the files that SQLite makes beside the database: its log, its index
 _MEND_S = 5.0  # how long to wait until nobody has a damaged database open
 
 _M001 = (
@@ -125,6 +127,7 @@ _M001 = (
 
 
 def m001_first_tables(db: sqlite3.Connection) -> None:
+    """Create the tables of version 0.1.0."""
     for statement in _M001:
         db.execute(statement)
 
@@ -133,107 +136,120 @@ MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [m001_first_tables]
 
 
 class Damaged(Exception):
-    """The database file is not one, or not whole; the message says what SQLite said."""
+    """The database file is no database, or a part of it is wrong; the message is SQLite's."""
 
 
 def open_database(home: Home) -> tuple[sqlite3.Connection, int]:
-    """A connection to the home's database, its schema up to date, and a descriptor to close after
-    it: the lock that says it is open.
+    """Open the home's database with its schema up to date; mend it first if it is damaged.
 
-    A damaged one is kept aside and its rows are made again from the folders of the home.
+    A damaged database is moved aside, and its rows are made again from the folders of the home.
+    Where the disk cannot be written, the connection can only read.
+
+    Returns the connection, and the descriptor of a lock that tells others that the database is
+    open; close it after the connection. The descriptor is -1 where the disk takes no lock file.
     Raises UserError HOME_UNUSABLE or DISK_FULL.
     """
     try:
         lock = share_lock(home.db_lock, wait_s=_BUSY_S)
     except OSError as error:
-        lock = -1  # a disk that takes no new file, or is for reading alone
+        lock = -1  # the disk takes no new file, or can only be read
         if error.errno not in _NO_WRITING:
-            raise unusable(home.db, error) from error
+            raise unusable_error(home.db, error) from error
     if lock is None:
-        raise unusable(home.db, TimeoutError("it is being mended by another process"))
+        raise unusable_error(home.db, TimeoutError("it is being mended by another process"))
     try:
-        return _open(home) if lock >= 0 else _open_to_read(home), lock
+        return _open(home) if lock >= 0 else _open_read_only(home), lock
     except Damaged as damage:
         if lock < 0:
-            raise damaged(home, str(damage)) from damage
+            raise damaged_error(home, str(damage)) from damage
         os.close(lock)
         return mend(home, str(damage))
-    except BaseException as error:
-        sqlites = isinstance(error, UserError) and isinstance(error.__cause__, sqlite3.Error)
-        if not (sqlites and _at_rest(home)):
+    except BaseException as error:  # whatever it is, the lock must not stay held
+        is_from_sqlite = isinstance(error, UserError) and isinstance(error.__cause__, sqlite3.Error)
+        if not (is_from_sqlite and _is_readable_alone(home)):
             if lock >= 0:
                 os.close(lock)
             raise
-        return _open_to_read(home), lock
+        return _open_read_only(home), lock  # SQLite cannot write here, but all can be read
 
 
-def _at_rest(home: Home) -> bool:
-    """Whether all that was committed is in the database itself, so that it can be read alone."""
-    log = Path(f"{home.db}-wal")
-    return home.db.exists() and not (log.exists() and log.stat().st_size)
+def _is_readable_alone(home: Home) -> bool:
+    """Whether the database file holds everything that was committed, so that it can be read without
+    its write-ahead log. False also where there is no database."""
+    write_ahead_log = Path(f"{home.db}-wal")
+    return home.db.exists() and not (write_ahead_log.exists() and write_ahead_log.stat().st_size)
 
 
-def _open_to_read(home: Home) -> sqlite3.Connection:
-    """The database of a home that cannot be written just now: whoever only looks is answered.
+def _open_read_only(home: Home) -> sqlite3.Connection:
+    """A connection for reading to the database of a home that cannot be written now.
 
-    Raises UserError HOME_UNUSABLE or DISK_FULL.
+    Raises Damaged, or UserError HOME_UNUSABLE or DISK_FULL, also when the database cannot be read
+    without writing: its log is not empty, or its schema is of another version.
     """
     try:
-        if not _at_rest(home):
+        if not _is_readable_alone(home):
             raise sqlite3.OperationalError("its write-ahead log cannot be read without writing")
         options = "?mode=ro&immutable=1"
         db = sqlite3.connect(f"{home.db.as_uri()}{options}", uri=True, isolation_level=None)
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version != len(MIGRATIONS):
             db.close()
+            # An older schema cannot be brought up to date without writing.
             raise sqlite3.OperationalError(f"its schema is {version}, not {len(MIGRATIONS)}")
     except sqlite3.OperationalError as error:
-        raise unusable(home.db, error) from error
+        raise unusable_error(home.db, error) from error
     except sqlite3.DatabaseError as error:
         raise Damaged(str(error)) from error
     return db
 
 
-def mend(home: Home, what: str) -> tuple[sqlite3.Connection, int]:
-    """Keep the damaged database aside and open a new one with the rows that folders still tell.
+def mend(home: Home, fault: str) -> tuple[sqlite3.Connection, int]:
+    """Move the damaged database aside and open a new one, with the rows that the folders still
+    tell.
 
-    Nobody else may have it open, as the supervisor of every living run does: SQLite deletes its
-    log by name when it closes, whatever file has that name by then.
-    Raises UserError HOME_UNUSABLE.
+    Args:
+        fault: what is wrong with the database, for the error.
+
+    Returns what `open_database` returns. Raises UserError HOME_UNUSABLE when the database cannot be
+    moved, when the new one is damaged too, or when another process has it open, as the supervisor
+    of every living run does. That must not be: SQLite deletes its log by name when it closes, and
+    would then delete the log of the new database.
     """
     lock = take_lock(home.db_lock, wait_s=_MEND_S)
     if lock is None:
-        raise damaged(home, what, in_use=True)
+        raise damaged_error(home, fault, in_use=True)
     try:
-        db = _intact_by_now(home) or _begin_anew(home)
-        fcntl.flock(lock, fcntl.LOCK_SH)
+        db = _open_if_mended(home) or _replace_damaged(home)
+        fcntl.flock(lock, fcntl.LOCK_SH)  # from now on as any other connection holds it
         return db, lock
     except Damaged as damage:
         os.close(lock)
-        raise damaged(home, str(damage)) from damage
+        raise damaged_error(home, str(damage)) from damage
     except OSError as error:
         os.close(lock)
-        raise damaged(home, f"{what}; it cannot be moved aside: {error}") from error
+        raise damaged_error(home, f"{fault}; it cannot be moved aside: {error}") from error
     except BaseException:
         os.close(lock)
         raise
 
 
-def _intact_by_now(home: Home) -> sqlite3.Connection | None:
-    """The database where another process has mended it meanwhile."""
+def _open_if_mended(home: Home) -> sqlite3.Connection | None:
+    """A connection to the database if another process has mended it meanwhile; None if it is still
+    damaged."""
     try:
         db = _open(home)
     except Damaged:
         return None
-    if not intact(db):
+    if not damage_in(db):
         return db
     db.close()
     return None
 
 
-def _begin_anew(home: Home) -> sqlite3.Connection:
+def _replace_damaged(home: Home) -> sqlite3.Connection:
+    """Rename the damaged database and the files of its log, and open a new one in its place."""
     aside = home.db_aside(time.strftime("%Y%m%dT%H%M%S", time.gmtime()))
-    # The log first: without its database it is nothing, beside a new one it would be poison.
+    # The log first: SQLite would apply an old log to the new database, should it find one there.
     for suffix in ("-wal", "-shm", ""):
         with contextlib.suppress(FileNotFoundError):
             os.rename(f"{home.db}{suffix}", f"{aside}{suffix}")
@@ -241,30 +257,36 @@ def _begin_anew(home: Home) -> sqlite3.Connection:
     return _open(home)
 
 
-def intact(db: sqlite3.Connection) -> str:
-    """ "" when every page can be read and fits the others, else the first things that are wrong."""
+def damage_in(db: sqlite3.Connection) -> str:
+    """Check every page of the database. Returns "" when all can be read and fit together, else the
+    first things that are wrong, in SQLite's words."""
     try:
         reports = [line for (line,) in db.execute("PRAGMA quick_check")]
     except sqlite3.DatabaseError as error:
         reports = [str(error)]
+    # Three are enough to tell; a badly damaged file has thousands.
     return "" if reports == ["ok"] else "; ".join(reports[:3])
 
 
 def _open(home: Home) -> sqlite3.Connection:
-    """A connection, the schema up to date. Raises Damaged, HOME_UNUSABLE or DISK_FULL."""
-    if _emptied(home):
+    """A connection for reading and writing, with the schema up to date.
+
+    Raises Damaged, or UserError HOME_UNUSABLE or DISK_FULL.
+    """
+    if _was_emptied(home):
         raise Damaged("the file is empty although this home holds runs")
     try:
         db = sqlite3.connect(home.db, timeout=_BUSY_S, isolation_level=None)
     except sqlite3.Error as error:
-        raise unusable(home.db, error) from error
+        raise unusable_error(home.db, error) from error
     try:
+        # Only the holder of `Home.checkpoint_lock` moves the log into the database.
         db.execute("PRAGMA wal_autocheckpoint = 0")
         db.execute("PRAGMA synchronous = FULL")
         _prepare(home, db)
     except sqlite3.OperationalError as error:
         db.close()
-        raise unusable(home.db, error) from error
+        raise unusable_error(home.db, error) from error
     except sqlite3.DatabaseError as error:
         db.close()
         raise Damaged(str(error)) from error
@@ -274,8 +296,9 @@ def _open(home: Home) -> sqlite3.Connection:
     return db
 
 
-def _emptied(home: Home) -> bool:
-    """Whether the file is empty although there are runs: a database that was cut to nothing."""
+def _was_emptied(home: Home) -> bool:
+    """Whether the database file is empty although the home holds runs: something cut it to nothing.
+    False where there is no file."""
     try:
         if home.db.stat().st_size:
             return False
@@ -286,7 +309,11 @@ def _emptied(home: Home) -> bool:
 
 
 def _prepare(home: Home, db: sqlite3.Connection) -> None:
-    """Bring the schema up to date; the usual case costs one read."""
+    """Bring the schema up to date; where it is, this costs one read. A database without any schema
+    also gets the rows that the folders of the home tell.
+
+    Raises UserError HOME_UNUSABLE when a newer Honesmith wrote the database.
+    """
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version == len(MIGRATIONS):
         return
@@ -314,7 +341,8 @@ def _prepare(home: Home, db: sqlite3.Connection) -> None:
 
 
 def _refill(home: Home, db: sqlite3.Connection) -> None:
-    """The rows of a home whose folders are older than its database; a new home has none."""
+    """Add the rows that the folders of the home tell: environments, deployments, and runs with
+    their last state. A new home has none."""
     for row in recovery.env_rows(home):
         values = row | {"info": json.dumps(row["info"])}
         _insert(db, "envs", values)
@@ -328,6 +356,7 @@ def _refill(home: Home, db: sqlite3.Connection) -> None:
 
 
 def _insert(db: sqlite3.Connection, table: str, values: recovery.Columns) -> None:
+    """Insert one row: column name to value."""
     marks = ", ".join("?" * len(values))
     db.execute(
         f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})", tuple(values.values())
@@ -335,7 +364,10 @@ def _insert(db: sqlite3.Connection, table: str, values: recovery.Columns) -> Non
 
 
 def _use_wal(db: sqlite3.Connection) -> None:
-    """Switch the database to a write-ahead log, waiting until no other process has it open."""
+    """Switch the database to a write-ahead log, waiting until no other process has it open.
+
+    Raises sqlite3.OperationalError when another process keeps it open for too long.
+    """
     # Switching the journal needs the file alone, and SQLite does not wait for that by itself.
     deadline = time.monotonic() + _BUSY_S
     while True:
@@ -345,36 +377,37 @@ def _use_wal(db: sqlite3.Connection) -> None:
         except sqlite3.OperationalError as error:
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
-            time.sleep(0.005)
+            time.sleep(0.005)  # the other process needs the file for milliseconds
 
 
-Asked = ParamSpec("Asked")
-Given = TypeVar("Given")
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 def tells_of_the_disk(
-    function: Callable[Concatenate[Home, Asked], Given],
-) -> Callable[Concatenate[Home, Asked], Given]:
-    """`function(home, ...)` that raises UserError DISK_FULL or HOME_UNUSABLE where the disk cannot
-    be written, whichever file was the first that could not."""
+    function: Callable[Concatenate[Home, Arguments], Result],
+) -> Callable[Concatenate[Home, Arguments], Result]:
+    """A decorator for `function(home, ...)`: where the disk cannot be written, the function then
+    raises UserError DISK_FULL or HOME_UNUSABLE instead of an OSError, whichever file it could not
+    write. Other errors pass as they are."""
 
     @functools.wraps(function)
-    def wrapped(home: Home, *args: Asked.args, **kwargs: Asked.kwargs) -> Given:
+    def wrapped(home: Home, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         try:
             return function(home, *args, **kwargs)
         except OSError as error:
             if error.errno not in _NO_WRITING:
                 raise
-            raise _unwritten(home, error) from error
+            raise _disk_error(home, error) from error
 
     return wrapped
 
 
-def _unwritten(home: Home, error: OSError) -> UserError:
-    """The error for a disk that cannot be written: of the file that the error names, else of the
-    database."""
+def _disk_error(home: Home, error: OSError) -> UserError:
+    """The UserError for a disk that cannot be written: about the file that `error` names, or about
+    the database where it names none or one inside the home."""
     path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else home.db
-    full = no_room(path, error)
+    full = disk_full_error(path, error)
     if full is None and path != home.db and not path.is_relative_to(home.root):
         return UserError(
             "HOME_UNUSABLE",
@@ -382,13 +415,18 @@ def _unwritten(home: Home, error: OSError) -> UserError:
             hint="Give this user the right to it, then call again.",
             retryable=True,
         )
-    return full or unusable(home.db, error)
+    return full or unusable_error(home.db, error)
 
 
-def no_room(path: Path, error: Exception) -> UserError | None:
-    """The error DISK_FULL, where the disk is full or the file may not grow; else None.
+def disk_full_error(path: Path, error: Exception) -> UserError | None:
+    """The UserError DISK_FULL if `error` comes from a full disk or from a file that may not grow;
+    else None.
 
-    SQLite says "disk I/O error" or "unable to open" where it finds no room for its own files.
+    Also None when the disk cannot be looked at. The free space is measured, because SQLite only
+    says "disk I/O error" or "unable to open" where it finds no room for its own files.
+
+    Args:
+        path: a file on that disk.
     """
     try:
         disk = os.statvfs(path.parent)
@@ -402,23 +440,25 @@ def no_room(path: Path, error: Exception) -> UserError | None:
             "nothing was stored.",
             retryable=True,
         )
-    left, files = disk.f_bavail * disk.f_frsize, disk.f_favail
+    free_bytes, free_inodes = disk.f_bavail * disk.f_frsize, disk.f_favail
     is_full = getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
     # Only SQLite's own words: an OSError's hold a path, which may be called anything.
     is_full = is_full or (isinstance(error, sqlite3.Error) and "full" in str(error))
-    if not (is_full or left < _ROOM or (disk.f_files and files < 4)):
+    if not (is_full or free_bytes < _ROOM or (disk.f_files and free_inodes < _LEAST_INODES)):
         return None
     return UserError(
         "DISK_FULL",
-        f"the disk under {path} has no room: {left} bytes and {files} inodes are left ({error})",
+        f"the disk under {path} has no room: {free_bytes} bytes and {free_inodes} inodes are left "
+        f"({error})",
         hint="Free some space (or inodes), then call again; nothing was stored.",
         retryable=True,
     )
 
 
-def unusable(path: Path, error: Exception) -> UserError:
-    """The error for a database that cannot be opened: DISK_FULL or HOME_UNUSABLE."""
-    full = no_room(path, error)
+def unusable_error(path: Path, error: Exception) -> UserError:
+    """The UserError for a database at `path` that cannot be opened: DISK_FULL where the disk is the
+    reason, else HOME_UNUSABLE."""
+    full = disk_full_error(path, error)
     if full is not None:
         return full
     return UserError(
@@ -429,21 +469,27 @@ def unusable(path: Path, error: Exception) -> UserError:
     )
 
 
-def damaged(home: Home, what: str, in_use: bool = False) -> UserError:
-    """The error for a damaged database; `in_use`: others have it open, so it cannot be mended."""
+def damaged_error(home: Home, fault: str, in_use: bool = False) -> UserError:
+    """The UserError HOME_UNUSABLE for a damaged database.
+
+    Args:
+        fault: what is wrong with it.
+        in_use: whether other processes have it open, so that it cannot be mended now.
+    """
     if not in_use:
         return UserError(
             "HOME_UNUSABLE",
-            f"the database {home.db} is damaged: {what}",
+            f"the database {home.db} is damaged: {fault}",
             hint="Restart the server when the runs under way have ended: it keeps the damaged file "
             "and makes the run list again from the run folders.",
         )
     folders = list(home.runs.iterdir()) if home.runs.is_dir() else []
     living = [path.name for path in folders if is_locked(home.run(path.name).lock)]
+    # Five names are enough to find the others by.
     users = ", ".join(living[:5]) + " still run(s)" if living else "others have it open"
     return UserError(
         "HOME_UNUSABLE",
-        f"the database {home.db} is damaged: {what}; it is not touched while {users}",
+        f"the database {home.db} is damaged: {fault}; it is not touched while {users}",
         hint="Call again when that has ended: the run list is then made again from the run "
         "folders, and the damaged file is kept.",
         retryable=True,

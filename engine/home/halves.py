@@ -40,35 +40,50 @@ class ChoosingHalf(ReplyBase):
 
 
 def choosing(run: RunDir) -> ChoosingHalf | None:
-    """What `heldout_*` is measured on in a run; None where nothing is held out, or not yet."""
+    """Which held-out tasks choose the checkpoint of `run`, and so what its `heldout_*` metrics are
+    measured on. None where no task is held out, or before the run's first start."""
     return chosen_by(read_lines(run.events)[0])
 
 
 def chosen_by(events: Iterable[Mapping[str, Any]]) -> ChoosingHalf | None:
-    """What `heldout_*` is measured on in the run of these events, as its last start says; None
-    where nothing is held out, or before the first start."""
-    total = tasks = 0
+    """Which held-out tasks choose the checkpoint of the run of these events; the last start counts.
+
+    None where no task is held out, or before the first start.
+    """
+    heldout_total = choosing_count = 0
     for event in events:
-        heldout, choose = event.get("heldout_tasks"), event.get("heldout_choose")
+        heldout, recorded_count = event.get("heldout_tasks"), event.get("heldout_choose")
         if event.get("event") == "started" and isinstance(heldout, int):
-            total = heldout
+            heldout_total = heldout
             # Older runs do not say how many choose: every second task did, the first one too.
-            tasks = choose if isinstance(choose, int) else total - total // 2
-    if not total:
+            choosing_count = (
+                recorded_count
+                if isinstance(recorded_count, int)
+                else heldout_total - heldout_total // 2
+            )
+    if not heldout_total:
         return None
-    other = total - tasks
-    rest = f"the verdict is read on the other {other}" if other else "there is no other"
-    about = f"heldout_* is of the {tasks} of {total} held-out tasks that choose the checkpoint"
-    return ChoosingHalf("select", tasks, total, f"{about}; {rest}")
+    other_count = heldout_total - choosing_count
+    rest = f"the verdict is read on the other {other_count}" if other_count else "there is no other"
+    about = (
+        f"heldout_* is of the {choosing_count} of {heldout_total} held-out tasks "
+        "that choose the checkpoint"
+    )
+    return ChoosingHalf("select", choosing_count, heldout_total, f"{about}; {rest}")
 
 
 def scores_in_words(scores: Mapping[str, Any], half: ChoosingHalf | None) -> str:
-    """`success 77.5 %, reward 0.8 on the 80 held-out tasks that choose`; "" without scores."""
+    """`success 77.5 %, reward 0.8 on the 80 held-out tasks that choose`; "" without scores.
+
+    Args:
+        scores: a line of metrics; only its `heldout_*` columns are read.
+        half: which tasks were scored; None leaves that out of the words.
+    """
     parts = []
     for name in ("success", "reward", "loss"):
         value = number(scores.get(f"heldout_{name}"))
         if value is not None:
-            shown = f"{100 * value:.1f} %" if name == "success" else f"{value:.3g}"
-            parts.append(f"{name} {shown}")
-    where = f" on the {half.tasks} held-out tasks that choose" if half else ""
-    return ", ".join(parts) + where if parts else ""
+            text = f"{100 * value:.1f} %" if name == "success" else f"{value:.3g}"
+            parts.append(f"{name} {text}")
+    measured_on = f" on the {half.tasks} held-out tasks that choose" if half else ""
+    return ", ".join(parts) + measured_on if parts else ""

@@ -10,8 +10,9 @@ from engine.core.files import JsonObject, last_line, read_json, read_lines, writ
 from engine.home.rows import TERMINAL, RunRow
 from engine.home.run_dir import RunDir
 
-_ETA_LINES = 20  # steps the speed is taken from
-_ETA_BYTES = 64_000
+_ETA_LINES = 20  # the speed is taken from so many of the last steps
+_ETA_BYTES = 64_000  # and so much of the file's end is read for them
+_SHOWN_ALERTS = 10  # the latest
 
 
 @dataclass(frozen=True)
@@ -19,13 +20,14 @@ class Progress:
     """How far a run is.
 
     Attributes:
-        step, total_steps: None where nothing says so yet.
-        eta_s: seconds left; None when unknown, or when the run has ended.
-        metrics: the last line of them.
-        quiet_s: seconds since the trainer wrote anything; None where no trainer is to write.
-        alerts: events of the last alerts.
-        cursor: byte after the last event.
-        started: the events of each start.
+        step, total_steps: the last step that was measured, and how many there will be; None where
+            no file says so yet.
+        eta_s: seconds left; None when it is not known, or when the run has ended.
+        metrics: the last line of metrics.jsonl; {} before the first.
+        quiet_s: seconds since the trainer wrote anything; None where no trainer is running.
+        alerts: the events of the latest alerts.
+        cursor: the byte after the last event.
+        started: the event of each start, the first one first.
     """
 
     step: int | None
@@ -39,7 +41,7 @@ class Progress:
 
 
 def events_from(run: RunDir, cursor: int) -> tuple[list[JsonObject], int]:
-    """All complete events from byte `cursor` on, and where they end."""
+    """All complete events from byte `cursor` on, and the cursor after the last of them."""
     events: list[JsonObject] = []
     while True:
         rows, end = read_lines(run.events, cursor)
@@ -55,31 +57,33 @@ def events_end(run: RunDir) -> int:
 
 
 def alerts_in(events: list[JsonObject]) -> list[JsonObject]:
+    """Those of the events that are alerts."""
     return [event for event in events if event.get("event") == "alert"]
 
 
 def read_progress(run: RunDir, row: RunRow) -> Progress:
-    """How far a run is, from its events and the end of its metrics."""
+    """How far a run is, from its events and the end of its metrics; `row` tells its state."""
     events, cursor = events_from(run, 0)
-    last = last_line(run.metrics) or {}
-    started = [event for event in events if event.get("event") == "started"]
-    totals = [_whole(event.get("total_steps")) for event in reversed(started)]
+    last_metrics = last_line(run.metrics) or {}
+    starts = [event for event in events if event.get("event") == "started"]
+    totals = [_as_whole_number(event.get("total_steps")) for event in reversed(starts)]
     total = next((number for number in totals if number is not None), None)
-    step = _whole(last.get("step"))
+    step = _as_whole_number(last_metrics.get("step"))
     return Progress(
         step=step,
         total_steps=total,
-        eta_s=None if row.state in TERMINAL else _eta(run, step, total),
-        metrics=last,
-        quiet_s=_quiet(run) if row.state in ("preparing", "running", "stopping") else None,
-        alerts=alerts_in(events)[-10:],
+        eta_s=None if row.state in TERMINAL else _seconds_left(run, step, total),
+        metrics=last_metrics,
+        quiet_s=_quiet_seconds(run) if row.state in ("preparing", "running", "stopping") else None,
+        alerts=alerts_in(events)[-_SHOWN_ALERTS:],
         cursor=cursor,
-        started=started,
+        started=starts,
     )
 
 
 def write_status(run: RunDir, row: RunRow) -> None:
-    """Renew STATUS.md; a run must not fail for want of it, so a full disk is passed over."""
+    """Write STATUS.md again. A run must not fail because of it, so an error of the disk is
+    ignored."""
     try:
         write_text(run.status_md, status_text(run, row), fsync=False)
     except OSError:
@@ -87,15 +91,15 @@ def write_status(run: RunDir, row: RunRow) -> None:
 
 
 def status_text(run: RunDir, row: RunRow) -> str:
-    """The text of STATUS.md."""
-    now = read_progress(run, row)
-    of = f" of {now.total_steps}" if now.total_steps is not None else ""
+    """The text of STATUS.md: a heading and a list, and when it was written."""
+    progress = read_progress(run, row)
+    of_total = f" of {progress.total_steps}" if progress.total_steps is not None else ""
     lines = [
         f"# {row.run_id}: {row.state}",
         "",
         f"- {row.algorithm} of {row.model} on {row.env_id}",
         f"- attempt {row.attempt}, device {row.device or 'none yet'}",
-        f"- step {now.step if now.step is not None else '-'}{of}",
+        f"- step {progress.step if progress.step is not None else '-'}{of_total}",
         f"- device hours spent: {row.spent_hours:.3f}",
     ]
     if row.verdict:
@@ -104,48 +108,64 @@ def status_text(run: RunDir, row: RunRow) -> str:
         lines.append(f"- reason ({row.reason_kind}): {row.reason}")
     if row.hint:
         lines.append(f"- next: {row.hint}")
-    lines += [f"- alert: {alert.get('message', '')}" for alert in now.alerts]
+    lines += [f"- alert: {alert.get('message', '')}" for alert in progress.alerts]
     stamp = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     return "\n".join([*lines, "", f"Written {stamp}; the database has the last word.", ""])
 
 
-def _whole(value: Any) -> int | None:
-    """`value` as a whole number; None for what is none, an infinity out of a damaged line too."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return int(value) if number and math.isfinite(value) else None
+def _as_whole_number(value: Any) -> int | None:
+    """`value` as a whole number, fractions cut off. None for anything but a finite number: a
+    damaged line may hold text or an infinity."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return int(value) if is_number and math.isfinite(value) else None
 
 
-def _eta(run: RunDir, step: int | None, total: int | None) -> float | None:
-    """Seconds left, from the pace of the last steps of this attempt."""
-    if step is None or total is None or step >= total:
-        return 0.0 if step is not None and total is not None else None
+def _seconds_left(run: RunDir, step: int | None, total: int | None) -> float | None:
+    """Seconds until the last step, at the pace of the last steps of this attempt.
+
+    0 when every step is done; None when the steps or the pace are not known.
+    """
+    if step is None or total is None:
+        return None
+    if step >= total:
+        return 0.0
     try:
-        began = float(read_json(run.started_record)["time"])
+        attempt_began = float(read_json(run.started_record)["time"])
     except (OSError, ValueError, KeyError, TypeError):
-        began = 0.0
+        attempt_began = 0.0  # not known: all steps count
     try:
-        start = max(0, os.stat(run.metrics).st_size - _ETA_BYTES)
+        tail_start = max(0, os.stat(run.metrics).st_size - _ETA_BYTES)
     except OSError:
         return None
-    rows, _ = read_lines(run.metrics, start, _ETA_BYTES)
+    rows, _ = read_lines(run.metrics, tail_start, _ETA_BYTES)
+    points = [point for point in _step_times(rows) if point[0] >= attempt_began][-_ETA_LINES:]
+    if len(points) < 2:
+        return None
+    first_time, first_step = points[0]
+    last_time, last_step = points[-1]
+    if last_step <= first_step:
+        return None
+    seconds_per_step = max(0.0, last_time - first_time) / (last_step - first_step)
+    return round(seconds_per_step * (total - step), 1)
+
+
+def _step_times(rows: list[JsonObject]) -> list[tuple[float, int]]:
+    """(unix seconds, step) of every line of metrics that has both, in the order of the file."""
     points: list[tuple[float, int]] = []
     for row in rows:
-        written, reached = row.get("time"), _whole(row.get("step"))
-        if isinstance(written, int | float) and reached is not None:
-            points.append((float(written), reached))
-    points = [point for point in points if point[0] >= began][-_ETA_LINES:]
-    if len(points) < 2 or points[-1][1] <= points[0][1]:
-        return None
-    pace = max(0.0, points[-1][0] - points[0][0]) / (points[-1][1] - points[0][1])
-    return round(pace * (total - step), 1)
+        written_at, step = row.get("time"), _as_whole_number(row.get("step"))
+        if isinstance(written_at, int | float) and step is not None:
+            points.append((float(written_at), step))
+    return points
 
 
-def _quiet(run: RunDir) -> float | None:
-    """Seconds since the trainer last wrote anything: a deadlock shows here."""
-    newest = 0.0
+def _quiet_seconds(run: RunDir) -> float | None:
+    """Seconds since the trainer last wrote to its metrics, events or logs; None where it never did.
+    A trainer that hangs shows here."""
+    last_written = 0.0
     for path in (run.metrics, run.events, *run.logs.glob("attempt_*.log")):
         try:
-            newest = max(newest, path.stat().st_mtime)
+            last_written = max(last_written, path.stat().st_mtime)
         except OSError:
             continue
-    return round(max(0.0, time.time() - newest), 1) if newest else None
+    return round(max(0.0, time.time() - last_written), 1) if last_written else None

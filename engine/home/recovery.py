@@ -23,37 +23,38 @@ if TYPE_CHECKING:
     from engine.records.run_config import RunConfig
 
 _log = logging.getLogger("honesmith")
-_ID = re.compile(r"(.+)-(\d+)")
+_ID = re.compile(r"(.+)-(\d+)")  # name and number of a run
 _LOG = re.compile(r"attempt_(\d+)\.log")
-# The columns of a row by name; which there are is the database's schema.
+_STATUS_BYTES = 100_000  # more than any STATUS.md has
+_MOST_BYTES = 100_000_000  # of events that are read; no run writes more
+# A row of the database: column name to value. The schema says which columns there are.
 Columns = dict[str, Any]
-_ENDS = ("trainer_exited", "interrupted", "supervisor_left")
+# Events after which no trainer of the run works until its next attempt starts.
+_END_EVENTS = ("trainer_exited", "interrupted", "supervisor_left")
 
 
 def run_rows(home: Home) -> list[Columns]:
-    """A row for every run that was ever answered with, oldest first: column name to value.
-
-    A folder without STATUS.md is what a submit left that died before it told anyone.
-    """
+    """A row for every run whose submit was answered, oldest first. A run whose config.json cannot
+    be read is left out with a warning in the log."""
     rows = []
-    for name, number, run in _answered_runs(home):
+    for name, number, run in _reported_runs(home):
         try:
             config = run.read_config()
         except (OSError, UserError) as error:
             _log.warning("%s was left out: %s", run.id, error)
             continue
-        rows.append({"name": name, "number": number} | _row(run, config))
+        rows.append({"name": name, "number": number} | _run_row(run, config))
     return sorted(rows, key=lambda row: (row["created"], row["number"]))
 
 
 def damaged_configs(home: Home) -> list[str]:
-    """What is wrong with config.json of each run that has none which can be read, by path.
+    """For every run whose config.json cannot be read, a sentence with the path and what is wrong.
 
-    Such a run keeps its row, but it cannot go on, and where the database is lost no row is made
-    of it again.
+    Such a run keeps its row, but it cannot be continued, and if the database is lost, its row
+    cannot be made again.
     """
     faults = []
-    for _, _, run in _answered_runs(home):
+    for _, _, run in _reported_runs(home):
         try:
             run.read_config()
         except FileNotFoundError:
@@ -65,8 +66,12 @@ def damaged_configs(home: Home) -> list[str]:
     return faults
 
 
-def _answered_runs(home: Home) -> Iterator[tuple[str, int, RunDir]]:
-    """Name, number and folder of every run that was ever answered with."""
+def _reported_runs(home: Home) -> Iterator[tuple[str, int, RunDir]]:
+    """Name, number and folder of every run whose submit was answered.
+
+    These are the runs with a STATUS.md. A folder without one was left by a submit that died before
+    it told anyone of the run.
+    """
     for path in sorted(home.runs.iterdir()) if home.runs.is_dir() else ():
         match, run = _ID.fullmatch(path.name), home.run(path.name)
         if match is not None and run.status_md.is_file():
@@ -74,26 +79,27 @@ def _answered_runs(home: Home) -> Iterator[tuple[str, int, RunDir]]:
 
 
 def env_rows(home: Home) -> list[Columns]:
-    """A row for every stored environment version, the oldest push first."""
+    """A row for every stored environment version, the oldest push first. A folder with other files
+    than a version has is left out with a warning in the log."""
     rows = []
     for path in sorted(home.envs.glob("*/*/env.json")):
         folder = path.parent
         name, hash12 = folder.parent.name, folder.name
-        if hash12.startswith("."):
+        if hash12.startswith("."):  # a push that did not finish leaves such a folder
             continue
         row = env_row(folder)
         if row is None:
             _log.warning("%s is no whole environment version and was left out", folder)
             continue
         pushed = path.stat().st_mtime
-        named = {"env_id": f"{name}@{hash12}", "name": name, "hash": hash12}
-        rows.append(named | row | {"created": pushed, "pushed": pushed})
+        identity = {"env_id": f"{name}@{hash12}", "name": name, "hash": hash12}
+        rows.append(identity | row | {"created": pushed, "pushed": pushed})
     return sorted(rows, key=lambda row: row["pushed"])
 
 
 def env_row(folder: Path) -> Columns | None:
-    """What the database holds of the version in `folder`: its kind and `info`; None where its
-    files are not those of a version."""
+    """The kind of the version in `folder`, and the `info` that the database holds of it; None where
+    its files are not those of a version."""
     facts, audit = read_object(folder / "env.json"), read_object(folder / "audit.json")
     kind, rows, tools = facts.get("kind"), facts.get("rows"), facts.get("tools")
     if not (isinstance(kind, str) and isinstance(rows, dict) and isinstance(tools, list)):
@@ -109,23 +115,23 @@ def env_row(folder: Path) -> Columns | None:
 
 
 def deployment_rows(home: Home) -> list[Columns]:
-    """A row for every deployment that was started, the oldest first.
+    """A row for every deployment that was ever started, the oldest first.
 
-    One that lives goes on being served: all it answers to counts as asked for.
+    For one that still lives, every adapter that it serves is listed as asked for.
     """
     folders = [home.deployment(path.parent.name) for path in home.deployments.glob("*/config.json")]
     return sorted(
-        (row for folder in folders if (row := _deployment(folder))),
+        (row for folder in folders if (row := _deployment_row(folder))),
         key=lambda row: (row["created"], row["deployment_id"]),
     )
 
 
-def _deployment(folder: DeployDir) -> Columns | None:
-    """The row of one deployment, None where its config.json names no base model."""
+def _deployment_row(folder: DeployDir) -> Columns | None:
+    """The row of one deployment; None where its config.json names no base model."""
     config, ready = read_object(folder.config), read_object(folder.ready)
     if not config.get("base_path"):
         return None
-    base, alive = str(config.get("base_name") or config["base_path"]), is_locked(folder.alive)
+    base, is_alive = str(config.get("base_name") or config["base_path"]), is_locked(folder.alive)
     models = ready.get("models")
     adapters = started_with(config)  # all that is known of one that is not ready yet
     if isinstance(models, list):
@@ -139,18 +145,23 @@ def _deployment(folder: DeployDir) -> Columns | None:
         "url": str(ready.get("url") or ""),
         "adapters": adapters,
         "serve_base": not adapters,
-        "memory_bytes": _number(config.get("memory_bytes")),
+        "memory_bytes": _whole_number(config.get("memory_bytes")),
         "created": created,
     }
-    if alive:
+    if is_alive:
         return row
     failed = str(read_object(folder.failed).get("message") or "")
-    over = {"state": "failed" if failed else "stopped", "adapters": [], "serve_base": False}
-    return row | over | {"message": failed or "the process ended", "ended": _last_word(folder)}
+    nothing_served = {
+        "state": "failed" if failed else "stopped",
+        "adapters": [],
+        "serve_base": False,
+    }
+    end_values = {"message": failed or "the process ended", "ended": _last_written(folder)}
+    return row | nothing_served | end_values
 
 
 def started_with(config: JsonObject) -> list[dict[str, str]]:
-    """The adapters a deployment's config.json starts it with: name and path of each."""
+    """The adapters that a deployment's config.json names: {"name", "path"} each."""
     adapters = config.get("adapters")
     items = adapters if isinstance(adapters, list) else []
     named = [item for item in items if isinstance(item, dict)]
@@ -161,17 +172,25 @@ def started_with(config: JsonObject) -> list[dict[str, str]]:
     ]
 
 
-def _last_word(folder: DeployDir) -> float:
+def _last_written(folder: DeployDir) -> float:
+    """When the deployment last wrote its log or config, in unix seconds; 0 without both."""
     files = (folder.log, folder.config)
     return max((path.stat().st_mtime for path in files if path.exists()), default=0.0)
 
 
-def _row(run: RunDir, config: "RunConfig") -> Columns:
-    """The row of one run: what its files say of its start, its end and its hours."""
+def _run_row(run: RunDir, config: "RunConfig") -> Columns:
+    """The row of one run.
+
+    What was asked comes from its config. The state comes from exit.json where that is of the latest
+    attempt, else from STATUS.md where that says that the run ended, was to stop or was waiting;
+    else a run that had started was interrupted, and any other is queued.
+    """
     created = run.config.stat().st_mtime
-    trained = config if config.kind == "train" else None
-    started, status = read_object(run.started_record), _status(run)
-    attempt = max([1, _number(started.get("attempt")), status.attempt, *_attempts(run)])
+    train_config = config if config.kind == "train" else None
+    start_record, status = read_object(run.started_record), _read_status(run)
+    attempt = max(
+        [1, _whole_number(start_record.get("attempt")), status.attempt, *_logged_attempts(run)]
+    )
     row: Columns = {
         "run_id": run.id,
         "kind": config.kind,
@@ -181,32 +200,18 @@ def _row(run: RunDir, config: "RunConfig") -> Columns:
         "attempt": attempt,
         "env_id": config.env_id,
         "model": ", ".join(config.model_refs),
-        "note": trained.note if trained else "",
-        "expect": trained.expect if trained else "",
-        "parent": trained.parent if trained else "",
+        "note": train_config.note if train_config else "",
+        "expect": train_config.expect if train_config else "",
+        "parent": train_config.parent if train_config else "",
         "max_gpu_hours": config.max_gpu_hours or 0.0,
-        "estimated_hours": trained.estimate.gpu_hours.likely if trained else 0.0,
-        "spent_hours": max(status.spent_hours, _spent_hours(run)),
+        "estimated_hours": train_config.estimate.gpu_hours.likely if train_config else 0.0,
+        "spent_hours": max(status.spent_hours, _hours_in_events(run)),
         "state": "queued",
     }
-    if started:
-        row |= {"started": float(started.get("time") or created), "state": "interrupted"}
-    end = read_object(run.exit_record)
-    if end.get("state") in TERMINAL and end.get("attempt") == attempt:
-        row |= {key: str(end.get(key) or "") for key in ("state", "reason_kind", "reason")}
-        row["hint"] = Hint.from_json(end.get("hint")).dump()
-        row |= {
-            "verdict": str(end.get("verdict") or ""),
-            "ended": float(end.get("time") or created),
-        }
-    elif status.state == "stopping" and status.attempt == attempt:
-        # Why it was to stop decides what becomes of it: a cancelled run is not continued.
-        row |= _columns(status, "state", "reason_kind", "reason")
-    elif status.state in TERMINAL or status.state == "queued":
-        row |= _columns(status, "state", "reason_kind", "reason", "hint", "verdict")
-        if status.state in TERMINAL:
-            row["ended"] = run.status_md.stat().st_mtime
-    return row
+    if start_record:
+        # A run that had started is interrupted, unless its files say how it ended.
+        row |= {"started": float(start_record.get("time") or created), "state": "interrupted"}
+    return row | _end_columns(run, status, attempt)
 
 
 @dataclass(frozen=True)
@@ -222,18 +227,18 @@ class _StatusFile:
     reason: str
 
 
-def _status(run: RunDir) -> _StatusFile:
-    """What STATUS.md says; defaults where it is missing."""
-    text = read_tail(run.status_md, 100_000)
-    first = re.match(r"# .*: (\w+)\n", text)
+def _read_status(run: RunDir) -> _StatusFile:
+    """What STATUS.md says of the run; defaults for what it does not say, or where it is missing."""
+    text = read_tail(run.status_md, _STATUS_BYTES)
+    heading = re.match(r"# .*: (\w+)\n", text)
     reason = re.search(r"^- reason \((\w*)\): (.*)$", text, re.MULTILINE)
 
-    def first_match(pattern: str) -> str:
+    def first_match(pattern: str) -> str:  # its only group; "" where nothing matches
         match = re.search(pattern, text, re.MULTILINE)
         return match[1] if match else ""
 
     return _StatusFile(
-        state=first[1] if first and first[1] in STATES else "",
+        state=heading[1] if heading and heading[1] in STATES else "",
         attempt=int(first_match(r"^- attempt (\d+),") or 1),
         spent_hours=float(first_match(r"^- device hours spent: (\d+\.?\d*)$") or 0),
         verdict=first_match(r"^- verdict: (\w+)$"),
@@ -243,29 +248,64 @@ def _status(run: RunDir) -> _StatusFile:
     )
 
 
-def _columns(status: _StatusFile, *names: str) -> Columns:
+def _end_columns(run: RunDir, status: _StatusFile, attempt: int) -> Columns:
+    """The columns of a run's row that say how it ended, was to stop or came to wait; {} where
+    neither exit.json nor STATUS.md says so. `attempt` is the run's latest."""
+    exit_record = read_object(run.exit_record)
+    columns: Columns = {}
+    if exit_record.get("state") in TERMINAL and exit_record.get("attempt") == attempt:
+        columns |= {
+            key: str(exit_record.get(key) or "") for key in ("state", "reason_kind", "reason")
+        }
+        columns["hint"] = Hint.from_json(exit_record.get("hint")).dump()
+        columns |= {
+            "verdict": str(exit_record.get("verdict") or ""),
+            "ended": float(exit_record.get("time") or run.config.stat().st_mtime),
+        }
+    elif status.state == "stopping" and status.attempt == attempt:
+        # Why it was to stop decides what becomes of it: a cancelled run is not continued.
+        columns |= _status_columns(status, "state", "reason_kind", "reason")
+    elif status.state in TERMINAL or status.state == "queued":
+        columns |= _status_columns(status, "state", "reason_kind", "reason", "hint", "verdict")
+        if status.state in TERMINAL:
+            columns["ended"] = run.status_md.stat().st_mtime
+    return columns
+
+
+def _status_columns(status: _StatusFile, *names: str) -> Columns:
+    """The columns `names` of a run's row with the values from STATUS.md."""
     return {name: getattr(status, name) for name in names}
 
 
-def _attempts(run: RunDir) -> list[int]:
-    return [int(m[1]) for path in run.logs.glob("attempt_*") if (m := _LOG.fullmatch(path.name))]
+def _logged_attempts(run: RunDir) -> list[int]:
+    """The numbers of the attempts that have a log."""
+    matches = (_LOG.fullmatch(path.name) for path in run.logs.glob("attempt_*"))
+    return [int(match[1]) for match in matches if match]
 
 
-def _spent_hours(run: RunDir) -> float:
-    """Device hours of all attempts, from the times of their first and last events."""
-    total, since, last = 0.0, None, 0.0
-    for event in read_lines(run.events, 0, 100_000_000)[0]:
+def _hours_in_events(run: RunDir) -> float:
+    """Device hours of all attempts, from the times of their events. An attempt that has no event of
+    its end counts up to its last event."""
+    total_s, started_at, last_at = 0.0, None, 0.0
+    for event in read_lines(run.events, 0, _MOST_BYTES)[0]:
         if not isinstance(event.get("time"), int | float):
             continue
-        now, name = float(event["time"]), event.get("event")
-        if name == "attempt_started":
-            total += max(0.0, last - since) if since is not None else 0.0
-            since = now
-        elif name in _ENDS and since is not None:
-            total, since = total + max(0.0, now - since), None
-        last = now
-    return (total + (max(0.0, last - since) if since is not None else 0.0)) / 3600
+        event_at, event_name = float(event["time"]), event.get("event")
+        if event_name == "attempt_started":
+            total_s += _seconds_between(started_at, last_at)
+            started_at = event_at
+        elif event_name in _END_EVENTS:
+            total_s += _seconds_between(started_at, event_at)
+            started_at = None
+        last_at = event_at
+    return (total_s + _seconds_between(started_at, last_at)) / 3600
 
 
-def _number(value: Any) -> int:
+def _seconds_between(start: float | None, end: float) -> float:
+    """Seconds from `start` to `end`; 0 where nothing had started or the clock was set back."""
+    return max(0.0, end - start) if start is not None else 0.0
+
+
+def _whole_number(value: Any) -> int:
+    """`value` if it is a whole number, else 0."""
     return value if isinstance(value, int) and not isinstance(value, bool) else 0

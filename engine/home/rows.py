@@ -22,6 +22,7 @@ TRANSITIONS: dict[str, frozenset[str]] = {
     "cancelled": frozenset({"queued"}),
 }
 STATES = tuple(TRANSITIONS)
+# States of a run that has a device; of one that has not ended; and of one that has.
 HOLDS_DEVICE = ("preparing", "running", "stopping")
 OPEN = ("queued", "interrupted", *HOLDS_DEVICE)
 TERMINAL = ("done", "failed", "cancelled")
@@ -29,14 +30,17 @@ TERMINAL = ("done", "failed", "cancelled")
 DEFAULT_GPU_HOURS = 2  # cap of a training run that was given none
 
 
-def taken_as(field: str, given: str, whole: str) -> list[str]:
-    """What to say where `given` was the beginning of the id that is meant; [] for the id itself."""
-    return [] if given in ("", whole) else [f"{field} {given!r} was taken as {whole}"]
+def taken_as(field: str, given: str, full_id: str) -> list[str]:
+    """A warning that `given` was completed to an id, for a caller who gave only its beginning.
+
+    Empty where `given` is the whole id or "". `field` is the name of the argument.
+    """
+    return [] if given in ("", full_id) else [f"{field} {given!r} was taken as {full_id}"]
 
 
 @dataclass(frozen=True)
 class NewRun:
-    """What a submit stores. `name` is the part of the run's id before its number."""
+    """What a submit stores of a run. `name` is the part of the run's id before its number."""
 
     name: str
     kind: str

@@ -19,8 +19,8 @@ from engine.home.user_config import UserConfig, read_config
 if TYPE_CHECKING:
     from engine.records.run_config import RunConfig
 
-_STEP = re.compile(r"step_?(\d+)")
-_ROLLOUT = re.compile(r"step_(\d+)\.jsonl")
+_STEP_NAME = re.compile(r"step_?(\d+)")  # "step20" of a caller, "step_000020" of a folder
+_STEP_FILE = re.compile(r"step_(\d+)\.jsonl")
 CHECKPOINT_MANIFEST = "MANIFEST.json"  # written last: a folder without it is no checkpoint
 
 
@@ -34,11 +34,11 @@ class Home:
     def locate(path: str | Path | None = None) -> "Home":
         """The home at `path`, else at `HONESMITH_HOME`, else in the platform's user data folder.
 
-        Creates the folders (mode 0700) where they are missing.
-        Raises UserError HOME_UNUSABLE when that is not possible.
+        Folders that are missing are created, with mode 0700. Raises UserError HOME_UNUSABLE when
+        that is not possible.
         """
-        chosen = path or os.environ.get("HONESMITH_HOME") or _default_home()
-        root = Path(os.path.abspath(os.path.expanduser(chosen)))
+        chosen_path = path or os.environ.get("HONESMITH_HOME") or _default_home()
+        root = Path(os.path.abspath(os.path.expanduser(chosen_path)))
         home = Home(root)
         try:
             if not root.is_dir():
@@ -383,7 +383,8 @@ class RunDir:
         return self.logs / f"attempt_{attempt}.log"
 
     def read_config(self) -> "RunConfig":
-        """What submit resolved. Raises FileNotFoundError or DamagedRecord, naming file and key."""
+        """The config that submit wrote. Raises FileNotFoundError where there is none, and
+        DamagedRecord naming the file and the key at fault."""
         # The supervisor, one process per run, imports this module and needs no config to start:
         # pydantic and the schema would take it a third longer and hold 12 MB as long as it lives.
         from engine.records.run_config import read_run_config  # noqa: PLC0415
@@ -391,16 +392,16 @@ class RunDir:
         return read_run_config(self.config)
 
     def find_config(self) -> "RunConfig | None":
-        """What submit resolved, None where the file is gone or damaged.
+        """The config that submit wrote; None where the file is missing or damaged.
 
-        For whoever must go on without it: a listing, a verdict on what is left of a run, recovery.
+        For callers that must go on without it: a list of runs, a verdict, recovery.
         """
         from engine.records.run_config import find_run_config  # noqa: PLC0415  as above
 
         return find_run_config(self.config)
 
     def create(self) -> None:
-        """Make the run's folders; a run that exists keeps what it has."""
+        """Make the run's folders; folders that exist stay as they are."""
         for folder in (
             self.path,
             self.rollouts_dir,
@@ -411,38 +412,45 @@ class RunDir:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def checkpoint_steps(self) -> list[int]:
-        """Steps of the complete checkpoints, ascending."""
+        """The steps of all complete checkpoints, ascending."""
         steps = []
-        for name in _names(self.checkpoints):
-            match = _STEP.fullmatch(name)
+        for name in _listed_names(self.checkpoints):
+            match = _STEP_NAME.fullmatch(name)
             if match and (self.checkpoints / name / CHECKPOINT_MANIFEST).is_file():
                 steps.append(int(match.group(1)))
         return sorted(steps)
 
     def latest_checkpoint(self) -> Path | None:
-        """The complete checkpoint of the highest step; half-written ones do not count."""
+        """The folder of the complete checkpoint of the highest step; None where there is no
+        complete one."""
         steps = self.checkpoint_steps()
         return self.checkpoint(steps[-1]) if steps else None
 
     def resolve_checkpoint(self, which: str = "") -> Path | None:
-        """The checkpoint that "" (the latest), "best" or "step20" names, None without one."""
+        """The folder of the complete checkpoint that `which` names: "" is the latest, "best" the
+        best one, "step20" that of step 20. None where there is no such checkpoint, or for any other
+        word."""
         if not which:
             return self.latest_checkpoint()
         if which == "best":
             return self._best_checkpoint()
-        match = _STEP.fullmatch(which)
+        match = _STEP_NAME.fullmatch(which)
         if match is None:
             return None
         folder = self.checkpoint(int(match.group(1)))
         return folder if (folder / CHECKPOINT_MANIFEST).is_file() else None
 
     def rollout_steps(self) -> list[int]:
+        """The steps with a file of rollouts, ascending."""
         return _jsonl_steps(self.rollouts_dir)
 
     def eval_steps(self) -> list[int]:
+        """The steps with a file of evaluation answers, ascending."""
         return _jsonl_steps(self.evals_dir)
 
     def _best_checkpoint(self) -> Path | None:
+        """The checkpoint that `best` points to: a symlink, or a file with its name where the file
+        system has no symlinks. None where there is none, or it is not complete."""
         try:
             if self.best.is_symlink():
                 name = Path(os.readlink(self.best)).name
@@ -450,10 +458,11 @@ class RunDir:
                 name = self.best.read_text("utf-8").strip()
         except OSError:
             return None
-        return self.resolve_checkpoint(name) if _STEP.fullmatch(name) else None
+        return self.resolve_checkpoint(name) if _STEP_NAME.fullmatch(name) else None
 
 
-def _names(folder: Path) -> list[str]:
+def _listed_names(folder: Path) -> list[str]:
+    """The names in `folder`; [] where there is no such folder."""
     try:
         return os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -461,11 +470,13 @@ def _names(folder: Path) -> list[str]:
 
 
 def _jsonl_steps(folder: Path) -> list[int]:
-    matches = (_ROLLOUT.fullmatch(name) for name in _names(folder))
+    """The steps of the files step_NNNNNN.jsonl in `folder`, ascending."""
+    matches = (_STEP_FILE.fullmatch(name) for name in _listed_names(folder))
     return sorted(int(match.group(1)) for match in matches if match)
 
 
 def _default_home() -> Path:
+    """The folder for user data that the platform prescribes."""
     # Costs 10 ms and only the process that was told no home needs it.
     import platformdirs  # noqa: PLC0415
 

@@ -44,7 +44,8 @@ def clean_text(text: str) -> str:
     """`text` without terminal escapes, control, bidirectional and zero-width characters.
 
     Tabs and newlines stay; other line ends become newlines; lone surrogates become U+FFFD. An
-    escape sequence that nothing ends takes its line at most: it must not hide what follows.
+    escape sequence without an end is removed only up to the end of its line, so that it cannot hide
+    more.
     """
     text = _LINE_ENDS.sub("\n", text)
     text = _INVISIBLE.sub("", _ESCAPES.sub("", text))
@@ -52,7 +53,11 @@ def clean_text(text: str) -> str:
 
 
 def clean_value(value: Any) -> Any:
-    """`value` as JSON can carry it: every text cleaned, NaN and infinity as None."""
+    """`value` as JSON can hold it, with every text in it cleaned.
+
+    NaN and infinity become None, tuples and sets become lists, and objects of other types become
+    their cleaned text.
+    """
     if isinstance(value, str):
         return clean_text(value)
     if isinstance(value, float):
@@ -67,23 +72,25 @@ def clean_value(value: Any) -> Any:
 
 
 def clip(text: str, limit: int) -> str:
-    """`text` in at most about `limit` characters: its middle is left out and counted."""
+    """`text`, shortened to about `limit` characters: a note in its middle says how many were cut. A
+    text within the limit stays as it is."""
     if len(text) <= limit:
         return text
-    note = f" … [{len(text) - limit} characters cut] … "
-    room = max(limit - len(note), 2)
-    head = (room * 2 + 2) // 3
-    return text[:head] + note + text[len(text) - (room - head) :]
+    cut_note = f" … [{len(text) - limit} characters cut] … "
+    kept_chars = max(limit - len(cut_note), 2)
+    head = (kept_chars * 2 + 2) // 3  # of them two thirds from the beginning, the rest from the end
+    return text[:head] + cut_note + text[len(text) - (kept_chars - head) :]
 
 
 def one_line(text: str, limit: int) -> str:
-    """`text` on one line, its end cut at `limit`."""
+    """`text` on one line, with single spaces; beyond `limit` characters its end is cut and marked
+    by "…"."""
     flat = " ".join(text.split())
     return flat if len(flat) <= limit else flat[: max(limit - 1, 1)] + "…"
 
 
 def json_chars(value: Any) -> int:
-    """The length of `value` as compact JSON."""
+    """The number of characters of `value` as compact JSON."""
     return len(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str))
 
 
@@ -95,20 +102,23 @@ class Redactor:
     """
 
     def __init__(self, secrets: Mapping[str, str] | None = None) -> None:
+        """`secrets`: name to value; None for no named secrets."""
         values = (secrets or {}).items()
         # Texts are cleaned before they are searched, so a value is looked for as it then reads.
         cleaned = ((name, clean_text(value)) for name, value in values)
         self._secrets = SecretFilter([*values, *cleaned])
 
     def __call__(self, text: str) -> str:
+        """`text`, not cleaned, with its secrets hidden."""
         return _KNOWN_SHAPES.sub("[secret]", self._secrets.in_text(text))
 
     def text(self, text: str) -> str:
-        """`text` cleaned and redacted. Cleaned first: a zero-width mark must not split a secret."""
+        """`text` cleaned and with its secrets hidden. It is cleaned first: a zero-width character
+        inside a secret must not keep it from being found."""
         return self(clean_text(text))
 
     def value(self, value: Any) -> Any:
-        """Every text inside `value` cleaned and redacted."""
+        """`value` as JSON can hold it, every text inside it cleaned and with its secrets hidden."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
@@ -119,12 +129,14 @@ class Redactor:
 
 
 def redactor_for(home: Home, env_dir: str | Path | None) -> Redactor:
-    """A redactor for the secrets a run may have seen.
+    """A redactor for the secrets that a run may have seen: those that its environment names, with
+    the values that they have in this process's own environment, and the token of the home.
 
-    These are the secrets that the environment in `env_dir` names, read from this process's own
-    environment, and the token of the home. None where it is not known which environment it was.
+    Args:
+        env_dir: folder of the environment's version; None where it is not known, then only the
+            token is hidden by value.
     """
-    names = _names_in(os.path.join(env_dir, "env.json")) if env_dir else ()
+    names = _secret_names(os.path.join(env_dir, "env.json")) if env_dir else ()
     secrets = {name: os.environ.get(name, "") for name in names}
     with contextlib.suppress(OSError, UnicodeDecodeError):
         secrets["token"] = home.token.read_text("utf-8").strip()
@@ -132,7 +144,8 @@ def redactor_for(home: Home, env_dir: str | Path | None) -> Redactor:
 
 
 @functools.lru_cache(maxsize=64)  # a version folder never changes
-def _names_in(path: str) -> tuple[str, ...]:
+def _secret_names(path: str) -> tuple[str, ...]:
+    """The secrets that the env.json at `path` names; () where the file cannot be read."""
     try:
         names = read_json(Path(path)).get("secrets") or ()
     except (OSError, ValueError, AttributeError):

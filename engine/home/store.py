@@ -26,7 +26,8 @@ class EnvTable(Connection):
     """Versions of pushed environments."""
 
     def add_env(self, name: str, hash12: str, *, kind: str, info: Mapping[str, Any]) -> EnvRow:
-        """Record a pushed version; pushing one again makes it the newest of its name."""
+        """Record a pushed version. A version that was pushed before becomes the newest of its name
+        again, and its `info` is replaced."""
         env_id, now = f"{name}@{hash12}", time.time()
         with self._write():
             self._db.execute(
@@ -38,28 +39,33 @@ class EnvTable(Connection):
         return self._envs("WHERE env_id = ?", (env_id,))[0]
 
     def find_env(self, ref: str) -> list[EnvRow]:
-        """Versions `ref` may mean, newest first: one id, all of a name, or a prefix of ids."""
-        newest = "ORDER BY pushed DESC, rowid DESC"
-        for where, value in (("env_id = ?", ref), ("name = ?", ref)):
-            versions = self._envs(f"WHERE {where} {newest}", (value,))
+        """The versions that `ref` may mean, newest first: the one with this id, else all of this
+        name, else all whose id begins with `ref`. [] where nothing matches, and for ""."""
+        newest_first = "ORDER BY pushed DESC, rowid DESC"
+        for condition, value in (("env_id = ?", ref), ("name = ?", ref)):
+            versions = self._envs(f"WHERE {condition} {newest_first}", (value,))
             if versions:
                 return versions
         return (
-            self._envs(f"WHERE substr(env_id, 1, ?) = ? {newest}", (len(ref), ref)) if ref else []
+            self._envs(f"WHERE substr(env_id, 1, ?) = ? {newest_first}", (len(ref), ref))
+            if ref
+            else []
         )
 
     def list_envs(self, limit: int = 1000, offset: int = 0) -> list[EnvRow]:
-        """Versions, the last pushed first."""
+        """Versions, the last pushed first; `offset` of them are skipped."""
         return self._envs("ORDER BY pushed DESC, rowid DESC LIMIT ? OFFSET ?", (limit, offset))
 
     def delete_env(self, env_id: str) -> bool:
+        """Delete the row of a version. Returns whether there was one."""
         with self._write():
-            done = self._db.execute("DELETE FROM envs WHERE env_id = ?", (env_id,))
-            return done.rowcount == 1
+            cursor = self._db.execute("DELETE FROM envs WHERE env_id = ?", (env_id,))
+            return cursor.rowcount == 1
 
-    def _envs(self, tail: str, values: Sequence[Any]) -> list[EnvRow]:
+    def _envs(self, clauses: str, values: Sequence[Any]) -> list[EnvRow]:
+        """The versions that the SQL `clauses` with their `values` select."""
         rows = self._read(
-            f"SELECT env_id, name, hash, kind, created, pushed, info FROM envs {tail}",
+            f"SELECT env_id, name, hash, kind, created, pushed, info FROM envs {clauses}",
             tuple(values),
         )
         return [EnvRow(*row[:-1], info=json.loads(row[-1])) for row in rows]
@@ -77,7 +83,8 @@ class DeploymentTable(Connection):
         serve_base: bool,
         memory_bytes: int,
     ) -> DeploymentRow:
-        """Record a deployment that is about to start, under a readable id."""
+        """Record a deployment that is about to start. Its id is the base model's name and a
+        number."""
         name = re.sub(r"[^A-Za-z0-9_.-]+", "-", base_name.rstrip("/").rsplit("/", 1)[-1]) or "base"
         with self._write():
             number = self._db.execute("SELECT count(*) FROM deployments").fetchone()[0] + 1
@@ -113,12 +120,15 @@ class DeploymentTable(Connection):
     def list_deployments(
         self, states: Sequence[str] | None = None, limit: int = 100
     ) -> list[DeploymentRow]:
-        """Deployments, newest first."""
-        where = f"WHERE state IN ({placeholders(states)})" if states else ""
-        return self._deployments(f"{where} ORDER BY rowid DESC LIMIT ?", (*(states or ()), limit))
+        """Deployments, newest first, at most `limit`; only those in one of `states`, or all for
+        None."""
+        condition = f"WHERE state IN ({placeholders(states)})" if states else ""
+        return self._deployments(
+            f"{condition} ORDER BY rowid DESC LIMIT ?", (*(states or ()), limit)
+        )
 
     def update_deployment(self, deployment_id: str, **values: Any) -> None:
-        """Change fields of a deployment; ValueError for one that there is not."""
+        """Change fields of a deployment. Raises ValueError for a field that cannot be changed."""
         unknown = set(values) - _DEPLOYMENT_SETTABLE
         if unknown:
             raise ValueError(f"no such deployment fields: {sorted(unknown)}")
@@ -130,11 +140,14 @@ class DeploymentTable(Connection):
                 (*values.values(), deployment_id),
             )
 
-    def _deployments(self, tail: str, values: Sequence[Any]) -> list[DeploymentRow]:
+    def _deployments(self, clauses: str, values: Sequence[Any]) -> list[DeploymentRow]:
+        """The deployments that the SQL `clauses` with their `values` select."""
         columns = [item.name for item in fields(DeploymentRow)]
-        stored = self._read(f"SELECT {', '.join(columns)} FROM deployments {tail}", tuple(values))
+        value_rows = self._read(
+            f"SELECT {', '.join(columns)} FROM deployments {clauses}", tuple(values)
+        )
         rows = []
-        for row_values in stored:
+        for row_values in value_rows:
             row = dict(zip(columns, row_values, strict=True))
             row["adapters"] = json.loads(row["adapters"])
             row["serve_base"] = bool(row["serve_base"])
@@ -148,7 +161,13 @@ class EstimateTable(Connection):
     def record_estimate(
         self, kind: str, features: Mapping[str, Any], predicted: float, actual: float
     ) -> None:
-        """Keep what was predicted and what came, so that later estimates are calibrated."""
+        """Keep a finished run's predicted and actual device hours, so that later estimates are
+        calibrated by them.
+
+        Args:
+            kind: the algorithm.
+            features: what tells which runs are alike, as JSON values.
+        """
         with self._write():
             self._db.execute(
                 "INSERT INTO estimates (at, kind, features, predicted, actual) "
@@ -157,7 +176,8 @@ class EstimateTable(Connection):
             )
 
     def calibration(self, kind: str, limit: int = 50) -> list[dict[str, Any]]:
-        """The last predictions of a kind, newest first: features, predicted, actual, at."""
+        """The last `limit` predictions of a kind with what came of them, newest first: {"features",
+        "predicted", "actual", "at" (unix seconds)} each."""
         rows = self._read(
             "SELECT features, predicted, actual, at FROM estimates WHERE kind = ? "
             "ORDER BY rowid DESC LIMIT ?",

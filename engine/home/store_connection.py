@@ -13,7 +13,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from engine.core.files import take_lock
-from engine.home.database import damaged, intact, mend, open_database, unusable
+from engine.home.database import (
+    damage_in,
+    damaged_error,
+    mend,
+    open_database,
+    unusable_error,
+)
 from engine.home.run_dir import Home
 
 _WAL_LIMIT = 4_000_000  # bytes of write-ahead log after which a writer tries to checkpoint
@@ -27,6 +33,7 @@ class Connection:
         self._db, self._lock = open_database(home)
 
     def close(self) -> None:
+        """Close the database, then give back the lock that says it is open."""
         self._db.close()
         if self._lock >= 0:
             os.close(self._lock)
@@ -39,7 +46,8 @@ class Connection:
         self.close()
 
     def checkpoint(self) -> bool:
-        """Move the write-ahead log into the database, unless another process is doing so."""
+        """Move the write-ahead log into the database. Returns False, having done nothing, when
+        another process is doing so."""
         lock = take_lock(self.home.checkpoint_lock)
         if lock is None:
             return False
@@ -50,20 +58,25 @@ class Connection:
             os.close(lock)
 
     def check(self) -> None:
-        """Read every page; a damaged database is kept aside and made again from the folders.
+        """Read every page of the database. If it is damaged, it is moved aside and a new one is
+        made from the folders of the home.
 
-        A scribbled page is found by nothing less, so a server does this when it starts. Raises
-        UserError HOME_UNUSABLE where it cannot be mended now.
+        A server does this when it starts, because nothing less finds a page that was overwritten.
+        Raises UserError HOME_UNUSABLE where the database cannot be mended now.
         """
-        wrong = intact(self._db)
-        if wrong:
-            if self._lock < 0:  # a home for reading alone
-                raise damaged(self.home, wrong)
+        fault = damage_in(self._db)
+        if fault:
+            if self._lock < 0:  # the home can only be read
+                raise damaged_error(self.home, fault)
             self.close()
-            self._db, self._lock = mend(self.home, wrong)
+            self._db, self._lock = mend(self.home, fault)
 
     @contextlib.contextmanager
     def _write(self) -> Iterator[None]:
+        """A transaction: committed at the end of the block, rolled back when the block raises.
+
+        Raises UserError HOME_UNUSABLE or DISK_FULL when the database cannot be written.
+        """
         try:
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -74,30 +87,33 @@ class Connection:
                     self._db.execute("ROLLBACK")
                 raise
         except sqlite3.OperationalError as error:
-            raise unusable(self.home.db, error) from error
+            raise unusable_error(self.home.db, error) from error
         except sqlite3.DatabaseError as error:
-            raise damaged(self.home, str(error)) from error
+            raise damaged_error(self.home, str(error)) from error
         self._checkpoint_if_long()
 
     def _read(self, query: str, values: Sequence[Any]) -> list[Any]:
+        """The rows that a query selects. Raises UserError HOME_UNUSABLE or DISK_FULL."""
         try:
             return self._db.execute(query, tuple(values)).fetchall()
         except sqlite3.OperationalError as error:
-            raise unusable(self.home.db, error) from error
+            raise unusable_error(self.home.db, error) from error
         except sqlite3.DatabaseError as error:
-            raise damaged(self.home, str(error)) from error
+            raise damaged_error(self.home, str(error)) from error
 
     def _checkpoint_if_long(self) -> None:
+        """Checkpoint when the write-ahead log has grown beyond its limit; errors are left to the
+        next write."""
         with contextlib.suppress(OSError, sqlite3.Error):
             if os.stat(f"{self.home.db}-wal").st_size > _WAL_LIMIT:
                 self.checkpoint()
 
 
 def placeholders(values: Collection[Any]) -> str:
-    """A question mark for each value, as SQL takes them."""
+    """A question mark for each value, separated by commas, as SQL takes them."""
     return ", ".join("?" * len(values))
 
 
 def assignments(values: Mapping[str, Any]) -> str:
-    """`name = ?` for each value, as an UPDATE takes them."""
+    """`name = ?` for each value, separated by commas, as an UPDATE takes them."""
     return ", ".join(f"{name} = ?" for name in values)

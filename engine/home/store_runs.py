@@ -14,7 +14,9 @@ from engine.home.rows import HOLDS_DEVICE, OPEN, TERMINAL, TRANSITIONS, NewRun, 
 from engine.home.store_connection import Connection, assignments, placeholders
 
 _RUN_COLUMNS = tuple(item.name for item in fields(RunRow))
+# Columns that may change in the life of a run.
 _SETTABLE = frozenset(_RUN_COLUMNS) - {"rowid", "run_id", "state", "created", "kind", "algorithm"}
+# Fields that a row takes from a NewRun under the same name.
 _COPIED = tuple(item.name for item in fields(NewRun) if item.name not in ("name", "body"))
 
 
@@ -22,16 +24,17 @@ class RunTable(Connection):
     """Runs: queued, leased to a device, changed by whoever runs them."""
 
     def insert_run(self, new: NewRun, prepare: Callable[[str], None] | None = None) -> RunRow:
-        """Queue a run under a readable id, or return the run this request_id already made.
+        """Queue a run under a readable id, or return the run that this request_id already made.
 
-        `prepare(run_id)` makes the run's folder durable before the row exists; when it raises
-        there is no run. Raises UserError REQUEST_CONFLICT.
+        `prepare(run_id)` is called before the row exists, to make the run's folder durable; when it
+        raises, no run is made. Raises UserError REQUEST_CONFLICT when the request_id was used with
+        another body.
         """
         with self._write():
-            known = self._answered(new.request_id, new.body)
-            if known is not None:
-                return known
-            run_id, number = self._free_id(new.name)
+            earlier_run = self._run_of_request(new.request_id, new.body)
+            if earlier_run is not None:
+                return earlier_run
+            run_id, number = self._next_free_id(new.name)
             if prepare is not None:
                 prepare(run_id)
             now = time.time()
@@ -41,7 +44,7 @@ class RunTable(Connection):
                 "number": number,
                 "state": "queued",
                 "created": now,
-                "queued": self._last_place(now),
+                "queued": self._queue_time(now),
                 "attempt": 1,
                 **{key: getattr(new, key) for key in _COPIED},
             }
@@ -49,28 +52,29 @@ class RunTable(Connection):
                 f"INSERT INTO runs ({', '.join(values)}) VALUES ({placeholders(values)})",
                 tuple(values.values()),
             )
-            self._answer(new.request_id, new.body, run_id)
+            self._remember_request(new.request_id, new.body, run_id)
             self._log_state(run_id, "", "queued")
             return self._run(run_id)
 
     def requested_run(self, request_id: str, body: Mapping[str, Any]) -> RunRow | None:
-        """The run an earlier submit or resume with this request_id led to.
+        """The run that an earlier submit or resume with this request_id led to; None where there
+        was none, or for "".
 
         Raises UserError REQUEST_CONFLICT when it was used with another body.
         """
-        return self._answered(request_id, body)
+        return self._run_of_request(request_id, body)
 
     def get_run(self, run_id: str) -> RunRow:
-        """The run with this id, or the only one whose id starts with it.
+        """The run with this id, or the only run whose id begins with `run_id`.
 
-        Raises UserError RUN_NOT_FOUND naming the nearest ids.
+        Raises UserError RUN_NOT_FOUND, naming similar ids, when none or several match.
         """
-        found = self._rows("WHERE run_id = ?", (run_id,))
-        if not found and run_id:
-            found = self._rows("WHERE substr(run_id, 1, ?) = ?", (len(run_id), run_id))
-        if len(found) == 1:
-            return found[0]
-        raise self._not_found(run_id, [row.run_id for row in found])
+        matches = self._rows("WHERE run_id = ?", (run_id,))
+        if not matches and run_id:
+            matches = self._rows("WHERE substr(run_id, 1, ?) = ?", (len(run_id), run_id))
+        if len(matches) == 1:
+            return matches[0]
+        raise self._not_found_error(run_id, [row.run_id for row in matches])
 
     def list_runs(
         self,
@@ -79,31 +83,36 @@ class RunTable(Connection):
         states: Sequence[str] | None = None,
         kind: str | None = None,
     ) -> list[RunRow]:
-        """Runs, newest first, older than `before_rowid` where given."""
-        where, values = ["1"], []
+        """Runs, newest first, at most `limit`. Each further argument that is given narrows them: to
+        rows before `before_rowid`, to runs in one of `states`, to runs of one `kind`."""
+        conditions, values = ["1"], []
         if before_rowid is not None:
-            where.append("rowid < ?")
+            conditions.append("rowid < ?")
             values.append(before_rowid)
         if states is not None:
-            where.append(f"state IN ({placeholders(states)})")
+            conditions.append(f"state IN ({placeholders(states)})")
             values.extend(states)
         if kind is not None:
-            where.append("kind = ?")
+            conditions.append("kind = ?")
             values.append(kind)
-        tail = f"WHERE {' AND '.join(where)} ORDER BY rowid DESC LIMIT ?"
-        return self._rows(tail, (*values, limit))
+        clauses = f"WHERE {' AND '.join(conditions)} ORDER BY rowid DESC LIMIT ?"
+        return self._rows(clauses, (*values, limit))
 
     def run_marks(self, kind: str) -> list[tuple[str, str, int, float | None]]:
-        """(run_id, state, attempt, ended) of every run of a kind, newest first: enough to tell
-        whether a run is what it was at the last look, and cheap for thousands."""
+        """(run_id, state, attempt, ended) of every run of a kind, newest first. This tells whether
+        a run has changed since the last look, and is cheap for thousands of runs."""
         return self._read(
             "SELECT run_id, state, attempt, ended FROM runs WHERE kind = ? ORDER BY rowid DESC",
             (kind,),
         )
 
     def env_marks(self) -> dict[str, tuple[Any, ...]]:
-        """For every environment version with runs, what changes whenever one of them does: how
-        many there are and have not ended, the youngest, the sum of attempts, the last end."""
+        """For every environment version with runs, values that change whenever one of its runs
+        does.
+
+        They are: how many runs there are, how many have not ended, the youngest row, the sum of
+        attempts, and the latest end.
+        """
         rows = self._read(
             f"SELECT env_id, count(*), sum(state NOT IN ({placeholders(TERMINAL)})), "
             "max(rowid), sum(attempt), max(ended) FROM runs GROUP BY env_id",
@@ -112,41 +121,47 @@ class RunTable(Connection):
         return {env_id: tuple(marks) for env_id, *marks in rows}
 
     def queue(self) -> list[RunRow]:
-        """The queued runs in the order they will start."""
+        """The queued runs, in the order in which they will start."""
         return self._rows("WHERE state = 'queued' ORDER BY queued, rowid", ())
 
     def queue_position(self, run_id: str) -> int:
-        """1 for the run that starts next, 0 for one that is not queued."""
+        """1 for the run that starts next; 0 for a run that is not queued."""
         ids = [row.run_id for row in self.queue()]
         return ids.index(run_id) + 1 if run_id in ids else 0
 
     def lease_next(
         self, devices: Sequence[str], claim: Callable[[RunRow], bool] | None = None
     ) -> RunRow | None:
-        """Give the oldest queued run a free device and make it preparing; None when there is none.
+        """Give the oldest queued run a free device, and make its state preparing.
 
-        `claim(row)` runs inside the transaction and takes the run's lock, so that nobody can see
-        the row preparing and its lock free; a run it refuses is passed over.
+        `claim(row)` is called inside the transaction and takes the run's lock, so that nobody can
+        see the row preparing while its lock is free. A run for which it returns False is skipped.
+        Returns the changed row; None when no device is free or no run can start.
         """
         with self._write():
-            marks = placeholders(HOLDS_DEVICE)
-            held = self._db.execute(
-                f"SELECT device FROM runs WHERE state IN ({marks})", HOLDS_DEVICE
+            question_marks = placeholders(HOLDS_DEVICE)
+            leased = self._db.execute(
+                f"SELECT device FROM runs WHERE state IN ({question_marks})", HOLDS_DEVICE
             )
-            busy = {device for (device,) in held}
-            free = [device for device in devices if device not in busy]
-            if not free:
+            busy_devices = {device for (device,) in leased}
+            free_devices = [device for device in devices if device not in busy_devices]
+            if not free_devices:
                 return None
             for row in self.queue():
                 if claim is None or claim(row):
-                    self._change(row.run_id, "queued", "preparing", {"device": free[0]})
+                    self._change_state(
+                        row.run_id, "queued", "preparing", {"device": free_devices[0]}
+                    )
                     return self._run(row.run_id)
         return None
 
     def set_state(self, run_id: str, to: str, *, only_from: set[str], **values: Any) -> bool:
-        """Change the state if it is one of `only_from`; True when this call changed it.
+        """Change the state of a run, and the fields in `values`, if its state is one of
+        `only_from`.
 
-        A change that no row of TRANSITIONS allows is a fault of the caller: ValueError.
+        Returns whether it was, that is, whether this call made the change. Raises ValueError for a
+        field that cannot be changed, and for a change of state that TRANSITIONS does not allow: a
+        fault of the caller.
         """
         for state in only_from:
             if to not in TRANSITIONS[state]:
@@ -160,22 +175,23 @@ class RunTable(Connection):
             state = (cursor.fetchone() or [""])[0]
             if state not in only_from:
                 return False
-            self._change(run_id, state, to, columns)
+            self._change_state(run_id, state, to, columns)
             return True
 
     def update_run(self, run_id: str, *, only_in: set[str], **values: Any) -> bool:
-        """Change fields of a run without changing its state."""
+        """Change fields of a run, but not its state, if its state is one of `only_in`. Returns
+        whether it was. Raises ValueError for a field that cannot be changed."""
         columns = _columns(values)
         unknown = set(columns) - _SETTABLE
         if unknown:
             raise ValueError(f"no such run fields: {sorted(unknown)}")
         with self._write():
-            done = self._db.execute(
+            cursor = self._db.execute(
                 f"UPDATE runs SET {assignments(columns)} "
                 f"WHERE run_id = ? AND state IN ({placeholders(only_in)})",
                 (*columns.values(), run_id, *only_in),
             )
-            return done.rowcount == 1
+            return cursor.rowcount == 1
 
     def resume_run(
         self,
@@ -188,13 +204,16 @@ class RunTable(Connection):
     ) -> RunRow:
         """Queue a new attempt of a run that failed, was cancelled or was interrupted.
 
-        `check` runs inside the transaction; when it raises nothing changes. Raises UserError
-        RUN_STATE from any other state and REQUEST_CONFLICT.
+        `check` is called inside the transaction; when it raises, nothing changes. A request_id that
+        was used before returns the run it led to.
+
+        Raises UserError RUN_STATE when the run is in any other state, and REQUEST_CONFLICT when the
+        request_id was used with another body.
         """
         with self._write():
-            known = self._answered(request_id, body)
-            if known is not None:
-                return known
+            earlier_run = self._run_of_request(request_id, body)
+            if earlier_run is not None:
+                return earlier_run
             if check is not None:
                 check()
             row = self._run(run_id)
@@ -209,7 +228,7 @@ class RunTable(Connection):
                 )
             values = {
                 "attempt": row.attempt + 1,
-                "queued": self._last_place(time.time()),
+                "queued": self._queue_time(time.time()),
                 "ended": None,
                 "continuations": 0,
                 "max_gpu_hours": max_gpu_hours,
@@ -219,56 +238,63 @@ class RunTable(Connection):
                 "hint": "",
                 "verdict": "",
             }
-            self._change(run_id, row.state, "queued", values)
-            self._answer(request_id, body, run_id)
+            self._change_state(run_id, row.state, "queued", values)
+            self._remember_request(request_id, body, run_id)
             return self._run(run_id)
 
     def holding(self, run_id: str, act: Callable[[RunRow], None]) -> None:
-        """Call `act` with the run's row while nobody else can change any row."""
+        """Call `act` with the run's row while no other process can change any row."""
         with self._write():
             act(self._run(run_id))
 
     def history(self, run_id: str) -> list[tuple[float, str, str]]:
-        """Every change of state of a run: unix time, from, to."""
+        """Every change of state of a run, oldest first: unix time, old state, new state."""
         return self._read(
             "SELECT at, came_from, went_to FROM history WHERE run_id = ? ORDER BY rowid", (run_id,)
         )
 
     def spent_hours(self, excluding: str = "") -> float:
-        """Device hours spent by all runs of this home, but for the run `excluding`."""
+        """Device hours spent by all runs of this home, without the run `excluding`; "" excludes
+        none."""
         total = self._read(
             "SELECT coalesce(sum(spent_hours), 0) FROM runs WHERE run_id != ?", (excluding,)
         )
         return float(total[0][0])
 
     def committed_hours(self) -> float:
-        """Device hours spent, and what open runs are still estimated to take."""
+        """Device hours spent by all runs, plus what is left of the estimates of runs that have not
+        ended."""
         rows = self._rows(f"WHERE state IN ({placeholders(OPEN)})", OPEN)
-        ahead = (row.estimated_hours - (row.spent_hours - row.spent_before) for row in rows)
-        return self.spent_hours() + sum(max(0.0, hours) for hours in ahead)
+        hours_ahead = (row.estimated_hours - (row.spent_hours - row.spent_before) for row in rows)
+        return self.spent_hours() + sum(max(0.0, hours) for hours in hours_ahead)
 
-    def _rows(self, tail: str, values: Sequence[Any]) -> list[RunRow]:
+    def _rows(self, clauses: str, values: Sequence[Any]) -> list[RunRow]:
+        """The runs that the SQL `clauses` with their `values` select."""
         columns = ", ".join(_RUN_COLUMNS)
-        rows = self._read(f"SELECT {columns} FROM runs {tail}", tuple(values))
+        rows = self._read(f"SELECT {columns} FROM runs {clauses}", tuple(values))
         return [_run_row(row) for row in rows]
 
     def _run(self, run_id: str) -> RunRow:
+        """The run with exactly this id, which must exist."""
         return self._rows("WHERE run_id = ?", (run_id,))[0]
 
-    def _free_id(self, name: str) -> tuple[str, int]:
-        last = self._db.execute("SELECT max(number) FROM runs WHERE name = ?", (name,))
-        number = (last.fetchone()[0] or 0) + 1
+    def _next_free_id(self, name: str) -> tuple[str, int]:
+        """The next free run id for `name`, and its number."""
+        cursor = self._db.execute("SELECT max(number) FROM runs WHERE name = ?", (name,))
+        number = (cursor.fetchone()[0] or 0) + 1
         # A folder without a row is what a submit that died half way left: leave it alone.
         while self.home.run(f"{name}-{number}").path.exists():
             number += 1
         return f"{name}-{number}", number
 
-    def _last_place(self, now: float) -> float:
-        """When a run is said to have queued: after all others, even if the clock was set back."""
-        last = self._db.execute("SELECT coalesce(max(queued), 0) FROM runs").fetchone()[0]
-        return max(now, last + 1e-6)
+    def _queue_time(self, now: float) -> float:
+        """The time to note for a run that is queued now: after that of all others, even if the
+        clock was set back."""
+        last_queued = self._db.execute("SELECT coalesce(max(queued), 0) FROM runs").fetchone()[0]
+        return max(now, last_queued + 1e-6)  # at least a microsecond later
 
-    def _change(self, run_id: str, old: str, new: str, values: Mapping[str, Any]) -> None:
+    def _change_state(self, run_id: str, old: str, new: str, values: Mapping[str, Any]) -> None:
+        """Change the state and further columns of a run, and log the change."""
         changes = {"state": new, **values}
         self._db.execute(
             f"UPDATE runs SET {assignments(changes)} WHERE run_id = ?", (*changes.values(), run_id)
@@ -276,13 +302,17 @@ class RunTable(Connection):
         self._log_state(run_id, old, new)
 
     def _log_state(self, run_id: str, old: str, new: str) -> None:
+        """Note a change of state in the run's history; `old` is "" for a new run."""
         self._db.execute(
             "INSERT INTO history (run_id, at, came_from, went_to) VALUES (?, ?, ?, ?)",
             (run_id, time.time(), old, new),
         )
 
-    def _answered(self, request_id: str, body: Mapping[str, Any]) -> RunRow | None:
-        """The run that this request made before, None for a new one. Raises REQUEST_CONFLICT."""
+    def _run_of_request(self, request_id: str, body: Mapping[str, Any]) -> RunRow | None:
+        """The run that this request made before; None for a new request, and for "".
+
+        Raises UserError REQUEST_CONFLICT when the request had another body.
+        """
         if not request_id:
             return None
         rows = self._read(
@@ -290,26 +320,30 @@ class RunTable(Connection):
         )
         if not rows:
             return None
-        answered = rows[0]
-        if answered[1] != _hash(body):
+        run_id, body_hash = rows[0]
+        if body_hash != _body_hash(body):
             raise UserError(
                 "REQUEST_CONFLICT",
-                f"request_id {request_id!r} was already used for run {answered[0]} "
-                "with other arguments",
+                f"request_id {request_id!r} was already used for run {run_id} with other arguments",
                 hint="Use a new request_id for a different run.",
                 field="request_id",
             )
-        return self._run(answered[0])
+        return self._run(run_id)
 
-    def _answer(self, request_id: str, body: Mapping[str, Any], run_id: str) -> None:
+    def _remember_request(self, request_id: str, body: Mapping[str, Any], run_id: str) -> None:
+        """Remember which run a request led to; a request without id is not."""
         if request_id:
             self._db.execute(
                 "INSERT INTO requests (request_id, body_hash, run_id, at) VALUES (?, ?, ?, ?)",
-                (request_id, _hash(body), run_id, time.time()),
+                (request_id, _body_hash(body), run_id, time.time()),
             )
 
-    def _not_found(self, run_id: str, matches: list[str]) -> UserError:
-        """The error for an id that is none, with the ids that were probably meant."""
+    def _not_found_error(self, run_id: str, matches: list[str]) -> UserError:
+        """The error for a `run_id` that no run has, with the ids that were probably meant.
+
+        Args:
+            matches: the ids that begin with it; [] where there are none.
+        """
         if matches:
             return UserError(
                 "RUN_NOT_FOUND",
@@ -317,27 +351,33 @@ class RunTable(Connection):
                 hint=f"Write the whole id: {', '.join(sorted(matches)[:5])}.",
                 field="run_id",
             )
+        # Nobody means a run much older than the newest 500; 0.5 forgives a few wrong letters. The
+        # newest three stand in where no id is similar.
         ids = [row.run_id for row in self.list_runs(limit=500)]
-        near = difflib.get_close_matches(run_id, ids, n=3, cutoff=0.5) or ids[:3]
+        similar_ids = difflib.get_close_matches(run_id, ids, n=3, cutoff=0.5) or ids[:3]
         return UserError(
             "RUN_NOT_FOUND",
             f"there is no run {run_id!r}",
-            hint=f"Did you mean {', '.join(near)}?" if near else "No run was submitted here yet.",
+            hint=f"Did you mean {', '.join(similar_ids)}?"
+            if similar_ids
+            else "No run was submitted here yet.",
             field="run_id",
         )
 
 
-def _hash(body: Mapping[str, Any]) -> str:
+def _body_hash(body: Mapping[str, Any]) -> str:
+    """A hash of a request's arguments, by which a repeated request is told from another."""
     text = json.dumps(body, sort_keys=True, default=str, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _run_row(values: Sequence[Any]) -> RunRow:
+    """The run of a row of the table, its values in the order of _RUN_COLUMNS."""
     columns = dict(zip(_RUN_COLUMNS, values, strict=True))
     columns["hint"] = Hint.load(columns["hint"])
     return RunRow(**columns)
 
 
 def _columns(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Values of a run as its columns hold them."""
+    """Values of a run's fields as the columns of the table hold them: a hint as text."""
     return {name: v.dump() if isinstance(v, Hint) else v for name, v in values.items()}

@@ -13,8 +13,9 @@ from engine.core.errors import UserError
 from engine.core.files import JsonObject
 
 _CHOICES = {"sandbox": ("auto", "required", "off"), "serve_with": ("auto", "torch", "vllm")}
-_YES_OR_NO = ("allow_root", "key_network", "allow_source_builds")
-_NAMES = ("key_secrets",)
+# Keys that are true or false, and keys that list names; the others, not in _CHOICES, are numbers.
+_BOOLEANS = ("allow_root", "key_network", "allow_source_builds")
+_NAME_LISTS = ("key_secrets",)
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,10 @@ class UserConfig:
 
 
 def read_config(path: Path) -> UserConfig:
-    """The file at `path`, checked; the defaults where there is none.
+    """The config file at `path`, checked; the defaults where there is no file.
 
-    Raises UserError SETTING_UNKNOWN or SETTING_INVALID.
+    Raises UserError SETTING_UNKNOWN for a key that does not exist, and SETTING_INVALID for a value
+    that cannot be used or a file that cannot be read.
     """
     try:
         with open(path, "rb") as file:
@@ -51,45 +53,50 @@ def read_config(path: Path) -> UserConfig:
             f"{path} cannot be read: {error}",
             hint="Correct the file or move it away; every key in it is optional.",
         ) from error
-    return _checked(path, values)
+    return _check_values(path, values)
 
 
-def _checked(path: Path, values: JsonObject) -> UserConfig:
-    """The config of the parsed file. Raises UserError SETTING_UNKNOWN or SETTING_INVALID."""
-    known = {field.name for field in fields(UserConfig)}
+def _check_values(path: Path, values: JsonObject) -> UserConfig:
+    """The config with the `values` of the parsed file at `path`.
+
+    Raises UserError SETTING_UNKNOWN or SETTING_INVALID.
+    """
+    known_keys = {field.name for field in fields(UserConfig)}
     for name in values:
-        if name not in known:
+        if name not in known_keys:
             raise UserError(
                 "SETTING_UNKNOWN",
                 f"{path} sets {name!r}, which does not exist",
-                hint=f"Known keys: {', '.join(sorted(known))}.",
+                hint=f"Known keys: {', '.join(sorted(known_keys))}.",
                 field=name,
             )
-    for name in known - {*_CHOICES, *_YES_OR_NO, *_NAMES}:
+    # Whatever is of no other kind is a number.
+    for name in known_keys - {*_CHOICES, *_BOOLEANS, *_NAME_LISTS}:
         value = values.get(name, 0.0)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or value < 0:
-            raise _bad(path, name, value, "a number that is 0 or more")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value) or value < 0:
+            raise _invalid(path, name, value, "a number that is 0 or more")
         if name in values:
             values[name] = float(value)
     for name, choices in _CHOICES.items():
         if values.get(name, "auto") not in choices:
-            raise _bad(path, name, values[name], " or ".join(f'"{c}"' for c in choices))
-    for name in _YES_OR_NO:
+            raise _invalid(path, name, values[name], " or ".join(f'"{c}"' for c in choices))
+    for name in _BOOLEANS:
         if not isinstance(values.get(name, False), bool):
-            raise _bad(path, name, values[name], "true or false")
-    for name in _NAMES:
+            raise _invalid(path, name, values[name], "true or false")
+    for name in _NAME_LISTS:
         value = values.get(name, [])
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise _bad(path, name, value, 'a list of names, as in ["JUDGE_API_KEY"]')
+            raise _invalid(path, name, value, 'a list of names, as in ["JUDGE_API_KEY"]')
         values[name] = tuple(value)
     return UserConfig(**values)
 
 
-def _bad(path: Path, name: str, value: Any, wanted: str) -> UserError:
+def _invalid(path: Path, name: str, value: Any, expected: str) -> UserError:
+    """The error for the key `name`; `expected` says in words what its value must be."""
     return UserError(
         "SETTING_INVALID",
         f"{path} sets {name} = {value!r}",
-        hint=f"{name} must be {wanted}.",
+        hint=f"{name} must be {expected}.",
         field=name,
     )

@@ -114,5 +114,5 @@ class Audit(Record):
     secrets_unset: list[str] | None = None
 
     def as_written(self) -> JsonObject:
-        """The JSON object that the file holds, without what it left to a default."""
+        """The JSON object that the file holds: only keys that it has, no defaults."""
         return self.model_dump(mode="json", exclude_unset=True)

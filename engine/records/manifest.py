@@ -89,7 +89,6 @@ class Manifest(Record):
 def read_manifest(path: Path) -> Manifest:
     """The manifest in the file at `path`.
 
-    Raises FileNotFoundError, and DamagedRecord naming the file and the key that is missing or
-    wrong.
+    Raises FileNotFoundError, and DamagedRecord naming the file and the first key at fault.
     """
     return Manifest.read(path)

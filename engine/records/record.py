@@ -31,25 +31,27 @@ class Record(BaseModel):
 
     @classmethod
     def parse(cls, data: bytes | str, place: str) -> Self:
-        """The record that `data` spells; `place` is named when it is damaged."""
+        """The record in `data`, a JSON object. Raises DamagedRecord, naming `place`, where `data`
+        comes from, and the first key at fault."""
         try:
             return cls.model_validate_json(data)
         except ValidationError as error:
             raise DamagedRecord(place, fault_of(error)) from error
 
     def write(self, path: Path) -> None:
-        """Replaces the file at `path`, atomically and durably."""
+        """Replace the file at `path` by the record; a reader sees the old text or the new one."""
         write_json(path, self.to_json())
 
     def to_json(self) -> JsonObject:
-        """The object as JSON holds it."""
+        """The record as a JSON object, every field included."""
         return json.loads(self.model_dump_json())
 
 
 class DamagedRecord(UserError, ValueError):
-    """A file of the home does not say what it should; names the file and the key."""
+    """A file of the home does not hold what it should. The message names the file and the key."""
 
     def __init__(self, place: str, fault: str) -> None:
+        """`place` is the file; `fault` says which key is wrong, and how."""
         super().__init__(
             "HOME_UNUSABLE",
             f"{place} is damaged: {fault}",
@@ -58,6 +60,8 @@ class DamagedRecord(UserError, ValueError):
 
 
 def fault_of(error: ValidationError) -> str:
-    first = error.errors(include_input=False)[0]
-    key = ".".join(str(part) for part in first["loc"]) or "the file"
-    return f"{key}: {first['msg'][0].lower()}{first['msg'][1:]}"
+    """The first fault that validation found, in words: the dotted key, and what is wrong with
+    it."""
+    first_error = error.errors(include_input=False)[0]
+    key = ".".join(str(part) for part in first_error["loc"]) or "the file"
+    return f"{key}: {first_error['msg'][0].lower()}{first_error['msg'][1:]}"

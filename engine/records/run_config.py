@@ -54,12 +54,13 @@ class RunConfigBase(Record):
 
     @property
     def model_refs(self) -> list[str]:
-        """The models the run starts from or asks, as they were named."""
+        """The models that the run starts from or asks, as the submit named them."""
         return []
 
     @property
     def peak_memory(self) -> int | None:
-        """Bytes the run was estimated to hold on its device; None where nobody estimated it."""
+        """The estimated peak of the run's memory on its device, in bytes; None without an
+        estimate."""
         return None
 
 
@@ -164,13 +165,15 @@ TrainConfig = SFTConfig | GRPOConfig
 AskingConfig = EvaluateConfig | RegradeConfig | ProbeConfig
 RunConfig = SFTConfig | GRPOConfig | EvaluateConfig | RegradeConfig | ProbeConfig
 
-_ANY: TypeAdapter[RunConfig] = TypeAdapter(Annotated[RunConfig, Field(discriminator="algorithm")])
+_ANY_CONFIG: TypeAdapter[RunConfig] = TypeAdapter(
+    Annotated[RunConfig, Field(discriminator="algorithm")]
+)
 
 
 def find_run_config(path: Path) -> RunConfig | None:
-    """The config in the file at `path`, None where the file is gone or damaged.
+    """The config in the file at `path`; None where the file is missing or damaged.
 
-    For whoever must go on without it: a listing, a verdict on what is left of a run, recovery.
+    For callers that must go on without it: a list of runs, a verdict, recovery.
     """
     try:
         return read_run_config(path)
@@ -179,19 +182,19 @@ def find_run_config(path: Path) -> RunConfig | None:
 
 
 def read_run_config(path: Path) -> RunConfig:
-    """The config in the file at `path`.
+    """The config in the file at `path`; its `algorithm` says of which kind it is.
 
-    Raises FileNotFoundError, and DamagedRecord naming the file and the key that is missing or
-    wrong.
+    Raises FileNotFoundError, and DamagedRecord naming the file and the first key at fault.
     """
     with open_file(path) as file:
         data = file.read()
     try:
-        return _ANY.validate_json(data)
+        return _ANY_CONFIG.validate_json(data)
     except ValidationError as error:
         raise DamagedRecord(str(path), fault_of(error)) from error
 
 
 def as_run_config(content: Mapping[str, Any]) -> RunConfig:
-    """The config that submit is about to write. Raises ValidationError for what none can be."""
-    return _ANY.validate_python(content)
+    """The config that submit is about to write, from its JSON object. Raises ValidationError when
+    no kind of run has such a config."""
+    return _ANY_CONFIG.validate_python(content)

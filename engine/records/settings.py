@@ -40,10 +40,14 @@ MAX_RANK = 512  # of an adapter, trained or served
 
 
 def _setting(about: str, rule: str, *, given_from: int | None = None, **limits: Any) -> Any:
-    """A field that a user may leave out.
+    """A field of a setting that a user may leave out.
 
-    `rule`: how it is chosen then, for the reference page. `given_from`: the least that a user may
-    give, where a default can be lower.
+    Args:
+        about: what the setting does, for the reference page.
+        rule: how its value is chosen when it is left out, for the reference page.
+        given_from: the least value that a user may give, where a default can be lower; None where
+            the limits say it.
+        limits: of the value, as pydantic's Field names them.
     """
     extra: dict[str, JsonValue] = {"rule": rule}
     if given_from is not None:
@@ -51,11 +55,13 @@ def _setting(about: str, rule: str, *, given_from: int | None = None, **limits: 
     return Field(description=about, json_schema_extra=extra, **limits)
 
 
-def _targets(value: Any) -> Any:
+def _expand_target_group(value: Any) -> Any:
+    """The projections of a group such as "attention"; any other value as it is."""
     return _TARGET_GROUPS.get(value, value) if isinstance(value, str) else value
 
 
-def _each_once(value: list[str]) -> list[str]:
+def _refuse_repeats(value: list[str]) -> list[str]:
+    """The value itself. Raises ValueError when it names a projection twice."""
     if len(set(value)) < len(value):
         raise ValueError("a projection is named twice")
     return value
@@ -63,8 +69,8 @@ def _each_once(value: list[str]) -> list[str]:
 
 Targets = Annotated[
     list[Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]],
-    BeforeValidator(_targets),
-    AfterValidator(_each_once),
+    BeforeValidator(_expand_target_group),
+    AfterValidator(_refuse_repeats),
 ]
 StopText = Annotated[str, Field(min_length=1, max_length=64)]
 
@@ -286,44 +292,49 @@ SCHEMAS: dict[str, type[Settings]] = {
 }
 
 
-def _given(schema: type[Settings]) -> type[Settings]:
-    """The same schema with every field optional: what a user may give."""
+def _with_optional_fields(schema: type[Settings]) -> type[Settings]:
+    """The schema of what a user may give: the fields of `schema`, every one of them optional."""
     fields: dict[str, Any] = {}
     for name, field in schema.model_fields.items():
-        limits = [field] if (least := _given_from(field)) is None else [field, Field(ge=least)]
+        least_given = _least_given(field)
+        limits = [field] if least_given is None else [field, Field(ge=least_given)]
         optional = FieldInfo.merge_field_infos(*limits, default=None)
         fields[name] = (Optional[field.annotation], optional)  # noqa: UP045
     return create_model(f"Given{schema.__name__}", __base__=Settings, **fields)
 
 
-def _given_from(field: FieldInfo) -> int | None:
+def _least_given(field: FieldInfo) -> int | None:
+    """The least value that a user may give for a setting, where that is not its lower limit; else
+    None."""
     extra = field.json_schema_extra
-    least = extra.get("given_from") if isinstance(extra, dict) else None
-    return least if isinstance(least, int) else None
+    value = extra.get("given_from") if isinstance(extra, dict) else None
+    return value if isinstance(value, int) else None
 
 
-GIVEN = {algorithm: _given(schema) for algorithm, schema in SCHEMAS.items()}
+GIVEN = {algorithm: _with_optional_fields(schema) for algorithm, schema in SCHEMAS.items()}
 
 
 def expects(field: FieldInfo) -> str:
     """What a setting takes, in words: "a whole number from 2 to 512"."""
-    kind = _kind(field.annotation)
-    if get_origin(kind) is Literal:
-        return "one of " + ", ".join(str(value) for value in get_args(kind))
-    if get_origin(kind) is list:
-        inner = _kind(get_args(kind)[0])
-        if get_origin(inner) is Literal:
-            return "all-linear, attention, mlp or a list of " + ", ".join(get_args(inner))
-        most = next((m.max_length for m in field.metadata if hasattr(m, "max_length")), None)
+    plain_type = _plain_type(field.annotation)
+    if get_origin(plain_type) is Literal:
+        return "one of " + ", ".join(str(value) for value in get_args(plain_type))
+    if get_origin(plain_type) is list:
+        item_type = _plain_type(get_args(plain_type)[0])
+        if get_origin(item_type) is Literal:
+            return "all-linear, attention, mlp or a list of " + ", ".join(get_args(item_type))
+        most = next(
+            (limit.max_length for limit in field.metadata if hasattr(limit, "max_length")), None
+        )
         return f"a list of at most {most} texts" if most else "a list of texts"
-    if kind is bool:
+    if plain_type is bool:
         return "true or false"
-    name = "a whole number" if kind is int else "a number"
-    return f"{name} {_range(field)}".strip()
+    name = "a whole number" if plain_type is int else "a number"
+    return f"{name} {_range_in_words(field)}".strip()
 
 
-def _kind(annotation: Any) -> Any:
-    """The type without `| None` and without Annotated."""
+def _plain_type(annotation: Any) -> Any:
+    """The type behind an annotation, without `| None` and without Annotated."""
     while True:
         options = [option for option in get_args(annotation) if option is not type(None)]
         if get_origin(annotation) is Annotated:
@@ -334,23 +345,25 @@ def _kind(annotation: Any) -> Any:
             return annotation
 
 
-def _range(field: FieldInfo) -> str:
+def _range_in_words(field: FieldInfo) -> str:
+    """The limits of a number in words: "from 1 to 8", "above 0", "of at least 1"; "" without
+    limits. A least value for users counts before the field's own lower limit."""
     low = high = ""
     for limit in field.metadata:
         if (value := getattr(limit, "ge", None)) is not None:
-            low = f"from {_plain(value)}"
+            low = f"from {_as_text(value)}"
         if (value := getattr(limit, "gt", None)) is not None:
-            low = f"above {_plain(value)}"
+            low = f"above {_as_text(value)}"
         if (value := getattr(limit, "le", None)) is not None:
-            high = f"to {_plain(value)}"
+            high = f"to {_as_text(value)}"
         if (value := getattr(limit, "lt", None)) is not None:
-            high = f"to below {_plain(value)}"
-    if (least := _given_from(field)) is not None:
-        low = f"from {_plain(least)}"
+            high = f"to below {_as_text(value)}"
+    if (least_given := _least_given(field)) is not None:
+        low = f"from {_as_text(least_given)}"
     if low.startswith("from") and not high:
         return low.replace("from ", "of at least ")
     return f"{low} {high}".strip()
 
 
-def _plain(value: float) -> str:
+def _as_text(value: float) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -190,7 +190,7 @@ def _status(home: Home, store: Store, row: RunRow, alerts: list[Line] | None = N
         status["error"] = {
             "kind": row.reason_kind,
             "message": row.reason,
-            **(row.hint or outcome.resume_hint(run)).shown(),
+            **(row.hint or outcome.resume_hint(run)).as_fields(),
             "evidence": outcome.evidence(run) if row.state == "failed" else "",
             "last_checkpoint": outcome.checkpoint_name(run),
         }

@@ -141,7 +141,7 @@ def doctor(home: HomeFolder = None, as_json: Json = False) -> int:
         reply["checks"].append(_log_check(log_file(where)))
         show(reply, as_json)
         return FAILED if reply["failed"] else OK
-    reply = engine_doctor.examine(where, tell=lambda check: show(check, False, "check"))
+    reply = engine_doctor.examine(where, report_check=lambda check: show(check, False, "check"))
     show(_log_check(log_file(where)), False, "check")
     show({"summary": reply["summary"]}, False)
     return FAILED if reply["failed"] else OK

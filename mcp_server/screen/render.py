@@ -371,7 +371,7 @@ def typed(value: Mapping[str, Any]) -> Mapping[str, Any]:
     """An object with a hint: its call becomes the command a person types."""
     if not isinstance(value.get("hint"), str) or "call" not in value:
         return value
-    hint = as_typed(Hint.read(value["hint"], value["call"]))
+    hint = as_typed(Hint.from_fields(value["hint"], value["call"]))
     return {name: v for name, v in value.items() if name != "call"} | {"hint": hint}
 
 
@@ -397,7 +397,7 @@ def checks(items: Sequence[Mapping[str, Any]], name_width: int = 0) -> Renderabl
         status = str(item["status"])
         detail = Text(str(item.get("detail", "")))
         if item.get("fix"):
-            fix = Hint.read(str(item["fix"]), item.get("call"))
+            fix = Hint.from_fields(str(item["fix"]), item.get("call"))
             detail.append(f"\n-> {as_typed(fix)}", style="dim")
         mark = Text(MARKS.get(status, "·"), style=STATES.get(status, "dim"))
         table.add_row(mark, Text(str(item["name"])), detail)

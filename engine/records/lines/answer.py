@@ -11,14 +11,15 @@ from envs.json_types import ChatMessage
 Text = InstanceOf[str]
 
 
-def _measured(values: object) -> object:
-    """Without what was no number, which a file holds as null."""
+def _without_nulls(values: object) -> object:
+    """The named numbers without those that are null: the file holds null for NaN and infinity. Any
+    other value stays as it is, for validation to refuse."""
     if not isinstance(values, dict):
         return values
     return {name: value for name, value in values.items() if value is not None}
 
 
-Numbers = Annotated[dict[str, float], BeforeValidator(_measured)]
+Numbers = Annotated[dict[str, float], BeforeValidator(_without_nulls)]
 
 
 class Answer(LineRecord):
@@ -50,5 +51,5 @@ class Answer(LineRecord):
 
     @property
     def cut(self) -> bool:
-        """Whether it ended by `max_tokens` or ran out of turns."""
+        """Whether the answer was ended by `max_tokens` or by running out of turns."""
         return self.stop_reason in ("length", "max_turns")

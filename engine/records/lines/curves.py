@@ -19,7 +19,8 @@ from engine.records.lines.line_record import Line
 
 POINTS = 30
 _EXACT_BYTES = 8_000_000  # a longer file is sampled, so that the millionth step costs no more
-_SAMPLES = 400
+_SAMPLES = 400  # lines taken from the first part of such a file, evenly spread
+_FIRST_LINES = 20  # beside which its first lines are read, where curves change fastest
 # What is shown first when no columns are asked for.
 _MAIN = (
     "heldout_success",
@@ -55,13 +56,14 @@ class Metrics:
 
     @property
     def columns(self) -> list[str]:
-        """Every measured name, ours in their documented order, then the environment's own."""
-        seen = {name for line in self.lines for name in line} - {*LINE_KEYS, "model"}
-        ours = [name for name in METRICS if name in seen]
-        return ours + sorted(seen - set(ours))
+        """The names of everything that was measured: our metrics in their documented order, then
+        the environment's own in alphabetical order."""
+        measured = {name for line in self.lines for name in line} - {*LINE_KEYS, "model"}
+        documented = [name for name in METRICS if name in measured]
+        return documented + sorted(measured - set(documented))
 
     def curve(self, name: str) -> list[tuple[float, float]]:
-        """(step, value) wherever the value is a finite number."""
+        """(step, value) of every line on which `name` is a finite number."""
         return [
             (line["step"], value)
             for line in self.lines
@@ -70,50 +72,56 @@ class Metrics:
 
 
 def load_metrics(path: Path) -> Metrics:
-    """All lines; of a file above 8 MB its end and a sample of what came before."""
+    """The metrics of the file at `path`, one line per step; none for a missing file.
+
+    Of a file above 8 MB only its first lines, a sample from its first part and its last 4 MB are
+    read.
+    """
     end = complete_size(path)
     if end <= _EXACT_BYTES:
-        whole = read_chunk(path, 0, max_bytes=_EXACT_BYTES + 1)
-        return Metrics(by_step(whole.rows), end, sampled=False, skipped=whole.damaged)
-    half = _EXACT_BYTES // 2
-    rows = parse_lines([line.text for line in page_after(path, 0, 20).lines])
+        chunk = read_chunk(path, 0, max_bytes=_EXACT_BYTES + 1)
+        return Metrics(by_step(chunk.rows), end, sampled=False, skipped=chunk.damaged)
+    half_bytes = _EXACT_BYTES // 2
+    rows = parse_lines([line.text for line in page_after(path, 0, _FIRST_LINES).lines])
     for index in range(1, _SAMPLES):
-        offset = (end - half) * index // _SAMPLES
+        offset = (end - half_bytes) * index // _SAMPLES
         rows += parse_lines([line.text for line in page_after(path, offset, 1).lines])
-    tail = read_chunk(path, end - half, max_bytes=half)
+    tail = read_chunk(path, end - half_bytes, max_bytes=half_bytes)
     return Metrics(by_step(rows + tail.rows), end, sampled=True, skipped=tail.damaged)
 
 
 def by_step(rows: Sequence[Line]) -> list[Line]:
-    """One line per step; of a step written twice (a resumed run) the later values hold."""
-    merged: dict[float, Line] = {}
+    """One line per step, in order of steps. Of a step that was written twice, by a run that was
+    resumed, later values replace earlier ones. Rows without a step are left out."""
+    line_of_step: dict[float, Line] = {}
     for row in rows:
         step = number(row.get("step"))
         if step is not None:
-            merged[step] = merged.get(step, {}) | row
-    return [merged[step] for step in sorted(merged)]
+            line_of_step[step] = line_of_step.get(step, {}) | row
+    return [line_of_step[step] for step in sorted(line_of_step)]
 
 
 def main_columns(columns: Sequence[str], most: int) -> list[str]:
-    """The columns to show when none were asked for."""
-    first = [name for name in _MAIN if name in columns]
+    """The `most` columns to show when the caller did not ask for any: the usual ones, then the
+    environment's own, then the rest."""
+    main = [name for name in _MAIN if name in columns]
     of_the_environment = [
         name for name in columns if name not in METRICS and not name.startswith("heldout_")
     ]
-    return list(dict.fromkeys([*first, *of_the_environment, *columns]))[:most]
+    return list(dict.fromkeys([*main, *of_the_environment, *columns]))[:most]
 
 
 def thin(lines: Sequence[Line], keys: Sequence[str], points: int = POINTS) -> list[Line]:
     """About `points` of the lines, in order.
 
-    Kept are the first and last line and, for every key, its first, lowest, highest and last
-    value; a key measured now and then (an evaluation) keeps as many as fit; the rest is spread
-    evenly.
+    The first and last line are kept, and for every key the lines with its first, lowest, highest
+    and last value. Of a key that is measured now and then, such as an evaluation, as many lines are
+    kept as fit. The rest is spread evenly.
     """
     if len(lines) <= points:
         return list(lines)
     chosen = {0, len(lines) - 1}
-    sparse: list[int] = []
+    rarely_measured: list[int] = []
     for key in keys:
         measured = [i for i, line in enumerate(lines) if number(line.get(key)) is not None]
         if not measured:
@@ -121,15 +129,15 @@ def thin(lines: Sequence[Line], keys: Sequence[str], points: int = POINTS) -> li
         values = [lines[i][key] for i in measured]
         lowest, highest = values.index(min(values)), values.index(max(values))
         chosen |= {measured[0], measured[-1], measured[lowest], measured[highest]}
-        if len(measured) * 3 <= len(lines):
-            sparse += measured
-    for index in sorted(set(sparse)):
+        if len(measured) * 3 <= len(lines):  # on a third of the lines at most
+            rarely_measured += measured
+    for index in sorted(set(rarely_measured)):
         if len(chosen) < points:
             chosen.add(index)
-    missing = points - len(chosen)
-    if missing > 0:
+    missing_count = points - len(chosen)
+    if missing_count > 0:
         rest = [i for i in range(len(lines)) if i not in chosen]
-        chosen |= {rest[int((k + 0.5) * len(rest) / missing)] for k in range(missing)}
+        chosen |= {rest[int((k + 0.5) * len(rest) / missing_count)] for k in range(missing_count)}
     return [lines[i] for i in sorted(chosen)]
 
 
@@ -146,21 +154,22 @@ class CurveSummary:
 
 
 def summary_of(points: Sequence[tuple[float, float]]) -> CurveSummary:
-    """The summary of a curve of at least one (step, value)."""
-    low = min(points, key=lambda point: point[1])
-    high = max(points, key=lambda point: point[1])
+    """The summary of a curve of at least one point (step, value)."""
+    lowest = min(points, key=lambda point: point[1])
+    highest = max(points, key=lambda point: point[1])
     return CurveSummary(
         first=short(points[0][1]),
         last=short(points[-1][1]),
-        min=short(low[1]),
-        min_step=low[0],
-        max=short(high[1]),
-        max_step=high[0],
+        min=short(lowest[1]),
+        min_step=lowest[0],
+        max=short(highest[1]),
+        max_step=highest[0],
     )
 
 
 def spark(values: Sequence[float], width: int = 24) -> str:
-    """A curve as one line of block characters."""
+    """A curve as one line of at most `width` block characters, from its lowest to its highest
+    value; longer curves are averaged. "" without values."""
     if not values:
         return ""
     if len(values) > width:
@@ -173,19 +182,19 @@ def spark(values: Sequence[float], width: int = 24) -> str:
 
 
 def short(value: float) -> float:
-    """Five significant digits: enough for any curve, few characters."""
+    """`value` with five significant digits: enough for any curve, in few characters."""
     return float(f"{value:.5g}")
 
 
 def number(value: Any) -> float | None:
-    """`value` when it is a finite number, else None; booleans are none."""
+    """`value` if it is a finite number, else None; booleans are no numbers."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return value
 
 
 def parse_lines(texts: Sequence[str]) -> list[Line]:
-    """The JSON objects among lines of text, in order; what is none is left out."""
+    """The JSON objects among lines of text, in order; all other lines are left out."""
     rows: list[Line] = []
     for text in texts:
         try:

@@ -5,10 +5,10 @@ from pathlib import Path
 from engine.records.lines.answer import Answer
 from engine.records.lines.line_record import Line
 
-# The order of keys in a line: of a played answer, of a measured loss, of a skill of pebble's.
-_PLAYED = ("model", "task", "half", "attempt")
-_LOSS = (*_PLAYED, "loss", "tokens")
-_SKILL = ("model", "task", "battery", "family")
+# The keys that come first in a line: of an answer, of a measured loss, and of an earlier skill.
+_ANSWER_KEYS = ("model", "task", "half", "attempt")
+_LOSS_KEYS = (*_ANSWER_KEYS, "loss", "tokens")
+_SKILL_KEYS = ("model", "task", "battery", "family")
 
 
 class EvaluationRow(Answer):
@@ -35,14 +35,17 @@ class EvaluationRow(Answer):
     error_before: str | None = None
 
     def to_line(self) -> Line:
+        """The JSON object of the line, for an Appender: the keys that name the answer come
+        first."""
         line = super().to_line()
-        first = _LOSS if "loss" in line else _PLAYED if "half" in line else _SKILL
-        return {key: line[key] for key in first if key in line} | line
+        if "loss" in line:
+            first_keys = _LOSS_KEYS
+        else:
+            first_keys = _ANSWER_KEYS if "half" in line else _SKILL_KEYS
+        return {key: line[key] for key in first_keys if key in line} | line
 
 
 def read_evaluation(path: Path) -> list[EvaluationRow]:
-    """The answers in a file of `evals/`; [] where there is no file.
-
-    Damaged lines are skipped; `read_file` of the record counts them.
-    """
+    """The answers in a file of `evals/`; [] where there is no file. Damaged lines are left out;
+    `EvaluationRow.read_file` counts them."""
     return EvaluationRow.read_all(path)

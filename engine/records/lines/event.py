@@ -25,19 +25,17 @@ class Event(LineRecord):
 
     @property
     def fields(self) -> Line:
-        """What the event says beside its sentence."""
+        """What this kind of event says beside its time, name and sentence."""
         return self.model_extra or {}
 
     @property
     def step(self) -> int | None:
-        """The training step it belongs to, None where it belongs to none."""
+        """The training step that the event belongs to; None where it belongs to none."""
         step = self.fields.get("step")
         return step if isinstance(step, int) and not isinstance(step, bool) else None
 
 
 def read_events(path: Path) -> list[Event]:
-    """All events of a run in order; [] where there is no file.
-
-    Damaged lines are skipped; `read_file` of the record counts them.
-    """
+    """All events of a run in order; [] where there is no file. Damaged lines are left out;
+    `Event.read_file` counts them."""
     return Event.read_all(path)

@@ -33,7 +33,7 @@ class RecordsRead(Generic[R]):
 
 
 def skipped_lines(count: int) -> list[str]:
-    """The warning about lines of a file that could not be read, [] where all could."""
+    """A warning about the lines of a file that could not be read; [] for a `count` of 0."""
     if not count:
         return []
     is_left_out = "is left out" if count == 1 else "are left out"
@@ -41,14 +41,13 @@ def skipped_lines(count: int) -> list[str]:
 
 
 class LineRecord(Record):
-    """One line of a file that grows. Only what was set is written, in the order of the fields."""
+    """A record that is one line of a file that grows. Only fields that were set are written, in
+    order."""
 
     @classmethod
     def of(cls, row: Mapping[str, Any], place: str) -> Self:
-        """The record that a line's JSON object spells; `place` names its file when it is damaged.
-
-        Raises DamagedRecord naming the place and the first key at fault.
-        """
+        """The record in a line's JSON object `row`. Raises DamagedRecord, naming `place`, the file
+        it comes from, and the first key at fault."""
         try:
             return cls.model_validate(row)
         except ValidationError as error:
@@ -56,10 +55,10 @@ class LineRecord(Record):
 
     @classmethod
     def read_file(cls, path: Path) -> RecordsRead[Self]:
-        """Every complete line of the file at `path`; nothing where there is no file.
+        """The records of every complete line of the file at `path`; none where there is no file.
 
-        A damaged line costs itself alone, as a disk that was full for a moment leaves one; a last
-        line without its end is still being written and does not count.
+        A damaged line is counted and left out: a disk that was full for a moment may leave one. A
+        last line without its end is still being written and is not counted.
         """
         records: list[Self] = []
         skipped = cursor = 0
@@ -77,7 +76,7 @@ class LineRecord(Record):
 
     @classmethod
     def read_all(cls, path: Path) -> list[Self]:
-        """The records of `read_file`, for callers that do not tell how many lines were skipped."""
+        """The records of `read_file`, for callers that do not tell how many lines were damaged."""
         return cls.read_file(path).records
 
     def to_line(self) -> Line:

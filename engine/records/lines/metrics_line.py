@@ -28,7 +28,7 @@ class MetricsLine(LineRecord):
         return self.model_extra or {}
 
     def value(self, name: str) -> float | None:
-        """The metric where it is a finite number, else None."""
+        """The metric `name`; None where it was not measured or is no finite number."""
         value = self.values.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             return None
@@ -36,11 +36,10 @@ class MetricsLine(LineRecord):
 
 
 def read_metrics(path: Path) -> list[MetricsLine]:
-    """All lines of `metrics.jsonl` in the order written; [] where there is no file.
+    """All lines of `metrics.jsonl` in the order in which they were written; [] where there is no
+    file. Damaged lines are left out; `MetricsLine.read_file` counts them.
 
-    A run that went on from a checkpoint may have written a step twice. A long file is better read
-    through engine/records/lines/curves.py.
-
-    Damaged lines are skipped; `read_file` of the record counts them.
+    A run that was resumed from a checkpoint may have written a step twice.
+    engine/records/lines/curves.py reads long files faster.
     """
     return MetricsLine.read_all(path)

@@ -5,7 +5,7 @@ from pathlib import Path
 from engine.records.lines.answer import Answer
 from engine.records.lines.line_record import Line
 
-_FIRST = ("step", "task", "group", "member")
+_FIRST_KEYS = ("step", "task", "group", "member")
 
 
 class TrajectoryRecord(Answer):
@@ -35,13 +35,13 @@ class TrajectoryRecord(Answer):
     loss_mask: list[int] | None = None
 
     def to_line(self) -> Line:
+        """The JSON object of the line, for an Appender: the keys that name the rollout come
+        first."""
         line = super().to_line()
-        return {key: line[key] for key in _FIRST} | line
+        return {key: line[key] for key in _FIRST_KEYS} | line
 
 
 def read_trajectories(path: Path) -> list[TrajectoryRecord]:
-    """The rollouts of one step; [] where there is no file.
-
-    Damaged lines are skipped; `read_file` of the record counts them.
-    """
+    """The rollouts of one step; [] where there is no file. Damaged lines are left out;
+    `TrajectoryRecord.read_file` counts them."""
     return TrajectoryRecord.read_all(path)

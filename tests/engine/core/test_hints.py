@@ -25,20 +25,20 @@ def test_a_hint_is_read_as_it_was_stored_and_old_ones_as_text():
 
 def test_what_a_result_shows_can_be_read_back():
     hint = Hint("Push again.", PUSH)
-    fields = hint.shown()
+    fields = hint.as_fields()
     assert fields == {"hint": str(hint), "call": PUSH.to_json()}
-    assert Hint.read(str(fields["hint"]), fields["call"]) == hint
-    assert Hint("Wait.").shown("fix") == {"fix": "Wait."}
-    assert Hint.read("Wait.", None) == Hint("Wait.")
+    assert Hint.from_fields(str(fields["hint"]), fields["call"]) == hint
+    assert Hint("Wait.").as_fields("fix") == {"fix": "Wait."}
+    assert Hint.from_fields("Wait.", None) == Hint("Wait.")
 
 
 def test_a_change_is_made_in_the_call_that_was_refused_and_nothing_else():
     refused = Call("submit_train", {"env_id": "a", "lr": 1, "settings": {"steps": 2, "bad": 3}})
     change = Change({"note": "n"}, {"seed": 4}, without=("bad",), without_arguments=("lr",))
     made = {"env_id": "a", "settings": {"steps": 2, "seed": 4}, "note": "n"}
-    assert change.applied(refused).arguments == made
+    assert change.applied_to(refused).arguments == made
     assert refused.arguments["settings"] == {"steps": 2, "bad": 3}
-    assert Change(settings={"seed": 1}).applied(Call("t")).arguments == {"settings": {"seed": 1}}
+    assert Change(settings={"seed": 1}).applied_to(Call("t")).arguments == {"settings": {"seed": 1}}
     error = UserError("BUDGET", "too dear", hint=Hint("Change that.", change=change))
     assert "call" not in error.payload() and error.hint == "Change that."
     assert error.of_call(refused).payload()["call"] == {"tool": "submit_train", "arguments": made}

@@ -86,7 +86,7 @@ def test_every_command_that_doctor_names_is_a_command_of_the_run_it_speaks_of(
     ends(home, 1, None)
     told = doctor.examine(home, tmp_path)["checks"]
     hints = {
-        check["detail"]: as_typed(Hint.read(check.get("fix", ""), check.get("call")))
+        check["detail"]: as_typed(Hint.from_fields(check.get("fix", ""), check.get("call")))
         for check in told
     }
     failed = [check["detail"] for check in told if check["name"] == "last failures"]
