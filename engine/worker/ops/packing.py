@@ -1,15 +1,15 @@
-"""Rows of token ids laid one after the other, without padding, prompts of a group only once.
+"""Packing: rows of token ids one after the other, without padding; a group's prompt only once.
 
     prefixes                              suffixes
     [prompt of group 0][prompt of 1] ...  [completion 0 of group 0][completion 1 of group 0] ...
 
-A row that shares nothing is a prefix alone. Tokens of a prefix see what stands before them in it;
-tokens of a suffix see their whole prefix and what stands before them in the suffix: exactly what
-they would see had the prompt been repeated for each. The last token of a row predicts nothing and
-is left out.
+A row that shares nothing is a prefix alone. A token of a prefix attends to the tokens before it in
+that prefix; a token of a suffix attends to its whole prefix and to the tokens before it in the
+suffix. That is what it would attend to if the prompt were repeated for each row. The last token of
+a row predicts nothing and is left out.
 
-Linear layers run over the packed tokens; only attention needs to know who sees whom, and gets it
-as a `Layout`.
+Linear layers run over the packed tokens; only attention needs to know which token attends to which,
+and learns it from a `Layout`.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,22 +19,23 @@ import torch
 
 from engine.worker.core.batch import Row
 
-# Pairs of tokens an attention bucket may compute for nothing: what one more call costs.
+# Pairs of padding tokens that an attention bucket may compute: they cost as much as one more call.
 WASTE = 12000
-# Suffixes may share a bucket while the shortest of their prefixes is at least this much of it.
+# Suffixes share a bucket while the longest of their prefixes is at most SLACK times the shortest,
+# plus twice SLACK_TOKENS.
 SLACK = 1.25
 SLACK_TOKENS = 8
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Sequences of like length, one after the other in the packed order.
+    """Sequences of similar length, one after the other in the packed order.
 
     Attributes:
-        start, stop: their tokens.
-        rows, length: how many there are, and the longest.
-        scatter_index: [stop - start] int64, where each token stands in [rows * length]; None where
-            all are equally long.
+        start, stop: where their tokens begin and end in the packed order.
+        rows, length: how many sequences there are, and the length of the longest.
+        scatter_index: [stop - start] int64, where each token goes among the rows * length places of
+            the padded bucket; None where all sequences are equally long.
     """
 
     start: int
@@ -44,24 +45,25 @@ class Bucket:
     scatter_index: torch.Tensor | None
 
     def to(self, device: torch.device) -> "Bucket":
-        return replace(self, scatter_index=_moved(self.scatter_index, device))
+        return replace(self, scatter_index=_on_device(self.scatter_index, device))
 
 
-def _moved(index: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:
+def _on_device(index: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:
     return None if index is None else index.to(device)
 
 
 @dataclass(frozen=True)
 class SuffixBucket:
-    """Suffixes of like length whose prefixes are of like length.
+    """Suffixes of similar length whose prefixes are of similar length.
 
     Attributes:
         own: the suffixes themselves.
         prefix_rows: [prefix tokens] int64, the packed rows of the bucket's prefixes.
-        prefixes, prefix_length: how many, and the longest.
+        prefixes, prefix_length: how many prefixes there are, and the length of the longest.
         prefix_scatter_index: as `Bucket.scatter_index`, for the prefixes.
-        owner: [suffixes] int64, the prefix of each.
-        mask: [suffixes, 1, length, prefix_length + length] bool, True where a key is seen.
+        owner: [suffixes] int64, the number of each suffix's prefix among those of the bucket.
+        mask: [suffixes, 1, length, prefix_length + length] bool, True where a token attends to a
+            key.
     """
 
     own: Bucket
@@ -73,11 +75,12 @@ class SuffixBucket:
     mask: torch.Tensor
 
     def to(self, device: torch.device) -> "SuffixBucket":
+        """The same bucket with its tensors on the device."""
         return replace(
             self,
             own=self.own.to(device),
             prefix_rows=self.prefix_rows.to(device),
-            prefix_scatter_index=_moved(self.prefix_scatter_index, device),
+            prefix_scatter_index=_on_device(self.prefix_scatter_index, device),
             owner=self.owner.to(device),
             mask=self.mask.to(device),
         )
@@ -85,11 +88,11 @@ class SuffixBucket:
 
 @dataclass(frozen=True)
 class Layout:
-    """Who sees whom.
+    """The sequences of a packed microbatch, from which follows which token attends to which.
 
     Attributes:
         prefixes, suffixes: lengths of the sequences in packed order.
-        owners: for each suffix, its prefix.
+        owners: for each suffix, the number of its prefix in that order.
     """
 
     prefixes: tuple[int, ...]
@@ -99,14 +102,14 @@ class Layout:
 
 @dataclass(frozen=True)
 class Packed:
-    """A microbatch.
+    """A packed microbatch of N tokens, of which T are trained.
 
     Attributes:
-        ids, positions: [N] int64; positions start at 0 in every row.
-        layout: who sees whom.
+        ids, positions: [N] int64; positions count from 0 in every row, prompt included.
+        layout: which sequences there are.
         source: [T] int64, the packed token that predicts each trained token.
-        labels: [T] int64, the trained tokens, row by row in the order the rows were given.
-        row: [T] int64, the row each belongs to.
+        labels: [T] int64, the ids of the trained tokens, row by row in the order of the rows given.
+        row: [T] int64, the row that each of them belongs to.
     """
 
     ids: torch.Tensor
@@ -117,6 +120,7 @@ class Packed:
     row: torch.Tensor
 
     def to(self, device: torch.device) -> "Packed":
+        """The same microbatch with its tensors on the device; the copies may still be under way."""
         moved = {
             name: getattr(self, name).to(device, non_blocking=True)
             for name in ("ids", "positions", "source", "labels", "row")

@@ -179,7 +179,7 @@ def _play_turn(
 
     began = time.monotonic()
     prompts = [rollout.trajectory.prompt_ids + rollout.trajectory.ids for rollout in open_rollouts]
-    # Times 64, so that a turn (of at most 64) never has the seed of another step's turn.
+    # Times 64, so that the first 64 turns of different steps never share a seed.
     sampler.generate(prompts, 1, replace(params, seed=params.seed * 64 + turn), on_completion)
     times.sample_s += time.monotonic() - began
     times.reward_s += environment.wait()
@@ -197,9 +197,11 @@ class BackgroundWorker:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """After an error in the context, calls that have not begun are dropped."""
         self._thread.shutdown(cancel_futures=True)
 
     def do(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Run `work(*arguments)` in the thread, after what it was given before."""
         self._pending.append(self._thread.submit(work, *arguments))
 
     def wait(self) -> float:
