@@ -50,6 +50,8 @@ class Attention:
         *,
         varlen: bool | None = None,
     ) -> None:
+        """Prepare what all layers share: the kernel's plan, or the padded buckets. Arguments as the
+        class says."""
         self.heads, self.kv = heads, kv
         self.grouped = heads != kv
         self.device = device
@@ -172,6 +174,8 @@ class VarlenPlan:
         key_lengths: list[int],
         device: torch.device,
     ) -> None:
+        """`keys` as the class says; the lengths are those of the sequences' queries and keys, in
+        packed order."""
         self.keys = keys.to(device) if keys is not None else None
         self.query_starts = _cumulative(query_lengths, device)
         self.key_starts = _cumulative(key_lengths, device)

@@ -299,6 +299,8 @@ def of_liger(kernels: Liger) -> Pointwise:
         kv: int,
         eps: float,
     ) -> Tensors:
+        """As `Pointwise.apply_rope`; where there are weights, the last saved tensor is that of all
+        heads."""
         all_heads = qkv.view(qkv.shape[0], heads + 2 * kv, -1)
         if q_weight is None or k_weight is None:
             return kernels.apply_rope(all_heads, None, heads, kv, cos, sin, eps)

@@ -31,6 +31,7 @@ class Liger:
     """
 
     def __init__(self) -> None:
+        """Import the kernels. Raises as the class says."""
         self.version = version("liger-kernel")
         # By name and late: on most machines there is neither this package nor a use for it.
         self._rms: Any = import_module("liger_kernel.ops.rms_norm")

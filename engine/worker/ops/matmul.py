@@ -63,6 +63,7 @@ class Fixed:
     """
 
     def __init__(self, weight: torch.Tensor, *, pack: bool) -> None:
+        """Lay the weight out for oneDNN where that is used. Arguments as the class says."""
         self.weight = weight
         self.packed: torch.Tensor | None = None
         self._operator: Any = None

@@ -176,6 +176,8 @@ class BatchSource:
     """
 
     def __init__(self, collector: Collector, policy: Policy, last: int) -> None:
+        """With `async_sampling` this also makes the adapter that holds the copy of the policy.
+        Arguments as the class says."""
         self.collector = collector
         self.policy = policy
         self.last = last

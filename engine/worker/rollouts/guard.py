@@ -19,6 +19,7 @@ class Guard:
     """
 
     def __init__(self, limit: float, state: LoopState, run_id: str) -> None:
+        """Counters that a resumed run brings in `state` are kept. Arguments as the class says."""
         self.limit = limit
         self.run_id = run_id
         self.state = state

@@ -42,6 +42,7 @@ class Renderer:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int], *, thinking: bool = False
     ) -> None:
+        """Arguments and errors as the class says."""
         if not tokenizer.chat_template:
             raise WorkerFailure(
                 "config",

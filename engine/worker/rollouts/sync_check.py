@@ -63,6 +63,7 @@ class SyncCheck:
         *,
         exact: bool = True,
     ) -> None:
+        """What a resumed run brings in `state` is kept. Arguments as the class says."""
         self.limits = LIMITS[precision] if exact else LOOSE
         self._event = event
         self._state = state

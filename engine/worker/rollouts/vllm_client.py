@@ -132,6 +132,8 @@ class VllmClient:
             return _body(client.post(path, json=body))
 
     def _client(self) -> httpx.Client:
+        """A new HTTP client on the server's socket file, with its key. A read may take `READ_S`,
+        all else 30 s."""
         return httpx.Client(
             transport=httpx.HTTPTransport(uds=str(self.process.address), limits=LIMITS),
             base_url="http://vllm",

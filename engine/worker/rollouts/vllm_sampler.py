@@ -52,6 +52,7 @@ class VllmSampler:
         model_vocab: int,
         on_wait: Callable[[], None] = lambda: None,
     ) -> None:
+        """Nothing is sent to the server yet. Arguments as the class says."""
         self.process = process
         self.client = VllmClient(process)
         self.stop_ids = list(stop_ids)

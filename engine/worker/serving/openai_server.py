@@ -89,6 +89,8 @@ class Server:
     """
 
     def __init__(self, folder: DeployDir, served: Served, idle_minutes: float) -> None:
+        """`folder` is the deployment's and holds its key; `served` answers the requests. Nothing
+        listens before `run`."""
         self.folder = folder
         self.served = served
         self.key = folder.key.read_text().strip().encode()

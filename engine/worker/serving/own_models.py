@@ -44,6 +44,8 @@ class OwnModels:
         base_weights: dict[str, str] | None = None,
         compared: Path | None = None,
     ) -> None:
+        """Load the base. Arguments as the class says. Raises WorkerFailure when it cannot be
+        loaded."""
         set_threads()
         self.base_weights = base_weights or {}
         self.base = load_base(base_path, pick_device(device), "auto", compared=compared)

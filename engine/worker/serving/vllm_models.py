@@ -62,6 +62,7 @@ class VllmModels:
         base_weights: dict[str, str] | None = None,
         argv: tuple[str, ...] = (),
     ) -> None:
+        """Start the server and wait until it is ready. Arguments and errors as the class says."""
         self.base_name = base_name
         self.base_weights = base_weights or {}
         self.folder = folder

@@ -32,6 +32,7 @@ class AdamW:
     def __init__(
         self, parameters: Sequence[torch.nn.Parameter], learning_rate: float, weight_decay: float
     ) -> None:
+        """Arguments as the class says; the state is made at a parameter's first step."""
         self.parameters = list(parameters)
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay

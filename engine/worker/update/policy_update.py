@@ -91,6 +91,7 @@ class PolicyPass:
         trajectories: Sequence[Trajectory],
         normaliser: losses.Normaliser,
     ) -> None:
+        """Arguments as the class says; the batch is split at the first pass."""
         self.policy = policy
         self.settings = settings
         self.trajectories = trajectories
