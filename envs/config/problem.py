@@ -38,8 +38,10 @@ class EnvProblem(Exception):
 
     def __str__(self) -> str:
         """The message, with `file:line: ` or `file: ` before it where these are known."""
-        where = f"{self.file}:{self.line}: " if self.line else f"{self.file}: " if self.file else ""
-        return where + self.message
+        location = (
+            f"{self.file}:{self.line}: " if self.line else f"{self.file}: " if self.file else ""
+        )
+        return location + self.message
 
     def to_dict(self) -> dict[str, str | int]:
         """The problem as JSON fields, in which form the env process sends it to its client."""

@@ -29,7 +29,7 @@ def copy_template(name: str, target: Path) -> list[Path]:
     if template not in TEMPLATES:
         close_names = difflib.get_close_matches(template, TEMPLATES, 1)
         suggestion = f"; did you mean {close_names[0]}?" if close_names else ""
-        known = ", ".join(f"{key} ({what})" for key, what in TEMPLATES.items())
+        known = ", ".join(f"{key} ({description})" for key, description in TEMPLATES.items())
         raise EnvProblem(
             "BAD_ARGUMENT", f"no template {name!r}{suggestion}", hint=f"There are {known}."
         )

@@ -57,14 +57,14 @@ def spare_uid(needed: list[str], box: Path) -> int | None:
     return None
 
 
-def apply(limits: Limits, uid: int | None, apart: bool = False) -> list[str]:
+def apply(limits: Limits, uid: int | None, counted_apart: bool = False) -> list[str]:
     """Set the limits of this process and change to `uid`. Returns the measures now in force, in
     words for a person; a limit that the system refuses is left out.
 
     Args:
         uid: the uid to change to; None keeps the present user.
-        apart: True where the kernel counts this user's processes in here separately from those
-            outside (in a user namespace); the limit on processes can then be tight.
+        counted_apart: True where the kernel counts this user's processes in here separately from
+            those outside (in a user namespace); the limit on processes can then be tight.
     """
     measures = []
     memory = limits.memory_mb << 20
@@ -80,7 +80,7 @@ def apply(limits: Limits, uid: int | None, apart: bool = False) -> list[str]:
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
         measures += [f"processes {limits.processes}", "own uid"]
-    elif os.geteuid() != 0 and apart:
+    elif os.geteuid() != 0 and counted_apart:
         if _set_limit(resource.RLIMIT_NPROC, limits.processes + OURS):
             measures.append(f"processes {limits.processes}")
     elif os.geteuid() != 0:

@@ -47,7 +47,7 @@ def call(number: int, *arguments: object) -> int:
     words = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
     result = libc().syscall(ctypes.c_long(number), *words)
     if result < 0:
-        raise _failed(f"system call {number}")
+        raise _last_error(f"system call {number}")
     return result
 
 
@@ -99,7 +99,7 @@ def unshare(flags: int) -> None:
     """Move this process into new namespaces, those of the CLONE_NEW bits in `flags`. Raises OSError
     where it may not."""
     if not LINUX or libc().unshare(flags) != 0:
-        raise _failed("unshare")
+        raise _last_error("unshare")
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
@@ -115,7 +115,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str | No
     """
     texts = [None if text is None else os.fsencode(text) for text in (source, target, kind, data)]
     if libc().mount(texts[0], texts[1], texts[2], ctypes.c_ulong(flags), texts[3]) != 0:
-        raise _failed(f"mount {target}")
+        raise _last_error(f"mount {target}")
 
 
 def set_read_only(path: str, on: bool, below: bool) -> None:
@@ -145,10 +145,10 @@ def drop_capabilities() -> None:
             break  # the last one of this kernel, or none to drop
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
     if libc().capset(header, (ctypes.c_uint32 * 6)()) != 0:
-        raise _failed("capset")
+        raise _last_error("capset")
 
 
-def _failed(what: str) -> OSError:
-    """The error of the last call into the C library, named `what` in its message."""
+def _last_error(action: str) -> OSError:
+    """The error of the last call into the C library, named `action` in its message."""
     number = ctypes.get_errno()
-    return OSError(number, f"{what}: {os.strerror(number)}")
+    return OSError(number, f"{action}: {os.strerror(number)}")

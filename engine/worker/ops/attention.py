@@ -108,8 +108,8 @@ class Attention:
         """Attention of a bucket of suffixes: each token sees the whole prefix of its suffix, and
         the suffix up to itself. qkv: [N, heads + 2 kv, dim]; returns [tokens of the bucket, heads *
         dim]."""
-        own = bucket.own
-        padded = _padded(qkv[own.start : own.stop], own)
+        suffixes = bucket.own
+        padded = _padded(qkv[suffixes.start : suffixes.stop], suffixes)
         q, k, v = padded.split([self.heads, self.kv, self.kv], dim=2)
         # Keys and values of the prefixes: padded to one length, then repeated for each suffix.
         shared = qkv[:, self.heads :].index_select(0, bucket.prefix_rows)
@@ -118,12 +118,12 @@ class Attention:
             shared = Spread.apply(shared, bucket.prefix_scatter_index, size)
         shared = shared.view(bucket.prefixes, bucket.prefix_length, 2 * self.kv, -1)
         shared = shared.index_select(0, bucket.owner)
-        both = torch.cat([shared, torch.cat([k, v], 2)], 1).transpose(1, 2)
-        keys, values = both.split([self.kv, self.kv], dim=1)
+        keys_and_values = torch.cat([shared, torch.cat([k, v], 2)], 1).transpose(1, 2)
+        keys, values = keys_and_values.split([self.kv, self.kv], dim=1)
         out = F.scaled_dot_product_attention(
             q.transpose(1, 2), keys, values, attn_mask=bucket.mask, enable_gqa=self.grouped
         )
-        return _packed(out, own)
+        return _packed(out, suffixes)
 
 
 @lru_cache(maxsize=8)

@@ -121,5 +121,5 @@ def _future_mask(count: int, group: int) -> torch.Tensor:
     stand side by side at each of `count` tokens."""
     # The cached mask is also used in training, which refuses tensors made in inference mode.
     with torch.inference_mode(False):
-        after = torch.full((count, count), float("-inf")).triu_(1)
-        return after.repeat_interleave(group, 0)
+        mask = torch.full((count, count), float("-inf")).triu_(1)
+        return mask.repeat_interleave(group, 0)

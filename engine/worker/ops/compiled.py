@@ -43,8 +43,8 @@ def normalise_gradient(
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Each head rotated by its position: the pairs (i, i + dim / 2) of the last dimension by the
     angles of `cos` and `sin`."""
-    low, high = x.chunk(2, -1)
-    return torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, Tensors]:

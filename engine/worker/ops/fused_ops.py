@@ -457,8 +457,8 @@ def trial(
     qkv_copy = qkv.clone().view(rows, head_count, -1)
     saved = functions.apply_rope(qkv, q, k, cos, sin, sizes.heads, sizes.kv, eps)
     results["apply_rope"] = (qkv,)
-    back = functions.apply_rope_gradient(saved, cos, sin, d, sizes.heads, sizes.kv)
-    results["apply_rope_gradient"] = (back,)
+    dqkv = functions.apply_rope_gradient(saved, cos, sin, d, sizes.heads, sizes.kv)
+    results["apply_rope_gradient"] = (dqkv,)
 
     gate_up, dy = (
         random_tensor(rows, 2 * sizes.intermediate),

@@ -151,11 +151,11 @@ def _adapted(
     """The outputs of LoraLinear [N, out]; arguments as there."""
     y = linear(x, weight, bias)
     if not placement.merged:
-        low = linear(dropped, a.to(x.dtype))
+        low_rank = linear(dropped, a.to(x.dtype))
         rank = b.shape[1]
         for number, ((start, stop), rows) in enumerate(_parts_with_rows(placement.spans)):
             factor = b[rows].to(x.dtype)
-            part = low[:, number * rank : (number + 1) * rank]
+            part = low_rank[:, number * rank : (number + 1) * rank]
             y[:, start:stop].addmm_(part, factor.t(), alpha=placement.scale)
     return y
 
@@ -166,15 +166,15 @@ def _factor_gradients(
     """Gradients of a, of b, and of the low-rank activations [N, parts * r] of LoraLinear, from the
     gradient `dy` of its outputs. x is the adapter's input."""
     rank, scale = b.shape[1], placement.scale
-    low = linear(x, a.to(x.dtype))
-    dlow = torch.empty_like(low)
+    low_rank = linear(x, a.to(x.dtype))
+    dlow = torch.empty_like(low_rank)
     db = torch.empty_like(b)
     for number, ((start, stop), rows) in enumerate(_parts_with_rows(placement.spans)):
         columns = slice(number * rank, (number + 1) * rank)
         grad = dy[:, start:stop]
         dlow[:, columns] = linear(grad, b[rows].to(x.dtype).t())
         # Transposed products: faster, since one side has few columns.
-        db[rows] = linear(low[:, columns].t(), grad.t()).t()
+        db[rows] = linear(low_rank[:, columns].t(), grad.t()).t()
     db.mul_(scale)
     dlow.mul_(scale)
     return linear(dlow.t(), x.t()).to(a.dtype), db, dlow

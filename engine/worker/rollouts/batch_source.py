@@ -131,12 +131,12 @@ class Collector:
         return groups, times
 
 
-def tasks_of_step(step: int, count: int, wanted: int, seed: int) -> list[int]:
-    """The indices of the `wanted` tasks (of `count`) that step `step` (from 1) plays. Steps go on
+def tasks_of_step(step: int, count: int, per_step: int, seed: int) -> list[int]:
+    """The indices of the `per_step` tasks (of `count`) that step `step` (from 1) plays. Steps go on
     through one epoch after another, each a shuffle of all tasks that follows from the seed."""
-    first_position = (step - 1) * wanted
+    first_position = (step - 1) * per_step
     indices = []
-    for position in range(first_position, first_position + wanted):
+    for position in range(first_position, first_position + per_step):
         epoch, index = divmod(position, count)
         indices.append(_shuffled(count, f"{seed}-{epoch}")[index])
     return indices
@@ -151,9 +151,9 @@ def _shuffled(count: int, seed: str) -> tuple[int, ...]:
 
 
 def fresh_tasks(
-    place: tuple[int, int], count: int, wanted: int, used: set[int], seed: int
+    place: tuple[int, int], count: int, limit: int, used: set[int], seed: int
 ) -> list[int]:
-    """At most `wanted` indices of `count` tasks, none of them in `used`; fewer, or none, where not
+    """At most `limit` indices of `count` tasks, none of them in `used`; fewer, or none, where not
     so many are left.
 
     Args:
@@ -163,7 +163,7 @@ def fresh_tasks(
     step, round_number = place
     order = list(range(count))
     random.Random(f"{seed}-{step}-{round_number}").shuffle(order)
-    return [index for index in order if index not in used][:wanted]
+    return [index for index in order if index not in used][:limit]
 
 
 class BatchSource:

@@ -60,14 +60,14 @@ def thought_tokens(ids: Sequence[int], opened: bool, decode: Callable[[list[int]
 def _ids_needed(ids: Sequence[int], characters: int, decode: Callable[[list[int]], str]) -> int:
     """The smallest number of leading ids whose text has at least so many characters, found by
     halving."""
-    fewest, most = 0, len(ids)
-    while fewest < most:
-        middle = (fewest + most) // 2
+    lower_bound, upper_bound = 0, len(ids)
+    while lower_bound < upper_bound:
+        middle = (lower_bound + upper_bound) // 2
         if len(decode(list(ids[:middle]))) >= characters:
-            most = middle
+            upper_bound = middle
         else:
-            fewest = middle + 1
-    return fewest
+            lower_bound = middle + 1
+    return lower_bound
 
 
 def _turns(trajectory: Trajectory) -> Iterator[list[int]]:

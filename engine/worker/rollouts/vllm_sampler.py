@@ -255,11 +255,11 @@ def server_failure(message: str, process: VllmProcess) -> WorkerFailure:
 
 
 class _ServerErrors:
-    """A context that turns VllmError into the failure of the run. `what` is what the server is
+    """A context that turns VllmError into the failure of the run. `action` is what the server is
     asked to do, for the message."""
 
-    def __init__(self, what: str, process: VllmProcess) -> None:
-        self._what = what
+    def __init__(self, action: str, process: VllmProcess) -> None:
+        self._action = action
         self._process = process
 
     def __enter__(self) -> None: ...
@@ -270,5 +270,5 @@ class _ServerErrors:
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         if isinstance(error, VllmError):
-            message = f"asked to {self._what}: {error}"
+            message = f"asked to {self._action}: {error}"
             raise server_failure(message, self._process) from error
