@@ -136,10 +136,11 @@ def first_process(
 
 def _mount_files(box: str, uid: int, room_mb: int, writable: Iterable[str]) -> None:
     """Mount the file system as user code sees it: all read-only but `box` and `writable`, a work
-    folder and /dev/shm in memory, and a /proc of this namespace.
+    folder and /dev/shm in memory (of `room_mb` MiB each, the first owned by `uid`), and a /proc of
+    this namespace.
 
     At the first mount that the kernel refuses it stops without an error; the self-test of the
-    sandbox finds what that leaves open. Arguments as in `first_process`.
+    sandbox finds what that leaves open.
     """
     with contextlib.suppress(OSError):
         kernel.unshare(kernel.CLONE_NEWNS)

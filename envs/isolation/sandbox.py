@@ -188,7 +188,10 @@ def close(
 def _gaps(box: Path, uid: int | None, spaces: str) -> Iterator[str]:
     """Yields, in words, what this platform cannot prevent even where every layer above works.
 
-    Arguments as in `close`.
+    Args:
+        box: the folder of this process.
+        uid: the uid it changed to, None if it kept its user.
+        spaces: who made its namespaces, "" for none.
     """
     if not spaces:
         yield "what user code started outlives a warden that is killed itself"

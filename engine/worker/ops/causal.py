@@ -41,8 +41,9 @@ class CausalAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, qkv: torch.Tensor, kv: int) -> torch.Tensor:
-        """For each block of queries: its scores against the keys up to its end, their softmax, and
-        the sum of values. The probabilities are saved."""
+        """The output [rows * length, heads * dim] for qkv [rows, length, heads + 2 kv, dim]
+        float32. Each block of queries meets the keys up to its end; the probabilities are saved for
+        the backward pass."""
         rows, length, all_heads, dim = qkv.shape
         group = (all_heads - 2 * kv) // kv
         heads = group * kv

@@ -26,7 +26,7 @@ class Eps(NamedTuple):
 
 
 def normalise(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `fused_ops.normalise`: x / rms(x) in x's dtype, and 1 / rms(x) in float32, [..., 1]."""
+    """x / rms(x) over the last dimension in x's dtype, and 1 / rms(x) in float32, [..., 1]."""
     wide = x.float()
     inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (wide * inverse).to(x.dtype), inverse
@@ -35,7 +35,8 @@ def normalise(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
 def normalise_gradient(
     normed: torch.Tensor, inverse: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor
 ) -> torch.Tensor:
-    """As `fused_ops.normalise_gradient`, but the result is float32."""
+    """The gradient of weight * x / rms(x) for x, in float32. `normed` is x / rms(x) and `inverse` 1
+    / rms(x), as `normalise` gives them; `dy` is the gradient of the result."""
     grad, wide = (dy * weight).float(), normed.float()
     return (grad - wide * (grad * wide).mean(-1, keepdim=True)) * inverse
 
@@ -48,13 +49,13 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, Tensors]:
-    """As `fused_ops.Pointwise.norm`."""
+    """weight * x / rms(x), and what its gradient needs."""
     normed, inverse = normalise(x, eps)
     return normed * weight, (normed, inverse)
 
 
 def norm_gradient(saved: Tensors, weight: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-    """As `fused_ops.Pointwise.norm_gradient`."""
+    """The gradient of `norm` for x, from the gradient `dy` of its result."""
     normed, inverse = saved
     return normalise_gradient(normed, inverse, weight, dy).to(dy.dtype)
 
@@ -62,7 +63,7 @@ def norm_gradient(saved: Tensors, weight: torch.Tensor, dy: torch.Tensor) -> tor
 def add_norm(
     x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, Tensors]:
-    """As `fused_ops.Pointwise.add_norm`: (x + delta, its norm, what the gradient needs)."""
+    """x + delta, the norm of that sum, and what the gradient needs."""
     total = x + delta
     y, saved = norm(total, weight, eps)
     return total, y, saved
@@ -71,8 +72,8 @@ def add_norm(
 def add_norm_gradient(
     saved: Tensors, weight: torch.Tensor, dtotal: torch.Tensor, dy: torch.Tensor
 ) -> torch.Tensor:
-    """As `fused_ops.Pointwise.add_norm_gradient`: the gradient of both summands, which are
-    equal."""
+    """The gradient of both summands (they are equal), from those of the sum, `dtotal`, and of its
+    norm, `dy`."""
     normed, inverse = saved
     return (normalise_gradient(normed, inverse, weight, dy) + dtotal).to(dy.dtype)
 
@@ -87,8 +88,9 @@ def apply_rope(
     kv: int,
     eps: float,
 ) -> Tensors:
-    """As `fused_ops.Pointwise.apply_rope`: queries and keys of `qkv` are normalised, where there
-    are weights, and rotated, in place. Returns what the gradient needs, () without weights."""
+    """Normalise the queries and keys of `qkv` [N, (heads + 2 kv) dim] per head, if there are
+    weights, and rotate them by their positions, in place. Returns what the gradient needs, ()
+    without weights. cos, sin: [N, 1, dim / 2]."""
     queries_and_keys = qkv.unflatten(1, (heads + 2 * kv, -1))[:, : heads + kv]
     if q_weight is None or k_weight is None:
         queries_and_keys.copy_(rotated(queries_and_keys, cos, sin))
@@ -102,8 +104,8 @@ def apply_rope(
 def apply_rope_gradient(
     saved: Tensors, cos: torch.Tensor, sin: torch.Tensor, d: torch.Tensor, heads: int, kv: int
 ) -> torch.Tensor:
-    """As `fused_ops.Pointwise.apply_rope_gradient`: the gradient of `qkv`, from the gradient `d` of
-    the result. The rotation is undone first, then the norm, if there was one."""
+    """The gradient of `apply_rope`'s qkv, from the gradient `d` of the result. The rotation is
+    undone first, then the norm, if there was one; values pass unchanged."""
     shaped = d.unflatten(1, (heads + 2 * kv, -1))
     rotated_back = rotated(shaped[:, : heads + kv], cos, -sin)
     if saved:
@@ -114,22 +116,22 @@ def apply_rope_gradient(
 
 def gate(gate_up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up for gate_up [N, 2 width], gate first."""
-    opened, up = gate_up.chunk(2, -1)
-    return F.silu(opened) * up
+    gate_half, up_half = gate_up.chunk(2, -1)
+    return F.silu(gate_half) * up_half
 
 
 def gate_again(gate_up: torch.Tensor) -> tuple[torch.Tensor, None]:
-    """As `fused_ops.Pointwise.gate_again`. Nothing is saved: the compiled gradient computes it
-    anew."""
+    """silu(gate) * up for a backward pass, and None: nothing is saved, the compiled gradient
+    computes silu(gate) anew."""
     return gate(gate_up), None
 
 
 def gate_gradient(gate_up: torch.Tensor, _: None, dy: torch.Tensor) -> torch.Tensor:
     """The gradient of gate_up, from the gradient `dy` of silu(gate) * up."""
-    opened, up = (part.float() for part in gate_up.chunk(2, -1))
-    sigmoid, wide_dy = torch.sigmoid(opened), dy.float()
-    slope = sigmoid * (1 + opened * (1 - sigmoid))
-    return torch.cat([wide_dy * up * slope, wide_dy * opened * sigmoid], -1).to(dy.dtype)
+    gate_half, up_half = (part.float() for part in gate_up.chunk(2, -1))
+    sigmoid, wide_dy = torch.sigmoid(gate_half), dy.float()
+    slope = sigmoid * (1 + gate_half * (1 - sigmoid))
+    return torch.cat([wide_dy * up_half * slope, wide_dy * gate_half * sigmoid], -1).to(dy.dtype)
 
 
 def plain_norm(x: torch.Tensor, weight: torch.Tensor, eps: Eps) -> torch.Tensor:
@@ -145,8 +147,9 @@ def plain_apply_rope(
     sin: torch.Tensor,
     eps: Eps,
 ) -> None:
-    """As `apply_rope`, on [N, heads + 2 kv, dim] and without what a gradient would need. weight:
-    [heads + kv, dim], None where heads are not normalised."""
+    """As `apply_rope`, but on [N, heads + 2 kv, dim] and without what a gradient would need.
+    weight: [heads + kv, dim], None where heads are not normalised; cos: [N, 1, at least dim / 2].
+    """
     queries_and_keys = all_heads[:, : heads + kv]
     inputs = queries_and_keys if weight is None else plain_norm(queries_and_keys, weight, eps)
     queries_and_keys.copy_(rotated(inputs, cos[..., : sin.shape[-1]], sin))

@@ -253,8 +253,9 @@ def _plain_apply_rope(
     sin: torch.Tensor,
     eps: Eps,
 ) -> None:
-    """As `_apply_rope`, on [N, heads + 2 kv, dim] and without what a gradient would need; a weight
-    of None means no norm. cos: [N, 1, dim], sin: [N, 1, dim / 2]."""
+    """Normalise queries and keys of [N, heads + 2 kv, dim] per head, unless the weight is None, and
+    rotate them, in place; nothing is kept for a gradient. weight: [heads + kv, dim]; cos: [N, 1,
+    dim], sin: [N, 1, dim / 2]."""
     queries_and_keys = all_heads[:, : heads + kv]
     inputs = (
         queries_and_keys.clone() if weight is None else _plain_norm(queries_and_keys, weight, eps)
@@ -339,6 +340,7 @@ def of_liger(kernels: Liger) -> Pointwise:
         apply_rope,
         apply_rope_gradient,
         kernels.gate,
+        # Liger's gradient computes silu(gate) again, so nothing is saved for it.
         lambda gate_up: (kernels.gate(gate_up), None),
         lambda gate_up, _, dy: kernels.gate_gradient(gate_up, dy),
         plain_norm,

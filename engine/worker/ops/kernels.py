@@ -75,8 +75,8 @@ class LoraLinear(torch.autograd.Function):
         bias: torch.Tensor | None,
         placement: LoraPlacement,
     ) -> torch.Tensor:
-        """The outputs [N, out]; arguments as the class says. Only the input of the adapter is
-        saved, beside the weights."""
+        """The outputs [N, out] of x [N, in] with the adapter on top; the class describes the
+        arguments. Beside the weights only the adapter's input is saved for the backward pass."""
         ctx.placement = placement
         ctx.separate = dropped is not x
         ctx.save_for_backward(x if not ctx.separate else dropped, a, b, weight)
@@ -85,13 +85,15 @@ class LoraLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-        """Gradients of x, `dropped`, a and b; None for the other arguments. Where there is no
-        dropout, x and `dropped` are one tensor, and x gets the whole gradient."""
+        """Gradients of x, `dropped`, a and b, from the gradient `dy` [N, out] of the outputs; None
+        for the frozen rest. Without dropout x and `dropped` are one tensor, and x gets the whole
+        gradient."""
         x, a, b, weight = ctx.saved_tensors
         wants_x = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         da, db, dlow = _factor_gradients(x, a, b, dy, ctx.placement)
         dx = ddropped = None
         if wants_x:
+            # A merged weight contains the adapter, so it gives the adapter's share of dx too.
             dx = linear(dy, weight.t())
             if ctx.separate:
                 ddropped = dlow @ a.to(x.dtype)
@@ -118,7 +120,8 @@ class GatedLoraLinear(torch.autograd.Function):
         placement: LoraPlacement,
         functions: Pointwise = TORCH,
     ) -> torch.Tensor:
-        """The outputs [N, out]; arguments as the class says."""
+        """The outputs [N, out] of silu(gate) * up with the adapter on top; the class describes the
+        arguments. Of the activations only gate_up [N, 2 * in] is saved for the backward pass."""
         x = functions.gate(gate_up)
         ctx.placement, ctx.functions = placement, functions
         ctx.save_for_backward(gate_up, a, b, weight)
@@ -127,7 +130,8 @@ class GatedLoraLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-        """Gradients of gate_up, a and b; None for the other arguments."""
+        """Gradients of gate_up, a and b, from the gradient `dy` [N, out] of the outputs; None for
+        the frozen rest."""
         gate_up, a, b, weight = ctx.saved_tensors
         x, opened = ctx.functions.gate_again(gate_up)
         da, db, dlow = _factor_gradients(x, a, b, dy, ctx.placement)
@@ -148,7 +152,8 @@ def _adapted(
     bias: torch.Tensor | None,
     placement: LoraPlacement,
 ) -> torch.Tensor:
-    """The outputs of LoraLinear [N, out]; arguments as there."""
+    """x W^T + b [N, out], plus scale * (dropped A_i^T) B_i^T in the span of each adapted part,
+    unless the weight contains the adapter already."""
     y = linear(x, weight, bias)
     if not placement.merged:
         low_rank = linear(dropped, a.to(x.dtype))
@@ -203,6 +208,7 @@ class FrozenLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        """The gradient of x, from the gradient `dy` of the outputs; weight and bias are frozen."""
         (weight,) = ctx.saved_tensors
         return linear(dy, weight.t()), None, None
 
@@ -223,7 +229,8 @@ class AddNorm(torch.autograd.Function):
         eps: float,
         functions: Pointwise = TORCH,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(the sum, its norm), both [N, hidden]; arguments as the class says."""
+        """(x + delta, weight * RMSNorm of that sum), both [N, hidden], for x and delta of that
+        shape and weight [hidden]. `functions` is the set that computes it."""
         total, y, saved = functions.add_norm(x, delta, weight, eps)
         ctx.functions = functions
         ctx.save_for_backward(weight, *saved)
@@ -232,7 +239,8 @@ class AddNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dtotal: torch.Tensor, dy: torch.Tensor) -> tuple[Any, ...]:
-        """The gradient of x and delta, which is the same for both; None for the other arguments."""
+        """The gradient of x and delta, which is the same for both, from those of the sum and of its
+        norm; None for the other arguments."""
         weight, *saved = ctx.saved_tensors
         dx = ctx.functions.add_norm_gradient(saved, weight, dtotal, dy)
         return dx, dx, None, None, None
@@ -249,7 +257,8 @@ class Norm(torch.autograd.Function):
         eps: float,
         functions: Pointwise = TORCH,
     ) -> torch.Tensor:
-        """The norm [N, hidden] of x [N, hidden]."""
+        """weight * RMSNorm(x), [N, hidden] as x, for weight [hidden]. `functions` is the set that
+        computes it."""
         y, saved = functions.norm(x, weight, eps)
         ctx.functions = functions
         ctx.save_for_backward(weight, *saved)
@@ -258,6 +267,7 @@ class Norm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        """The gradient of x, from the gradient `dy` of the norm; None for the other arguments."""
         weight, *saved = ctx.saved_tensors
         return ctx.functions.norm_gradient(saved, weight, dy), None, None, None
 
@@ -282,7 +292,9 @@ class HeadsRope(torch.autograd.Function):
         layout: HeadLayout,
         functions: Pointwise = TORCH,
     ) -> torch.Tensor:
-        """The same tensor `qkv`, changed in place; arguments as the class says."""
+        """Normalise and rotate queries and keys within `qkv` [N, (heads + 2 kv) * dim], in place,
+        and return that tensor. cos, sin: [N, 1, dim / 2]; q_weight, k_weight: [dim], None where
+        heads have no norm."""
         heads, kv, eps = layout.heads, layout.kv, layout.eps
         saved = functions.apply_rope(qkv, q_weight, k_weight, cos, sin, heads, kv, eps)
         ctx.mark_dirty(qkv)
@@ -314,6 +326,8 @@ class SwiGLU(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        """The gradient of gate_up [N, 2 * width], from the gradient `dy` [N, width] of the
+        product."""
         (gate_up,) = ctx.saved_tensors
         return ctx.functions.gate_gradient(gate_up, None, dy), None
 
@@ -331,6 +345,7 @@ class PickRows(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        """The gradient of x: `dy` at the picked rows, zero elsewhere."""
         (rows,) = ctx.saved_tensors
         return dy.new_zeros(ctx.size).index_copy_(0, rows, dy), None
 
@@ -347,6 +362,7 @@ class Spread(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        """The gradient of x: the rows of `dy` where x was put."""
         (scatter_index,) = ctx.saved_tensors
         return dy.index_select(0, scatter_index), None, None
 
@@ -379,8 +395,10 @@ class TokenLogprobs(torch.autograd.Function):
         rows: int,
         entropies: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(log-probabilities, entropies), chunk by chunk; arguments as the class says. Saves the
-        gradient of each log-probability for its hidden row, if one is needed."""
+        """The log-probability of each label, and the entropy of its distribution (zeros unless
+        `entropies`), both [T] float32. Works on `rows` tokens at a time; the class describes the
+        arguments. If `hidden` needs a gradient, that of each log-probability for its hidden row is
+        computed here and saved."""
         count = hidden.shape[0]
         values = torch.empty(count, dtype=torch.float32, device=hidden.device)
         entropy = torch.zeros_like(values)
@@ -395,6 +413,7 @@ class TokenLogprobs(torch.autograd.Function):
             values[chunk] = logprobs.gather(1, labels[chunk, None])[:, 0]
             if not (entropies or direction is not None):
                 continue
+            # Written over the logits, which are not needed any more.
             probabilities = torch.exp(logprobs, out=logits)
             if entropies:
                 entropy[chunk] = torch.linalg.vecdot(probabilities, logprobs).neg_()

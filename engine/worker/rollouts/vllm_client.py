@@ -163,7 +163,8 @@ class Together:
         self._client = client
 
     async def ask(self, model: str, ids: list[int], sampling: Body) -> list[Answer]:
-        """See `VllmClient.ask`."""
+        """The completions of one prompt, as many as `sampling` has as `n`; others may be asked for
+        meanwhile. Raises VllmError."""
         with self._owner._errors_explained():
             response = await self._client.post(GENERATE, json=_request(model, ids, sampling))
             return read_answers(_body(response))

@@ -86,8 +86,9 @@ def _write_files(
     base_ref: str,
     base_weights: dict[str, str],
 ) -> None:
-    """Write every file of a checkpoint into `folder` and sync it to disk, the manifest last.
-    Arguments as in `save`."""
+    """Write every file of a checkpoint into `folder` and sync it to disk, the manifest last:
+    adapter, optimizer, trainer state. `base_ref` and `base_weights` are the base's name and the
+    SHA-256 of its files."""
     save_adapter(policy.adapter, folder, base_ref)
     save_file(_optimizer_tensors(policy, optimizer), folder / OPTIMIZER)
     (folder / STATE).write_text(json.dumps({"step": progress.step, **progress.state}))
