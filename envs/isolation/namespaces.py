@@ -83,7 +83,7 @@ def bwrap(network: bool) -> list[str]:
     command = [program, "--unshare-all", "--die-with-parent", "--dev-bind", "/", "/"]
     command += ["--share-net"] if network else []
     command += ["--proc", "/proc", "--"]
-    import subprocess  # noqa: PLC0415 - half of the start of an env process, and rarely needed
+    import subprocess  # noqa: PLC0415 - would double the start of every env process
 
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         trial = subprocess.run(

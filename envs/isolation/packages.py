@@ -98,7 +98,9 @@ def enter(packages: Packages) -> None:
         EnvProblem: ENV_DEPS, naming packages installed for the environment that need path files:
             code run, or folders added, when Python starts.
     """
-    if packages.installed and (needed_files := path_files(packages.folders)):
+    # Packages of this server itself need none of their path files.
+    needed_files = path_files(packages.folders) if packages.installed else []
+    if needed_files:
         file_names = "; ".join(f"{owner} ({file})" for file, owner in needed_files[:_SHOWN])
         raise EnvProblem(
             "ENV_DEPS",

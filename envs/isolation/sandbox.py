@@ -115,9 +115,10 @@ def _library_folders() -> set[str]:
     folders = set(filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")))
     # In a line of /proc/self/maps the path of the mapped file begins at column 73.
     with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8") as maps:
-        folders.update(
-            os.path.dirname(path) for line in maps if ".so" in (path := line[73:].strip())
-        )
+        for line in maps:
+            path = line[73:].strip()
+            if ".so" in path:
+                folders.add(os.path.dirname(path))
     return {os.path.realpath(path) for path in folders if path.startswith("/")}
 
 
@@ -249,7 +250,8 @@ def escapes(box: Path, network: bool, hidden: Iterable[str] = ()) -> set[str]:
             os.close(os.open(box / CANARY, access | os.O_TRUNC))
             escaped.add("write")
     for family in (_AF_UNIX,) if network else (_AF_UNIX, _AF_INET):
-        if (descriptor := kernel.libc().socket(family, 1, 0)) >= 0:
+        descriptor = kernel.libc().socket(family, 1, 0)
+        if descriptor >= 0:
             os.close(descriptor)
             escaped.add("socket")
     for folder in hidden:

@@ -128,8 +128,8 @@ class Attention:
 
 @lru_cache(maxsize=8)
 def _plan(layout: Layout, device: torch.device) -> tuple[list[Bucket], list[SuffixBucket]]:
-    """The buckets of a layout's prefixes and of its suffixes, on the device. Cached, since
-    consecutive microbatches often have the same layout."""
+    """The buckets of a layout's prefixes and of its suffixes, on the device. Cached, since a
+    microbatch may be run several times."""
     return (
         [b.to(device) for b in prefix_buckets(layout)],
         [b.to(device) for b in suffix_buckets(layout)],

@@ -82,16 +82,17 @@ class Collector:
         dropped: list[Group] = []
         used_tasks = set(task_indices)
         for round_number in range(1, settings.resample_uniform + 1):
-            uniform_groups = [index for index, group in enumerate(groups) if group.uniform]
+            uniform_indices = [index for index, group in enumerate(groups) if group.uniform]
             unused_tasks = fresh_tasks(
-                (step, round_number), count, len(uniform_groups), used_tasks, settings.seed
+                (step, round_number), count, len(uniform_indices), used_tasks, settings.seed
             )
             if not unused_tasks:
                 break
             used_tasks |= set(unused_tasks)
             fresh_groups, more_times = self._round(unused_tasks, step, round_number)
             times = times + more_times
-            for index, group in zip(uniform_groups, fresh_groups, strict=False):
+            # Few unused tasks may be left; then some uniform groups stay.
+            for index, group in zip(uniform_indices, fresh_groups, strict=False):
                 dropped.append(groups[index])
                 groups[index] = group
         assign(groups, settings.advantage)

@@ -63,7 +63,8 @@ class SyncCheck:
         *,
         exact: bool = True,
     ) -> None:
-        """What a resumed run brings in `state` is kept. Arguments as the class says."""
+        """`precision` chooses the limits; unless `exact`, only growth of the gap is judged. What a
+        resumed run brings in `state` is kept."""
         self.limits = LIMITS[precision] if exact else LOOSE
         self._event = event
         self._state = state
