@@ -83,7 +83,7 @@ def bwrap(network: bool) -> list[str]:
     command = [program, "--unshare-all", "--die-with-parent", "--dev-bind", "/", "/"]
     command += ["--share-net"] if network else []
     command += ["--proc", "/proc", "--"]
-    import subprocess  # noqa: PLC0415 - would double the start of every env process
+    import subprocess  # noqa: PLC0415 - rarely needed, and doubles the start of an env process
 
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         trial = subprocess.run(

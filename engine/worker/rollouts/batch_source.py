@@ -111,6 +111,7 @@ class Collector:
             round_number: within the step, from 0; each round draws with another seed.
         """
         settings = self.settings
+        # No run has a million steps, so runs with different seeds share no draw.
         params = SamplingParams.drawn(settings, settings.seed * 1_000_003 + step)
         # 2**52 is far above the seeds of all steps, so rounds never share one.
         params = replace(params, seed=params.seed + round_number * 2**52)
