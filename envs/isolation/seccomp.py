@@ -16,6 +16,7 @@ _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _LOAD, _AND, _JEQ, _JGE, _JSET, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _ARCH = 0, 4  # offsets in seccomp_data
 _ALL_BITS = 0xFFFFFFFF
+# Instructions: (operation, how many to skip if its comparison is true, if it is false, value).
 _Lines = list[tuple[int, int, int, int]]
 _X32 = 0x40000000  # a second set of numbers on x86_64
 _NEW_NAMESPACES = 0x7E020080
@@ -139,8 +140,8 @@ def _for_call(number: int, body: _Lines) -> _Lines:
 
 
 def _allow_only(number: int, *conditions: tuple[int, int, int]) -> _Lines:
-    """Allow the call only if each argument of `conditions`, given as (position, mask, value), has
-    that value under its mask."""
+    """Instructions that allow the call `number` only if each argument named in `conditions`
+    (position, mask, value) has that value under its mask; otherwise it fails with EPERM."""
     body: _Lines = []
     for position, mask, value in conditions:
         body += [_load_argument(position), (_AND, 0, 0, mask), (_JEQ, 1, 0, value)]
@@ -149,7 +150,8 @@ def _allow_only(number: int, *conditions: tuple[int, int, int]) -> _Lines:
 
 
 def _refuse_values(number: int, values: tuple[int, ...]) -> _Lines:
-    """Refuse the call if its argument 1 is one of `values`; otherwise allow it."""
+    """Instructions that refuse the call `number` if its argument 1 is one of `values`, and allow it
+    otherwise."""
     body = [_load_argument(1)]
     for value in values:
         body += [(_JEQ, 0, 1, value), (_RETURN, 0, 0, _ERRNO | _EPERM)]
@@ -157,8 +159,9 @@ def _refuse_values(number: int, values: tuple[int, ...]) -> _Lines:
 
 
 def _refuse_truncation(number: int, position: int) -> _Lines:
-    """Refuse an open call whose flags, the argument at `position`, truncate a file that they do not
-    open for writing."""
+    """Instructions that refuse the open call `number` if its flags, the argument at `position`,
+    truncate a file that they do not open for writing. Each line has an operation, how many lines to
+    skip if it is true and if it is false, and a value."""
     body = [
         _load_argument(position),
         (_JSET, 0, 3, _TRUNCATE),
@@ -172,7 +175,9 @@ def _refuse_truncation(number: int, position: int) -> _Lines:
 
 
 def _socket_rule(number: int, network: bool) -> _Lines:
-    """With `network` only IPv4 and IPv6 sockets, without it none."""
+    """Instructions for the call that makes sockets: with `network` only IPv4 and IPv6 are allowed,
+    without it nothing. Each line has an operation, how many lines to skip if it is true and if it
+    is false, and a value."""
     if not network:
         return _for_call(number, [(_RETURN, 0, 0, _ERRNO | _EPERM)])
     return _for_call(
@@ -188,8 +193,8 @@ def _socket_rule(number: int, network: bool) -> _Lines:
 
 
 def _clone_rule(number: int, processes: bool) -> _Lines:
-    """No new namespaces; without `processes` only new threads. The flags are argument 0 on both
-    machines."""
+    """Instructions for the call that makes processes and threads: no new namespaces; without
+    `processes` only threads. Its flags are argument 0 on both machines."""
     body = [_load_argument(0), (_JSET, 1, 0, _NEW_NAMESPACES)]
     body.append((_RETURN, 0, 0, _ALLOW) if processes else (_JSET, 1, 0, _THREAD))
     body.append((_RETURN, 0, 0, _ERRNO | _EPERM))

@@ -50,8 +50,9 @@ class Attention:
         *,
         varlen: bool | None = None,
     ) -> None:
-        """Prepare what all layers share: the kernel's plan, or the padded buckets. Arguments as the
-        class says."""
+        """Prepare what all layers share: the plan of the variable-length kernel, or padded buckets.
+        `heads` and `kv` are the numbers of query heads and of key and value heads; with `varlen`
+        None the kernel is used on a GPU in the two formats it takes."""
         self.heads, self.kv = heads, kv
         self.grouped = heads != kv
         self.device = device

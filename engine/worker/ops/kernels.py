@@ -201,7 +201,7 @@ class FrozenLinear(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """The outputs [N, out] of x [N, in]."""
+        """x W^T + b [N, out] for x [N, in], weight [out, in] and bias [out] or None."""
         ctx.save_for_backward(weight)
         return linear(x, weight, bias)
 

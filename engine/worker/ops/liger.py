@@ -31,7 +31,8 @@ class Liger:
     """
 
     def __init__(self) -> None:
-        """Import the kernels. Raises as the class says."""
+        """Import the kernels. Raises ImportError where liger-kernel or Triton is missing,
+        AttributeError where a kernel has another name than in the known versions."""
         self.version = version("liger-kernel")
         # By name and late: on most machines there is neither this package nor a use for it.
         self._rms: Any = import_module("liger_kernel.ops.rms_norm")

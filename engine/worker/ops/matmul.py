@@ -63,7 +63,8 @@ class Fixed:
     """
 
     def __init__(self, weight: torch.Tensor, *, pack: bool) -> None:
-        """Lay the weight out for oneDNN where that is used. Arguments as the class says."""
+        """Lay the weight [out, in] out for oneDNN, where that is used and `pack` says that memory
+        allows a second copy."""
         self.weight = weight
         self.packed: torch.Tensor | None = None
         self._operator: Any = None

@@ -178,8 +178,8 @@ class BatchSource:
     """
 
     def __init__(self, collector: Collector, policy: Policy, last: int) -> None:
-        """With `async_sampling` this also makes the adapter that holds the copy of the policy.
-        Arguments as the class says."""
+        """Nothing is sampled for a step beyond `last`. With the setting `async_sampling` this also
+        makes the adapter that holds the copy of the policy."""
         self.collector = collector
         self.policy = policy
         self.last = last

@@ -19,7 +19,8 @@ class Guard:
     """
 
     def __init__(self, limit: float, state: LoopState, run_id: str) -> None:
-        """Counters that a resumed run brings in `state` are kept. Arguments as the class says."""
+        """`limit` is the largest share of completions whose scoring may fail. Counters that a
+        resumed run brings in `state` are kept."""
         self.limit = limit
         self.run_id = run_id
         self.state = state

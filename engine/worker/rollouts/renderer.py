@@ -42,7 +42,9 @@ class Renderer:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int], *, thinking: bool = False
     ) -> None:
-        """Arguments and errors as the class says."""
+        """The first of `stop_ids` is the one that the template writes. With `thinking` the template
+        is asked to open a think block. Raises WorkerFailure (config) for a tokenizer without a chat
+        template."""
         if not tokenizer.chat_template:
             raise WorkerFailure(
                 "config",

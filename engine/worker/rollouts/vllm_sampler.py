@@ -52,7 +52,9 @@ class VllmSampler:
         model_vocab: int,
         on_wait: Callable[[], None] = lambda: None,
     ) -> None:
-        """Nothing is sent to the server yet. Arguments as the class says."""
+        """`process` may still be starting; `folder` is emptied. Ids in `stop_ids` end a completion;
+        those from `vocab` up to `model_vocab` have no token and are never sampled. `on_wait` is
+        called while the server starts, and may raise to end the wait."""
         self.process = process
         self.client = VllmClient(process)
         self.stop_ids = list(stop_ids)

@@ -44,8 +44,9 @@ class OwnModels:
         base_weights: dict[str, str] | None = None,
         compared: Path | None = None,
     ) -> None:
-        """Load the base. Arguments as the class says. Raises WorkerFailure when it cannot be
-        loaded."""
+        """Load the base in `base_path`, which answers as `base_name`. With `base_weights` (SHA-256
+        by file name) adapters made for other weights are refused. Raises WorkerFailure when the
+        base cannot be loaded."""
         set_threads()
         self.base_weights = base_weights or {}
         self.base = load_base(base_path, pick_device(device), "auto", compared=compared)

@@ -62,7 +62,9 @@ class VllmModels:
         base_weights: dict[str, str] | None = None,
         argv: tuple[str, ...] = (),
     ) -> None:
-        """Start the server and wait until it is ready. Arguments and errors as the class says."""
+        """Start the server by `plan` and wait until it is ready; adapters will be copied to
+        `folder`. With `base_weights` (SHA-256 by file name) adapters made for other weights are
+        refused. Raises WorkerFailure when the server does not become ready."""
         self.base_name = base_name
         self.base_weights = base_weights or {}
         self.folder = folder

@@ -91,7 +91,8 @@ class PolicyPass:
         trajectories: Sequence[Trajectory],
         normaliser: losses.Normaliser,
     ) -> None:
-        """Arguments as the class says; the batch is split at the first pass."""
+        """`trajectories` are those that are trained, and `normaliser` has the sizes by which their
+        loss is divided. The batch is split at the first pass."""
         self.policy = policy
         self.settings = settings
         self.trajectories = trajectories
