@@ -311,6 +311,8 @@ def of_liger(kernels: Liger) -> Pointwise:
     def apply_rope_gradient(
         saved: Tensors, cos: torch.Tensor, sin: torch.Tensor, d: torch.Tensor, heads: int, kv: int
     ) -> torch.Tensor:
+        """As `Pointwise.apply_rope_gradient`; `saved` ends with the weight of all heads, if there
+        is one."""
         shaped = d.reshape(d.shape[0], heads + 2 * kv, -1)
         weight = saved[-1] if saved else None
         return kernels.apply_rope_gradient(saved[:-1], weight, cos, sin, shaped, heads, kv).view_as(
@@ -329,6 +331,7 @@ def of_liger(kernels: Liger) -> Pointwise:
         sin: torch.Tensor,
         eps: Eps,
     ) -> None:
+        """As `Pointwise.plain_apply_rope`; what is saved for a gradient is dropped."""
         kernels.apply_rope(all_heads, weight, heads, kv, cos, sin, eps.number)
 
     return Pointwise(

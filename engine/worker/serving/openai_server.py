@@ -117,6 +117,7 @@ class Server:
         421 or 403 otherwise. That keeps out pages in a browser, which can reach loopback too."""
 
         async def check_and_handle(request: Request) -> Response:
+            """`handler`'s response, or 421 or 403 for a request that is not from loopback."""
             host = request.headers.get("host", "").rsplit(":", 1)[0]
             if host not in _LOCAL:
                 return problem(421, "This server answers on loopback only.")
@@ -132,6 +133,8 @@ class Server:
         (401 otherwise). Refused becomes an error response."""
 
         async def check_and_handle(request: Request) -> Response:
+            """`handler`'s response, or an error where the token is wrong or the request is
+            refused."""
             header = request.headers.get("authorization", "").encode("utf-8", "replace")
             scheme, _, token = header.partition(b" ")
             if scheme.lower() != b"bearer" or not hmac.compare_digest(token.strip(), self.key):
