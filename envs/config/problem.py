@@ -37,11 +37,14 @@ class EnvProblem(Exception):
         self.line = line
 
     def __str__(self) -> str:
-        where = f"{self.file}:{self.line}: " if self.line else f"{self.file}: " if self.file else ""
-        return where + self.message
+        """The message, with `file:line: ` or `file: ` before it where these are known."""
+        location = (
+            f"{self.file}:{self.line}: " if self.line else f"{self.file}: " if self.file else ""
+        )
+        return location + self.message
 
     def to_dict(self) -> dict[str, str | int]:
-        """As it crosses the pipe between the env process and its client."""
+        """The problem as JSON fields, in which form the env process sends it to its client."""
         return {
             "code": self.code,
             "message": self.message,
@@ -52,7 +55,9 @@ class EnvProblem(Exception):
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> "EnvProblem":
-        """The problem behind a reply; missing or odd fields become empty ones."""
+        """The problem that a reply of the env process describes (the opposite of `to_dict`).
+        User code can write into that reply, so nothing in it is trusted: an unknown code becomes
+        ENV_INVALID, other missing or odd fields become empty ones."""
         code, line = data.get("code"), data.get("line")
         return EnvProblem(
             code if isinstance(code, str) and code in CODES else "ENV_INVALID",

@@ -16,26 +16,33 @@ TEMPLATES = {
 
 
 def copy_template(name: str, target: Path) -> list[Path]:
-    """Copies a template into the folder `target`, which must be new or empty.
+    """Copy the template `name` into the folder `target`, which must be new or empty. The name may
+    be written with hyphens for underscores. Caches of the interpreter (`__pycache__`) are not
+    copied.
 
-    Returns the files written. Raises EnvProblem for an unknown template or a folder in use.
+    Returns the files written, sorted by path.
+
+    Raises:
+        EnvProblem: BAD_ARGUMENT for an unknown template, or a target that is a file or not empty.
     """
-    chosen = name.replace("-", "_")
-    if chosen not in TEMPLATES:
-        near = difflib.get_close_matches(chosen, TEMPLATES, 1)
-        meant = f"; did you mean {near[0]}?" if near else ""
-        known = ", ".join(f"{key} ({what})" for key, what in TEMPLATES.items())
-        raise EnvProblem("BAD_ARGUMENT", f"no template {name!r}{meant}", hint=f"There are {known}.")
+    template = name.replace("-", "_")
+    if template not in TEMPLATES:
+        close_names = difflib.get_close_matches(template, TEMPLATES, 1)
+        suggestion = f"; did you mean {close_names[0]}?" if close_names else ""
+        known = ", ".join(f"{key} ({description})" for key, description in TEMPLATES.items())
+        raise EnvProblem(
+            "BAD_ARGUMENT", f"no template {name!r}{suggestion}", hint=f"There are {known}."
+        )
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise EnvProblem(
             "BAD_ARGUMENT", f"{target} is in use", hint="Name a folder that is new or empty."
         )
-    source = FOLDER / chosen
-    written = []
+    source = FOLDER / template
+    copies = []
     for path in sorted(source.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
             copy = target / path.relative_to(source)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
-            written.append(copy)
-    return written
+            copies.append(copy)
+    return copies

@@ -22,8 +22,8 @@ class Limits:
     """What an environment's process may use.
 
     Args:
-        start_seconds: for importing it and for `tasks()`.
-        call_seconds: for one `score`, `start` or `step`.
+        start_seconds: time to import the environment and call its `tasks()`.
+        call_seconds: time for one call of `score`, `start` or `step`.
         memory_mb: address space in MiB.
         processes: processes and threads it may hold at once.
         file_mb: the largest file it may write, in MiB.
@@ -60,9 +60,12 @@ class EnvSettings:
 
 
 def read_settings(folder: Path) -> EnvSettings:
-    """The settings of the environment in `folder`; defaults where it has no file.
+    """Read and check `environment.toml` in `folder`; without that file every setting has its
+    default.
 
-    Raises EnvProblem with the line where the file can say one.
+    Raises:
+        EnvProblem: ENV_INVALID, when the file cannot be read, is no TOML, or holds an unknown name
+            or a value out of bounds; with the number of the line where that is known.
     """
     path = folder / FILE
     try:
@@ -76,15 +79,15 @@ def read_settings(folder: Path) -> EnvSettings:
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
-        match = re.search(r"line (\d+)", str(error))
+        line_number = re.search(r"line (\d+)", str(error))
         raise EnvProblem(
             "ENV_INVALID",
             f"{FILE} is not valid TOML: {error}",
             hint="Correct that line.",
             file=FILE,
-            line=int(match.group(1)) if match else 0,
+            line=int(line_number.group(1)) if line_number else 0,
         ) from error
-    _known(data, ("params", "secrets", "limits"), text, "table")
+    _refuse_unknown(data, ("params", "secrets", "limits"), text, "table")
     params = data.get("params", {})
     if not isinstance(params, dict):
         raise _problem_at(text, "params", "params is a table: [params]")
@@ -92,6 +95,11 @@ def read_settings(folder: Path) -> EnvSettings:
 
 
 def _secrets(value: Any, text: str) -> tuple[str, ...]:
+    """The names of secrets, each once, in the order of the file.
+
+    `value` is the list itself or a table with that list as `names`. Raises EnvProblem (ENV_INVALID)
+    for anything else, and for names that are malformed or would change how the env process runs.
+    """
     names = value.get("names") if isinstance(value, dict) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise _problem_at(
@@ -110,38 +118,64 @@ def _secrets(value: Any, text: str) -> tuple[str, ...]:
 
 
 def _limits(data: Mapping[str, Any], text: str) -> Limits:
-    given = data.get("limits", {})
-    if not isinstance(given, dict):
+    """The limits: those of the table `limits` in the file, defaults for the others.
+
+    Raises EnvProblem (ENV_INVALID) for an unknown name, a wrong type or a value outside `BOUNDS`.
+    """
+    table = data.get("limits", {})
+    if not isinstance(table, dict):
         raise _problem_at(text, "limits", "limits is a table: [limits]")
-    _known(given, tuple(f.name for f in fields(Limits)), text, "limit")
-    for name, value in given.items():
+    _refuse_unknown(table, tuple(f.name for f in fields(Limits)), text, "limit")
+    for name, value in table.items():
         if name == "network":
             if not isinstance(value, bool):
                 raise _problem_at(text, name, f"limits.network is true or false, got {value!r}")
             continue
         low, high = BOUNDS[name]
-        whole = isinstance(getattr(Limits(), name), int)
-        kinds = int if whole else int | float
-        if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
-            what = "a whole number" if whole else "a number"
+        is_integer = isinstance(getattr(Limits(), name), int)
+        accepted_types = int if is_integer else int | float
+        # A bool is an int in Python, so it is refused by itself.
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, accepted_types)
+            or not low <= value <= high
+        ):
+            expected = "a whole number" if is_integer else "a number"
             raise _problem_at(
-                text, name, f"limits.{name} is {what} from {low:g} to {high:g}, got {value}"
+                text, name, f"limits.{name} is {expected} from {low:g} to {high:g}, got {value}"
             )
-    return Limits(**given)
+    return Limits(**table)
 
 
-def _known(given: Mapping[str, Any], allowed: tuple[str, ...], text: str, what: str) -> None:
-    for name in given:
+def _refuse_unknown(
+    table: Mapping[str, Any], allowed: tuple[str, ...], text: str, kind: str
+) -> None:
+    """Raise EnvProblem (ENV_INVALID) for the first name in `table` that is not allowed.
+
+    Args:
+        text: the whole file, to find the line.
+        kind: what the names are, for the message: "table" or "limit".
+    """
+    for name in table:
         if name not in allowed:
-            near = difflib.get_close_matches(name, allowed, 1)
-            meant = f"; did you mean {near[0]}?" if near else ""
-            raise _problem_at(text, name, f"unknown {what} {name!r}{meant}", ", ".join(allowed))
+            close_names = difflib.get_close_matches(name, allowed, 1)
+            suggestion = f"; did you mean {close_names[0]}?" if close_names else ""
+            raise _problem_at(
+                text, name, f"unknown {kind} {name!r}{suggestion}", ", ".join(allowed)
+            )
 
 
 def _problem_at(text: str, key: str, message: str, allowed: str = "") -> EnvProblem:
-    """A problem at the first line that names `key`."""
+    """ENV_INVALID at the first line of `text` that defines `key`; without a line if none does.
+
+    Args:
+        allowed: the names that exist, for the hint; "" where the hint is only to correct the file.
+    """
+    # A table header such as [key] or [key.sub], or an assignment such as key = or key.sub =.
     pattern = re.compile(rf"^\s*(\[{re.escape(key)}[\].]|\"?{re.escape(key)}\"?\s*[=.])")
     lines = text.splitlines()
-    line = next((n for n, row in enumerate(lines, 1) if pattern.match(row)), 0)
+    line = next(
+        (number for number, line_text in enumerate(lines, 1) if pattern.match(line_text)), 0
+    )
     hint = f"Known here: {allowed}." if allowed else "Correct environment.toml."
     return EnvProblem("ENV_INVALID", message, hint=hint, file=FILE, line=line)

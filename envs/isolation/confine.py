@@ -14,13 +14,14 @@ from envs.config.settings import Limits
 from envs.isolation import kernel
 
 UIDS = range(60100, 64900)  # free on every common distribution, and mapped in most containers
-TRIES = 20
+TRIES = 20  # uids drawn at random before giving up; nearly all of the range is free
 OURS = 2  # the parent and the first process of its namespaces, which are this user's too
 SHARED_UID_HEADROOM = 256  # other programs of this user come and go while the env process lives
 
 
 def cut_network() -> bool:
-    """Moves this process into an empty network namespace; only root can."""
+    """Move this process into an empty network namespace. Returns whether it is in one now: False
+    for an ordinary user and where the kernel refuses."""
     if os.geteuid() != 0:
         return False
     with contextlib.suppress(OSError):
@@ -30,90 +31,112 @@ def cut_network() -> bool:
 
 
 def spare_uid(needed: list[str], box: Path) -> int | None:
-    """A uid that no account and no process has, for which `needed` can be read; root only.
+    """A uid for user code that no account and no process has, or None to stay with the present
+    user: not root, not Linux, root without the rights to change its uid, no way to make the folders
+    readable, or no free uid among `TRIES` random ones.
 
-    Folders below a private one (an interpreter in /root, an environment's packages in the home)
-    are shown to it in a mount namespace of its own, in which nothing else of the private one is.
-    `box` is the private folder it will own; it has to be within its reach.
+    Folders below a private one (an interpreter in /root, an environment's packages in the home) are
+    made readable for that uid in a mount namespace of this process, in which nothing else of the
+    private folder is visible.
+
+    Args:
+        needed: folders that user code has to read; those that are missing are ignored.
+        box: the private folder that the uid will own; it must be able to reach it.
     """
     if os.geteuid() != 0 or not kernel.LINUX or not _may_change_uid():
         return None
     folders = {Path(path).resolve() for path in needed}
     folders = {path for path in folders if path.is_dir()}
-    open_already = _reachable(box) and all(map(_open_to_all, folders))
-    if not open_already and not _show(folders, box):
+    already_open = _reachable(box) and all(map(_open_to_all, folders))
+    if not already_open and not _expose(folders, box):
         return None
-    taken = _uids_in_use()
+    used_uids = _uids_in_use()
     for uid in random.SystemRandom().sample(UIDS, TRIES):
-        if uid not in taken and not _has_account(uid):
+        if uid not in used_uids and not _has_account(uid):
             return uid
     return None
 
 
-def apply(limits: Limits, uid: int | None, apart: bool = False) -> list[str]:
-    """Sets limits and drops to `uid`. Returns what holds from now on, in words.
+def apply(limits: Limits, uid: int | None, counted_apart: bool = False) -> list[str]:
+    """Set the limits of this process and change to `uid`. Returns the measures now in force, in
+    words for a person; a limit that the system refuses is left out.
 
     Args:
-        apart: the kernel counts this user's processes here apart from those elsewhere.
+        uid: the uid to change to; None keeps the present user.
+        counted_apart: True where the kernel counts this user's processes in here separately from
+            those outside (in a user namespace); the limit on processes can then be tight.
     """
-    held = []
+    measures = []
     memory = limits.memory_mb << 20
-    if _set(resource.RLIMIT_AS, memory):
-        held.append(f"memory {limits.memory_mb} MB")
-    if _set(resource.RLIMIT_FSIZE, limits.file_mb << 20):
-        held.append(f"files {limits.file_mb} MB")
-    _set(resource.RLIMIT_NOFILE, limits.open_files)
-    _set(resource.RLIMIT_CORE, 0)
+    if _set_limit(resource.RLIMIT_AS, memory):
+        measures.append(f"memory {limits.memory_mb} MB")
+    if _set_limit(resource.RLIMIT_FSIZE, limits.file_mb << 20):
+        measures.append(f"files {limits.file_mb} MB")
+    _set_limit(resource.RLIMIT_NOFILE, limits.open_files)
+    _set_limit(resource.RLIMIT_CORE, 0)
     if uid is not None:
-        _set(resource.RLIMIT_NPROC, limits.processes)
+        _set_limit(resource.RLIMIT_NPROC, limits.processes)
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-        held += [f"processes {limits.processes}", "own uid"]
-    elif os.geteuid() != 0 and apart:
-        if _set(resource.RLIMIT_NPROC, limits.processes + OURS):
-            held.append(f"processes {limits.processes}")
+        measures += [f"processes {limits.processes}", "own uid"]
+    elif os.geteuid() != 0 and counted_apart:
+        if _set_limit(resource.RLIMIT_NPROC, limits.processes + OURS):
+            measures.append(f"processes {limits.processes}")
     elif os.geteuid() != 0:
-        # The kernel counts every process of the user, not only ours.
-        room = _tasks_of_user() + max(limits.processes, SHARED_UID_HEADROOM)
-        if _set(resource.RLIMIT_NPROC, room):
-            held.append(f"processes {room} with the user's own")
+        # The kernel counts every process of the user, not only ours, so these are added.
+        allowed_tasks = _tasks_of_user() + max(limits.processes, SHARED_UID_HEADROOM)
+        if _set_limit(resource.RLIMIT_NPROC, allowed_tasks):
+            measures.append(f"processes {allowed_tasks} with the user's own")
     if kernel.forbid_new_privileges():
-        held.append("no new privileges")
-    return held
+        measures.append("no new privileges")
+    return measures
 
 
-def _set(which: int, value: int) -> bool:
-    _, hard = resource.getrlimit(which)
-    bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+def _set_limit(resource_id: int, value: int) -> bool:
+    """Set the soft and the hard limit to `value`, or to the present hard limit if that is lower.
+    Returns False where the system refuses."""
+    _, hard_limit = resource.getrlimit(resource_id)
+    new_limit = value if hard_limit == resource.RLIM_INFINITY else min(value, hard_limit)
     try:
-        resource.setrlimit(which, (bound, bound))
+        resource.setrlimit(resource_id, (new_limit, new_limit))
     except (ValueError, OSError):  # macOS refuses some of them
         return False
     return True
 
 
-def _show(folders: set[Path], box: Path) -> bool:
-    """Makes `folders` and `box` reachable below private folders: an empty file system in which
-    only they are mounted covers each private ancestor. False where that is not allowed."""
+def _expose(folders: set[Path], box: Path) -> bool:
+    """Make `folders` and `box` reachable for every uid in a new mount namespace: each private
+    folder above them is covered by an empty file system, in which only they are mounted again.
+
+    Returns False where the kernel does not allow that; the mounts are then as they were.
+    """
     try:
         kernel.unshare(kernel.CLONE_NEWNS)
     except OSError:
         return False
-    hidden = sorted(path for path in {*folders, box} if not _reachable(path))
-    hidden = [path for path in hidden if not any(up in hidden for up in path.parents)]
-    held = {path: os.open(path, os.O_PATH | os.O_DIRECTORY) for path in hidden}
+    unreachable = sorted(path for path in {*folders, box} if not _reachable(path))
+    # A folder below another one of them comes with that one.
+    unreachable = [
+        path for path in unreachable if not any(parent in unreachable for parent in path.parents)
+    ]
+    # Descriptors opened before the cover is mounted still lead to the folders below it.
+    descriptors = {path: os.open(path, os.O_PATH | os.O_DIRECTORY) for path in unreachable}
     covered: list[Path] = []
     try:
         kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
-        covers = {p for path in hidden for p in path.parents if not p.stat().st_mode & 0o001}
-        for cover in sorted(covers):
-            if not any(done in cover.parents for done in covered):
-                kernel.mount("tmpfs", str(cover), "tmpfs", kernel.MS_NOSUID, "mode=755,size=1m")
-                covered.append(cover)
-        for path, fd in held.items():
+        private_folders = {
+            p for path in unreachable for p in path.parents if not p.stat().st_mode & 0o001
+        }
+        for private in sorted(private_folders):
+            if not any(above in private.parents for above in covered):
+                kernel.mount("tmpfs", str(private), "tmpfs", kernel.MS_NOSUID, "mode=755,size=1m")
+                covered.append(private)
+        for path, descriptor in descriptors.items():
             path.mkdir(parents=True, exist_ok=True)
-            kernel.mount(f"/proc/self/fd/{fd}", str(path), None, kernel.MS_BIND | kernel.MS_REC)
+            kernel.mount(
+                f"/proc/self/fd/{descriptor}", str(path), None, kernel.MS_BIND | kernel.MS_REC
+            )
         if _reachable(box) and all(map(_open_to_all, folders)):
             covered.clear()  # they stay
             return True
@@ -121,10 +144,10 @@ def _show(folders: set[Path], box: Path) -> bool:
     except OSError:
         return False
     finally:
-        for fd in held.values():
-            os.close(fd)
-        for cover in reversed(covered):  # what failed half way leaves no trace
-            kernel.libc().umount2(os.fsencode(cover), kernel.MNT_DETACH)
+        for descriptor in descriptors.values():
+            os.close(descriptor)
+        for private in reversed(covered):  # undo what a failure left half done
+            kernel.libc().umount2(os.fsencode(private), kernel.MNT_DETACH)
 
 
 def _open_to_all(folder: Path) -> bool:
@@ -138,15 +161,18 @@ def _reachable(path: Path) -> bool:
 
 
 def _may_change_uid() -> bool:
-    """Whether root has the capabilities CHOWN, SETGID and SETUID; a container may have taken
-    them."""
+    """Whether this process, which is root's, has the capabilities CHOWN (bit 0), SETGID (6) and
+    SETUID (7), which a container may have removed. False where /proc cannot be read."""
     with contextlib.suppress(OSError), open("/proc/self/status", encoding="utf-8") as status:
-        held = next(int(line.split()[1], 16) for line in status if line.startswith("CapEff"))
-        return all(held >> bit & 1 for bit in (0, 6, 7))
+        capabilities = next(
+            int(line.split()[1], 16) for line in status if line.startswith("CapEff")
+        )
+        return all(capabilities >> bit & 1 for bit in (0, 6, 7))
     return False
 
 
 def _has_account(uid: int) -> bool:
+    """Whether an account of this machine has the uid."""
     try:
         pwd.getpwuid(uid)
     except KeyError:
@@ -155,6 +181,7 @@ def _has_account(uid: int) -> bool:
 
 
 def _uids_in_use() -> set[int]:
+    """The uids of all processes that are visible in /proc."""
     uids = set()
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
@@ -164,6 +191,8 @@ def _uids_in_use() -> set[int]:
 
 
 def _tasks_of_user() -> int:
+    """How many threads this user has on the machine, over all processes; 0 where this is not Linux.
+    Processes that end meanwhile are skipped."""
     if not kernel.LINUX:
         return 0
     count, uid = 0, os.getuid()

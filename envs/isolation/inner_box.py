@@ -10,11 +10,13 @@ from envs.isolation import kernel, landlock, seccomp
 
 
 def close(readable: list[str], writable: list[str], keeper: int) -> None:
-    """Leaves the calling process these paths, its memory and its processor: no network, no
-    process, no program and no signal beyond itself. Layers that this kernel lacks are left out.
+    """Confine this process for good: no network, no new process or program, no signal to others,
+    and only these paths. Measures that this kernel lacks are skipped without an error.
 
     Args:
-        keeper: its parent; it ends with that one.
+        readable, writable: paths it may still read, or also write.
+        keeper: pid of the parent; this process ends when that one does, and at once where it has
+            ended already.
     """
     kernel.die_with_parent()
     if os.getppid() != keeper:
@@ -26,5 +28,5 @@ def close(readable: list[str], writable: list[str], keeper: int) -> None:
     with contextlib.suppress(OSError):
         abi = landlock.restrict(readable, writable, network=False)
     with contextlib.suppress(OSError):
-        cuts = abi >= landlock.HOLDS_TRUNCATION
-        seccomp.install(network=False, signals=False, processes=False, truncate=cuts)
+        holds_truncation = abi >= landlock.HOLDS_TRUNCATION
+        seccomp.install(network=False, signals=False, processes=False, truncate=holds_truncation)

@@ -24,52 +24,69 @@ MS_BIND, MS_REC, MS_PRIVATE, MNT_DETACH = 4096, 16384, 1 << 18, 2
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _MOUNT_SETATTR = 442  # one number on every machine, like all calls since 5.0
 _CAPABILITY_VERSION = 0x20080522
-_CAPABILITIES = 64
+_CAPABILITIES = 64  # more than any kernel has: the numbers fit in two words of 32 bits
 
 
 @functools.cache
 def libc() -> ctypes.CDLL:
+    """The C library of this process, with errno kept for `ctypes.get_errno`."""
     return ctypes.CDLL(None, use_errno=True)
 
 
 def call(number: int, *arguments: object) -> int:
-    """The result of a system call, by its number. Raises OSError."""
+    """Make the system call `number` and return its result, which is 0 or more.
+
+    Args:
+        arguments: ints, passed as C longs, or ctypes values, passed as they are.
+
+    Raises:
+        OSError: when the call fails, or ENOSYS where this is not Linux.
+    """
     if not LINUX:
         raise OSError(errno.ENOSYS, f"no system call {number} here")
     words = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
     result = libc().syscall(ctypes.c_long(number), *words)
     if result < 0:
-        raise _failed(f"system call {number}")
+        raise _last_error(f"system call {number}")
     return result
 
 
-def _prctl(option: int, value: int, more: object = 0) -> bool:
-    """Whether the kernel accepted it; False where there is no prctl."""
-    return LINUX and libc().prctl(option, ctypes.c_ulong(value), more, 0, 0) == 0
+def _prctl(option: int, value: int, pointer: object = 0) -> bool:
+    """Set an option of this process by prctl. Returns whether the kernel accepted it; False where
+    this is not Linux."""
+    return LINUX and libc().prctl(option, ctypes.c_ulong(value), pointer, 0, 0) == 0
 
 
 def die_with_parent() -> bool:
-    """Lets the kernel kill this process when the thread that forked it ends; False where it cannot.
+    """Ask the kernel to kill this process when the thread that forked it ends. Returns False where
+    it cannot.
 
-    It survives an exec, so it can be called between fork and exec.
+    The request survives an exec, so it can be made between fork and exec.
     """
     return _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def become_subreaper() -> bool:
-    """Orphaned descendants become children of this process; False where that cannot be."""
+    """Make this process the parent of descendants whose own parent ends. Returns False where that
+    cannot be."""
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def forbid_new_privileges() -> bool:
-    """No program started from here on gains rights (setuid); seccomp and Landlock require this."""
+    """Programs started from here on gain no rights (by setuid bits and the like); seccomp and
+    Landlock require this. Returns False where that cannot be."""
     return _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
 def set_seccomp_filter(program: bytes) -> None:
-    """Runs a classic BPF `program` before each system call of this process and its children.
+    """Run a classic BPF `program` before each system call of this process and its children, for
+    good.
 
-    Raises OSError where the kernel refuses it.
+    Args:
+        program: instructions of 8 bytes each, as the kernel reads them.
+
+    Raises:
+        OSError: when the kernel refuses it or has no seccomp.
     """
     instructions = ctypes.create_string_buffer(program, len(program))
     # struct sock_fprog: the number of instructions of 8 bytes each, and a pointer to the first.
@@ -79,20 +96,38 @@ def set_seccomp_filter(program: bytes) -> None:
 
 
 def unshare(flags: int) -> None:
-    """Raises OSError where this process may not."""
+    """Move this process into new namespaces, those of the CLONE_NEW bits in `flags`. Raises OSError
+    where it may not."""
     if not LINUX or libc().unshare(flags) != 0:
-        raise _failed("unshare")
+        raise _last_error("unshare")
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    """Raises OSError."""
+    """Mount `source` on `target`, as mount(2) does.
+
+    Args:
+        kind: the file system, such as "tmpfs"; None where the flags need none (a bind mount).
+        flags: MS bits.
+        data: options of that file system, such as "size=1m"; None for none.
+
+    Raises:
+        OSError: when the kernel refuses it.
+    """
     texts = [None if text is None else os.fsencode(text) for text in (source, target, kind, data)]
     if libc().mount(texts[0], texts[1], texts[2], ctypes.c_ulong(flags), texts[3]) != 0:
-        raise _failed(f"mount {target}")
+        raise _last_error(f"mount {target}")
 
 
 def set_read_only(path: str, on: bool, below: bool) -> None:
-    """Makes a mount, and with `below` all mounts in it, read-only or writable. Raises OSError."""
+    """Make the mount at `path` read-only (`on`) or writable again.
+
+    Args:
+        below: whether to change all mounts inside it too.
+
+    Raises:
+        OSError: when the kernel refuses it, or is older than 5.12 and has no such call.
+    """
+    # struct mount_attr: attributes to set, attributes to clear (1 is read-only), two unused.
     values = (1, 0) if on else (0, 1)
     attributes = (ctypes.c_uint64 * 4)(*values, 0, 0)
     mount_point = ctypes.c_char_p(os.fsencode(path))
@@ -101,7 +136,8 @@ def set_read_only(path: str, on: bool, below: bool) -> None:
 
 
 def drop_capabilities() -> None:
-    """Gives up what root may do beyond other users, for good; its files stay its own."""
+    """Give up for good what root may do beyond other users; files of this user stay its own. Does
+    nothing where this is not Linux. Raises OSError where the kernel refuses."""
     if not LINUX:
         return
     for capability in range(_CAPABILITIES):
@@ -109,9 +145,10 @@ def drop_capabilities() -> None:
             break  # the last one of this kernel, or none to drop
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
     if libc().capset(header, (ctypes.c_uint32 * 6)()) != 0:
-        raise _failed("capset")
+        raise _last_error("capset")
 
 
-def _failed(what: str) -> OSError:
+def _last_error(action: str) -> OSError:
+    """The error of the last call into the C library, named `action` in its message."""
     number = ctypes.get_errno()
-    return OSError(number, f"{what}: {os.strerror(number)}")
+    return OSError(number, f"{action}: {os.strerror(number)}")

@@ -29,7 +29,7 @@ _ON_FILES = _EXECUTE | _WRITE | _READ | _TRUNCATE | _IOCTL
 
 
 def abi() -> int:
-    """The version this kernel speaks, 0 where Landlock is missing or off."""
+    """The version of Landlock that this kernel has; 0 where Landlock is missing or off."""
     if not kernel.LINUX:
         return 0
     with contextlib.suppress(OSError):
@@ -40,51 +40,58 @@ def abi() -> int:
 def restrict(
     readable: Iterable[str], writable: Iterable[str], network: bool, ports: Iterable[int] = ()
 ) -> int:
-    """From now on only these paths; no TCP unless `network`; no signals out of here.
+    """Restrict this process and its children, for good, to these paths; no TCP unless `network`; no
+    signals to processes outside. Only what the kernel's ABI knows is restricted.
 
     Args:
         readable: folders and files to read and run; those that are missing are left out.
         writable: folders and files to read, write, make and remove in.
-        network: whether TCP stays as it is.
-        ports: with `network`, the only ones to connect to, where the ABI knows of them.
+        network: whether TCP stays allowed.
+        ports: with `network`, the only TCP ports it may connect to, where the ABI knows of ports;
+            empty: all.
 
-    Returns the ABI. Raises OSError where the kernel has no Landlock; it needs `no_new_privs`.
+    Returns the ABI, from which a caller knows what is restricted.
+
+    Raises:
+        OSError: where the kernel has no Landlock. `forbid_new_privileges` must have been called.
     """
     version = kernel.call(_CREATE, 0, 0, _VERSION)
-    files = _FIRST
-    files |= _REFER if version >= 2 else 0
-    files |= _TRUNCATE if version >= 3 else 0
-    files |= _IOCTL if version >= 5 else 0
-    fields = [files]
+    file_rights = _FIRST
+    file_rights |= _REFER if version >= 2 else 0
+    file_rights |= _TRUNCATE if version >= 3 else 0
+    file_rights |= _IOCTL if version >= 5 else 0
+    fields = [file_rights]
     if version >= 4:
         fields.append(0 if network and not ports else _TCP)
     if version >= 6:
         fields.append(_SCOPES)
     attributes = struct.pack(f"{len(fields)}Q", *fields)
-    rules = kernel.call(_CREATE, ctypes.c_char_p(attributes), len(attributes), 0)
+    ruleset = kernel.call(_CREATE, ctypes.c_char_p(attributes), len(attributes), 0)
     try:
         for path in readable:
-            _allow(rules, path, files & (_EXECUTE | _READ | _LIST))
+            _allow(ruleset, path, file_rights & (_EXECUTE | _READ | _LIST))
         for path in writable:
-            _allow(rules, path, files & ~(_MAKE_CHAR | _MAKE_SOCK | _MAKE_BLOCK))
+            _allow(ruleset, path, file_rights & ~(_MAKE_CHAR | _MAKE_SOCK | _MAKE_BLOCK))
         for port in ports if version >= 4 and network else ():
             rule = struct.pack("=QQ", _CONNECT, port)
-            kernel.call(_ADD, rules, _PORT, ctypes.c_char_p(rule), 0)
-        kernel.call(_RESTRICT, rules, 0)
+            kernel.call(_ADD, ruleset, _PORT, ctypes.c_char_p(rule), 0)
+        kernel.call(_RESTRICT, ruleset, 0)
     finally:
-        os.close(rules)
+        os.close(ruleset)
     return version
 
 
-def _allow(rules: int, path: str, rights: int) -> None:
+def _allow(ruleset: int, path: str, rights: int) -> None:
+    """Add a rule that allows `rights` on a file, or on all that lies below a folder. A path that is
+    missing or out of this user's reach is skipped."""
     try:
-        target = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
         return  # nothing there, or nothing this user can reach
     try:
-        if not stat.S_ISDIR(os.fstat(target).st_mode):
+        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
             rights &= _ON_FILES
-        rule = struct.pack("=Qi", rights, target)
-        kernel.call(_ADD, rules, _BENEATH, ctypes.c_char_p(rule), 0)
+        rule = struct.pack("=Qi", rights, descriptor)
+        kernel.call(_ADD, ruleset, _BENEATH, ctypes.c_char_p(rule), 0)
     finally:
-        os.close(target)
+        os.close(descriptor)

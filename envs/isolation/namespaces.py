@@ -19,16 +19,18 @@ _ALWAYS = kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
 
 
 def enter(network: bool) -> bool:
-    """Puts the future children of this process (and itself, where possible) into new namespaces.
-
-    False where that is not allowed; nothing has changed then. The process must have one thread.
+    """Put the future children of this process (and itself, where possible) into new namespaces. The
+    process must have a single thread.
 
     Args:
-        network: whether the network stays the machine's.
+        network: True keeps the machine's network; False gives them an empty one.
+
+    Returns False where that is not allowed; nothing has changed then.
     """
     flags = _ALWAYS | (0 if network else kernel.CLONE_NEWNET)
     if os.geteuid() != 0:
-        # Half of it could work and leave a process that nobody knows: tried by another one first.
+        # A forked process tries it first: if only the first half worked, this process would be left
+        # in a user namespace in which its own uid is unknown.
         return _works(flags) and _enter_as_user(flags)
     with contextlib.suppress(OSError):
         kernel.unshare(flags)
@@ -37,6 +39,8 @@ def enter(network: bool) -> bool:
 
 
 def _works(flags: int) -> bool:
+    """Whether `_enter_as_user` succeeds, tried in a forked process so that this one stays as it
+    is."""
     pid = os.fork()
     if pid == 0:
         with contextlib.suppress(BaseException):
@@ -46,7 +50,8 @@ def _works(flags: int) -> bool:
 
 
 def _enter_as_user(flags: int) -> bool:
-    """As the owner of a user namespace in which only this user exists."""
+    """Enter new namespaces as an ordinary user, by way of a user namespace in which only this user
+    exists. Returns False where the kernel refuses; the process may then be half inside."""
     uid, gid = os.geteuid(), os.getegid()
     try:
         kernel.unshare(flags | kernel.CLONE_NEWUSER)
@@ -55,29 +60,33 @@ def _enter_as_user(flags: int) -> bool:
             ("uid_map", f"{uid} {uid} 1"),
             ("gid_map", f"{gid} {gid} 1"),
         ):
-            fd = os.open(f"/proc/self/{name}", os.O_WRONLY)
+            descriptor = os.open(f"/proc/self/{name}", os.O_WRONLY)
             try:
-                os.write(fd, text.encode())
+                os.write(descriptor, text.encode())
             finally:
-                os.close(fd)
+                os.close(descriptor)
     except OSError:
         return False
     return True
 
 
 def bwrap(network: bool) -> list[str]:
-    """The command that starts another one in the namespaces, [] where bubblewrap is missing or
-    does not start. Files stay as they are: Landlock holds those."""
+    """The command line that starts another command in new namespaces by bubblewrap; [] where
+    bubblewrap is missing or does not start here. Files stay as they are: Landlock restricts those.
+
+    Args:
+        network: whether the command keeps the machine's network.
+    """
     program = shutil.which("bwrap", path="/usr/local/bin:/usr/bin:/bin")
     if program is None:
         return []
     command = [program, "--unshare-all", "--die-with-parent", "--dev-bind", "/", "/"]
     command += ["--share-net"] if network else []
     command += ["--proc", "/proc", "--"]
-    import subprocess  # noqa: PLC0415 - half of the start of an env process, and rarely needed
+    import subprocess  # noqa: PLC0415 - rarely needed, and doubles the start of an env process
 
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        tried = subprocess.run(
+        trial = subprocess.run(
             [*command, "/bin/true"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -85,7 +94,7 @@ def bwrap(network: bool) -> list[str]:
             timeout=_BWRAP_SECONDS,
             check=False,
         )
-        if tried.returncode == 0:
+        if trial.returncode == 0:
             return command
     return []
 
@@ -98,32 +107,41 @@ def first_process(
     work: Callable[[], None],
     writable: Iterable[str] = (),
 ) -> NoReturn:
-    """The life of the first process of the namespaces: it forks `work`, collects orphans, writes
-    how `work` ended to the descriptor `status` (as os.waitpid gives it), and takes all with it.
+    """Be the first process of the namespaces, and never return.
+
+    It forks a child that runs `work`, collects orphans until that child ends, writes the child's
+    exit status to the descriptor `status` (as text, the number os.waitpid gives) and exits; the
+    kernel then ends everything in the namespaces.
 
     Args:
-        box: the one folder that stays writable; its folder `work` is in memory from now on.
-        uid: who owns that one.
-        room_mb: what its files may take together, and those of a private /dev/shm, in MiB.
+        box: the one folder that stays writable; its folder `work` becomes a file system in memory.
+        uid: the owner of that file system.
+        room_mb: how much its files may take together, and as much again those of a private
+            /dev/shm, in MiB.
         writable: further folders that stay writable, where they are.
     """
     kernel.die_with_parent()
-    _arrange(box, uid, room_mb, writable)
+    _mount_files(box, uid, room_mb, writable)
     pid = os.fork()
     if pid == 0:
         work()
         os._exit(0)
     while True:
         with contextlib.suppress(InterruptedError):
-            ended, how = os.wait()
+            ended, exit_status = os.wait()
             if ended == pid:
-                os.write(status, str(how).encode())
+                os.write(status, str(exit_status).encode())
                 os._exit(0)
 
 
-def _arrange(box: str, uid: int, room_mb: int, writable: Iterable[str]) -> None:
-    """The file system as user code sees it. What the kernel refuses stays as it was; what that
-    leaves open is found by the self-test."""
+def _mount_files(box: str, uid: int, room_mb: int, writable: Iterable[str]) -> None:
+    """Mount the file system as user code sees it: all read-only but `box` and `writable`, a work
+    folder and /dev/shm in memory (of `room_mb` MiB each, the first owned by `uid`), and a /proc of
+    this namespace.
+
+    At the first mount that the kernel refuses it stops without an error; the self-test of the
+    sandbox finds what that leaves open.
+    """
     with contextlib.suppress(OSError):
         kernel.unshare(kernel.CLONE_NEWNS)
         kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
@@ -132,9 +150,11 @@ def _arrange(box: str, uid: int, room_mb: int, writable: Iterable[str]) -> None:
         kernel.set_read_only("/", on=True, below=True)
         for folder in (box, *writable):
             kernel.set_read_only(folder, on=False, below=False)
-        safe = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+        no_programs = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
         size = f"size={room_mb}m,nr_inodes={_FILES}"
-        owned = f"mode=755,uid={uid},gid={uid},{size}"
-        kernel.mount("tmpfs", f"{box}/work", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, owned)
-        kernel.mount("tmpfs", "/dev/shm", "tmpfs", safe, f"mode=1777,{size}")
-        kernel.mount("proc", "/proc", "proc", safe)
+        owned_by_uid = f"mode=755,uid={uid},gid={uid},{size}"
+        kernel.mount(
+            "tmpfs", f"{box}/work", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, owned_by_uid
+        )
+        kernel.mount("tmpfs", "/dev/shm", "tmpfs", no_programs, f"mode=1777,{size}")
+        kernel.mount("proc", "/proc", "proc", no_programs)

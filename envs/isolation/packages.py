@@ -18,7 +18,7 @@ from envs.config.problem import EnvProblem
 
 # Path files whose package works as well without them.
 _NOT_NEEDED = ("distutils-precedence.pth", "_virtualenv.pth", "a1_coverage.pth", "pytest-cov.pth")
-_SHOWN = 3
+_SHOWN = 3  # path files named in a refusal
 
 
 @dataclass(frozen=True)
@@ -59,19 +59,21 @@ class Order:
 
 
 def packages_of(python: str) -> Packages:
-    """The packages that `python` would import, which is this interpreter or that of a virtual
-    environment made for it. Nothing is run.
+    """The packages that `python` would import: this server's interpreter, or that of a virtual
+    environment made for it. The interpreter is not run.
 
-    Raises EnvProblem ENV_DEPS when it was made for another version of Python.
+    Raises:
+        EnvProblem: ENV_IMPORT when there is no such program, ENV_DEPS when its virtual environment
+            has no packages for this version of Python.
     """
-    if _same(python, sys.executable):
-        return Packages(sys.executable, sys.prefix, _existing(site.getsitepackages()))
+    if _same_path(python, sys.executable):
+        return Packages(sys.executable, sys.prefix, _existing_folders(site.getsitepackages()))
     import sysconfig  # noqa: PLC0415 - every env process imports this file, and few need it
 
     prefix = Path(python).parent.parent
-    names = {"base": str(prefix), "platbase": str(prefix)}
-    folders = [sysconfig.get_path(kind, "venv", names) for kind in ("purelib", "platlib")]
-    if existing := _existing(folders):
+    variables = {"base": str(prefix), "platbase": str(prefix)}
+    folders = [sysconfig.get_path(kind, "venv", variables) for kind in ("purelib", "platlib")]
+    if existing := _existing_folders(folders):
         return Packages(python, str(prefix), existing, installed=True)
     if not os.access(python, os.X_OK):
         raise EnvProblem(
@@ -88,16 +90,21 @@ def packages_of(python: str) -> Packages:
 
 
 def enter(packages: Packages) -> None:
-    """Puts the packages behind the standard library, and gives user code the names that `site`
-    would have given it. Call it when this process is confined.
+    """Put the packages on `sys.path` behind the standard library, and give user code the names that
+    the module `site` would have defined, such as `exit` and `help`. Call it when this process is
+    confined.
 
-    Raises EnvProblem ENV_DEPS naming packages that need code run or folders added at the start.
+    Raises:
+        EnvProblem: ENV_DEPS, naming packages installed for the environment that need path files:
+            code run, or folders added, when Python starts.
     """
-    if packages.installed and (needed := path_files(packages.folders)):
-        shown = "; ".join(f"{owner} ({file})" for file, owner in needed[:_SHOWN])
+    # Packages of this server itself need none of their path files.
+    needed_files = path_files(packages.folders) if packages.installed else []
+    if needed_files:
+        file_names = "; ".join(f"{owner} ({file})" for file, owner in needed_files[:_SHOWN])
         raise EnvProblem(
             "ENV_DEPS",
-            f"these packages work through path files, which are never run: {shown}",
+            f"these packages work through path files, which are never run: {file_names}",
             hint="Use a release that installs without one (no editable install, no namespace of "
             "the old kind), or leave the package out of requirements.txt.",
         )
@@ -111,48 +118,53 @@ def enter(packages: Packages) -> None:
 
 
 def path_files(folders: Iterable[str]) -> list[tuple[str, str]]:
-    """Path files in `folders` that a package may need: (file name, package), sorted."""
+    """The path files (`.pth`) in `folders` that a package may need, as pairs (file name, package
+    that installed it), sorted. Those known to be unnecessary are left out."""
     files = []
     for folder in dict.fromkeys(os.path.realpath(folder) for folder in folders):
         names = [entry.name for entry in os.scandir(folder) if entry.name.endswith(".pth")]
-        wanted = set(names) - set(_NOT_NEEDED)
-        files += [(name, owner_of(Path(folder), name)) for name in wanted]
+        needed = set(names) - set(_NOT_NEEDED)
+        files += [(name, owner_of(Path(folder), name)) for name in needed]
     return sorted(files)
 
 
 def owner_of(folder: Path, file: str) -> str:
-    """The package that installed `file` into `folder`, as its record says."""
-    import csv  # noqa: PLC0415 - only for a refusal
+    """The package that installed `file` into `folder`, such as "numpy 2.1", according to the
+    packages' records; "a package without a record" if none lists the file."""
+    import csv  # noqa: PLC0415 - only needed when an environment is refused
 
     for record in sorted(folder.glob("*.dist-info/RECORD")):
-        with open(record, encoding="utf-8", errors="replace", newline="") as lines:
-            if any(row and row[0] == file for row in csv.reader(lines)):
+        with open(record, encoding="utf-8", errors="replace", newline="") as rows:
+            if any(row and row[0] == file for row in csv.reader(rows)):
                 return record.parent.name.removesuffix(".dist-info").replace("-", " ")
     return "a package without a record"
 
 
 def add_source(folder: Path) -> None:
-    """The environment's own modules: behind the standard library, before its packages."""
+    """Put the environment's own modules on `sys.path`, behind the standard library and before all
+    packages; nothing if the folder is there already."""
     if str(folder) in sys.path:
         return
-    first = next(
-        (index for index, path in enumerate(sys.path) if _is_packages(path)), len(sys.path)
+    first_packages = next(
+        (index for index, path in enumerate(sys.path) if _holds_packages(path)), len(sys.path)
     )
-    sys.path.insert(first, str(folder))
+    sys.path.insert(first_packages, str(folder))
 
 
 def on_path() -> list[str]:
-    """The folders of packages that this process imports from."""
-    return [path for path in sys.path if _is_packages(path)]
+    """The folders of packages on `sys.path` of this process."""
+    return [path for path in sys.path if _holds_packages(path)]
 
 
-def _is_packages(path: str) -> bool:
+def _holds_packages(path: str) -> bool:
+    # site-packages, or dist-packages on Debian
     return os.path.basename(path).endswith("-packages")
 
 
-def _existing(folders: Iterable[str]) -> tuple[str, ...]:
+def _existing_folders(folders: Iterable[str]) -> tuple[str, ...]:
+    """Those of the folders that exist, each once, in the same order."""
     return tuple(dict.fromkeys(folder for folder in folders if os.path.isdir(folder)))
 
 
-def _same(python: str, other: str) -> bool:
+def _same_path(python: str, other: str) -> bool:
     return os.path.abspath(python) == os.path.abspath(other)

@@ -79,22 +79,29 @@ class Reach:
 
 @dataclass(frozen=True)
 class Held:
-    """What confines user code in this process: its level, the measures in force, the gaps."""
+    """What confines user code in this process.
+
+    Attributes:
+        level: FULL, NO_NAMESPACES or LIMITS, as the self-test found.
+        holds: the measures in force, in words.
+        gaps: what user code can still do, in words.
+    """
 
     level: str
     holds: tuple[str, ...]
     gaps: tuple[str, ...]
 
     def __str__(self) -> str:
-        """In words, the level first."""
+        """One line for a person: the level, then the measures."""
         return f"{self.level}: {', '.join(self.holds)}"
 
 
 def interpreter_folders(more: Iterable[str] = ()) -> tuple[str, ...]:
-    """What this interpreter, its packages and libraries need to read beside the system's files.
+    """The folders that this interpreter, its packages and shared libraries need to read beside the
+    system's files, as real paths, sorted.
 
     Args:
-        more: folders of packages that are not on its path yet.
+        more: folders of packages that are not on `sys.path` yet.
     """
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
     folders = {os.path.realpath(path) for path in (*prefixes, *packages.on_path(), *more)}
@@ -103,11 +110,15 @@ def interpreter_folders(more: Iterable[str] = ()) -> tuple[str, ...]:
 
 
 def _library_folders() -> set[str]:
+    """The real paths of folders from which shared libraries come: those in LD_LIBRARY_PATH, and
+    those of libraries already loaded into this process."""
     folders = set(filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")))
+    # In a line of /proc/self/maps the path of the mapped file begins at column 73.
     with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8") as maps:
-        folders.update(
-            os.path.dirname(path) for line in maps if ".so" in (path := line[73:].strip())
-        )
+        for line in maps:
+            path = line[73:].strip()
+            if ".so" in path:
+                folders.add(os.path.dirname(path))
     return {os.path.realpath(path) for path in folders if path.startswith("/")}
 
 
@@ -120,80 +131,99 @@ def close(
     offline: bool,
     reach: Reach,
 ) -> Held:
-    """Confines this process by every measure that works here, then tests whether it can get out.
+    """Confine this process by every measure that works on this machine, then test by trying whether
+    it can get out. Returns what holds; measures that are missing are among its gaps.
 
     Args:
-        uid: the uid to drop to, None to stay.
-        spaces: whose namespaces this process is in: "", "own" or "bubblewrap".
+        box: the folder of this process: `source` may be read, `work` written, and `canary` must
+            stay out of reach.
+        uid: the uid to change to; None keeps the present user.
+        spaces: who made the namespaces this process is in: "" for none, "own" or "bubblewrap".
         offline: whether its network namespace is empty.
-        reach: what it needs beside the system's files and `box`.
+        reach: what else it needs, beside the system's files and `box`.
     """
     holds = ["own process", "clean environment", *confine.apply(limits, uid, spaces != "")]
-    if sandbox.mode == "off":
+    if sandbox.mode == "off":  # the owner wants no more than limits
         holds.append("no network" if offline else "network open")
         return Held(LIMITS, tuple(holds), ('config.toml says sandbox = "off"',))
     kernel.drop_capabilities()
-    own_proc = spaces != "" and _fresh_proc()
-    readable = _readable(box, own_proc, reach.readable)
-    shared = ["/dev/shm"] if spaces == "own" and own_proc else []
-    writable = [str(box / "work"), *_DEVICES, *shared, *reach.writable]
-    abi, filtered, gaps = 0, False, []
+    has_own_proc = spaces != "" and _has_own_proc()
+    readable = _readable_paths(box, has_own_proc, reach.readable)
+    shared_memory = ["/dev/shm"] if spaces == "own" and has_own_proc else []
+    writable = [str(box / "work"), *_DEVICES, *shared_memory, *reach.writable]
+    abi, syscalls_filtered, gaps = 0, False, []
     with contextlib.suppress(OSError):
         abi = landlock.restrict(readable, writable, limits.network, reach.ports)
     with contextlib.suppress(OSError):
-        apart = uid is not None or spaces != "" or abi >= landlock.HOLDS_SIGNALS
+        signals_confined = uid is not None or spaces != "" or abi >= landlock.HOLDS_SIGNALS
         seccomp.install(
-            network=limits.network, signals=apart, truncate=abi >= landlock.HOLDS_TRUNCATION
+            network=limits.network,
+            signals=signals_confined,
+            truncate=abi >= landlock.HOLDS_TRUNCATION,
         )
-        filtered = True
-    out = escapes(box, limits.network, sandbox.hidden)
-    if abi and not {"read", "write"} & out:
+        syscalls_filtered = True
+    escaped = escapes(box, limits.network, sandbox.hidden)
+    # A measure counts only if the self-test found no way around it.
+    if abi and not {"read", "write"} & escaped:
         holds.append(f"own files alone (Landlock {abi})")
     else:
         abi = 0
-        whose = "of this user" if uid is None else "that everybody may read"
-        gaps.append(f"files {whose} can be reached")
-    if filtered and "socket" not in out:
+        readers = "of this user" if uid is None else "that everybody may read"
+        gaps.append(f"files {readers} can be reached")
+    if syscalls_filtered and "socket" not in escaped:
         holds.append("system calls filtered")
     else:
-        filtered = False
+        syscalls_filtered = False
         gaps.append("no system call is refused" + ("" if offline else ", the network is open"))
     if spaces:
         holds.append("own namespaces" + (" (bubblewrap)" if spaces == "bubblewrap" else ""))
-    holds.append("no network" if offline or (filtered and not limits.network) else "network open")
-    gaps += [f"{folder} can be read" for folder in sandbox.hidden if folder in out]
-    boxed = abi and filtered and not out
-    level = (FULL if spaces else NO_NAMESPACES) if boxed else LIMITS
+    holds.append(
+        "no network" if offline or (syscalls_filtered and not limits.network) else "network open"
+    )
+    gaps += [f"{folder} can be read" for folder in sandbox.hidden if folder in escaped]
+    is_boxed = abi and syscalls_filtered and not escaped
+    level = (FULL if spaces else NO_NAMESPACES) if is_boxed else LIMITS
     return Held(level, tuple(holds), (*gaps, *_gaps(box, uid, spaces)))
 
 
 def _gaps(box: Path, uid: int | None, spaces: str) -> Iterator[str]:
-    """What this platform cannot prevent, whatever the other layers hold, in words."""
+    """Yields, in words, what this platform cannot prevent even where every layer above works.
+
+    Args:
+        box: the folder of this process.
+        uid: the uid it changed to, None if it kept its user.
+        spaces: who made its namespaces, "" for none.
+    """
     if not spaces:
         yield "what user code started outlives a warden that is killed itself"
-    if not _bounded(box):
+    if not _has_bounded_files(box):
         yield "how much its files take together is not limited"
-    if uid is None and not _read_only():
+    if uid is None and not _root_is_read_only():
         yield "modes and times of this user's other files can be changed"
     if os.geteuid() == 0:
         yield "user code runs as root, without its powers; its processes are not counted"
 
 
-def refusal(held: Held, sandbox: Sandbox) -> EnvProblem | None:
-    """Why user code must not start in this process, None where it may."""
-    lacking = "; ".join(held.gaps)
-    if sandbox.mode == "required" and held.level == LIMITS:
+def refusal(confinement: Held, sandbox: Sandbox) -> EnvProblem | None:
+    """Why user code must not start in this process, given what confines it; None where it may
+    start.
+
+    The error is ENV_SANDBOX: the owner requires more than limits, or it would run as root with
+    limits alone.
+    """
+    gaps_text = "; ".join(confinement.gaps)
+    if sandbox.mode == "required" and confinement.level == LIMITS:
         return EnvProblem(
             "ENV_SANDBOX",
             f'config.toml says sandbox = "required", and here user code is held by limits alone: '
-            f"{lacking}",
+            f"{gaps_text}",
             hint="Use a kernel with Landlock and seccomp (Linux 5.13 or newer, x86_64 or "
             'aarch64), or set sandbox = "auto" in config.toml.',
         )
-    if os.geteuid() == 0 and held.level == LIMITS and not sandbox.allow_root:
+    if os.geteuid() == 0 and confinement.level == LIMITS and not sandbox.allow_root:
         return EnvProblem(
             "ENV_SANDBOX",
-            f"user code would run as root with limits alone: {lacking}",
+            f"user code would run as root with limits alone: {gaps_text}",
             hint="Run the server as an ordinary user, or set allow_root = true in config.toml "
             "where nothing on this machine is worth protecting.",
         )
@@ -201,54 +231,70 @@ def refusal(held: Held, sandbox: Sandbox) -> EnvProblem | None:
 
 
 def escapes(box: Path, network: bool, hidden: Iterable[str] = ()) -> set[str]:
-    """What user code in this process could do: read, write, socket, and what of `hidden` it could
-    list. All of it is tried."""
-    out = set()
+    """Try what user code in this process must not be able to do. Returns what succeeded: "read" and
+    "write" (files outside), "socket", and each folder of `hidden` that could be listed. An empty
+    set means that nothing did.
+
+    Args:
+        network: whether internet sockets are allowed, and so not tried.
+    """
+    escaped = set()
     with contextlib.suppress(OSError), open(box / CANARY, "rb"):
-        out.add("read")
+        escaped.add("read")
     with contextlib.suppress(OSError), open(box / "escaped", "xb"):
-        out.add("write")
-    # Some versions of Landlock look at neither; a file that cannot be read is cut all the same.
+        escaped.add("write")
+    # Some versions of Landlock check neither of these two ways to truncate a file. Access mode 3
+    # allows neither reading nor writing.
     for access in (os.O_RDONLY, 3):
         with contextlib.suppress(OSError):
             os.close(os.open(box / CANARY, access | os.O_TRUNC))
-            out.add("write")
+            escaped.add("write")
     for family in (_AF_UNIX,) if network else (_AF_UNIX, _AF_INET):
-        if (made := kernel.libc().socket(family, 1, 0)) >= 0:
-            os.close(made)
-            out.add("socket")
+        descriptor = kernel.libc().socket(family, 1, 0)
+        if descriptor >= 0:
+            os.close(descriptor)
+            escaped.add("socket")
     for folder in hidden:
         with contextlib.suppress(OSError):
             os.listdir(folder)
-            out.add(folder)
-    return out
+            escaped.add(folder)
+    return escaped
 
 
-def _readable(box: Path, own_proc: bool, wanted: Iterable[str]) -> list[str]:
-    needed = [path for path in wanted if Path(path) not in box.parents]
-    proc = ("/proc",) if own_proc else _PROC
+def _readable_paths(box: Path, has_own_proc: bool, more: Iterable[str]) -> list[str]:
+    """The paths that this process may read: the system's files, its own source, `more`, and what
+    its environment and /proc need.
+
+    Args:
+        has_own_proc: whether /proc shows its own processes alone, so that all of it may be read.
+        more: further paths; folders above `box` are left out, since they would open all of it.
+    """
+    outside_box = [path for path in more if Path(path) not in box.parents]
+    proc = ("/proc",) if has_own_proc else _PROC
     certificates = [os.environ["SSL_CERT_FILE"]] if os.environ.get("SSL_CERT_FILE") else []
-    return [*_SYSTEM, *needed, *proc, *certificates, _HERE, str(box / "source")]
+    return [*_SYSTEM, *outside_box, *proc, *certificates, _HERE, str(box / "source")]
 
 
-def _bounded(box: Path) -> bool:
-    """Whether the folder for files is a file system of its own."""
+def _has_bounded_files(box: Path) -> bool:
+    """Whether the folder `work` in `box` is a file system of its own, whose size bounds the files
+    in it."""
     with contextlib.suppress(OSError):
         return os.stat(box / "work").st_dev != os.stat(box).st_dev
     return False
 
 
-def _read_only() -> bool:
+def _root_is_read_only() -> bool:
     return bool(os.statvfs("/").f_flag & os.ST_RDONLY)
 
 
-def _fresh_proc() -> bool:
-    """Whether /proc shows the processes of our own namespace alone."""
+def _has_own_proc() -> bool:
+    """Whether /proc is that of our own process namespace, so that it shows no other processes."""
     with contextlib.suppress(OSError):
         return os.readlink("/proc/self") == str(os.getpid())
     return False
 
 
 def inside(folder: str) -> tuple[list[str], list[str]]:
-    """(paths to read, paths to write) of a second box inside this one, which writes `folder`."""
+    """(paths to read, paths to write) for a second box inside this one, around code that may write
+    only `folder` and devices such as /dev/null."""
     return [*_SYSTEM, *interpreter_folders(), *_PROC, _HERE], [folder, *_DEVICES]

@@ -16,6 +16,7 @@ _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _LOAD, _AND, _JEQ, _JGE, _JSET, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _ARCH = 0, 4  # offsets in seccomp_data
 _ALL_BITS = 0xFFFFFFFF
+# Instructions: (operation, how many to skip if its comparison is true, if it is false, value).
 _Lines = list[tuple[int, int, int, int]]
 _X32 = 0x40000000  # a second set of numbers on x86_64
 _NEW_NAMESPACES = 0x7E020080
@@ -54,18 +55,20 @@ _NOT_ALWAYS_REFUSED = {*_BY_ARGUMENTS, *_SIGNALS, *_PROCESSES, "pidfd_open", "tr
 def install(
     *, network: bool = False, signals: bool = True, processes: bool = True, truncate: bool = True
 ) -> None:
-    """Installs the filter on this process and all its future children.
+    """Install the filter on this process and all its future children, for good.
 
     Args:
-        network: internet sockets are left; otherwise no socket can be made at all (pairs of
-            streams can).
-        signals: whether signals may be sent; False where nothing else keeps them from others,
-            and then only this process may send any, and to itself.
+        network: True leaves internet sockets; with False no socket can be made at all, except pairs
+            of connected stream sockets.
+        signals: whether signals may be sent. False where nothing else protects other processes from
+            them: then only this process may send any, and only to itself.
         processes: whether processes and other programs may be started; threads always may.
         truncate: whether files may be truncated without opening them for writing; False where
             Landlock does not control truncation.
 
-    Raises OSError where the kernel or the machine has no seccomp; it needs `no_new_privs`.
+    Raises:
+        OSError: where the kernel or the machine has no seccomp. `kernel.forbid_new_privileges` must
+            have been called.
     """
     if not kernel.LINUX or kernel.MACHINE not in AUDIT_ARCH:
         raise OSError(_ENOSYS, f"no table of system calls for {kernel.MACHINE}")
@@ -76,7 +79,14 @@ def install(
 def program(
     machine: str, network: bool, signals: bool, processes: bool, truncate: bool, pid: int
 ) -> bytes:
-    """The filter for `machine` (x86_64, aarch64) as the kernel reads it, for the process `pid`."""
+    """The filter as the kernel reads it: BPF instructions of 8 bytes each.
+
+    Args:
+        machine: x86_64 or aarch64.
+        network, signals, processes, truncate: as in `install`.
+        pid: the process the filter is for; the only one that may send signals when `signals` is
+            False.
+    """
     numbers = NUMBERS[machine]
     refused = {number for name, number in numbers.items() if name not in _NOT_ALWAYS_REFUSED}
     refused |= {numbers[name] for name in _SIGNALS if not signals}
@@ -85,6 +95,7 @@ def program(
         refused.add(numbers["pidfd_open"])
     if not truncate:
         refused |= {numbers[name] for name in ("truncate", "creat") if name in numbers}
+    # Each instruction: operation, lines to skip if the comparison is true, if it is false, value.
     lines = [
         (_LOAD, 0, 0, _ARCH),
         (_JEQ, 1, 0, AUDIT_ARCH[machine]),
@@ -97,12 +108,12 @@ def program(
         lines += [(_JEQ, 0, 1, number), (_RETURN, 0, 0, _ERRNO | _EPERM)]
     # clone3 keeps its flags in memory, where no filter can look; libraries fall back to clone.
     lines += [(_JEQ, 0, 1, numbers["clone3"]), (_RETURN, 0, 0, _ERRNO | _ENOSYS)]
-    lines += _socket(numbers["socket"], network) + _clone(numbers["clone"], processes)
+    lines += _socket_rule(numbers["socket"], network) + _clone_rule(numbers["clone"], processes)
     # A pair of datagram sockets sends to any other by its path.
     lines += _allow_only(numbers["socketpair"], (0, _ALL_BITS, _UNIX), (1, _TYPE, _STREAM))
-    for name, wanted in _SELF_ONLY.items():
-        masked = [(position, _ALL_BITS, value) for position, value in wanted]
-        lines += _allow_only(numbers[name], *masked)
+    for name, required_values in _SELF_ONLY.items():
+        conditions = [(position, _ALL_BITS, value) for position, value in required_values]
+        lines += _allow_only(numbers[name], *conditions)
     if not signals:
         lines += _allow_only(numbers["tgkill"], (0, _ALL_BITS, pid))
         lines += _refuse_values(numbers["fcntl"], _OWNERS)
@@ -115,37 +126,44 @@ def program(
     return b"".join(struct.pack("=HBBI", *line) for line in lines)
 
 
-def _argument(position: int) -> tuple[int, int, int, int]:
-    """Loads the low 32 bits of an argument; all that are judged fit in them."""
+def _load_argument(position: int) -> tuple[int, int, int, int]:
+    """The instruction that loads the low 32 bits of a call's argument; every value judged here fits
+    in them."""
+    # Arguments of 8 bytes each begin at byte 16 of seccomp_data.
     return (_LOAD, 0, 0, 16 + 8 * position)
 
 
 def _for_call(number: int, body: _Lines) -> _Lines:
-    """Instructions that run `body` for this system call only; every path of it must return."""
+    """Instructions that run `body` for the system call `number` only; every path through `body`
+    must return."""
     return [(_JEQ, 0, len(body), number), *body]
 
 
-def _allow_only(number: int, *wanted: tuple[int, int, int]) -> _Lines:
-    """Refused unless each argument in `wanted` (position, mask, value) has that value."""
+def _allow_only(number: int, *conditions: tuple[int, int, int]) -> _Lines:
+    """Instructions that allow the call `number` only if each argument named in `conditions`
+    (position, mask, value) has that value under its mask; otherwise it fails with EPERM."""
     body: _Lines = []
-    for position, mask, value in wanted:
-        body += [_argument(position), (_AND, 0, 0, mask), (_JEQ, 1, 0, value)]
+    for position, mask, value in conditions:
+        body += [_load_argument(position), (_AND, 0, 0, mask), (_JEQ, 1, 0, value)]
         body.append((_RETURN, 0, 0, _ERRNO | _EPERM))
     return _for_call(number, [*body, (_RETURN, 0, 0, _ALLOW)])
 
 
 def _refuse_values(number: int, values: tuple[int, ...]) -> _Lines:
-    """Refused where argument 1 is one of `values`."""
-    body = [_argument(1)]
+    """Instructions that refuse the call `number` if its argument 1 is one of `values`, and allow it
+    otherwise."""
+    body = [_load_argument(1)]
     for value in values:
         body += [(_JEQ, 0, 1, value), (_RETURN, 0, 0, _ERRNO | _EPERM)]
     return _for_call(number, [*body, (_RETURN, 0, 0, _ALLOW)])
 
 
 def _refuse_truncation(number: int, position: int) -> _Lines:
-    """Refused where the flags truncate a file that they do not open for writing."""
+    """Instructions that refuse the open call `number` if its flags, the argument at `position`,
+    truncate a file that they do not open for writing. Each line has an operation, how many lines to
+    skip if it is true and if it is false, and a value."""
     body = [
-        _argument(position),
+        _load_argument(position),
         (_JSET, 0, 3, _TRUNCATE),
         (_AND, 0, 0, _ACCESS_MODE),
         (_JEQ, 2, 0, _READ_ONLY),
@@ -156,13 +174,16 @@ def _refuse_truncation(number: int, position: int) -> _Lines:
     return _for_call(number, body)
 
 
-def _socket(number: int, network: bool) -> _Lines:
+def _socket_rule(number: int, network: bool) -> _Lines:
+    """Instructions for the call that makes sockets: with `network` only IPv4 and IPv6 are allowed,
+    without it nothing. Each line has an operation, how many lines to skip if it is true and if it
+    is false, and a value."""
     if not network:
         return _for_call(number, [(_RETURN, 0, 0, _ERRNO | _EPERM)])
     return _for_call(
         number,
         [
-            _argument(0),
+            _load_argument(0),
             (_JEQ, 2, 0, _INTERNET[0]),
             (_JEQ, 1, 0, _INTERNET[1]),
             (_RETURN, 0, 0, _ERRNO | _EAFNOSUPPORT),
@@ -171,9 +192,10 @@ def _socket(number: int, network: bool) -> _Lines:
     )
 
 
-def _clone(number: int, processes: bool) -> _Lines:
-    """No new namespaces; without `processes` threads alone. Flags are argument 0 on both."""
-    body = [_argument(0), (_JSET, 1, 0, _NEW_NAMESPACES)]
+def _clone_rule(number: int, processes: bool) -> _Lines:
+    """Instructions for the call that makes processes and threads: no new namespaces; without
+    `processes` only threads. Its flags are argument 0 on both machines."""
+    body = [_load_argument(0), (_JSET, 1, 0, _NEW_NAMESPACES)]
     body.append((_RETURN, 0, 0, _ALLOW) if processes else (_JSET, 1, 0, _THREAD))
     body.append((_RETURN, 0, 0, _ERRNO | _EPERM))
     return _for_call(number, body if processes else [*body, (_RETURN, 0, 0, _ALLOW)])

@@ -107,15 +107,17 @@ mq_unlink              241      181
 
 
 def _numbers() -> dict[str, dict[str, int]]:
-    head, *lines = _TABLE.strip().splitlines()
-    machines = head.split()[1:]
-    table: dict[str, dict[str, int]] = {machine: {} for machine in machines}
+    """`_TABLE` as a dict: machine, then name of the call, to its number. Calls that a machine lacks
+    are left out."""
+    header, *lines = _TABLE.strip().splitlines()
+    machines = header.split()[1:]
+    numbers: dict[str, dict[str, int]] = {machine: {} for machine in machines}
     for line in lines:
         name, *columns = line.split()
         for machine, number in zip(machines, columns, strict=True):
             if number != "-":
-                table[machine][name] = int(number)
-    return table
+                numbers[machine][name] = int(number)
+    return numbers
 
 
 NUMBERS = _numbers()  # machine -> name of the call -> its number

@@ -16,26 +16,28 @@ from engine.worker.ops.packing import Bucket, Layout, SuffixBucket, prefix_bucke
 
 
 def varlen_attn(*arguments: Any, **options: Any) -> Any:
-    """torch.nn.attention.varlen.varlen_attn."""
-    # Late: importing it brings in the compiler, 75 MB that no CPU run needs.
+    """torch.nn.attention.varlen.varlen_attn, imported at its first use."""
+    # Imported late: it brings in torch's compiler, 75 MB that no CPU run needs.
     from torch.nn.attention.varlen import varlen_attn as kernel  # noqa: PLC0415
 
     return kernel(*arguments, **options)
 
 
-HALF = (torch.bfloat16, torch.float16)
+HALF = (torch.bfloat16, torch.float16)  # the formats that the variable-length kernel takes
 
 
 class Attention:
-    """Who sees whom of one microbatch, made ready for one device; the layers share it.
+    """Attention over one packed microbatch: each token sees its own sequence up to itself. Prepared
+    once for a device; all layers use it.
 
     Args:
         layout: of the packed sequences.
-        heads, kv: query and key/value heads (grouped queries, arXiv 2305.13245).
+        heads, kv: numbers of query heads, and of key and value heads (grouped queries, arXiv
+            2305.13245).
         device: where the tensors are.
         dtype: of queries, keys and values.
-        varlen: whether to use the variable-length kernel; by default on a GPU, in the two formats
-            the kernel knows.
+        varlen: whether to use the variable-length kernel. None, the default: on a GPU, in the two
+            formats the kernel takes.
     """
 
     def __init__(
@@ -48,28 +50,33 @@ class Attention:
         *,
         varlen: bool | None = None,
     ) -> None:
+        """Prepare what all layers share: the plan of the variable-length kernel, or padded buckets.
+        `heads` and `kv` are the numbers of query heads and of key and value heads; with `varlen`
+        None the kernel is used on a GPU in the two formats it takes."""
         self.heads, self.kv = heads, kv
         self.grouped = heads != kv
         self.device = device
         if varlen is None:
             varlen = device.type == "cuda" and dtype in HALF
         if varlen:
-            self.lengths = VarlenPlan.of(layout, device)
+            self.varlen_plan = VarlenPlan.of(layout, device)
         else:
-            self.lengths = None
+            self.varlen_plan = None
             self.prefixes, self.suffixes = _plan(layout, device)
 
     def __call__(self, qkv: torch.Tensor) -> torch.Tensor:
-        """[N, (heads + 2 kv) * dim] rotated queries, keys and values to [N, heads * dim]."""
+        """Rotated queries, keys and values [N, (heads + 2 kv) * dim] to the attention's output [N,
+        heads * dim], N packed tokens in the order of the layout."""
         shaped = qkv.view(qkv.shape[0], self.heads + 2 * self.kv, -1)
-        if self.lengths is not None:
-            return self._varlen(shaped, self.lengths)
-        parts = [self._within(shaped, bucket) for bucket in self.prefixes]
-        parts += [self._from_suffixes(shaped, bucket) for bucket in self.suffixes]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        if self.varlen_plan is not None:
+            return self._varlen(shaped, self.varlen_plan)
+        outputs = [self._within(shaped, bucket) for bucket in self.prefixes]
+        outputs += [self._from_suffixes(shaped, bucket) for bucket in self.suffixes]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _varlen(self, qkv: torch.Tensor, plan: "VarlenPlan") -> torch.Tensor:
-        """All rows in one kernel over packed tokens of varying length."""
+        """All rows in one kernel for packed tokens. qkv: [N, heads + 2 kv, dim]; returns [N, heads
+        * dim]."""
         q, k, v = qkv.split([self.heads, self.kv, self.kv], dim=1)
         if plan.keys is not None:
             k, v = k.index_select(0, plan.keys), v.index_select(0, plan.keys)
@@ -88,6 +95,8 @@ class Attention:
         return out.reshape(out.shape[0], -1)
 
     def _within(self, qkv: torch.Tensor, bucket: Bucket) -> torch.Tensor:
+        """Causal attention within each sequence of a bucket. qkv: [N, heads + 2 kv, dim]; returns
+        [tokens of the bucket, heads * dim]."""
         padded = _padded(qkv[bucket.start : bucket.stop], bucket)  # [rows, length, heads, dim]
         if causal.applies(padded, bucket.length):
             flat = causal.CausalAttention.apply(padded, self.kv)
@@ -97,26 +106,31 @@ class Attention:
         return _packed(out, bucket)
 
     def _from_suffixes(self, qkv: torch.Tensor, bucket: SuffixBucket) -> torch.Tensor:
-        """Attention of suffixes: each sees its whole prefix, and itself causally."""
-        own = bucket.own
-        padded = _padded(qkv[own.start : own.stop], own)
+        """Attention of a bucket of suffixes: each token sees the whole prefix of its suffix, and
+        the suffix up to itself. qkv: [N, heads + 2 kv, dim]; returns [tokens of the bucket, heads *
+        dim]."""
+        suffixes = bucket.own
+        padded = _padded(qkv[suffixes.start : suffixes.stop], suffixes)
         q, k, v = padded.split([self.heads, self.kv, self.kv], dim=2)
+        # Keys and values of the prefixes: padded to one length, then repeated for each suffix.
         shared = qkv[:, self.heads :].index_select(0, bucket.prefix_rows)
         if bucket.prefix_scatter_index is not None:
             size = bucket.prefixes * bucket.prefix_length
             shared = Spread.apply(shared, bucket.prefix_scatter_index, size)
         shared = shared.view(bucket.prefixes, bucket.prefix_length, 2 * self.kv, -1)
         shared = shared.index_select(0, bucket.owner)
-        both = torch.cat([shared, torch.cat([k, v], 2)], 1).transpose(1, 2)
-        keys, values = both.split([self.kv, self.kv], dim=1)
+        keys_and_values = torch.cat([shared, torch.cat([k, v], 2)], 1).transpose(1, 2)
+        keys, values = keys_and_values.split([self.kv, self.kv], dim=1)
         out = F.scaled_dot_product_attention(
             q.transpose(1, 2), keys, values, attn_mask=bucket.mask, enable_gqa=self.grouped
         )
-        return _packed(out, own)
+        return _packed(out, suffixes)
 
 
 @lru_cache(maxsize=8)
 def _plan(layout: Layout, device: torch.device) -> tuple[list[Bucket], list[SuffixBucket]]:
+    """The buckets of a layout's prefixes and of its suffixes, on the device. Cached, since a
+    microbatch may be run several times."""
     return (
         [b.to(device) for b in prefix_buckets(layout)],
         [b.to(device) for b in suffix_buckets(layout)],
@@ -124,30 +138,34 @@ def _plan(layout: Layout, device: torch.device) -> tuple[list[Bucket], list[Suff
 
 
 def _padded(x: torch.Tensor, bucket: Bucket) -> torch.Tensor:
+    """The packed rows x [tokens, ...] of a bucket as [rows, length, ...], each sequence filled up
+    with zeros."""
     if bucket.scatter_index is not None:
         x = Spread.apply(x, bucket.scatter_index, bucket.rows * bucket.length)
     return x.view(bucket.rows, bucket.length, *x.shape[1:])
 
 
 def _packed(out: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-    """[rows, heads, length, dim] to [tokens, heads * dim]."""
+    """The output [rows, heads, length, dim] of a bucket as [tokens, heads * dim], without the
+    padding."""
     flat = out.transpose(1, 2).reshape(bucket.rows * bucket.length, -1)
     return _tokens_of(flat, bucket)
 
 
 def _tokens_of(flat: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-    """The rows of a padded bucket that are tokens."""
+    """The rows of `flat` [rows * length, ...] that are tokens and not padding."""
     index = bucket.scatter_index
     return flat if index is None else flat.index_select(0, index)
 
 
 class VarlenPlan:
-    """Lengths and gathers for a variable-length kernel.
+    """What the variable-length kernel has to know of a layout.
 
     Attributes:
-        keys: [K] int64 or None: the packed row of every key; None where keys are the queries.
-        query_starts, key_starts: [sequences + 1] int32, cumulative lengths.
-        longest_query, longest_key: the largest of each.
+        keys: [K] int64, the packed row of every key; None where each sequence's keys are those of
+            its own tokens.
+        query_starts, key_starts: [sequences + 1] int32, cumulative lengths from 0.
+        longest_query, longest_key: the largest of those lengths.
     """
 
     def __init__(
@@ -157,6 +175,8 @@ class VarlenPlan:
         key_lengths: list[int],
         device: torch.device,
     ) -> None:
+        """`keys` as the class says; the lengths are those of the sequences' queries and keys, in
+        packed order."""
         self.keys = keys.to(device) if keys is not None else None
         self.query_starts = _cumulative(query_lengths, device)
         self.key_starts = _cumulative(key_lengths, device)
@@ -165,20 +185,22 @@ class VarlenPlan:
 
     @classmethod
     def of(cls, layout: Layout, device: torch.device) -> "VarlenPlan":
-        """Where the queries and keys of each row lie; a suffix has the keys of its prefix before
-        its own."""
+        """The plan for a layout: prefixes first, then suffixes. A suffix has the keys of its prefix
+        before its own; an empty one is left out."""
         prefixes, suffixes = list(layout.prefixes), [n for n in layout.suffixes if n]
         if not suffixes:
             return cls(None, prefixes, prefixes, device)
-        starts, offset = [], 0
+        prefix_starts, offset = [], 0
         for n in prefixes:
-            starts.append(offset)
+            prefix_starts.append(offset)
             offset += n
         keys = [torch.arange(offset)]
         key_lengths = list(prefixes)
         for n, owner in zip(layout.suffixes, layout.owners, strict=True):
             if n:
-                keys.append(torch.arange(starts[owner], starts[owner] + prefixes[owner]))
+                keys.append(
+                    torch.arange(prefix_starts[owner], prefix_starts[owner] + prefixes[owner])
+                )
                 keys.append(torch.arange(offset, offset + n))
                 key_lengths.append(prefixes[owner] + n)
             offset += n
@@ -186,4 +208,5 @@ class VarlenPlan:
 
 
 def _cumulative(lengths: list[int], device: torch.device) -> torch.Tensor:
+    """[0, first length, first two lengths, ...] as int32 on the device."""
     return torch.tensor([0, *lengths]).cumsum(0).to(device, torch.int32)

@@ -17,12 +17,13 @@ from torch.autograd.function import once_differentiable
 from engine.cost.flops import ATTENTION_KEPT
 
 BLOCK = 64  # tokens of a block of queries
-# Longer sequences go through torch's kernel: probabilities are saved, half of length x length.
+# Longer sequences go through torch's kernel: here probabilities are saved for the backward pass,
+# half of length x length for each head.
 LONGEST = ATTENTION_KEPT
 
 
 def applies(x: torch.Tensor, length: int) -> bool:
-    """Whether sequences of this length are computed here."""
+    """Whether sequences of this length are to be computed by `CausalAttention`."""
     return x.dtype == torch.float32 and x.device.type == "cpu" and length <= LONGEST
 
 
@@ -40,8 +41,11 @@ class CausalAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, qkv: torch.Tensor, kv: int) -> torch.Tensor:
-        rows, length, both, dim = qkv.shape
-        group = (both - 2 * kv) // kv
+        """The output [rows * length, heads * dim] for qkv [rows, length, heads + 2 kv, dim]
+        float32. Each block of queries meets the keys up to its end; the probabilities are saved for
+        the backward pass."""
+        rows, length, all_heads, dim = qkv.shape
+        group = (all_heads - 2 * kv) // kv
         heads = group * kv
         # [rows * kv, length * group, dim]: the heads of a group stand side by side at each token.
         q = qkv.new_empty((rows, kv, length, group, dim))
@@ -58,17 +62,20 @@ class CausalAttention(torch.autograd.Function):
             stop = min(start + BLOCK, length)
             block = slice(start * group, stop * group)
             scores = torch.bmm(q[:, block], k[:, :stop].transpose(1, 2))
-            scores[:, :, start:] += _hidden(stop - start, group)
-            seen = torch.softmax(scores, -1)
-            out[:, block] = torch.bmm(seen, v[:, :stop])
-            saved.append(seen)
+            # Only keys within the block itself can come after a query.
+            scores[:, :, start:] += _future_mask(stop - start, group)
+            probabilities = torch.softmax(scores, -1)
+            out[:, block] = torch.bmm(probabilities, v[:, :stop])
+            saved.append(probabilities)
         ctx.save_for_backward(q, k, v, *saved)
         ctx.sizes = rows, length, kv, group, dim
-        return _by_token(out, ctx.sizes)
+        return _rows_by_token(out, ctx.sizes)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
+        """The gradient of `qkv`, from that of the output. Blocks are taken from the last to the
+        first: the last has all keys, so its gradients are the sums that the others are added to."""
         q, k, v, *saved = ctx.saved_tensors
         rows, length, kv, group, dim = ctx.sizes
         shaped = dout.view(rows, length, kv, group, dim).transpose(1, 2)
@@ -76,15 +83,17 @@ class CausalAttention(torch.autograd.Function):
         dqkv = q.new_empty((rows, length, (group + 2) * kv, dim))
         dq = torch.empty_like(q)
         dk = dv = torch.empty(0)
-        for number in reversed(range(len(saved))):
-            start = number * BLOCK
+        for block_number in reversed(range(len(saved))):
+            start = block_number * BLOCK
             stop = min(start + BLOCK, length)
             block = slice(start * group, stop * group)
-            seen, grad = saved[number], dout[:, block]
-            dseen = torch.bmm(grad, v[:, :stop].transpose(1, 2))
-            dscores = torch.ops.aten._softmax_backward_data(dseen, seen, -1, torch.float32)
+            probabilities, grad = saved[block_number], dout[:, block]
+            dprobabilities = torch.bmm(grad, v[:, :stop].transpose(1, 2))
+            dscores = torch.ops.aten._softmax_backward_data(
+                dprobabilities, probabilities, -1, torch.float32
+            )
             dq[:, block] = torch.bmm(dscores, k[:, :stop])
-            more_v = torch.bmm(seen.transpose(1, 2), grad)
+            more_v = torch.bmm(probabilities.transpose(1, 2), grad)
             more_k = torch.bmm(dscores.transpose(1, 2), q[:, block])
             if stop == length:  # the last block has seen every key
                 dk, dv = more_k, more_v
@@ -99,16 +108,19 @@ class CausalAttention(torch.autograd.Function):
         return dqkv, None
 
 
-def _by_token(x: torch.Tensor, sizes: tuple[int, int, int, int, int]) -> torch.Tensor:
+def _rows_by_token(x: torch.Tensor, sizes: tuple[int, int, int, int, int]) -> torch.Tensor:
+    """[rows * kv, length * group, dim], with `sizes` (rows, length, kv, group, dim), to [rows *
+    length, heads * dim]."""
     rows, length, kv, group, dim = sizes
     shaped = x.view(rows, kv, length, group, dim).transpose(1, 2)
     return shaped.reshape(rows * length, kv * group * dim)
 
 
 @lru_cache(maxsize=256)
-def _hidden(count: int, group: int) -> torch.Tensor:
-    """[count * group, count]: -inf where a key comes after the query, else 0."""
-    # Kept for training, which cannot use what inference mode made.
+def _future_mask(count: int, group: int) -> torch.Tensor:
+    """[count * group, count]: -inf where the key comes after the query, else 0; `group` query heads
+    stand side by side at each of `count` tokens."""
+    # The cached mask is also used in training, which refuses tensors made in inference mode.
     with torch.inference_mode(False):
-        after = torch.full((count, count), float("-inf")).triu_(1)
-        return after.repeat_interleave(group, 0)
+        mask = torch.full((count, count), float("-inf")).triu_(1)
+        return mask.repeat_interleave(group, 0)

@@ -1,8 +1,8 @@
-"""The functions of fused_ops.py as plain formulas, for torch.compile to fuse: what is quick when
-every operation is a call of its own (results written into parts of tensors) it cannot read.
+"""The functions of fused_ops.py as plain formulas, which torch.compile fuses. It cannot follow the
+way they are written there, where results go into parts of tensors to save memory and copies.
 
-The first call of each makes a graph for its number of rows, the second with another number one for
-all numbers.
+The first call of a function compiles it for that number of rows, the first call with another number
+compiles it for all numbers.
 """
 
 from collections.abc import Callable
@@ -14,17 +14,19 @@ from torch.nn import functional as F
 
 Tensors = tuple[torch.Tensor, ...]
 
-BACKEND: Any = "inductor"  # what makes code of a graph
+BACKEND: Any = "inductor"  # torch.compile's own code generator; tests take another
 
 
 class Eps(NamedTuple):
-    """What a norm adds under its root, as a number and as a tensor [1] on the device."""
+    """The small number that a norm adds under its root, as a float and as a tensor [1] on the
+    device."""
 
     number: float
     tensor: torch.Tensor
 
 
 def normalise(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """x / rms(x) over the last dimension in x's dtype, and 1 / rms(x) in float32, [..., 1]."""
     wide = x.float()
     inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (wide * inverse).to(x.dtype), inverse
@@ -33,21 +35,27 @@ def normalise(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
 def normalise_gradient(
     normed: torch.Tensor, inverse: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor
 ) -> torch.Tensor:
+    """The gradient of weight * x / rms(x) for x, in float32. `normed` is x / rms(x) and `inverse` 1
+    / rms(x), as `normalise` gives them; `dy` is the gradient of the result."""
     grad, wide = (dy * weight).float(), normed.float()
     return (grad - wide * (grad * wide).mean(-1, keepdim=True)) * inverse
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    low, high = x.chunk(2, -1)
-    return torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
+    """Each head rotated by its position: the pairs (i, i + dim / 2) of the last dimension by the
+    angles of `cos` and `sin`."""
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, Tensors]:
+    """weight * x / rms(x), and what its gradient needs."""
     normed, inverse = normalise(x, eps)
     return normed * weight, (normed, inverse)
 
 
 def norm_gradient(saved: Tensors, weight: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    """The gradient of `norm` for x, from the gradient `dy` of its result."""
     normed, inverse = saved
     return normalise_gradient(normed, inverse, weight, dy).to(dy.dtype)
 
@@ -55,6 +63,7 @@ def norm_gradient(saved: Tensors, weight: torch.Tensor, dy: torch.Tensor) -> tor
 def add_norm(
     x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, Tensors]:
+    """x + delta, the norm of that sum, and what the gradient needs."""
     total = x + delta
     y, saved = norm(total, weight, eps)
     return total, y, saved
@@ -63,6 +72,8 @@ def add_norm(
 def add_norm_gradient(
     saved: Tensors, weight: torch.Tensor, dtotal: torch.Tensor, dy: torch.Tensor
 ) -> torch.Tensor:
+    """The gradient of both summands (they are equal), from those of the sum, `dtotal`, and of its
+    norm, `dy`."""
     normed, inverse = saved
     return (normalise_gradient(normed, inverse, weight, dy) + dtotal).to(dy.dtype)
 
@@ -77,42 +88,50 @@ def apply_rope(
     kv: int,
     eps: float,
 ) -> Tensors:
-    """As `fused_ops.Pointwise.apply_rope`, in formulas that torch.compile fuses."""
-    both = qkv.unflatten(1, (heads + 2 * kv, -1))[:, : heads + kv]
+    """Normalise the queries and keys of `qkv` [N, (heads + 2 kv) dim] per head, if there are
+    weights, and rotate them by their positions, in place. Returns what the gradient needs, ()
+    without weights. cos, sin: [N, 1, dim / 2]."""
+    queries_and_keys = qkv.unflatten(1, (heads + 2 * kv, -1))[:, : heads + kv]
     if q_weight is None or k_weight is None:
-        both.copy_(rotated(both, cos, sin))
+        queries_and_keys.copy_(rotated(queries_and_keys, cos, sin))
         return ()
-    normed, inverse = normalise(both, eps)
+    normed, inverse = normalise(queries_and_keys, eps)
     weight = torch.cat([q_weight.expand(heads, -1), k_weight.expand(kv, -1)])
-    both.copy_(rotated(normed * weight, cos, sin))
+    queries_and_keys.copy_(rotated(normed * weight, cos, sin))
     return normed, inverse, weight
 
 
 def apply_rope_gradient(
     saved: Tensors, cos: torch.Tensor, sin: torch.Tensor, d: torch.Tensor, heads: int, kv: int
 ) -> torch.Tensor:
+    """The gradient of `apply_rope`'s qkv, from the gradient `d` of the result. The rotation is
+    undone first, then the norm, if there was one; values pass unchanged."""
     shaped = d.unflatten(1, (heads + 2 * kv, -1))
-    back = rotated(shaped[:, : heads + kv], cos, -sin)
+    rotated_back = rotated(shaped[:, : heads + kv], cos, -sin)
     if saved:
         normed, inverse, weight = saved
-        back = normalise_gradient(normed, inverse, weight, back).to(d.dtype)
-    return torch.cat([back, shaped[:, heads + kv :]], 1).flatten(1)
+        rotated_back = normalise_gradient(normed, inverse, weight, rotated_back).to(d.dtype)
+    return torch.cat([rotated_back, shaped[:, heads + kv :]], 1).flatten(1)
 
 
 def gate(gate_up: torch.Tensor) -> torch.Tensor:
-    opened, up = gate_up.chunk(2, -1)
-    return F.silu(opened) * up
+    """silu(gate) * up for gate_up [N, 2 width], gate first."""
+    gate_half, up_half = gate_up.chunk(2, -1)
+    return F.silu(gate_half) * up_half
 
 
 def gate_again(gate_up: torch.Tensor) -> tuple[torch.Tensor, None]:
+    """silu(gate) * up for a backward pass, and None: nothing is saved, the compiled gradient
+    computes silu(gate) anew."""
     return gate(gate_up), None
 
 
 def gate_gradient(gate_up: torch.Tensor, _: None, dy: torch.Tensor) -> torch.Tensor:
-    opened, up = (part.float() for part in gate_up.chunk(2, -1))
-    share, wide = torch.sigmoid(opened), dy.float()
-    slope = share * (1 + opened * (1 - share))
-    return torch.cat([wide * up * slope, wide * opened * share], -1).to(dy.dtype)
+    """The gradient of gate_up, from the gradient `dy` of silu(gate) * up."""
+    gate_half, up_half = (part.float() for part in gate_up.chunk(2, -1))
+    sigmoid, wide_dy = torch.sigmoid(gate_half), dy.float()
+    slope = sigmoid * (1 + gate_half * (1 - sigmoid))
+    return torch.cat([wide_dy * up_half * slope, wide_dy * gate_half * sigmoid], -1).to(dy.dtype)
 
 
 def plain_norm(x: torch.Tensor, weight: torch.Tensor, eps: Eps) -> torch.Tensor:
@@ -120,7 +139,7 @@ def plain_norm(x: torch.Tensor, weight: torch.Tensor, eps: Eps) -> torch.Tensor:
 
 
 def plain_apply_rope(
-    every: torch.Tensor,
+    all_heads: torch.Tensor,
     weight: torch.Tensor | None,
     heads: int,
     kv: int,
@@ -128,10 +147,12 @@ def plain_apply_rope(
     sin: torch.Tensor,
     eps: Eps,
 ) -> None:
-    """As `apply_rope`, without anything saved for a backward pass."""
-    both = every[:, : heads + kv]
-    x = both if weight is None else plain_norm(both, weight, eps)
-    both.copy_(rotated(x, cos[..., : sin.shape[-1]], sin))
+    """As `apply_rope`, but on [N, heads + 2 kv, dim] and without what a gradient would need.
+    weight: [heads + kv, dim], None where heads are not normalised; cos: [N, 1, at least dim / 2].
+    """
+    queries_and_keys = all_heads[:, : heads + kv]
+    inputs = queries_and_keys if weight is None else plain_norm(queries_and_keys, weight, eps)
+    queries_and_keys.copy_(rotated(inputs, cos[..., : sin.shape[-1]], sin))
 
 
 FUNCTIONS: tuple[Callable[..., Any], ...] = (
@@ -150,27 +171,31 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
 
 
 def functions() -> list[Callable[..., Any]]:
-    """Each of them compiled at its first call; the compiler brings 75 MB into the process."""
-    return [_compiled(function) for function in FUNCTIONS]
+    """Every function of `FUNCTIONS`, in that order, to be compiled at its first call. The compiler
+    brings 75 MB into the process."""
+    return [_compile_at_first_call(function) for function in FUNCTIONS]
 
 
 def forgive() -> None:
-    """From now on what cannot be compiled runs as it is written instead of raising."""
+    """From now on a function that cannot be compiled runs as it is written, instead of raising."""
     settings: Any = import_module("torch._dynamo.config")
     settings.suppress_errors = True
 
 
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    made = torch.compile(function, backend=BACKEND)
+def _compile_at_first_call(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, compiled for each kind of arguments when it is first called with them."""
+    compiled = torch.compile(function, backend=BACKEND)
 
     def call(*arguments: Any) -> Any:
-        # Whether a gradient is wanted is the node's affair: a graph for each would be made.
-        return made(*map(_bare, arguments))
+        # The autograd nodes in kernels.py handle gradients; for tensors that require one
+        # torch.compile would only compile a second graph.
+        return compiled(*map(_without_gradients, arguments))
 
     return call
 
 
-def _bare(value: Any) -> Any:
+def _without_gradients(value: Any) -> Any:
+    """The same argument with its tensors detached, also within tuples and lists."""
     if isinstance(value, torch.Tensor):
         return value.detach()
-    return tuple(map(_bare, value)) if type(value) in (tuple, list) else value
+    return tuple(map(_without_gradients, value)) if type(value) in (tuple, list) else value

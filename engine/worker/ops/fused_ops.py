@@ -5,10 +5,10 @@ its gradient. One set of functions per decoder, chosen when its model is loaded:
 - `liger`: the Triton kernels of liger-kernel (liger.py), one launch where torch makes several.
 - `compiled`: the same formulas through torch.compile (compiled.py).
 
-Base weights are frozen, so nothing here makes a gradient for one. No function writes into what it
-was given but the two that rotate queries and keys. A set is tried on the model's sizes before it is
-used, forward and backward, against torch's numbers; one that fails or differs is left alone, and
-the run goes on with `torch`.
+Base weights are frozen, so nothing here makes a gradient for one. No function writes into its
+arguments, except the two that rotate queries and keys. Before a set is used, it is tried on the
+model's sizes, forward and backward, and compared with torch's numbers; if it fails or differs, the
+run uses `torch`.
 """
 
 import math
@@ -29,19 +29,20 @@ Tensors = tuple[torch.Tensor, ...]
 
 KERNELS = "HONESMITH_KERNELS"  # torch, liger or compiled; unset: liger on a GPU that has it
 CHOICES = ("torch", "liger", "compiled")
-# Steps from which compiling pays, reckoned and never measured on a GPU: a minute of warm-up (95 s
+# Steps from which compiling pays, estimated and never measured on a GPU: a minute of warm-up (95 s
 # for the same graphs on a slow CPU, benchmarks/RESULTS.md) over the 60 ms that 8,192 tokens of a
 # 4 B model save at 3.35 TB/s, about 25 MB less to read and write for each.
 COMPILE_FROM_STEPS = 1000
-# Relative distance from torch's numbers; the two formats round at every operation.
+# Largest relative distance from torch's numbers that rounding explains, by number format.
 CLOSE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
-# Rows a set is tried on, the second so many that their heads are 32,768 rows to normalise, from
-# where on Liger has another kernel.
+# Numbers of rows that a set is tried on. The second one is so large that the heads, each a row to
+# normalise, are 32,768 rows, from where on Liger uses another kernel.
 TRIED_ROWS = {"cpu": (5, 24), "cuda": (24, 2053)}
 
 
 class Sizes(NamedTuple):
-    """Of the layers a set of functions is tried on; `normed`: whether heads have norms."""
+    """Sizes of the layers that a set of functions is tried on; `normed`: whether queries and keys
+    are normalised per head."""
 
     hidden: int
     intermediate: int
@@ -53,24 +54,25 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Pointwise:
-    """A set of functions. N rows; `saved` is what a function gives its own gradient.
+    """A set of functions. N rows; `saved` is what a function hands to its own gradient.
 
     Attributes:
-        name: what the manifest says was used.
+        name: of the set, as the run's manifest records it.
         norm: (x [N, hidden], weight, eps) to (weight * x / rms(x), saved).
         norm_gradient: (saved, weight, dy) to dx.
         add_norm: (x, delta, weight, eps) to (x + delta, its norm, saved).
         add_norm_gradient: (saved, weight, dtotal, dy) to the gradient of both summands.
         apply_rope: (qkv [N, (heads + 2 kv) dim], q_weight, k_weight, cos, sin, heads, kv, eps) to
-            saved; queries and keys are normalised where there are weights, and rotated, in place.
+            saved. Queries and keys are normalised, where there are weights, and rotated, in place.
             cos, sin: [N, 1, dim / 2].
         apply_rope_gradient: (saved, cos, sin, d, heads, kv) to the gradient of qkv.
         gate: gate_up [N, 2 width] to silu(gate) * up.
-        gate_again: gate_up to (silu(gate) * up, saved), where both are wanted for a gradient.
+        gate_again: gate_up to (silu(gate) * up, saved), for a backward pass that needs both.
         gate_gradient: (gate_up, saved or None, dy) to the gradient of gate_up.
-        plain_norm: (x [..., n], weight, Eps) to its norm, where no gradient is wanted.
+        plain_norm: (x [..., n], weight, Eps) to its norm, where no gradient is needed.
         plain_apply_rope: (heads [N, heads + 2 kv, dim], weight [heads + kv, dim] or None, heads,
-            kv, cos [N, 1, dim], sin [N, 1, dim / 2], Eps): `apply_rope` without gradient.
+            kv, cos [N, 1, dim], sin [N, 1, dim / 2], Eps): `apply_rope`, where no gradient is
+            needed.
     """
 
     name: str
@@ -88,7 +90,7 @@ class Pointwise:
 
 
 def normalise(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """x / rms(x) in x's dtype, and 1 / rms in float32 ([..., 1])."""
+    """x / rms(x) over the last dimension in x's dtype, and 1 / rms(x) in float32, [..., 1]."""
     size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
     inverse = size.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
     if x.dtype == torch.float32:
@@ -99,7 +101,8 @@ def normalise(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
 def normalise_gradient(
     normed: torch.Tensor, inverse: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor
 ) -> torch.Tensor:
-    """d/dx of w * x / rms(x): (g - n * mean(g n)) / rms with g = w dy, n the normalised x."""
+    """The gradient of w * x / rms(x) for x: (g - n * mean(g n)) / rms with g = w dy and n the
+    normalised x."""
     grad = dy * weight
     along = torch.linalg.vecdot(grad, normed).unsqueeze(-1).mul_(-1 / normed.shape[-1])
     grad = grad.addcmul_(normed, along)
@@ -107,27 +110,31 @@ def normalise_gradient(
 
 
 def per_head(q: torch.Tensor, k: torch.Tensor, heads: int, kv: int) -> torch.Tensor:
-    """[heads + kv, dim]: each head's norm weight."""
+    """The norm weight of each head, [heads + kv, dim]: the queries' weight for each of their heads,
+    then the keys'."""
     return torch.cat([q.expand(heads, -1), k.expand(kv, -1)])
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor) -> None:
-    """Rotate the pairs (i, i + dim/2) of every head; `out` must not be `x`."""
+    """Write x with the pairs (i, i + dim / 2) of every head rotated by the angles of `cos` and
+    `sin` into `out`, which must not be x."""
     half = x.shape[-1] // 2
     first, second = x[..., :half], x[..., half:]
-    low, high = out[..., :half], out[..., half:]
-    torch.mul(first, cos, out=low)
-    low.addcmul_(second, sin, value=-1)
-    torch.mul(second, cos, out=high)
-    high.addcmul_(first, sin)
+    out_first, out_second = out[..., :half], out[..., half:]
+    torch.mul(first, cos, out=out_first)
+    out_first.addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=out_second)
+    out_second.addcmul_(first, sin)
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, Tensors]:
+    """weight * x / rms(x), and what its gradient needs."""
     normed, inverse = normalise(x, eps)
     return normed * weight, (normed, inverse)
 
 
 def _norm_gradient(saved: Tensors, weight: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    """The gradient of `_norm` for x."""
     normed, inverse = saved
     return normalise_gradient(normed, inverse, weight, dy)
 
@@ -135,6 +142,7 @@ def _norm_gradient(saved: Tensors, weight: torch.Tensor, dy: torch.Tensor) -> to
 def _add_norm(
     x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, Tensors]:
+    """x + delta, the norm of that sum, and what the gradient needs."""
     total = x + delta
     normed, inverse = normalise(total, eps)
     return total, normed * weight, (normed, inverse)
@@ -143,6 +151,7 @@ def _add_norm(
 def _add_norm_gradient(
     saved: Tensors, weight: torch.Tensor, dtotal: torch.Tensor, dy: torch.Tensor
 ) -> torch.Tensor:
+    """The gradient of both summands (they are equal), from those of the sum and of its norm."""
     normed, inverse = saved
     return normalise_gradient(normed, inverse, weight, dy).add_(dtotal)
 
@@ -157,21 +166,23 @@ def _apply_rope(
     kv: int,
     eps: float,
 ) -> Tensors:
-    """Norm and rotation of queries and keys in place; returns what the backward pass needs."""
-    both = _queries_and_keys(qkv, heads, kv)
+    """Normalise queries and keys of `qkv`, where there are weights, and rotate them, in place.
+    Returns what the gradient needs: normalised heads, 1 / rms, weights; () without weights."""
+    queries_and_keys = _queries_and_keys(qkv, heads, kv)
     if q_weight is None or k_weight is None:
-        rotate(both.clone(), cos, sin, both)
+        rotate(queries_and_keys.clone(), cos, sin, queries_and_keys)
         return ()
-    normed, inverse = normalise(both, eps)
+    normed, inverse = normalise(queries_and_keys, eps)
     weight = per_head(q_weight, k_weight, heads, kv)
-    rotate(normed * weight, cos, sin, both)
+    rotate(normed * weight, cos, sin, queries_and_keys)
     return normed, inverse, weight
 
 
-def _turn_gradient(
+def _apply_rope_gradient(
     saved: Tensors, cos: torch.Tensor, sin: torch.Tensor, d: torch.Tensor, heads: int, kv: int
 ) -> torch.Tensor:
-    """The gradient of `_apply_rope`: rotated back, then through the norm."""
+    """The gradient of `_apply_rope`'s qkv, from the gradient `d` of its result: rotated back, then
+    through the norm if there was one. Values pass unchanged."""
     d, count = d.contiguous(), d.shape[0]
     out = torch.empty_like(d)
     width = d.shape[1] // (heads + 2 * kv)
@@ -189,17 +200,19 @@ def _turn_gradient(
 
 
 def _queries_and_keys(qkv: torch.Tensor, heads: int, kv: int) -> torch.Tensor:
-    """[N, heads + kv, dim], a view."""
-    every = heads + 2 * kv
-    return qkv.view(qkv.shape[0], every, qkv.shape[1] // every)[:, : heads + kv]
+    """The queries and keys of qkv as [N, heads + kv, dim], a view."""
+    all_heads = heads + 2 * kv
+    return qkv.view(qkv.shape[0], all_heads, qkv.shape[1] // all_heads)[:, : heads + kv]
 
 
 def _gate(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up for gate_up [N, 2 width], gate first."""
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate).mul_(up)
 
 
 def _gate_again(gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """silu(gate) * up, and silu(gate), which the gradient needs."""
     gate, up = gate_up.chunk(2, -1)
     opened = F.silu(gate)
     return opened * up, opened
@@ -208,7 +221,8 @@ def _gate_again(gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | Non
 def _gate_gradient(
     gate_up: torch.Tensor, opened: torch.Tensor | None, dy: torch.Tensor
 ) -> torch.Tensor:
-    """d/d(gate, up) of silu(gate) * up; `opened` is silu(gate)."""
+    """The gradient of gate_up for silu(gate) * up. `opened` is silu(gate), computed here if
+    None."""
     gate, up = gate_up.chunk(2, -1)
     if opened is None:
         opened = F.silu(gate)
@@ -220,6 +234,8 @@ def _gate_gradient(
 
 
 def _plain_norm(x: torch.Tensor, weight: torch.Tensor, eps: Eps) -> torch.Tensor:
+    """weight * x / rms(x) over the last dimension, without what a gradient would need. weight: [n],
+    or one for each head."""
     if x.is_cuda and weight.dim() == 1:
         return F.rms_norm(x, (x.shape[-1],), weight, eps.number)
     size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
@@ -229,7 +245,7 @@ def _plain_norm(x: torch.Tensor, weight: torch.Tensor, eps: Eps) -> torch.Tensor
 
 
 def _plain_apply_rope(
-    every: torch.Tensor,
+    all_heads: torch.Tensor,
     weight: torch.Tensor | None,
     heads: int,
     kv: int,
@@ -237,13 +253,17 @@ def _plain_apply_rope(
     sin: torch.Tensor,
     eps: Eps,
 ) -> None:
-    """As `_apply_rope`, without anything saved for a backward pass."""
-    both = every[:, : heads + kv]
-    x = both.clone() if weight is None else _plain_norm(both, weight, eps)
-    first, second = x.chunk(2, -1)
-    low, high = torch.mul(x, cos, out=both).chunk(2, -1)
-    low.addcmul_(second, sin, value=-1)
-    high.addcmul_(first, sin)
+    """Normalise queries and keys of [N, heads + 2 kv, dim] per head, unless the weight is None, and
+    rotate them, in place; nothing is kept for a gradient. weight: [heads + kv, dim]; cos: [N, 1,
+    dim], sin: [N, 1, dim / 2]."""
+    queries_and_keys = all_heads[:, : heads + kv]
+    inputs = (
+        queries_and_keys.clone() if weight is None else _plain_norm(queries_and_keys, weight, eps)
+    )
+    first, second = inputs.chunk(2, -1)
+    out_first, out_second = torch.mul(inputs, cos, out=queries_and_keys).chunk(2, -1)
+    out_first.addcmul_(second, sin, value=-1)
+    out_second.addcmul_(first, sin)
 
 
 TORCH = Pointwise(
@@ -253,7 +273,7 @@ TORCH = Pointwise(
     _add_norm,
     _add_norm_gradient,
     _apply_rope,
-    _turn_gradient,
+    _apply_rope_gradient,
     _gate,
     _gate_again,
     _gate_gradient,
@@ -263,12 +283,12 @@ TORCH = Pointwise(
 
 
 def of_compiler() -> Pointwise:
-    """Torch's formulas through torch.compile."""
+    """The set `compiled`: the same formulas, each compiled by torch.compile at its first call."""
     return Pointwise("compiled", *compiled.functions())
 
 
 def of_liger(kernels: Liger) -> Pointwise:
-    """Liger's kernels behind the functions of the set."""
+    """The set `liger`: functions with the signatures of `Pointwise` around Liger's kernels."""
 
     def apply_rope(
         qkv: torch.Tensor,
@@ -280,15 +300,19 @@ def of_liger(kernels: Liger) -> Pointwise:
         kv: int,
         eps: float,
     ) -> Tensors:
-        every = qkv.view(qkv.shape[0], heads + 2 * kv, -1)
+        """As `Pointwise.apply_rope`; where there are weights, the last saved tensor is that of all
+        heads."""
+        all_heads = qkv.view(qkv.shape[0], heads + 2 * kv, -1)
         if q_weight is None or k_weight is None:
-            return kernels.apply_rope(every, None, heads, kv, cos, sin, eps)
+            return kernels.apply_rope(all_heads, None, heads, kv, cos, sin, eps)
         weight = per_head(q_weight, k_weight, heads, kv)
-        return *kernels.apply_rope(every, weight, heads, kv, cos, sin, eps), weight
+        return *kernels.apply_rope(all_heads, weight, heads, kv, cos, sin, eps), weight
 
     def apply_rope_gradient(
         saved: Tensors, cos: torch.Tensor, sin: torch.Tensor, d: torch.Tensor, heads: int, kv: int
     ) -> torch.Tensor:
+        """As `Pointwise.apply_rope_gradient`; `saved` ends with the weight of all heads, if there
+        is one."""
         shaped = d.reshape(d.shape[0], heads + 2 * kv, -1)
         weight = saved[-1] if saved else None
         return kernels.apply_rope_gradient(saved[:-1], weight, cos, sin, shaped, heads, kv).view_as(
@@ -299,7 +323,7 @@ def of_liger(kernels: Liger) -> Pointwise:
         return kernels.norm(x, weight, eps.number)[0]
 
     def plain_apply_rope(
-        every: torch.Tensor,
+        all_heads: torch.Tensor,
         weight: torch.Tensor | None,
         heads: int,
         kv: int,
@@ -307,7 +331,8 @@ def of_liger(kernels: Liger) -> Pointwise:
         sin: torch.Tensor,
         eps: Eps,
     ) -> None:
-        kernels.apply_rope(every, weight, heads, kv, cos, sin, eps.number)
+        """As `Pointwise.plain_apply_rope`; what is saved for a gradient is dropped."""
+        kernels.apply_rope(all_heads, weight, heads, kv, cos, sin, eps.number)
 
     return Pointwise(
         f"liger {kernels.version}",
@@ -318,6 +343,7 @@ def of_liger(kernels: Liger) -> Pointwise:
         apply_rope,
         apply_rope_gradient,
         kernels.gate,
+        # Liger's gradient computes silu(gate) again, so nothing is saved for it.
         lambda gate_up: (kernels.gate(gate_up), None),
         lambda gate_up, _, dy: kernels.gate_gradient(gate_up, dy),
         plain_norm,
@@ -327,7 +353,8 @@ def of_liger(kernels: Liger) -> Pointwise:
 
 @dataclass(frozen=True)
 class Choice:
-    """The set to use, and why it is not the one that was wanted ("" when it is)."""
+    """The set of functions to use. `why` says why it is not the one that was wanted, "" when it
+    is."""
 
     functions: Pointwise
     why: str = ""
@@ -337,41 +364,48 @@ AS_WRITTEN = Choice(TORCH)
 
 
 def choose(sizes: Sizes, dtype: torch.dtype, device: torch.device, steps: int = 0) -> Choice:
-    """The set of functions for a model on a device, tried on its sizes.
+    """The set of functions for a model on a device. HONESMITH_KERNELS may name one; by default it
+    is Liger's on a GPU where that is installed, else torch's. A set other than torch's is tried on
+    the model's sizes first. Raises nothing: torch's set remains, with the reason.
 
     Args:
-        steps: optimizer steps ahead, as far as known; `compiled` is taken from
-            `COMPILE_FROM_STEPS` on.
+        steps: optimizer steps ahead, as far as known; below `COMPILE_FROM_STEPS` nothing is
+            compiled.
     """
-    asked = os.environ.get(KERNELS, "")
-    if asked and asked not in CHOICES:
-        return Choice(TORCH, f"{KERNELS}={asked} is none of {', '.join(CHOICES)}")
-    if device.type != "cuda" or asked == "torch":
+    requested = os.environ.get(KERNELS, "")
+    if requested and requested not in CHOICES:
+        return Choice(TORCH, f"{KERNELS}={requested} is none of {', '.join(CHOICES)}")
+    if device.type != "cuda" or requested == "torch":
         return AS_WRITTEN
-    if asked == "compiled":
+    if requested == "compiled":
         if steps < COMPILE_FROM_STEPS:
             return Choice(TORCH, f"{steps} steps; compiling pays from {COMPILE_FROM_STEPS}")
         choice = attempt(of_compiler, sizes, dtype, device)
         if choice.functions is not TORCH:
             compiled.forgive()
         return choice
-    if not asked and find_spec("liger_kernel") is None:
+    if not requested and find_spec("liger_kernel") is None:
         return AS_WRITTEN
     return attempt(lambda: of_liger(Liger()), sizes, dtype, device)
 
 
 def attempt(
-    make: Callable[[], Pointwise], sizes: Sizes, dtype: torch.dtype, device: torch.device
+    make_functions: Callable[[], Pointwise], sizes: Sizes, dtype: torch.dtype, device: torch.device
 ) -> Choice:
-    """What `make` gives when it works here and has torch's numbers; else torch's, and why."""
+    """The set that `make` gives, if it works here and has torch's numbers; otherwise torch's set,
+    and why."""
     try:
-        functions = make()
-        worst, where = difference(functions, sizes, dtype, device)
+        functions = make_functions()
+        largest_distance, function_name = difference(functions, sizes, dtype, device)
     except Exception as error:  # noqa: BLE001 - a compiler may fail in any way; torch remains
+        # One line, short enough for an event.
         message = " ".join(str(error).split())[:200] or "no message"
         return Choice(TORCH, f"{type(error).__name__}: {message}")
-    if not worst <= CLOSE[dtype]:
-        return Choice(TORCH, f"{functions.name}: {where} differs from torch's by {worst:.1e}")
+    if not largest_distance <= CLOSE[dtype]:  # also where it is NaN
+        return Choice(
+            TORCH,
+            f"{functions.name}: {function_name} differs from torch's by {largest_distance:.1e}",
+        )
     return Choice(functions)
 
 
@@ -379,31 +413,36 @@ def attempt(
 def difference(
     functions: Pointwise, sizes: Sizes, dtype: torch.dtype, device: torch.device
 ) -> tuple[float, str]:
-    """(largest relative distance from torch's results, of which function), for two numbers of
-    rows: at the second a compiler makes graphs for all."""
-    worst, where = 0.0, ""
+    """How far a set's results are from torch's: (largest relative distance, name of the function
+    that has it). NaN where a result has NaN. Tried with two numbers of rows, since only for the
+    second does torch.compile make the code that serves any number."""
+    largest_distance, function_name = 0.0, ""
     for rows in TRIED_ROWS[device.type]:
-        mine = trial(functions, sizes, rows, dtype, device)
-        for name, wanted in trial(TORCH, sizes, rows, dtype, device).items():
-            for got, exact in zip(mine[name], wanted, strict=True):
-                apart = float((got.float() - exact.float()).norm() / exact.float().norm())
-                if apart > worst or math.isnan(apart):
-                    worst, where = apart, name
-    return worst, where
+        results = trial(functions, sizes, rows, dtype, device)
+        for name, expected_results in trial(TORCH, sizes, rows, dtype, device).items():
+            for result, expected in zip(results[name], expected_results, strict=True):
+                distance = float(
+                    (result.float() - expected.float()).norm() / expected.float().norm()
+                )
+                if distance > largest_distance or math.isnan(distance):
+                    largest_distance, function_name = distance, name
+    return largest_distance, function_name
 
 
 def trial(
     functions: Pointwise, sizes: Sizes, rows: int, dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensors]:
-    """Results of every function on the same random numbers, by its name."""
-    chance = torch.Generator(device).manual_seed(rows)
+    """The results of every function of a set on random numbers, by the function's name. The numbers
+    follow from `rows` and the sizes, so they are the same for every set."""
+    generator = torch.Generator(device).manual_seed(rows)
 
-    def numbers(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=chance, device=device).to(dtype)
+    def random_tensor(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device=device).to(dtype)
 
-    eps, every = 1e-6, sizes.heads + 2 * sizes.kv
-    x, delta, dtotal, dy = (numbers(rows, sizes.hidden) for _ in range(4))
-    weight = 1 + 0.1 * numbers(sizes.hidden)
+    eps, head_count = 1e-6, sizes.heads + 2 * sizes.kv
+    # Norms of the hidden stream.
+    x, delta, dtotal, dy = (random_tensor(rows, sizes.hidden) for _ in range(4))
+    weight = 1 + 0.1 * random_tensor(sizes.hidden)
     y, saved = functions.norm(x, weight, eps)
     results: dict[str, Tensors] = {"norm": (y,)}
     results["norm_gradient"] = (functions.norm_gradient(saved, weight, dy),)
@@ -411,27 +450,39 @@ def trial(
     results["add_norm"] = (total, y)
     results["add_norm_gradient"] = (functions.add_norm_gradient(saved, weight, dtotal, dy),)
 
-    q, k = (1 + 0.1 * numbers(sizes.head_dim) for _ in range(2))
+    # Queries and keys.
+    q, k = (1 + 0.1 * random_tensor(sizes.head_dim) for _ in range(2))
     q, k = (q, k) if sizes.normed else (None, None)
-    angles = numbers(rows, 1, sizes.head_dim // 2).float()
+    angles = random_tensor(rows, 1, sizes.head_dim // 2).float()
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    qkv, d = numbers(rows, every * sizes.head_dim), numbers(rows, every * sizes.head_dim)
-    plain = qkv.clone().view(rows, every, -1)
+    qkv, d = (
+        random_tensor(rows, head_count * sizes.head_dim),
+        random_tensor(rows, head_count * sizes.head_dim),
+    )
+    qkv_copy = qkv.clone().view(rows, head_count, -1)
     saved = functions.apply_rope(qkv, q, k, cos, sin, sizes.heads, sizes.kv, eps)
     results["apply_rope"] = (qkv,)
-    back = functions.apply_rope_gradient(saved, cos, sin, d, sizes.heads, sizes.kv)
-    results["apply_rope_gradient"] = (back,)
+    dqkv = functions.apply_rope_gradient(saved, cos, sin, d, sizes.heads, sizes.kv)
+    results["apply_rope_gradient"] = (dqkv,)
 
-    gate_up, dy = numbers(rows, 2 * sizes.intermediate), numbers(rows, sizes.intermediate)
+    gate_up, dy = (
+        random_tensor(rows, 2 * sizes.intermediate),
+        random_tensor(rows, sizes.intermediate),
+    )
     results["gate"] = (functions.gate(gate_up),)
-    again, opened = functions.gate_again(gate_up)
-    results["gate_again"] = (again,)
+    gated_again, opened = functions.gate_again(gate_up)
+    results["gate_again"] = (gated_again,)
     results["gate_gradient"] = (functions.gate_gradient(gate_up, opened, dy),)
 
-    number = Eps(eps, torch.full((1,), eps, device=device))
-    results["plain_norm"] = (functions.plain_norm(x, weight, number),)
-    both = per_head(q, k, sizes.heads, sizes.kv) if q is not None and k is not None else None
-    wide = torch.cat([cos, cos], -1)
-    functions.plain_apply_rope(plain, both, sizes.heads, sizes.kv, wide, sin, number)
-    results["plain_apply_rope"] = (plain,)
+    # The functions without a gradient.
+    both_eps = Eps(eps, torch.full((1,), eps, device=device))
+    results["plain_norm"] = (functions.plain_norm(x, weight, both_eps),)
+    head_weights = (
+        per_head(q, k, sizes.heads, sizes.kv) if q is not None and k is not None else None
+    )
+    full_cos = torch.cat([cos, cos], -1)
+    functions.plain_apply_rope(
+        qkv_copy, head_weights, sizes.heads, sizes.kv, full_cos, sin, both_eps
+    )
+    results["plain_apply_rope"] = (qkv_copy,)
     return results

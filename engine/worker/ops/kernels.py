@@ -1,6 +1,6 @@
-"""The autograd nodes of our own forward: each does in one step what would be several, and its
-backward is written out. Base weights are frozen, so no node makes a gradient for them. What stands
-between the products is done by the set of functions a node is given (fused_ops.py).
+"""The autograd nodes of our own forward: each replaces several of torch's, and its backward pass is
+written out. Base weights are frozen, so no node makes a gradient for them. Norms, rotations and
+gates are computed by the set of functions that a node is given (fused_ops.py).
 
 Shapes: N packed tokens, `in`/`out` features of a linear layer, r the adapter's rank. Every node
 works in the dtype of its input; adapters are float32 always.
@@ -25,7 +25,7 @@ class LoraPlacement:
     """Where and how an adapter joins a linear layer.
 
     Attributes:
-        spans: (start, stop) of each adapted part within the outputs.
+        spans: (start, stop) of each adapted part among the layer's outputs.
         scale: lora_alpha / r.
         merged: whether the layer's weight already contains the adapter.
     """
@@ -75,6 +75,8 @@ class LoraLinear(torch.autograd.Function):
         bias: torch.Tensor | None,
         placement: LoraPlacement,
     ) -> torch.Tensor:
+        """The outputs [N, out] of x [N, in] with the adapter on top; the class describes the
+        arguments. Beside the weights only the adapter's input is saved for the backward pass."""
         ctx.placement = placement
         ctx.separate = dropped is not x
         ctx.save_for_backward(x if not ctx.separate else dropped, a, b, weight)
@@ -83,11 +85,15 @@ class LoraLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        """Gradients of x, `dropped`, a and b, from the gradient `dy` [N, out] of the outputs; None
+        for the frozen rest. Without dropout x and `dropped` are one tensor, and x gets the whole
+        gradient."""
         x, a, b, weight = ctx.saved_tensors
         wants_x = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         da, db, dlow = _factor_gradients(x, a, b, dy, ctx.placement)
         dx = ddropped = None
         if wants_x:
+            # A merged weight contains the adapter, so it gives the adapter's share of dx too.
             dx = linear(dy, weight.t())
             if ctx.separate:
                 ddropped = dlow @ a.to(x.dtype)
@@ -97,8 +103,10 @@ class LoraLinear(torch.autograd.Function):
 
 
 class GatedLoraLinear(torch.autograd.Function):
-    """LoraLinear of silu(gate) * up, which is made again in the backward pass instead of saved: a
-    layer's widest input but one. gate_up: [N, 2 * in], gate first; the rest as in LoraLinear.
+    """LoraLinear of silu(gate) * up. That product, the second widest input of a layer, is not
+    saved: the backward pass computes it again.
+
+    gate_up: [N, 2 * in], gate first; the other arguments as in LoraLinear.
     """
 
     @staticmethod
@@ -112,6 +120,8 @@ class GatedLoraLinear(torch.autograd.Function):
         placement: LoraPlacement,
         functions: Pointwise = TORCH,
     ) -> torch.Tensor:
+        """The outputs [N, out] of silu(gate) * up with the adapter on top; the class describes the
+        arguments. Of the activations only gate_up [N, 2 * in] is saved for the backward pass."""
         x = functions.gate(gate_up)
         ctx.placement, ctx.functions = placement, functions
         ctx.save_for_backward(gate_up, a, b, weight)
@@ -120,10 +130,12 @@ class GatedLoraLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        """Gradients of gate_up, a and b, from the gradient `dy` [N, out] of the outputs; None for
+        the frozen rest."""
         gate_up, a, b, weight = ctx.saved_tensors
         x, opened = ctx.functions.gate_again(gate_up)
         da, db, dlow = _factor_gradients(x, a, b, dy, ctx.placement)
-        del x  # the next tensors take its place, in memory and in the cache
+        del x  # its memory, and its place in the processor's cache, serve the next tensors
         dx = linear(dy, weight.t())
         if not ctx.placement.merged:
             dx.addmm_(dlow, a.to(dx.dtype))
@@ -140,14 +152,15 @@ def _adapted(
     bias: torch.Tensor | None,
     placement: LoraPlacement,
 ) -> torch.Tensor:
-    """The outputs of LoraLinear."""
+    """x W^T + b [N, out], plus scale * (dropped A_i^T) B_i^T in the span of each adapted part,
+    unless the weight contains the adapter already."""
     y = linear(x, weight, bias)
     if not placement.merged:
-        low = linear(dropped, a.to(x.dtype))
+        low_rank = linear(dropped, a.to(x.dtype))
         rank = b.shape[1]
-        for i, ((start, stop), rows) in enumerate(_parts(placement.spans)):
+        for number, ((start, stop), rows) in enumerate(_parts_with_rows(placement.spans)):
             factor = b[rows].to(x.dtype)
-            part = low[:, i * rank : (i + 1) * rank]
+            part = low_rank[:, number * rank : (number + 1) * rank]
             y[:, start:stop].addmm_(part, factor.t(), alpha=placement.scale)
     return y
 
@@ -155,24 +168,25 @@ def _adapted(
 def _factor_gradients(
     x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dy: torch.Tensor, placement: LoraPlacement
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of a, of b, and of the low-rank activations [N, parts * r] of LoraLinear."""
+    """Gradients of a, of b, and of the low-rank activations [N, parts * r] of LoraLinear, from the
+    gradient `dy` of its outputs. x is the adapter's input."""
     rank, scale = b.shape[1], placement.scale
-    low = linear(x, a.to(x.dtype))
-    dlow = torch.empty_like(low)
+    low_rank = linear(x, a.to(x.dtype))
+    dlow = torch.empty_like(low_rank)
     db = torch.empty_like(b)
-    for i, ((start, stop), rows) in enumerate(_parts(placement.spans)):
-        columns = slice(i * rank, (i + 1) * rank)
+    for number, ((start, stop), rows) in enumerate(_parts_with_rows(placement.spans)):
+        columns = slice(number * rank, (number + 1) * rank)
         grad = dy[:, start:stop]
         dlow[:, columns] = linear(grad, b[rows].to(x.dtype).t())
-        # The faster way round for few columns.
-        db[rows] = linear(low[:, columns].t(), grad.t()).t()
+        # Transposed products: faster, since one side has few columns.
+        db[rows] = linear(low_rank[:, columns].t(), grad.t()).t()
     db.mul_(scale)
     dlow.mul_(scale)
     return linear(dlow.t(), x.t()).to(a.dtype), db, dlow
 
 
-def _parts(spans: Sequence[tuple[int, int]]) -> list[tuple[tuple[int, int], slice]]:
-    """Each span of the outputs with its rows of the B factor."""
+def _parts_with_rows(spans: Sequence[tuple[int, int]]) -> list[tuple[tuple[int, int], slice]]:
+    """Each span of the outputs, with the rows of the factor B that belong to it."""
     parts, row = [], 0
     for start, stop in spans:
         parts.append(((start, stop), slice(row, row + stop - start)))
@@ -181,27 +195,29 @@ def _parts(spans: Sequence[tuple[int, int]]) -> list[tuple[tuple[int, int], slic
 
 
 class FrozenLinear(torch.autograd.Function):
-    """y = x W^T + b with nothing to train: only the input's gradient."""
+    """y = x W^T + b where nothing is trained: only x gets a gradient."""
 
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
+        """x W^T + b [N, out] for x [N, in], weight [out, in] and bias [out] or None."""
         ctx.save_for_backward(weight)
         return linear(x, weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        """The gradient of x, from the gradient `dy` of the outputs; weight and bias are frozen."""
         (weight,) = ctx.saved_tensors
         return linear(dy, weight.t()), None, None
 
 
 class AddNorm(torch.autograd.Function):
-    """(x + delta, w * RMSNorm(x + delta)), root mean square over the last dimension
-    (arXiv 1910.07467). Both gradients of the sum are joined here, so nothing else adds them.
+    """(x + delta, w * RMSNorm(x + delta)), with the root mean square over the last dimension (arXiv
+    1910.07467), computed in float32. The gradients of both results are added in one step.
 
-    x, delta: [N, hidden]; w: [hidden]. Statistics in float32.
+    x, delta: [N, hidden]; w: [hidden].
     """
 
     @staticmethod
@@ -213,6 +229,8 @@ class AddNorm(torch.autograd.Function):
         eps: float,
         functions: Pointwise = TORCH,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(x + delta, weight * RMSNorm of that sum), both [N, hidden], for x and delta of that
+        shape and weight [hidden]. `functions` is the set that computes it."""
         total, y, saved = functions.add_norm(x, delta, weight, eps)
         ctx.functions = functions
         ctx.save_for_backward(weight, *saved)
@@ -221,6 +239,8 @@ class AddNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dtotal: torch.Tensor, dy: torch.Tensor) -> tuple[Any, ...]:
+        """The gradient of x and delta, which is the same for both, from those of the sum and of its
+        norm; None for the other arguments."""
         weight, *saved = ctx.saved_tensors
         dx = ctx.functions.add_norm_gradient(saved, weight, dtotal, dy)
         return dx, dx, None, None, None
@@ -237,6 +257,8 @@ class Norm(torch.autograd.Function):
         eps: float,
         functions: Pointwise = TORCH,
     ) -> torch.Tensor:
+        """weight * RMSNorm(x), [N, hidden] as x, for weight [hidden]. `functions` is the set that
+        computes it."""
         y, saved = functions.norm(x, weight, eps)
         ctx.functions = functions
         ctx.save_for_backward(weight, *saved)
@@ -245,16 +267,18 @@ class Norm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        """The gradient of x, from the gradient `dy` of the norm; None for the other arguments."""
         weight, *saved = ctx.saved_tensors
         return ctx.functions.norm_gradient(saved, weight, dy), None, None, None
 
 
 class HeadsRope(torch.autograd.Function):
-    """Queries and keys normalised per head (where the model does) and rotated, in place in `qkv`;
-    values are left as they are. Rotary positions in the rotate-half form (arXiv 2104.09864).
+    """Queries and keys, normalised per head (if there are weights) and rotated by their positions,
+    in place in `qkv`; values stay as they are. Rotary positions in the rotate-half form (arXiv
+    2104.09864).
 
-    qkv: [N, (heads + 2 kv) * dim], overwritten; q_weight, k_weight: [dim] or None;
-    cos, sin: [N, 1, dim / 2].
+    qkv: [N, (heads + 2 kv) * dim], overwritten; q_weight, k_weight: [dim] or None; cos, sin: [N, 1,
+    dim / 2].
     """
 
     @staticmethod
@@ -268,6 +292,9 @@ class HeadsRope(torch.autograd.Function):
         layout: HeadLayout,
         functions: Pointwise = TORCH,
     ) -> torch.Tensor:
+        """Normalise and rotate queries and keys within `qkv` [N, (heads + 2 kv) * dim], in place,
+        and return that tensor. cos, sin: [N, 1, dim / 2]; q_weight, k_weight: [dim], None where
+        heads have no norm."""
         heads, kv, eps = layout.heads, layout.kv, layout.eps
         saved = functions.apply_rope(qkv, q_weight, k_weight, cos, sin, heads, kv, eps)
         ctx.mark_dirty(qkv)
@@ -278,6 +305,8 @@ class HeadsRope(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d: torch.Tensor) -> tuple[Any, ...]:
+        """The gradient of qkv, from the gradient `d` of the result; None for the other
+        arguments."""
         cos, sin, *saved = ctx.saved_tensors
         heads, kv = ctx.layout.heads, ctx.layout.kv
         dqkv = ctx.functions.apply_rope_gradient(saved, cos, sin, d, heads, kv)
@@ -289,6 +318,7 @@ class SwiGLU(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, gate_up: torch.Tensor, functions: Pointwise = TORCH) -> torch.Tensor:
+        """silu(gate) * up, [N, width]. Only the input is saved."""
         ctx.functions = functions
         ctx.save_for_backward(gate_up)
         return functions.gate(gate_up)
@@ -296,15 +326,18 @@ class SwiGLU(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        """The gradient of gate_up [N, 2 * width], from the gradient `dy` [N, width] of the
+        product."""
         (gate_up,) = ctx.saved_tensors
         return ctx.functions.gate_gradient(gate_up, None, dy), None
 
 
 class PickRows(torch.autograd.Function):
-    """Rows of x, each at most once; what was not picked gets a zero gradient."""
+    """Rows of x, each at most once; rows that are not picked get a gradient of zero."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """x[rows], for `rows` int64."""
         ctx.save_for_backward(rows)
         ctx.size = x.shape
         return x.index_select(0, rows)
@@ -312,41 +345,44 @@ class PickRows(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        """The gradient of x: `dy` at the picked rows, zero elsewhere."""
         (rows,) = ctx.saved_tensors
         return dy.new_zeros(ctx.size).index_copy_(0, rows, dy), None
 
 
 class Spread(torch.autograd.Function):
-    """Packed rows to their scatter_index in a padded array of `size` rows; the padding is zero."""
+    """Puts packed rows at their places in a padded array of `size` rows; the padding is zero."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, scatter_index: torch.Tensor, size: int) -> torch.Tensor:
+        """[size, ...] with row i of x at `scatter_index[i]`, int64."""
         ctx.save_for_backward(scatter_index)
         return x.new_zeros((size, *x.shape[1:])).index_copy_(0, scatter_index, x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        """The gradient of x: the rows of `dy` where x was put."""
         (scatter_index,) = ctx.saved_tensors
         return dy.index_select(0, scatter_index), None, None
 
 
 class TokenLogprobs(torch.autograd.Function):
-    """Log-probabilities of given tokens, the largest tensor never more than a chunk of logits.
+    """Log-probabilities of given tokens; of the logits only a chunk is in memory at a time.
 
-    A token's log-probability depends on its own hidden row alone, so its whole gradient,
-    (W_label - softmax(z) W) / temperature, is made in the forward pass and merely scaled later:
-    any loss over the values can follow, and no logits are saved.
+    A token's log-probability depends on its own hidden row alone. So the forward pass already
+    computes its whole gradient, (W_label - softmax(z) W) / temperature, and the backward pass only
+    scales it: any loss may follow, and no logits are saved.
 
     Args of `apply`:
         hidden: [T, hidden]; head: [vocab, hidden], frozen; labels: [T] int64.
         inverse_temperature: multiplies the logits.
         rows: tokens per chunk.
-        entropies: whether to measure them too.
+        entropies: whether to compute entropies too.
 
     Returns:
-        ([T], [T]) float32: log-probabilities, and entropies in nats without gradient (zeros
-        when not asked for).
+        ([T], [T]) float32: log-probabilities, and entropies in nats without gradient (zeros unless
+            `entropies`).
     """
 
     @staticmethod
@@ -359,9 +395,13 @@ class TokenLogprobs(torch.autograd.Function):
         rows: int,
         entropies: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The log-probability of each label, and the entropy of its distribution (zeros unless
+        `entropies`), both [T] float32. Works on `rows` tokens at a time; the class describes the
+        arguments. If `hidden` needs a gradient, that of each log-probability for its hidden row is
+        computed here and saved."""
         count = hidden.shape[0]
         values = torch.empty(count, dtype=torch.float32, device=hidden.device)
-        spread = torch.zeros_like(values)
+        entropy = torch.zeros_like(values)
         wants_gradient = ctx.needs_input_grad[0]
         direction = torch.empty_like(hidden) if wants_gradient else None
         for start in range(0, count, rows):
@@ -373,9 +413,10 @@ class TokenLogprobs(torch.autograd.Function):
             values[chunk] = logprobs.gather(1, labels[chunk, None])[:, 0]
             if not (entropies or direction is not None):
                 continue
+            # Written over the logits, which are not needed any more.
             probabilities = torch.exp(logprobs, out=logits)
             if entropies:
-                spread[chunk] = torch.linalg.vecdot(probabilities, logprobs).neg_()
+                entropy[chunk] = torch.linalg.vecdot(probabilities, logprobs).neg_()
             if direction is not None:
                 expected = linear(probabilities.to(head.dtype), head.t())
                 torch.sub(head[labels[chunk]], expected, out=direction[chunk])
@@ -383,11 +424,12 @@ class TokenLogprobs(torch.autograd.Function):
             if inverse_temperature != 1.0:
                 direction.mul_(inverse_temperature)
             ctx.save_for_backward(direction)
-        ctx.mark_non_differentiable(spread)
-        return values, spread
+        ctx.mark_non_differentiable(entropy)
+        return values, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dvalues: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:
+        """The gradient of `hidden`; None for the other arguments. Entropies have no gradient."""
         (direction,) = ctx.saved_tensors
         return direction * dvalues[:, None].to(direction.dtype), None, None, None, None, None

@@ -19,7 +19,7 @@ import torch
 
 LLAMA = 0  # Liger's number for this way of casting
 OFFSET = 0.0
-STAGES = 2  # as Liger's own node sets it
+STAGES = 2  # of the kernel's pipeline, as Liger's own autograd node sets it
 
 
 class Liger:
@@ -31,6 +31,8 @@ class Liger:
     """
 
     def __init__(self) -> None:
+        """Import the kernels. Raises ImportError where liger-kernel or Triton is missing,
+        AttributeError where a kernel has another name than in the known versions."""
         self.version = version("liger-kernel")
         # By name and late: on most machines there is neither this package nor a use for it.
         self._rms: Any = import_module("liger_kernel.ops.rms_norm")
@@ -45,6 +47,8 @@ class Liger:
     def norm(
         self, x: torch.Tensor, weight: torch.Tensor | None, eps: float
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """x [N, width] to (weight * x / rms(x), what the gradient needs). weight: [width], or None
+        for a norm without one."""
         x = x.contiguous()
         y, _, inverse, *_ = self._rms.rms_norm_forward(x, weight, eps, OFFSET, LLAMA, None)
         return y, (x, inverse)
@@ -52,11 +56,13 @@ class Liger:
     def norm_gradient(
         self, saved: tuple[torch.Tensor, ...], weight: torch.Tensor, dy: torch.Tensor
     ) -> torch.Tensor:
+        """The gradient of `norm` for x, from the gradient `dy` of its result."""
         return self._norm_back(saved, weight, dy.contiguous(), in_place=False)
 
     def add_norm(
         self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]:
+        """(x + delta, weight * RMS norm of that sum, what the gradient needs)."""
         y, total, inverse, *_ = self._sum.fused_add_rms_norm_forward(
             x.contiguous(), delta.contiguous(), weight, eps, OFFSET, LLAMA
         )
@@ -69,7 +75,8 @@ class Liger:
         dtotal: torch.Tensor,
         dy: torch.Tensor,
     ) -> torch.Tensor:
-        """The gradient of `add_norm` for both summands."""
+        """The gradient of `add_norm` for both summands (they are equal), from those of the sum,
+        `dtotal`, and of the norm, `dy`."""
         total, inverse = saved
         block, warps = self._settings(total.shape[-1])
         return self._sum.fused_add_rms_norm_backward(
@@ -89,7 +96,7 @@ class Liger:
 
     def apply_rope(
         self,
-        every: torch.Tensor,
+        all_heads: torch.Tensor,
         weight: torch.Tensor | None,
         heads: int,
         kv: int,
@@ -97,16 +104,23 @@ class Liger:
         sin: torch.Tensor,
         eps: float,
     ) -> tuple[torch.Tensor, ...]:
-        """Queries and keys of [N, heads + 2 kv, dim], contiguous, in place. weight: [heads + kv,
-        dim] or None; cos, sin: [N, 1, at least dim / 2]."""
+        """Normalise queries and keys, where there is a weight, and rotate them, in place. Returns
+        what the gradient needs, () without a weight.
+
+        Args:
+            all_heads: [N, heads + 2 kv, dim], contiguous: queries, keys, values.
+            weight: [heads + kv, dim], or None.
+            cos, sin: [N, 1, at least dim / 2].
+        """
         saved: tuple[torch.Tensor, ...] = ()
         if weight is not None:
-            both = every[:, : heads + kv]
-            # A copy even of a single row, which is contiguous: `both` is written over below.
-            copy = both.clone(memory_format=torch.contiguous_format)
+            queries_and_keys = all_heads[:, : heads + kv]
+            # Also a single row must be copied, although it is contiguous: the product below
+            # overwrites the original.
+            copy = queries_and_keys.clone(memory_format=torch.contiguous_format)
             normed, saved = self.norm(copy, None, eps)
-            torch.mul(normed, weight, out=both)
-        self._rotate(every, heads, kv, cos, sin, back=False)
+            torch.mul(normed, weight, out=queries_and_keys)
+        self._rotate(all_heads, heads, kv, cos, sin, back=False)
         return saved
 
     def apply_rope_gradient(
@@ -119,18 +133,23 @@ class Liger:
         heads: int,
         kv: int,
     ) -> torch.Tensor:
-        """The gradient of `apply_rope`'s input for that of its output, both as wide as `every`."""
+        """The gradient of `apply_rope`'s input, from the gradient `d` of its result; both [N, heads
+        + 2 kv, dim]. `saved` and `weight` are those of `apply_rope`."""
         out = d.clone(memory_format=torch.contiguous_format)
         self._rotate(out, heads, kv, cos, sin, back=True)
         if weight is not None:
-            both = out[:, : heads + kv]
-            both.copy_(self._norm_back(saved, None, both * weight, in_place=True))
+            queries_and_keys = out[:, : heads + kv]
+            queries_and_keys.copy_(
+                self._norm_back(saved, None, queries_and_keys * weight, in_place=True)
+            )
         return out
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up for gate_up [N, 2 width], gate first."""
         return self._gate(gate_up.contiguous())[1]
 
     def gate_gradient(self, gate_up: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+        """The gradient of gate_up, from the gradient `dy` of `gate`'s result."""
         return self._gate_back(gate_up.contiguous(), dy.contiguous(), in_place=False)
 
     def _norm_back(
@@ -141,7 +160,8 @@ class Liger:
         *,
         in_place: bool,
     ) -> torch.Tensor:
-        """The gradient of the norm for its input; none for the frozen weight."""
+        """The gradient of `norm` for x, from the gradient `dy` of its result. `in_place` lets the
+        kernel overwrite `dy`."""
         x, inverse = saved
         width = x.shape[-1]
         block, warps = self._settings(width)
@@ -161,7 +181,7 @@ class Liger:
 
     def _rotate(
         self,
-        every: torch.Tensor,
+        all_heads: torch.Tensor,
         heads: int,
         kv: int,
         cos: torch.Tensor,
@@ -169,15 +189,16 @@ class Liger:
         *,
         back: bool,
     ) -> None:
-        """Rotate queries and keys in place by their positions, or with `back` the other way."""
-        count, _, dim = every.shape
+        """Rotate queries and keys in place by their positions; with `back` by the same angles the
+        other way. all_heads: [N, heads + 2 kv, dim]."""
+        count, _, dim = all_heads.shape
         ceiling = self._ceiling
-        stride = every.stride(0)
-        padded = ceiling(heads), ceiling(kv)
+        stride = all_heads.stride(0)
+        padded_heads = ceiling(heads), ceiling(kv)
         self._rope[(count,)](
-            every,
+            all_heads,
             stride,
-            every[:, heads:],
+            all_heads[:, heads:],
             stride,
             cos,
             cos.stride(0),
@@ -189,10 +210,10 @@ class Liger:
             heads,
             kv,
             dim,
-            *padded,
+            *padded_heads,
             ceiling(dim),
             ceiling(dim),
             dim,
-            BLOCK_SIZE=max(padded),
+            BLOCK_SIZE=max(padded_heads),
             BACKWARD_PASS=back,
         )

@@ -13,50 +13,58 @@ from torch.nn import functional as F
 
 # Multiplications below which getting into oneDNN costs more than it saves.
 WORTH = 2**20
-# Rows that a packed weight is laid out for; others work too.
+# The number of rows that the layout of a packed weight is optimised for; others work too.
 ROWS = 32
-# oneDNN compiles code for every size it meets, half a millisecond and half a megabyte each.
-GRAIN = 64  # so training rounds its sizes up to a multiple of this, where there are that many
+# oneDNN compiles code for every size it meets, half a millisecond and half a megabyte each. So
+# training rounds large numbers of rows up to a multiple of this.
+GRAIN = 64
 
 
 @cache
 def _onednn() -> Any:
-    """The operator, where it is there and faster."""
+    """oneDNN's operator for x W^T + b, or None where this build of torch lacks it or it is not
+    faster: only on AMD processors with AVX-512 it is."""
     operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
     if operator is None or not torch.backends.mkldnn.is_available():
         return None
     if torch.backends.cpu.get_cpu_capability() != "AVX512":
         return None
-    facts = Path("/proc/cpuinfo")
-    amd = facts.is_file() and "AuthenticAMD" in facts.read_text(errors="replace")
-    return operator.default if amd else None
+    cpu_facts = Path("/proc/cpuinfo")
+    is_amd = cpu_facts.is_file() and "AuthenticAMD" in cpu_facts.read_text(errors="replace")
+    return operator.default if is_amd else None
 
 
 def grain(count: int) -> int:
-    """What a number of rows is to be made a multiple of."""
+    """The number of which `count` rows should be made a multiple: `GRAIN`, or 1 where oneDNN is not
+    used or padding would cost more than it saves."""
     return GRAIN if count >= 4 * GRAIN and _onednn() is not None else 1
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x W^T + b without a gradient. x: [N, in]; weight: [out, in], or the transpose of one."""
+    """x W^T + b [N, out], without a gradient. x: [N, in]; weight: [out, in], possibly a transposed
+    view; bias: [out], None for 0. Large products in float32 on a CPU go through oneDNN where it is
+    faster."""
     if x.dtype == torch.float32 and x.shape[0] * weight.numel() >= WORTH and not x.is_cuda:
         operator = _onednn()
-        # Of a weight that is a cut-out oneDNN makes a thousandfold slower reference product.
-        whole = weight.is_contiguous() or weight.t().is_contiguous()
-        if operator is not None and whole:
+        # For a slice of a larger weight oneDNN has only reference code, a thousand times slower.
+        is_dense = weight.is_contiguous() or weight.t().is_contiguous()
+        if operator is not None and is_dense:
             return operator(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)
 
 
 class Fixed:
-    """A weight that many products are to be made with: laid out for them once.
+    """A weight for many products. Where oneDNN is used, its layout is optimised once for all of
+    them.
 
     Args:
-        weight: [out, in]; must not change.
-        pack: whether memory allows a second copy.
+        weight: [out, in]; must not change afterwards.
+        pack: whether memory allows a second copy in that layout.
     """
 
     def __init__(self, weight: torch.Tensor, *, pack: bool) -> None:
+        """Lay the weight [out, in] out for oneDNN, where that is used and `pack` says that memory
+        allows a second copy."""
         self.weight = weight
         self.packed: torch.Tensor | None = None
         self._operator: Any = None
@@ -64,11 +72,12 @@ class Fixed:
             self._operator = _onednn()
         if self._operator is not None:
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
-        self._worth = WORTH / weight.numel()
+        self._min_rows = WORTH / weight.numel()
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """x W^T + b [N, out], without a gradient. x: [N, in]; bias: [out], None for 0."""
         if self.packed is None:
             return linear(x, self.weight, bias)
-        if x.shape[0] < self._worth:
+        if x.shape[0] < self._min_rows:
             return F.linear(x, self.weight, bias)
         return self._operator(x, self.packed, bias, "none", [], "")

@@ -1,40 +1,41 @@
-"""Rows of token ids laid one after the other, without padding, prompts of a group only once.
+"""Packing: rows of token ids one after the other, without padding; a group's prompt only once.
 
     prefixes                              suffixes
     [prompt of group 0][prompt of 1] ...  [completion 0 of group 0][completion 1 of group 0] ...
 
-A row that shares nothing is a prefix alone. Tokens of a prefix see what stands before them in it;
-tokens of a suffix see their whole prefix and what stands before them in the suffix: exactly what
-they would see had the prompt been repeated for each. The last token of a row predicts nothing and
-is left out.
+A row that shares nothing is a prefix alone. A token of a prefix attends to the tokens before it in
+that prefix; a token of a suffix attends to its whole prefix and to the tokens before it in the
+suffix. That is what it would attend to if the prompt were repeated for each row. The last token of
+a row predicts nothing and is left out.
 
-Linear layers run over the packed tokens; only attention needs to know who sees whom, and gets it
-as a `Layout`.
+Linear layers run over the packed tokens; only attention needs to know which token attends to which,
+and learns it from a `Layout`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from engine.worker.core.batch import Row
 
-# Pairs of tokens an attention bucket may compute for nothing: what one more call costs.
+# Pairs of padding tokens that an attention bucket may compute: they cost as much as one more call.
 WASTE = 12000
-# Suffixes may share a bucket while the shortest of their prefixes is at least this much of it.
+# Suffixes share a bucket while the longest of their prefixes is at most SLACK times the shortest,
+# plus twice SLACK_TOKENS.
 SLACK = 1.25
 SLACK_TOKENS = 8
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Sequences of like length, one after the other in the packed order.
+    """Sequences of similar length, one after the other in the packed order.
 
     Attributes:
-        start, stop: their tokens.
-        rows, length: how many there are, and the longest.
-        scatter_index: [stop - start] int64, where each token stands in [rows * length]; None where
-            all are equally long.
+        start, stop: where their tokens begin and end in the packed order.
+        rows, length: how many sequences there are, and the length of the longest.
+        scatter_index: [stop - start] int64, where each token goes among the rows * length places of
+            the padded bucket; None where all sequences are equally long.
     """
 
     start: int
@@ -44,24 +45,25 @@ class Bucket:
     scatter_index: torch.Tensor | None
 
     def to(self, device: torch.device) -> "Bucket":
-        return replace(self, scatter_index=_moved(self.scatter_index, device))
+        return replace(self, scatter_index=_on_device(self.scatter_index, device))
 
 
-def _moved(index: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:
+def _on_device(index: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:
     return None if index is None else index.to(device)
 
 
 @dataclass(frozen=True)
 class SuffixBucket:
-    """Suffixes of like length whose prefixes are of like length.
+    """Suffixes of similar length whose prefixes are of similar length.
 
     Attributes:
         own: the suffixes themselves.
         prefix_rows: [prefix tokens] int64, the packed rows of the bucket's prefixes.
-        prefixes, prefix_length: how many, and the longest.
+        prefixes, prefix_length: how many prefixes there are, and the length of the longest.
         prefix_scatter_index: as `Bucket.scatter_index`, for the prefixes.
-        owner: [suffixes] int64, the prefix of each.
-        mask: [suffixes, 1, length, prefix_length + length] bool, True where a key is seen.
+        owner: [suffixes] int64, the number of each suffix's prefix among those of the bucket.
+        mask: [suffixes, 1, length, prefix_length + length] bool, True where a token attends to a
+            key.
     """
 
     own: Bucket
@@ -73,11 +75,12 @@ class SuffixBucket:
     mask: torch.Tensor
 
     def to(self, device: torch.device) -> "SuffixBucket":
+        """The same bucket with its tensors on the device."""
         return replace(
             self,
             own=self.own.to(device),
             prefix_rows=self.prefix_rows.to(device),
-            prefix_scatter_index=_moved(self.prefix_scatter_index, device),
+            prefix_scatter_index=_on_device(self.prefix_scatter_index, device),
             owner=self.owner.to(device),
             mask=self.mask.to(device),
         )
@@ -85,11 +88,11 @@ class SuffixBucket:
 
 @dataclass(frozen=True)
 class Layout:
-    """Who sees whom.
+    """The sequences of a packed microbatch, from which follows which token attends to which.
 
     Attributes:
         prefixes, suffixes: lengths of the sequences in packed order.
-        owners: for each suffix, its prefix.
+        owners: for each suffix, the number of its prefix in that order.
     """
 
     prefixes: tuple[int, ...]
@@ -99,14 +102,14 @@ class Layout:
 
 @dataclass(frozen=True)
 class Packed:
-    """A microbatch.
+    """A packed microbatch of N tokens, of which T are trained.
 
     Attributes:
-        ids, positions: [N] int64; positions start at 0 in every row.
-        layout: who sees whom.
+        ids, positions: [N] int64; positions count from 0 in every row, prompt included.
+        layout: which sequences there are.
         source: [T] int64, the packed token that predicts each trained token.
-        labels: [T] int64, the trained tokens, row by row in the order the rows were given.
-        row: [T] int64, the row each belongs to.
+        labels: [T] int64, the ids of the trained tokens, row by row in the order of the rows given.
+        row: [T] int64, the row that each of them belongs to.
     """
 
     ids: torch.Tensor
@@ -117,6 +120,7 @@ class Packed:
     row: torch.Tensor
 
     def to(self, device: torch.device) -> "Packed":
+        """The same microbatch with its tensors on the device; the copies may still be under way."""
         moved = {
             name: getattr(self, name).to(device, non_blocking=True)
             for name in ("ids", "positions", "source", "labels", "row")
@@ -125,55 +129,51 @@ class Packed:
 
 
 def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> Packed:
-    """See the module.
+    """Pack the rows of a microbatch, as the module describes.
+
+    Prefixes come sorted by length, then suffixes in the order of their prefixes, the suffixes of
+    one prefix sorted by length.
 
     Args:
-        grain: what a number of tokens is made a multiple of, by a sequence that nobody sees, so
-            that products come in few sizes (matmul.py).
+        rows: each with its ids, loss mask and the length of the prompt it shares.
+        grain: for a number of tokens, the number of which it should be a multiple (matmul.py). A
+            further sequence that no row sees fills it up, so that products come in few sizes.
 
     Raises:
-        ValueError: when a row's first token is marked as trained: nothing predicts it.
+        ValueError: when a row's first token is marked as trained, since nothing predicts it.
     """
-    prefixes = _prefixes(rows)
-    size = _tokens(prefixes, rows)
-    missing = -size % grain(size)
-    if missing:
-        prefixes.append(_Prefix([0] * missing, []))
+    prefixes = _distinct_prefixes(rows)
+    token_total = _packed_tokens(prefixes, rows)
+    filler_length = -token_total % grain(token_total)
+    if filler_length:
+        prefixes.append(_Prefix([0] * filler_length, []))
+    # Prefixes by length, so that those of similar length can share a bucket.
     order = sorted(range(len(prefixes)), key=lambda i: len(prefixes[i].ids))
     starts: dict[int, int] = {}
     offset = 0
     for i in order:
         starts[i] = offset
         offset += len(prefixes[i].ids)
-    place = {member: (rank, i) for rank, i in enumerate(order) for member in prefixes[i].members}
-    with_suffix = [r for r in range(len(rows)) if rows[r].prefix_len]
-    with_suffix.sort(key=lambda r: (place[r][0], len(rows[r].ids)))
+    # For each row: the place of its prefix in the packed order, and its index in `prefixes`.
+    places = {member: (rank, i) for rank, i in enumerate(order) for member in prefixes[i].members}
+    # Rows with a suffix, in the order in which those come.
+    suffix_rows = [r for r in range(len(rows)) if rows[r].prefix_len]
+    suffix_rows.sort(key=lambda r: (places[r][0], len(rows[r].ids)))
     ids = [torch.tensor(prefixes[i].ids, dtype=torch.long) for i in order]
     positions = [torch.arange(len(prefixes[i].ids)) for i in order]
     suffix_starts: dict[int, int] = {}
-    for r in with_suffix:
+    for r in suffix_rows:
         row = rows[r]
         suffix_starts[r] = offset
         offset += len(row.ids) - 1 - row.prefix_len
         ids.append(torch.tensor(row.ids[row.prefix_len : -1], dtype=torch.long))
         positions.append(torch.arange(row.prefix_len, len(row.ids) - 1))
-    source, labels, owner = [], [], []
-    for r, row in enumerate(rows):
-        if row.loss_mask[0]:
-            raise ValueError(f"row {r}: its first token is marked as trained, nothing predicts it")
-        before = torch.tensor(row.loss_mask, dtype=torch.bool).nonzero()[:, 0] - 1
-        labels.append(torch.tensor(row.ids, dtype=torch.long)[before + 1])
-        prefix = starts[place[r][1]]
-        if row.prefix_len:
-            inside = suffix_starts[r] - row.prefix_len
-            source.append(torch.where(before < row.prefix_len, before + prefix, before + inside))
-        else:
-            source.append(before + prefix)
-        owner.append(torch.full((len(before),), r))
+    prefix_starts = [starts[places[r][1]] for r in range(len(rows))]
+    source, labels, owner = _trained_tokens(rows, prefix_starts, suffix_starts)
     layout = Layout(
         tuple(len(prefixes[i].ids) for i in order),
-        tuple(len(rows[r].ids) - 1 - rows[r].prefix_len for r in with_suffix),
-        tuple(place[r][0] for r in with_suffix),
+        tuple(len(rows[r].ids) - 1 - rows[r].prefix_len for r in suffix_rows),
+        tuple(places[r][0] for r in suffix_rows),
     )
     return Packed(
         torch.cat(ids),
@@ -185,57 +185,90 @@ def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> 
     )
 
 
+def _trained_tokens(
+    rows: Sequence[Row], prefix_starts: Sequence[int], suffix_starts: Mapping[int, int]
+) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
+    """For each row `source`, `labels` and `row` of its trained tokens, as in `Packed`.
+
+    Args:
+        prefix_starts: for each row, where its prefix begins in the packed order.
+        suffix_starts: the same for its suffix, only for rows that have one.
+
+    Raises:
+        ValueError: as `pack`.
+    """
+    source, labels, owner = [], [], []
+    for r, row in enumerate(rows):
+        if row.loss_mask[0]:
+            raise ValueError(f"row {r}: its first token is marked as trained, nothing predicts it")
+        # Within the row, the positions before the trained tokens: these predict them.
+        before = torch.tensor(row.loss_mask, dtype=torch.bool).nonzero()[:, 0] - 1
+        labels.append(torch.tensor(row.ids, dtype=torch.long)[before + 1])
+        prefix = prefix_starts[r]
+        if row.prefix_len:
+            inside = suffix_starts[r] - row.prefix_len
+            source.append(torch.where(before < row.prefix_len, before + prefix, before + inside))
+        else:
+            source.append(before + prefix)
+        owner.append(torch.full((len(before),), r))
+    return source, labels, owner
+
+
 def token_count(rows: Sequence[Row]) -> int:
-    """Tokens `pack` would run through the model."""
-    return _tokens(_prefixes(rows), rows)
+    """How many tokens `pack` would run through the model, without a filling sequence."""
+    return _packed_tokens(_distinct_prefixes(rows), rows)
 
 
-def _tokens(prefixes: Sequence["_Prefix"], rows: Sequence[Row]) -> int:
-    return sum(len(t.ids) for t in prefixes) + sum(
-        len(r.ids) - 1 - r.prefix_len for r in rows if r.prefix_len
+def _packed_tokens(prefixes: Sequence["_Prefix"], rows: Sequence[Row]) -> int:
+    """The number of tokens of these prefixes and of the rows' suffixes."""
+    return sum(len(prefix.ids) for prefix in prefixes) + sum(
+        len(row.ids) - 1 - row.prefix_len for row in rows if row.prefix_len
     )
 
 
 @dataclass(frozen=True)
 class _Prefix:
+    """A sequence that is packed by itself, and the rows that begin with it."""
+
     ids: Sequence[int]
     members: list[int]
 
 
-def _prefixes(rows: Sequence[Row]) -> list[_Prefix]:
-    """The sequences that stand for themselves: whole rows, and each shared prompt once."""
+def _distinct_prefixes(rows: Sequence[Row]) -> list[_Prefix]:
+    """Every row without a shared prompt, and each shared prompt once."""
     prefixes: list[_Prefix] = []
-    known: dict[tuple[int, ...], int] = {}
+    index_of_prompt: dict[tuple[int, ...], int] = {}
     for r, row in enumerate(rows):
         if not row.prefix_len:
             prefixes.append(_Prefix(row.ids[:-1], [r]))
             continue
         prompt = tuple(row.ids[: row.prefix_len])
-        if prompt in known:
-            prefixes[known[prompt]].members.append(r)
+        if prompt in index_of_prompt:
+            prefixes[index_of_prompt[prompt]].members.append(r)
         else:
-            known[prompt] = len(prefixes)
+            index_of_prompt[prompt] = len(prefixes)
             prefixes.append(_Prefix(prompt, [r]))
     return prefixes
 
 
 def prefix_buckets(layout: Layout) -> list[Bucket]:
-    """Prefixes in padded buckets, for attention kernels that want rectangles."""
-    return _buckets(layout.prefixes, 0)
+    """The prefixes in padded buckets, for attention kernels that work on rectangles."""
+    return _group_into_buckets(layout.prefixes, 0)
 
 
 def suffix_buckets(layout: Layout) -> list[SuffixBucket]:
-    """Suffixes in padded buckets with the prefixes they need."""
-    starts = _starts(layout.prefixes, 0)
+    """The suffixes in padded buckets, each with the prefixes that they attend to; empty suffixes
+    are left out."""
+    starts = _start_offsets(layout.prefixes, 0)
     buckets: list[SuffixBucket] = []
     first = 0
     offset = sum(layout.prefixes)
     while first < len(layout.suffixes):
         last = first
-        low = layout.prefixes[layout.owners[first]]
-        # Prefixes stand sorted by length, so a run of suffixes has prefixes of like length.
+        shortest_prefix = layout.prefixes[layout.owners[first]]
+        # Prefixes are sorted by length, so consecutive suffixes have prefixes of similar length.
         while last < len(layout.suffixes) and layout.prefixes[layout.owners[last]] <= (
-            SLACK * low + 2 * SLACK_TOKENS
+            SLACK * shortest_prefix + 2 * SLACK_TOKENS
         ):
             last += 1
         lengths = layout.suffixes[first:last]
@@ -250,59 +283,81 @@ def suffix_buckets(layout: Layout) -> list[SuffixBucket]:
 def _suffix_bucket(
     layout: Layout, starts: list[int], first: int, last: int, offset: int
 ) -> SuffixBucket:
-    """Suffixes `first` to `last` of the layout with the prefixes they see, padded to one length."""
+    """The bucket of the suffixes `first` to `last` (not included) of the layout.
+
+    Args:
+        starts: where each prefix begins in the packed order.
+        offset: where the first of the suffixes begins.
+    """
     lengths = layout.suffixes[first:last]
     nonempty = [i for i, n in enumerate(lengths) if n]  # an answer of one token has no suffix
-    used = sorted({layout.owners[first + i] for i in nonempty})
-    prefix_lengths = [layout.prefixes[t] for t in used]
-    own = _bucket([lengths[i] for i in nonempty], offset)
+    used_prefixes = sorted({layout.owners[first + i] for i in nonempty})
+    prefix_lengths = [layout.prefixes[prefix] for prefix in used_prefixes]
+    own = _padded_bucket([lengths[i] for i in nonempty], offset)
     longest = max(prefix_lengths)
-    number = {t: i for i, t in enumerate(used)}
-    owner = torch.tensor([number[layout.owners[first + i]] for i in nonempty])
+    index_in_bucket = {prefix: i for i, prefix in enumerate(used_prefixes)}
+    owner = torch.tensor([index_in_bucket[layout.owners[first + i]] for i in nonempty])
     # [prefixes, keys]
     seen = torch.arange(longest)[None, :] < torch.tensor(prefix_lengths)[:, None]
-    prompt = seen[owner][:, None, None, :].expand(-1, 1, own.length, -1)
-    causal = torch.ones(own.length, own.length, dtype=torch.bool).tril()
-    mask = torch.cat([prompt, causal.expand(len(nonempty), 1, -1, -1)], -1)
-    rows = torch.cat([torch.arange(starts[t], starts[t] + layout.prefixes[t]) for t in used])
+    prompt_mask = seen[owner][:, None, None, :].expand(-1, 1, own.length, -1)
+    causal_mask = torch.ones(own.length, own.length, dtype=torch.bool).tril()
+    mask = torch.cat([prompt_mask, causal_mask.expand(len(nonempty), 1, -1, -1)], -1)
+    rows = torch.cat(
+        [
+            torch.arange(starts[prefix], starts[prefix] + layout.prefixes[prefix])
+            for prefix in used_prefixes
+        ]
+    )
     return SuffixBucket(
-        own, rows, len(used), longest, _padding(prefix_lengths, longest), owner, mask
+        own, rows, len(used_prefixes), longest, _scatter_index(prefix_lengths, longest), owner, mask
     )
 
 
-def _buckets(lengths: Sequence[int], offset: int) -> list[Bucket]:
-    """Rows of similar length together: a bucket ends where padding would waste too much."""
+def _group_into_buckets(lengths: Sequence[int], offset: int) -> list[Bucket]:
+    """Sequences of these lengths, sorted, in buckets: one ends where a further sequence would bring
+    the padding above `WASTE` pairs of tokens.
+
+    Args:
+        offset: where the first sequence begins in the packed order.
+    """
     buckets, first = [], 0
     while first < len(lengths):
         last = first
-        squares = 0  # of the bucket's own lengths: padding it to n costs count * n^2 of them
+        squares = 0  # pairs of tokens in the bucket, if nothing were padded
         while last < len(lengths):
             padded = (last + 1 - first) * lengths[last] ** 2
             squares += lengths[last] ** 2
             if padded - squares > WASTE:
                 break
             last += 1
-        bucket = _bucket(lengths[first:last], offset)
+        bucket = _padded_bucket(lengths[first:last], offset)
         buckets.append(bucket)
         offset = bucket.stop
         first = last
     return buckets
 
 
-def _bucket(lengths: Sequence[int], start: int) -> Bucket:
+def _padded_bucket(lengths: Sequence[int], start: int) -> Bucket:
+    """The bucket of consecutive sequences of these lengths, of which the first begins at
+    `start`."""
     longest = max(lengths)
-    return Bucket(start, start + sum(lengths), len(lengths), longest, _padding(lengths, longest))
+    return Bucket(
+        start, start + sum(lengths), len(lengths), longest, _scatter_index(lengths, longest)
+    )
 
 
-def _padding(lengths: Sequence[int], longest: int) -> torch.Tensor | None:
+def _scatter_index(lengths: Sequence[int], longest: int) -> torch.Tensor | None:
+    """Where each token goes when every sequence is padded to `longest`, int64; None where nothing
+    has to be padded."""
     if all(n == longest for n in lengths):
         return None
-    return torch.cat([torch.arange(n) + i * longest for i, n in enumerate(lengths)])
+    return torch.cat([torch.arange(n) + number * longest for number, n in enumerate(lengths)])
 
 
-def _starts(lengths: Sequence[int], offset: int) -> list[int]:
+def _start_offsets(lengths: Sequence[int], offset: int) -> list[int]:
+    """Where each sequence of these lengths begins, the first at `offset`."""
     starts = []
-    for n in lengths:
+    for length in lengths:
         starts.append(offset)
-        offset += n
+        offset += length
     return starts

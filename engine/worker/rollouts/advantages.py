@@ -14,21 +14,26 @@ from collections.abc import Callable, Sequence
 
 from engine.worker.core.trajectory import Group
 
-EPSILON = 1e-4
+EPSILON = 1e-4  # keeps the division finite; TRL's value
 
 
 def group_norm(rewards: Sequence[float]) -> list[float]:
+    """(reward - mean) / (standard deviation + `EPSILON`) for each reward. A single reward has
+    advantage 0."""
     mean = statistics.fmean(rewards)
     spread = statistics.stdev(rewards) if len(rewards) > 1 else 0.0
     return [(r - mean) / (spread + EPSILON) for r in rewards]
 
 
 def group_center(rewards: Sequence[float]) -> list[float]:
+    """reward - mean for each reward."""
     mean = statistics.fmean(rewards)
     return [r - mean for r in rewards]
 
 
 def rloo(rewards: Sequence[float]) -> list[float]:
+    """reward - mean of the other rewards, for each reward. A single reward, which has no others,
+    has advantage 0."""
     if len(rewards) < 2:
         return [0.0] * len(rewards)
     total = sum(rewards)
@@ -43,16 +48,20 @@ ADVANTAGES: dict[str, Callable[[Sequence[float]], list[float]]] = {
 
 
 def assign(groups: Sequence[Group], kind: str) -> None:
-    """Set `advantage` on every trajectory; exactly 0.0 throughout a uniform group.
+    """Set `advantage` on every trajectory of the groups. It is exactly 0.0 throughout a group of
+    equal rewards, and for trajectories without a score.
+
+    Args:
+        kind: a name in `ADVANTAGES`.
 
     Raises:
-        KeyError: for a kind that does not exist.
+        KeyError: for any other kind.
     """
     formula = ADVANTAGES[kind]
     for group in groups:
         for trajectory in group.members:
             trajectory.advantage = 0.0
-        # Rounding must not turn equal rewards into tiny advantages.
+        # Of equal rewards the formula could make tiny advantages by rounding.
         if group.uniform:
             continue
         for trajectory, value in zip(group.scored, formula(group.rewards), strict=True):

@@ -9,18 +9,23 @@ from engine.worker.rollouts.batch_source import RolloutBatch
 
 
 def batch_metrics(batch: RolloutBatch, seconds: float) -> dict[str, float]:
-    """What completions are like is told of all that were sampled, dropped groups included; how
-    much there is to learn, of the groups that are trained on.
+    """The metrics of a step's rollouts, by name (engine/core/metrics.py).
+
+    Rewards, lengths and shares of completions are measured over all trajectories that were sampled,
+    those of replaced groups included; shares of groups and of zero advantages only over the groups
+    that are trained on. The environment's own metrics are averaged over all scored trajectories, 0
+    where one lacks it.
 
     Args:
-        seconds: the step took.
+        seconds: how long the whole step took.
     """
     groups, members = batch.groups, batch.members
     trained = [t for g in groups for t in g.members]
     scored = [t for t in members if t.error is None]
     lengths = sorted(t.trained_tokens for t in members)
     uniform = [g for g in groups if g.uniform]
-    easy = sum(bool(g.scored) and all(_solved(t) for t in g.scored) for g in uniform)
+    too_easy = sum(bool(g.scored) and all(_solved(t) for t in g.scored) for g in uniform)
+    # 0 where no completion could be scored.
     rewards = [t.reward for t in scored] or [0.0]
     shaped = [t.shaped_reward for t in scored] or [0.0]
     values: dict[str, float] = {
@@ -32,8 +37,8 @@ def batch_metrics(batch: RolloutBatch, seconds: float) -> dict[str, float]:
         "truncated_share": sum(t.cut for t in members) / len(members),
         "zero_advantage_share": sum(t.advantage == 0.0 for t in trained) / len(trained),
         "groups_effective": 1 - len(uniform) / len(groups),
-        "groups_too_easy": easy / len(groups),
-        "groups_too_hard": (len(uniform) - easy) / len(groups),
+        "groups_too_easy": too_easy / len(groups),
+        "groups_too_hard": (len(uniform) - too_easy) / len(groups),
         "resampled_groups": len(batch.dropped),
         "reward_errors": (len(members) - len(scored)) / len(members),
         "sample_s": batch.times.sample_s,
@@ -46,5 +51,6 @@ def batch_metrics(batch: RolloutBatch, seconds: float) -> dict[str, float]:
 
 
 def _solved(trajectory: Trajectory) -> bool:
-    """Success where the environment says so, else a positive reward (all of the group alike)."""
+    """Whether a trajectory, in a group of equal rewards, solved its task: what the environment
+    says, or a positive reward where it says nothing."""
     return trajectory.success if trajectory.success is not None else trajectory.reward > 0

@@ -25,7 +25,13 @@ from envs.json_types import TaskRow
 
 @dataclass(frozen=True)
 class RolloutBatch:
-    """The batch of a step: `groups` to train on, `dropped` ones that were replaced."""
+    """The rollouts of a step.
+
+    Attributes:
+        groups: those to train on.
+        dropped: those that fresh groups replaced, since their rewards were all equal.
+        times: seconds spent on all of them.
+    """
 
     groups: list[Group]
     dropped: list[Group]
@@ -33,15 +39,18 @@ class RolloutBatch:
 
     @property
     def members(self) -> list[Trajectory]:
-        """Every trajectory that was sampled."""
+        """Every trajectory that was sampled, those of dropped groups last."""
         return [t for group in self.groups + self.dropped for t in group.members]
 
 
 class Collector:
-    """Plays whole steps.
+    """Plays the rollouts of whole steps.
 
     Args:
-        tasks: the train rows in use.
+        tasks: the training tasks in use.
+        context: the environment, and how prompts are written.
+        sampler: what samples; the caller loads the policy into it.
+        settings: those of the run.
     """
 
     def __init__(
@@ -57,25 +66,33 @@ class Collector:
         self.settings = settings
 
     def batch(self, step: int, policy_step: int) -> RolloutBatch:
-        """The batch of step `step`, advantages assigned, by what the sampler has loaded.
+        """Sample and score the rollouts of step `step` (from 1) with the policy that the sampler
+        has loaded, and assign their advantages.
+
+        With the setting `resample_uniform`, groups of equal rewards are replaced by groups of fresh
+        tasks, in at most that many rounds or until no unused task is left.
 
         Args:
-            policy_step: steps done by the policy that samples; written into every trajectory.
+            policy_step: how many steps the sampling policy has been trained; noted in every
+                trajectory.
         """
         settings, count = self.settings, len(self.tasks)
-        chosen = tasks_of_step(step, count, settings.prompts_per_step, settings.seed)
-        groups, times = self._round(chosen, step, 0)
+        task_indices = tasks_of_step(step, count, settings.prompts_per_step, settings.seed)
+        groups, times = self._round(task_indices, step, 0)
         dropped: list[Group] = []
-        used = set(chosen)
-        for number in range(1, settings.resample_uniform + 1):
-            uniform = [index for index, group in enumerate(groups) if group.uniform]
-            fresh = fresh_tasks((step, number), count, len(uniform), used, settings.seed)
-            if not fresh:
+        used_tasks = set(task_indices)
+        for round_number in range(1, settings.resample_uniform + 1):
+            uniform_indices = [index for index, group in enumerate(groups) if group.uniform]
+            unused_tasks = fresh_tasks(
+                (step, round_number), count, len(uniform_indices), used_tasks, settings.seed
+            )
+            if not unused_tasks:
                 break
-            used |= set(fresh)
-            fresh_groups, more = self._round(fresh, step, number)
-            times = times + more
-            for index, group in zip(uniform, fresh_groups, strict=False):
+            used_tasks |= set(unused_tasks)
+            fresh_groups, more_times = self._round(unused_tasks, step, round_number)
+            times = times + more_times
+            # Few unused tasks may be left; then some uniform groups stay.
+            for index, group in zip(uniform_indices, fresh_groups, strict=False):
                 dropped.append(groups[index])
                 groups[index] = group
         assign(groups, settings.advantage)
@@ -84,14 +101,22 @@ class Collector:
                 trajectory.policy_step = policy_step
         return RolloutBatch(groups, dropped, times)
 
-    def _round(self, chosen: Sequence[int], step: int, number: int) -> tuple[list[Group], Times]:
-        """Play the chosen tasks; `number` counts the rounds of a step, so that each draws
-        otherwise."""
+    def _round(
+        self, task_indices: Sequence[int], step: int, round_number: int
+    ) -> tuple[list[Group], Times]:
+        """Play the chosen tasks once.
+
+        Args:
+            task_indices: which tasks.
+            round_number: within the step, from 0; each round draws with another seed.
+        """
         settings = self.settings
+        # No run has a million steps, so runs with different seeds share no draw.
         params = SamplingParams.drawn(settings, settings.seed * 1_000_003 + step)
-        params = replace(params, seed=params.seed + number * 2**52)
+        # 2**52 is far above the seeds of all steps, so rounds never share one.
+        params = replace(params, seed=params.seed + round_number * 2**52)
         groups, times = collect(
-            [self.tasks[i] for i in chosen],
+            [self.tasks[i] for i in task_indices],
             settings.group_size,
             self.context,
             self.sampler,
@@ -108,60 +133,71 @@ class Collector:
         return groups, times
 
 
-def tasks_of_step(step: int, count: int, wanted: int, seed: int) -> list[int]:
-    """Which `wanted` of `count` tasks step `step` (from 1) plays: the seeded order of one epoch
-    after another."""
-    first = (step - 1) * wanted
-    picked = []
-    for position in range(first, first + wanted):
+def tasks_of_step(step: int, count: int, per_step: int, seed: int) -> list[int]:
+    """The indices of the `per_step` tasks (of `count`) that step `step` (from 1) plays. Steps go on
+    through one epoch after another, each a shuffle of all tasks that follows from the seed."""
+    first_position = (step - 1) * per_step
+    indices = []
+    for position in range(first_position, first_position + per_step):
         epoch, index = divmod(position, count)
-        picked.append(_order(count, f"{seed}-{epoch}")[index])
-    return picked
+        indices.append(_shuffled(count, f"{seed}-{epoch}")[index])
+    return indices
 
 
 @lru_cache(maxsize=4)
-def _order(count: int, seed: str) -> tuple[int, ...]:
+def _shuffled(count: int, seed: str) -> tuple[int, ...]:
+    """The numbers below `count` in an order that follows from `seed` alone."""
     order = list(range(count))
     random.Random(seed).shuffle(order)
     return tuple(order)
 
 
 def fresh_tasks(
-    place: tuple[int, int], count: int, wanted: int, used: set[int], seed: int
+    place: tuple[int, int], count: int, limit: int, used: set[int], seed: int
 ) -> list[int]:
-    """At most `wanted` of `count` tasks that are not `used`; the seed and the `place` (step, round)
-    decide which."""
-    step, number = place
+    """At most `limit` indices of `count` tasks, none of them in `used`; fewer, or none, where not
+    so many are left.
+
+    Args:
+        place: (step, round within the step), which together with the seed decide the choice.
+        used: indices of the tasks that the step has played.
+    """
+    step, round_number = place
     order = list(range(count))
-    random.Random(f"{seed}-{step}-{number}").shuffle(order)
-    return [index for index in order if index not in used][:wanted]
+    random.Random(f"{seed}-{step}-{round_number}").shuffle(order)
+    return [index for index in order if index not in used][:limit]
 
 
 class BatchSource:
-    """Hands the loop its batches.
+    """Gives the training loop the batch of each step.
 
     Args:
+        collector: plays a step.
+        policy: the one that is trained.
         last: the run's last step; nothing is sampled for a step beyond it.
     """
 
     def __init__(self, collector: Collector, policy: Policy, last: int) -> None:
+        """Nothing is sampled for a step beyond `last`. With the setting `async_sampling` this also
+        makes the adapter that holds the copy of the policy."""
         self.collector = collector
         self.policy = policy
         self.last = last
-        self._next: tuple[int, RolloutBatch] | None = None
-        self._frozen = None
+        self._ahead: tuple[int, RolloutBatch] | None = None
+        self._policy_copy = None
         if collector.settings.async_sampling:
-            self._frozen = policy.base.network.new_adapter(policy.adapter.spec, 0)
+            self._policy_copy = policy.base.network.new_adapter(policy.adapter.spec, 0)
 
     def batch(self, step: int) -> RolloutBatch:
-        """The batch of `step`: the one sampled ahead, else by the policy as it is now.
+        """The batch of `step`: the one that was sampled ahead, or else one sampled now, by the
+        policy as it is.
 
-        The first batch of an attempt is always of the second kind, so what a resumed run samples
-        follows from its checkpoint alone.
+        The first batch of an attempt is always sampled now, so what a resumed run samples follows
+        from its checkpoint alone.
         """
-        ready, self._next = self._next, None
-        if ready is not None and ready[0] == step:
-            return ready[1]
+        sampled_ahead, self._ahead = self._ahead, None
+        if sampled_ahead is not None and sampled_ahead[0] == step:
+            return sampled_ahead[1]
         sampler = self.collector.sampler
         sampler.load(self.policy.adapter)
         batch = self.collector.batch(step, step - 1)
@@ -170,26 +206,32 @@ class BatchSource:
 
     @contextmanager
     def sampling_ahead(self, step: int) -> Iterator[None]:
-        """Around the update of the step before `step`: with `async_sampling` the batch of `step`
-        is sampled meanwhile, by a copy of the policy as it is on entry."""
-        if self._frozen is None or step > self.last:
+        """Wrap this around the update of the step before `step`. With the setting `async_sampling`
+        the batch of `step` is sampled meanwhile, by a copy of the policy as it is on entry;
+        otherwise, and beyond the last step, nothing is done."""
+        if self._policy_copy is None or step > self.last:
             yield
             return
-        self._frozen.load(self.policy.adapter.state())
-        self.collector.sampler.load(self._frozen)
+        self._policy_copy.load(self.policy.adapter.state())
+        self.collector.sampler.load(self._policy_copy)
         if not self._can_share_process():
-            self._next = step, self.collector.batch(step, step - 2)
+            # step - 2 updates are done: the one of step - 1 is about to start.
+            self._ahead = step, self.collector.batch(step, step - 2)
             yield
             return
         with ThreadPoolExecutor(1, "sampling") as thread:
             sampled = thread.submit(self.collector.batch, step, step - 2)
             yield
-            self._next = step, sampled.result()
+            self._ahead = step, sampled.result()
 
     def _can_share_process(self) -> bool:
-        """Whether sampling and training can share this process at one time. Two threads must not
-        share PEFT's switch between adapters, nor a GPU while its kernels are being recorded; such a
-        batch is sampled before the update instead, with the same result."""
+        """Whether sampling and training can go on in this process at the same time: with vLLM, and
+        with our own forward on a CPU.
+
+        Two threads cannot share PEFT's switch between adapters, nor a GPU while its kernels are
+        being recorded. There the next batch is sampled before the update instead, with the same
+        result.
+        """
         network = self.policy.base.network
         own_on_cpu = network.forward == "own" and network.device.type == "cpu"
         return self.collector.sampler.name == "vllm" or own_on_cpu

@@ -22,14 +22,15 @@ from envs.json_types import ChatMessage, ScoreReply, TaskRow, ToolSchema
 
 @dataclass(frozen=True)
 class RolloutContext:
-    """What rollouts need beside tasks and sampler.
+    """What rollouts need besides tasks and a sampler.
 
     Attributes:
         process: the environment, in its own process.
-        multi_turn: whether it answers.
-        tools: shown to the model, OpenAI function schemas.
-        max_length: ids of prompt and completions together.
-        max_turns: assistant turns of one rollout.
+        renderer: turns messages into token ids, and back.
+        multi_turn: whether the environment answers the model, so that a rollout has several turns.
+        tools: shown to the model, as OpenAI function schemas.
+        max_length: the most ids of prompt and completions together.
+        max_turns: the most assistant turns of a rollout.
     """
 
     process: EnvProcess
@@ -42,7 +43,8 @@ class RolloutContext:
 
 @dataclass
 class Times:
-    """Seconds spent, for the metrics of the step; `reward_s` is what sampling did not hide."""
+    """Seconds spent, for the metrics of a step. `reward_s` counts only the time that the
+    environment took while nothing was being sampled."""
 
     sample_s: float = 0.0
     reward_s: float = 0.0
@@ -58,9 +60,11 @@ def collect(
     sampler: Sampler,
     params: SamplingParams,
 ) -> tuple[list[Group], Times]:
-    """Play every task `n` times. Groups come in the order of `tasks`."""
+    """Play every task `n` times. Returns one group per task, in the order of `tasks`, with all
+    trajectories scored, and the seconds spent. A fault of the environment is not raised but noted
+    in the trajectory in which it happened."""
     times = Times()
-    groups = [_open_group(task, n, context) for task in tasks]
+    groups = [_new_group(task, n, context) for task in tasks]
     if context.multi_turn:
         _play_turns(tasks, groups, context, sampler, params, times)
     else:
@@ -69,12 +73,13 @@ def collect(
 
 
 def fits(task: TaskRow, context: RolloutContext, params: SamplingParams) -> bool:
-    """Whether the prompt leaves room for one completion."""
+    """Whether the task's prompt leaves room for one completion of `params.max_tokens` ids."""
     prompt = context.renderer.prompt(task["prompt"], context.tools)
     return len(prompt) + params.max_tokens <= context.max_length
 
 
-def _open_group(task: TaskRow, n: int, context: RolloutContext) -> Group:
+def _new_group(task: TaskRow, n: int, context: RolloutContext) -> Group:
+    """A group of `n` trajectories that hold only the task's prompt."""
     prompt = context.renderer.prompt(task["prompt"], context.tools)
     return Group(task["id"], [Trajectory(task["id"], task["prompt"], prompt) for _ in range(n)])
 
@@ -88,27 +93,32 @@ def _play_once(
     params: SamplingParams,
     times: Times,
 ) -> None:
-    """One completion each, scored in the background as soon as it ends."""
+    """Sample `n` completions of each task and score each in the background as soon as it ends.
+    Fills the trajectories of `groups` and adds to `times`."""
     with BackgroundWorker() as environment:
 
-        def ended(prompt: int, member: int, completion: Completion) -> None:
+        def on_completion(prompt: int, member: int, completion: Completion) -> None:
             trajectory = groups[prompt].members[member]
-            _take_turn(trajectory, completion, context, params)
+            _append_turn(trajectory, completion, context, params)
             environment.do(_score_once, context.process, tasks[prompt], trajectory)
 
         began = time.monotonic()
-        sampler.generate([g.members[0].prompt_ids for g in groups], n, params, ended)
+        sampler.generate(
+            [group.members[0].prompt_ids for group in groups], n, params, on_completion
+        )
         times.sample_s += time.monotonic() - began
         times.reward_s += environment.wait()
 
 
 def _score_once(process: EnvProcess, task: TaskRow, trajectory: Trajectory) -> None:
-    _take_score(trajectory, process.score(task, trajectory.completion))
+    """Score a single-turn trajectory; runs in the background thread."""
+    _set_score(trajectory, process.score(task, trajectory.completion))
 
 
 @dataclass
 class _Rollout:
-    """One episode under way; `replies` is what the environment said last, None at the end."""
+    """A rollout of several turns that is still going on. `replies` is what the environment answered
+    to the last turn, None where the rollout ended with it."""
 
     trajectory: Trajectory
     episode: Episode
@@ -123,27 +133,32 @@ def _play_turns(
     params: SamplingParams,
     times: Times,
 ) -> None:
-    """Episodes of several turns, all in step; what has ended is scored in the background."""
-    running: list[_Rollout] = []
+    """Play all trajectories of `groups` turn by turn, one turn of each at a time; those that end
+    are scored in the background. Fills the trajectories and adds to `times`."""
+    open_rollouts: list[_Rollout] = []
     began = time.monotonic()
     for task, group in zip(tasks, groups, strict=True):
         for trajectory in group.members:
             try:
-                running.append(_Rollout(trajectory, context.process.start(task)))
+                open_rollouts.append(_Rollout(trajectory, context.process.start(task)))
             except EpisodeFailed as error:
-                _fail(trajectory, str(error))
+                _set_error(trajectory, str(error))
     times.reward_s += time.monotonic() - began
     turn = 0
     with BackgroundWorker() as environment:
-        while running:
-            _take_turns(running, turn, context, sampler, params, environment, times)
-            running = [r for r in running if _goes_on(r, context, params, environment)]
+        while open_rollouts:
+            _play_turn(open_rollouts, turn, context, sampler, params, environment, times)
+            open_rollouts = [
+                rollout
+                for rollout in open_rollouts
+                if _continue_rollout(rollout, context, params, environment)
+            ]
             turn += 1
         times.reward_s += environment.wait()
 
 
-def _take_turns(
-    running: Sequence[_Rollout],
+def _play_turn(
+    open_rollouts: Sequence[_Rollout],
     turn: int,
     context: RolloutContext,
     sampler: Sampler,
@@ -151,21 +166,28 @@ def _take_turns(
     environment: "BackgroundWorker",
     times: Times,
 ) -> None:
-    """One assistant turn of every rollout, each answered as soon as it stands."""
+    """Sample one assistant turn of every open rollout; the environment answers each in the
+    background as soon as it ends. Returns when all are answered.
 
-    def ended(prompt: int, _member: int, completion: Completion) -> None:
-        _take_turn(running[prompt].trajectory, completion, context, params)
-        environment.do(_answer, running[prompt], context)
+    Args:
+        turn: counted from 0; each turn draws with another seed.
+    """
+
+    def on_completion(prompt: int, _member: int, completion: Completion) -> None:
+        _append_turn(open_rollouts[prompt].trajectory, completion, context, params)
+        environment.do(_let_environment_answer, open_rollouts[prompt], context)
 
     began = time.monotonic()
-    prompts = [r.trajectory.prompt_ids + r.trajectory.ids for r in running]
-    sampler.generate(prompts, 1, replace(params, seed=params.seed * 64 + turn), ended)
+    prompts = [rollout.trajectory.prompt_ids + rollout.trajectory.ids for rollout in open_rollouts]
+    # Times 64, so that the first 64 turns of different steps never share a seed.
+    sampler.generate(prompts, 1, replace(params, seed=params.seed * 64 + turn), on_completion)
     times.sample_s += time.monotonic() - began
     times.reward_s += environment.wait()
 
 
 class BackgroundWorker:
-    """A thread that does what it is handed, in that order, while its owner goes on."""
+    """A thread that runs the calls it is given one after another, while the caller goes on. Leaving
+    its context waits for the thread to end."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "environment")
@@ -175,13 +197,16 @@ class BackgroundWorker:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """After an error in the context, calls that have not begun are dropped."""
         self._thread.shutdown(cancel_futures=True)
 
     def do(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Run `work(*arguments)` in the thread, after what it was given before."""
         self._pending.append(self._thread.submit(work, *arguments))
 
     def wait(self) -> float:
-        """Until all of it is done; returns the seconds waited, raises what the work raised."""
+        """Wait until all calls are done. Returns the seconds waited; raises the first error that a
+        call raised."""
         began = time.monotonic()
         pending, self._pending = self._pending, []
         for future in pending:
@@ -189,10 +214,11 @@ class BackgroundWorker:
         return time.monotonic() - began
 
 
-def _take_turn(
+def _append_turn(
     trajectory: Trajectory, completion: Completion, context: RolloutContext, params: SamplingParams
 ) -> None:
-    """Append what the model said, as ids and as a message."""
+    """Append a completion to the trajectory, as ids and as an assistant message whose text ends
+    before the first stop string."""
     text = context.renderer.completion_text(completion.ids)
     for stop in params.stop:
         text = text.split(stop)[0]
@@ -203,61 +229,67 @@ def _take_turn(
     trajectory.stop_reason = "stop" if completion.finished else "length"
 
 
-def _answer(rollout: _Rollout, context: RolloutContext) -> None:
-    """Let the environment answer; a rollout that is over by that is scored at once."""
+def _let_environment_answer(rollout: _Rollout, context: RolloutContext) -> None:
+    """Send the last turn to the environment. Its reply is stored for the next turn, or the rollout
+    is scored where it ends: the environment has nothing more to say or failed, the turn was cut off
+    by its length, or it was the last one allowed."""
     trajectory = rollout.trajectory
     rollout.replies = None
     try:
         replies = rollout.episode.step(trajectory.messages[-1])
     except EpisodeFailed as error:
-        _fail(trajectory, str(error))
+        _set_error(trajectory, str(error))
         replies = None
     if replies is not None and trajectory.stop_reason != "length":
         if trajectory.turns < context.max_turns:
             rollout.replies = replies
             return
         trajectory.stop_reason = "max_turns"
-    _finish(rollout)
+    _score_and_close(rollout)
 
 
-def _goes_on(
+def _continue_rollout(
     rollout: _Rollout,
     context: RolloutContext,
     params: SamplingParams,
     environment: BackgroundWorker,
 ) -> bool:
-    """Append what the environment said; False when the rollout ends here."""
+    """Append the environment's reply, so that the next turn can be sampled. Returns False when the
+    rollout has ended, or ends here because a further completion would not fit."""
     trajectory, replies = rollout.trajectory, rollout.replies
     if replies is None:
         return False
-    before = [*trajectory.prompt, *trajectory.messages]
-    added = context.renderer.between_turns(before, replies, context.tools)
-    size = len(trajectory.prompt_ids) + len(trajectory.ids) + len(added)
-    if size + params.max_tokens > context.max_length:
+    earlier_messages = [*trajectory.prompt, *trajectory.messages]
+    reply_ids = context.renderer.between_turns(earlier_messages, replies, context.tools)
+    next_prompt_length = len(trajectory.prompt_ids) + len(trajectory.ids) + len(reply_ids)
+    if next_prompt_length + params.max_tokens > context.max_length:
         trajectory.stop_reason = "length"
-        environment.do(_finish, rollout)
+        environment.do(_score_and_close, rollout)
         return False
-    trajectory.add_environment(added)
+    trajectory.add_environment(reply_ids)
     trajectory.messages += replies
     return True
 
 
-def _finish(rollout: _Rollout) -> None:
+def _score_and_close(rollout: _Rollout) -> None:
+    """Score the episode, unless it failed before, and close it."""
     if rollout.trajectory.error is None:
-        _take_score(rollout.trajectory, rollout.episode.score())
+        _set_score(rollout.trajectory, rollout.episode.score())
     rollout.episode.close()
 
 
-def _take_score(trajectory: Trajectory, score: ScoreReply) -> None:
+def _set_score(trajectory: Trajectory, score: ScoreReply) -> None:
+    """Copy a score into the trajectory, or its error."""
     if score["error"]:
-        _fail(trajectory, score["error"])
+        _set_error(trajectory, score["error"])
         return
     trajectory.reward = float(score["reward"])
     trajectory.success = score["success"]
     trajectory.metrics = dict(score["metrics"])
 
 
-def _fail(trajectory: Trajectory, error: str) -> None:
+def _set_error(trajectory: Trajectory, error: str) -> None:
+    """Mark the trajectory as failed: it has no reward and is not trained on."""
     trajectory.error = error
     trajectory.stop_reason = "error"
     trajectory.reward = 0.0

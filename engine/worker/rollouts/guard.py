@@ -5,19 +5,22 @@ from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.job import LoopState, Result
 from engine.worker.rollouts.batch_source import RolloutBatch
 
-NO_SIGNAL_STEPS = 10
+NO_SIGNAL_STEPS = 10  # steps in a row without a gradient after which the run ends
 ERRORS_JUDGED_FROM = 32  # completions of a run; engine/records/settings.py says so
 
 
 class Guard:
-    """Looks at every batch.
+    """Looks at every batch, and ends a run that cannot learn.
 
     Args:
-        limit: the largest share of scores that may fail (`max_reward_errors`).
-        state: where its counters live; checkpoints carry it, so a resumed run counts on.
+        limit: the largest share of completions whose scoring may fail (`max_reward_errors`).
+        state: holds the counters; checkpoints carry it, so that a resumed run counts on.
+        run_id: for the hint of an error.
     """
 
     def __init__(self, limit: float, state: LoopState, run_id: str) -> None:
+        """`limit` is the largest share of completions whose scoring may fail. Counters that a
+        resumed run brings in `state` are kept."""
         self.limit = limit
         self.run_id = run_id
         self.state = state
@@ -26,7 +29,13 @@ class Guard:
         state.setdefault("errors", 0)
 
     def check(self, step: int, batch: RolloutBatch) -> None:
-        """Raises WorkerFailure: kind reward or no_signal."""
+        """Count the batch of a step.
+
+        Raises:
+            WorkerFailure: kind reward, when the share of completions of the run that could not be
+                scored is above the limit; kind no_signal, when all advantages were 0 for
+                `NO_SIGNAL_STEPS` steps in a row.
+        """
         members = batch.members
         failed = [t for t in members if t.error is not None]
         self.state["played"] += len(members)
@@ -44,8 +53,8 @@ class Guard:
                     Call("read_rollouts", {"run_id": self.run_id, "pick": "error"}),
                 ),
             )
-        silent = all(t.advantage == 0.0 for t in members)
-        self.state["silent_steps"] = self.state["silent_steps"] + 1 if silent else 0
+        has_no_signal = all(t.advantage == 0.0 for t in members)
+        self.state["silent_steps"] = self.state["silent_steps"] + 1 if has_no_signal else 0
         if self.state["silent_steps"] >= NO_SIGNAL_STEPS:
             rewards = {t.reward for t in members}
             raise WorkerFailure(
@@ -57,12 +66,14 @@ class Guard:
             )
 
     def failed_scores(self) -> Result:
-        """How many completions could not be scored, in all steps and in the last one."""
-        failed, of = self.state.get("last_errors", (0, 0))
+        """How many completions could not be scored: over all steps `failed` of `of`, and the same
+        two for the last step."""
+        failed, sampled = self.state.get("last_errors", (0, 0))
         counts = {"failed": self.state["errors"], "of": self.state["played"]}
-        return counts | {"last_step": {"failed": failed, "of": of}}
+        return counts | {"last_step": {"failed": failed, "of": sampled}}
 
     def close(self, steps: int) -> None:
-        """A run none of whose `steps` had a gradient is not blamed for unchanged weights."""
+        """Note at the end whether none of the run's `steps` had a gradient; unchanged weights are
+        then no fault."""
         if self.state["silent_steps"] >= steps:
             self.state["no_gradient"] = True

@@ -20,7 +20,8 @@ THINK_END = "</think>"
 
 @dataclass(frozen=True)
 class Rendered:
-    """One conversation as ids, with 1 where a token is trained."""
+    """A conversation as token ids, with a mask of the same length: 1 where a token is trained, else
+    0."""
 
     ids: list[int]
     loss_mask: list[int]
@@ -30,14 +31,20 @@ class Renderer:
     """A tokenizer, its chat template, and the tokens that end a turn.
 
     Args:
-        tokenizer: with a chat template.
-        stop_ids: every id that ends a turn; the first is the one the template writes.
+        tokenizer: has a chat template.
+        stop_ids: every id that ends a turn; the first is the one that the template writes.
         thinking: whether the template is asked to open a think block.
+
+    Raises:
+        WorkerFailure: kind config, when the tokenizer has no chat template.
     """
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int], *, thinking: bool = False
     ) -> None:
+        """The first of `stop_ids` is the one that the template writes. With `thinking` the template
+        is asked to open a think block. Raises WorkerFailure (config) for a tokenizer without a chat
+        template."""
         if not tokenizer.chat_template:
             raise WorkerFailure(
                 "config",
@@ -51,10 +58,12 @@ class Renderer:
 
     @property
     def _format(self) -> ChatFormat:
-        named = self.tokenizer.chat_template
+        """The template and its tokens, in the form that the control side knows them."""
+        # A dict where the model has several templates, by name.
+        template = self.tokenizer.chat_template
         return ChatFormat(
             template=self.tokenizer.get_chat_template(),
-            tool_template=named.get("tool_use", "") if isinstance(named, dict) else "",
+            tool_template=template.get("tool_use", "") if isinstance(template, dict) else "",
             special_tokens=self.tokenizer.special_tokens_map,
             encode=self.encode,
             stop_texts=self._stop_texts,
@@ -64,20 +73,23 @@ class Renderer:
     def text(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema], *, prompt: bool
     ) -> str:
-        """The conversation as the template writes it; `prompt` opens the next assistant turn.
+        """The conversation as the template writes it; with `prompt` it ends with the opening of the
+        next assistant turn.
 
-        Raises TemplateError when the template refuses the messages.
+        Raises:
+            TemplateError: when the template refuses the messages.
         """
         return self._format.text(messages, tools, prompt=prompt)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of template text: special tokens in it are read as such, none are added."""
+        """Ids of text that the template wrote: special tokens in it are recognised, none are added.
+        [] for empty text."""
         return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []
 
     def prompt(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()
     ) -> list[int]:
-        """Ids up to and including the opening of the assistant's turn."""
+        """Ids of the conversation up to and including the opening of the assistant's turn."""
         return self._format.prompt(messages, tools)
 
     def between_turns(
@@ -86,8 +98,13 @@ class Renderer:
         replies: Sequence[ChatMessage],
         tools: Sequence[ToolSchema] = (),
     ) -> list[int]:
-        """Ids to append after an assistant turn's end token: what the template writes between it
-        and the next assistant turn, `replies` included. `before` ends with the assistant.
+        """The ids to append after the end token of an assistant turn: what the template writes from
+        there to the opening of the next assistant turn, including `replies`.
+
+        Args:
+            before: the conversation so far; it ends with that assistant turn.
+            replies: the environment's messages.
+            tools: those the prompt was written with.
 
         Raises:
             WorkerFailure: kind config, when the template rewrites earlier turns.
@@ -107,11 +124,12 @@ class Renderer:
         """A finished conversation with its loss mask.
 
         Args:
-            loss_on: `assistant` trains every assistant turn and its end token, `last` the last of
-                them, `all` every token but the first.
+            loss_on: `assistant` trains every assistant turn with its end token, `last` only the
+                last of them, `all` every token but the first.
 
         Raises:
-            WorkerFailure: kind data, when a turn is no continuation of its own prompt.
+            WorkerFailure: kind data, when a turn does not continue the prompt that precedes it, so
+                that no mask would be right.
         """
         try:
             chat = self._format.conversation(messages, tools)
@@ -125,7 +143,8 @@ class Renderer:
         return Rendered(chat.ids, chat.mask(loss_on))
 
     def completion_text(self, ids: Sequence[int]) -> str:
-        """The text of `ids` without the token that ended the turn; nothing else is left out."""
+        """The text of `ids` without a last token that ended the turn. Other special tokens stay in
+        the text."""
         ids = list(ids)
         if ids and ids[-1] in self.stop_ids:
             ids.pop()
@@ -133,41 +152,47 @@ class Renderer:
 
     @property
     def opens_thought(self) -> bool:
-        """Whether the prompt itself opens the think block, so that completions start inside it."""
+        """Whether the prompt itself opens the think block, so that completions start inside it.
+        Tried on a short prompt."""
         prompt = self.text([{"role": "user", "content": "?"}], (), prompt=True)
         return prompt.rstrip().endswith("<think>")
 
     def assistant_message(self, text: str, *, tools: bool) -> ChatMessage:
-        """The text as a message: thought apart from content, tool calls parsed when there are
-        tools. A call that is no JSON stays in the content, for the environment to see."""
+        """The text of a completion as an assistant message. A thought, which ends with </think>,
+        goes into `reasoning_content`.
+
+        With `tools`, tool calls go from the content into `tool_calls`. If one of them is malformed,
+        all stay in the content, for the environment to see.
+        """
         message: ChatMessage = {"role": "assistant", "content": text}
         if THINK_END in text:
             thought, _, answer = text.partition(THINK_END)
             message["reasoning_content"] = thought.removeprefix("<think>").strip()
             message["content"] = answer.lstrip("\n")
         if tools:
-            calls = []
-            for number, match in enumerate(TOOL_CALL.finditer(message["content"]), 1):
-                call = _parse_call(match.group(1), number)
-                if call is None:
+            tool_calls = []
+            for number, call_match in enumerate(TOOL_CALL.finditer(message["content"]), 1):
+                tool_call = _parse_call(call_match.group(1), number)
+                if tool_call is None:
                     return message
-                calls.append(call)
-            if calls:
-                message["tool_calls"] = calls
+                tool_calls.append(tool_call)
+            if tool_calls:
+                message["tool_calls"] = tool_calls
                 message["content"] = TOOL_CALL.sub("", message["content"]).strip()
         return message
 
 
 def _parse_call(text: str, number: int) -> dict[str, object] | None:
-    """A tool call as a model wrote it; None where it is no JSON object with a name."""
+    """The tool call that a model wrote as JSON, in OpenAI's form with the id `call_<number>`; None
+    where the text is no JSON object with a name."""
     try:
-        call = json.loads(text)
-    except (ValueError, RecursionError):
+        parsed = json.loads(text)
+    except (ValueError, RecursionError):  # no JSON, or nested too deeply
         return None
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+    if not isinstance(parsed, dict) or not isinstance(parsed.get("name"), str):
         return None
     return {
         "id": f"call_{number}",
         "type": "function",
-        "function": {"name": call["name"], "arguments": call.get("arguments", {})},
+        "function": {"name": parsed["name"], "arguments": parsed.get("arguments", {})},
     }

@@ -8,11 +8,12 @@ from engine.records.lines.trajectory_record import TrajectoryRecord
 from engine.worker.core.trajectory import Trajectory
 from engine.worker.rollouts.batch_source import RolloutBatch
 
-GROUPS_WITH_IDS = 4  # token ids and masks are kept of the first few groups
+GROUPS_WITH_IDS = 4  # only these first groups keep token ids and masks: they make large files
 
 
 def records_of(step: int, batch: RolloutBatch) -> list[TrajectoryRecord]:
-    """Every trajectory of the step; groups that were replaced stand at the end."""
+    """Every trajectory of a step's batch as a record, group by group; groups that were replaced
+    come last."""
     return [
         _record(step, number, member, trajectory, dropped=number >= len(batch.groups))
         for number, group in enumerate(batch.groups + batch.dropped)
@@ -21,28 +22,34 @@ def records_of(step: int, batch: RolloutBatch) -> list[TrajectoryRecord]:
 
 
 def _record(
-    step: int, group: int, member: int, t: Trajectory, *, dropped: bool
+    step: int, group: int, member: int, trajectory: Trajectory, *, dropped: bool
 ) -> TrajectoryRecord:
-    """One trajectory as a line; `dropped` where its group was replaced."""
-    fields = t.answer() | {
+    """One trajectory as a record. `group` and `member` count from 0 within the step; `dropped`
+    means that its group was replaced."""
+    fields = trajectory.answer() | {
         "step": step,
         "group": group,
         "member": member,
-        "advantage": t.advantage,
-        "turns": t.turns,
-        "policy_step": t.policy_step,
+        "advantage": trajectory.advantage,
+        "turns": trajectory.turns,
+        "policy_step": trajectory.policy_step,
     }
-    if t.penalty:
-        fields["shaped_reward"] = t.shaped_reward
+    if trajectory.penalty:
+        fields["shaped_reward"] = trajectory.shaped_reward
     if dropped:
         fields["dropped"] = True
     if group < GROUPS_WITH_IDS:
-        fields |= {"prompt_ids": t.prompt_ids, "ids": t.ids, "loss_mask": t.loss_mask}
+        fields |= {
+            "prompt_ids": trajectory.prompt_ids,
+            "ids": trajectory.ids,
+            "loss_mask": trajectory.loss_mask,
+        }
     return TrajectoryRecord(**fields)
 
 
 def write_rollouts(run: RunDir, step: int, records: Sequence[TrajectoryRecord]) -> None:
-    """`rollouts/step_NNNNNN.jsonl`; what an attempt that was cut short left is replaced."""
+    """Write the records to `rollouts/step_NNNNNN.jsonl`, in place of a file that an interrupted
+    attempt left."""
     path = run.rollouts(step)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)

@@ -14,14 +14,19 @@ from engine.worker.network.policy import Base
 from engine.worker.network.sampler import Sampler, SamplerNeeds
 from engine.worker.rollouts.vllm_sampler import VllmSampler
 
-# Of the free memory of a GPU that trains too; the server sleeps while training needs the rest.
+# The share of a GPU's free memory that a server gets beside the trainer on the same GPU. It sleeps
+# during updates, which need more.
 SHARED = 0.6
 CPU_CACHE = 2**30  # bytes of keys and values on a CPU
-LEAST_CONTEXT = 1024
+LEAST_CONTEXT = 1024  # tokens of prompt and completion a server takes at least
 
 
 def make_sampler(job: Job[RunConfig], base: Base, needs: SamplerNeeds) -> Sampler:
-    """The sampler of a run. A vLLM server is started here and awaited at its first use.
+    """The sampler that the run's setting `sampler` names; a run that is not GRPO has our own. A
+    vLLM server is started here, and waited for at its first use.
+
+    Args:
+        needs: what the run needs of any sampler.
 
     Raises:
         UserError: NO_VLLM, when it is asked for and not set up.
@@ -36,10 +41,11 @@ def make_sampler(job: Job[RunConfig], base: Base, needs: SamplerNeeds) -> Sample
 def start_vllm(
     job: Job[RunConfig], base: Base, settings: GRPOSettings, needs: SamplerNeeds
 ) -> VllmSampler:
-    """A vLLM server of this run's own, with its log among the run's."""
-    process = VllmProcess(run_plan(job, base, settings, needs), job.run.vllm_log)
+    """Start a vLLM server for this run alone, which logs into the run's folder. Returns at once,
+    with a sampler that waits for the server at its first use; a cancelled run ends that wait."""
+    server = VllmProcess(run_plan(job, base, settings, needs), job.run.vllm_log)
     return VllmSampler(
-        process,
+        server,
         folder=job.run.sampled_adapters,
         stop_ids=needs.stop_ids,
         vocab=base.vocab,
@@ -49,34 +55,38 @@ def start_vllm(
 
 
 def run_plan(job: Job[RunConfig], base: Base, settings: GRPOSettings, needs: SamplerNeeds) -> Plan:
-    """How the server of a run is to be run.
+    """How the vLLM server of a run is to be run.
 
-    On a CPU it computes in float32 as the trainer does: the log-probabilities of the two then
-    agree to 1e-5, with bfloat16 to 0.003. On a GPU it takes the trainer's number format.
+    On a CPU it computes in float32 as the trainer does: their log-probabilities then agree to 1e-5,
+    with bfloat16 only to 0.003. On a GPU it uses the trainer's number format.
+
+    Raises:
+        UserError: NO_VLLM, when vLLM is not set up.
     """
-    cuda = base.network.device.type == "cuda"
+    on_gpu = base.network.device.type == "cuda"
     dtype = {torch.float32: "float32", torch.bfloat16: "bfloat16"}[base.network.dtype]
     memory = float(CPU_CACHE)
-    if cuda:
+    if on_gpu:
         free, total = torch.cuda.mem_get_info(base.network.device)
         memory = SHARED * free / total
     # Held-out prompts may be longer than those trained on, within the model's context.
-    length = max(2 * settings.max_length, LEAST_CONTEXT)
+    max_length = max(2 * settings.max_length, LEAST_CONTEXT)
     return Plan(
         python=vllm_env.require_python(job.run.home),
         model=base.path,
-        device="cuda" if cuda else "cpu",
+        device="cuda" if on_gpu else "cpu",
         dtype=dtype,
-        max_length=min(base.network.shape.context, length),
+        max_length=min(base.network.shape.context, max_length),
         rows=needs.max_rows,
         lora_rank=rank_limit(settings.lora_rank),
-        sleeps=cuda,
+        sleeps=on_gpu,
         memory=memory,
         threads=cpu_threads(),
     )
 
 
 def cpu_threads() -> int:
-    """Threads of a CPU server: OMP_NUM_THREADS where the user set it, else the cores there are."""
-    named = os.environ.get("OMP_NUM_THREADS", "")
-    return int(named) if named.isdigit() and int(named) > 0 else max(1, detect().cores)
+    """How many threads a server on a CPU uses: OMP_NUM_THREADS where it is a positive number, else
+    one for each core."""
+    from_user = os.environ.get("OMP_NUM_THREADS", "")
+    return int(from_user) if from_user.isdigit() and int(from_user) > 0 else max(1, detect().cores)

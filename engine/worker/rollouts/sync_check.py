@@ -14,14 +14,19 @@ from dataclasses import dataclass
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.job import LoopState
 
-WINDOW = 4  # steps compared with each other at the start and now
-GROWTH = 5.0  # how many times the first gap the latest one may be, above the floor
+WINDOW = 4  # how many first steps, and how many latest ones, are compared
+GROWTH = 5.0  # the latest gap may be so many times the first one, if it is above the floor
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Mean gaps in nats per token: `floor` is rounding at its worst, `warn` needs looking at,
-    `fail` cannot be rounding."""
+    """Bounds of the mean gap between sampler and trainer, in nats per token.
+
+    Attributes:
+        floor: the most that rounding causes.
+        warn: from here on the run is told.
+        fail: no rounding causes this much; the run ends.
+    """
 
     floor: float
     warn: float
@@ -34,20 +39,20 @@ LIMITS = {
     "float32": Limits(floor=1e-4, warn=1e-3, fail=0.02),
     "bfloat16": Limits(floor=0.01, warn=0.05, fail=0.25),
 }
-# Where the two differ on purpose nothing but growth is to be judged.
+# Where the two differ on purpose, only growth of the gap is judged.
 LOOSE = Limits(floor=0.05, warn=math.inf, fail=math.inf)
 
 
 class SyncCheck:
-    """Looks at the gap of every step.
+    """Judges the gap between sampler and trainer at every step.
 
     Args:
         precision: the coarser number format of sampler and trainer, float32 or bfloat16.
-        event: writes an event: name, message, fields.
-        state: what a checkpoint keeps of it; filled in here.
-        exact: whether the two mean the same distribution. They do not where the sampler is an
-            update behind on purpose, leaves out improbable tokens (top_p below 1), or where the
-            trainer alone drops a part of the adapter's input (lora_dropout).
+        event: writes an event of the run: name, message, fields.
+        state: where the gaps seen so far are kept; a part of what checkpoints hold, filled in here.
+        exact: whether sampler and trainer are meant to give the same distribution. They are not
+            where the sampler is one update behind on purpose, leaves out improbable tokens (top_p
+            below 1), or where only the trainer drops part of the adapter's input (lora_dropout).
     """
 
     def __init__(
@@ -58,6 +63,8 @@ class SyncCheck:
         *,
         exact: bool = True,
     ) -> None:
+        """`precision` chooses the limits; unless `exact`, only growth of the gap is judged. What a
+        resumed run brings in `state` is kept."""
         self.limits = LIMITS[precision] if exact else LOOSE
         self._event = event
         self._state = state
@@ -66,55 +73,67 @@ class SyncCheck:
         state.setdefault("told", [])
 
     def metrics(self, step: int, measured: Mapping[str, float | None]) -> dict[str, float]:
-        """Judge the gap that an update measured; {} where it measured none. Raises as `check`."""
+        """Judge the gap among an update's measurements, as `check` does, and return its metrics; {}
+        where the update measured no gap.
+
+        Raises as `check`.
+        """
         mean, largest = measured.get("sampler_gap_mean"), measured.get("sampler_gap_max")
         if mean is None or largest is None:
             return {}
         return self.check(step, mean, largest)
 
     def check(self, step: int, mean: float, largest: float) -> dict[str, float]:
-        """Judge the gap of a step; returns the metrics of it.
+        """Judge the gap of a step. A gap above `warn`, or one that has grown, is written as an
+        event once.
 
         Args:
-            mean, largest: distance between the sampler's and the trainer's log-probability of
-                the same token, over the step's batch.
+            mean, largest: distance between the sampler's and the trainer's log-probability of the
+                same token, over the step's batch, in nats.
+
+        Returns the metrics: both gaps, and how much the median of the latest steps is above that of
+        the first.
 
         Raises:
-            WorkerFailure: kind internal, when the sampler cannot be speaking with this policy.
+            WorkerFailure: kind internal, when the mean is NaN or too large for the sampler to have
+                the trained policy.
         """
         first, latest = self._state["first"], self._state["latest"]
         if len(first) < WINDOW:
             first.append(mean)
         latest.append(mean)
         del latest[:-WINDOW]
-        then, now = statistics.median(first), statistics.median(latest)
+        first_gap, latest_gap = statistics.median(first), statistics.median(latest)
         if mean > self.limits.fail or math.isnan(mean):
             raise WorkerFailure(
                 "internal",
                 "The sampler does not speak with the trained policy: adapter not delivered.",
                 evidence=f"step {step}: its log-probabilities are {mean:.4g} nats off on average"
                 f" (at most {largest:.4g}); rounding explains {self.limits.floor:g}; at the start"
-                f" it was {then:.2g}",
+                f" it was {first_gap:.2g}",
                 hint="Submit again with sampler torch. If it happens there too, report it with the"
                 " run's metrics.",
             )
         if mean > self.limits.warn:
-            self._tell("sampler_gap", step, mean, largest, "more than rounding explains")
-        elif now > max(self.limits.floor, GROWTH * then) and len(latest) == WINDOW:
-            growth = f"and growing: {then:.2g} in the first steps, {now:.2g} in the latest"
-            self._tell("sampler_gap_grows", step, mean, largest, growth)
+            self._report_once("sampler_gap", step, mean, largest, "more than rounding explains")
+        elif latest_gap > max(self.limits.floor, GROWTH * first_gap) and len(latest) == WINDOW:
+            growth = (
+                f"and growing: {first_gap:.2g} in the first steps, {latest_gap:.2g} in the latest"
+            )
+            self._report_once("sampler_gap_grows", step, mean, largest, growth)
         else:
             self._state["told"] = []
         return {
             "sampler_gap_mean": mean,
             "sampler_gap_max": largest,
-            "sampler_gap_drift": now - then,
+            "sampler_gap_drift": latest_gap - first_gap,
         }
 
-    def _tell(self, name: str, step: int, mean: float, largest: float, what: str) -> None:
-        """Once each time it begins, not at every step it lasts."""
+    def _report_once(self, name: str, step: int, mean: float, largest: float, reason: str) -> None:
+        """Write the event `name`, unless it was written at an earlier step and has applied since
+        then."""
         if name in self._state["told"]:
             return
         self._state["told"].append(name)
-        message = f"Sampler and trainer are {mean:.3g} nats apart per token, {what}."
+        message = f"Sampler and trainer are {mean:.3g} nats apart per token, {reason}."
         self._event(name, message, step=step, mean=mean, largest=largest)

@@ -22,21 +22,23 @@ Body = dict[str, Any]
 GENERATE = "/inference/v1/generate"
 LOAD = "/v1/load_lora_adapter"
 UNLOAD = "/v1/unload_lora_adapter"
-# A reply takes as long as its longest completion and whatever waits before it.
+# A reply comes after its longest completion, and after the requests that were there before it.
 READ_S = 1800.0
-# None is kept: the server closes idle ones after seconds, and a request that meets that is lost.
+# No connection is kept open: the server closes idle ones after some seconds, and a request that is
+# sent just then is lost.
 LIMITS = httpx.Limits(max_connections=256, max_keepalive_connections=0)
-# What the server writes for the logarithm of zero, and below: no probability that was sampled.
+# The server writes -9999 for the logarithm of zero; nothing this low was ever sampled.
 NO_LOGPROB = -9998.0
 
 
 class VllmError(Exception):
-    """The server refused, died or answered something else than it should."""
+    """The server refused a request, ended, or gave an unexpected answer."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One completion as the server gives it. `logprobs` holds NaN where it gave none."""
+    """A completion as the server gives it. `logprobs` holds NaN where it gave none; `finished` is
+    False where the completion was cut off by its length."""
 
     ids: list[int]
     logprobs: list[float]
@@ -44,17 +46,18 @@ class Answer:
 
 
 class VllmClient:
-    """One server, asked in turn or all at once.
+    """A client of one vLLM server. Every method raises VllmError when the server refuses or the
+    connection breaks.
 
     Args:
-        process: the server; every error carries the last words of its log.
+        process: the server; errors of the connection carry the last lines of its log.
     """
 
     def __init__(self, process: VllmProcess) -> None:
         self.process = process
 
     def load(self, name: str, folder: Path) -> None:
-        """Make the adapter in `folder` answer under `name`. Raises VllmError."""
+        """Make the adapter in `folder` available as the model `name`. Raises VllmError."""
         self._post(LOAD, {"lora_name": name, "lora_path": str(folder)})
 
     def unload(self, name: str) -> None:
@@ -62,18 +65,20 @@ class VllmClient:
         self._post(UNLOAD, {"lora_name": name})
 
     def sleep(self) -> None:
-        """Hand the device's memory back: weights wait in the machine's memory, caches are gone."""
+        """Give the device's memory back: weights move to the machine's memory, caches are lost."""
         self._post("/sleep?level=1", None)
 
     def wake(self) -> None:
+        """Take the device's memory again after `sleep`."""
         self._post("/wake_up", None)
 
     def ask(self, model: str, ids: list[int], sampling: Body) -> list[Answer]:
-        """The `n` completions of one prompt."""
+        """The completions of one prompt, as many as `sampling` has as `n`. Raises VllmError."""
         return read_answers(self._post(GENERATE, _request(model, ids, sampling)))
 
     def prompt_logprobs(self, model: str, ids: list[int]) -> list[float]:
-        """The log-probability of every id of the prompt but the first."""
+        """The log-probability of every id of the prompt but the first, which follows nothing.
+        Raises VllmError."""
         sampling = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
         reply = self._post(GENERATE, _request(model, ids, sampling))
         try:
@@ -88,7 +93,8 @@ class VllmClient:
             ) from error
 
     def stream(self, model: str, ids: list[int], sampling: Body) -> Iterator[list[int]]:
-        """The ids of one completion, a few at a time as they are sampled."""
+        """Yields the ids of one completion, a few at a time as they are sampled. Raises VllmError,
+        also after some ids."""
         body = _request(model, ids, sampling) | {"stream": True}
         with (
             self._errors_explained(),
@@ -102,14 +108,16 @@ class VllmClient:
                 data = line.removeprefix("data:").strip()
                 if not line.startswith("data:") or data == "[DONE]":
                     continue
-                piece = json.loads(data)
-                if "error" in piece:
-                    raise VllmError(str(piece["error"])[:300])
-                yield [int(t) for c in piece["choices"] for t in c["token_ids"] or ()]
+                chunk = json.loads(data)
+                if "error" in chunk:
+                    raise VllmError(str(chunk["error"])[:300])
+                yield [
+                    int(token) for choice in chunk["choices"] for token in choice["token_ids"] or ()
+                ]
 
     @asynccontextmanager
     async def together(self) -> AsyncIterator["Together"]:
-        """Inside, prompts can be asked at the same time."""
+        """Inside this context prompts can be sent at the same time."""
         transport = httpx.AsyncHTTPTransport(uds=str(self.process.address), limits=LIMITS)
         async with httpx.AsyncClient(
             transport=transport,
@@ -124,6 +132,8 @@ class VllmClient:
             return _body(client.post(path, json=body))
 
     def _client(self) -> httpx.Client:
+        """A new HTTP client on the server's socket file, with its key. A read may take `READ_S`,
+        all else 30 s."""
         return httpx.Client(
             transport=httpx.HTTPTransport(uds=str(self.process.address), limits=LIMITS),
             base_url="http://vllm",
@@ -136,7 +146,8 @@ class VllmClient:
 
     @contextmanager
     def _errors_explained(self) -> Iterator[None]:
-        """A broken connection is told with what the server wrote last."""
+        """Inside this context errors of the connection, and replies that are no JSON, become
+        VllmError with the last lines of the server's log."""
         try:
             yield
         except (httpx.HTTPError, ValueError) as error:
@@ -145,20 +156,23 @@ class VllmClient:
 
 
 class Together:
-    """See `VllmClient.together`."""
+    """Requests at the same time; see `VllmClient.together`."""
 
     def __init__(self, owner: VllmClient, client: httpx.AsyncClient) -> None:
         self._owner = owner
         self._client = client
 
     async def ask(self, model: str, ids: list[int], sampling: Body) -> list[Answer]:
+        """The completions of one prompt, as many as `sampling` has as `n`; others may be asked for
+        meanwhile. Raises VllmError."""
         with self._owner._errors_explained():
             response = await self._client.post(GENERATE, json=_request(model, ids, sampling))
             return read_answers(_body(response))
 
 
 def read_answers(reply: Body) -> list[Answer]:
-    """The completions of a reply, in their order. Raises VllmError when it has another shape."""
+    """The completions of a reply, in their order. Raises VllmError when the reply has another
+    shape."""
     try:
         choices = sorted(reply["choices"], key=lambda choice: choice["index"])
         return [_answer(choice) for choice in choices]
@@ -167,13 +181,18 @@ def read_answers(reply: Body) -> list[Answer]:
 
 
 def _answer(choice: Body) -> Answer:
+    """One choice of a reply, with NaN for each log-probability that is missing or no real one.
+    Raises KeyError, TypeError or ValueError when it has another shape, or its log-probabilities
+    belong to other ids."""
     ids = [int(token) for token in choice["token_ids"]]
-    places = (choice.get("logprobs") or {}).get("content") or [None] * len(ids)
+    positions = (choice.get("logprobs") or {}).get("content") or [None] * len(ids)
     logprobs = []
-    for token, place in zip(ids, places, strict=True):
-        value = None if place is None else place.get("logprob")
-        if place is not None and place.get("token_id", token) != token:
-            raise ValueError(f"log-probability of id {place['token_id']} where {token} was sampled")
+    for token, position in zip(ids, positions, strict=True):
+        value = None if position is None else position.get("logprob")
+        if position is not None and position.get("token_id", token) != token:
+            raise ValueError(
+                f"log-probability of id {position['token_id']} where {token} was sampled"
+            )
         number = float(value) if isinstance(value, int | float) else math.nan
         logprobs.append(number if NO_LOGPROB < number < math.inf else math.nan)
     return Answer(ids, logprobs, choice["finish_reason"] == "stop")
@@ -184,21 +203,25 @@ def _request(model: str, ids: list[int], sampling: Body) -> Body:
 
 
 def _body(response: httpx.Response) -> Body:
+    """The reply as a JSON object, {} where the server answered with plain text. Raises VllmError
+    where it refused."""
     if response.status_code != 200:
         raise VllmError(_refusal(response))
     try:
         reply = response.json()
     except ValueError:
-        reply = {}  # loading an adapter is answered in words
+        reply = {}  # requests to load an adapter are answered with a sentence
     return reply if isinstance(reply, dict) else {}
 
 
 def _refusal(response: httpx.Response) -> str:
+    """What the server answered instead of a result: the status and its error message, or the start
+    of its text."""
     text = response.text
     try:
         reply = response.json()
         error = reply.get("error", reply)
         text = str(error.get("message", error) if isinstance(error, dict) else error)
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError):  # no JSON object: its text will do
         pass
     return f"it answered {response.status_code}: {text[:300]}"

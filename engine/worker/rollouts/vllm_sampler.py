@@ -21,21 +21,22 @@ from engine.worker.network.adapter import Adapter, save_adapter
 from engine.worker.network.sampler import SamplingParams
 from engine.worker.rollouts.vllm_client import Answer, Body, Together, VllmClient, VllmError
 
-NEVER = -100.0  # what vLLM takes at most as a bias; exp(-100) is no probability
-ASKED_AT_ONCE = 256
+# The lowest bias that vLLM accepts for an id; it is then practically never sampled.
+NEVER = -100.0
+ASKED_AT_ONCE = 256  # prompts
 
 Done = Callable[[int, int, Completion], None]
 
 
 class VllmSampler:
-    """See the module.
+    """A sampler that runs on a vLLM server; see the module.
 
     Args:
         process: the server; it may still be starting.
         folder: where versions of adapters are written for it; emptied first.
         stop_ids: ids that end a completion.
-        vocab: ids at or above it are never sampled (padded vocabularies hold ids without a token).
-        model_vocab: ids the model has, those without a token included.
+        vocab: ids from here on have no token and are never sampled.
+        model_vocab: how many ids the model has, those without a token included.
         on_wait: called while the server starts; may raise to end the wait.
     """
 
@@ -51,6 +52,9 @@ class VllmSampler:
         model_vocab: int,
         on_wait: Callable[[], None] = lambda: None,
     ) -> None:
+        """`process` may still be starting; `folder` is emptied. Ids in `stop_ids` end a completion;
+        those from `vocab` up to `model_vocab` have no token and are never sampled. `on_wait` is
+        called while the server starts, and may raise to end the wait."""
         self.process = process
         self.client = VllmClient(process)
         self.stop_ids = list(stop_ids)
@@ -66,16 +70,18 @@ class VllmSampler:
         shutil.rmtree(folder, ignore_errors=True)
 
     def load(self, adapter: Adapter | None) -> None:
-        """Sample from base + adapter as it is now; None: from the base.
+        """From now on sample from base + adapter as the adapter is now; None: from the base alone.
+        Does nothing if that very version is loaded already.
 
         Raises:
-            WorkerFailure: kind infra, when the server does not take it.
+            WorkerFailure: kind infra, when the server does not take it, or kind oom, when its
+                memory ran out.
         """
-        self._ready()
-        wanted = None if adapter is None else (adapter, adapter.version)
-        if _same(wanted, self._loaded):
+        self._wait_until_ready()
+        new_version = None if adapter is None else (adapter, adapter.version)
+        if _is_same_version(new_version, self._loaded):
             return
-        old, name = self._speaking, BASE
+        old_name, name = self._speaking, BASE
         with _ServerErrors("take the adapter", self.process):
             if adapter is not None:
                 self._number += 1
@@ -84,11 +90,11 @@ class VllmSampler:
                 folder.mkdir(parents=True)
                 save_adapter(adapter, folder, BASE)
                 self.client.load(name, folder)
-            self._speaking, self._loaded = name, wanted
-            if old != BASE:
-                self.client.unload(old)
-        if old != BASE:
-            shutil.rmtree(self._folder / old, ignore_errors=True)
+            self._speaking, self._loaded = name, new_version
+            if old_name != BASE:
+                self.client.unload(old_name)
+        if old_name != BASE:
+            shutil.rmtree(self._folder / old_name, ignore_errors=True)
 
     def generate(
         self,
@@ -97,19 +103,23 @@ class VllmSampler:
         params: SamplingParams,
         done: Done | None = None,
     ) -> list[list[Completion]]:
-        """`n` completions of each prompt, in the order given. `done` is called with the members
-        of a prompt as soon as its last one has ended.
+        """`n` completions of each prompt, in the order of `prompts`.
+
+        Args:
+            done: called with (index of the prompt, number of the completion, completion) for all
+                completions of a prompt as soon as its last one has ended.
 
         Raises:
-            WorkerFailure: kind infra, with the last words of the server's log.
+            WorkerFailure: kind infra or oom, with the last lines of the server's log.
         """
-        self._ready()
+        self._wait_until_ready()
         with _ServerErrors("sample", self.process):
-            return asyncio.run(self._generate(prompts, n, params, done))
+            return asyncio.run(self._request_all(prompts, n, params, done))
 
     def stream(self, prompt: list[int], params: SamplingParams) -> Iterator[int]:
-        """Ids of one completion as they are sampled, the end token included."""
-        self._ready()
+        """Yields the ids of one completion as they are sampled, the end token included; none where
+        the prompt fills the context. Raises WorkerFailure as `generate`."""
+        self._wait_until_ready()
         room = self.limit - len(prompt)
         if room < 1:
             return
@@ -120,15 +130,16 @@ class VllmSampler:
                 yield from ids
 
     def speaking_as(self, model: str) -> "VllmSampler":
-        """The same server, answering as `model` whatever this one loads."""
+        """A sampler on the same server that answers as `model`, whatever this one loads later."""
         other = copy.copy(self)
         other._speaking = model
         return other
 
     def release_memory(self) -> None:
-        """Hand the device's memory back until the sampler is asked again; nothing on a CPU."""
+        """Give the device's memory back until the sampler is used again. Nothing happens on a CPU,
+        or if it is given back already."""
         if self.process.plan.sleeps and not self._asleep:
-            self._ready()
+            self._wait_until_ready()
             with _ServerErrors("sleep", self.process):
                 self.client.sleep()
             self._asleep = True
@@ -138,18 +149,22 @@ class VllmSampler:
         self.process.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _generate(
+    async def _request_all(
         self, prompts: Sequence[list[int]], n: int, params: SamplingParams, done: Done | None
     ) -> list[list[Completion]]:
+        """Send all prompts, at most `ASKED_AT_ONCE` at the same time; arguments as in
+        `generate`."""
         slots = asyncio.Semaphore(ASKED_AT_ONCE)
         async with self.client.together() as together, asyncio.TaskGroup() as tasks:
-            asked = [
-                tasks.create_task(self._one(together, slots, index, prompt, n, params, done))
+            requests = [
+                tasks.create_task(
+                    self._complete_prompt(together, slots, index, prompt, n, params, done)
+                )
                 for index, prompt in enumerate(prompts)
             ]
-        return [task.result() for task in asked]
+        return [task.result() for task in requests]
 
-    async def _one(
+    async def _complete_prompt(
         self,
         together: Together,
         slots: asyncio.Semaphore,
@@ -159,7 +174,8 @@ class VllmSampler:
         params: SamplingParams,
         done: Done | None,
     ) -> list[Completion]:
-        """The `n` completions of one prompt."""
+        """The `n` completions of the prompt at `index`, when a slot is free; empty ones where the
+        prompt fills the context. Calls `done` for each. Raises VllmError."""
         room = self.limit - len(prompt)
         if room < 1:  # nothing can be said after a prompt that fills the context
             answers = [Answer([], [], False)] * n
@@ -169,15 +185,22 @@ class VllmSampler:
                 answers = await together.ask(self._speaking, prompt, sampling)
         if len(answers) != n:
             raise VllmError(f"{n} completions were asked for, {len(answers)} came")
-        completions = [Completion(a.ids, a.logprobs, a.finished) for a in answers]
-        self.missing += sum(math.isnan(value) for a in answers for value in a.logprobs)
+        completions = [
+            Completion(answer.ids, answer.logprobs, answer.finished) for answer in answers
+        ]
+        self.missing += sum(math.isnan(value) for answer in answers for value in answer.logprobs)
         if done is not None:
             for member, completion in enumerate(completions):
                 done(index, member, completion)
         return completions
 
     def _sampling(self, params: SamplingParams, index: int, n: int, room: int) -> Body:
-        """The request for prompt `index`; vLLM gives member k the seed plus k."""
+        """vLLM's sampling parameters for the prompt at `index`; vLLM gives its completion k the
+        seed plus k.
+
+        Args:
+            room: tokens that the prompt leaves in the context.
+        """
         request: Body = {
             "n": n,
             "max_tokens": min(params.max_tokens, room),
@@ -195,7 +218,8 @@ class VllmSampler:
             request["logit_bias"] = self._never
         return request
 
-    def _ready(self) -> None:
+    def _wait_until_ready(self) -> None:
+        """Wait until the server has started and is awake. Raises WorkerFailure when it does not."""
         try:
             self.process.wait_ready(on_wait=self._on_wait)
         except ServerDied as error:
@@ -206,22 +230,25 @@ class VllmSampler:
             self._asleep = False
 
 
-def _same(one: tuple[Adapter, int] | None, other: tuple[Adapter, int] | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return one[0] is other[0] and one[1] == other[1]
+def _is_same_version(first: tuple[Adapter, int] | None, second: tuple[Adapter, int] | None) -> bool:
+    """Whether both are the same adapter at the same version, or both the base (None)."""
+    if first is None or second is None:
+        return first is second
+    return first[0] is second[0] and first[1] == second[1]
 
 
 def prompt_seed(seed: int, index: int) -> int:
-    """The seed of prompt `index` of a call: 56 bits, so that members can be added to it."""
+    """The seed of the prompt at `index` of a call: 56 bits, so that vLLM can add the number of a
+    completion to it."""
     digest = hashlib.sha256(f"{seed}:{index}".encode()).digest()
     return int.from_bytes(digest[:7], "big")
 
 
 def server_failure(message: str, process: VllmProcess) -> WorkerFailure:
-    """The failure of a run whose vLLM did not do its part, memory told apart from the rest."""
-    last = process.last_words()
-    evidence = message if last in message else f"{message}; its log ends: {last}"
+    """The failure of a run whose vLLM server failed: kind oom where its message or log says that
+    memory ran out, otherwise kind infra. The end of the server's log is its evidence."""
+    last_words = process.last_words()
+    evidence = message if last_words in message else f"{message}; its log ends: {last_words}"
     if any(mark in evidence for mark in ("out of memory", "OutOfMemory", "No available memory")):
         hint = "Lower max_length or prompts_per_step, or set sampler torch; then submit again."
         return WorkerFailure("oom", "vLLM ran out of memory.", evidence=evidence, hint=hint)
@@ -230,17 +257,20 @@ def server_failure(message: str, process: VllmProcess) -> WorkerFailure:
 
 
 class _ServerErrors:
-    """Turns a server's error into the failure of the run; `what` it was asked to do."""
+    """A context that turns VllmError into the failure of the run. `action` is what the server is
+    asked to do, for the message."""
 
-    def __init__(self, what: str, process: VllmProcess) -> None:
-        self._what = what
+    def __init__(self, action: str, process: VllmProcess) -> None:
+        self._action = action
         self._process = process
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        while isinstance(error, BaseExceptionGroup):  # one of many requests made at once
+        """Raise the failure where a VllmError ended the context; other errors pass."""
+        # Requests made at the same time fail as a group: its first error stands for all.
+        while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         if isinstance(error, VllmError):
-            message = f"asked to {self._what}: {error}"
+            message = f"asked to {self._action}: {error}"
             raise server_failure(message, self._process) from error

@@ -18,9 +18,9 @@ from engine.worker.serving.chat_request import (
     ChatRequest,
     Refused,
     Reply,
-    as_openai,
-    cut,
-    held_back,
+    ends_in_partial_stop,
+    text_before_stop,
+    tool_call_as_openai,
     usage,
 )
 
@@ -41,11 +41,12 @@ class Models(Protocol):
     def names(self) -> list[str]: ...
 
     def add(self, name: str, folder: Path) -> None:
-        """Load an adapter under a model name. Raises Refused."""
+        """Load the adapter in `folder` under the model name `name`. Raises Refused."""
         ...
 
     def speaking_as(self, name: str) -> AbstractContextManager[Sampler]:
-        """A sampler that is the model called `name` inside. Raises Refused (404)."""
+        """A context in which the sampler it gives is the model called `name`. Raises Refused
+        (404)."""
         ...
 
     def close(self) -> None: ...
@@ -60,6 +61,7 @@ class Served:
         self.limit = models.limit
 
     def names(self) -> list[str]:
+        """See `Models.names`."""
         return self.models.names()
 
     def add(self, name: str, folder: Path) -> None:
@@ -67,78 +69,105 @@ class Served:
         self.models.add(name, folder)
 
     def prompt_ids(self, request: ChatRequest) -> list[int]:
+        """The token ids of the request's prompt.
+
+        Raises:
+            Refused: 400, when the chat template refuses the messages, or the prompt leaves no room
+                for a token of the answer.
+        """
         try:
             ids = self.renderer.prompt(request.messages, request.tools)
-        except Exception as error:
+        except Exception as error:  # a template is a program; it may fail in any way
             raise Refused(400, f"The chat template refused the messages: {error}") from error
         if len(ids) + 1 > self.limit:
             raise Refused(400, f"The prompt has {len(ids)} tokens; the model reads {self.limit}.")
         return ids
 
     def complete(self, request: ChatRequest) -> Reply:
-        """The whole answer, OpenAI's chat.completion object."""
+        """The whole answer, as OpenAI's chat.completion object with `request.n` choices.
+
+        Raises:
+            Refused: as `prompt_ids`, or 404 for an unknown model.
+        """
         ids = self.prompt_ids(request)
         with self.models.speaking_as(request.model) as sampler:
-            params = self._bounded(request.params, len(ids))
+            params = self._within_limit(request.params, len(ids))
             (completions,) = sampler.generate([ids], request.n, params)
         choices = []
         for index, completion in enumerate(completions):
-            text = cut(self.renderer.completion_text(completion.ids), params.stop)
+            text = text_before_stop(self.renderer.completion_text(completion.ids), params.stop)
             message = self.renderer.assistant_message(text, tools=bool(request.tools))
-            reason = "stop" if completion.finished else "length"
+            finish_reason = "stop" if completion.finished else "length"
             if message.get("tool_calls"):
-                message["tool_calls"] = [as_openai(call) for call in message["tool_calls"]]
-                reason = "tool_calls"
-            choices.append({"index": index, "message": message, "finish_reason": reason})
-        sampled = sum(len(c.ids) for c in completions)
+                message["tool_calls"] = [
+                    tool_call_as_openai(tool_call) for tool_call in message["tool_calls"]
+                ]
+                finish_reason = "tool_calls"
+            choices.append({"index": index, "message": message, "finish_reason": finish_reason})
+        sampled_tokens = sum(len(one_completion.ids) for one_completion in completions)
         return {
             "id": f"chatcmpl-{uuid.uuid4().hex[:24]}",
             "object": "chat.completion",
             "created": int(time.time()),
             "model": request.model,
             "choices": choices,
-            "usage": usage(len(ids), sampled),
+            "usage": usage(len(ids), sampled_tokens),
         }
 
     def pieces(self, request: ChatRequest) -> Iterator[Reply]:
-        """The answer as OpenAI's chat.completion.chunk objects, one or more characters each."""
+        """The answer in pieces as it is sampled, as OpenAI's chat.completion.chunk objects: the
+        role, text of one or more characters each, the finish reason, and the usage if the request
+        asks for it. Tool calls stay in the text. Only one answer is sampled.
+
+        Raises:
+            Refused: as `complete`, when the first piece is asked for.
+        """
         ids = self.prompt_ids(request)
-        head = {
+        common_fields = {
             "id": f"chatcmpl-{uuid.uuid4().hex[:24]}",
             "object": "chat.completion.chunk",
             "created": int(time.time()),
             "model": request.model,
         }
 
-        def chunk(delta: Reply, reason: str | None = None) -> Reply:
-            choice = {"index": 0, "delta": delta, "finish_reason": reason}
-            return head | {"choices": [choice]}
+        def chunk(delta: Reply, finish_reason: str | None = None) -> Reply:
+            choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+            return common_fields | {"choices": [choice]}
 
         yield chunk({"role": "assistant", "content": ""})
-        said: list[int] = []
-        sent = ""
+        answer_ids: list[int] = []
+        sent_text = ""
         with self.models.speaking_as(request.model) as sampler:
-            params = self._bounded(request.params, len(ids))
+            params = self._within_limit(request.params, len(ids))
             for token in sampler.stream(ids, params):
-                said.append(token)
-                text = cut(self.renderer.completion_text(said), params.stop)
-                # A character whose bytes are not all there yet decodes to U+FFFD: wait for it.
-                if text.startswith(sent) and not text.endswith("\ufffd") and len(text) > len(sent):
-                    if held_back(text, params.stop):
+                answer_ids.append(token)
+                text = text_before_stop(self.renderer.completion_text(answer_ids), params.stop)
+                # A character of which some bytes are still to come decodes to U+FFFD: wait for it.
+                if (
+                    text.startswith(sent_text)
+                    and not text.endswith("\ufffd")
+                    and len(text) > len(sent_text)
+                ):
+                    if ends_in_partial_stop(text, params.stop):
                         continue
-                    yield chunk({"content": text[len(sent) :]})
-                    sent = text
-        text = cut(self.renderer.completion_text(said), params.stop)
-        if text.startswith(sent) and len(text) > len(sent):
-            yield chunk({"content": text[len(sent) :]})
-        ended = bool(said) and (said[-1] in self.renderer.stop_ids or self._stopped(said, params))
-        yield chunk({}, "stop" if ended else "length")
+                    yield chunk({"content": text[len(sent_text) :]})
+                    sent_text = text
+        # The sampler has ended, so what was held back is part of the answer.
+        text = text_before_stop(self.renderer.completion_text(answer_ids), params.stop)
+        if text.startswith(sent_text) and len(text) > len(sent_text):
+            yield chunk({"content": text[len(sent_text) :]})
+        has_ended = bool(answer_ids) and (
+            answer_ids[-1] in self.renderer.stop_ids or self._has_stop_string(answer_ids, params)
+        )
+        yield chunk({}, "stop" if has_ended else "length")
         if request.include_usage:
-            yield head | {"choices": [], "usage": usage(len(ids), len(said))}
+            yield common_fields | {"choices": [], "usage": usage(len(ids), len(answer_ids))}
 
-    def _stopped(self, ids: list[int], params: SamplingParams) -> bool:
+    def _has_stop_string(self, ids: list[int], params: SamplingParams) -> bool:
+        """Whether the text of `ids` contains one of the stop strings."""
         text = self.renderer.completion_text(ids)
-        return any(stop in text for stop in params.stop)
+        return any(mark in text for mark in params.stop)
 
-    def _bounded(self, params: SamplingParams, prompt: int) -> SamplingParams:
-        return replace(params, max_tokens=min(params.max_tokens, self.limit - prompt))
+    def _within_limit(self, params: SamplingParams, prompt_length: int) -> SamplingParams:
+        """The parameters with `max_tokens` lowered to what a prompt of this many tokens leaves."""
+        return replace(params, max_tokens=min(params.max_tokens, self.limit - prompt_length))

@@ -15,7 +15,9 @@ from envs.json_types import ChatMessage, ToolSchema
 # A completion, or a piece of one, as OpenAI spells it.
 Reply = dict[str, Any]
 
-MAX_TOKENS = 4096
+MAX_TOKENS = 4096  # of one answer
+DEFAULT_TOKENS = 512  # of one answer, where the request names no number
+MAX_STOPS = 8  # stop strings that count; further ones are ignored
 MAX_ANSWERS = 16
 MAX_MESSAGES = 1_000
 MAX_TOOLS = 128
@@ -23,7 +25,8 @@ MAX_PROMPT_CHARS = 1_000_000  # counted before anything is turned into tokens
 
 
 class Refused(Exception):
-    """A request that is answered with an OpenAI-shaped error."""
+    """A request that cannot be served: `status` is the HTTP status and `message` the text of the
+    OpenAI-shaped error that answers it."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -51,17 +54,56 @@ ACCEPTED = frozenset(
 
 
 def parse_chat(body: Any) -> ChatRequest:
-    """Read a chat completion request.
+    """Read a chat completion request, the decoded JSON body.
+
+    Fields that are left out take OpenAI's defaults, except for an answer of at most 512 tokens and
+    a random seed. Only the first eight stop strings count.
 
     Raises:
-        Refused: 400, naming the field.
+        Refused: 400, naming the field that is unknown or wrong, or 413 for a prompt that is too
+            large.
     """
     if not isinstance(body, dict):
         raise Refused(400, "The body must be a JSON object.")
     unknown = sorted(set(body) - ACCEPTED)
     if unknown:
         raise Refused(400, f"Not supported: {', '.join(unknown)}.")
-    messages = body.get("messages")
+    messages = _checked_messages(body.get("messages"))
+    tools = body.get("tools") or []
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise Refused(400, "tools must be a list of objects.")
+    _check_size(messages, tools)
+    stop = _checked_stop(body.get("stop") or [])
+    token_limit = body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_TOKENS
+    seed = body.get("seed")
+    params = SamplingParams(
+        max_tokens=int(checked_number(token_limit, "max_tokens", 1, MAX_TOKENS)),
+        temperature=checked_number(body.get("temperature", 1.0), "temperature", 0, 2),
+        top_p=checked_number(body.get("top_p", 1.0), "top_p", 1e-6, 1),
+        stop=tuple(stop[:MAX_STOPS]),
+        seed=int(checked_number(seed, "seed", 0, 2**53)) if seed is not None else fresh_seed(),
+    )
+    stream = bool(body.get("stream"))
+    n = int(checked_number(body.get("n", 1), "n", 1, MAX_ANSWERS))
+    stream_options = body.get("stream_options") or {}
+    if not isinstance(stream_options, dict):
+        raise Refused(400, "stream_options must be an object.")
+    if stream and n > 1:
+        raise Refused(400, "n must be 1 when streaming.")
+    return ChatRequest(
+        model=str(body.get("model", "")),
+        messages=[m | {"content": m.get("content") or ""} for m in messages],
+        tools=tools,
+        params=params,
+        n=n,
+        stream=stream,
+        include_usage=bool(stream_options.get("include_usage")),
+    )
+
+
+def _checked_messages(messages: Any) -> list[ChatMessage]:
+    """`messages` as they are. Raises Refused (400) when they are no list of messages with a role
+    and text, or none at all; a message may lack its content."""
     if not isinstance(messages, list) or not messages:
         raise Refused(400, "messages must be a list with at least one message.")
     for message in messages:
@@ -74,81 +116,68 @@ def parse_chat(body: Any) -> ChatRequest:
             raise Refused(400, "Each message needs a role: system, user, assistant or tool.")
         if not isinstance(message.get("content") or "", str):
             raise Refused(400, "content must be text.")
-    tools = body.get("tools") or []
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise Refused(400, "tools must be a list of objects.")
-    _check_size(messages, tools)
-    stop = body.get("stop") or []
+    return messages
+
+
+def _checked_stop(stop: Any) -> list[str]:
+    """The stop strings as a list, also where one is given alone. Raises Refused (400) when one is
+    empty or no string."""
     stop = [stop] if isinstance(stop, str) else stop
-    if not isinstance(stop, list) or not all(isinstance(s, str) and s for s in stop):
+    if not isinstance(stop, list) or not all(isinstance(item, str) and item for item in stop):
         raise Refused(400, "stop must be a string or a list of strings.")
-    limit = body.get("max_completion_tokens") or body.get("max_tokens") or 512
-    seed = body.get("seed")
-    params = SamplingParams(
-        max_tokens=int(number(limit, "max_tokens", 1, MAX_TOKENS)),
-        temperature=number(body.get("temperature", 1.0), "temperature", 0, 2),
-        top_p=number(body.get("top_p", 1.0), "top_p", 1e-6, 1),
-        stop=tuple(stop[:8]),
-        seed=int(number(seed, "seed", 0, 2**53)) if seed is not None else fresh_seed(),
-    )
-    stream = bool(body.get("stream"))
-    n = int(number(body.get("n", 1), "n", 1, MAX_ANSWERS))
-    options = body.get("stream_options") or {}
-    if not isinstance(options, dict):
-        raise Refused(400, "stream_options must be an object.")
-    if stream and n > 1:
-        raise Refused(400, "n must be 1 when streaming.")
-    return ChatRequest(
-        model=str(body.get("model", "")),
-        messages=[m | {"content": m.get("content") or ""} for m in messages],
-        tools=tools,
-        params=params,
-        n=n,
-        stream=stream,
-        include_usage=bool(options.get("include_usage")),
-    )
+    return stop
 
 
 def _check_size(messages: list[ChatMessage], tools: list[Any]) -> None:
-    """Refuse a prompt that would cost seconds before it is found to be too long."""
+    """Refuse (413) a prompt so large that rendering it would take seconds before its length in
+    tokens is known."""
     if len(messages) > MAX_MESSAGES or len(tools) > MAX_TOOLS:
         raise Refused(413, f"At most {MAX_MESSAGES} messages and {MAX_TOOLS} tools.")
     if len(json.dumps([messages, tools], ensure_ascii=False)) > MAX_PROMPT_CHARS:
         raise Refused(413, f"The prompt has more than {MAX_PROMPT_CHARS} characters.")
 
 
-def number(value: Any, name: str, low: float, high: float) -> float:
-    """A finite number within bounds. Raises Refused."""
+def checked_number(value: Any, name: str, low: float, high: float) -> float:
+    """`value`, if it is a finite number from `low` to `high`. Raises Refused (400), naming the
+    field `name`."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise Refused(400, f"{name} must be a number from {low:g} to {high:g}, got {value!r}.")
     return value
 
 
 def fresh_seed() -> int:
+    """A random seed of 48 bits, for a request that names none."""
     return int.from_bytes(os.urandom(6), "big")
 
 
-def cut(text: str, stop: tuple[str, ...]) -> str:
-    """The text up to the first stop string."""
-    for mark in stop:
-        text = text.split(mark)[0]
+def text_before_stop(text: str, stop: tuple[str, ...]) -> str:
+    """The text before the first stop string in it; all of it where there is none."""
+    for stop_string in stop:
+        text = text.split(stop_string)[0]
     return text
 
 
-def held_back(text: str, stop: tuple[str, ...]) -> bool:
-    """Whether the text ends in the beginning of a stop string, so more must be seen first."""
-    return any(text.endswith(mark[:size]) for mark in stop for size in range(1, len(mark)))
+def ends_in_partial_stop(text: str, stop: tuple[str, ...]) -> bool:
+    """Whether the text ends with the beginning of a stop string, so that more of it must be sampled
+    before its end may be sent."""
+    return any(
+        text.endswith(stop_string[:length])
+        for stop_string in stop
+        for length in range(1, len(stop_string))
+    )
 
 
-def as_openai(call: ChatMessage) -> ChatMessage:
-    """A parsed call as clients expect it: arguments as a JSON string."""
-    function = call["function"]
+def tool_call_as_openai(tool_call: ChatMessage) -> ChatMessage:
+    """A tool call as `Renderer.assistant_message` gives it, with its arguments as a JSON string, as
+    OpenAI's clients expect them."""
+    function = tool_call["function"]
     arguments = function["arguments"]
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    return call | {"function": {"name": function["name"], "arguments": text}}
+    arguments_text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return tool_call | {"function": {"name": function["name"], "arguments": arguments_text}}
 
 
 def usage(prompt: int, completion: int) -> dict[str, int]:
+    """OpenAI's `usage` object, from the tokens of the prompt and of all completions together."""
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

@@ -26,40 +26,44 @@ from engine.worker.network.hub_network import HubNetwork
 from engine.worker.network.policy import known_ids, load_transformers, pick_device, stop_ids_of
 from engine.worker.rollouts.renderer import Renderer
 
-ALLOWED_GAP = 1e-3
+ALLOWED_GAP = 1e-3  # largest difference of a logit that rounding explains
 
 
 def merge(base_path: Path, adapter: Path, out: Path) -> float:
-    """Write the merged model to `out` (which must not exist); returns the largest logit gap
-    between merged and base + adapter in float32.
+    """Write the base with the adapter merged into it to the folder `out`, which must not exist.
+    Returns the largest difference of a logit between the merged model and base + adapter, both in
+    float32, on one short prompt.
 
     Raises:
-        WorkerFailure: when the adapter does not fit, or merging changed what the model says.
+        WorkerFailure: when the adapter does not fit the base, or the difference is more than
+            `ALLOWED_GAP`.
     """
-    kept_type = read_json(base_path / "config.json").get("dtype", "float32")
+    saved_dtype = read_json(base_path / "config.json").get("dtype", "float32")
     model, tokenizer = load_transformers(base_path, pick_device("cpu"), "float32")
     network = HubNetwork(model, known_ids(model.config, tokenizer), "exported by transformers")
     tuned = network.new_adapter(LoraSpec.from_folder(adapter), seed=0)
     tuned.load(read_adapter(adapter))
     renderer = Renderer(tokenizer, stop_ids_of(model.config, tokenizer, base_path))
     ids = renderer.prompt([{"role": "user", "content": "Add 2, 3."}])
-    wanted = network.logits(ids, tuned)
+    expected_logits = network.logits(ids, tuned)
     with torch.no_grad():
         merged = network.peft.merge_and_unload(safe_merge=True)
-        gap = float((merged(input_ids=torch.tensor([ids])).logits[0] - wanted).abs().max())
+        gap = float((merged(input_ids=torch.tensor([ids])).logits[0] - expected_logits).abs().max())
     if gap > ALLOWED_GAP:
         raise WorkerFailure(
             "infra", "The merged model does not say what base and adapter say.", evidence=f"{gap}"
         )
-    aside = out.with_name(f".{out.name}.{os.getpid()}")
-    shutil.rmtree(aside, ignore_errors=True)
-    merged.to(getattr(torch, kept_type)).save_pretrained(aside)
-    tokenizer.save_pretrained(aside)
-    os.replace(aside, out)
+    temporary = out.with_name(f".{out.name}.{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    merged.to(getattr(torch, saved_dtype)).save_pretrained(temporary)
+    tokenizer.save_pretrained(temporary)
+    os.replace(temporary, out)
     return gap
 
 
 def main(config_file: Path) -> int:
+    """Merge as the JSON file says and print one line of JSON, the result or the error. Returns the
+    exit status: 0, or 3 after an error."""
     config = read_json(config_file)
     out = Path(config["out"])
     try:
@@ -67,7 +71,7 @@ def main(config_file: Path) -> int:
     except (WorkerFailure, OSError) as error:
         sys.stdout.write(json.dumps({"error": str(error)}) + "\n")
         return 3
-    files = sorted(p.name for p in out.iterdir())
+    files = sorted(path.name for path in out.iterdir())
     sys.stdout.write(json.dumps({"path": str(out), "files": files, "max_logit_gap": gap}) + "\n")
     return 0
 

@@ -48,8 +48,8 @@ from engine.worker.serving.chat_request import ChatRequest, Refused, parse_chat
 from engine.worker.serving.own_models import OwnModels
 from engine.worker.serving.vllm_models import VllmModels, serving_plan
 
-MAX_BODY = 4 * 1024 * 1024
-MAX_HEADERS = 64 * 1024
+MAX_BODY = 4 * 1024 * 1024  # bytes
+MAX_HEADERS = 64 * 1024  # bytes
 MAX_BUSY = 32  # answers in progress
 MAX_CONNECTIONS = 128
 BODY_S = 20.0  # for the whole body of a request
@@ -62,25 +62,35 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class ImpatientStream(StreamingResponse):
-    """A stream that ends when its client no longer reads: it would hold the model for ever."""
+    """A streamed response that ends when its client stops reading for `STALL_S`; otherwise it would
+    occupy the model for ever."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def patient(message: Message) -> None:
+        """Send the stream, then close the source of its pieces. Raises TimeoutError when the client
+        stops reading."""
+
+        async def send_in_time(message: Message) -> None:
             async with asyncio.timeout(STALL_S):
                 await send(message)
 
         try:
-            await super().__call__(scope, receive, patient)
+            await super().__call__(scope, receive, send_in_time)
         finally:
             pieces = self.body_iterator
-            if isinstance(pieces, AsyncGenerator):  # now, and not when somebody collects it
+            if isinstance(pieces, AsyncGenerator):  # at once, so that the model is free again
                 await pieces.aclose()
 
 
 class Server:
-    """The HTTP side: routes, the key, idleness."""
+    """The HTTP side of a deployment: routes, the key, and the end after a time without requests.
+
+    Args:
+        idle_minutes: after this long without a request the server stops; 0 means never.
+    """
 
     def __init__(self, folder: DeployDir, served: Served, idle_minutes: float) -> None:
+        """`folder` is the deployment's and holds its key; `served` answers the requests. Nothing
+        listens before `run`."""
         self.folder = folder
         self.served = served
         self.key = folder.key.read_text().strip().encode()
@@ -91,6 +101,7 @@ class Server:
         self.port = 0  # known once it listens
 
     def app(self) -> Starlette:
+        """The routes. All but /health need the deployment's key."""
         return Starlette(
             routes=[
                 Route("/health", self.local(self.health)),
@@ -102,39 +113,47 @@ class Server:
         )
 
     def local(self, handler: Handler) -> Handler:
-        """Loopback Host and Origin, for every route: a page in a browser is somebody else."""
+        """`handler`, but only for requests whose Host, and Origin if there is one, are on loopback:
+        421 or 403 otherwise. That keeps out pages in a browser, which can reach loopback too."""
 
-        async def wrapped(request: Request) -> Response:
+        async def check_and_handle(request: Request) -> Response:
+            """`handler`'s response, or 421 or 403 for a request that is not from loopback."""
             host = request.headers.get("host", "").rsplit(":", 1)[0]
             if host not in _LOCAL:
                 return problem(421, "This server answers on loopback only.")
             origin = request.headers.get("origin")
-            if origin is not None and not _own_origin(origin):
+            if origin is not None and not _is_local_origin(origin):
                 return problem(403, "This Origin may not call.")
             return await handler(request)
 
-        return wrapped
+        return check_and_handle
 
     def guarded(self, handler: Handler) -> Handler:
-        """Key and error shape, for every route but /health."""
+        """`handler` as `local` guards it, but only for requests with the deployment's bearer token
+        (401 otherwise). Refused becomes an error response."""
 
-        async def wrapped(request: Request) -> Response:
-            offered = request.headers.get("authorization", "").encode("utf-8", "replace")
-            kind, _, token = offered.partition(b" ")
-            if kind.lower() != b"bearer" or not hmac.compare_digest(token.strip(), self.key):
+        async def check_and_handle(request: Request) -> Response:
+            """`handler`'s response, or an error where the token is wrong or the request is
+            refused."""
+            header = request.headers.get("authorization", "").encode("utf-8", "replace")
+            scheme, _, token = header.partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(token.strip(), self.key):
                 return problem(401, "A bearer token is needed.")
+            # Only a request with the key counts as use, which keeps the server from stopping.
             self.last_used = time.monotonic()
             try:
                 return await handler(request)
             except Refused as refusal:
                 return problem(refusal.status, refusal.message)
 
-        return self.local(wrapped)
+        return self.local(check_and_handle)
 
     async def health(self, _: Request) -> Response:
+        """Answers that the server is up, and how many answers are in progress."""
         return JSONResponse({"status": "ok", "active": self.busy})
 
     async def models(self, _: Request) -> Response:
+        """The names of the base and its adapters, as OpenAI's list of models."""
         data = [
             {"id": name, "object": "model", "created": 0, "owned_by": "honesmith"}
             for name in self.served.names()
@@ -142,18 +161,28 @@ class Server:
         return JSONResponse({"object": "list", "data": data})
 
     async def chat(self, request: Request) -> Response:
-        asked = parse_chat(await body_of(request))
-        if asked.model not in self.served.names():
-            names = ", ".join(self.served.names())
-            raise Refused(404, f"No model {asked.model!r} here; there are {names}.")
+        """Answer a chat completion, whole or as a stream of events.
+
+        Raises:
+            Refused: 404 for an unknown model, 429 with `MAX_BUSY` answers in progress, and what the
+                body or the prompt is refused for.
+        """
+        chat_request = parse_chat(await body_of(request))
+        if chat_request.model not in self.served.names():
+            known_names = ", ".join(self.served.names())
+            raise Refused(404, f"No model {chat_request.model!r} here; there are {known_names}.")
         if self.busy >= MAX_BUSY:
             raise Refused(429, f"{self.busy} answers are in progress; ask again later.")
-        if not asked.stream:
-            return JSONResponse(await self.working(run_in_threadpool(self.served.complete, asked)))
-        self.served.prompt_ids(asked)  # refusals come before the stream begins
-        return ImpatientStream(self.events(asked), media_type="text/event-stream")
+        if not chat_request.stream:
+            return JSONResponse(
+                await self.working(run_in_threadpool(self.served.complete, chat_request))
+            )
+        self.served.prompt_ids(chat_request)  # refusals come before the stream begins
+        return ImpatientStream(self.events(chat_request), media_type="text/event-stream")
 
     async def working(self, answer: Awaitable[_T]) -> _T:
+        """Await `answer`, counted meanwhile as in progress, so that the server does not stop for
+        idleness."""
         self.busy += 1
         try:
             return await answer
@@ -161,10 +190,12 @@ class Server:
             self.busy -= 1
             self.last_used = time.monotonic()
 
-    async def events(self, asked: ChatRequest) -> AsyncIterator[str]:
+    async def events(self, chat_request: ChatRequest) -> AsyncIterator[str]:
+        """The pieces of an answer as server-sent events, `[DONE]` last; counted meanwhile as in
+        progress."""
         self.busy += 1
         try:
-            async for piece in iterate_in_threadpool(self.served.pieces(asked)):
+            async for piece in iterate_in_threadpool(self.served.pieces(chat_request)):
                 yield f"data: {json.dumps(piece)}\n\n"
             yield "data: [DONE]\n\n"
         finally:
@@ -172,7 +203,12 @@ class Server:
             self.last_used = time.monotonic()
 
     async def adapters(self, request: Request) -> Response:
-        """Add an adapter to what is served. Raises Refused where it cannot be read."""
+        """Load an adapter, given in the body as `name` and `path`, and serve it under that name.
+
+        Raises:
+            Refused: 400 when the body or the adapter cannot be read or does not fit, 409 when the
+                adapter changes nothing.
+        """
         body = await body_of(request)
         if not isinstance(body, dict) or not body.get("name") or not body.get("path"):
             raise Refused(400, "name and path are needed.")
@@ -182,19 +218,20 @@ class Server:
             await self.working(run_in_threadpool(self.served.add, str(body["name"]), folder))
         except Refused:
             raise
-        except Exception as error:
+        except Exception as error:  # a damaged adapter can fail anywhere while it loads
             traceback.print_exc()
             raise Refused(400, f"{folder.name} holds no adapter that can be read.") from error
         self.announce()
         return JSONResponse({"models": self.served.names()})
 
     async def stop(self, _: Request) -> Response:
+        """Tell the server to stop; the answer comes before it does."""
         if self.uvicorn is not None:
             self.uvicorn.should_exit = True
         return JSONResponse({"stopping": True})
 
     def announce(self) -> None:
-        """Write ready.json: where we are and what we serve."""
+        """Write ready.json, which says where this server is and which models it has."""
         write_json(
             self.folder.ready,
             {
@@ -206,7 +243,14 @@ class Server:
         )
 
     async def run(self, port: int) -> None:
-        """Serve until stopped or idle for too long."""
+        """Serve until stopped, idle for too long, or without a model that works.
+
+        Args:
+            port: 0 for any free one.
+
+        Raises:
+            RuntimeError: when the port cannot be opened.
+        """
         config = uvicorn.Config(
             self.app(),
             host="127.0.0.1",
@@ -228,7 +272,8 @@ class Server:
         self.announce()
         while not serving.done():
             await asyncio.wait({serving}, timeout=1.0)
-            if not self.served.models.is_alive:  # the next call starts another deployment
+            # A vLLM server that has died: stop, so that the next call starts a new deployment.
+            if not self.served.models.is_alive:
                 server.should_exit = True
             idle = time.monotonic() - self.last_used
             if self.idle_s > 0 and self.busy == 0 and idle > self.idle_s:
@@ -237,7 +282,12 @@ class Server:
 
 
 async def body_of(request: Request) -> Any:
-    """The JSON body. Raises Refused when it is too large, too slow or no JSON."""
+    """The request's body, decoded from JSON.
+
+    Raises:
+        Refused: 413 when it is larger than `MAX_BODY`, 408 when it takes longer than `BODY_S`, 400
+            when it is no JSON.
+    """
     size = 0
     parts = []
     try:
@@ -255,13 +305,15 @@ async def body_of(request: Request) -> Any:
         raise Refused(400, "The body is no JSON.") from error
 
 
-def _own_origin(origin: str) -> bool:
+def _is_local_origin(origin: str) -> bool:
+    """Whether an Origin header names a page on loopback, on any port."""
     scheme, _, host = origin.partition("://")
     return scheme in ("http", "https") and host.rsplit(":", 1)[0] in _LOCAL
 
 
 def check_rank(folder: Path) -> None:
-    """Refuse an adapter whose own word on its size would fill the memory before it is compared."""
+    """Refuse (400) an adapter whose config has no rank or one above the limit, before memory of
+    that size is allocated for it."""
     try:
         rank = read_json(folder / "adapter_config.json")["r"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -271,18 +323,23 @@ def check_rank(folder: Path) -> None:
 
 
 def problem(status: int, message: str) -> JSONResponse:
+    """An error response in OpenAI's shape."""
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
     error = {"message": message, "type": "invalid_request_error", "code": status}
     return JSONResponse({"error": error}, status, headers)
 
 
 def main(path: Path) -> int:
-    """Load, announce, serve; returns the exit status."""
+    """Load the models of the deployment folder `path` and serve them until the server stops.
+
+    Returns the exit status: 0 after an ordinary end, or at once where another process serves this
+    deployment already; 3 after an error, which is written to failed.json.
+    """
     quiet_libraries()
     folder = DeployDir(path)
-    with folder.lock.open("a") as lock:
+    with folder.lock.open("a") as lock_file:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return 0  # somebody serves this deployment already
         config = read_json(folder.config)
@@ -306,13 +363,18 @@ def main(path: Path) -> int:
 
 
 def load_models(folder: DeployDir, config: Json) -> Models:
-    """The base, on what the deployment's config.json says. Raises WorkerFailure or UserError."""
-    base, device = Path(config["base_path"]), os.environ.get("HONESMITH_DEVICE", "cpu")
+    """The models of a deployment, so far without adapters, on the engine that its config.json
+    names: a vLLM server or, by default, our own sampler.
+
+    Raises:
+        WorkerFailure, UserError: when the base cannot be loaded, or vLLM is not set up.
+    """
+    base_path, device = Path(config["base_path"]), os.environ.get("HONESMITH_DEVICE", "cpu")
     thinking = bool(config.get("thinking", False))
-    weights = weight_hashes(folder.home, base)
+    weights = weight_hashes(folder.home, base_path)
     if config.get("serve_with") != "vllm":
         return OwnModels(
-            base,
+            base_path,
             config["base_name"],
             device,
             thinking=thinking,
@@ -321,7 +383,7 @@ def load_models(folder: DeployDir, config: Json) -> Models:
         )
     plan = serving_plan(
         vllm_env.require_python(folder.home),
-        base,
+        base_path,
         device,
         rank=int(config.get("lora_rank") or 0),
         share=float(config.get("memory_share") or 0.5),

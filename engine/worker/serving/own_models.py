@@ -18,17 +18,19 @@ from engine.worker.rollouts.renderer import Renderer
 from engine.worker.serving.chat_request import Refused
 from engine.worker.update.checkpoint import require_base
 
-SAME_LOGITS = 1e-6
+SAME_LOGITS = 1e-6  # an adapter that moves no logit by more changes nothing
 
 
 class OwnModels:
-    """See the module.
+    """A base and its adapters on our own sampler.
 
     Args:
         base_path: the base model's folder.
-        base_name: the model name the base answers to.
+        base_name: the model name that stands for the base.
+        device: a leased device id, such as `cpu` or `cuda:0`.
         thinking: whether prompts open a think block.
-        base_weights: SHA-256 of the base's weight files; adapters made for others are refused.
+        base_weights: SHA-256 of the base's weight files, by file name; an adapter made for other
+            weights is refused. None: not checked.
         compared: see `load_base`.
     """
 
@@ -42,6 +44,9 @@ class OwnModels:
         base_weights: dict[str, str] | None = None,
         compared: Path | None = None,
     ) -> None:
+        """Load the base in `base_path`, which answers as `base_name`. With `base_weights` (SHA-256
+        by file name) adapters made for other weights are refused. Raises WorkerFailure when the
+        base cannot be loaded."""
         set_threads()
         self.base_weights = base_weights or {}
         self.base = load_base(base_path, pick_device(device), "auto", compared=compared)
@@ -55,16 +60,20 @@ class OwnModels:
 
     @property
     def is_alive(self) -> bool:
+        """Always True: this sampler has no process of its own that could die."""
         return True
 
     def names(self) -> list[str]:
+        """The base's name, then those of the adapters in the order they were added."""
         return [self.base_name, *self.adapters]
 
     def add(self, name: str, folder: Path) -> None:
-        """Load an adapter under a model name; loading the same one again does nothing.
+        """Load the adapter in `folder` under the model name `name`, in place of an earlier one of
+        that name. Loading the same folder again does nothing.
 
         Raises:
-            Refused: 409 when it changes nothing, 400 when it does not fit the base.
+            Refused: 409 when it changes nothing, 400 when it cannot be read or does not fit the
+                base. What was served before stays.
         """
         with self.lock:
             if self.adapters.get(name) == str(folder):
@@ -73,34 +82,35 @@ class OwnModels:
             try:
                 require_base(folder, self.base_weights)
                 state = read_adapter(folder)
-                made = network.new_adapter(LoraSpec.from_folder(folder), seed=0)
+                new_adapter = network.new_adapter(LoraSpec.from_folder(folder), seed=0)
             except WorkerFailure as error:
                 raise Refused(400, f"{error.message} {error.evidence}".strip()) from error
             try:
-                made.load(state)
-                if self._difference(made) <= SAME_LOGITS:
+                new_adapter.load(state)
+                if self._difference(new_adapter) <= SAME_LOGITS:
                     raise Refused(409, f"The adapter of {name} gives the same logits as the base.")
             except WorkerFailure as error:
-                network.drop_adapter(made)
+                network.drop_adapter(new_adapter)
                 raise Refused(400, f"{error.message} {error.evidence}".strip()) from error
             except Refused:
-                network.drop_adapter(made)
+                network.drop_adapter(new_adapter)
                 raise
-            old = self._loaded.get(name)
-            self._loaded[name] = made
+            replaced = self._loaded.get(name)
+            self._loaded[name] = new_adapter
             self.adapters[name] = str(folder)
-            if old is not None:
-                network.drop_adapter(old)
+            if replaced is not None:
+                network.drop_adapter(replaced)
 
     def _difference(self, adapter: Adapter) -> float:
-        """Largest change of a logit on a fixed prompt."""
+        """The largest change of a logit by the adapter, on one fixed prompt."""
         ids = self.renderer.prompt([{"role": "user", "content": "What is 12 + 30? Say hello."}])
         network = self.base.network
         return float((network.logits(ids, adapter) - network.logits(ids, None)).abs().max())
 
     @contextmanager
     def speaking_as(self, name: str) -> Iterator[Sampler]:
-        """Inside, the model is the one called `name`; nobody else may use it meanwhile."""
+        """Inside this context the sampler it gives is the model called `name`; others wait until it
+        ends. Raises Refused (404) for an unknown name."""
         with self.lock:
             if name != self.base_name and name not in self._loaded:
                 raise Refused(404, f"No model {name!r} here; there are {', '.join(self.names())}.")

@@ -35,16 +35,17 @@ LEAST_RANK = 64  # room for adapters that come later; a slot of this rank costs 
 
 
 class VllmModels:
-    """See the module.
+    """A base and its adapters on a vLLM server.
 
     Args:
-        plan: how the server is run; `rank` of adapters is at least 64 in it.
-        base_name: the model name the base answers to.
-        folder: where adapters are copied to, so that nothing of theirs changes under the server.
-        log: the server's output.
+        plan: how the server is run; it has room for adapters of at least rank 64.
+        base_name: the model name that stands for the base.
+        folder: where adapters are copied to, so that later changes of the originals do not matter.
+        log: the file for the server's output.
         thinking: whether prompts open a think block.
-        base_weights: SHA-256 of the base's weight files; adapters made for others are refused.
-        argv: another program in the server's place; tests only.
+        base_weights: SHA-256 of the base's weight files, by file name; an adapter made for other
+            weights is refused. None: not checked.
+        argv: a program to run in the server's place; for tests only.
 
     Raises:
         WorkerFailure: when the server does not become ready.
@@ -61,12 +62,15 @@ class VllmModels:
         base_weights: dict[str, str] | None = None,
         argv: tuple[str, ...] = (),
     ) -> None:
+        """Start the server by `plan` and wait until it is ready; adapters will be copied to
+        `folder`. With `base_weights` (SHA-256 by file name) adapters made for other weights are
+        refused. Raises WorkerFailure when the server does not become ready."""
         self.base_name = base_name
         self.base_weights = base_weights or {}
         self.folder = folder
-        facts = _without_weights(plan.model)
+        model_without_weights = _model_without_weights(plan.model)
         tokenizer = AutoTokenizer.from_pretrained(plan.model, trust_remote_code=False)
-        stop_ids = stop_ids_of(facts.config, tokenizer, Path(plan.model))
+        stop_ids = stop_ids_of(model_without_weights.config, tokenizer, Path(plan.model))
         self.renderer = Renderer(tokenizer, stop_ids, thinking=thinking)
         self.limit = plan.max_length
         self.adapters: dict[str, str] = {}
@@ -78,8 +82,8 @@ class VllmModels:
             self.process,
             folder=folder,
             stop_ids=stop_ids,
-            vocab=known_ids(facts.config, tokenizer),
-            model_vocab=int(facts.config.get_text_config().vocab_size),
+            vocab=known_ids(model_without_weights.config, tokenizer),
+            model_vocab=int(model_without_weights.config.get_text_config().vocab_size),
         )
         try:
             self.process.wait_ready()
@@ -89,16 +93,20 @@ class VllmModels:
 
     @property
     def is_alive(self) -> bool:
+        """False once the server's process has ended."""
         return self.process.is_alive
 
     def names(self) -> list[str]:
+        """The base's name, then those of the adapters in the order they were added."""
         return [self.base_name, *self.adapters]
 
     def add(self, name: str, folder: Path) -> None:
-        """Load an adapter under a model name; loading the same one again does nothing.
+        """Load the adapter in `folder` under the model name `name`, in place of an earlier one of
+        that name. Loading the same folder again does nothing.
 
         Raises:
-            Refused: 409 when it changes nothing, 400 when it does not fit.
+            Refused: 409 when it changes nothing, 400 when it cannot be read, does not fit or has
+                too high a rank, 500 when vLLM fails. What was served before stays.
         """
         with self._lock:
             if self.adapters.get(name) == str(folder):
@@ -109,29 +117,34 @@ class VllmModels:
                 read_adapter(folder)  # finite numbers in safetensors, or it goes no further
             except WorkerFailure as error:
                 raise Refused(400, f"{error.message} {error.evidence}".strip()) from error
-            most = rank_limit(self.process.plan.lora_rank)
-            if spec.rank > most:
+            max_rank = rank_limit(self.process.plan.lora_rank)
+            if spec.rank > max_rank:
                 raise Refused(
                     400,
-                    f"{name} has rank {spec.rank}, this process takes up to {most}: stop the"
+                    f"{name} has rank {spec.rank}, this process takes up to {max_rank}: stop the"
                     f" deployment of {self.base_name}, then deploy {name} first.",
                 )
-            slot = self._load(folder)
+            slot = self._load_copy(folder)
             try:
                 if self._difference(slot) <= SAME_LOGPROBS:
                     raise Refused(409, f"The adapter of {name} gives the same logits as the base.")
             except Refused:
                 self._unload(slot)
                 raise
-            old = self._slots.get(name)
+            replaced_slot = self._slots.get(name)
             self._slots[name] = slot
             self.adapters[name] = str(folder)
-            if old is not None:
-                self._unload(old)
+            if replaced_slot is not None:
+                self._unload(replaced_slot)
 
     @contextmanager
     def speaking_as(self, name: str) -> Iterator[VllmSampler]:
-        """A sampler that answers as the model called `name`, beside whatever others answer."""
+        """A context whose sampler answers as the model called `name`; others may answer at the same
+        time.
+
+        Raises:
+            Refused: 404 for an unknown name, 500 when sampling fails inside.
+        """
         slot = BASE if name == self.base_name else self._slots.get(name)
         if slot is None:
             raise Refused(404, f"No model {name!r} here; there are {', '.join(self.names())}.")
@@ -143,22 +156,25 @@ class VllmModels:
     def close(self) -> None:
         self.sampler.close()
 
-    def _load(self, folder: Path) -> str:
-        """A copy under a name and in a directory that no other adapter ever had."""
+    def _load_copy(self, folder: Path) -> str:
+        """Copy the adapter into a new folder and load that copy, under a name no other adapter ever
+        had. Returns that name. Raises Refused (400) when vLLM does not load it."""
         self._number += 1
         slot = f"adapter-{self._number}"
-        own = self.folder / slot
-        own.mkdir(parents=True)
+        copy_folder = self.folder / slot
+        copy_folder.mkdir(parents=True)
         for file in ("adapter_config.json", WEIGHTS):
-            shutil.copyfile(folder / file, own / file)
+            shutil.copyfile(folder / file, copy_folder / file)
         try:
-            self.sampler.client.load(slot, own)
+            self.sampler.client.load(slot, copy_folder)
         except VllmError as error:
-            shutil.rmtree(own, ignore_errors=True)
+            shutil.rmtree(copy_folder, ignore_errors=True)
             raise Refused(400, f"The adapter cannot be loaded: {error}") from error
         return slot
 
     def _unload(self, slot: str) -> None:
+        """Make vLLM forget the adapter and delete its copy. Raises Refused (500) when vLLM
+        fails."""
         try:
             self.sampler.client.unload(slot)
         except VllmError as error:
@@ -166,18 +182,23 @@ class VllmModels:
         shutil.rmtree(self.folder / slot, ignore_errors=True)
 
     def _difference(self, slot: str) -> float:
-        """Largest change of a log-probability along a fixed prompt."""
+        """The largest change of a log-probability by the adapter, along one fixed prompt. Raises
+        Refused (500) when vLLM fails."""
         ids = self.renderer.prompt([{"role": "user", "content": "What is 12 + 30? Say hello."}])
         client = self.sampler.client
         try:
             tuned, plain = client.prompt_logprobs(slot, ids), client.prompt_logprobs(BASE, ids)
         except VllmError as error:
             raise Refused(500, f"vLLM did not answer: {error}") from error
-        return max(abs(a - b) for a, b in zip(tuned, plain, strict=True))
+        return max(
+            abs(tuned_logprob - plain_logprob)
+            for tuned_logprob, plain_logprob in zip(tuned, plain, strict=True)
+        )
 
 
-def _without_weights(folder: Path) -> PreTrainedModel:
-    """The model as its folder describes it: what its ids mean, and no memory for weights."""
+def _model_without_weights(folder: Path) -> PreTrainedModel:
+    """The model that `folder` describes, with its configs but without memory for its weights:
+    enough to know what its token ids mean."""
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -187,25 +208,29 @@ def _without_weights(folder: Path) -> PreTrainedModel:
 
 
 def serving_plan(python: Path, model: Path, device: str, *, rank: int, share: float) -> Plan:
-    """How a deployment's server is run.
+    """How the vLLM server of a deployment is to be run.
 
     Args:
+        python: the interpreter that has vLLM installed.
+        model: the base model's folder.
         device: a leased device id, `cpu` or `cuda:N`.
-        rank: of the adapter it is started for; 0 for none.
-        share: of a GPU's memory it may take.
+        rank: of the adapter that the server is started for; 0 for none.
+        share: how much of a GPU's memory it may take, limited to 0.1 to 0.9.
     """
     cpu = not device.startswith("cuda")
     config = AutoConfig.from_pretrained(model, trust_remote_code=False).get_text_config()
+    # 4096 where the model does not say how long its context is.
     context = int(getattr(config, "max_position_embeddings", None) or 4096)
     return Plan(
         python=python,
         model=model,
         device="cpu" if cpu else "cuda",
         dtype="float32" if cpu else "bfloat16",
+        # On a CPU less is computed at once, since memory for keys and values is 1 GiB there.
         max_length=min(context, 4096) if cpu else context,
         rows=64 if cpu else 256,
         lora_rank=max(LEAST_RANK, rank),
-        adapters=4,
+        adapters=4,  # that answer at the same time
         memory=2**30 if cpu else min(0.9, max(0.1, share)),
         threads=cpu_threads(),
     )

@@ -47,36 +47,38 @@ def save(
     base_ref: str,
     base_weights: dict[str, str] | None = None,
 ) -> Path:
-    """Write `checkpoints/step_NNNNNN`; a complete one of the same step is left as it is.
+    """Write `checkpoints/step_NNNNNN` and return its folder; a complete checkpoint of the same step
+    is left as it is.
 
     Args:
-        base_ref, base_weights: the base's name and the SHA-256 of its weight files, so that the
-            adapter is never put on another model of the same shape.
+        base_ref, base_weights: the base's name and the SHA-256 of its weight files, by file name;
+            they are recorded, so that the adapter is never put on another model of the same shape.
 
     Raises:
-        WorkerFailure: kind infra, when the disk has no room; nothing of it stays then.
+        WorkerFailure: kind infra, when the disk is full or read-only. Nothing of the checkpoint is
+            left then.
     """
     final = run.checkpoint(progress.step)
     if (final / MANIFEST).exists():
         return final
     sweep(run)
-    aside = final.with_name(f".{final.name}.{os.getpid()}")
+    temporary = final.with_name(f".{final.name}.{os.getpid()}")
     try:
-        aside.mkdir(parents=True)
-        _write(aside, run, policy, optimizer, progress, base_ref, base_weights or {})
+        temporary.mkdir(parents=True)
+        _write_files(temporary, run, policy, optimizer, progress, base_ref, base_weights or {})
         shutil.rmtree(final, ignore_errors=True)  # an incomplete one of an earlier attempt
-        os.replace(aside, final)
+        os.replace(temporary, final)
         sync_folder(final.parent)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         if is_full_or_read_only(error):
             raise not_written(final, error) from error
         raise
     return final
 
 
-def _write(
-    aside: Path,
+def _write_files(
+    folder: Path,
     run: RunDir,
     policy: Policy,
     optimizer: AdamW,
@@ -84,38 +86,50 @@ def _write(
     base_ref: str,
     base_weights: dict[str, str],
 ) -> None:
-    """Every file of a checkpoint, the manifest last, each one synced."""
-    save_adapter(policy.adapter, aside, base_ref)
-    save_file(_optimizer_tensors(policy, optimizer), aside / OPTIMIZER)
-    (aside / STATE).write_text(json.dumps({"step": progress.step, **progress.state}))
-    for file in sorted(aside.iterdir()):
-        _sync(file)
+    """Write every file of a checkpoint into `folder` and sync it to disk, the manifest last:
+    adapter, optimizer, trainer state. `base_ref` and `base_weights` are the base's name and the
+    SHA-256 of its files."""
+    save_adapter(policy.adapter, folder, base_ref)
+    save_file(_optimizer_tensors(policy, optimizer), folder / OPTIMIZER)
+    (folder / STATE).write_text(json.dumps({"step": progress.step, **progress.state}))
+    for file in sorted(folder.iterdir()):
+        _sync_file(file)
     manifest = {
         "run": run.id,
         "step": progress.step,
         "base": base_ref,
         "base_weights": base_weights,
-        "files": {f.name: {"bytes": f.stat().st_size, "sha256": digest(f)} for f in _files(aside)},
+        "files": {
+            path.name: {"bytes": path.stat().st_size, "sha256": digest(path)}
+            for path in _described_files(folder)
+        },
     }
-    write_json(aside / MANIFEST, manifest)
+    write_json(folder / MANIFEST, manifest)
 
 
 def sweep(run: RunDir) -> None:
-    """Clear away what an attempt that died while saving or tidying left behind; nobody else
-    writes here."""
-    unfinished = [p for p in run.checkpoints.glob("step_*") if not (p / MANIFEST).exists()]
-    for left in [*run.checkpoints.glob(".step_*"), *run.checkpoints.glob(".best.*"), *unfinished]:
-        if left.is_symlink():
-            left.unlink()
+    """Delete what an attempt left behind that died while it saved or deleted checkpoints: temporary
+    files, and checkpoints without a manifest. Only this process writes into the folder now."""
+    without_manifest = [
+        path for path in run.checkpoints.glob("step_*") if not (path / MANIFEST).exists()
+    ]
+    for leftover in [
+        *run.checkpoints.glob(".step_*"),
+        *run.checkpoints.glob(".best.*"),
+        *without_manifest,
+    ]:
+        if leftover.is_symlink():  # a half-made `best`
+            leftover.unlink()
         else:
-            shutil.rmtree(left, ignore_errors=True)
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def restore(folder: Path, policy: Policy, optimizer: AdamW) -> Progress:
-    """Put a checkpoint's weights and optimizer state in place.
+    """Load a checkpoint's weights and optimizer state into `policy` and `optimizer`. Returns the
+    step it was taken at and the loop's state.
 
     Raises:
-        WorkerFailure: kind infra, when a file differs from the manifest.
+        WorkerFailure: kind infra, when a file is missing or differs from the manifest.
     """
     verify(folder)
     policy.adapter.load(read_adapter(folder))
@@ -125,7 +139,7 @@ def restore(folder: Path, policy: Policy, optimizer: AdamW) -> Progress:
 
 
 def verify(folder: Path) -> None:
-    """Hold every file against the manifest.
+    """Compare every file of a checkpoint with its manifest.
 
     Raises:
         WorkerFailure: kind infra, naming the first file that is missing or differs.
@@ -141,37 +155,42 @@ def verify(folder: Path) -> None:
 
 
 def set_aside(folder: Path) -> Path:
-    """Rename a damaged checkpoint so that it is none any more; returns where it is now."""
-    aside = folder.with_name(f"damaged_{folder.name}")
-    shutil.rmtree(aside, ignore_errors=True)  # of an earlier time
-    os.replace(folder, aside)
+    """Rename a damaged checkpoint to `damaged_...`, so that it no longer counts as one. Returns its
+    new folder; an earlier one of that name is replaced."""
+    new_folder = folder.with_name(f"damaged_{folder.name}")
+    shutil.rmtree(new_folder, ignore_errors=True)  # the same step was damaged before
+    os.replace(folder, new_folder)
     sync_folder(folder.parent)
-    return aside
+    return new_folder
 
 
 def _damage(folder: Path) -> str:
-    """What is wrong with the first file that is not as the manifest says, "" where all are."""
+    """What is wrong with the first file that is missing or differs from the manifest, or with the
+    manifest itself; "" when all files match."""
     try:
-        files = {
+        hashes = {
             name: facts["sha256"] for name, facts in read_json(folder / MANIFEST)["files"].items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} cannot be read"
-    for name, wanted in files.items():
+    for name, expected in hashes.items():
         if not (folder / name).is_file():
             return f"{name} is missing"
-        if digest(folder / name) != wanted:
+        if digest(folder / name) != expected:
             return f"{name} does not match its manifest"
     return ""
 
 
 def require_base(folder: Path, base_weights: dict[str, str]) -> None:
-    """Hold the base an adapter was trained on against the one it is about to be put on.
+    """Check that an adapter is put on the base it was trained on. A folder without a manifest was
+    not made by this program and passes unchecked.
 
-    A folder without a manifest comes from elsewhere and says nothing about its base.
+    Args:
+        folder: the adapter's folder.
+        base_weights: SHA-256 of the present base's weight files, by file name; {} where unknown.
 
     Raises:
-        WorkerFailure: kind config, when both are known and differ.
+        WorkerFailure: kind config, when the hashes of both are known and differ.
     """
     try:
         trained_on = read_json(folder / MANIFEST).get("base_weights") or {}
@@ -187,29 +206,33 @@ def require_base(folder: Path, base_weights: dict[str, str]) -> None:
 
 
 def mark_best(run: RunDir, step: int) -> None:
-    """Point `checkpoints/best` at a step; swapped in one rename."""
-    aside = run.best.with_name(f".best.{os.getpid()}")
-    aside.unlink(missing_ok=True)
-    aside.symlink_to(run.checkpoint(step).name)
-    os.replace(aside, run.best)
+    """Point the link `checkpoints/best` at the checkpoint of `step`. The link is replaced in one
+    rename, so it never points nowhere."""
+    temporary = run.best.with_name(f".best.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(run.checkpoint(step).name)
+    os.replace(temporary, run.best)
 
 
 def prune(run: RunDir, keep: int, pinned: set[int]) -> None:
-    """Delete all but the last `keep` checkpoints and the pinned steps."""
+    """Delete all checkpoints but the last `keep` and those of the steps in `pinned`."""
     steps = run.checkpoint_steps()
     for step in steps[: max(0, len(steps) - keep)]:
         if step not in pinned:
-            # First what makes it one: a checkpoint that is half deleted must not look whole.
+            # The manifest goes first: without it a half-deleted checkpoint does not count as one.
             (run.checkpoint(step) / MANIFEST).unlink()
             shutil.rmtree(run.checkpoint(step), ignore_errors=True)
 
 
 def digest(file: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _optimizer_tensors(policy: Policy, optimizer: AdamW) -> dict[str, torch.Tensor]:
+    """The optimizer's state as a flat dict of tensors on the CPU, named "<index of the
+    parameter>.<name>". Parameters that were never moved have none."""
     tensors = {}
     for index, parameter in enumerate(policy.parameters()):
         for name, value in optimizer.state.get(parameter, {}).items():
@@ -218,9 +241,15 @@ def _optimizer_tensors(policy: Policy, optimizer: AdamW) -> dict[str, torch.Tens
 
 
 def _load_optimizer(policy: Policy, optimizer: AdamW, tensors: dict[str, torch.Tensor]) -> None:
+    """Put back what `_optimizer_tensors` gave: each parameter's state, on the parameter's
+    device."""
     for index, parameter in enumerate(policy.parameters()):
         prefix = f"{index}."
-        state = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+        state = {
+            key.removeprefix(prefix): tensor
+            for key, tensor in tensors.items()
+            if key.startswith(prefix)
+        }
         if not state:
             continue
         optimizer.state[parameter] = {
@@ -228,13 +257,15 @@ def _load_optimizer(policy: Policy, optimizer: AdamW, tensors: dict[str, torch.T
         }
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.iterdir() if p.name != MANIFEST)
+def _described_files(folder: Path) -> list[Path]:
+    """The files that a manifest describes: all in the folder but the manifest, sorted by name."""
+    return sorted(path for path in folder.iterdir() if path.name != MANIFEST)
 
 
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
+def _sync_file(path: Path) -> None:
+    """Wait until the file's contents are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        os.fsync(descriptor)
     finally:
-        os.close(handle)
+        os.close(descriptor)

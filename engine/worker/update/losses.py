@@ -47,14 +47,15 @@ class Normaliser:
 
 @dataclass(frozen=True)
 class Clip:
-    """The ratio is held to [1 - low, 1 + high]."""
+    """The ratio is limited to the interval [1 - low, 1 + high]."""
 
     low: float
     high: float
 
 
 def clipped(ratio: torch.Tensor, advantage: torch.Tensor, clip: Clip) -> torch.Tensor:
-    """-min(ratio A, clip(ratio) A), PPO's surrogate (arXiv 1707.06347), per token."""
+    """-min(ratio A, clip(ratio) A) per token, with A the advantage: the surrogate loss of PPO
+    (arXiv 1707.06347)."""
     bounded = ratio.clamp(1 - clip.low, 1 + clip.high)
     return -torch.minimum(ratio * advantage, bounded * advantage)
 
@@ -78,9 +79,10 @@ def dapo(t: Tokens, norm: Normaliser, clip: Clip) -> torch.Tensor:
 
 
 def gspo(t: Tokens, norm: Normaliser, clip: Clip) -> torch.Tensor:
-    """Ratio of whole trajectories, exp(mean log ratio) (arXiv 2507.18071), mean over them.
+    """The ratio is that of a whole trajectory, exp(mean log ratio) (arXiv 2507.18071); the loss is
+    the mean over trajectories.
 
-    The trajectory's term is spread evenly over its tokens; its sum is what counts.
+    A trajectory's term is divided evenly among its tokens; only the sum over them matters.
     """
     sums = torch.zeros_like(t.lengths).index_add(0, t.row, t.policy - t.old)
     ratio = torch.exp(sums / t.lengths)[t.row]
@@ -89,8 +91,8 @@ def gspo(t: Tokens, norm: Normaliser, clip: Clip) -> torch.Tensor:
 
 
 def cispo(t: Tokens, norm: Normaliser, clip: Clip) -> torch.Tensor:
-    """-sg(min(ratio, 1 + high)) A log p: the weight is clipped, no token is dropped
-    (arXiv 2506.13585), mean over all tokens."""
+    """-stop_gradient(min(ratio, 1 + high)) A log p: the weight is limited, and every token keeps a
+    gradient (arXiv 2506.13585). Mean over all tokens of the batch."""
     weight = torch.exp(t.policy - t.old).detach().clamp(max=1 + clip.high)
     return -weight * t.advantage * t.policy * t.correction / norm.tokens
 
@@ -105,7 +107,9 @@ LOSSES: dict[str, Callable[[Tokens, Normaliser, Clip], torch.Tensor]] = {
 
 
 def token_weights(kind: str, t: Tokens, norm: Normaliser) -> torch.Tensor:
-    """What each token counts in loss `kind`, [tokens]: for terms that join it, such as the KL."""
+    """The weight of each token in the loss `kind`, [tokens] float32, for terms that are added to
+    that loss, such as the KL term. A kind without a rule of its own is a mean over all tokens of
+    the batch."""
     if kind in ("grpo", "gspo"):
         return 1 / (t.lengths[t.row] * norm.trajectories)
     if kind == "dr_grpo":
@@ -121,13 +125,17 @@ def kl_k3(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 
 
 def clip_share(kind: str, t: Tokens, clip: Clip) -> torch.Tensor:
-    """How many tokens the clipping of loss `kind` acts on, as a count (0-d): tokens without a
-    gradient for the surrogate losses (gspo: all of a trajectory), bounded weights for cispo."""
-    distance = t.policy.detach() - t.old
+    """The number of tokens on which the clipping of loss `kind` acts, as a tensor without
+    dimensions.
+
+    For the surrogate losses these are the tokens that get no gradient (with gspo all tokens of a
+    trajectory), for cispo those whose weight was limited.
+    """
+    log_ratio = t.policy.detach() - t.old
     if kind == "gspo":
-        sums = torch.zeros_like(t.lengths).index_add(0, t.row, distance)
-        distance = (sums / t.lengths)[t.row]
-    ratio = torch.exp(distance)
+        sums = torch.zeros_like(t.lengths).index_add(0, t.row, log_ratio)
+        log_ratio = (sums / t.lengths)[t.row]
+    ratio = torch.exp(log_ratio)
     if kind == "cispo":
         return (ratio > 1 + clip.high).sum()
     too_high = (ratio > 1 + clip.high) & (t.advantage > 0)
@@ -136,8 +144,9 @@ def clip_share(kind: str, t: Tokens, clip: Clip) -> torch.Tensor:
 
 
 def truncated_importance(old: torch.Tensor, sampled: torch.Tensor, cap: float) -> torch.Tensor:
-    """min(exp(old - sampled), cap), per token and without gradient: corrects for a sampler whose
-    numbers differ from the trainer's (truncated importance sampling, Ionides 2008)."""
+    """min(exp(old - sampled), cap) per token, without gradient: the weight that corrects for a
+    sampler whose log-probabilities differ from the trainer's (truncated importance sampling,
+    Ionides 2008)."""
     return torch.exp(old - sampled).clamp(max=cap).detach()
 
 

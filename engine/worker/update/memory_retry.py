@@ -14,8 +14,11 @@ import torch
 from engine.worker.core.failures import HINTS, WorkerFailure, out_of_memory
 from engine.worker.core.job import LoopState
 
-HALVINGS = 5  # of a run; a 32nd of what the memory was reckoned to hold: something else is too big
-KEY = "memory_halvings"  # in what checkpoints carry: a resumed run splits its batches as before
+# Most halvings in a run. A 32nd of the estimated tokens does not fit either then, so it is not the
+# number of tokens that is too large.
+HALVINGS = 5
+# Where the state, which checkpoints hold, counts the halvings: a resumed run splits as before.
+KEY = "memory_halvings"
 
 Sums = TypeVar("Sums", covariant=True)
 
@@ -24,28 +27,30 @@ class BatchPass(Protocol[Sums]):
     """A pass forward and backward over the batch of a step."""
 
     def run(self, tokens: int) -> Sums:
-        """Gradients of the whole batch, in microbatches of at most `tokens`."""
+        """Compute the gradients of the whole batch, in microbatches of at most `tokens`."""
         ...
 
     def is_finest(self, tokens: int) -> bool:
-        """Whether at so many tokens every row goes alone, so that fewer would change nothing."""
+        """Whether with microbatches of this size every row already goes alone, so that a smaller
+        size would change nothing."""
         ...
 
 
 def tokens_at_once(budget: int, state: LoopState) -> int:
-    """What is left of a microbatch's token budget after the halvings so far; at least 1."""
+    """The token budget of a microbatch after the halvings counted in `state`; at least 1."""
     return max(1, budget >> int(state.get(KEY, 0)))
 
 
 @dataclass(frozen=True)
 class MemoryRetry:
-    """Runs a pass, with half the tokens each time memory runs out.
+    """Runs a pass over a batch, again with half the tokens at once each time memory runs out.
 
     Attributes:
         budget: tokens at once before any halving.
-        state: counts the halvings of the run, for good.
-        clear: drops the gradients that an unfinished pass left.
-        tell: is told how many tokens go at once from now on, and what the failure said.
+        state: counts the halvings of the whole run; they are never taken back.
+        clear: called to drop the gradients that an unfinished pass left.
+        tell: called after each halving with the new number of tokens at once and the error's
+            message.
     """
 
     budget: int
@@ -54,9 +59,11 @@ class MemoryRetry:
     tell: Callable[[int, str], None]
 
     def run(self, batch_pass: BatchPass[Sums]) -> Sums:
-        """What `batch_pass` returns once it fits.
+        """Run `batch_pass` until it fits into memory, and return its result.
 
-        Raises WorkerFailure: kind oom, after `HALVINGS` of them or where nothing can be split.
+        Raises:
+            WorkerFailure: kind oom, when memory still runs out after `HALVINGS` halvings, or with
+                every row alone.
         """
         while True:
             tokens = tokens_at_once(self.budget, self.state)
@@ -66,18 +73,26 @@ class MemoryRetry:
             except (RuntimeError, MemoryError) as error:
                 if not out_of_memory(error):
                     raise
+                # The first line is enough: torch's messages are long.
                 message = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-            # Outside of the except block: the traceback keeps the pass's activations alive.
-            self._halve(tokens, message, alone=batch_pass.is_finest(tokens))
-            _restore(random_state)
+            # Outside of the except block, since the traceback keeps the pass's activations alive.
+            self._halve(tokens, message, every_row_alone=batch_pass.is_finest(tokens))
+            _restore_random_state(random_state)
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             self.tell(tokens_at_once(self.budget, self.state), message)
 
-    def _halve(self, tokens: int, message: str, *, alone: bool) -> None:
-        """Count one halving and drop half-made gradients. Raises WorkerFailure (oom) where none is
-        left."""
-        if alone:
+    def _halve(self, tokens: int, message: str, *, every_row_alone: bool) -> None:
+        """Count one more halving and drop the gradients of the unfinished pass.
+
+        Args:
+            tokens, message: tokens at once in the failed pass, and its error.
+            every_row_alone: whether every row went alone in it.
+
+        Raises:
+            WorkerFailure: kind oom, when the batch cannot be split further.
+        """
+        if every_row_alone:
             raise WorkerFailure(
                 "oom",
                 "Memory ran out although every row went through the model alone.",
@@ -97,11 +112,13 @@ class MemoryRetry:
 
 
 def _random_state() -> list[torch.Tensor]:
+    """The state of torch's random generators: the CPU's first, then one for each GPU in use."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return [torch.get_rng_state(), *cuda]
 
 
-def _restore(random_state: list[torch.Tensor]) -> None:
+def _restore_random_state(random_state: list[torch.Tensor]) -> None:
+    """Put back what `_random_state` gave, so that a repeated pass draws the same dropout."""
     torch.set_rng_state(random_state[0])
     if len(random_state) > 1:
         torch.cuda.set_rng_state_all(random_state[1:])

@@ -24,7 +24,7 @@ from engine.worker.core.job import Result
 from engine.worker.network.policy import Policy
 from engine.worker.ops import matmul
 
-PROBE_S = 0.05
+PROBE_S = 0.05  # how long matrix products are measured
 SIZE = {"cpu": 512, "cuda": 8192}  # rows and columns of the matrices multiplied
 
 
@@ -32,108 +32,119 @@ class Meter:
     """Counts the operations of the steps of one run."""
 
     def __init__(self, policy: Policy) -> None:
+        """Measures the machine's rate by one large matrix product, which takes about `PROBE_S`."""
         network = policy.base.network
         self.device = network.device
-        self.shares = network.forward == "own"  # prompts of a group run once
+        self.shares_prompts = network.forward == "own"  # prompts of a group run once
         self.model = read_facts(policy.base.path)
-        self.adapter = sum(p.numel() for p in policy.parameters())
+        self.adapter = sum(parameter.numel() for parameter in policy.parameters())
         self.matrix_flops = matrix_rate(network.device, network.dtype)
         self._operations = 0.0
 
     def ran(self, rows: Sequence[Row]) -> None:
-        """A microbatch of these rows went forward and backward."""
-        tokens, pairs, scored = sizes(rows, shared=self.shares)
+        """Count the operations of a microbatch of these rows that went forward and backward."""
+        tokens, pairs, scored = sizes(rows, shared=self.shares_prompts)
         self._operations += flops.update_operations(
             self.model, self.adapter, tokens=tokens, pairs=pairs, scored=scored
         )
 
     def step(self, train_s: float) -> dict[str, float]:
-        """Metrics of what ran since the last call, which took `train_s` seconds."""
-        done, self._operations = self._operations, 0.0
-        rate = done / train_s if train_s > 0 else 0.0
-        # A machine that was busy when it was measured is faster than that: what a step reached is.
-        self.matrix_flops = max(self.matrix_flops, rate)
-        return {"mfu": rate / self.matrix_flops, "peak_memory": peak_memory(self.device)}
+        """The metrics `mfu` and `peak_memory` (bytes) of what ran since the last call.
+
+        Args:
+            train_s: the seconds that took; with 0 the utilisation is 0.
+        """
+        operations, self._operations = self._operations, 0.0
+        flops_per_s = operations / train_s if train_s > 0 else 0.0
+        # The machine may have been busy when it was measured: then a step can be faster than the
+        # measured rate, and counts as what the machine can do.
+        self.matrix_flops = max(self.matrix_flops, flops_per_s)
+        return {"mfu": flops_per_s / self.matrix_flops, "peak_memory": peak_memory(self.device)}
 
 
 def sizes(rows: Sequence[Row], *, shared: bool) -> tuple[int, int, int]:
-    """What one forward pass of the rows computes: (tokens through the layers, pairs of a token and
-    one it sees, tokens whose log-probability is taken).
+    """What one forward pass over the rows computes: (tokens that run through the layers, pairs of a
+    token and one it attends to, tokens whose log-probability is taken).
 
-    The last token of a row predicts nothing and is not run. `shared`: a prompt that several rows
-    have in common runs once.
+    The last token of a row predicts nothing and is not run. With `shared`, a prompt that several
+    rows have in common runs only once.
     """
     tokens = pairs = 0
-    known: set[tuple[int, ...]] = set()
+    seen_prompts: set[tuple[int, ...]] = set()
     for row in rows:
         length = len(row.ids) - 1
         prompt = tuple(row.ids[: row.prefix_len])
-        before = row.prefix_len if shared and prompt in known else 0
+        shared_length = row.prefix_len if shared and prompt in seen_prompts else 0
         if row.prefix_len:
-            known.add(prompt)
-        tokens += length - before
-        pairs += (length * (length + 1) - before * (before + 1)) // 2
+            seen_prompts.add(prompt)
+        tokens += length - shared_length
+        pairs += (length * (length + 1) - shared_length * (shared_length + 1)) // 2
     return tokens, pairs, sum(sum(row.loss_mask) for row in rows)
 
 
 def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations per second of one large matrix product: the best of some 50 ms of them."""
+    """Operations per second of a large matrix product in `dtype` on the device: the fastest of
+    those done in about 50 ms, at least three, the first one not counted."""
     size = SIZE[device.type]
-    chance = torch.Generator().manual_seed(0)
-    left, right = (torch.randn(size, size, generator=chance).to(device, dtype) for _ in range(2))
-    best, spent, rounds = float("inf"), 0.0, 0
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(size, size, generator=generator).to(device, dtype) for _ in range(2))
+    fastest, spent, rounds = float("inf"), 0.0, 0
     while spent < PROBE_S or rounds < 3:
-        _wait(device)
+        _synchronize(device)
         began = time.perf_counter()
         matmul.linear(left, right)
-        _wait(device)
-        took = time.perf_counter() - began
-        spent, rounds = spent + took, rounds + 1
-        best = min(best, took) if rounds > 1 else best  # the first one warms up
-    return 2.0 * size**3 / best
+        _synchronize(device)
+        duration = time.perf_counter() - began
+        spent, rounds = spent + duration, rounds + 1
+        fastest = min(fastest, duration) if rounds > 1 else fastest  # the first one is a warm-up
+    return 2.0 * size**3 / fastest
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
+    """Wait until a GPU has finished its work; nothing on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes held so far: of the GPU's memory by torch, on a CPU by this process."""
+    """The most bytes held at once so far: on a GPU of its memory by torch, on a CPU by this
+    process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")
-    if status.exists():  # getrusage would count what the parent held before this process began
+    if status.exists():  # preferred: getrusage would count what the parent held before the fork
         for line in status.read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return 1024 * int(line.split()[1])
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else 1024 * most
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # macOS counts bytes, others KiB.
+    return resident if sys.platform == "darwin" else 1024 * resident
 
 
 def totals(run: RunDir) -> Result:
-    """The measurements of all steps of a run, whichever attempt did them: seconds by phase, the
-    median rate, utilisation weighted by time, the most memory."""
-    lines = [
-        line
-        for line in read_lines(run.metrics, max_bytes=run.metrics.stat().st_size)[0]
-        if line.get("train_s") is not None
+    """The measurements of a run over all its steps, whichever attempt did them: seconds by phase,
+    the median of tokens per second, utilisation weighted by time, peak memory in bytes, and the
+    share of groups that taught something where the run has groups. {} for a run without a step."""
+    steps = [
+        step
+        for step in read_lines(run.metrics, max_bytes=run.metrics.stat().st_size)[0]
+        if step.get("train_s") is not None
     ]
     seconds = {
-        name: round(sum(line[name] for line in lines), 3)
+        name: round(sum(step[name] for step in steps), 3)
         for name in ("sample_s", "reward_s", "train_s")
-        if all(name in line for line in lines)
+        if all(name in step for step in steps)
     }
-    if not lines:
+    if not steps:
         return {}
-    trained = sum(line["train_s"] for line in lines)
-    measured: Result = {
+    train_seconds = sum(step["train_s"] for step in steps)
+    totals_of_run: Result = {
         "seconds": seconds,
-        "tokens_per_s": statistics.median(line["tokens_per_s"] for line in lines),
-        "mfu": sum(line["mfu"] * line["train_s"] for line in lines) / max(trained, 1e-9),
-        "peak_memory": max(line["peak_memory"] for line in lines),
+        "tokens_per_s": statistics.median(step["tokens_per_s"] for step in steps),
+        "mfu": sum(step["mfu"] * step["train_s"] for step in steps) / max(train_seconds, 1e-9),
+        "peak_memory": max(step["peak_memory"] for step in steps),
     }
-    effective = [line["groups_effective"] for line in lines if "groups_effective" in line]
-    if effective:
-        measured["effective_share"] = round(statistics.fmean(effective), 4)
-    return measured
+    effective_groups = [step["groups_effective"] for step in steps if "groups_effective" in step]
+    if effective_groups:
+        totals_of_run["effective_share"] = round(statistics.fmean(effective_groups), 4)
+    return totals_of_run

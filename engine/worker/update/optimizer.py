@@ -18,18 +18,21 @@ class AdamW:
     """Decoupled weight decay (arXiv 1711.05101), bias-corrected moments (arXiv 1412.6980).
 
     Args:
-        parameters: what is moved.
-        weight_decay: of a parameter per step, in multiples of the learning rate.
+        parameters: the tensors to train.
+        learning_rate: for the first step.
+        weight_decay: the share of a parameter that each step removes, in multiples of the learning
+            rate.
 
     Attributes:
-        learning_rate: of the next step.
+        learning_rate: of the next step; may be changed between steps.
         state: for each parameter that was ever moved `step` ([] float32), `exp_avg` and
-            `exp_avg_sq`, of its shape.
+            `exp_avg_sq` (both of its shape).
     """
 
     def __init__(
         self, parameters: Sequence[torch.nn.Parameter], learning_rate: float, weight_decay: float
     ) -> None:
+        """Arguments as the class says; the state is made at a parameter's first step."""
         self.parameters = list(parameters)
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
@@ -37,7 +40,8 @@ class AdamW:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Move every parameter that has a gradient."""
+        """Update every parameter that has a gradient; the others, and their state, stay as they
+        are."""
         moved: list[torch.Tensor] = []
         gradients: list[torch.Tensor] = []
         for parameter in self.parameters:
@@ -62,7 +66,7 @@ class AdamW:
             gradients,
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
-            [],
+            [],  # only AMSGrad has more
             steps,
             lr=self.learning_rate,
             beta1=BETAS[0],
@@ -72,5 +76,6 @@ class AdamW:
             amsgrad=False,
             maximize=False,
         )
-        # The fused kernel writes past autograd's version counters; merged weights are told by them.
+        # The fused kernel does not raise autograd's version counters, by which merged weights
+        # notice that the adapter has changed.
         torch.autograd.graph.increment_version(moved)

@@ -23,14 +23,15 @@ class Microbatch:
     """Trajectories that go through the model together.
 
     Attributes:
-        members: which trajectories of the batch they are.
-        budget: tokens it was split by.
-        rows, batch: the trajectories as ids, and as tensors.
-        advantage, sampled: [tokens] float32 of the trained tokens, in order; `sampled` is the
+        members: indices of the trajectories within the batch.
+        budget: the token budget by which the batch was split.
+        rows, batch: the trajectories as token ids, and as tensors on the device.
+        advantage, sampled: [tokens] float32, for the trained tokens in order; `sampled` is the
             sampler's log-probability.
-        lengths: [rows] float32, trained tokens of each.
-        reference: [tokens] float32, log-probabilities of the starting point; None without KL term.
-        old: [tokens] float32, those of the policy at the first pass; None before it.
+        lengths: [rows] float32, trained tokens of each trajectory.
+        reference: [tokens] float32, log-probabilities under the reference policy; None without a KL
+            term.
+        old: [tokens] float32, those under the policy at the first pass; None before that pass.
     """
 
     members: list[int]
@@ -49,10 +50,15 @@ class PassSums:
     """Sums over the trained tokens of one microbatch in one pass.
 
     Attributes:
+        loss: its share of the batch's loss, the KL term included.
+        tokens: how many they are.
+        entropy, kl: sums in nats; `kl` is 0 without a KL term.
         clipped: tokens that the clipping acts on.
-        gap_sum, gap_max: distance of the trainer's log-probability from the sampler's.
-        missing: tokens the sampler gave no log-probability for.
-        first: whether it is the first pass over the batch; entropy and gap are of that one alone.
+        gap_sum, gap_max: sum and maximum of the distances between the trainer's and the sampler's
+            log-probabilities.
+        missing: tokens for which the sampler gave no log-probability.
+        first: whether this was the first pass over the batch; entropy and gap are measured in that
+            one only.
     """
 
     loss: float
@@ -85,6 +91,8 @@ class PolicyPass:
         trajectories: Sequence[Trajectory],
         normaliser: losses.Normaliser,
     ) -> None:
+        """`trajectories` are those that are trained, and `normaliser` has the sizes by which their
+        loss is divided. The batch is split at the first pass."""
         self.policy = policy
         self.settings = settings
         self.trajectories = trajectories
@@ -93,8 +101,9 @@ class PolicyPass:
         self.microbatches: list[Microbatch] = []
 
     def run(self, tokens: int) -> list[PassSums]:
-        """Gradients of the whole batch, in microbatches of at most `tokens`."""
-        # Memory that ran out makes the split finer; what the first pass saw is taken on.
+        """Compute the gradients of the whole batch, in microbatches of at most `tokens`; returns
+        the sums of each microbatch."""
+        # After memory ran out the split is finer; the numbers of the first pass are kept.
         if self.first:
             self.microbatches = self._split(tokens, [])
         elif self.microbatches[0].budget != tokens:
@@ -102,24 +111,30 @@ class PolicyPass:
         return [self._backward(microbatch) for microbatch in self.microbatches]
 
     def is_finest(self, tokens: int) -> bool:
-        """Whether at so many tokens every trajectory goes alone."""
+        """Whether with microbatches of this size every trajectory already goes alone."""
         return len(self.policy.split(self._rows(), tokens)) == len(self.trajectories)
 
     def _rows(self) -> list[Row]:
+        """The trajectories as rows; prompts carry no loss and are shared within a group."""
         return [
             Row(t.prompt_ids + t.ids, [0] * len(t.prompt_ids) + t.loss_mask, len(t.prompt_ids))
             for t in self.trajectories
         ]
 
     def _split(self, budget: int, earlier: Sequence[Microbatch]) -> list[Microbatch]:
-        """Microbatches of at most `budget` tokens. `earlier` is another split of the same
-        trajectories that was passed over once: its numbers are taken on."""
+        """The batch as microbatches of at most `budget` tokens, with reference log-probabilities
+        where there is a KL term.
+
+        Args:
+            earlier: another split of the same trajectories on which the first pass was made, whose
+                log-probabilities are kept; empty before the first pass.
+        """
         rows = self._rows()
         microbatches = []
         for members in self.policy.split(rows, budget):
             microbatch = self._collate(members, [rows[i] for i in members], budget)
             if earlier:
-                _take_on(microbatch, earlier)
+                _copy_first_pass(microbatch, earlier)
             if self.settings.kl_coef > 0:
                 microbatch.reference = self.policy.reference_logprobs(
                     microbatch.batch, self.settings.temperature
@@ -128,11 +143,14 @@ class PolicyPass:
         return microbatches
 
     def _collate(self, members: list[int], rows: list[Row], budget: int) -> Microbatch:
-        """The trajectories `members` as tensors on the device."""
+        """The microbatch of the trajectories `members`, whose rows are `rows`, as tensors on the
+        device."""
         device = self.policy.device
-        chosen = [self.trajectories[i] for i in members]
+        trajectories = [self.trajectories[i] for i in members]
         batch = self.policy.collate(rows).to(device)
-        advantage = torch.tensor([t.advantage for t in chosen], device=device)
+        advantage = torch.tensor(
+            [trajectory.advantage for trajectory in trajectories], device=device
+        )
         return Microbatch(
             members,
             budget,
@@ -142,26 +160,31 @@ class PolicyPass:
             sampled=torch.tensor(
                 [
                     logprob
-                    for t in chosen
-                    for logprob, trained in zip(t.sampled_logprobs, t.loss_mask, strict=True)
+                    for trajectory in trajectories
+                    for logprob, trained in zip(
+                        trajectory.sampled_logprobs, trajectory.loss_mask, strict=True
+                    )
                     if trained
                 ],
                 device=device,
             ),
-            lengths=torch.tensor([float(t.trained_tokens) for t in chosen], device=device),
+            lengths=torch.tensor(
+                [float(trajectory.trained_tokens) for trajectory in trajectories], device=device
+            ),
         )
 
     def _backward(self, micro: Microbatch) -> PassSums:
-        """One microbatch forward and backward."""
+        """Run one microbatch forward and backward, adding to the gradients; returns its sums. In
+        the first pass it also stores the policy's log-probabilities in `micro.old`."""
         settings, first = self.settings, self.first
         policy, entropy = self.policy.logprobs(micro.batch, settings.temperature, entropies=first)
         missing = 0
         if micro.old is None:
             micro.old = policy.detach()
-            # A sampler that gave no number for a token is taken to agree, and counted.
-            unknown = micro.sampled.isnan()
-            missing = int(unknown.sum())
-            micro.sampled = torch.where(unknown, micro.old, micro.sampled)
+            # Where the sampler gave no number (NaN) it is assumed to agree, and counted.
+            is_missing = micro.sampled.isnan()
+            missing = int(is_missing.sum())
+            micro.sampled = torch.where(is_missing, micro.old, micro.sampled)
         tokens = losses.Tokens(
             policy=policy,
             old=micro.old,
@@ -175,7 +198,8 @@ class PolicyPass:
         kl = torch.zeros((), device=policy.device)
         if micro.reference is not None:
             divergence = losses.kl_k3(policy, micro.reference)
-            # Times the ratio: then its gradient is that of the divergence, not of the estimator.
+            # Multiplied by the ratio, so that the gradient is that of the divergence itself and not
+            # of its estimator.
             ratio = torch.exp(policy - micro.old)
             weights = losses.token_weights(settings.loss, tokens, self.normaliser)
             loss = loss + settings.kl_coef * (ratio * divergence * weights).sum()
@@ -195,30 +219,33 @@ class PolicyPass:
         )
 
 
-def _take_on(microbatch: Microbatch, earlier: Sequence[Microbatch]) -> None:
-    """What the first pass saw of the microbatch's members when they were split another way."""
-    seen = {
-        member: (before, before.batch.row == position)
-        for before in earlier
-        for position, member in enumerate(before.members)
+def _copy_first_pass(microbatch: Microbatch, earlier: Sequence[Microbatch]) -> None:
+    """Copy into `microbatch` the log-probabilities (`sampled`, `old`) that the first pass gave its
+    trajectories, when they were split as in `earlier`."""
+    # For each trajectory: its microbatch of the first pass, and the mask of its tokens there.
+    places = {
+        member: (source, source.batch.row == position)
+        for source in earlier
+        for position, member in enumerate(source.members)
     }
-    parts = [seen[member] for member in microbatch.members]
-    microbatch.sampled = torch.cat([before.sampled[tokens] for before, tokens in parts])
+    parts = [places[member] for member in microbatch.members]
+    microbatch.sampled = torch.cat([source.sampled[tokens] for source, tokens in parts])
     microbatch.old = torch.cat(
-        [before.old[tokens] for before, tokens in parts if before.old is not None]
+        [source.old[tokens] for source, tokens in parts if source.old is not None]
     )
 
 
-def pass_metrics(parts: Sequence[PassSums]) -> dict[str, float]:
-    """Metrics of all microbatches and passes of a step (engine/core/metrics.py)."""
-    tokens = sum(part.tokens for part in parts)
-    first = [part for part in parts if part.first]
-    sampled = sum(part.tokens for part in first)
+def pass_metrics(all_sums: Sequence[PassSums]) -> dict[str, float]:
+    """The metrics of a step (engine/core/metrics.py) from the sums of all its microbatches and
+    passes, which include at least one of the first pass. Means are per trained token."""
+    tokens = sum(sums.tokens for sums in all_sums)
+    first_sums = [sums for sums in all_sums if sums.first]
+    first_tokens = sum(sums.tokens for sums in first_sums)
     return {
-        "entropy": sum(part.entropy for part in first) / sampled,
-        "kl": sum(part.kl for part in parts) / tokens,
-        "clip_share": sum(part.clipped for part in parts) / tokens,
-        "sampler_gap_mean": sum(part.gap_sum for part in first) / sampled,
-        "sampler_gap_max": max(part.gap_max for part in first),
-        "sampler_missing": sum(part.missing for part in first),
+        "entropy": sum(sums.entropy for sums in first_sums) / first_tokens,
+        "kl": sum(sums.kl for sums in all_sums) / tokens,
+        "clip_share": sum(sums.clipped for sums in all_sums) / tokens,
+        "sampler_gap_mean": sum(sums.gap_sum for sums in first_sums) / first_tokens,
+        "sampler_gap_max": max(sums.gap_max for sums in first_sums),
+        "sampler_missing": sum(sums.missing for sums in first_sums),
     }

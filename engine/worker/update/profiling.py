@@ -20,38 +20,44 @@ ROWS = 40
 
 
 class Profiler:
-    """Args: `folder`, where the files go; `wanted`, whether to do anything at all."""
+    """Args: `folder`, where the files go; `wanted`, whether to profile at all: if not, every call
+    does nothing."""
 
     def __init__(self, folder: Path, *, wanted: bool) -> None:
         self.folder = folder
         self.wanted = wanted
-        self._seen = 0
+        self._steps_done = 0
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Around the work of step `number`."""
-        self._seen += 1
-        if not self.wanted or not FIRST <= self._seen <= LAST:
+        """Wrap this around the work of step `number`; the second and third step of the attempt are
+        recorded."""
+        self._steps_done += 1
+        if not self.wanted or not FIRST <= self._steps_done <= LAST:
             yield
             return
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
-        with profile(activities=activities, profile_memory=True) as found:
+        with profile(activities=activities, profile_memory=True) as trace:
             yield
-        self._write(number, found)
+        self._write(number, trace)
 
     def _write(self, number: int, trace: profile) -> None:
-        """Write a step's trace and its table of costs to the run's logs."""
+        """Write the trace of a step as its own file, and add the table of its most expensive
+        operations to profile.txt. The first step that is recorded starts that file anew."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        plain = self.folder / f".trace_step_{number}.{os.getpid()}.json"
-        trace.export_chrome_trace(str(plain))
+        uncompressed = self.folder / f".trace_step_{number}.{os.getpid()}.json"
+        trace.export_chrome_trace(str(uncompressed))
         target = self.folder / f"trace_step_{number}.json.gz"
-        with plain.open("rb") as source, gzip.open(target, "wb", compresslevel=5) as packed:
-            shutil.copyfileobj(source, packed)
-        plain.unlink()
-        by = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
-        table = trace.key_averages().table(sort_by=by, row_limit=ROWS)
-        mode = "w" if self._seen == FIRST else "a"
+        with (
+            uncompressed.open("rb") as source,
+            gzip.open(target, "wb", compresslevel=5) as compressed,
+        ):
+            shutil.copyfileobj(source, compressed)
+        uncompressed.unlink()
+        sort_key = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+        table = trace.key_averages().table(sort_by=sort_key, row_limit=ROWS)
+        mode = "w" if self._steps_done == FIRST else "a"
         with (self.folder / "profile.txt").open(mode, encoding="utf-8") as file:
             file.write(f"step {number}\n{table}\n")

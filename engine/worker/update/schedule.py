@@ -14,8 +14,9 @@ from engine.worker.update.optimizer import AdamW
 def rate(step: int, total: int, settings: CommonSettings) -> float:
     """Learning rate of optimizer step `step` (1 to `total`).
 
-    Linear warm-up over `warmup_ratio` of the steps, then constant, linear to 0, or half a cosine
-    to 0 (arXiv 1608.03983). The last step is never 0: it would be a step wasted.
+    It rises linearly over the first `warmup_ratio` of the steps. Then it is constant, falls
+    linearly to 0, or falls along half a cosine to 0 (arXiv 1608.03983), as `lr_schedule` says. 0
+    would be reached one step after the last, so that the last step still learns.
     """
     peak = settings.learning_rate
     warmup = math.ceil(settings.warmup_ratio * total)
@@ -32,7 +33,7 @@ def rate(step: int, total: int, settings: CommonSettings) -> float:
 
 
 def make_optimizer(parameters: Sequence[torch.nn.Parameter], settings: CommonSettings) -> AdamW:
-    """AdamW as the settings want it."""
+    """A new AdamW optimizer with the learning rate and weight decay of the settings."""
     return AdamW(parameters, settings.learning_rate, settings.weight_decay)
 
 
@@ -42,11 +43,17 @@ def apply_step(
     learning_rate: float,
     max_grad_norm: float,
 ) -> float:
-    """Clip to `max_grad_norm` (0 turns clipping off), step, clear; returns the norm before
-    clipping.
+    """Clip the gradients, update the weights and clear the gradients.
+
+    Args:
+        learning_rate: of this step.
+        max_grad_norm: the largest norm of all gradients together; 0 turns clipping off.
+
+    Returns the norm before clipping.
 
     Raises:
-        WorkerFailure: kind nonfinite, before anything is changed.
+        WorkerFailure: kind nonfinite, before any weight is changed, when a gradient is NaN or
+            infinite.
     """
     limit = max_grad_norm if max_grad_norm > 0 else math.inf
     norm = float(torch.nn.utils.clip_grad_norm_(adapter.parameters(), limit))

@@ -18,7 +18,7 @@ from engine.worker.network.policy import Base, Policy
 from engine.worker.network.sampler import SamplingParams
 from engine.worker.rollouts.renderer import Renderer
 from engine.worker.serving.chat_models import Served
-from engine.worker.serving.chat_request import Refused, held_back, parse_chat
+from engine.worker.serving.chat_request import Refused, ends_in_partial_stop, parse_chat
 from engine.worker.serving.own_models import OwnModels
 from engine.worker.update import checkpoint
 from engine.worker.update.schedule import make_optimizer
@@ -99,8 +99,10 @@ def test_a_stop_string_is_never_sent_not_even_its_beginning() -> None:
 
 
 def test_the_beginning_of_a_stop_string_is_held_back() -> None:
-    assert held_back("abc<", ("</end>",)) and held_back("abc</en", ("</end>",))
-    assert not held_back("abc", ("</end>",))
+    assert ends_in_partial_stop("abc<", ("</end>",)) and ends_in_partial_stop(
+        "abc</en", ("</end>",)
+    )
+    assert not ends_in_partial_stop("abc", ("</end>",))
 
 
 @pytest.mark.parametrize(
