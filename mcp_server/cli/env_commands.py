@@ -8,7 +8,7 @@ import typer
 
 from engine.core.errors import UserError
 from engine.core.format import counted
-from mcp_server.access.audit_log import recorded
+from mcp_server.access.audit_log import call_and_record
 from mcp_server.api import verbs
 from mcp_server.cli import starter
 from mcp_server.screen.terminal import (
@@ -88,7 +88,7 @@ def push(
     # A person at a terminal may push from anywhere: roots bind agents.
     asked = {"path": _folder(folder), "name": name, "install": install}
     with working(PUSHING, as_json):
-        reply = recorded(home_of(home), "push_env", verbs.push_env, **asked)
+        reply = call_and_record(home_of(home), "push_env", verbs.push_env, **asked)
     show(reply, as_json)
     return FAILED if reply.get("problems") else OK
 
@@ -108,7 +108,10 @@ def list_(
 @command
 def build(folder: Folder, home: HomeFolder = None, as_json: Json = False) -> None:
     """Install the packages its requirements.txt names, once, ahead of a push."""
-    show(recorded(home_of(home), "build_env", verbs.build_env, folder=_folder(folder)), as_json)
+    show(
+        call_and_record(home_of(home), "build_env", verbs.build_env, folder=_folder(folder)),
+        as_json,
+    )
 
 
 @app.command("diff")
@@ -147,7 +150,7 @@ def delete(
 ) -> None:
     """Throw a version away; never one that an open run uses."""
     asked = {"env_id": env_id, "force": force}
-    show(recorded(home_of(home), "delete_env", verbs.delete_env, **asked), as_json)
+    show(call_and_record(home_of(home), "delete_env", verbs.delete_env, **asked), as_json)
 
 
 def _folder(folder: Path) -> str:

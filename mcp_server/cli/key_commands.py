@@ -10,7 +10,7 @@ from engine.core.format import counted
 from engine.core.reply import Reply
 from engine.home.run_dir import Home
 from mcp_server.access import keys
-from mcp_server.access.audit_log import recorded
+from mcp_server.access.audit_log import call_and_record
 from mcp_server.screen.terminal import CommandGroup, HomeFolder, Json, command, home_of, show
 
 app = typer.Typer(
@@ -49,7 +49,7 @@ class KeyLimits:
 @command
 def add(name: Name, limits: KeyLimits, home: HomeFolder = None, as_json: Json = False) -> None:
     """Make a key and show its token once; only a digest of it is kept."""
-    reply = recorded(
+    reply = call_and_record(
         home_of(home),
         "add_key",
         _add,
@@ -76,7 +76,7 @@ def list_(home: HomeFolder = None, as_json: Json = False) -> None:
 @command
 def remove(name: Name, home: HomeFolder = None, as_json: Json = False) -> None:
     """Forget a key; servers that run refuse its next request."""
-    reply = recorded(home_of(home), "remove_key", _remove, name=name)
+    reply = call_and_record(home_of(home), "remove_key", _remove, name=name)
     show({"summary": f"The key {name} is gone.", "name": reply["key"]}, as_json)
 
 

@@ -15,7 +15,7 @@ import typer
 from engine.core.errors import UserError
 from engine.core.format import counted
 from mcp_server import __version__
-from mcp_server.access.audit_log import recorded
+from mcp_server.access.audit_log import call_and_record
 from mcp_server.access.log import log_file
 from mcp_server.api import verbs
 from mcp_server.cli import data_commands, env_commands, key_commands, model_commands, run_commands
@@ -109,11 +109,11 @@ def setup(
 
     if vllm:
         build = partial(vllm_env.setup_vllm, say=say)
-        return show(recorded(home_of(home), "setup_vllm", build, again=again), as_json)
+        return show(call_and_record(home_of(home), "setup_vllm", build, again=again), as_json)
     if sys.prefix and _has_torch():
         return show({"summary": f"{sys.executable} has torch; nothing to do."}, as_json)
     build = partial(setup_env.setup, say=say)
-    return show(recorded(home_of(home), "setup", build, again=again), as_json)
+    return show(call_and_record(home_of(home), "setup", build, again=again), as_json)
 
 
 @app.command()

@@ -13,7 +13,7 @@ from engine.home.rows import TERMINAL, RunRow
 from engine.home.run_dir import Home
 from engine.home.sanitize import clean_value
 from engine.home.store import Store
-from mcp_server.api.verbs import Reply, filled
+from mcp_server.api.verbs import Reply, with_head
 
 MOST = 500
 
@@ -67,7 +67,7 @@ def write_page(home: Home) -> Reply:
     home.page.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_text(home.page, text.render(**context), fsync=False)
     reply = {"page": str(home.page), "runs": len(runs), "envs": len(shown)}
-    return filled(reply, f"The page of {counted(len(runs), 'run')} is {home.page}")
+    return with_head(reply, f"The page of {counted(len(runs), 'run')} is {home.page}")
 
 
 def _run(home: Home, row: RunRow) -> dict[str, str]:

@@ -13,7 +13,7 @@ from engine.core.reply import Reply
 from engine.home.rows import TERMINAL
 from engine.home.run_dir import Home
 from engine.runs.submit.requests import EvaluationRequest
-from mcp_server.access.audit_log import recorded
+from mcp_server.access.audit_log import call_and_record
 from mcp_server.api import verbs
 from mcp_server.cli.run_options import (
     Algorithm,
@@ -98,7 +98,7 @@ def delete_runs(
     done, warnings = [], list(chosen.get("warnings", []))
     for run_id in chosen["run_ids"]:
         try:
-            done.append(recorded(where, "delete_run", verbs.delete_run, run_id=run_id))
+            done.append(call_and_record(where, "delete_run", verbs.delete_run, run_id=run_id))
         except (UserError, OSError) as error:
             if len(chosen["run_ids"]) == 1:
                 raise
@@ -134,7 +134,7 @@ def dry_run(
     asked = {"env_id": env, "model": model, "algorithm": algorithm, "samples": samples}
     asked["settings"] = settings_from(settings)
     with working(MEASURING, as_json):
-        reply = recorded(home_of(home), "dry_run", verbs.dry_run, **asked)
+        reply = call_and_record(home_of(home), "dry_run", verbs.dry_run, **asked)
     show(reply, as_json, "whole_plan" if whole else "plan")
     failed = any(check.get("status") == "fail" for check in reply.get("checks", []))
     return FAILED if failed else OK
@@ -162,7 +162,7 @@ def train(
     """Queue a training run; it goes on when this command has returned."""
     request = plan.request()
     where = home_of(home)
-    reply = recorded(where, "submit_train", verbs.submit_train, request=request)
+    reply = call_and_record(where, "submit_train", verbs.submit_train, request=request)
     return _submitted(where, reply, wait, as_json)
 
 
@@ -240,7 +240,7 @@ def evaluate(
         settings_from(asked.settings),
         asked.regrade,
     )
-    reply = recorded(where, "evaluate", verbs.evaluate, request=request)
+    reply = call_and_record(where, "evaluate", verbs.evaluate, request=request)
     return _submitted(where, reply, wait, as_json)
 
 
@@ -264,7 +264,7 @@ def diagnose(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> N
 @command
 def curate(asked: CurateOptions, home: HomeFolder = None, as_json: Json = False) -> None:
     """What models answered well becomes an SFT dataset."""
-    reply = recorded(
+    reply = call_and_record(
         home_of(home),
         "curate",
         verbs.curate,
@@ -288,7 +288,7 @@ def cancel(
 ) -> None:
     """Stop a run after a checkpoint."""
     asked = {"run_id": run_id, "reason": reason}
-    show(recorded(home_of(home), "cancel_run", verbs.cancel_run, **asked), as_json)
+    show(call_and_record(home_of(home), "cancel_run", verbs.cancel_run, **asked), as_json)
 
 
 @command

@@ -26,7 +26,7 @@ from engine.home.sanitize import clean_text
 from engine.home.store import Store
 from mcp_server.access.log import log
 from mcp_server.api import verbs
-from mcp_server.api.replies import cap, clean, compact, error_line
+from mcp_server.api.replies import clean, compact, cut_to_size, error_line
 
 MARKDOWN = "text/markdown"
 JSON = "application/json"
@@ -227,4 +227,4 @@ def _resource_text(read: Callable[[], str]) -> str:
 
 
 def _json(data: Any) -> str:
-    return compact(cap(clean(data)))
+    return compact(cut_to_size(clean(data)))

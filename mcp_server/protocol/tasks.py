@@ -24,7 +24,7 @@ from engine.home.rows import TERMINAL
 from engine.home.run_dir import Home
 from mcp_server.api import verbs
 from mcp_server.api.verbs import Reply
-from mcp_server.protocol.guard import GuardedServer, caller_of, internal, present, refusal
+from mcp_server.protocol.guard import GuardedServer, caller_of, internal_error, present, refusal
 
 TASKS = "io.modelcontextprotocol/tasks"
 ERAS = frozenset({"2026-07-28"})
@@ -93,7 +93,7 @@ class WaitTasks(Extension):
             return await call_next(ctx)
         arguments = present(params.arguments or {})
         try:
-            self._server.checked("wait_run", params.arguments or {}, caller_of(ctx))
+            self._server.checked_tool("wait_run", params.arguments or {}, caller_of(ctx))
             wait, status = await anyio.to_thread.run_sync(partial(self._begin, arguments))
         except UserError:
             return await call_next(ctx)  # the tool says it in the tool's words
@@ -126,7 +126,7 @@ class WaitTasks(Extension):
         except UserError as error:
             return _shown(wait, "completed", {}) | {"result": _wire(refusal(error))}
         except Exception as error:  # noqa: BLE001  a poll must answer; the log has the traceback
-            failed = refusal(internal("tasks/get", error))
+            failed = refusal(internal_error("tasks/get", error))
             return _shown(wait, "completed", {}) | {"result": _wire(failed)}
         if not _reached(status, wait.until):
             return _shown(wait, "working", status)
