@@ -104,15 +104,15 @@ def setup(
     """Build the training environment of a light install in the home (CPU or CUDA)."""
     from engine.install import setup_env, vllm_env
 
-    def say(line: str) -> None:
+    def print_progress(line: str) -> None:
         typer.echo(line, err=True)
 
     if vllm:
-        build = partial(vllm_env.setup_vllm, say=say)
+        build = partial(vllm_env.setup_vllm, say=print_progress)
         return show(call_and_record(home_of(home), "setup_vllm", build, again=again), as_json)
     if sys.prefix and _has_torch():
         return show({"summary": f"{sys.executable} has torch; nothing to do."}, as_json)
-    build = partial(setup_env.setup, say=say)
+    build = partial(setup_env.setup, say=print_progress)
     return show(call_and_record(home_of(home), "setup", build, again=again), as_json)
 
 
@@ -170,7 +170,7 @@ def init(
     from mcp_server.cli import client_config, starter
 
     folder = folder.resolve()
-    agents = client_config.check_names(agent or [])
+    agents = client_config.parse_agents(agent or [])
     launch = client_config.Launch(argv=client_config.serve_argv(folder, home))
     if http:
         from mcp_server.access.bearer import load_token
@@ -178,30 +178,32 @@ def init(
         url = f"http://127.0.0.1:{port}/mcp"
         launch = client_config.Launch(url=url, token=load_token(home_of(home)))
     if show_only:
-        entries = {name: client_config.shown(name, launch) for name in agents or ["claude"]}
+        entries = {name: client_config.entry_text(name, launch) for name in agents or ["claude"]}
         if as_json:
             return show({"entries": entries}, True)
         for name, entry in entries.items():
             typer.echo(f"# {client_config.CLIENTS[name].file}\n{entry}")
         return None
     _make_folder(folder)
-    done = {
+    config_states = {
         client_config.CLIENTS[name].file: client_config.write_entry(folder, name, launch, force)
         for name in agents
     }
-    written, kept = starter.starter_project(folder)
-    files = done | dict.fromkeys(written, "written") | dict.fromkeys(kept, "kept")
+    written_files, kept_files = starter.starter_project(folder)
+    files = (
+        config_states | dict.fromkeys(written_files, "written") | dict.fromkeys(kept_files, "kept")
+    )
     warnings = []
     if http and agents:
         warnings.append("The files hold the bearer token: do not commit them.")
     if not agents:
         warnings.append("No agent was named: add --agent claude,cursor,codex,vscode.")
-    count = sum(state == "written" for state in files.values())
-    env = folder / "environments" / starter.FIRST_ENV
+    written_count = sum(state == "written" for state in files.values())
+    first_env = folder / "environments" / starter.FIRST_ENV
     reply = {
-        "summary": f"{folder}: {counted(count, 'file')} written.",
+        "summary": f"{folder}: {counted(written_count, 'file')} written.",
         "files": files,
-        "next": [starter.after_new(env)],
+        "next": [starter.after_new(first_env)],
         "warnings": warnings,
     }
     return show(reply, as_json)
@@ -241,7 +243,7 @@ def playbook(
 
 
 def _log_check(path: Path) -> dict[str, str]:
-    """Where our own faults are written, and whether there were any."""
+    """A check for `doctor`: a warning if our own log holds faults, with its path and size."""
     if not path.exists():
         return {"name": "server log", "status": "pass", "detail": "no fault of ours was logged"}
     detail = f"{path}, {path.stat().st_size} bytes"
@@ -250,6 +252,11 @@ def _log_check(path: Path) -> dict[str, str]:
 
 
 def _roots(roots: list[Path] | None) -> list[Path] | None:
+    """The folders of `--root`, resolved; None if none was given.
+
+    Raises:
+        UserError: BAD_ARGUMENT, one of them is not a folder.
+    """
     if not roots:
         return None
     for root in roots:
@@ -264,6 +271,7 @@ def _roots(roots: list[Path] | None) -> list[Path] | None:
 
 
 def _make_folder(folder: Path) -> None:
+    """Make the folder with its parents. Raises UserError BAD_ARGUMENT if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

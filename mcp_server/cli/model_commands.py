@@ -36,8 +36,13 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write a trained model's files: the adapter, or base and adapter merged."""
-    asked = {"run_id": run_id, "action": "export", "format": format, "path": str(path.absolute())}
-    show(call_and_record(home_of(home), "deploy", verbs.deploy, **asked), as_json)
+    arguments = {
+        "run_id": run_id,
+        "action": "export",
+        "format": format,
+        "path": str(path.absolute()),
+    }
+    show(call_and_record(home_of(home), "deploy", verbs.deploy, **arguments), as_json)
 
 
 @command
