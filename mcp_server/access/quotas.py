@@ -91,17 +91,14 @@ def check_quota(
     if not counts_hours:
         return None
     hours_left = key.gpu_hours_per_day - used_hours
-    largest_cap = _rounded_down(hours_left) if is_submit else 0.0
-    if cap_omitted and largest_cap:
-        return _cap_within(largest_cap, resumed)
-    requested_hours = float(arguments.get("max_gpu_hours", 0.0)) if is_submit else 0.0
-    if cap_omitted or requested_hours > hours_left + ROUNDING or hours_left <= ROUNDING:
-        suggestion = (
-            f"call again with max_gpu_hours={_hours_text(largest_cap)}" if largest_cap else ""
-        )
-        raise _hours_refusal(
-            key, used_hours, requested_hours, suggestion, "max_gpu_hours" if is_submit else ""
-        )
+    if cap_omitted and _rounded_down(hours_left):
+        return _cap_within(_rounded_down(hours_left), resumed)
+    if is_submit:
+        requested_hours = float(arguments.get("max_gpu_hours", 0.0))
+        if cap_omitted or requested_hours > hours_left + ROUNDING or hours_left <= ROUNDING:
+            raise _submit_refusal(key, used_hours, requested_hours)
+    elif hours_left <= ROUNDING:
+        raise _hours_refusal(key, used_hours, 0.0, "")
     return None
 
 
@@ -196,15 +193,24 @@ def _hours_of_last_day(home: Home, store: Store, key: Key, clock: Callable[[], f
     """
     since = clock() - DAY_S
     rows = (_find_row(store, run_id) for run_id in Audit(home).runs_of(key.name, since))
-    return sum(
-        _counted_hours(row) for row in rows if row and (row.created >= since or row.attempt > 1)
-    )
+    counted = [row for row in rows if row and (row.created >= since or row.attempt > 1)]
+    return sum(_counted_hours(row) for row in counted)
 
 
 def _open_runs(home: Home, store: Store, key: Key) -> list[str]:
     """Ids of the runs that `key` started and that have not ended, oldest first."""
     rows = (_find_row(store, run_id) for run_id in Audit(home).runs_of(key.name))
     return list(dict.fromkeys(row.run_id for row in rows if row and row.state in OPEN))
+
+
+def _submit_refusal(key: Key, used_hours: float, requested_hours: float) -> UserError:
+    """Make the QUOTA error for a submit; it says the largest cap that would fit now, if any.
+
+    `requested_hours` is 0 where the submit names no cap.
+    """
+    largest_cap = _rounded_down(key.gpu_hours_per_day - used_hours)
+    suggestion = f"call again with max_gpu_hours={_hours_text(largest_cap)}" if largest_cap else ""
+    return _hours_refusal(key, used_hours, requested_hours, suggestion, "max_gpu_hours")
 
 
 def _hours_refusal(
@@ -220,21 +226,17 @@ def _hours_refusal(
         field: the argument that is too large; "": none.
     """
     hours_per_day = key.gpu_hours_per_day
-    waiting_helps = (
-        requested_hours <= hours_per_day + ROUNDING
-    )  # more hours than a day has fit on no later day either
+    # More hours than a day has fit on no later day either.
+    waiting_helps = requested_hours <= hours_per_day + ROUNDING
     remedies = [suggestion] if suggestion else []
-    if not remedies or waiting_helps:
-        remedies.append(
-            "call later"
-            if waiting_helps
-            else f"call later with max_gpu_hours={_hours_text(hours_per_day)}"
-        )
+    if waiting_helps:
+        remedies.append("call later")
+    elif not remedies:
+        remedies.append(f"call later with max_gpu_hours={_hours_text(hours_per_day)}")
     request = f"; this call asks for {requested_hours:.3g}" if requested_hours else ""
-    ending = (
-        ": hours come back a day after their run was submitted." if "later" in remedies[-1] else "."
-    )
-    hint = ", or ".join(remedies) + ending
+    hint = ", or ".join(remedies)
+    later = "later" in remedies[-1]
+    hint += ": hours come back a day after their run was submitted." if later else "."
     return UserError(
         "QUOTA",
         f"the key {key.name} may use {hours_per_day:g} GPU-hours a day and has used or "
@@ -251,6 +253,7 @@ def _rounded_down(hours: float) -> float:
 
 
 def _hours_text(hours: float) -> str:
+    """Hours with up to three decimals, without zeros at the end."""
     return f"{hours:.3f}".rstrip("0").rstrip(".")
 
 

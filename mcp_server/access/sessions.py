@@ -49,12 +49,9 @@ class Sessions:
         if len(sessions) < room:
             return True
         now = self._clock()
-        for ended in [
-            session_id
-            for session_id, last_used in sessions.items()
-            if now - last_used > self._idle_s
-        ]:
-            del sessions[ended]
+        for session_id, last_used in list(sessions.items()):
+            if now - last_used > self._idle_s:
+                del sessions[session_id]
         return len(sessions) < room
 
     @contextlib.contextmanager
@@ -91,6 +88,7 @@ class Sessions:
             sessions[session] = self._clock()
 
         async def watch(message: Message) -> None:
+            """Send the message, and note what its headers say about the session."""
             if message["type"] == "http.response.start":
                 ended = message["status"] == 404 or scope["method"] == "DELETE"
                 opened = _session(message.get("headers", ()))

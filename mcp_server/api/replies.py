@@ -48,11 +48,10 @@ def envelope(data: Reply, summary: str) -> Reply:
     a suggested call that is too long is left out.
     """
     body = clean(data)
+    short_calls = [call for call in body.pop("next", []) if len(compact(call)) <= CALL_CHARS]
     head = {
         "summary": (str(body.pop("summary", "")) or summary)[:SUMMARY_CHARS],
-        "next": [call for call in body.pop("next", []) if len(compact(call)) <= CALL_CHARS][
-            :MAX_CALLS
-        ],
+        "next": short_calls[:MAX_CALLS],
         "warnings": [str(text)[:WARNING_CHARS] for text in body.pop("warnings", [])][:MAX_WARNINGS],
     }
     return head | body
@@ -134,6 +133,9 @@ def _cut_largest(body: Reply) -> bool:
     largest: tuple[int, Any, Any] = (0, None, None)  # size, its holder, key or index in there
 
     def visit(holder: Any, key: Any, value: Any) -> None:
+        """Compare `value`, which lies in `holder` under `key`, and all inside it, with the
+        largest.
+        """
         nonlocal largest
         if isinstance(value, dict):
             for name, item in value.items():

@@ -47,6 +47,7 @@ Port = Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")]
 def _version(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
+    # No docstring here: typer would show it as the help of `honesmith`.
     if version:
         typer.echo(__version__)
         raise typer.Exit()

@@ -310,9 +310,9 @@ def report(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> Non
 
 def _without_repeated(page: Reply, as_json: bool) -> Reply:
     """A page of followed logs without the fields that every further page would repeat."""
-    repeated = (
-        ("next", "next_cursor") if as_json else ("summary", "next", "next_cursor", "older_cursor")
-    )
+    repeated = {"next", "next_cursor"}
+    if not as_json:
+        repeated |= {"summary", "older_cursor"}
     return {name: value for name, value in page.items() if name not in repeated}
 
 
@@ -347,11 +347,9 @@ def _follow(home: Home, run_id: str, until: str, timeout_s: float, as_json: bool
     progress = _ProgressLine(quiet=as_json)
     cursor = ""
     while True:
-        wait_s = (
-            WAIT_STEP_S
-            if deadline is None
-            else min(WAIT_STEP_S, max(0.0, deadline - time.monotonic()))
-        )
+        wait_s = WAIT_STEP_S
+        if deadline is not None:
+            wait_s = min(WAIT_STEP_S, max(0.0, deadline - time.monotonic()))
         reply = verbs.wait_run(home, run_id, until, wait_s, cursor, on_progress=progress.show)
         cursor = reply.get("cursor", cursor)
         is_over = reply.get("state") in TERMINAL or (until != "end" and bool(reply.get("reached")))

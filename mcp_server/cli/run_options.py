@@ -77,11 +77,10 @@ class TrainOptions:
             profile=self.profile,
         )
         if not self.resume:
-            request = (
-                _with_toml_file(request, Path(self.env))
-                if self.env.endswith(".toml")
-                else replace(request, env_id=self.env)
-            )
+            if self.env.endswith(".toml"):
+                request = _with_toml_file(request, Path(self.env))
+            else:
+                request = replace(request, env_id=self.env)
         return replace(
             request,
             model=self.model or request.model,

@@ -126,14 +126,15 @@ class CountingBus(InMemorySubscriptionBus):
         self.listeners += 1
         has_left = False
 
-        def leave() -> None:
+        def leave_once() -> None:
+            """Remove the subscriber; further calls do nothing to the count."""
             nonlocal has_left
             unsubscribe()
             if not has_left:
                 has_left = True
                 self.listeners -= 1
 
-        return leave
+        return leave_once
 
 
 async def publish_metrics(home: Home, bus: CountingBus, every_s: float | None = None) -> None:
@@ -206,6 +207,7 @@ def _lifespan(home: Home, bus: CountingBus, tend: bool) -> Callable[[Any], Any]:
 
     @asynccontextmanager
     async def lifespan(server: Any) -> AsyncIterator[None]:
+        """Start the tasks, and cancel them when the server ends."""
         # The first reply waits for what comes before `yield`, so this only starts tasks.
         async with anyio.create_task_group() as group:
             group.start_soon(publish_metrics, home, bus)

@@ -40,20 +40,23 @@ MAX_FILE_CHARS = 6_000  # of each file in the source of an environment
 def add_resources(server: MCPServer[Any], home: Home) -> None:
     """Register every resource on `server`, and the completion of their ids."""
 
-    def add(uri: str, title: str, about: str, mime: str, read: Callable[..., str]) -> None:
-        audience = FOR_AGENT if mime == JSON or uri.startswith("playbook") else FOR_BOTH
+    def add_resource(
+        uri: str, title: str, description: str, mime_type: str, read: Callable[..., str]
+    ) -> None:
+        """Register `read` as the resource at `uri`, under the name of the function."""
+        audience = FOR_AGENT if mime_type == JSON or uri.startswith("playbook") else FOR_BOTH
         server.resource(
             uri,
             name=read.__name__,
             title=title,
-            description=about,
-            mime_type=mime,
+            description=description,
+            mime_type=mime_type,
             annotations=audience,
         )(read)
 
-    _add_playbook(add)
-    _add_runs(add, home)
-    _add_machine(add, home)
+    _add_playbook(add_resource)
+    _add_runs(add_resource, home)
+    _add_machine(add_resource, home)
     server.completion()(completer(home))
 
 
@@ -150,6 +153,7 @@ def completer(
         argument: CompletionArgument,
         context: CompletionContext | None,
     ) -> Completion | None:
+        """The values for `argument` that begin as the client has typed."""
         names = await anyio.to_thread.run_sync(_names, home, argument.name)
         matches = [name for name in names if name.startswith(argument.value)]
         return Completion(

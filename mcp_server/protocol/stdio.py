@@ -55,6 +55,7 @@ async def answer_bad_lines(reader: Any, writer: Any) -> AsyncIterator[Any]:
     send, receive = anyio.create_memory_object_stream[Any](0)
 
     async def pump() -> None:
+        """Pass the messages on until the reader ends, and answer what is no message."""
         async with send, reader:
             async for item in reader:
                 if not isinstance(item, Exception):

@@ -89,6 +89,7 @@ class WaitTasks(Extension):
         self._server = server
 
     def methods(self) -> Sequence[MethodBinding]:
+        """The methods of the protocol that this extension answers."""
         return [
             MethodBinding("tasks/get", TaskParams, self._get, VERSIONS),
             MethodBinding("tasks/cancel", TaskParams, self._cancel, VERSIONS),

@@ -477,6 +477,7 @@ async def _wait_in_thread(wait: Callable[..., Reply], ctx: Context) -> Reply:
     cancelled = threading.Event()
 
     def on_progress(status: Reply) -> None:
+        """Report the step to the client, or end the wait if the call was cancelled."""
         if cancelled.is_set():
             raise _ClientCancelled
         step, total = status.get("step"), status.get("total_steps")

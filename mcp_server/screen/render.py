@@ -117,11 +117,8 @@ def _print_advice(out: Console, data: Mapping[str, Any]) -> None:
 
 def run(data: Any) -> None:
     """Print a run: what it is and how it stands, without the fields in `PAPERWORK`."""
-    reply(
-        _with_heldout_sentence(
-            {name: value for name, value in data.items() if name not in PAPERWORK}
-        )
-    )
+    fields = {name: value for name, value in data.items() if name not in PAPERWORK}
+    reply(_with_heldout_sentence(fields))
 
 
 def _with_heldout_sentence(data: Reply) -> Reply:
@@ -153,17 +150,17 @@ def logs(data: Any, all_columns: bool = False) -> None:
         for row in rows:
             out.print(_step_line(columns, row), soft_wrap=True)
         return
-    shown = {
+    extra_fields = {
         name: page[name]
         for name in ("error", "heldout", "next_cursor", "older_cursor")
         if name in page
     }
     if not rows:
-        reply({name: page[name] for name in HEAD if name in page} | shown)
+        reply({name: page[name] for name in HEAD if name in page} | extra_fields)
         return
     out.print(Text(str(page["summary"]), style="bold"))
     _print_metrics(out, columns, rows, all_columns)
-    for name, value in shown.items():
+    for name, value in extra_fields.items():
         if value:
             out.print(field(name, value))
     _print_advice(out, page)
@@ -237,11 +234,9 @@ def _columns_that_fit(
 def event_line(event: Mapping[str, Any]) -> Text:
     """One event of a run as a line: its time, its kind, its message, then other plain fields."""
     unix_time = event.get("time")
-    stamp = (
-        time.strftime("%H:%M:%S ", time.localtime(unix_time))
-        if isinstance(unix_time, int | float)
-        else ""
-    )
+    stamp = ""
+    if isinstance(unix_time, int | float):
+        stamp = time.strftime("%H:%M:%S ", time.localtime(unix_time))
     details = {k: v for k, v in event.items() if k not in ("time", "event", "message")}
     line = Text(stamp, style="dim") + Text(f"{event.get('event', ''):<16} ", style="")
     line.append(str(event.get("message", "")), style="")

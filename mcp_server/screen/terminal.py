@@ -84,11 +84,9 @@ class CommandGroup(TyperGroup):
             near_names = completions or difflib.get_close_matches(
                 name, self.commands, cutoff=NEAR_COMMAND
             )
-            suggestion = (
-                f" Did you mean {' or '.join(repr(known) for known in near_names)}?"
-                if near_names
-                else ""
-            )
+            suggestion = ""
+            if near_names:
+                suggestion = f" Did you mean {' or '.join(repr(known) for known in near_names)}?"
             ctx.fail(f"No such command {name!r}.{suggestion}")
         return super().resolve_command(ctx, args)
 
@@ -107,6 +105,7 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def run(**arguments: Any) -> None:
+        """Call the function, print a refusal or a fault, and exit with its status."""
         as_json = bool(arguments.get("as_json"))
         for name, bundle in bundles.items():
             arguments[name] = bundle(
