@@ -138,14 +138,14 @@ class Audit:
         except OSError:  # the disk filled up during the call, which cannot be undone
             log.exception("a call of %s is missing in the audit log", call.tool)
 
-    def runs_of(self, who: str, since: float = 0.0) -> list[str]:
-        """Run ids that successful calls of `who` started or resumed since then, oldest first.
+    def runs_of(self, caller: str, since: float = 0.0) -> list[str]:
+        """Run ids that successful calls of `caller` started or resumed since then, oldest first.
 
         A call that was answered with a run of an earlier call (a probe that is asked for again) did
         not start it: only the first line of a run id counts, and lines that resume it.
 
         Args:
-            who: name of a key, or `LOCAL`.
+            caller: name of a key, or `LOCAL`.
             since: unix seconds.
         """
         started: dict[str, None] = {}
@@ -166,7 +166,7 @@ class Audit:
                     run_id = str(line["run_id"])
                     is_start = run_id not in known_runs or bool(line.get("resumed"))
                     known_runs.add(run_id)
-                    if is_start and line["who"] == who and line["time"] >= since:
+                    if is_start and line["who"] == caller and line["time"] >= since:
                         started[run_id] = None
                 except (ValueError, KeyError, TypeError):
                     continue  # a person may have edited the log; skip lines that are not ours

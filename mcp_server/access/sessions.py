@@ -21,18 +21,18 @@ class Sessions:
     Args:
         idle_s: the SDK ends a session after so many seconds without a request, and does not tell
             us.
-        most: how many sessions a key may have.
+        max_sessions: how many sessions a key may have.
         clock: seconds.
     """
 
     def __init__(
         self,
         idle_s: float,
-        most: int = SESSIONS_PER_KEY,
+        max_sessions: int = SESSIONS_PER_KEY,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._idle_s = idle_s
-        self._most = most
+        self._max_sessions = max_sessions
         self._clock = clock
         self._last_used: dict[str, dict[bytes, float]] = {}  # by key, then by session id
         self._opening: Counter[str] = Counter()  # requests under way that may open one, by key
@@ -45,14 +45,14 @@ class Sessions:
         if not _opens(scope):
             return True
         sessions = self._last_used.get(key.name, {})
-        room = self._most - self._opening.get(key.name, 0)
-        if len(sessions) < room:
+        allowed = self._max_sessions - self._opening.get(key.name, 0)
+        if len(sessions) < allowed:
             return True
         now = self._clock()
         for session_id, last_used in list(sessions.items()):
             if now - last_used > self._idle_s:
                 del sessions[session_id]
-        return len(sessions) < room
+        return len(sessions) < allowed
 
     @contextlib.contextmanager
     def served(self, scope: Scope, key: Key, send: Send) -> Iterator[Send]:

@@ -97,11 +97,13 @@ def error_line(error: UserError) -> str:
     """
     payload = clean(error.payload())
     excess = len(compact(payload)) - ERROR_CHARS
-    if "call" in payload and excess > 0:  # the hint says the same call again
+    # The hint repeats the suggested call in its text. Where room is short the hint loses it; a call
+    # that is itself too long is dropped, and stays in the hint, which can be cut.
+    if "call" in payload and excess > 0:
         payload["hint"] = error.advice.text
         if len(compact(payload["call"])) > ERROR_CHARS // 2:
             del payload["call"]
-            payload["hint"] = str(error.advice)  # the sentence with the call in it
+            payload["hint"] = str(error.advice)
     # The shortest useful length of each; a hint may be lost altogether.
     for name, shortest in (("field", 60), ("playbook", 40), ("message", 500), ("hint", 0)):
         excess = len(compact(payload)) - ERROR_CHARS

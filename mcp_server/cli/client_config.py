@@ -216,8 +216,8 @@ def _into_toml(path: Path, text: str, key: str, entry: Entry, force: bool) -> st
                 field="agent",
             )
         return None
-    before = text if not text or text.endswith("\n") else text + "\n"
-    return before + ("\n" if before else "") + _toml_table(key, entry)
+    text_before = text if not text or text.endswith("\n") else text + "\n"
+    return text_before + ("\n" if text_before else "") + _toml_table(key, entry)
 
 
 def _toml_table(key: str, entry: Entry) -> str:

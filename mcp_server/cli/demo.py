@@ -141,25 +141,27 @@ async def _run_loop(caller: "_ToolCaller", scene: Scene, folder: Path) -> None:
     """
     await caller.call("get_status", {})
     await caller.read("read_playbook", {"section": "loop"})
-    pushed = await caller.call("push_env", {"path": str(folder)})
-    env_id = pushed["env_id"]
+    environment = await caller.call("push_env", {"path": str(folder)})
+    env_id = environment["env_id"]
+    # Train twice: SFT on the base model, then GRPO on the best checkpoint of that run.
     grpo = {"algorithm": "grpo", "settings": {**SETTINGS["grpo"], "seed": scene.seed}}
     sft = {"algorithm": "sft", "settings": {**SETTINGS["sft"], "seed": scene.seed}}
     plan = {"env_id": env_id, "model": MODEL}
     await caller.call("dry_run", plan | sft)
     await caller.call("estimate_cost", plan | sft)
-    first = await _train(caller, scene, "sft", plan | sft | {"note": "learn the answer's form"})
-    tuned = f"{first['run_id']}@best"
-    plan["model"] = tuned
-    second = await _train(
+    sft_run = await _train(caller, scene, "sft", plan | sft | {"note": "learn the answer's form"})
+    sft_model = f"{sft_run['run_id']}@best"
+    plan["model"] = sft_model
+    grpo_run = await _train(
         caller,
         scene,
         "grpo",
         plan | grpo | {"note": "maximise right sums", "expect": "better"},
     )
-    trained = f"{second['run_id']}@best"
-    await caller.call("read_rollouts", {"run_id": second["run_id"], "pick": "best", "limit": 1})
-    models = [MODEL, tuned, trained]
+    grpo_model = f"{grpo_run['run_id']}@best"
+    await caller.call("read_rollouts", {"run_id": grpo_run["run_id"], "pick": "best", "limit": 1})
+    # Judge each step of the training on held-out tasks.
+    models = [MODEL, sft_model, grpo_model]
     evaluation = await caller.call(
         "evaluate", {"env_id": env_id, "models": models, "rows": EVALUATED_ROWS}
     )
@@ -170,12 +172,12 @@ async def _run_loop(caller: "_ToolCaller", scene: Scene, folder: Path) -> None:
         "grpo": await caller.call("compare_runs", {"ids": models[1:], "env_id": env_id}),
     }
     # The chat also deploys the base model, to compare with; both are stopped at the end.
-    scene.served = [trained, MODEL]
-    await caller.call("deploy", {"run_id": trained})
+    scene.served = [grpo_model, MODEL]
+    await caller.call("deploy", {"run_id": grpo_model})
     answer = await caller.call(
         "chat",
         {
-            "model": trained,
+            "model": grpo_model,
             "message": QUESTION,
             "compare_to": MODEL,
             "max_tokens": ANSWER_TOKENS,
@@ -183,10 +185,10 @@ async def _run_loop(caller: "_ToolCaller", scene: Scene, folder: Path) -> None:
     )
     scene.facts |= {
         "env_id": env_id,
-        "runs": {"sft": first, "grpo": second},
+        "runs": {"sft": sft_run, "grpo": grpo_run},
         "compared": compared,
         "chat": answer,
-        "report": str(write_report(scene.home, second["run_id"])),
+        "report": str(write_report(scene.home, grpo_run["run_id"])),
     }
 
 

@@ -6,9 +6,10 @@ Heavy modules are imported inside the command that needs them: `honesmith --help
 # ruff: noqa: PLC0415
 
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -29,6 +30,9 @@ from mcp_server.screen.terminal import (
     home_of,
     show,
 )
+
+if TYPE_CHECKING:
+    from mcp_server.cli.client_config import Launch
 
 app = typer.Typer(
     name="honesmith",
@@ -74,8 +78,8 @@ def serve(
     """The MCP server: stdio for an agent that starts it, HTTP with a bearer token for others."""
     from mcp_server.protocol.app import build_server
 
-    where = home_of(home)
-    server = build_server(where, _roots(root), read_only)
+    located_home = home_of(home)
+    server = build_server(located_home, _roots(root), read_only)
     if not http:
         from mcp_server.protocol.parent_watch import watch_parent
         from mcp_server.protocol.stdio import end_by_interrupt
@@ -89,7 +93,9 @@ def serve(
     from mcp_server.protocol.http_app import allowed_hosts, serve_http
 
     hosts = allowed_hosts(host, allow_host or ())
-    serve_http(server, Keys(where, load_token(where)), host=host, port=port, hosts=hosts)
+    serve_http(
+        server, Keys(located_home, load_token(located_home)), host=host, port=port, hosts=hosts
+    )
 
 
 @app.command()
@@ -136,14 +142,15 @@ def doctor(home: HomeFolder = None, as_json: Json = False) -> int:
     """What is wrong with this machine, and how to mend it."""
     from engine import doctor as engine_doctor
 
-    where = home_of(home)
+    located_home = home_of(home)
+    # On a terminal each check is shown as soon as it is done, elsewhere the whole reply at the end.
     if as_json or not sys.stdout.isatty():
-        reply = engine_doctor.examine(where)
-        reply["checks"].append(_log_check(log_file(where)))
+        reply = engine_doctor.examine(located_home)
+        reply["checks"].append(_log_check(log_file(located_home)))
         show(reply, as_json)
         return FAILED if reply["failed"] else OK
-    reply = engine_doctor.examine(where, tell=lambda check: show(check, False, "check"))
-    show(_log_check(log_file(where)), False, "check")
+    reply = engine_doctor.examine(located_home, tell=lambda check: show(check, False, "check"))
+    show(_log_check(log_file(located_home)), False, "check")
     show({"summary": reply["summary"]}, False)
     return FAILED if reply["failed"] else OK
 
@@ -179,21 +186,15 @@ def init(
         url = f"http://127.0.0.1:{port}/mcp"
         launch = client_config.Launch(url=url, token=load_token(home_of(home)))
     if show_only:
-        entries = {name: client_config.entry_text(name, launch) for name in agents or ["claude"]}
-        if as_json:
-            return show({"entries": entries}, True)
-        for name, entry in entries.items():
-            typer.echo(f"# {client_config.CLIENTS[name].file}\n{entry}")
-        return None
+        return _print_entries(agents or ["claude"], launch, as_json)
     _make_folder(folder)
     config_states = {
         client_config.CLIENTS[name].file: client_config.write_entry(folder, name, launch, force)
         for name in agents
     }
     written_files, kept_files = starter.starter_project(folder)
-    files = (
-        config_states | dict.fromkeys(written_files, "written") | dict.fromkeys(kept_files, "kept")
-    )
+    files = {**config_states, **dict.fromkeys(written_files, "written")}
+    files |= dict.fromkeys(kept_files, "kept")
     warnings = []
     if http and agents:
         warnings.append("The files hold the bearer token: do not commit them.")
@@ -241,6 +242,18 @@ def playbook(
     if not section:
         text = text.replace('read_playbook(section="...")', "honesmith playbook SECTION")
     return show(text, False)
+
+
+def _print_entries(agents: Sequence[str], launch: "Launch", as_json: bool) -> None:
+    """Print what `init` would write into the configuration files of these agents."""
+    from mcp_server.cli import client_config
+
+    entries = {name: client_config.entry_text(name, launch) for name in agents}
+    if as_json:
+        show({"entries": entries}, True)
+        return
+    for name, entry in entries.items():
+        typer.echo(f"# {client_config.CLIENTS[name].file}\n{entry}")
 
 
 def _log_check(path: Path) -> dict[str, str]:

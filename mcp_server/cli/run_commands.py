@@ -94,12 +94,14 @@ def delete_runs(
     as_json: Json = False,
 ) -> int:
     """Free the disk space of runs: what was asked and what came of it stays on record."""
-    where = home_of(home)
-    chosen = verbs.deletable_runs(where, run_ids, force)
+    located_home = home_of(home)
+    chosen = verbs.deletable_runs(located_home, run_ids, force)
     replies, warnings = [], list(chosen.get("warnings", []))
     for run_id in chosen["run_ids"]:
         try:
-            replies.append(call_and_record(where, "delete_run", verbs.delete_run, run_id=run_id))
+            replies.append(
+                call_and_record(located_home, "delete_run", verbs.delete_run, run_id=run_id)
+            )
         except (UserError, OSError) as error:
             if len(chosen["run_ids"]) == 1:
                 raise
@@ -114,6 +116,7 @@ def delete_runs(
         "bytes": freed_bytes,
         "warnings": warnings,
     }
+    # The summary says the bytes already; people see the ids alone.
     show(reply if as_json else {**reply, "deleted": list(reply["deleted"]), "bytes": ""}, as_json)
     return OK if len(replies) == len(chosen["run_ids"]) else FAILED
 
@@ -137,6 +140,7 @@ def dry_run(
     with working(MEASURING, as_json):
         reply = call_and_record(home_of(home), "dry_run", verbs.dry_run, **arguments)
     show(reply, as_json, "whole_plan" if show_all else "plan")
+    # A plan with a check that failed gives exit status 1, although the command itself has worked.
     failed = any(check.get("status") == "fail" for check in reply.get("checks", []))
     return FAILED if failed else OK
 
@@ -162,9 +166,9 @@ def train(
 ) -> int:
     """Queue a training run; it goes on when this command has returned."""
     request = options.request()
-    where = home_of(home)
-    reply = call_and_record(where, "submit_train", verbs.submit_train, request=request)
-    return _show_submitted(where, reply, wait, as_json)
+    located_home = home_of(home)
+    reply = call_and_record(located_home, "submit_train", verbs.submit_train, request=request)
+    return _show_submitted(located_home, reply, wait, as_json)
 
 
 @command
@@ -184,10 +188,16 @@ def logs(
     run_id: RunId, options: LogOptions, home: HomeFolder = None, as_json: Json = False
 ) -> None:
     """What a run wrote; with -f a page at a time until it ends."""
-    where, cursor = home_of(home), options.cursor
+    located_home, cursor = home_of(home), options.cursor
     while True:
         reply = verbs.read_logs(
-            where, run_id, options.view, options.keys or (), options.grep, options.limit, cursor
+            located_home,
+            run_id,
+            options.view,
+            options.keys or (),
+            options.grep,
+            options.limit,
+            cursor,
         )
         has_news = any(reply.get(name) for name in ("lines", "events", "rows"))
         if has_news or not options.follow:
@@ -202,7 +212,7 @@ def logs(
         if reply.get("state") in TERMINAL:
             return
         # Unlike a sleep, this ends with the run, and closes a run whose processes were killed.
-        verbs.wait_run(where, run_id, "end", FOLLOW_EVERY_S)
+        verbs.wait_run(located_home, run_id, "end", FOLLOW_EVERY_S)
 
 
 @command
@@ -233,7 +243,7 @@ def evaluate(
     as_json: Json = False,
 ) -> int:
     """Score models on the same tasks."""
-    where = home_of(home)
+    located_home = home_of(home)
     request = EvaluationRequest(
         env,
         options.models or [],
@@ -243,8 +253,8 @@ def evaluate(
         settings_from(options.settings),
         options.regrade,
     )
-    reply = call_and_record(where, "evaluate", verbs.evaluate, request=request)
-    return _show_submitted(where, reply, wait, as_json)
+    reply = call_and_record(located_home, "evaluate", verbs.evaluate, request=request)
+    return _show_submitted(located_home, reply, wait, as_json)
 
 
 @command

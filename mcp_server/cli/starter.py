@@ -79,19 +79,19 @@ def starter_project(folder: Path, env: str = FIRST_ENV) -> tuple[list[str], list
     Raises:
         UserError: as `new_env` does, or where a link stands in the way.
     """
-    written: list[str] = []
-    kept: list[str] = []
+    written_files: list[str] = []
+    kept_files: list[str] = []
     env_folder = folder / "environments" / env
     refuse_links(folder, f"environments/{env}")
     refuse_links(folder, "train.toml")
     if env_folder.exists():
-        kept.append(f"environments/{env}/")
+        kept_files.append(f"environments/{env}/")
     else:
-        written += [f"environments/{env}/{name}" for name in new_env(env_folder)]
+        written_files += [f"environments/{env}/{name}" for name in new_env(env_folder)]
     plan = folder / "train.toml"
     if plan.exists():
-        kept.append(plan.name)
+        kept_files.append(plan.name)
     else:
         plan.write_text(PLAN.format(file=plan.name, env=env), encoding="utf-8")
-        written.append(plan.name)
-    return written, kept
+        written_files.append(plan.name)
+    return written_files, kept_files

@@ -420,19 +420,19 @@ def compact_value(value: Any) -> str:
 def _expected(schema: Mapping[str, Any]) -> str:
     """What an argument takes, as a sentence made from its schema."""
     if "enum" in schema:
-        kind = "one of " + ", ".join(map(str, schema["enum"]))
+        type_words = "one of " + ", ".join(map(str, schema["enum"]))
     else:
-        kind = {"string": "a text", "array": "a list", "object": "an object"}.get(
+        type_words = {"string": "a text", "array": "a list", "object": "an object"}.get(
             schema.get("type", ""), f"a {schema.get('type', 'value')}"
         )
-        kind = kind.replace("a integer", "a whole number")
+        type_words = type_words.replace("a integer", "a whole number")
     low, high = schema.get("minimum"), schema.get("maximum")
     if low is not None and high is not None:
-        kind += f" from {low} to {high}"
+        type_words += f" from {low} to {high}"
     elif low is not None:
-        kind += f", at least {low}"
-    about = schema.get("description", "")
-    return f"It takes {kind}. {about}".strip()
+        type_words += f", at least {low}"
+    description = schema.get("description", "")
+    return f"It takes {type_words}. {description}".strip()
 
 
 def _did_you_mean(name: str, known: list[str]) -> str:

@@ -195,16 +195,16 @@ def read_source(home: Home, env_id: str) -> str:
     files = sorted(path for path in source.rglob("*") if path.is_file())
     files.sort(key=lambda path: path.name != "environment.py")
     parts = [f"# {record.env_id}\n\n{counted(len(files), 'file')}\n"]
-    room = RESULT_CHARS - 400  # leaves space for the heading and the last note
+    chars_left = RESULT_CHARS - 400  # leaves space for the heading and the last note
     for path in files:
         part = _file_part(path.relative_to(source).as_posix(), path)
-        if len(part) > room:
+        if len(part) > chars_left:
             part = f"## {path.relative_to(source).as_posix()}\n\n{path.stat().st_size} bytes\n"
-        if len(part) > room:
+        if len(part) > chars_left:
             parts.append("More files are left out.\n")
             break
         parts.append(part)
-        room -= len(part) + 1
+        chars_left -= len(part) + 1
     return "\n".join(parts)
 
 

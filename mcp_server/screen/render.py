@@ -221,11 +221,11 @@ def _columns_that_fit(
     """The first columns that are together no wider than `width`, but at least two; and their
     rows.
     """
-    room, count = width, 0
+    width_left, count = width, 0
     for index, name in enumerate(columns):
         cells = [len(scalar(str(name), row[index])) for row in rows if len(row) > index]
-        room -= max(len(str(name)), *cells, 0) + (COLUMN_GAP if index else 0)
-        if room < 0 and index > 1:
+        width_left -= max(len(str(name)), *cells, 0) + (COLUMN_GAP if index else 0)
+        if width_left < 0 and index > 1:
             break
         count = index + 1
     return list(columns[:count]), [list(row[:count]) for row in rows]
@@ -366,8 +366,10 @@ def trained_row(row: Mapping[str, Any]) -> Text:
         text.append(piece["text"], style="bold green" if piece["trained"] else "dim")
     if row.get("lost"):
         text.append(row["lost"]["text"], style="red strike")
-    cut = f", cut at {row['cut_at']}" if row.get("lost") else ""
-    return text + Text(f"\n{row['trained']} of {row['tokens']} tokens carry loss{cut}", style="dim")
+    cut_note = f", cut at {row['cut_at']}" if row.get("lost") else ""
+    return text + Text(
+        f"\n{row['trained']} of {row['tokens']} tokens carry loss{cut_note}", style="dim"
+    )
 
 
 def field(name: str, value: Any) -> RenderableType:
@@ -502,13 +504,13 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
 
     NaN is left out.
     """
-    shown = [value for value in values if value == value][-width:]
-    if not shown:
+    drawn = [value for value in values if value == value][-width:]
+    if not drawn:
         return ""
-    low, high = min(shown), max(shown)
+    low, high = min(drawn), max(drawn)
     span = (high - low) or 1.0
     top = len(SPARKS) - 1
-    return "".join(SPARKS[round((value - low) / span * top)] for value in shown)
+    return "".join(SPARKS[round((value - low) / span * top)] for value in drawn)
 
 
 def duration(seconds: float | None) -> str:

@@ -161,10 +161,10 @@ def _internal_error(name: str, error: Exception, home: Path | None) -> UserError
     """
     hint = ""
     with contextlib.suppress(UserError):  # the home cannot be used, so it has no log
-        where = Home.locate(home)
-        log_to(where)
+        located_home = Home.locate(home)
+        log_to(located_home)
         log.error("%s failed", name, exc_info=error)
-        hint = f"Details: {log_file(where)}"
+        hint = f"Details: {log_file(located_home)}"
     return UserError("INTERNAL", f"{type(error).__name__}: {error}", hint=hint)
 
 

@@ -162,7 +162,7 @@ async def nowhere(message) -> None:
 
 
 def test_sessions_that_are_being_opened_count_and_a_failed_opening_does_not():
-    sessions, key = Sessions(idle_s=600, most=2), Key("a")
+    sessions, key = Sessions(idle_s=600, max_sessions=2), Key("a")
     with sessions.served(asking(), key, nowhere):
         assert sessions.may_open(asking(), key)
         with sessions.served(asking(), key, nowhere):
@@ -172,7 +172,7 @@ def test_sessions_that_are_being_opened_count_and_a_failed_opening_does_not():
 
 
 async def test_an_opened_session_counts_once():
-    sessions, key = Sessions(idle_s=600, most=2), Key("a")
+    sessions, key = Sessions(idle_s=600, max_sessions=2), Key("a")
     with sessions.served(asking(), key, nowhere) as send:
         headers = [(b"mcp-session-id", b"s1")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -182,7 +182,7 @@ async def test_an_opened_session_counts_once():
 
 
 def test_who_opens_no_session_is_answered_however_many_are_open():
-    sessions, key = Sessions(idle_s=600, most=0), Key("a")
+    sessions, key = Sessions(idle_s=600, max_sessions=0), Key("a")
     assert not sessions.may_open(asking(), key)
     assert not sessions.may_open(asking((b"mcp-protocol-version", b"2025-06-18")), key)
     assert sessions.may_open(asking((b"mcp-protocol-version", b"2026-07-28")), key)
@@ -191,7 +191,7 @@ def test_who_opens_no_session_is_answered_however_many_are_open():
 
 def test_a_key_may_have_so_many_sessions_and_idle_ones_do_not_count():
     now = [0.0]
-    sessions = Sessions(idle_s=600, most=1, clock=lambda: now[0])
+    sessions = Sessions(idle_s=600, max_sessions=1, clock=lambda: now[0])
     key, other = Key("a"), Key("b")
     fresh = asking()
     named = asking((b"mcp-session-id", b"s1")) | {"method": "DELETE"}
