@@ -118,7 +118,7 @@ def write_entry(project: Path, client: str, launch: Launch, force: bool = False)
 
     Returns:
         "written", "unchanged" (the entry is there), or "kept" (another entry is there, without
-            force).
+        force).
 
     Raises:
         UserError: BAD_ARGUMENT, the file cannot be parsed, is a link, or is TOML that would have to
