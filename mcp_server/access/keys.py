@@ -29,6 +29,7 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 OWNER = "owner"
 STDIO = "stdio"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
+RESERVED_NAMES = (OWNER, STDIO, "local")  # callers without a stored key
 CALLS_PER_MINUTE = 600
 DEPLOYMENTS = 2
 OWNER_CALLS_PER_MINUTE = 60_000  # only a program that calls in an endless loop reaches this
@@ -199,13 +200,9 @@ def add_key(
 
     Raises:
         UserError: BAD_ARGUMENT, the name is not allowed or in use, or a scope is unknown.
-            HOME_UNUSABLE, the keys cannot be read or hold_keys_lock.
+            HOME_UNUSABLE, the keys cannot be read or locked.
     """
-    if not NAME.fullmatch(name) or name in (
-        OWNER,
-        STDIO,
-        "local",
-    ):  # names of callers without a stored key
+    if not NAME.fullmatch(name) or name in RESERVED_NAMES:
         raise _bad_argument(
             "name", name, "Use up to 40 of a-z, 0-9, dot, - and _; not owner, stdio or local."
         )
@@ -240,7 +237,7 @@ def remove_key(home: Home, name: str) -> None:
 
     Raises:
         UserError: BAD_ARGUMENT, there is no such key. HOME_UNUSABLE, the keys cannot be read or
-            hold_keys_lock.
+            locked.
     """
     with hold_keys_lock(home):
         keys = list_keys(home)
