@@ -53,8 +53,7 @@ class Record:
         self.details: dict[str, str | bool] = {}
 
     def ok(self, reply: Any) -> None:
-        """Note success, and the ids of what `reply` names: a run, an environment, a deployment, a
-        key.
+        """Note success, and the ids in `reply`, such as those of a run or an environment.
 
         A reply that is no object has no ids. A resumed run is marked, because its run id is not
         new.
@@ -67,8 +66,7 @@ class Record:
                 self.details["resumed"] = True
 
     def failed(self, error: BaseException) -> None:
-        """Note the code of a UserError, also of one that the SDK has wrapped, or INTERNAL for a
-        bug.
+        """Note the code of a UserError (wrapped by the SDK or not), or INTERNAL for a bug.
 
         For an interruption, such as a cancelled call, the result stays "cut short".
         """
@@ -93,10 +91,10 @@ class Audit:
 
     @contextlib.contextmanager
     def recording(self, call: Call) -> Iterator[Record]:
-        """Yield a `Record` to fill in, and write the line of `call` when the block ends, however it
-        ends.
+        """Yield a `Record` to fill in, and write the line of `call` when the block has ended.
 
-        The log is opened before the block runs, so a call that could not be recorded is not made.
+        The line is written however the block ends. The log is opened before the block runs, so a
+        call that could not be recorded is not made.
 
         Raises:
             UserError: HOME_UNUSABLE, the log cannot be opened.
@@ -121,9 +119,7 @@ class Audit:
                 self._write_line(log_file, call, record)
 
     def _write_line(self, log_file: Appender, call: Call, record: Record) -> None:
-        """Add the line of `call` to the log. Never raises: a full disk is reported in our own
-        log.
-        """
+        """Add the line of `call` to the log; if the disk is full, only our own log says so."""
         line: dict[str, object] = {
             "time": round(self._clock(), 3),
             "who": call.who,

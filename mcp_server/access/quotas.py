@@ -29,9 +29,7 @@ ALL_RUNS = 1_000_000  # a limit that no home reaches
 
 
 def starts_a_run(tool: str, arguments: Mapping[str, Any]) -> bool:
-    """Whether a call of `tool` starts a run; a dry run does only when it tries the model
-    (samples).
-    """
+    """Whether a call of `tool` starts a run; a dry run does if it tries the model."""
     return tool in STARTS and (tool != "dry_run" or bool(arguments.get("samples")))
 
 

@@ -135,9 +135,7 @@ def _cut_largest(body: Reply) -> bool:
     largest: tuple[int, Any, Any] = (0, None, None)  # size, its holder, key or index in there
 
     def visit(holder: Any, key: Any, value: Any) -> None:
-        """Compare `value`, which lies in `holder` under `key`, and all inside it, with the
-        largest.
-        """
+        """Compare `value` (in `holder` under `key`) and all inside it with the largest."""
         nonlocal largest
         if isinstance(value, dict):
             for name, item in value.items():

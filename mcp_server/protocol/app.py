@@ -119,9 +119,7 @@ class CountingBus(InMemorySubscriptionBus):
         self.listeners = 0
 
     def subscribe(self, listener: Callable[[Any], None]) -> Callable[[], None]:
-        """Add a subscriber. Returns the function that removes it, which may be called
-        repeatedly.
-        """
+        """Add a subscriber. Returns the function that removes it; more calls of it do nothing."""
         unsubscribe = super().subscribe(listener)
         self.listeners += 1
         has_left = False
@@ -199,10 +197,9 @@ def _tend(home: Home) -> None:
 
 
 def _lifespan(home: Home, bus: CountingBus, tend: bool) -> Callable[[Any], Any]:
-    """The SDK's lifespan function: while the server runs, publish metrics and, with `tend`, tend
-    runs.
+    """The SDK's lifespan function: publishes metrics while the server runs.
 
-    Tending happens once, shortly after the start.
+    With `tend` it also tends the home, once, shortly after the start.
     """
 
     @asynccontextmanager

@@ -258,9 +258,7 @@ class GuardedServer(MCPServer[Any]):
         return tool in self._offered and self._needs[tool] in caller.scopes
 
     def _no_such_tool(self, name: str) -> UserError:
-        """Make the error for a tool that is not offered: READ_ONLY for a hidden one, else
-        BAD_ARGUMENT.
-        """
+        """Make the error for a tool that is not offered: READ_ONLY if hidden, else BAD_ARGUMENT."""
         if name in self._hidden:
             return UserError(
                 "READ_ONLY",

@@ -70,10 +70,10 @@ class Gate:
         self._sessions = sessions or Sessions(idle_s=SESSION_IDLE_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request: answer it here if it is refused, else pass it on with the caller's
-        key.
+        """Serve one request: answer it here if it is refused, else pass it on.
 
-        Anything but HTTP requests and the start and end of the application is ignored.
+        The key of the caller is left in `scope`. What is neither an HTTP request nor the start or
+        end of the application, such as a WebSocket, is ignored.
         """
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
@@ -115,8 +115,7 @@ class Gate:
         return key, body
 
     def _check_headers(self, scope: Scope) -> Response | None:
-        """The refusal of a request by the size of its headers, its Host or its Origin; None if all
-        fit.
+        """The refusal of a request by its headers; None if size, Host and Origin are right.
 
         There must be exactly one Host. Programs send no Origin; browsers do.
         """
@@ -288,10 +287,10 @@ class Server(uvicorn.Server):
 
 
 def max_connections() -> int:
-    """How many connections may be open: `MAX_CONNECTIONS`, or less if this process may open few
-    files.
+    """How many connections may be open at once.
 
-    Never less than `MIN_CONNECTIONS`.
+    That is `MAX_CONNECTIONS`, or less if this process may open few files, but at least
+    `MIN_CONNECTIONS`.
     """
     max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if max_files == resource.RLIM_INFINITY:

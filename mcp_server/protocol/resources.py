@@ -143,9 +143,9 @@ def _add_machine(add: Add, home: Home) -> None:
 def completer(
     home: Home,
 ) -> Callable[[Any, CompletionArgument, CompletionContext | None], Any]:
-    """The completion handler: the run ids, env ids or playbook sections that begin as the argument.
+    """The completion handler for run ids, env ids and playbook sections.
 
-    At most `MAX_NAMES` are returned, with the number of all.
+    It returns at most `MAX_NAMES` that begin as the client has typed, and the number of all.
     """
 
     async def complete(
@@ -164,9 +164,7 @@ def completer(
 
 
 def _names(home: Home, argument: str) -> list[str]:
-    """All values that the argument of this name can have, newest first; none for other
-    arguments.
-    """
+    """All values that the argument of this name can have, newest first; [] for others."""
     if argument == "section":
         import playbook
 

@@ -218,9 +218,7 @@ def _metric_tables(
 def _columns_that_fit(
     columns: Sequence[Any], rows: Sequence[Sequence[Any]], width: int
 ) -> tuple[list[Any], list[list[Any]]]:
-    """The first columns that are together no wider than `width`, but at least two; and their
-    rows.
-    """
+    """The first columns that fit into `width` together, but at least two; and their rows."""
     width_left, count = width, 0
     for index, name in enumerate(columns):
         cells = [len(scalar(str(name), row[index])) for row in rows if len(row) > index]
@@ -244,9 +242,7 @@ def event_line(event: Mapping[str, Any]) -> Text:
 
 
 def plan(data: Any) -> None:
-    """Print a dry run: its verdict, the checks that do not pass, the settings that the user
-    gave.
-    """
+    """Print a dry run: its verdict, the checks that do not pass, the settings of the user."""
     out = console()
     out.print(Text(str(data.get("summary", "")), style="bold"))
     all_checks = data.get("checks", [])
@@ -308,9 +304,8 @@ def cost(data: Any) -> None:
         rows.append(["money", *(f"{data['money'][level]:.2f}" for level in LEVELS)])
     out.print(grid(["", *LEVELS], rows))
     memory = data["peak_memory"]
-    part_texts = ", ".join(
-        f"{name} {size(used_bytes)}" for name, used_bytes in memory.items() if name != "total"
-    )
+    memory_parts = {name: size(used) for name, used in memory.items() if name != "total"}
+    part_texts = ", ".join(f"{name} {text}" for name, text in memory_parts.items())
     total_text = f"{size(memory['total'])} of {size(data['memory_available'])} on {data['device']}"
     durations = data.get("seconds", {})
     fields = {
@@ -367,9 +362,8 @@ def trained_row(row: Mapping[str, Any]) -> Text:
     if row.get("lost"):
         text.append(row["lost"]["text"], style="red strike")
     cut_note = f", cut at {row['cut_at']}" if row.get("lost") else ""
-    return text + Text(
-        f"\n{row['trained']} of {row['tokens']} tokens carry loss{cut_note}", style="dim"
-    )
+    counts = f"\n{row['trained']} of {row['tokens']} tokens carry loss{cut_note}"
+    return text + Text(counts, style="dim")
 
 
 def field(name: str, value: Any) -> RenderableType:
@@ -377,8 +371,10 @@ def field(name: str, value: Any) -> RenderableType:
     label = Text(f"{name}: ", style="dim")
     if is_scalar(value) and len(str(value)) <= LONG_LINE:
         return label + scalar(name, value)
-    if is_flat(value) and len(line := scalar(name, value)) <= LONG_LINE:
-        return label + line
+    if is_flat(value):
+        line = scalar(name, value)
+        if len(line) <= LONG_LINE:
+            return label + line
     if isinstance(value, list) and all(is_scalar(item) for item in value):
         line = Text(", ").join(scalar("", item) for item in value)
         if len(line) <= LONG_LINE:
@@ -394,9 +390,8 @@ def block(value: Any) -> RenderableType:
     if isinstance(value, Mapping):
         if isinstance(value.get("columns"), list) and isinstance(value.get("rows"), list):
             return grid(value["columns"], value["rows"])
-        filled = {
-            name: item for name, item in with_typed_hint(value).items() if item not in ("", [], {})
-        }
+        items = with_typed_hint(value).items()
+        filled = {name: item for name, item in items if item not in ("", [], {})}
         return Group(*(field(str(name), item) for name, item in filled.items()))
     if isinstance(value, list):
         if value and all(isinstance(item, Mapping) for item in value):
@@ -469,9 +464,7 @@ def grid(columns: Sequence[Any], rows: Sequence[Sequence[Any]]) -> Table:
 
 
 def scalar(name: str, value: Any) -> Text:
-    """One value as text; times, bytes, states and verdicts are formatted by the name of the
-    field.
-    """
+    """One value as text; the field's name decides about times, bytes and verdicts."""
     if value is None:
         return Text("")
     if isinstance(value, int | float) and name in TIMES and value > LEAST_TIME:
@@ -504,7 +497,7 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
 
     NaN is left out.
     """
-    drawn = [value for value in values if value == value][-width:]
+    drawn = [value for value in values if value == value][-width:]  # NaN is not equal to itself
     if not drawn:
         return ""
     low, high = min(drawn), max(drawn)

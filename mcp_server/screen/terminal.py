@@ -63,11 +63,8 @@ class CommandGroup(TyperGroup):
         super().__init__(**options)
         for shown_command in (self, *self.commands.values()):
             assert isinstance(shown_command, TyperGroup | TyperCommand)
-            parameters = [
-                *shown_command.params,
-                shown_command.get_help_option(typer.Context(shown_command)),
-            ]
-            for parameter in parameters:
+            help_option = shown_command.get_help_option(typer.Context(shown_command))
+            for parameter in [*shown_command.params, help_option]:
                 if isinstance(parameter, TyperOption) and parameter.is_flag:
                     parameter.metavar = ""
 
@@ -78,12 +75,11 @@ class CommandGroup(TyperGroup):
         """
         name = args[0] if args else ""
         if name and name not in self.commands and not name.startswith("-"):
-            completions = [
-                known for known in self.commands if len(name) > 2 and known.startswith(name)
-            ]
-            near_names = completions or difflib.get_close_matches(
-                name, self.commands, cutoff=NEAR_COMMAND
-            )
+            near_names = []
+            if len(name) > 2:
+                near_names = [known for known in self.commands if known.startswith(name)]
+            if not near_names:
+                near_names = difflib.get_close_matches(name, self.commands, cutoff=NEAR_COMMAND)
             suggestion = ""
             if near_names:
                 suggestion = f" Did you mean {' or '.join(repr(known) for known in near_names)}?"
@@ -108,9 +104,8 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
         """Call the function, print a refusal or a fault, and exit with its status."""
         as_json = bool(arguments.get("as_json"))
         for name, bundle in bundles.items():
-            arguments[name] = bundle(
-                **{item.name: arguments.pop(item.name) for item in fields(bundle)}
-            )
+            values = {option.name: arguments.pop(option.name) for option in fields(bundle)}
+            arguments[name] = bundle(**values)
         try:
             status = function(**arguments)
         except UserError as error:
@@ -181,8 +176,9 @@ def show(reply: Any, as_json: bool, paint: str = "reply") -> None:
 
 @contextlib.contextmanager
 def working(activity: str, as_json: bool = False) -> Iterator[None]:
-    """Show `activity` on stderr while the block runs; nothing with `as_json` or without a
-    terminal.
+    """Show `activity` on stderr while the block runs.
+
+    Nothing is shown with `as_json`, or if stderr is no terminal.
     """
     is_shown = sys.stderr.isatty() and not as_json
     if is_shown:
