@@ -99,6 +99,7 @@ class Keys:
     """
 
     def __init__(self, home: Home, token: str, clock: Callable[[], float] = time.time) -> None:
+        """Start with the owner alone; the file is read when the first key is looked for."""
         self._home = home
         self._owner = Key(
             OWNER,

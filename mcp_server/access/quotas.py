@@ -256,7 +256,7 @@ def _hours_text(hours: float) -> str:
 
 
 def _was_submitted(store: Store, request_id: str) -> bool:
-    """Whether a run with this `request_id` exists."""
+    """Whether a run with this `request_id` exists; False for ""."""
     try:
         return store.requested_run(request_id, {}) is not None
     except UserError:

@@ -31,6 +31,7 @@ class Sessions:
         max_sessions: int = SESSIONS_PER_KEY,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Start without sessions; the arguments are those of the class."""
         self._idle_s = idle_s
         self._max_sessions = max_sessions
         self._clock = clock
@@ -61,6 +62,7 @@ class Sessions:
         A session that the request may open is counted from now on, so that requests which arrive at
         the same time cannot exceed the limit together.
         """
+        # The key is counted once while the request may still open a session.
         pending = [key.name] if _opens(scope) else []
         self._opening.update(pending)
 
@@ -71,6 +73,7 @@ class Sessions:
         watched_send = self.counting_send(scope, key, send)
 
         async def watch(message: Message) -> None:
+            """Send a message; from the start of the answer on, the session itself is counted."""
             if message["type"] == "http.response.start":
                 stop_counting()
             await watched_send(message)  # counts the new session before it awaits anything

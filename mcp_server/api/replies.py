@@ -18,6 +18,7 @@ CALL_CHARS = 800
 MAX_CALLS = 3
 WARNING_CHARS = 400
 MAX_WARNINGS = 12
+MIN_CUT_TEXT = 80  # characters; a shorter text is never cut to make a result smaller
 RESERVE_CHARS = 500  # of a result, for what is added to the data of a verb
 HEAD = ("summary", "next", "warnings")
 
@@ -127,12 +128,27 @@ def _cut_text(text: str, limit: int) -> str:
 
 
 def _cut_largest(body: Reply) -> bool:
-    """Halve the largest list or text anywhere in `body`, in place; the head is spared.
+    """Halve the largest list or text anywhere in `body`, in place; summary and the like are spared.
 
-    Returns False when nothing is left to cut: no list of several items, no text above 80
-    characters.
+    Returns False when nothing is left to cut.
     """
-    largest: tuple[int, Any, Any] = (0, None, None)  # size, its holder, key or index in there
+    holder, key = _largest_part(body)
+    if holder is None:
+        return False
+    value = holder[key]
+    if isinstance(value, str):
+        holder[key] = value[: len(value) // 2].rstrip("…") + "…"
+    else:
+        holder[key] = value[: len(value) // 2]
+    return True
+
+
+def _largest_part(body: Reply) -> tuple[Any, Any]:
+    """The object or list in `body` that holds the largest list or text, and its key in there.
+
+    Only lists of several items and texts above `MIN_CUT_TEXT` count; (None, None) without any.
+    """
+    largest: tuple[int, Any, Any] = (0, None, None)  # size, holder, key
 
     def visit(holder: Any, key: Any, value: Any) -> None:
         """Compare `value` (in `holder` under `key`) and all inside it with the largest."""
@@ -147,18 +163,11 @@ def _cut_largest(body: Reply) -> bool:
                 largest = (size, holder, key)
             for index, item in enumerate(value):
                 visit(value, index, item)
-        elif isinstance(value, str) and len(value) > 80 and len(value) >= largest[0]:
+        elif isinstance(value, str) and len(value) > MIN_CUT_TEXT and len(value) >= largest[0]:
             largest = (len(value), holder, key)
 
     for name, item in body.items():
         if name not in HEAD:
             visit(body, name, item)
     _, holder, key = largest
-    if holder is None:
-        return False
-    value = holder[key]
-    if isinstance(value, str):
-        holder[key] = value[: len(value) // 2].rstrip("…") + "…"
-    else:
-        holder[key] = value[: len(value) // 2]
-    return True
+    return holder, key

@@ -263,6 +263,9 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
         home: where they are.
         ids: what to compare, the one before training first.
         env_id: the environment they were evaluated on; "" if there is only one.
+
+    Raises:
+        UserError: RUN_NOT_FOUND, NO_EVALUATION, NOT_COMPARABLE or BAD_ARGUMENT.
     """
     from engine.evidence.compare import compare
 
@@ -270,7 +273,7 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
 
 
 def diagnose(home: Home, run_id: str) -> Reply:
-    """What went wrong in a run, causes before effects."""
+    """What went wrong in a run: findings, causes before effects. Raises UserError RUN_NOT_FOUND."""
     from engine.evidence.detect import diagnose as engine_diagnose
 
     return with_head(engine_diagnose.diagnose(home, run_id), f"Diagnosed {run_id}.")
@@ -396,14 +399,20 @@ def report(home: Home, run_id: str) -> Reply:
 
 
 def verify(home: Home, run_id: str) -> Reply:
-    """Compare a run's files with the hashes sealed at its end. Raises UserError RUN_NOT_FOUND."""
+    """Compare the files of a run with the hashes taken when it ended.
+
+    Raises UserError RUN_NOT_FOUND.
+    """
     from engine.evidence.verdict import provenance
 
     return with_head(provenance.verify(home, run_id).to_json(), f"Verified {run_id}.")
 
 
 def inspect_data(path: Path) -> Reply:
-    """What is in a data file. Raises UserError DATASET_INVALID."""
+    """The shapes, bad rows, duplicates, lengths and splits of a data file.
+
+    Raises UserError DATASET_INVALID.
+    """
     from engine.environments import datasets
 
     return with_head(datasets.inspect(path).to_json(), f"Looked into {path}.")
@@ -417,7 +426,7 @@ def build_env(home: Home, folder: str) -> Reply:
 
 
 def diff_envs(home: Home, before: str, after: str) -> Reply:
-    """What two versions differ in. Raises UserError ENV_NOT_FOUND."""
+    """The files and lines in which two versions differ. Raises UserError ENV_NOT_FOUND."""
     from engine.environments import versions
 
     return with_head(
@@ -426,14 +435,20 @@ def diff_envs(home: Home, before: str, after: str) -> Reply:
 
 
 def pull_env(home: Home, env_id: str, folder: Path) -> Reply:
-    """Copy a version's files out. Raises UserError ENV_NOT_FOUND or BAD_ARGUMENT."""
+    """Copy the files of a version into a new folder.
+
+    Raises UserError ENV_NOT_FOUND, or BAD_ARGUMENT for a folder that cannot be written.
+    """
     from engine.environments import versions
 
     return with_head(versions.pull(home, env_id, folder).to_json(), f"Pulled {env_id}.")
 
 
 def delete_env(home: Home, env_id: str, force: bool = False) -> Reply:
-    """Throw a version away. Raises UserError ENV_NOT_FOUND or RUN_STATE."""
+    """Delete a version. With `force` also one that ended runs have used.
+
+    Raises UserError ENV_NOT_FOUND, or RUN_STATE for one that is in use.
+    """
     from engine.environments import versions
 
     return with_head(versions.delete(home, env_id, force).to_json(), f"Deleted {env_id}.")

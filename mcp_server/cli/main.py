@@ -114,6 +114,7 @@ def setup(
     def print_progress(line: str) -> None:
         typer.echo(line, err=True)
 
+    # An install with torch needs no training environment; vLLM always has one of its own.
     if vllm:
         build = partial(vllm_env.setup_vllm, say=print_progress)
         return show(call_and_record(home_of(home), "setup_vllm", build, again=again), as_json)

@@ -75,6 +75,7 @@ class GuardedServer(MCPServer[Any]):
         hidden: frozenset[str],
         **options: Any,
     ) -> None:
+        """Build the server; the arguments are those of the class."""
         super().__init__(tools=tools, middleware=[self._require_read_scope], **options)
         self._home = home
         self._audit = Audit(home)
@@ -398,9 +399,8 @@ def _bad_argument(tool: str, known: Mapping[str, Any], error: ValidationError) -
         return UserError("BAD_ARGUMENT", f"{tool} needs {name}", hint=_expected(schema), field=name)
     value = compact_value(fault.get("input"))
     message = f"{'.'.join(path)}={value} cannot be used: {fault['msg']}"
-    near_values = difflib.get_close_matches(
-        str(fault.get("input")).lower(), schema.get("enum", []), 1
-    )
+    wrong_value = str(fault.get("input")).lower()
+    near_values = difflib.get_close_matches(wrong_value, schema.get("enum", []), 1)
     change = Change(arguments={name: near_values[0]}) if near_values else None
     hint = Hint(_expected(schema), change=change)
     return UserError("BAD_ARGUMENT", message, hint=hint, field=".".join(path))

@@ -63,6 +63,7 @@ class Gate:
         rates: Rates | None = None,
         sessions: Sessions | None = None,
     ) -> None:
+        """Build the gate; the arguments are those of the class."""
         self._app = app
         self._keys = keys
         self._hosts = frozenset(host.lower() for host in hosts)

@@ -60,6 +60,7 @@ def add_resources(server: MCPServer[Any], home: Home) -> None:
     server.completion()(completer(home))
 
 
+# Registers a resource: its address, title, description, MIME type, and the function that reads it.
 Add = Callable[[str, str, str, str, Callable[..., str]], None]
 
 

@@ -59,6 +59,7 @@ class Stage:
     """
 
     def __init__(self, title: str, console: Console) -> None:
+        """Start without steps; nothing is shown before the `with` block begins."""
         self.console = console
         self._title = title
         self._steps: list[Step] = []

@@ -185,6 +185,7 @@ def _foremost_first(
     columns: Sequence[Any], rows: Sequence[Sequence[Any]]
 ) -> tuple[list[Any], list[list[Any]]]:
     """The columns and rows, with the columns in `FOREMOST` moved to the front."""
+    # Columns are put in order by their index, so that the rows can follow.
     order = [index for name in FOREMOST for index, other in enumerate(columns) if other == name]
     order += [index for index in range(len(columns)) if index not in order]
     return [columns[index] for index in order], [[row[index] for index in order] for row in rows]
