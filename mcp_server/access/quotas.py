@@ -25,6 +25,7 @@ DAY_S = 86_400.0
 ROUNDING = 1e-6  # tolerance in hours, so that 0.4 + 0.4 + 0.2 fits into 1
 LEAST_HOURS = 0.05  # counted for an evaluation at least: a slow start alone takes a minute
 MARGIN = 2.0  # the cap of an evaluation is its estimated maximum times this
+LISTED_RUNS = 5  # open runs that an error names; there may be many
 ALL_RUNS = 1_000_000  # a limit that no home reaches
 
 
@@ -78,7 +79,7 @@ def check_quota(
     if key.max_runs and len(open_runs) >= key.max_runs:
         raise UserError(
             "QUOTA",
-            f"the key {key.name} has {len(open_runs)} runs open ({', '.join(open_runs[:5])}) "
+            f"the key {key.name} has {len(open_runs)} runs open ({', '.join(open_runs[:LISTED_RUNS])}) "
             f"and may have {key.max_runs}",
             hint=Hint(
                 "Wait for one or cancel it, then call again.",
@@ -91,7 +92,7 @@ def check_quota(
     hours_left = key.gpu_hours_per_day - used_hours
     if cap_omitted and _rounded_down(hours_left):
         return _cap_within(_rounded_down(hours_left), resumed)
-    if is_submit:
+    if is_submit:  # a cap was named, or there is no room for the smallest one
         requested_hours = float(arguments.get("max_gpu_hours", 0.0))
         if cap_omitted or requested_hours > hours_left + ROUNDING or hours_left <= ROUNDING:
             raise _submit_refusal(key, used_hours, requested_hours)

@@ -137,7 +137,7 @@ def write_entry(project: Path, client: str, launch: Launch, force: bool = False)
     if new_text == text:
         return "unchanged"
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and not launch.token:
+    if path.exists() and not launch.token:  # without a secret the file keeps its mode
         mode = path.stat().st_mode & 0o777
     write_text(path, new_text, mode=mode)
     os.chmod(path, mode)

@@ -445,7 +445,8 @@ def _correction(name: str, value: object, known: Mapping[str, Any]) -> Change | 
 
     None where no name is near.
     """
-    if setting := _setting_meant(name, known):
+    setting = _setting_meant(name, known)
+    if setting:
         return Change(settings={setting: value}, without_arguments=(name,))
     near_names = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=NEAR_ARGUMENT)
     return Change({near_names[0]: value}, without_arguments=(name,)) if near_names else None

@@ -86,7 +86,7 @@ class Gate:
             return None
         key, receive = admitted
         scope[KEY] = key
-        scope[KNOWN] = True
+        scope[KNOWN] = True  # for `ImpatientProtocol`: the client has shown a valid token
         # The SDK lets only the user who opened a session use it.
         access = AccessToken(
             token="", client_id=key.name, scopes=list(key.scopes), subject=key.digest
@@ -121,6 +121,7 @@ class Gate:
         There must be exactly one Host. Programs send no Origin; browsers do.
         """
         headers: list[tuple[bytes, bytes]] = scope["headers"]
+        # Each header takes 4 more bytes: the colon, a space and the end of the line.
         if sum(len(name) + len(value) + 4 for name, value in headers) > MAX_HEADERS:
             return PlainTextResponse("The headers are too large.", 431)
         hosts = [value for name, value in headers if name == b"host"]

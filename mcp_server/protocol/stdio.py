@@ -34,7 +34,7 @@ def end_by_interrupt() -> None:
 async def plain_broken_pipe() -> AsyncIterator[None]:
     """Raise one plain BrokenPipeError, not a group of them, when nobody reads the answers any more.
 
-    Callers of the server handle a client that left by that type.
+    The command line takes that error to mean that the client has left.
     """
     client_left = False
     try:

@@ -110,7 +110,8 @@ def _print_advice(out: Console, data: Mapping[str, Any]) -> None:
     for warning in data.get("warnings", []):
         out.print(Text(f"! {warning}", style="yellow"))
     for suggested in data.get("next", []):
-        if call := Call.from_json(suggested):
+        call = Call.from_json(suggested)
+        if call:
             first = f"{suggested['first']}, then " if suggested.get("first") else ""
             out.print(Text(f"next: {first}{as_command(call)}", style="dim"))
 

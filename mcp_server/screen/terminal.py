@@ -129,7 +129,10 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
 
 
 def _flatten_signature(run: Callable[..., None], bundles: Mapping[str, type[Any]]) -> None:
-    """Give `run` the signature that typer reads: each bundle replaced by its fields."""
+    """Give `run` the signature that typer reads: each bundle replaced by its fields.
+
+    `bundles` maps names of parameters to their dataclasses. All parameters become keyword-only.
+    """
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(run).parameters.values():
         if parameter.name not in bundles:
