@@ -79,8 +79,8 @@ def check_quota(
     if key.max_runs and len(open_runs) >= key.max_runs:
         raise UserError(
             "QUOTA",
-            f"the key {key.name} has {len(open_runs)} runs open ({', '.join(open_runs[:LISTED_RUNS])}) "
-            f"and may have {key.max_runs}",
+            f"the key {key.name} has {len(open_runs)} runs open "
+            f"({', '.join(open_runs[:LISTED_RUNS])}) and may have {key.max_runs}",
             hint=Hint(
                 "Wait for one or cancel it, then call again.",
                 Call("wait_run", {"run_id": open_runs[0]}),

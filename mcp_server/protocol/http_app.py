@@ -86,7 +86,7 @@ class Gate:
             return None
         key, receive = admitted
         scope[KEY] = key
-        scope[KNOWN] = True  # for `ImpatientProtocol`: the client has shown a valid token
+        scope[KNOWN] = True  # to `ImpatientProtocol`: keep this connection, if some must go
         # The SDK lets only the user who opened a session use it.
         access = AccessToken(
             token="", client_id=key.name, scopes=list(key.scopes), subject=key.digest
