@@ -92,7 +92,7 @@ def build_server(
             "resources/templates/list": list_cache,
         },
     )
-    tasks.serve(server)
+    tasks.set_server(server)
     add_resources(server, home)
     add_prompts(server)
     log_to(home)

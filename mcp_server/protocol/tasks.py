@@ -81,7 +81,7 @@ class WaitTasks(Extension):
         self._cancelled: dict[str, None] = {}  # in the order they were cancelled
         self._server: GuardedServer | None = None
 
-    def serve(self, server: GuardedServer) -> None:
+    def set_server(self, server: GuardedServer) -> None:
         """Set the server whose guard checks the arguments and builds the results.
 
         It needs this extension to be built, so it cannot be an argument of the constructor.
@@ -106,34 +106,33 @@ class WaitTasks(Extension):
 
         The tool also answers when there is nothing to wait for, and when the call is refused.
         """
-        if params.name != "wait_run" or not _declared(ctx) or self._server is None:
+        if params.name != "wait_run" or not _supports_tasks(ctx) or self._server is None:
             return await call_next(ctx)
         arguments = present(params.arguments or {})
         try:
             self._server.checked_tool("wait_run", params.arguments or {}, caller_of(ctx))
-            wait, status = await anyio.to_thread.run_sync(partial(self._begin, arguments))
+            wait, status = await anyio.to_thread.run_sync(partial(self._start_wait, arguments))
         except UserError:
             return await call_next(ctx)  # the tool refuses it too, with the right error result
         if wait is None:
             return await call_next(ctx)
         return {"resultType": "task", **_task_fields(wait, "working", status)}
 
-    def _begin(self, arguments: Reply) -> tuple[Wait | None, Reply]:
-        """What a call waits for, and the status of the run now.
+    def _start_wait(self, arguments: Reply) -> tuple[Wait | None, Reply]:
+        """The wait that a call asks for, and the status of the run now.
 
-        (None, {}) if there is nothing to wait for: the wait is over, or a timeout of 0 asks for
-        none.
+        (None, {}) if there is nothing to wait for: it is over, or a timeout of 0 asks not to wait.
         """
         until = arguments.get("until", "end")
         if float(arguments.get("timeout_s", 1)) == 0:
             return None, {}
-        status = self._look(arguments["run_id"], until, arguments.get("cursor", ""))
-        if _reached(status, until):
+        status = self._status_now(arguments["run_id"], until, arguments.get("cursor", ""))
+        if _is_over(status, until):
             return None, {}
         since = arguments.get("cursor") or status.get("cursor", "")
         return Wait(status["run_id"], until, int(time.time()), since), status
 
-    def _look(self, run_id: str, until: str, since: str) -> Reply:
+    def _status_now(self, run_id: str, until: str, since: str) -> Reply:
         """The status of a run now, without waiting. Raises UserError as `wait_run` does."""
         return {"run_id": run_id} | verbs.wait_run(self._home, run_id, until, 0, since)
 
@@ -145,21 +144,21 @@ class WaitTasks(Extension):
         Raises:
             MCPError: the task id is not one of ours.
         """
-        wait = _parsed(params)
+        wait = _parse_wait(params)
         if wait.task_id in self._cancelled:
             return _task_fields(wait, "cancelled", {})
         try:
             status = await anyio.to_thread.run_sync(
-                partial(self._look, wait.run_id, wait.until, wait.since)
+                partial(self._status_now, wait.run_id, wait.until, wait.since)
             )
         except UserError as error:
             return _task_fields(wait, "completed", {}) | {"result": _as_json(refusal(error))}
         except Exception as error:  # noqa: BLE001  a poll must answer; the log has the traceback
             failed = refusal(internal_error("tasks/get", error))
             return _task_fields(wait, "completed", {}) | {"result": _as_json(failed)}
-        if not _reached(status, wait.until):
+        if not _is_over(status, wait.until):
             return _task_fields(wait, "working", status)
-        assert self._server is not None  # `serve` was called before the first request
+        assert self._server is not None  # `set_server` was called before the first request
         result = _as_json(self._server.answer(status, caller_of(ctx)))
         return _task_fields(wait, "completed", status) | {"result": result}
 
@@ -171,9 +170,11 @@ class WaitTasks(Extension):
         Raises:
             MCPError: the task id is not one of ours, or its run does not exist.
         """
-        wait = _parsed(params)
+        wait = _parse_wait(params)
         try:
-            await anyio.to_thread.run_sync(partial(self._look, wait.run_id, wait.until, wait.since))
+            await anyio.to_thread.run_sync(
+                partial(self._status_now, wait.run_id, wait.until, wait.since)
+            )
         except UserError:
             raise _unknown_task(params) from None
         # Removed and added again, so that the oldest cancellation stands first.
@@ -190,18 +191,18 @@ class WaitTasks(Extension):
 
         The extension wants an acknowledgement all the same. Raises MCPError as `_get` does.
         """
-        _parsed(params)
+        _parse_wait(params)
         return {}
 
 
-def _declared(ctx: ServerRequestContext[Any, Any]) -> bool:
+def _supports_tasks(ctx: ServerRequestContext[Any, Any]) -> bool:
     """Whether the client has declared the extension, in a version of the protocol that has it."""
     capabilities = ctx.session.client_capabilities
     extensions = capabilities.extensions if capabilities else None
     return ctx.protocol_version in VERSIONS and TASKS in (extensions or {})
 
 
-def _parsed(params: TaskParams) -> Wait:
+def _parse_wait(params: TaskParams) -> Wait:
     """What the task with this id waits for. Raises MCPError if it is not one of ours."""
     if len(params.task_id) > MAX_ID:
         raise _unknown_task(params)
@@ -215,7 +216,7 @@ def _unknown_task(params: TaskParams) -> MCPError:
     return MCPError(code=INVALID_PARAMS, message="Unknown task", data=params.task_id[:MAX_ID])
 
 
-def _reached(status: Reply, until: str) -> bool:
+def _is_over(status: Reply, until: str) -> bool:
     """Whether the wait is over: what was waited for has come, or the run has ended."""
     if status.get("state") in TERMINAL:
         return True
