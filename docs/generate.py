@@ -11,7 +11,7 @@ from typing import Any
 from engine.core.metrics import METRICS
 from engine.home.run_dir import Home
 from engine.settings.resolution import settings_reference
-from mcp_server.protocol.tools import offered
+from mcp_server.protocol.tools import all_tools
 
 DOCS = Path(__file__).parent
 NOTE = "<!-- made by docs/generate.py (`make docs`); edit the code, not this page -->\n\n"
@@ -34,7 +34,7 @@ def tools_reference() -> str:
         "the nearest name. Every result holds `summary`, `next` (calls that make sense now) and "
         "`warnings`; where a result was cut, `next_cursor` asks for the rest.\n"
     ]
-    for tool in offered(Home(Path("home")), ()):
+    for tool in all_tools(Home(Path("home")), ()):
         parts.append(
             f"## {tool.name}\n\n{tool.description.strip()}\n\n{_effect(tool.annotations)}\n"
         )

@@ -18,37 +18,58 @@ from engine.core.reply import Reply
 from engine.home.run_dir import Home
 from mcp_server.access.log import log
 
-_NAMES = ("run_id", "env_id", "deployment_id", "key")
-LOCAL = "local"  # who types a command: whoever may use this machine's account
+_ID_FIELDS = ("run_id", "env_id", "deployment_id", "key")  # fields of replies that name things
+LOCAL = "local"  # the caller of a shell command: anyone who may use this machine's account
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call that changes something, before it is made."""
+    """A call that is about to change something.
+
+    Attributes:
+        who: name of the key that calls, or `LOCAL`.
+        via: http, stdio or cli.
+        tool: name of the tool, or of the change that a command makes.
+        arguments: by name; only their digest is stored.
+    """
 
     who: str
-    via: str  # http | stdio | cli
+    via: str
     tool: str
     arguments: Mapping[str, Any]
 
 
 class Record:
-    """How a call ended: "ok", "asked" (a person is asked first), an error code, or "cut short"."""
+    """How a call ended.
+
+    Attributes:
+        result: "ok", "asked" (a person is asked first), an error code, or "cut short" until the end
+            is known.
+        details: further fields of the line, such as the ids in the reply.
+    """
 
     def __init__(self) -> None:
         self.result = "cut short"
-        self.named: dict[str, str | bool] = {}
+        self.details: dict[str, str | bool] = {}
 
     def ok(self, reply: Any) -> None:
-        """The call succeeded; the line names the run, environment or deployment of its reply."""
+        """Note success, and the ids in `reply`, such as those of a run or an environment.
+
+        A reply that is no object has no ids. A resumed run is marked, because its run id is not
+        new.
+        """
         self.result = "ok"
         if isinstance(reply, Mapping):
-            pairs = ((name, reply.get(name)) for name in _NAMES)
-            self.named = {name: value for name, value in pairs if isinstance(value, str)}
+            pairs = ((name, reply.get(name)) for name in _ID_FIELDS)
+            self.details = {name: value for name, value in pairs if isinstance(value, str)}
             if "resumed_from" in reply:
-                self.named["resumed"] = True
+                self.details["resumed"] = True
 
     def failed(self, error: BaseException) -> None:
+        """Note the code of a UserError (wrapped by the SDK or not), or INTERNAL for a bug.
+
+        For an interruption, such as a cancelled call, the result stays "cut short".
+        """
         cause = error.__cause__ if isinstance(error.__cause__, UserError) else error
         if isinstance(cause, UserError):
             self.result = cause.code
@@ -57,7 +78,12 @@ class Record:
 
 
 class Audit:
-    """The log of one home."""
+    """The audit log of one home.
+
+    Args:
+        home: its `audit.jsonl` is written.
+        clock: the present time in unix seconds.
+    """
 
     def __init__(self, home: Home, clock: Callable[[], float] = time.time) -> None:
         self._home = home
@@ -65,10 +91,13 @@ class Audit:
 
     @contextlib.contextmanager
     def recording(self, call: Call) -> Iterator[Record]:
-        """Adds the line of `call` when the block ends, however it ends.
+        """Yield a `Record` to fill in, and write the line of `call` when the block has ended.
 
-        The log is opened before: a call that could not be recorded is not made. Raises UserError
-        HOME_UNUSABLE then.
+        The line is written however the block ends. The log is opened before the block runs, so a
+        call that could not be recorded is not made.
+
+        Raises:
+            UserError: HOME_UNUSABLE, the log cannot be opened.
         """
         try:
             log_file = Appender(self._home.audit)
@@ -87,9 +116,10 @@ class Audit:
                 record.failed(error)
                 raise
             finally:
-                self._note(log_file, call, record)
+                self._write_line(log_file, call, record)
 
-    def _note(self, log_file: Appender, call: Call, record: Record) -> None:
+    def _write_line(self, log_file: Appender, call: Call, record: Record) -> None:
+        """Add the line of `call` to the log; if the disk is full, only our own log says so."""
         line: dict[str, object] = {
             "time": round(self._clock(), 3),
             "who": call.who,
@@ -97,57 +127,68 @@ class Audit:
             "tool": call.tool,
             "args": digest(call.arguments),
             "result": record.result,
-            **record.named,
+            **record.details,
         }
         try:
             log_file.append(line)
-        except OSError:  # the disk filled up meanwhile; what was done stays done
+        except OSError:  # the disk filled up during the call, which cannot be undone
             log.exception("a call of %s is missing in the audit log", call.tool)
 
-    def runs_of(self, who: str, since: float = 0.0) -> list[str]:
-        """The runs that calls of `who` started or resumed since then, oldest first.
+    def runs_of(self, caller: str, since: float = 0.0) -> list[str]:
+        """Run ids that successful calls of `caller` started or resumed since then, oldest first.
 
-        Who is answered with a run that another call started, a probe asked for again, did not.
+        A call that was answered with a run of an earlier call (a probe that is asked for again) did
+        not start it: only the first line of a run id counts, and lines that resume it.
+
+        Args:
+            caller: name of a key, or `LOCAL`.
+            since: unix seconds.
         """
         started: dict[str, None] = {}
-        known: set[str] = set()
+        known_runs: set[str] = set()
         try:
             file = open(self._home.audit, "rb")  # noqa: SIM115  the with below closes it
         except FileNotFoundError:
             return []
         with file:
-            for raw in file:
-                if b'"run_id"' not in raw or not raw.endswith(b"\n"):
+            for raw_line in file:
+                # Cheap filters before parsing; a line without its end is still being written.
+                if b'"run_id"' not in raw_line or not raw_line.endswith(b"\n"):
                     continue
                 try:
-                    line = json.loads(raw)
+                    line = json.loads(raw_line)
                     if line["result"] != "ok" or line["tool"] not in STARTS:
                         continue
                     run_id = str(line["run_id"])
-                    starts = run_id not in known or bool(line.get("resumed"))
-                    known.add(run_id)
-                    if starts and line["who"] == who and line["time"] >= since:
+                    is_start = run_id not in known_runs or bool(line.get("resumed"))
+                    known_runs.add(run_id)
+                    if is_start and line["who"] == caller and line["time"] >= since:
                         started[run_id] = None
                 except (ValueError, KeyError, TypeError):
-                    continue  # a line of somebody's editor
+                    continue  # a person may have edited the log; skip lines that are not ours
         return list(started)
 
 
-def recorded(home: Home, tool: str, change: Callable[..., Reply], **asked: Any) -> Reply:
-    """The reply of `change(home, **asked)`, recorded in the audit log: how commands change things.
+def call_and_record(home: Home, tool: str, change: Callable[..., Reply], **arguments: Any) -> Reply:
+    """Call `change(home, **arguments)` for a shell command and record it in the audit log.
 
-    Raises UserError HOME_UNUSABLE when it cannot be recorded, and whatever `change` raises.
+    Returns the reply of `change`.
+
+    Raises:
+        UserError: HOME_UNUSABLE, the call cannot be recorded and so is not made; and whatever
+            `change` raises.
     """
-    with Audit(home).recording(Call(LOCAL, "cli", tool, asked)) as record:
-        reply = change(home, **asked)
+    with Audit(home).recording(Call(LOCAL, "cli", tool, arguments)) as record:
+        reply = change(home, **arguments)
         record.ok(reply)
     return reply
 
 
+# The tools that start a run.
 STARTS = frozenset({"submit_train", "evaluate", "dry_run"})
 
 
 def digest(arguments: Mapping[str, Any]) -> str:
-    """SHA-256 of the arguments as JSON with sorted names."""
+    """SHA-256 of the arguments as hex, the same for any order of their names."""
     text = json.dumps(arguments, sort_keys=True, default=str, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

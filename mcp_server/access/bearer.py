@@ -9,15 +9,17 @@ from engine.home.run_dir import Home
 
 
 def load_token(home: Home) -> str:
-    """The token of `home`, made on the first call.
+    """Return the owner's token of `home`; the first call makes the file.
 
-    Raises UserError HOME_UNUSABLE when the file cannot be used as one.
+    Raises:
+        UserError: HOME_UNUSABLE, the file cannot be read or written, or its text is shorter than 16
+            characters or not printable ASCII.
     """
     try:
         if not home.token.exists():
-            _make(home)
+            _create_token_file(home)
         token = home.token.read_text("utf-8").strip()
-        # The file may have come from a backup that lost its mode.
+        # A file restored from a backup may be readable for others: take that away again.
         if home.token.stat().st_mode & 0o077:
             home.token.chmod(0o600)
     except (OSError, UnicodeDecodeError) as error:
@@ -35,14 +37,18 @@ def load_token(home: Home) -> str:
     return token
 
 
-def _make(home: Home) -> None:
-    """Write a new token atomically: two servers that start at once end up with the same one."""
-    aside = home.token.with_name(f".token.{secrets.token_hex(6)}")
-    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+def _create_token_file(home: Home) -> None:
+    """Write a new token under a temporary name, then link it into place.
+
+    The link is atomic and fails where a token exists, so two servers that start at the same time
+    use the same one.
+    """
+    draft = home.token.with_name(f".token.{secrets.token_hex(6)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(secrets.token_urlsafe(32) + "\n")
-        with contextlib.suppress(FileExistsError):
-            os.link(aside, home.token)
+        with contextlib.suppress(FileExistsError):  # another server was first: its token stays
+            os.link(draft, home.token)
     finally:
-        aside.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)

@@ -29,12 +29,13 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 OWNER = "owner"
 STDIO = "stdio"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
+RESERVED_NAMES = (OWNER, STDIO, "local")  # callers without a stored key
 CALLS_PER_MINUTE = 600
 DEPLOYMENTS = 2
-OWNER_CALLS_PER_MINUTE = 60_000  # no agent gets there; a loop that went wild does
-REQUEST_ID = 200  # characters that the engine takes
-LOCK_S = 30.0
-POLL_S = 0.01
+OWNER_CALLS_PER_MINUTE = 60_000  # only a program that calls in an endless loop reaches this
+MAX_REQUEST_ID = 200  # characters that the engine takes
+LOCK_S = 30.0  # wait at most so long for a lock
+POLL_S = 0.01  # between two attempts to take a lock
 
 
 @dataclass(frozen=True)
@@ -42,15 +43,15 @@ class Key:
     """Who calls, and what that key may do.
 
     Args:
-        name: as the audit log calls it.
-        scopes: of read, train, install, deploy.
+        name: name of the key in the audit log.
+        scopes: any of read, train, install, deploy.
         digest: SHA-256 of its token in hex; "" for the owner and for stdio.
         created: unix seconds.
-        expires: unix seconds from which it is refused; 0: never.
-        calls_per_minute: HTTP requests; 0: as many as it likes.
-        max_runs: runs of its own that may be open at once; 0: any number.
+        expires: unix seconds from which the key is refused; 0: never.
+        calls_per_minute: HTTP requests; 0: no limit.
+        max_runs: how many of its runs may be open at once; 0: no limit.
         gpu_hours_per_day: device hours its runs may take in 24 hours; 0: no limit.
-        max_deployments: processes that serve models for it at once; 0: any number.
+        max_deployments: processes that serve models for it at once; 0: no limit.
     """
 
     name: str
@@ -65,20 +66,21 @@ class Key:
 
     @property
     def is_owner(self) -> bool:
-        """Whether this is who runs the server, who may do and see everything."""
+        """Whether the caller is the person who runs the server, who may do and see everything."""
         return self.name in (OWNER, STDIO)
 
     @property
     def is_limited(self) -> bool:
-        """Whether starting runs is counted."""
+        """Whether the runs that this key starts have a limit of number or hours."""
         return bool(self.max_runs or self.gpu_hours_per_day)
 
-    def require(self, scope: Scope, what: str) -> None:
-        """Raises UserError FORBIDDEN when this key may not do `what`, which needs `scope`."""
+    def require(self, scope: Scope, action: str) -> None:
+        """Raise UserError FORBIDDEN unless this key has `scope`; `action` names what needs it."""
         if scope not in self.scopes:
             raise UserError(
                 "FORBIDDEN",
-                f"{what} needs the scope {scope}; the key {self.name} has {', '.join(self.scopes)}",
+                f"{action} needs the scope {scope}; "
+                f"the key {self.name} has {', '.join(self.scopes)}",
                 hint="Ask the person who runs this server for a key with that scope "
                 f"(honesmith key add NAME --scope {scope}).",
             )
@@ -88,9 +90,16 @@ LOCAL = Key(STDIO, max_deployments=0)
 
 
 class Keys:
-    """The keys of a home as they are now: the file is read again whenever it was changed."""
+    """The keys of a home as they are now: the file is read again whenever it was changed.
+
+    Args:
+        home: its `keys.json` is read.
+        token: the owner's token.
+        clock: the present time in unix seconds.
+    """
 
     def __init__(self, home: Home, token: str, clock: Callable[[], float] = time.time) -> None:
+        """Start with the owner alone; the file is read when the first key is looked for."""
         self._home = home
         self._owner = Key(
             OWNER,
@@ -99,46 +108,58 @@ class Keys:
             max_deployments=0,
         )
         self._clock = clock
-        self._seen: tuple[int, ...] = ()
+        self._file_state: tuple[int, ...] = ()  # of the file when it was last read
         self._keys: list[Key] = []
 
     def find(self, token: bytes) -> Key | None:
-        """The key that `token` is, None for an unknown or expired one.
+        """Return the key that has this token; None for an unknown or an expired one.
 
-        Digests are compared, in constant time; so a token is never compared as text.
+        All digests are compared, each in constant time, so the duration tells nothing about a
+        token.
         """
-        given = hashlib.sha256(token).hexdigest()
+        token_digest = hashlib.sha256(token).hexdigest()
         match = None
         for key in (self._owner, *self._stored()):
-            if hmac.compare_digest(key.digest, given):
+            if hmac.compare_digest(key.digest, token_digest):
                 match = key
         if match is not None and match.expires and match.expires <= self._clock():
             return None
         return match
 
     def _stored(self) -> list[Key]:
+        """Return the keys in the file, which is read only if it changed since the last call.
+
+        Without a file, or with one that is damaged, there are none.
+        """
         try:
             stat = os.stat(self._home.keys)
         except OSError:
-            self._seen, self._keys = (), []
+            self._file_state, self._keys = (), []
             return []
-        seen = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
-        if seen != self._seen:
+        file_state = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
+        if file_state != self._file_state:
             try:
                 self._keys = list_keys(self._home)
-            except UserError:  # a damaged file lets nobody in; `honesmith key list` says why
+            except UserError:  # the file is damaged: no key is valid, `honesmith key list` says why
                 self._keys = []
-            self._seen = seen
+            self._file_state = file_state
         return self._keys
 
 
 def digest(token: str) -> str:
-    """The SHA-256 that is stored of a token; with 256 random bits no slower hash is needed."""
+    """The SHA-256 of a token in hex, which is all that is stored of it.
+
+    A token has 256 random bits and cannot be guessed, so no slower hash is needed.
+    """
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def list_keys(home: Home) -> list[Key]:
-    """The keys of `home`, oldest first. Raises UserError HOME_UNUSABLE when the file is damaged."""
+    """Return the keys of `home`, oldest first; none where there is no file.
+
+    Raises:
+        UserError: HOME_UNUSABLE, the file cannot be read or is damaged.
+    """
     try:
         return [_key_of(row) for row in read_json(home.keys)["keys"]]
     except FileNotFoundError:
@@ -152,7 +173,7 @@ def list_keys(home: Home) -> list[Key]:
 
 
 def _key_of(row: Mapping[str, Any]) -> Key:
-    """A key as the file holds it; what a later version added is left out."""
+    """Read one key of the file; fields and scopes that only a later version knows are ignored."""
     known = {field.name for field in fields(Key)}
     key = Key(**{name: value for name, value in row.items() if name in known})
     return replace(key, scopes=tuple(scope for scope in SCOPES if scope in row["scopes"]))
@@ -169,17 +190,26 @@ def add_key(
     gpu_hours_per_day: float = 0.0,
     max_deployments: int = DEPLOYMENTS,
 ) -> tuple[Key, str]:
-    """Make a key; returns it and its token, which is kept nowhere.
+    """Make a key and return it with its token, of which only the digest is stored.
 
-    Raises UserError BAD_ARGUMENT on a name that is none or taken, or an unknown scope.
+    Args:
+        home: where the key is valid.
+        name: up to 40 characters, not in use by another key.
+        scopes: any of `SCOPES`.
+        days: until the key expires; 0: never.
+        calls_per_minute: as in `Key`, like the limits that follow.
+
+    Raises:
+        UserError: BAD_ARGUMENT, the name is not allowed or in use, or a scope is unknown.
+            HOME_UNUSABLE, the keys cannot be read or locked.
     """
-    if not NAME.fullmatch(name) or name in (OWNER, STDIO, "local"):
-        raise _bad(
+    if not NAME.fullmatch(name) or name in RESERVED_NAMES:
+        raise _bad_argument(
             "name", name, "Use up to 40 of a-z, 0-9, dot, - and _; not owner, stdio or local."
         )
     for scope in scopes:
         if scope not in SCOPES:
-            raise _bad("scope", scope, f"Choose of {', '.join(SCOPES)}.")
+            raise _bad_argument("scope", scope, f"Choose of {', '.join(SCOPES)}.")
     token = secrets.token_urlsafe(32)
     now = time.time()
     key = Key(
@@ -193,66 +223,85 @@ def add_key(
         gpu_hours_per_day=gpu_hours_per_day,
         max_deployments=max_deployments,
     )
-    with locked(home):
+    with hold_keys_lock(home):
         keys = list_keys(home)
         if any(other.name == name for other in keys):
-            raise _bad("name", name, f"There is a key of that name: honesmith key remove {name}.")
+            raise _bad_argument(
+                "name", name, f"There is a key of that name: honesmith key remove {name}."
+            )
         _write(home, [*keys, key])
     return key, token
 
 
 def remove_key(home: Home, name: str) -> None:
-    """Delete a key: running servers refuse its next request. Raises UserError BAD_ARGUMENT."""
-    with locked(home):
+    """Delete the key of that name; running servers refuse its next request.
+
+    Raises:
+        UserError: BAD_ARGUMENT, there is no such key. HOME_UNUSABLE, the keys cannot be read or
+            locked.
+    """
+    with hold_keys_lock(home):
         keys = list_keys(home)
-        left = [key for key in keys if key.name != name]
-        if len(left) == len(keys):
+        remaining = [key for key in keys if key.name != name]
+        if len(remaining) == len(keys):
             known = ", ".join(key.name for key in keys) or "none"
-            raise _bad("name", name, f"Keys of this home: {known}.")
-        _write(home, left)
+            raise _bad_argument("name", name, f"Keys of this home: {known}.")
+        _write(home, remaining)
 
 
-def agreed_by_owner(home: Home, key: Key, asked: "EnvSettings") -> None:
-    """Raises UserError FORBIDDEN when an environment that `key` pushes asks for what the owner
-    did not agree to: values of this server's variables, or a network to send them over.
+def check_owner_agreed(home: Home, key: Key, settings: "EnvSettings") -> None:
+    """Check that an environment which `key` pushes asks only for what the owner has agreed to.
+
+    That is about values of this server's variables (secrets), and about a network to send them
+    over. The owner may push anything.
+
+    Raises:
+        UserError: FORBIDDEN, naming what is refused and the lines of config.toml that would allow
+            it.
     """
     if key.is_owner:
         return
     config = home.user_config()
-    secrets = [name for name in asked.secrets if name not in config.key_secrets]
-    wants = [f"the secret {name}" for name in secrets]
-    lines = []
-    if secrets:
-        named = ", ".join(f'"{name}"' for name in (*config.key_secrets, *secrets))
-        lines.append(f"key_secrets = [{named}]")
-    if asked.limits.network and not config.key_network:
-        wants.append("a network")
-        lines.append("key_network = true")
-    if wants:
+    refused_secrets = [name for name in settings.secrets if name not in config.key_secrets]
+    refused = [f"the secret {name}" for name in refused_secrets]
+    config_lines = []
+    if refused_secrets:
+        quoted_names = ", ".join(f'"{name}"' for name in (*config.key_secrets, *refused_secrets))
+        config_lines.append(f"key_secrets = [{quoted_names}]")
+    if settings.limits.network and not config.key_network:
+        refused.append("a network")
+        config_lines.append("key_network = true")
+    if refused:
         raise UserError(
             "FORBIDDEN",
-            f"environment.toml asks for {' and '.join(wants)}; the owner of this home has not "
+            f"environment.toml asks for {' and '.join(refused)}; the owner of this home has not "
             f"agreed that keys such as {key.name} give that to an environment",
             hint="Leave it out, or ask the owner to push this folder or to set "
-            f"{' and '.join(lines)} in the home's config.toml.",
+            f"{' and '.join(config_lines)} in the home's config.toml.",
             field="path",
         )
 
 
-def own_request_id(key: Key, request_id: str) -> str:
-    """What `request_id` of `key` is stored as, so that two keys may use the same one.
+def request_id_of_key(key: Key, request_id: str) -> str:
+    """Return the id under which a `request_id` of `key` is stored.
 
-    The owner's stays as it is. A colon stands in no key's name, so two keys never make one id.
+    It starts with the name of the key, so that two keys may use the same `request_id`; names hold
+    no colon, so the result is unambiguous. The owner's ids, and "", are returned unchanged. Where
+    the result would be too long, a digest takes the place of the id.
     """
-    if key.is_owner or not request_id or len(request_id) > REQUEST_ID:
-        return request_id  # the longest are refused in the words for all
+    if key.is_owner or not request_id or len(request_id) > MAX_REQUEST_ID:
+        return request_id  # the engine refuses one that is too long, with the same message for all
     stored = f"{key.name}:{request_id}"
-    return stored if len(stored) <= REQUEST_ID else f"{key.name}:{digest(request_id)}"
+    return stored if len(stored) <= MAX_REQUEST_ID else f"{key.name}:{digest(request_id)}"
 
 
 @contextlib.contextmanager
-def locked(home: Home) -> Iterator[None]:
-    """A lock on the keys of a home, across processes. Raises UserError HOME_UNUSABLE after 30 s."""
+def hold_keys_lock(home: Home) -> Iterator[None]:
+    """Hold the lock on the keys of a home, across processes, while the block runs.
+
+    Raises:
+        UserError: HOME_UNUSABLE, another process has held it for 30 seconds.
+    """
     lock = take_lock(home.keys_lock, wait_s=LOCK_S)
     if lock is None:
         raise UserError(
@@ -268,20 +317,26 @@ def locked(home: Home) -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def spending(home: Home, key: Key, turn: "anyio.Lock") -> AsyncIterator[None]:
-    """A lock on what a key spends, across processes; waiting for it takes no thread.
+async def hold_quota_lock(home: Home, key: Key, process_lock: "anyio.Lock") -> AsyncIterator[None]:
+    """Hold the lock on what a key may start, across processes, while the block runs.
 
-    `turn` is a lock within this process: of all calls that wait, one polls the file. Raises
-    UserError HOME_UNUSABLE after 30 s.
+    Args:
+        home: where the lock file lies.
+        key: whose quota is counted.
+        process_lock: a lock for this key within this process, so that only one of the waiting calls
+            polls the lock file. Waiting takes no thread.
+
+    Raises:
+        UserError: HOME_UNUSABLE, the lock could not be had within 30 seconds.
     """
-    # Late: this file is also read by every command, which has no use for it.
+    # Imported late: every shell command imports this module, and none needs anyio.
     import anyio  # noqa: PLC0415
 
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as cleanup:  # releases the locks that were taken
         lock = None
         with anyio.move_on_after(LOCK_S):
-            await turn.acquire()
-            held.callback(turn.release)
+            await process_lock.acquire()
+            cleanup.callback(process_lock.release)
             while (lock := take_lock(home.quota_lock(key.name))) is None:
                 await anyio.sleep(POLL_S)
         if lock is None:
@@ -291,7 +346,7 @@ async def spending(home: Home, key: Key, turn: "anyio.Lock") -> AsyncIterator[No
                 hint="Call again.",
                 retryable=True,
             )
-        held.callback(os.close, lock)
+        cleanup.callback(os.close, lock)
         yield
 
 
@@ -299,7 +354,8 @@ def _write(home: Home, keys: Sequence[Key]) -> None:
     write_json(home.keys, {"keys": [asdict(key) for key in keys]})
 
 
-def _bad(field: str, value: str, hint: str) -> UserError:
+def _bad_argument(field: str, value: str, hint: str) -> UserError:
+    """Make the error for an argument that cannot be used; long values are cut to 60 characters."""
     return UserError(
         "BAD_ARGUMENT", f"{field}={value[:60]!r} cannot be used", hint=hint, field=field
     )

@@ -11,12 +11,15 @@ log = logging.getLogger("honesmith")
 
 
 def log_file(home: Home) -> Path:
-    """The file that holds what went wrong on our side."""
+    """The log file of `home`, which holds the tracebacks of our own faults."""
     return home.cache / "mcp_server.log"
 
 
 def log_to(home: Home) -> None:
-    """Send our log to the file of `home`, and nowhere else."""
+    """Send our log to the file of `home`, and nowhere else, whatever was set up before.
+
+    The file is made when the first record is written; a full one is kept as `mcp_server.log.1`.
+    """
     for handler in list(log.handlers):
         log.removeHandler(handler)
         with contextlib.suppress(OSError):

@@ -19,23 +19,29 @@ from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.runs.submit.admission import EVALUATION_WALL_HOURS, Afford
 from mcp_server.access.audit_log import STARTS, Audit
-from mcp_server.access.keys import Key, own_request_id
+from mcp_server.access.keys import Key, request_id_of_key
 
 DAY_S = 86_400.0
-ROUNDING = 1e-6  # of hours: 0.4 + 0.4 + 0.2 is within 1
-LEAST_HOURS = 0.05  # of an evaluation: on a busy machine the start alone takes a minute
-MARGIN = 2.0  # an evaluation is given so many times what it is estimated to take at most
-ALL_RUNS = 1_000_000
+ROUNDING = 1e-6  # tolerance in hours, so that 0.4 + 0.4 + 0.2 fits into 1
+LEAST_HOURS = 0.05  # counted for an evaluation at least: a slow start alone takes a minute
+MARGIN = 2.0  # the cap of an evaluation is its estimated maximum times this
+LISTED_RUNS = 5  # open runs that an error names; there may be many
+ALL_RUNS = 1_000_000  # a limit that no home reaches
 
 
 def starts_a_run(tool: str, arguments: Mapping[str, Any]) -> bool:
-    """Whether a call of `tool` takes a device."""
+    """Whether a call of `tool` starts a run; a dry run does if it tries the model."""
     return tool in STARTS and (tool != "dry_run" or bool(arguments.get("samples")))
 
 
 @dataclass(frozen=True)
 class Cap:
-    """The `max_gpu_hours` given to a submit that named none; `warning` says why, "" for nothing."""
+    """The `max_gpu_hours` that a submit gets which names none.
+
+    Attributes:
+        hours: the cap.
+        warning: why it is not the default; "" if it is.
+    """
 
     hours: float
     warning: str = ""
@@ -48,171 +54,229 @@ def check_quota(
     arguments: Mapping[str, Any],
     clock: Callable[[], float] = time.time,
 ) -> Cap | None:
-    """Raises UserError QUOTA when `key` may not start what this call would start.
+    """Check that `key` may start what this call would start.
 
-    Of a day's hours a run counts with what it took; while it is open, with the cap it was given.
-    A submit that names no cap is given one that fits, which is returned. What an evaluation or a
-    probe asks for is known when it is planned: see `afford_of`, which alone counts the hours of a
-    probe. A call that was answered before starts nothing.
+    Runs of the last 24 hours count with the hours they took, open ones with their cap. A repeated
+    `request_id` starts nothing and passes. The hours of an evaluation or a probe are checked later,
+    when it is planned (see `afford_of`); here an evaluation only needs that some are left.
+
+    Returns:
+        The cap for a submit that names none, where hours are limited; otherwise None.
+
+    Raises:
+        UserError: QUOTA, too many runs are open, or the hours of the day do not suffice.
     """
-    submits = tool == "submit_train"
-    counts = bool(key.gpu_hours_per_day) and tool != "dry_run"
-    unnamed = submits and counts and "max_gpu_hours" not in arguments
-    request_id = own_request_id(key, str(arguments.get("request_id", "")))
+    is_submit = tool == "submit_train"
+    counts_hours = bool(key.gpu_hours_per_day) and tool != "dry_run"
+    cap_omitted = is_submit and counts_hours and "max_gpu_hours" not in arguments
+    request_id = request_id_of_key(key, str(arguments.get("request_id", "")))
     with Store(home) as store:
-        resumed = _row(store, str(arguments.get("resume", ""))) if unnamed else None
-        if submits and _answered(store, request_id):
-            return _cap_of_before(home, store, request_id, resumed) if unnamed else None
-        going = _open_runs(home, store, key) if key.max_runs else []
-        used = _used_in_a_day(home, store, key, clock) if counts else 0.0
-    if key.max_runs and len(going) >= key.max_runs:
+        resumed = _find_row(store, str(arguments.get("resume", ""))) if cap_omitted else None
+        if is_submit and _was_submitted(store, request_id):
+            return _cap_of_first_call(home, store, request_id, resumed) if cap_omitted else None
+        open_runs = _open_runs(home, store, key) if key.max_runs else []
+        used_hours = _hours_of_last_day(home, store, key, clock) if counts_hours else 0.0
+    if key.max_runs and len(open_runs) >= key.max_runs:
         raise UserError(
             "QUOTA",
-            f"the key {key.name} has {len(going)} runs open ({', '.join(going[:5])}) and may have "
-            f"{key.max_runs}",
+            f"the key {key.name} has {len(open_runs)} runs open "
+            f"({', '.join(open_runs[:LISTED_RUNS])}) and may have {key.max_runs}",
             hint=Hint(
                 "Wait for one or cancel it, then call again.",
-                Call("wait_run", {"run_id": going[0]}),
+                Call("wait_run", {"run_id": open_runs[0]}),
             ),
             retryable=True,
         )
-    if not counts:
+    if not counts_hours:
         return None
-    left = key.gpu_hours_per_day - used
-    fitting = _down(left) if submits else 0.0
-    if unnamed and fitting:
-        return _cap_within(fitting, resumed)
-    asked = float(arguments.get("max_gpu_hours", 0.0)) if submits else 0.0
-    if unnamed or asked > left + ROUNDING or left <= ROUNDING:
-        fit = f"call again with max_gpu_hours={_plain(fitting)}" if fitting else ""
-        raise _too_much(key, used, asked, fit, "max_gpu_hours" if submits else "")
+    hours_left = key.gpu_hours_per_day - used_hours
+    if cap_omitted and _rounded_down(hours_left):
+        return _cap_within(_rounded_down(hours_left), resumed)
+    if is_submit:  # a cap was named, or there is no room for the smallest one
+        requested_hours = float(arguments.get("max_gpu_hours", 0.0))
+        if cap_omitted or requested_hours > hours_left + ROUNDING or hours_left <= ROUNDING:
+            raise _submit_refusal(key, used_hours, requested_hours)
+    elif hours_left <= ROUNDING:
+        raise _hours_refusal(key, used_hours, 0.0, "")
     return None
 
 
-def standing(home: Home, key: Key, clock: Callable[[], float] = time.time) -> Reply:
-    """The limits of `key` and what is left of them, for `get_status`."""
+def limits_and_use(home: Home, key: Key, clock: Callable[[], float] = time.time) -> Reply:
+    """The limits of `key` and what is used of them, as `get_status` shows it; hours in GPU-hours.
+
+    A limit that the key does not have is left out.
+    """
     with Store(home) as store:
         limits: Reply = {"name": key.name, "open_runs": _open_runs(home, store, key)}
         if key.max_runs:
             limits["max_runs"] = key.max_runs
         if key.gpu_hours_per_day:
-            used = _used_in_a_day(home, store, key, clock)
+            used_hours = _hours_of_last_day(home, store, key, clock)
             limits["gpu_hours_per_day"] = key.gpu_hours_per_day
-            limits["used_gpu_hours"] = round(used, 3)
-            limits["left_gpu_hours"] = _down(key.gpu_hours_per_day - used)
+            limits["used_gpu_hours"] = round(used_hours, 3)
+            limits["left_gpu_hours"] = _rounded_down(key.gpu_hours_per_day - used_hours)
     return limits
 
 
-def _cap_within(left: float, resumed: RunRow | None) -> Cap:
-    """The cap of a submit that named none: the default, of a resumed run its own, or `left`."""
-    former = _cap_of_row(resumed)
-    hours = min(former, left)
+def _cap_within(hours_left: float, resumed: RunRow | None) -> Cap:
+    """The cap of a submit that names none: the one that the resumed run had, or the default.
+
+    It is `hours_left` where that is less. `resumed` is None for a new run.
+    """
+    preferred = _cap_of_row(resumed)
+    hours = min(preferred, hours_left)
     if hours == DEFAULT_GPU_HOURS:
         return Cap(hours)
-    why = "what is left of this key's day" if hours < former else "as the run had"
-    return Cap(hours, f"max_gpu_hours was not given: it is {_plain(hours)}, {why}")
+    reason = "what is left of this key's day" if hours < preferred else "as the run had"
+    return Cap(hours, f"max_gpu_hours was not given: it is {_hours_text(hours)}, {reason}")
 
 
-def former_cap(home: Home, run_id: str) -> float:
-    """The cap that a resumed run gets where none is named: the one it had."""
+def cap_of_resumed_run(home: Home, run_id: str) -> float:
+    """The cap that a resumed run gets if the call names none: the one it had, or the default."""
     with Store(home) as store:
-        row = _row(store, run_id)
+        row = _find_row(store, run_id)
     return _cap_of_row(row)
 
 
 def _cap_of_row(row: RunRow | None) -> float:
+    """The cap of a run; the default for no run, and for one without a cap."""
     return (row.max_gpu_hours if row else 0.0) or float(DEFAULT_GPU_HOURS)
 
 
-def _cap_of_before(home: Home, store: Store, request_id: str, resumed: RunRow | None) -> Cap | None:
-    """The cap that the first call with this `request_id` was given: a repeated call must ask for
-    the same one, although less may be left of the day now."""
+def _cap_of_first_call(
+    home: Home, store: Store, request_id: str, resumed: RunRow | None
+) -> Cap | None:
+    """The cap that the first call with this `request_id` got; None if it is not recorded.
+
+    A repeated call must ask for the same cap as the first, although less may be left of the day
+    now.
+    """
     if resumed is not None:
         return Cap(resumed.max_gpu_hours)
     rows = store.list_runs(ALL_RUNS, kind="train")
-    made = next((row for row in rows if row.request_id == request_id), None)
-    config = home.run(made.run_id).find_config() if made else None
+    earlier_run = next((row for row in rows if row.request_id == request_id), None)
+    config = home.run(earlier_run.run_id).find_config() if earlier_run else None
     return Cap(config.max_gpu_hours) if config and config.max_gpu_hours else None
 
 
 def afford_of(home: Home, key: Key, clock: Callable[[], float] = time.time) -> Afford | None:
-    """A function that caps an evaluation or a probe of `key`; None where no hours are counted."""
+    """A function from estimated hours to the cap of an evaluation or a probe of `key`.
+
+    None where the key's hours are not limited. The function raises UserError QUOTA if the hours do
+    not fit into what is left of the day.
+    """
     return partial(_afford, home, key, clock) if key.gpu_hours_per_day else None
 
 
 def _afford(home: Home, key: Key, clock: Callable[[], float], hours: float) -> float:
-    """The cap of work that takes at most `hours`: twice that, or what is left of the day.
+    """The cap of work that is estimated to take at most `hours`: `MARGIN` times that.
 
-    Raises UserError QUOTA when less than `hours` is left.
+    It is never more than what is left of the day.
+
+    Raises:
+        UserError: QUOTA, less than `hours` is left.
     """
     with Store(home) as store:
-        used = _used_in_a_day(home, store, key, clock)
-    hours, left = max(LEAST_HOURS, hours), key.gpu_hours_per_day - used
-    if hours > left + ROUNDING:
-        raise _too_much(key, used, hours, "ask for fewer rows, attempts or models")
-    return min(MARGIN * hours, left)
+        used_hours = _hours_of_last_day(home, store, key, clock)
+    hours, hours_left = max(LEAST_HOURS, hours), key.gpu_hours_per_day - used_hours
+    if hours > hours_left + ROUNDING:
+        raise _hours_refusal(key, used_hours, hours, "ask for fewer rows, attempts or models")
+    return min(MARGIN * hours, hours_left)
 
 
-def _used_in_a_day(home: Home, store: Store, key: Key, clock: Callable[[], float]) -> float:
+def _hours_of_last_day(home: Home, store: Store, key: Key, clock: Callable[[], float]) -> float:
     """Hours of the runs that `key` started or resumed in the last 24 hours.
 
-    A run made before without a line of its own, in a home whose log was moved away, may be named
-    by a later one: only a resumed run is older than its day.
+    An older run counts only if it was resumed. The log may name others: where the first lines were
+    moved away, a repeated call looks like the start of a run that is in fact older.
     """
     since = clock() - DAY_S
-    rows = (_row(store, name) for name in Audit(home).runs_of(key.name, since))
-    return sum(_hours(row) for row in rows if row and (row.created >= since or row.attempt > 1))
+    rows = (_find_row(store, run_id) for run_id in Audit(home).runs_of(key.name, since))
+    counted = [row for row in rows if row and (row.created >= since or row.attempt > 1)]
+    return sum(_counted_hours(row) for row in counted)
 
 
 def _open_runs(home: Home, store: Store, key: Key) -> list[str]:
-    rows = (_row(store, name) for name in Audit(home).runs_of(key.name))
+    """Ids of the runs that `key` started and that have not ended, oldest first."""
+    rows = (_find_row(store, run_id) for run_id in Audit(home).runs_of(key.name))
     return list(dict.fromkeys(row.run_id for row in rows if row and row.state in OPEN))
 
 
-def _too_much(key: Key, used: float, asked: float, fit: str, field: str = "") -> UserError:
-    """The refusal. `fit` says what could be asked for now, "" where nothing is left."""
-    day = key.gpu_hours_per_day
-    helps = asked <= day + ROUNDING  # a wait; more than a day has fits on no day
-    ways = [fit] if fit else []
-    if not ways or helps:
-        ways.append("call later" if helps else f"call later with max_gpu_hours={_plain(day)}")
-    wants = f"; this call asks for {asked:.3g}" if asked else ""
-    back = ": hours come back a day after their run was submitted." if "later" in ways[-1] else "."
-    hint = ", or ".join(ways) + back
+def _submit_refusal(key: Key, used_hours: float, requested_hours: float) -> UserError:
+    """Make the QUOTA error for a submit; it says the largest cap that would fit now, if any.
+
+    `requested_hours` is 0 where the submit names no cap.
+    """
+    largest_cap = _rounded_down(key.gpu_hours_per_day - used_hours)
+    suggestion = f"call again with max_gpu_hours={_hours_text(largest_cap)}" if largest_cap else ""
+    return _hours_refusal(key, used_hours, requested_hours, suggestion, "max_gpu_hours")
+
+
+def _hours_refusal(
+    key: Key, used_hours: float, requested_hours: float, suggestion: str, field: str = ""
+) -> UserError:
+    """Make the QUOTA error for too many hours.
+
+    Args:
+        key: who calls.
+        used_hours: hours of the day that are used or promised.
+        requested_hours: what the call asks for; 0: not known.
+        suggestion: what could be asked for now; "" if nothing is left.
+        field: the argument that is too large; "": none.
+    """
+    hours_per_day = key.gpu_hours_per_day
+    # More hours than a day has fit on no later day either.
+    waiting_helps = requested_hours <= hours_per_day + ROUNDING
+    remedies = [suggestion] if suggestion else []
+    if waiting_helps:
+        remedies.append("call later")
+    elif not remedies:
+        remedies.append(f"call later with max_gpu_hours={_hours_text(hours_per_day)}")
+    request = f"; this call asks for {requested_hours:.3g}" if requested_hours else ""
+    hint = ", or ".join(remedies)
+    later = "later" in remedies[-1]
+    hint += ": hours come back a day after their run was submitted." if later else "."
     return UserError(
         "QUOTA",
-        f"the key {key.name} may use {day:g} GPU-hours a day and has used or "
-        f"promised {used:.3g}{wants}",
+        f"the key {key.name} may use {hours_per_day:g} GPU-hours a day and has used or "
+        f"promised {used_hours:.3g}{request}",
         hint=hint[0].upper() + hint[1:],
         field=field,
-        retryable=helps,
+        retryable=waiting_helps,
     )
 
 
-def _down(hours: float) -> float:
-    """`hours` rounded down to thousandths: a call with this number must fit."""
+def _rounded_down(hours: float) -> float:
+    """`hours` rounded down to thousandths and at least 0, so that a call with this number fits."""
     return max(0.0, math.floor((hours + ROUNDING / 2) * 1000) / 1000)
 
 
-def _plain(hours: float) -> str:
+def _hours_text(hours: float) -> str:
+    """Hours with up to three decimals, without zeros at the end."""
     return f"{hours:.3f}".rstrip("0").rstrip(".")
 
 
-def _answered(store: Store, request_id: str) -> bool:
+def _was_submitted(store: Store, request_id: str) -> bool:
+    """Whether a run with this `request_id` exists; False for ""."""
     try:
         return store.requested_run(request_id, {}) is not None
     except UserError:
-        return True  # with other arguments than none, which the submit will compare
+        return True  # it exists with other arguments; the submit itself compares them
 
 
-def _row(store: Store, run_id: str) -> RunRow | None:
+def _find_row(store: Store, run_id: str) -> RunRow | None:
+    """The row of a run; None if it does not exist (any more)."""
     try:
         return store.get_run(run_id)
     except UserError:
-        return None  # deleted meanwhile
+        return None
 
 
-def _hours(row: RunRow) -> float:
+def _counted_hours(row: RunRow) -> float:
+    """The hours that a run counts with: those it took; of an open run at least those it may take.
+
+    An open run without a cap counts with its estimate, or with the longest evaluation.
+    """
     if row.state in OPEN:
         cap = row.max_gpu_hours or row.estimated_hours or EVALUATION_WALL_HOURS
         return max(row.spent_hours, row.spent_before + cap)

@@ -11,97 +11,113 @@ from starlette.types import Message, Scope, Send
 from mcp_server.access.keys import Key
 
 SESSIONS_PER_KEY = 128
-_HEADER = b"mcp-session-id"
-_VERSION = b"mcp-protocol-version"
+_SESSION_HEADER = b"mcp-session-id"
+_VERSION_HEADER = b"mcp-protocol-version"
 
 
 class Sessions:
-    """Sessions by key, from the answers that open and end them.
+    """The open sessions of each key, as the answers show that open and end them.
 
     Args:
-        idle_s: after so long without a request the SDK ends a session without a word.
-        most: per key.
+        idle_s: the SDK ends a session after so many seconds without a request, and does not tell
+            us.
+        max_sessions: how many sessions a key may have.
         clock: seconds.
     """
 
     def __init__(
         self,
         idle_s: float,
-        most: int = SESSIONS_PER_KEY,
+        max_sessions: int = SESSIONS_PER_KEY,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Start without sessions; the arguments are those of the class."""
         self._idle_s = idle_s
-        self._most = most
+        self._max_sessions = max_sessions
         self._clock = clock
-        self._seen: dict[str, dict[bytes, float]] = {}
+        self._last_used: dict[str, dict[bytes, float]] = {}  # by key, then by session id
         self._opening: Counter[str] = Counter()  # requests under way that may open one, by key
 
     def may_open(self, scope: Scope, key: Key) -> bool:
-        """Whether this request opens no session, or `key` may open one more."""
+        """Whether this request may pass: it opens no session, or `key` may open one more.
+
+        Sessions that have been idle for too long are forgotten when room is needed.
+        """
         if not _opens(scope):
             return True
-        mine = self._seen.get(key.name, {})
-        room = self._most - self._opening.get(key.name, 0)
-        if len(mine) < room:
+        sessions = self._last_used.get(key.name, {})
+        allowed = self._max_sessions - self._opening.get(key.name, 0)
+        if len(sessions) < allowed:
             return True
         now = self._clock()
-        for session in [name for name, seen in mine.items() if now - seen > self._idle_s]:
-            del mine[session]
-        return len(mine) < room
+        for session_id, last_used in list(sessions.items()):
+            if now - last_used > self._idle_s:
+                del sessions[session_id]
+        return len(sessions) < allowed
 
     @contextlib.contextmanager
     def served(self, scope: Scope, key: Key, send: Send) -> Iterator[Send]:
-        """Gives a watched `send` while the request is served. A session that the request may open
-        counts from now on, before it is answered."""
-        counted = [key.name] if _opens(scope) else []
-        self._opening.update(counted)
+        """Yield the `send` with which the request is to be answered, while the block serves it.
 
-        def answered() -> None:
-            self._opening.subtract(counted)
-            counted.clear()
+        A session that the request may open is counted from now on, so that requests which arrive at
+        the same time cannot exceed the limit together.
+        """
+        # The key is counted once while the request may still open a session.
+        pending = [key.name] if _opens(scope) else []
+        self._opening.update(pending)
 
-        watched = self.watched(scope, key, send)
+        def stop_counting() -> None:
+            self._opening.subtract(pending)
+            pending.clear()
+
+        watched_send = self.counting_send(scope, key, send)
 
         async def watch(message: Message) -> None:
+            """Send a message; from the start of the answer on, the session itself is counted."""
             if message["type"] == "http.response.start":
-                answered()
-            await watched(message)  # notes the session before it waits for anything
+                stop_counting()
+            await watched_send(message)  # counts the new session before it awaits anything
 
         try:
             yield watch
         finally:
-            answered()
+            stop_counting()
 
-    def watched(self, scope: Scope, key: Key, send: Send) -> Send:
-        """`send`, which also counts the sessions that it sees opened and ended."""
-        asked = _session(scope["headers"])
-        mine = self._seen.setdefault(key.name, {})
-        if asked in mine:
-            mine[asked] = self._clock()
+    def counting_send(self, scope: Scope, key: Key, send: Send) -> Send:
+        """Return a `send` that also notes the session which the answer opens, uses or ends."""
+        session = _session(scope["headers"])
+        sessions = self._last_used.setdefault(key.name, {})
+        if session in sessions:
+            sessions[session] = self._clock()
 
         async def watch(message: Message) -> None:
+            """Send the message, and note what its headers say about the session."""
             if message["type"] == "http.response.start":
-                gone = message["status"] == 404 or scope["method"] == "DELETE"
+                ended = message["status"] == 404 or scope["method"] == "DELETE"
                 opened = _session(message.get("headers", ()))
-                if asked and gone:
-                    mine.pop(asked, None)
+                if session and ended:
+                    sessions.pop(session, None)
                 elif opened and message["status"] < 400:
-                    mine[opened] = self._clock()
-            elif asked in mine:
-                mine[asked] = self._clock()  # an open stream is no idle session
+                    sessions[opened] = self._clock()
+            elif session in sessions:
+                sessions[session] = self._clock()  # a session with an open stream is not idle
             await send(message)
 
         return watch
 
 
 def _opens(scope: Scope) -> bool:
-    """Whether the SDK would open a session for this request, as it decides: by the headers."""
+    """Whether the SDK would open a session for this request; it decides by the headers.
+
+    Requests of newer protocol versions, and those with a session id, open none.
+    """
     if scope["path"] == "/health" or _session(scope["headers"]):
         return False
-    version = next((value for name, value in scope["headers"] if name == _VERSION), None)
+    version = next((value for name, value in scope["headers"] if name == _VERSION_HEADER), None)
     return version is None or version.decode("latin-1") in HANDSHAKE_PROTOCOL_VERSIONS
 
 
 def _session(headers: object) -> bytes:
+    """The session id in the headers of a request or an answer; b"" where there is none."""
     pairs = headers if isinstance(headers, list | tuple) else ()
-    return next((value for name, value in pairs if name.lower() == _HEADER), b"")
+    return next((value for name, value in pairs if name.lower() == _SESSION_HEADER), b"")

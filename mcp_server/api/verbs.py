@@ -17,25 +17,33 @@ from engine.core.reply import Reply
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.runs.submit.requests import EvaluationRequest, GivenSettings, TrainRequest
-from mcp_server.access.keys import LOCAL, Key, agreed_by_owner
+from mcp_server.access.keys import LOCAL, Key, check_owner_agreed
 from mcp_server.api.replies import fit
 
-MAX_WAIT_S = 50.0
+MAX_WAIT_S = 50.0  # clients give up a call after 60 s
 
 
 def get_status(
     home: Home, scope: str = "all", limit: int = 20, cursor: str = "", key: Key = LOCAL
 ) -> Reply:
-    """Devices, queue, runs, environments and models; with the limits of `key`, if it has any."""
+    """Devices, queue, runs, environments and models, `limit` rows of each per page.
+
+    Args:
+        home: the home to read.
+        scope: which of them; "all" for a short view of everything.
+        limit: rows of each list at most.
+        cursor: `next_cursor` of the page before; "" for the first.
+        key: who asks. Where the runs it starts are limited, its limits and use are added.
+    """
     from engine.runs import lifecycle
 
     limits: Reply = {}
     if key.is_limited and scope in ("all", "runs"):
         from mcp_server.access import quotas
 
-        limits = {"key": quotas.standing(home, key)}
+        limits = {"key": quotas.limits_and_use(home, key)}
     reply = fit(lambda count: lifecycle.overview(home, scope, count, cursor) | limits, limit)
-    return filled(reply, f"Status of {scope}.")
+    return with_head(reply, f"Status of {scope}.")
 
 
 def push_env(
@@ -46,21 +54,34 @@ def push_env(
     roots: Sequence[Path] | None = None,
     key: Key = LOCAL,
 ) -> Reply:
-    """Store an environment as a version. Raises UserError, codes ENV_* and DATASET_INVALID."""
+    """Check an environment and store it as a version.
+
+    Args:
+        home: where it is stored.
+        path: its folder; a relative one is looked for here, then in `roots`.
+        name: its name; "" for the folder's name.
+        install: build a virtual environment from its requirements.txt first.
+        roots: folders that it must lie in; None: any folder may be pushed.
+        key: who pushes; decides about installing, secrets and networks.
+
+    Raises:
+        UserError: ENV_* or DATASET_INVALID, it cannot be used. FORBIDDEN, `key` may not do that.
+            PATH_OUTSIDE_ROOTS.
+    """
     from engine.environments import push
 
     if install:
         key.require("install", "push_env with install=true")
-    place = path if roots is None else from_roots(path, roots)
+    folder = path if roots is None else from_roots(path, roots)
     reply = push.push_env(
         home,
-        place,
+        folder,
         name=name,
         install=install,
         roots=None if roots is None else list(roots),
-        allowed=partial(agreed_by_owner, home, key),
+        allowed=partial(check_owner_agreed, home, key),
     )
-    return filled(
+    return with_head(
         reply.to_json(), f"Pushed {reply.env_id}.", suggest("dry_run", env_id=reply.env_id)
     )
 
@@ -74,13 +95,17 @@ def dry_run(
     samples: int = 0,
     key: Key = LOCAL,
 ) -> Reply:
-    """Check a plan without training; with `samples`, also try the model."""
+    """Check a plan without training; with `samples` above 0, also try the model on so many tasks.
+
+    A probe that takes long becomes a run; its hours count for `key`. Raises UserError when the
+    environment, the model or a setting cannot be used.
+    """
     from engine import dry_run as engine_dry_run
 
     reply = engine_dry_run.dry_run(
         home, env_id, model, algorithm, dict(settings or {}), samples, _afford(home, key)
     )
-    return filled(reply, f"Checked {algorithm} of {model} on {env_id}.")
+    return with_head(reply, f"Checked {algorithm} of {model} on {env_id}.")
 
 
 def estimate_cost(
@@ -90,21 +115,28 @@ def estimate_cost(
     algorithm: str = "grpo",
     settings: GivenSettings | None = None,
 ) -> Reply:
-    """What a run will take, from the same plan as a dry run."""
+    """Estimate time, memory and money of a run, from the same plan as a dry run.
+
+    Raises UserError when the environment, the model or a setting cannot be used.
+    """
     from engine.cost import estimate
 
     reply = estimate.estimate_cost(home, env_id, model, algorithm, dict(settings or {}))
-    return filled(reply, f"Estimated {algorithm} of {model} on {env_id}.")
+    return with_head(reply, f"Estimated {algorithm} of {model} on {env_id}.")
 
 
 def submit_train(home: Home, request: TrainRequest) -> Reply:
-    """Queue a training run. Raises UserError when the plan cannot be trained."""
+    """Queue a training run, or resume one, and return at once with its id, state and estimate.
+
+    Raises UserError when the plan cannot be trained, or NOT_APPROVED when a person must agree
+    first.
+    """
     from engine.runs import lifecycle
 
     reply = lifecycle.submit(home, request)
     run_id = reply.get("run_id", "")
     reply.setdefault("metrics_uri", f"run://{run_id}/metrics")
-    return filled(
+    return with_head(
         reply, f"{run_id} is {reply.get('state', 'queued')}.", suggest("wait_run", run_id=run_id)
     )
 
@@ -117,13 +149,27 @@ def wait_run(
     cursor: str = "",
     on_progress: Callable[[Reply], None] | None = None,
 ) -> Reply:
-    """Wait at most `MAX_WAIT_S` seconds for a run; `on_progress` gets its status meanwhile."""
+    """Wait for a run, at most `MAX_WAIT_S` seconds, and return how it stands.
+
+    Args:
+        home: where the run is.
+        run_id: the run, or a unique prefix.
+        until: end, first_step, next_eval or alert; the end of the run ends every wait.
+        timeout_s: seconds; 0 returns at once.
+        cursor: `cursor` of the call before, so that no event between is missed; "": from now on.
+        on_progress: called with the status of the run while waiting.
+
+    Raises:
+        UserError: RUN_NOT_FOUND, BAD_ARGUMENT or BAD_CURSOR.
+    """
     from engine.runs import lifecycle
 
     timeout_s = min(max(timeout_s, 0.0), MAX_WAIT_S)
     reply = lifecycle.wait(home, run_id, until, timeout_s, cursor, on_progress=on_progress)
     run_id = reply.get("run_id", run_id)
-    return filled(reply, f"{run_id} is {reply.get('state')}.", *_after_wait(run_id, until, reply))
+    return with_head(
+        reply, f"{run_id} is {reply.get('state')}.", *_after_wait(run_id, until, reply)
+    )
 
 
 def read_logs(
@@ -135,14 +181,27 @@ def read_logs(
     limit: int = 50,
     cursor: str = "",
 ) -> Reply:
-    """A page of metrics, events, console or the error of a run."""
+    """A page of the metrics, events, console or error of a run, as large as a result may be.
+
+    Args:
+        home: where the run is.
+        run_id: the run, or a unique prefix.
+        view: metrics, events, console or error.
+        keys: metrics to show; none: all.
+        grep: only lines with this text; "": all.
+        limit: rows or lines at most.
+        cursor: `next_cursor` of the page before; "" for the first.
+
+    Raises:
+        UserError: RUN_NOT_FOUND, BAD_ARGUMENT or BAD_CURSOR.
+    """
     from engine.reading import logs
 
     def page(count: int) -> Reply:
         return logs.read_logs(home, run_id, view, list(keys), grep, count, cursor).to_json()
 
     reply = fit(page, limit)
-    return filled(reply, f"{view} of {run_id}.")
+    return with_head(reply, f"{view} of {run_id}.")
 
 
 def read_rollouts(
@@ -156,7 +215,22 @@ def read_rollouts(
     max_chars: int = 1200,
     cursor: str = "",
 ) -> Reply:
-    """A page of what the model of a run wrote and what it earned."""
+    """A page of what the model of a run wrote and which rewards it earned.
+
+    Args:
+        home: where the run is.
+        run_id: the run, or a unique prefix.
+        pick: which rollouts come first, e.g. worst or best.
+        step: training step; -1: the latest.
+        where: a condition such as "reward < 0.5"; "": all.
+        tokens: add token ids and loss mask.
+        limit: rollouts at most.
+        max_chars: longest text of each part.
+        cursor: `next_cursor` of the page before; "" for the first.
+
+    Raises:
+        UserError: RUN_NOT_FOUND, BAD_ARGUMENT or BAD_CURSOR.
+    """
     from engine.reading import rollouts
     from engine.reading.rollout_pages import RolloutQuery
 
@@ -165,32 +239,44 @@ def read_rollouts(
         return rollouts.read_rollouts(home, query).to_json()
 
     reply = fit(page, limit)
-    return filled(reply, f"{pick} rollouts of {run_id}.")
+    return with_head(reply, f"{pick} rollouts of {run_id}.")
 
 
 def evaluate(home: Home, request: EvaluationRequest, key: Key = LOCAL) -> Reply:
-    """Queue an evaluation. Raises UserError when it cannot be run."""
+    """Queue an evaluation as a run of its own and return at once with its id.
+
+    Its hours count for `key`. Raises UserError when the request cannot be run.
+    """
     from engine.runs import lifecycle
 
     reply = lifecycle.submit_evaluation(home, request, _afford(home, key))
     run_id = reply.get("run_id", "")
-    return filled(
+    return with_head(
         reply, f"{run_id} is {reply.get('state', 'queued')}.", suggest("wait_run", run_id=run_id)
     )
 
 
 def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
-    """Models, runs or evaluations side by side on the same held-out tasks."""
+    """Compare models, runs or evaluations by their answers to the same tasks.
+
+    Args:
+        home: where they are.
+        ids: what to compare, the one before training first.
+        env_id: the environment they were evaluated on; "" if there is only one.
+
+    Raises:
+        UserError: RUN_NOT_FOUND, NO_EVALUATION, NOT_COMPARABLE or BAD_ARGUMENT.
+    """
     from engine.evidence.compare import compare
 
-    return filled(compare.compare_runs(home, list(ids), env_id), f"Compared {', '.join(ids)}.")
+    return with_head(compare.compare_runs(home, list(ids), env_id), f"Compared {', '.join(ids)}.")
 
 
 def diagnose(home: Home, run_id: str) -> Reply:
-    """What went wrong in a run, causes before effects."""
+    """What went wrong in a run: findings, causes before effects. Raises UserError RUN_NOT_FOUND."""
     from engine.evidence.detect import diagnose as engine_diagnose
 
-    return filled(engine_diagnose.diagnose(home, run_id), f"Diagnosed {run_id}.")
+    return with_head(engine_diagnose.diagnose(home, run_id), f"Diagnosed {run_id}.")
 
 
 def curate(
@@ -203,13 +289,24 @@ def curate(
     pool_models: bool = False,
     preview: bool = True,
 ) -> Reply:
-    """Stored answers as rows of a new SFT dataset; with `preview` nothing is stored."""
+    """Collect stored answers as rows of a new SFT dataset; with `preview` only count them.
+
+    Args:
+        home: where they are.
+        source_ids: evaluations or GRPO runs.
+        name: of the dataset.
+        where: a condition on each task, such as "0 < avg < 1"; "": all tasks.
+        select: which answers of a task to take, e.g. correct or best.
+        max_per_task: how many of them.
+        pool_models: treat the answers of all models to a task as one group.
+        preview: store nothing.
+    """
     from engine.curation import curate as engine_curate
     from engine.curation.curated import Choices
 
     choices = Choices(list(source_ids), where, select, max_per_task, pool_models)
     reply = engine_curate.curate(home, name, choices, preview)
-    return filled(reply.to_json(), f"Curated {name}.")
+    return with_head(reply.to_json(), f"Curated {name}.")
 
 
 def deploy(
@@ -221,15 +318,28 @@ def deploy(
     roots: Sequence[Path] | None = None,
     key: Key = LOCAL,
 ) -> Reply:
-    """Serve a trained model, stop serving it, or export it to `path` (inside `roots`)."""
+    """Serve a trained model, stop serving it, or export its files.
+
+    Args:
+        home: where the run is.
+        run_id: a run or one of its checkpoints, such as RUN@best.
+        action: start, stop or export.
+        format: of an export: adapter or merged.
+        path: folder of an export; "": one in the home.
+        roots: folders that `path` must lie in; None: it may lie anywhere.
+        key: who asks; it may have a limit of deployments.
+
+    Raises:
+        UserError: PATH_OUTSIDE_ROOTS, or when the model cannot be found, served or written.
+    """
     from engine.serving import service
 
     if action == "export" and path and roots is not None:
         path = str(inside_roots(path, roots))
     asker = service.Asker(key.name, key.max_deployments)
     reply = service.deploy(home, run_id, action, format, path, asker)
-    after = [suggest("chat", model=reply.get("model", run_id), message="...")]
-    return filled(reply, f"{action} {run_id}: done.", *(after if action == "start" else []))
+    next_calls = [suggest("chat", model=reply.get("model", run_id), message="...")]
+    return with_head(reply, f"{action} {run_id}: done.", *(next_calls if action == "start" else []))
 
 
 def chat(
@@ -242,89 +352,113 @@ def chat(
     temperature: float = 0.0,
     key: Key = LOCAL,
 ) -> Reply:
-    """Ask a model, and with `compare_to` another one; both are deployed where they are not."""
+    """Ask a model one question, and with `compare_to` a second model the same.
+
+    A model that is not served yet is deployed for it, within the limit of `key`. Raises UserError
+    when a model cannot be found or served.
+    """
     from engine.serving import service
 
     asker = service.Asker(key.name, key.max_deployments)
     reply = service.chat(home, model, message, system, compare_to, max_tokens, temperature, asker)
-    return filled(reply, f"{model} answered.")
+    return with_head(reply, f"{model} answered.")
 
 
 def cancel_run(home: Home, run_id: str, reason: str = "") -> Reply:
-    """Stop a run after a checkpoint. Raises UserError RUN_NOT_FOUND."""
+    """Stop a run after its next checkpoint; it can be resumed. Raises UserError RUN_NOT_FOUND."""
     from engine.runs import lifecycle
 
     reply = lifecycle.cancel(home, run_id, reason)
     run_id = reply.get("run_id", run_id)
-    return filled(
+    return with_head(
         reply, f"{run_id} is {reply.get('state')}.", suggest("submit_train", resume=run_id)
     )
 
 
 def read_playbook(section: str = "") -> str:
-    """A section of the playbook as Markdown; "" gives the contents."""
+    """A section of the playbook as Markdown; the contents for ""."""
     import playbook
 
     return playbook.read(section)
 
 
 def report(home: Home, run_id: str) -> Reply:
-    """Write `report.html` of a run. Raises UserError RUN_NOT_FOUND."""
+    """Write `report.html` of a run and return its path. Raises UserError RUN_NOT_FOUND.
+
+    Of a run whose files were deleted, the report that was written before is returned.
+    """
     from engine.evidence.report.html_report import write_report
 
     with Store(home) as store:
         run_id = store.get_run(run_id).run_id
     run = home.run(run_id)
-    # Once a run's files are deleted, its report cannot be written again.
+    # A report cannot be written again once the files of its run are deleted.
     only_report_left = run.deleted.exists() and run.report.exists()
     path = run.report if only_report_left else write_report(home, run_id)
-    return filled({"run_id": run_id, "report": str(path)}, f"The report of {run_id} is {path}")
+    return with_head({"run_id": run_id, "report": str(path)}, f"The report of {run_id} is {path}")
 
 
 def verify(home: Home, run_id: str) -> Reply:
-    """Compare a run's files with the hashes sealed at its end. Raises UserError RUN_NOT_FOUND."""
+    """Compare the files of a run with the hashes taken when it ended.
+
+    Raises UserError RUN_NOT_FOUND.
+    """
     from engine.evidence.verdict import provenance
 
-    return filled(provenance.verify(home, run_id).to_json(), f"Verified {run_id}.")
+    return with_head(provenance.verify(home, run_id).to_json(), f"Verified {run_id}.")
 
 
 def inspect_data(path: Path) -> Reply:
-    """What is in a data file. Raises UserError DATASET_INVALID."""
+    """The shapes, bad rows, duplicates, lengths and splits of a data file.
+
+    Raises UserError DATASET_INVALID.
+    """
     from engine.environments import datasets
 
-    return filled(datasets.inspect(path).to_json(), f"Looked into {path}.")
+    return with_head(datasets.inspect(path).to_json(), f"Looked into {path}.")
 
 
 def build_env(home: Home, folder: str) -> Reply:
-    """Install what an environment's requirements.txt names. Raises UserError ENV_DEPS."""
+    """Install the packages in an environment's requirements.txt. Raises UserError ENV_DEPS."""
     from engine.environments import versions
 
-    return filled(versions.build(home, Path(folder)).to_json(), f"Built {folder}.")
+    return with_head(versions.build(home, Path(folder)).to_json(), f"Built {folder}.")
 
 
 def diff_envs(home: Home, before: str, after: str) -> Reply:
-    """What two versions differ in. Raises UserError ENV_NOT_FOUND."""
+    """The files and lines in which two versions differ. Raises UserError ENV_NOT_FOUND."""
     from engine.environments import versions
 
-    return filled(versions.diff(home, before, after).to_json(), f"Compared {before} and {after}.")
+    return with_head(
+        versions.diff(home, before, after).to_json(), f"Compared {before} and {after}."
+    )
 
 
 def pull_env(home: Home, env_id: str, folder: Path) -> Reply:
-    """Copy a version's files out. Raises UserError ENV_NOT_FOUND or BAD_ARGUMENT."""
+    """Copy the files of a version into a new folder.
+
+    Raises UserError ENV_NOT_FOUND, or BAD_ARGUMENT for a folder that cannot be written.
+    """
     from engine.environments import versions
 
-    return filled(versions.pull(home, env_id, folder).to_json(), f"Pulled {env_id}.")
+    return with_head(versions.pull(home, env_id, folder).to_json(), f"Pulled {env_id}.")
 
 
 def delete_env(home: Home, env_id: str, force: bool = False) -> Reply:
-    """Throw a version away. Raises UserError ENV_NOT_FOUND or RUN_STATE."""
+    """Delete a version. With `force` also one that ended runs have used.
+
+    Raises UserError ENV_NOT_FOUND, or RUN_STATE for one that is in use.
+    """
     from engine.environments import versions
 
-    return filled(versions.delete(home, env_id, force).to_json(), f"Deleted {env_id}.")
+    return with_head(versions.delete(home, env_id, force).to_json(), f"Deleted {env_id}.")
 
 
 def deletable_runs(home: Home, run_ids: Sequence[str], force: bool = False) -> Reply:
-    """`run_ids` that may be deleted together, with warnings. Raises UserError RUN_STATE."""
+    """Check that these runs may be deleted together; returns their full ids with warnings.
+
+    With `force` that includes runs of which something was made. Raises UserError RUN_STATE.
+    """
     from engine.runs import deletion
 
     chosen, warnings = deletion.deletable(home, run_ids, force)
@@ -335,28 +469,33 @@ def delete_run(home: Home, run_id: str) -> Reply:
     """Delete a run's large files. Raises UserError RUN_STATE."""
     from engine.runs import deletion
 
-    return filled(deletion.delete_run(home, run_id), f"Deleted {run_id}.")
+    return with_head(deletion.delete_run(home, run_id), f"Deleted {run_id}.")
 
 
 def suggest(tool: str, **arguments: Any) -> Reply:
-    """One suggested call."""
+    """A suggested call of `tool`, as it stands in `next` of a reply."""
     return Call(tool, arguments).to_json()
 
 
-def filled(reply: Reply, summary: str, *after: Reply) -> Reply:
-    """`reply` with `summary`, `next` and `warnings` first, filled where they are missing."""
+def with_head(reply: Reply, summary: str, *next_calls: Reply) -> Reply:
+    """`reply` with `summary`, `next` and `warnings` first.
+
+    Where it has none of its own it gets `summary`, `next_calls` and no warnings. An empty `next`
+    stays empty: the engine had nothing to suggest.
+    """
     head = {
         "summary": reply.get("summary") or summary,
-        "next": reply["next"] if reply.get("next") is not None else list(after),
+        "next": reply["next"] if reply.get("next") is not None else list(next_calls),
         "warnings": reply.get("warnings") or [],
     }
-    return head | {name: item for name, item in reply.items() if name not in head}
+    return head | {name: value for name, value in reply.items() if name not in head}
 
 
 def from_roots(path: str, roots: Sequence[Path]) -> str:
-    """A relative path as it stands in the folder that holds it: here, else in one of `roots`.
+    """Find a relative path here, or else in the first of `roots` that has it.
 
-    Clients start servers anywhere, and an agent names folders as they lie in its project.
+    Clients start servers in any folder, while an agent names paths relative to its project. A path
+    that is absolute, empty or found nowhere is returned unchanged.
     """
     if not path or "\0" in path or Path(path).expanduser().is_absolute() or exists(Path(path)):
         return path
@@ -364,7 +503,7 @@ def from_roots(path: str, roots: Sequence[Path]) -> str:
 
 
 def exists(path: Path) -> bool:
-    """Whether `path` is there; a name longer than a file system takes is not."""
+    """Whether there is something at `path`; False too for a name the file system cannot have."""
     try:
         return path.exists()
     except OSError:
@@ -372,19 +511,24 @@ def exists(path: Path) -> bool:
 
 
 def inside_roots(path: str, roots: Sequence[Path]) -> Path:
-    """`path` resolved, links followed; a relative one in the root that has it, else in the first.
+    """Resolve `path`, links included, and check that it lies inside one of `roots`.
 
-    Raises UserError PATH_OUTSIDE_ROOTS outside `roots`, BAD_ARGUMENT for what is no path.
+    A relative path means the one that exists, here or in a root; otherwise it is put into the first
+    root.
+
+    Raises:
+        UserError: PATH_OUTSIDE_ROOTS, it lies outside all of them. BAD_ARGUMENT, it has a NUL in
+            it.
     """
     if "\0" in path:
         raise UserError("BAD_ARGUMENT", "path has a NUL in it", hint="Name a folder.", field="path")
-    given = Path(path).expanduser()
-    choices = [given]
-    if not given.is_absolute():
-        placed = [root / given for root in roots]
-        choices = [place for place in (given, *placed) if exists(place)] + placed
-    for choice in choices:
-        resolved = choice.resolve()
+    user_path = Path(path).expanduser()
+    candidates = [user_path]
+    if not user_path.is_absolute():
+        in_roots = [root / user_path for root in roots]
+        candidates = [option for option in (user_path, *in_roots) if exists(option)] + in_roots
+    for candidate in candidates:
+        resolved = candidate.resolve()
         if any(resolved.is_relative_to(root.resolve()) for root in roots):
             return resolved
     allowed = ", ".join(str(root) for root in roots) or "none"
@@ -397,28 +541,34 @@ def inside_roots(path: str, roots: Sequence[Path]) -> Path:
 
 
 def _afford(home: Home, key: Key) -> Callable[[float], float] | None:
+    """The function that caps what `key` starts by its hours; None without such a limit."""
     from mcp_server.access import quotas
 
     return quotas.afford_of(home, key)
 
 
 def _after_wait(run_id: str, until: str, reply: Reply) -> list[Reply]:
+    """The calls to suggest after a wait, by the state of the run and what was waited for."""
     state = reply.get("state")
-    look = suggest("read_rollouts", run_id=run_id)
+    rollouts = suggest("read_rollouts", run_id=run_id)
     if state == "done":
-        # An evaluation or a probe left no model to serve.
+        # Evaluations and probes produce no model that could be served.
         trained = reply.get("kind", "train") == "train"
-        return [look, suggest("deploy", run_id=f"{run_id}@best")] if trained else [look]
+        return [rollouts, suggest("deploy", run_id=f"{run_id}@best")] if trained else [rollouts]
     if state == "failed":
-        why = suggest("diagnose", run_id=run_id)
-        return [suggest("read_logs", run_id=run_id, view="error"), why]
+        diagnosis = suggest("diagnose", run_id=run_id)
+        return [suggest("read_logs", run_id=run_id, view="error"), diagnosis]
     if state == "cancelled":
         return [suggest("submit_train", resume=run_id)]
-    first_came = until == "first_step" and bool(reply.get("reached"))
-    again = {"run_id": run_id, "until": "end" if first_came else until}
+    first_step_reached = until == "first_step" and bool(reply.get("reached"))
+    arguments = {"run_id": run_id, "until": "end" if first_step_reached else until}
     if reply.get("cursor"):
-        again["cursor"] = reply["cursor"]
-    on = suggest("wait_run", **again)
+        arguments["cursor"] = reply["cursor"]
+    wait_on = suggest("wait_run", **arguments)
     if until == "alert" and bool(reply.get("reached")):
-        return [suggest("diagnose", run_id=run_id), on]
-    return [look, suggest("read_logs", run_id=run_id), on] if first_came else [on]
+        return [suggest("diagnose", run_id=run_id), wait_on]
+    return (
+        [rollouts, suggest("read_logs", run_id=run_id), wait_on]
+        if first_step_reached
+        else [wait_on]
+    )

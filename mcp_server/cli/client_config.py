@@ -1,7 +1,7 @@
-"""Tells coding agents about the server: the entry in each one's project configuration file.
+"""Tells coding agents about the server, by an entry in the configuration file of each.
 
-A file that exists is merged into, never overwritten: what others wrote stays, and an entry of ours
-that differs stays too unless told otherwise. A file that cannot be parsed is left alone.
+The entry is added to a file that exists; everything else in it stays. An entry of ours that differs
+is only replaced with `force`. A file that cannot be parsed is not touched.
 """
 
 import json
@@ -24,7 +24,13 @@ Entry = dict[str, Any]
 
 @dataclass(frozen=True)
 class Launch:
-    """How a client reaches the server: a command over stdio, or an address and a token."""
+    """How a client reaches the server: by a command over stdio, or by an address and a token.
+
+    Attributes:
+        argv: the command with its arguments; empty for an address.
+        url: the address; "" for a command.
+        token: the bearer token for the address.
+    """
 
     argv: tuple[str, ...] = ()
     url: str = ""
@@ -33,14 +39,20 @@ class Launch:
 
 @dataclass(frozen=True)
 class Client:
-    """Where one agent lists its MCP servers: file, key in it, and the form of an entry."""
+    """How one agent is told about MCP servers.
+
+    Attributes:
+        file: its configuration file, relative to the project.
+        key: name of the table of servers in that file.
+        entry: makes the entry of our server.
+    """
 
     file: str
     key: str
     entry: Callable[[Launch], Entry]
 
 
-def _stdio(launch: Launch) -> Entry:
+def _command_entry(launch: Launch) -> Entry:
     return {"command": launch.argv[0], "args": list(launch.argv[1:])}
 
 
@@ -48,73 +60,92 @@ def _headers(launch: Launch) -> Entry:
     return {"Authorization": f"Bearer {launch.token}"}
 
 
-def _typed(launch: Launch) -> Entry:
+def _typed_entry(launch: Launch) -> Entry:
     """The entry of Claude Code and VS Code, which names the transport."""
     if launch.url:
         return {"type": "http", "url": launch.url, "headers": _headers(launch)}
-    return {"type": "stdio", **_stdio(launch)}
+    return {"type": "stdio", **_command_entry(launch)}
 
 
-def _cursor(launch: Launch) -> Entry:
-    return {"url": launch.url, "headers": _headers(launch)} if launch.url else _stdio(launch)
+def _cursor_entry(launch: Launch) -> Entry:
+    """The entry of Cursor, which tells the transport by the fields."""
+    return (
+        {"url": launch.url, "headers": _headers(launch)} if launch.url else _command_entry(launch)
+    )
 
 
-def _codex(launch: Launch) -> Entry:
-    # A call may wait 50 s and Codex ends calls at 60 s by default.
+def _codex_entry(launch: Launch) -> Entry:
+    """The entry of Codex, with longer limits than its own."""
+    # By default Codex ends a call after 60 s, which is close to the 50 s that a call may wait.
     limits = {"startup_timeout_sec": 30, "tool_timeout_sec": 120}
     if launch.url:
         return {"url": launch.url, "http_headers": _headers(launch), **limits}
-    return _stdio(launch) | limits
+    return _command_entry(launch) | limits
 
 
 CLIENTS = {
-    "claude": Client(".mcp.json", "mcpServers", _typed),
-    "cursor": Client(".cursor/mcp.json", "mcpServers", _cursor),
-    "codex": Client(".codex/config.toml", "mcp_servers", _codex),
-    "vscode": Client(".vscode/mcp.json", "servers", _typed),
+    "claude": Client(".mcp.json", "mcpServers", _typed_entry),
+    "cursor": Client(".cursor/mcp.json", "mcpServers", _cursor_entry),
+    "codex": Client(".codex/config.toml", "mcp_servers", _codex_entry),
+    "vscode": Client(".vscode/mcp.json", "servers", _typed_entry),
 }
 
 
 def serve_argv(project: Path, home: Path | None = None) -> tuple[str, ...]:
-    """The command that starts this very installation's server for `project`."""
-    script = shutil.which("honesmith", path=str(Path(sys.executable).parent))
-    if "archive-v0" in Path(sys.executable).parts:  # uvx: its environment may be cleaned away
-        start: tuple[str, ...] = ("uvx", "honesmith")
-    elif script:
-        start = (script,)
+    """The command that starts the server of this very installation for `project`.
+
+    `home` is named in the command; None leaves it to the environment and the default.
+    """
+    installed_script = shutil.which("honesmith", path=str(Path(sys.executable).parent))
+    if "archive-v0" in Path(sys.executable).parts:  # run by uvx, which may delete this environment
+        command: tuple[str, ...] = ("uvx", "honesmith")
+    elif installed_script:
+        command = (installed_script,)
     else:
-        start = (sys.executable, "-P", "-m", "mcp_server.cli")
+        command = (sys.executable, "-P", "-m", "mcp_server.cli")
     home_option = ("--home", str(home)) if home else ()
-    return (*start, "serve", "--root", str(project), *home_option)
+    return (*command, "serve", "--root", str(project), *home_option)
 
 
 def write_entry(project: Path, client: str, launch: Launch, force: bool = False) -> str:
-    """Bring one client's file up to date; says what was done: written, kept or unchanged.
+    """Add or update the entry of our server in one client's file.
 
-    Raises UserError BAD_ARGUMENT when the file is there and cannot be parsed, or is a link.
+    Args:
+        project: the folder that holds the file.
+        client: a name in `CLIENTS`.
+        launch: how the client reaches the server.
+        force: replace an entry of ours with other values.
+
+    Returns:
+        "written", "unchanged" (the entry is there), or "kept" (another entry is there, without
+        force).
+
+    Raises:
+        UserError: BAD_ARGUMENT, the file cannot be parsed, is a link, or is TOML that would have to
+            be changed and not only added to.
     """
     spec = CLIENTS[client]
     path = project / spec.file
     refuse_links(project, spec.file)
-    # A token in the file is a secret; a plain command may be shared with the project.
+    # A file with a token is for its owner alone; one with a command may be shared.
     mode = 0o600 if launch.token else 0o644
-    change = _into_toml if path.suffix == ".toml" else _into_json
+    merge = _into_toml if path.suffix == ".toml" else _into_json
     text = path.read_text("utf-8") if path.exists() else ""
-    new = change(path, text, spec.key, spec.entry(launch), force)
-    if new is None:
+    new_text = merge(path, text, spec.key, spec.entry(launch), force)
+    if new_text is None:
         return "kept"
-    if new == text:
+    if new_text == text:
         return "unchanged"
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and not launch.token:
+    if path.exists() and not launch.token:  # without a secret the file keeps its mode
         mode = path.stat().st_mode & 0o777
-    write_text(path, new, mode=mode)
+    write_text(path, new_text, mode=mode)
     os.chmod(path, mode)
     return "written"
 
 
-def shown(client: str, launch: Launch) -> str:
-    """The entry as a person would paste it."""
+def entry_text(client: str, launch: Launch) -> str:
+    """The entry as a person would paste it into the client's file."""
     spec = CLIENTS[client]
     entry = spec.entry(launch)
     if spec.file.endswith(".toml"):
@@ -122,10 +153,14 @@ def shown(client: str, launch: Launch) -> str:
     return json.dumps({spec.key: {NAME: entry}}, indent=2)
 
 
-def check_names(names: Sequence[str]) -> list[str]:
-    """Client names from `a,b` and repeated options. Raises UserError BAD_ARGUMENT."""
-    asked = [name.strip().lower() for part in names for name in part.split(",") if name.strip()]
-    for name in asked:
+def parse_agents(names: Sequence[str]) -> list[str]:
+    """The client names in options such as `a,b`, lower case and each once.
+
+    Raises:
+        UserError: BAD_ARGUMENT, an agent is unknown.
+    """
+    agents = [name.strip().lower() for part in names for name in part.split(",") if name.strip()]
+    for name in agents:
         if name not in CLIENTS:
             raise UserError(
                 "BAD_ARGUMENT",
@@ -133,13 +168,20 @@ def check_names(names: Sequence[str]) -> list[str]:
                 hint=f"Available: {', '.join(CLIENTS)}.",
                 field="agent",
             )
-    return list(dict.fromkeys(asked))
+    return list(dict.fromkeys(agents))
 
 
 def _into_json(path: Path, text: str, key: str, entry: Entry, force: bool) -> str | None:
+    """The text of a JSON file with the entry in its table `key`.
+
+    The same text if the entry is there already; None if another entry is there and `force` is off.
+
+    Raises:
+        UserError: BAD_ARGUMENT, `text` is no JSON object of objects.
+    """
     try:
-        data = json.loads(text) if text.strip() else {}
-        servers = data.setdefault(key, {})
+        config = json.loads(text) if text.strip() else {}
+        servers = config.setdefault(key, {})
         present = servers.get(NAME)
     except (ValueError, AttributeError, RecursionError) as error:
         raise _unreadable(path, error) from error
@@ -148,10 +190,17 @@ def _into_json(path: Path, text: str, key: str, entry: Entry, force: bool) -> st
     if present is not None and not force:
         return None
     servers[NAME] = entry
-    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(config, indent=2, ensure_ascii=False) + "\n"
 
 
 def _into_toml(path: Path, text: str, key: str, entry: Entry, force: bool) -> str | None:
+    """The text of a TOML file with the entry added at its end, as the table `key`.NAME.
+
+    The same text if the entry is there already; None if another entry is there and `force` is off.
+
+    Raises:
+        UserError: BAD_ARGUMENT, `text` is no TOML, or an entry would have to be replaced.
+    """
     try:
         present = tomllib.loads(text).get(key, {}).get(NAME)
     except (ValueError, AttributeError, RecursionError) as error:
@@ -167,11 +216,12 @@ def _into_toml(path: Path, text: str, key: str, entry: Entry, force: bool) -> st
                 field="agent",
             )
         return None
-    before = text if not text or text.endswith("\n") else text + "\n"
-    return before + ("\n" if before else "") + _toml_table(key, entry)
+    text_before = text if not text or text.endswith("\n") else text + "\n"
+    return text_before + ("\n" if text_before else "") + _toml_table(key, entry)
 
 
 def _toml_table(key: str, entry: Entry) -> str:
+    """The entry as a TOML table; inner objects become inline tables."""
     lines = [f"[{key}.{NAME}]"]
     for name, value in entry.items():
         if isinstance(value, dict):
@@ -183,6 +233,7 @@ def _toml_table(key: str, entry: Entry) -> str:
 
 
 def _unreadable(path: Path, error: Exception) -> UserError:
+    """Make the error for a file that cannot be parsed."""
     return UserError(
         "BAD_ARGUMENT",
         f"{path} cannot be read ({error}) and was left alone",

@@ -23,7 +23,7 @@ def inspect(
     return FAILED if reply["bad"] else OK
 
 
-# With one command alone typer would leave its name out.
+# Without a callback typer would turn a group of one command into that command.
 @app.callback()
 def _group() -> None:
     pass

@@ -1,8 +1,8 @@
 """`honesmith demo`: the whole loop on the built-in model, through a real MCP client.
 
-Nothing here is a stand-in: the server is the one agents get, over stdio; runs are detached workers;
-the verdict is computed from held-out answers. It ends with the verdict, the same question asked
-before and after, and the path of the report.
+Everything is as it is for agents: the server over stdio, runs as detached workers, the verdict from
+held-out answers. At the end the demo shows the verdict, the answers of the model before and after
+training to the same question, and the path of the report.
 """
 
 import asyncio
@@ -44,19 +44,23 @@ QUESTION = "Add 47 and 38. End with #### and the sum."
 ANSWER_TOKENS = 32
 MAX_GPU_HOURS = 1.0
 LOOK_EVERY_S = 2.0
-CURVES = {"sft": "loss", "grpo": "reward_mean"}
+INTERRUPTED = 130  # exit status after a Ctrl-C, as shells have it
+CURVES = {"sft": "loss", "grpo": "reward_mean"}  # the metric that is drawn, by algorithm
 HELDOUT = "heldout_success"
+LOG_ROWS = 200  # more than the demo has steps
 
 
 class DemoFailed(Exception):
-    """A tool refused or a run failed: the text says what and why."""
+    """A tool refused or a run failed; the text says which, and why."""
 
 
 @dataclass
 class Scene:
-    """What one demo has made so far: what to show, and what to clean up after a Ctrl-C.
+    """What one demo has made so far: to show at the end, and to clean up.
 
     Attributes:
+        home: the home it runs in.
+        seed: of training and sampling.
         runs: ids of the runs it submitted.
         served: models it deployed.
         facts: what `--json` prints at the end.
@@ -70,28 +74,37 @@ class Scene:
 
 
 def run_demo(home: Path | None, *, seed: int = 0, as_json: bool = False) -> int:
-    """Run the demo; the exit status is 0 only when both runs are judged better."""
-    where = Home.locate(home)
-    scene = Scene(where, seed)
+    """Run the demo.
+
+    Args:
+        home: the home folder; None: the default one.
+        seed: of training and sampling.
+        as_json: print the facts as JSON on stdout, and the progress on stderr.
+
+    Returns:
+        The exit status: OK only if both runs are judged better, `INTERRUPTED` after a Ctrl-C.
+    """
+    demo_home = Home.locate(home)
+    scene = Scene(demo_home, seed)
     console = stage_console(as_json)
-    began = time.monotonic()
+    started = time.monotonic()
     try:
-        asyncio.run(_play(scene, console))
+        asyncio.run(_run_with_client(scene, console))
     except KeyboardInterrupt:
-        _tidy(scene, "the demo was interrupted")
+        _clean_up(scene, "the demo was interrupted")
         console.print("Stopped; the demo's runs are cancelled.")
-        return 130
+        return INTERRUPTED
     except DemoFailed as error:
-        _tidy(scene, "the demo failed")
+        _clean_up(scene, "the demo failed")
         console.print(Text(f"The demo failed: {error}", style="bold red"))
         scene.facts["error"] = str(error)
     except BaseException:
-        _tidy(scene, "the demo ended early")
+        _clean_up(scene, "the demo ended early")
         raise
     else:
-        _tidy(scene, "")
+        _clean_up(scene, "")
     better = _is_better(scene.facts)
-    scene.facts |= {"better": better, "seconds": round(time.monotonic() - began, 1)}
+    scene.facts |= {"better": better, "seconds": round(time.monotonic() - started, 1)}
     if "error" not in scene.facts:
         _show_result(console, scene, better)
     if as_json:
@@ -99,7 +112,12 @@ def run_demo(home: Path | None, *, seed: int = 0, as_json: bool = False) -> int:
     return OK if better else FAILED
 
 
-async def _play(scene: Scene, console: Console) -> None:
+async def _run_with_client(scene: Scene, console: Console) -> None:
+    """Start a server, run the loop through a client of it, and show the steps.
+
+    Raises:
+        DemoFailed: a tool refused or a run failed.
+    """
     examples = Path(str(envs.__file__)).resolve().parent / "examples"
     argv = ["-P", "-m", "mcp_server.cli", "serve"]
     argv += ["--home", str(scene.home.root), "--root", str(examples)]
@@ -109,35 +127,41 @@ async def _play(scene: Scene, console: Console) -> None:
     async with Client(server) as client:
         try:
             with Stage(title, console) as stage:
-                await _loop(_Caller(client, stage), scene, examples / ENV)
-        except DemoFailed as error:  # out there it would come wrapped in groups
+                await _run_loop(_ToolCaller(client, stage), scene, examples / ENV)
+        except DemoFailed as error:  # outside the client it would arrive in exception groups
             failure = error
     if failure is not None:
         raise failure
 
 
-async def _loop(caller: "_Caller", scene: Scene, folder: Path) -> None:
+async def _run_loop(caller: "_ToolCaller", scene: Scene, folder: Path) -> None:
+    """Call the tools one after the other, as an agent would, and fill `scene` with what they make.
+
+    Two runs: SFT on the base model, then GRPO on its result. Raises DemoFailed.
+    """
     await caller.call("get_status", {})
     await caller.read("read_playbook", {"section": "loop"})
-    pushed = await caller.call("push_env", {"path": str(folder)})
-    env_id = pushed["env_id"]
+    environment = await caller.call("push_env", {"path": str(folder)})
+    env_id = environment["env_id"]
+    # Train twice: SFT on the base model, then GRPO on the best checkpoint of that run.
     grpo = {"algorithm": "grpo", "settings": {**SETTINGS["grpo"], "seed": scene.seed}}
     sft = {"algorithm": "sft", "settings": {**SETTINGS["sft"], "seed": scene.seed}}
     plan = {"env_id": env_id, "model": MODEL}
     await caller.call("dry_run", plan | sft)
     await caller.call("estimate_cost", plan | sft)
-    first = await _train(caller, scene, "sft", plan | sft | {"note": "learn the answer's form"})
-    tuned = f"{first['run_id']}@best"
-    plan["model"] = tuned
-    second = await _train(
+    sft_run = await _train(caller, scene, "sft", plan | sft | {"note": "learn the answer's form"})
+    sft_model = f"{sft_run['run_id']}@best"
+    plan["model"] = sft_model
+    grpo_run = await _train(
         caller,
         scene,
         "grpo",
         plan | grpo | {"note": "maximise right sums", "expect": "better"},
     )
-    trained = f"{second['run_id']}@best"
-    await caller.call("read_rollouts", {"run_id": second["run_id"], "pick": "best", "limit": 1})
-    models = [MODEL, tuned, trained]
+    grpo_model = f"{grpo_run['run_id']}@best"
+    await caller.call("read_rollouts", {"run_id": grpo_run["run_id"], "pick": "best", "limit": 1})
+    # Judge each step of the training on held-out tasks.
+    models = [MODEL, sft_model, grpo_model]
     evaluation = await caller.call(
         "evaluate", {"env_id": env_id, "models": models, "rows": EVALUATED_ROWS}
     )
@@ -147,13 +171,13 @@ async def _loop(caller: "_Caller", scene: Scene, folder: Path) -> None:
         "sft": await caller.call("compare_runs", {"ids": models[:2], "env_id": env_id}),
         "grpo": await caller.call("compare_runs", {"ids": models[1:], "env_id": env_id}),
     }
-    # The chat serves the base beside it; both are stopped at the end.
-    scene.served = [trained, MODEL]
-    await caller.call("deploy", {"run_id": trained})
+    # The chat also deploys the base model, to compare with; both are stopped at the end.
+    scene.served = [grpo_model, MODEL]
+    await caller.call("deploy", {"run_id": grpo_model})
     answer = await caller.call(
         "chat",
         {
-            "model": trained,
+            "model": grpo_model,
             "message": QUESTION,
             "compare_to": MODEL,
             "max_tokens": ANSWER_TOKENS,
@@ -161,15 +185,15 @@ async def _loop(caller: "_Caller", scene: Scene, folder: Path) -> None:
     )
     scene.facts |= {
         "env_id": env_id,
-        "runs": {"sft": first, "grpo": second},
+        "runs": {"sft": sft_run, "grpo": grpo_run},
         "compared": compared,
         "chat": answer,
-        "report": str(write_report(scene.home, second["run_id"])),
+        "report": str(write_report(scene.home, grpo_run["run_id"])),
     }
 
 
-async def _train(caller: "_Caller", scene: Scene, algorithm: str, plan: Reply) -> Reply:
-    """Submit a run and wait for its end."""
+async def _train(caller: "_ToolCaller", scene: Scene, algorithm: str, plan: Reply) -> Reply:
+    """Submit a run and wait for its end; returns its last status. Raises DemoFailed."""
     submitted = await caller.call(
         "submit_train", plan | {"max_gpu_hours": MAX_GPU_HOURS}, f"submit {algorithm}"
     )
@@ -177,22 +201,26 @@ async def _train(caller: "_Caller", scene: Scene, algorithm: str, plan: Reply) -
     return await caller.wait(submitted["run_id"], CURVES[algorithm])
 
 
-class _Caller:
-    """Calls the server's tools, each shown as a step on the screen."""
+class _ToolCaller:
+    """Calls the server's tools and shows each call as a step on the screen."""
 
     def __init__(self, client: Client, stage: Stage) -> None:
         self._client = client
         self._stage = stage
 
-    async def call(self, tool: str, arguments: Reply, shown_as: str = "") -> Reply:
-        """One call as a step of its own. Raises DemoFailed when the tool refuses."""
-        step = self._stage.begin(shown_as or tool)
-        reply = await self._ask(tool, arguments)
+    async def call(self, tool: str, arguments: Reply, step_name: str = "") -> Reply:
+        """Call a tool as one step, named `step_name` or as the tool, and return its reply.
+
+        Raises:
+            DemoFailed: the tool refused.
+        """
+        step = self._stage.begin(step_name or tool)
+        reply = await self._call_tool(tool, arguments)
         self._stage.end(step, str(reply["summary"]))
         return reply
 
     async def read(self, tool: str, arguments: Reply) -> None:
-        """A call whose result is text and no object."""
+        """Call a tool whose result is a text, and show its first line. Raises DemoFailed."""
         step = self._stage.begin(tool)
         result = await self._client.call_tool(tool, arguments)
         text = "".join(getattr(part, "text", "") for part in result.content)
@@ -201,11 +229,17 @@ class _Caller:
         self._stage.end(step, text.strip().splitlines()[0].lstrip("# "))
 
     async def wait(self, run_id: str, metric: str) -> Reply:
-        """Wait for the end of a run and draw its curve. Raises DemoFailed when it is not `done`."""
+        """Wait until a run ends, without limit, and return its last status.
+
+        Meanwhile the curve of `metric` is drawn, or only the progress shown if `metric` is "".
+
+        Raises:
+            DemoFailed: the run did not end as done, or a tool refused.
+        """
         step = self._stage.begin("wait_run", run_id)
         cursor = ""
         while True:
-            reply = await self._ask(
+            reply = await self._call_tool(
                 "wait_run", {"run_id": run_id, "timeout_s": LOOK_EVERY_S, "cursor": cursor}
             )
             cursor = reply.get("cursor", "")
@@ -222,15 +256,18 @@ class _Caller:
         return reply
 
     async def _draw(self, step: Step, reply: Reply, metric: str) -> None:
-        logs = await self._ask(
-            "read_logs", {"run_id": str(reply["run_id"]), "keys": [metric, HELDOUT], "limit": 200}
+        """Show the progress of a run with the curve of `metric` and the latest values."""
+        logs = await self._call_tool(
+            "read_logs",
+            {"run_id": str(reply["run_id"]), "keys": [metric, HELDOUT], "limit": LOG_ROWS},
         )
         curve, heldout = column(logs, metric), column(logs, HELDOUT)
         latest = [f"{metric} {curve[-1]:.3f}"] if curve else []
         latest += [f"held-out {heldout[-1]:.3f}"] if heldout else []
         self._stage.tell(step, progress_text(reply, "  ".join(latest)), curve)
 
-    async def _ask(self, tool: str, arguments: Reply) -> Reply:
+    async def _call_tool(self, tool: str, arguments: Reply) -> Reply:
+        """Call a tool and return its reply. Raises DemoFailed with the error's text."""
         result = await self._client.call_tool(tool, arguments)
         if result.is_error or result.structured_content is None:
             text = "".join(getattr(part, "text", "") for part in result.content)
@@ -239,7 +276,10 @@ class _Caller:
 
 
 def ending(reply: Reply) -> str:
-    """How a finished run went, in a line: before, after and the verdict."""
+    """How a finished run went, as one line: success before and after training, and the verdict.
+
+    A run without this evidence, such as an evaluation, gets its summary.
+    """
     result = reply.get("result") or {}
     evidence = result.get("evidence") or {}
     before = (evidence.get("before") or {}).get("value")
@@ -252,7 +292,10 @@ def ending(reply: Reply) -> str:
 
 
 def column(logs: Mapping[str, Any], name: str) -> list[float]:
-    """The numbers of one column of a table with `columns` and `rows`."""
+    """The numbers in one column of a table with `columns` and `rows`; [] without that column.
+
+    Cells that hold no number are left out.
+    """
     columns: Sequence[str] = logs.get("columns") or []
     if name not in columns:
         return []
@@ -262,7 +305,10 @@ def column(logs: Mapping[str, Any], name: str) -> list[float]:
 
 
 def _is_better(facts: Reply) -> bool:
-    """Both runs' own verdicts, and both paired comparisons with their intervals above 0."""
+    """Whether both runs, and both comparisons of their models, have the verdict better.
+
+    The interval of each comparison must lie above 0 as well.
+    """
     runs, compared = facts.get("runs", {}), facts.get("compared", {})
     return all(
         runs.get(name, {}).get("verdict") == "better"
@@ -273,33 +319,35 @@ def _is_better(facts: Reply) -> bool:
 
 
 def _interval(compared: Reply) -> tuple[float, float]:
+    """The interval of the first comparison in a reply; without bounds where there is none."""
     comparisons = compared.get("comparisons") or [{}]
     low, high = comparisons[0].get("interval") or (float("-inf"), float("inf"))
     return low, high
 
 
 def _show_result(console: Console, scene: Scene, better: bool) -> None:
-    """The verdict, before and after, where the report is."""
+    """Print both verdicts, the answers before and after, the report's path and the time taken."""
     facts = scene.facts
     console.print()
     for name in ("sft", "grpo"):
-        compared = facts["compared"][name]
-        verdict = str(compared.get("verdict", "unknown"))
+        comparison = facts["compared"][name]
+        verdict = str(comparison.get("verdict", "unknown"))
         line = Text(f"{name:<5}", style="bold")
         line.append(verdict.replace("_", " "), style=VERDICTS.get(verdict, ""))
-        line.append(f"  {compared['summary']}")
+        line.append(f"  {comparison['summary']}")
         console.print(line, soft_wrap=True)
     console.print()
     console.print(f"“{QUESTION}”", soft_wrap=True)
     console.print(_answers(facts["chat"]))
     console.print()
-    word = "better" if better else "not better"
-    console.print(Text(f"Verdict: {word}", style="bold green" if better else "bold red"))
+    conclusion = "better" if better else "not better"
+    console.print(Text(f"Verdict: {conclusion}", style="bold green" if better else "bold red"))
     console.print(f"Report:  {facts['report']}", soft_wrap=True)
     console.print(f"Time:    {duration(facts['seconds'])}")
 
 
 def _answers(chat: Reply) -> Table:
+    """The answers of a chat as a table, the model before training first."""
     table = Table(box=None, show_header=False)
     table.add_column(style="dim")
     table.add_column()
@@ -308,10 +356,10 @@ def _answers(chat: Reply) -> Table:
     return table
 
 
-def _tidy(scene: Scene, reason: str) -> None:
-    """Cancel what still runs and stop serving.
+def _clean_up(scene: Scene, reason: str) -> None:
+    """Cancel the runs that still go on, if there is a `reason`, and stop the deployments.
 
-    Done here and not through the client: a Ctrl-C reaches the server too.
+    It calls the engine and not the server, which a Ctrl-C has ended too. Errors go to stderr.
     """
     for run_id in scene.runs if reason else ():
         try:

@@ -8,7 +8,7 @@ import typer
 
 from engine.core.errors import UserError
 from engine.core.format import counted
-from mcp_server.access.audit_log import recorded
+from mcp_server.access.audit_log import call_and_record
 from mcp_server.api import verbs
 from mcp_server.cli import starter
 from mcp_server.screen.terminal import (
@@ -42,8 +42,10 @@ def new(
 ) -> None:
     """Start an environment from a template."""
     if template == "list":
-        kinds = starter.templates()
-        return show({"summary": counted(len(kinds), "template"), "templates": kinds}, as_json)
+        templates = starter.templates()
+        return show(
+            {"summary": counted(len(templates), "template"), "templates": templates}, as_json
+        )
     if folder is None:
         raise UserError(
             "BAD_ARGUMENT",
@@ -51,10 +53,10 @@ def new(
             hint="honesmith env new FOLDER; honesmith env new --template list shows the kinds.",
             field="folder",
         )
-    written = starter.new_env(folder, template or starter.DEFAULT_TEMPLATE)
+    written_files = starter.new_env(folder, template or starter.DEFAULT_TEMPLATE)
     reply = {
-        "summary": f"Wrote {counted(len(written), 'file')} to {folder}.",
-        "files": written,
+        "summary": f"Wrote {counted(len(written_files), 'file')} to {folder}.",
+        "files": written_files,
         "next": [starter.after_new(folder, template)],
     }
     return show(reply, as_json)
@@ -68,7 +70,8 @@ def check(folder: Folder, install: Install = False, as_json: Json = False) -> in
         tempfile.TemporaryDirectory(prefix="honesmith-check-") as scratch,
         working(PUSHING, as_json),
     ):
-        reply = verbs.push_env(home_of(Path(scratch)), _folder(folder), "", install)
+        reply = verbs.push_env(home_of(Path(scratch)), _folder_path(folder), "", install)
+    # The home was a temporary one, so nothing was pushed.
     reply["summary"] = reply["summary"].replace("Pushed", "Checked")
     reply["next"] = [verbs.suggest("push_env", path=str(folder))]
     show(reply, as_json)
@@ -85,10 +88,10 @@ def push(
     as_json: Json = False,
 ) -> int:
     """Store an environment as an immutable version."""
-    # A person at a terminal may push from anywhere: roots bind agents.
-    asked = {"path": _folder(folder), "name": name, "install": install}
+    # No roots: they bind agents, while a person may push any folder.
+    arguments = {"path": _folder_path(folder), "name": name, "install": install}
     with working(PUSHING, as_json):
-        reply = recorded(home_of(home), "push_env", verbs.push_env, **asked)
+        reply = call_and_record(home_of(home), "push_env", verbs.push_env, **arguments)
     show(reply, as_json)
     return FAILED if reply.get("problems") else OK
 
@@ -108,7 +111,10 @@ def list_(
 @command
 def build(folder: Folder, home: HomeFolder = None, as_json: Json = False) -> None:
     """Install the packages its requirements.txt names, once, ahead of a push."""
-    show(recorded(home_of(home), "build_env", verbs.build_env, folder=_folder(folder)), as_json)
+    show(
+        call_and_record(home_of(home), "build_env", verbs.build_env, folder=_folder_path(folder)),
+        as_json,
+    )
 
 
 @app.command("diff")
@@ -146,11 +152,12 @@ def delete(
     as_json: Json = False,
 ) -> None:
     """Throw a version away; never one that an open run uses."""
-    asked = {"env_id": env_id, "force": force}
-    show(recorded(home_of(home), "delete_env", verbs.delete_env, **asked), as_json)
+    arguments = {"env_id": env_id, "force": force}
+    show(call_and_record(home_of(home), "delete_env", verbs.delete_env, **arguments), as_json)
 
 
-def _folder(folder: Path) -> str:
+def _folder_path(folder: Path) -> str:
+    """The absolute path of a folder that exists. Raises UserError ENV_INVALID otherwise."""
     if verbs.exists(folder) and folder.is_dir():
         return str(folder.absolute())
     raise UserError(

@@ -10,7 +10,7 @@ from engine.core.format import counted
 from engine.core.reply import Reply
 from engine.home.run_dir import Home
 from mcp_server.access import keys
-from mcp_server.access.audit_log import recorded
+from mcp_server.access.audit_log import call_and_record
 from mcp_server.screen.terminal import CommandGroup, HomeFolder, Json, command, home_of, show
 
 app = typer.Typer(
@@ -22,7 +22,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="As the audit log call
 
 @dataclass(frozen=True)
 class KeyLimits:
-    """What `honesmith key add` allows a key; as in `keys.Key`."""
+    """What `honesmith key add` allows a key; the fields mean the same as in `keys.Key`."""
 
     scope: Annotated[
         list[str] | None,
@@ -40,16 +40,16 @@ class KeyLimits:
 
     @property
     def scopes(self) -> list[str]:
-        """The scopes, each by itself; `read` where none was named."""
-        named = (part.strip() for text in self.scope or ["read"] for part in text.split(","))
-        return [part for part in named if part]
+        """The scopes one by one; `read` if none was named."""
+        names = (part.strip() for text in self.scope or ["read"] for part in text.split(","))
+        return [part for part in names if part]
 
 
 @app.command("add")
 @command
 def add(name: Name, limits: KeyLimits, home: HomeFolder = None, as_json: Json = False) -> None:
     """Make a key and show its token once; only a digest of it is kept."""
-    reply = recorded(
+    reply = call_and_record(
         home_of(home),
         "add_key",
         _add,
@@ -68,7 +68,7 @@ def add(name: Name, limits: KeyLimits, home: HomeFolder = None, as_json: Json = 
 @command
 def list_(home: HomeFolder = None, as_json: Json = False) -> None:
     """The keys of this home, beside the owner's token."""
-    listed = [_shown(key) for key in keys.list_keys(home_of(home))]
+    listed = [_public_fields(key) for key in keys.list_keys(home_of(home))]
     show({"summary": f"{counted(len(listed), 'key')}.", "keys": listed}, as_json)
 
 
@@ -76,13 +76,14 @@ def list_(home: HomeFolder = None, as_json: Json = False) -> None:
 @command
 def remove(name: Name, home: HomeFolder = None, as_json: Json = False) -> None:
     """Forget a key; servers that run refuse its next request."""
-    reply = recorded(home_of(home), "remove_key", _remove, name=name)
+    reply = call_and_record(home_of(home), "remove_key", _remove, name=name)
     show({"summary": f"The key {name} is gone.", "name": reply["key"]}, as_json)
 
 
-def _add(home: Home, **asked: Any) -> Reply:
-    key, token = keys.add_key(home, **asked)
-    return _shown(key) | {
+def _add(home: Home, **arguments: Any) -> Reply:
+    """Make a key with these `arguments` of `add_key`; returns the reply, with the token in it."""
+    key, token = keys.add_key(home, **arguments)
+    return _public_fields(key) | {
         "key": key.name,
         "token": token,
         "summary": f"The key {key.name} may {', '.join(key.scopes)}.",
@@ -95,10 +96,11 @@ def _remove(home: Home, name: str) -> Reply:
     return {"key": name}
 
 
-def _shown(key: keys.Key) -> dict[str, object]:
-    shown: dict[str, object] = {"name": key.name, "scopes": list(key.scopes)}
+def _public_fields(key: keys.Key) -> dict[str, object]:
+    """What may be shown of a key: all but its digest; limits that it does not have are left out."""
+    fields: dict[str, object] = {"name": key.name, "scopes": list(key.scopes)}
     if key.expires:
-        until = datetime.datetime.fromtimestamp(key.expires, datetime.UTC)
-        shown["expires"] = until.isoformat(timespec="minutes")
+        expiry = datetime.datetime.fromtimestamp(key.expires, datetime.UTC)
+        fields["expires"] = expiry.isoformat(timespec="minutes")
     limits = ("calls_per_minute", "max_runs", "gpu_hours_per_day", "max_deployments")
-    return shown | {name: getattr(key, name) for name in limits if getattr(key, name)}
+    return fields | {name: getattr(key, name) for name in limits if getattr(key, name)}

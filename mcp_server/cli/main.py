@@ -6,16 +6,17 @@ Heavy modules are imported inside the command that needs them: `honesmith --help
 # ruff: noqa: PLC0415
 
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from engine.core.errors import UserError
 from engine.core.format import counted
 from mcp_server import __version__
-from mcp_server.access.audit_log import recorded
+from mcp_server.access.audit_log import call_and_record
 from mcp_server.access.log import log_file
 from mcp_server.api import verbs
 from mcp_server.cli import data_commands, env_commands, key_commands, model_commands, run_commands
@@ -29,6 +30,9 @@ from mcp_server.screen.terminal import (
     home_of,
     show,
 )
+
+if TYPE_CHECKING:
+    from mcp_server.cli.client_config import Launch
 
 app = typer.Typer(
     name="honesmith",
@@ -47,6 +51,7 @@ Port = Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")]
 def _version(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
+    # No docstring here: typer would show it as the help of `honesmith`.
     if version:
         typer.echo(__version__)
         raise typer.Exit()
@@ -73,8 +78,8 @@ def serve(
     """The MCP server: stdio for an agent that starts it, HTTP with a bearer token for others."""
     from mcp_server.protocol.app import build_server
 
-    where = home_of(home)
-    server = build_server(where, _roots(root), read_only)
+    located_home = home_of(home)
+    server = build_server(located_home, _roots(root), read_only)
     if not http:
         from mcp_server.protocol.parent_watch import watch_parent
         from mcp_server.protocol.stdio import end_by_interrupt
@@ -88,7 +93,9 @@ def serve(
     from mcp_server.protocol.http_app import allowed_hosts, serve_http
 
     hosts = allowed_hosts(host, allow_host or ())
-    serve_http(server, Keys(where, load_token(where)), host=host, port=port, hosts=hosts)
+    serve_http(
+        server, Keys(located_home, load_token(located_home)), host=host, port=port, hosts=hosts
+    )
 
 
 @app.command()
@@ -104,16 +111,17 @@ def setup(
     """Build the training environment of a light install in the home (CPU or CUDA)."""
     from engine.install import setup_env, vllm_env
 
-    def say(line: str) -> None:
+    def print_progress(line: str) -> None:
         typer.echo(line, err=True)
 
+    # An install with torch needs no training environment; vLLM always has one of its own.
     if vllm:
-        build = partial(vllm_env.setup_vllm, say=say)
-        return show(recorded(home_of(home), "setup_vllm", build, again=again), as_json)
+        build = partial(vllm_env.setup_vllm, say=print_progress)
+        return show(call_and_record(home_of(home), "setup_vllm", build, again=again), as_json)
     if sys.prefix and _has_torch():
         return show({"summary": f"{sys.executable} has torch; nothing to do."}, as_json)
-    build = partial(setup_env.setup, say=say)
-    return show(recorded(home_of(home), "setup", build, again=again), as_json)
+    build = partial(setup_env.setup, say=print_progress)
+    return show(call_and_record(home_of(home), "setup", build, again=again), as_json)
 
 
 @app.command()
@@ -135,14 +143,17 @@ def doctor(home: HomeFolder = None, as_json: Json = False) -> int:
     """What is wrong with this machine, and how to mend it."""
     from engine import doctor as engine_doctor
 
-    where = home_of(home)
+    located_home = home_of(home)
+    # On a terminal each check is shown as soon as it is done, elsewhere the whole reply at the end.
     if as_json or not sys.stdout.isatty():
-        reply = engine_doctor.examine(where)
-        reply["checks"].append(_log_check(log_file(where)))
+        reply = engine_doctor.examine(located_home)
+        reply["checks"].append(_log_check(log_file(located_home)))
         show(reply, as_json)
         return FAILED if reply["failed"] else OK
-    reply = engine_doctor.examine(where, report_check=lambda check: show(check, False, "check"))
-    show(_log_check(log_file(where)), False, "check")
+    reply = engine_doctor.examine(
+        located_home, report_check=lambda check: show(check, False, "check")
+    )
+    show(_log_check(log_file(located_home)), False, "check")
     show({"summary": reply["summary"]}, False)
     return FAILED if reply["failed"] else OK
 
@@ -170,7 +181,7 @@ def init(
     from mcp_server.cli import client_config, starter
 
     folder = folder.resolve()
-    agents = client_config.check_names(agent or [])
+    agents = client_config.parse_agents(agent or [])
     launch = client_config.Launch(argv=client_config.serve_argv(folder, home))
     if http:
         from mcp_server.access.bearer import load_token
@@ -178,30 +189,26 @@ def init(
         url = f"http://127.0.0.1:{port}/mcp"
         launch = client_config.Launch(url=url, token=load_token(home_of(home)))
     if show_only:
-        entries = {name: client_config.shown(name, launch) for name in agents or ["claude"]}
-        if as_json:
-            return show({"entries": entries}, True)
-        for name, entry in entries.items():
-            typer.echo(f"# {client_config.CLIENTS[name].file}\n{entry}")
-        return None
+        return _print_entries(agents or ["claude"], launch, as_json)
     _make_folder(folder)
-    done = {
+    config_states = {
         client_config.CLIENTS[name].file: client_config.write_entry(folder, name, launch, force)
         for name in agents
     }
-    written, kept = starter.starter_project(folder)
-    files = done | dict.fromkeys(written, "written") | dict.fromkeys(kept, "kept")
+    written_files, kept_files = starter.starter_project(folder)
+    files = {**config_states, **dict.fromkeys(written_files, "written")}
+    files |= dict.fromkeys(kept_files, "kept")
     warnings = []
     if http and agents:
         warnings.append("The files hold the bearer token: do not commit them.")
     if not agents:
         warnings.append("No agent was named: add --agent claude,cursor,codex,vscode.")
-    count = sum(state == "written" for state in files.values())
-    env = folder / "environments" / starter.FIRST_ENV
+    written_count = sum(state == "written" for state in files.values())
+    first_env = folder / "environments" / starter.FIRST_ENV
     reply = {
-        "summary": f"{folder}: {counted(count, 'file')} written.",
+        "summary": f"{folder}: {counted(written_count, 'file')} written.",
         "files": files,
-        "next": [starter.after_new(env)],
+        "next": [starter.after_new(first_env)],
         "warnings": warnings,
     }
     return show(reply, as_json)
@@ -240,8 +247,20 @@ def playbook(
     return show(text, False)
 
 
+def _print_entries(agents: Sequence[str], launch: "Launch", as_json: bool) -> None:
+    """Print what `init` would write into the configuration files of these agents."""
+    from mcp_server.cli import client_config
+
+    entries = {name: client_config.entry_text(name, launch) for name in agents}
+    if as_json:
+        show({"entries": entries}, True)
+        return
+    for name, entry in entries.items():
+        typer.echo(f"# {client_config.CLIENTS[name].file}\n{entry}")
+
+
 def _log_check(path: Path) -> dict[str, str]:
-    """Where our own faults are written, and whether there were any."""
+    """A check for `doctor`: a warning if our own log holds faults, with its path and size."""
     if not path.exists():
         return {"name": "server log", "status": "pass", "detail": "no fault of ours was logged"}
     detail = f"{path}, {path.stat().st_size} bytes"
@@ -250,6 +269,11 @@ def _log_check(path: Path) -> dict[str, str]:
 
 
 def _roots(roots: list[Path] | None) -> list[Path] | None:
+    """The folders of `--root`, resolved; None if none was given.
+
+    Raises:
+        UserError: BAD_ARGUMENT, one of them is not a folder.
+    """
     if not roots:
         return None
     for root in roots:
@@ -264,6 +288,7 @@ def _roots(roots: list[Path] | None) -> list[Path] | None:
 
 
 def _make_folder(folder: Path) -> None:
+    """Make the folder with its parents. Raises UserError BAD_ARGUMENT if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

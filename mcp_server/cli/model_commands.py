@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from mcp_server.access.audit_log import recorded
+from mcp_server.access.audit_log import call_and_record
 from mcp_server.api import verbs
 from mcp_server.screen.terminal import HomeFolder, Json, command, home_of, show
 
@@ -15,13 +15,16 @@ Trained = Annotated[str, typer.Argument(metavar="RUN", help="RUN, RUN@best or RU
 @command
 def deploy(run_id: Trained, home: HomeFolder = None, as_json: Json = False) -> None:
     """Serve a trained model over the OpenAI chat API."""
-    show(recorded(home_of(home), "deploy", verbs.deploy, run_id=run_id), as_json)
+    show(call_and_record(home_of(home), "deploy", verbs.deploy, run_id=run_id), as_json)
 
 
 @command
 def undeploy(run_id: Trained, home: HomeFolder = None, as_json: Json = False) -> None:
     """Stop serving a model."""
-    show(recorded(home_of(home), "deploy", verbs.deploy, run_id=run_id, action="stop"), as_json)
+    show(
+        call_and_record(home_of(home), "deploy", verbs.deploy, run_id=run_id, action="stop"),
+        as_json,
+    )
 
 
 @command
@@ -33,8 +36,13 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write a trained model's files: the adapter, or base and adapter merged."""
-    asked = {"run_id": run_id, "action": "export", "format": format, "path": str(path.absolute())}
-    show(recorded(home_of(home), "deploy", verbs.deploy, **asked), as_json)
+    arguments = {
+        "run_id": run_id,
+        "action": "export",
+        "format": format,
+        "path": str(path.absolute()),
+    }
+    show(call_and_record(home_of(home), "deploy", verbs.deploy, **arguments), as_json)
 
 
 @command
@@ -49,7 +57,7 @@ def chat(
     as_json: Json = False,
 ) -> None:
     """Ask a model one question, optionally beside a second one."""
-    reply = recorded(
+    reply = call_and_record(
         home_of(home),
         "chat",
         verbs.chat,

@@ -13,11 +13,12 @@ from engine.home.rows import TERMINAL, RunRow
 from engine.home.run_dir import Home
 from engine.home.sanitize import clean_value
 from engine.home.store import Store
-from mcp_server.api.verbs import Reply, filled
+from mcp_server.api.verbs import Reply, with_head
 
-MOST = 500
+MAX_ROWS = 500  # of each table; the newest
+NOTE_CHARS = 200
 
-# No script, nothing from elsewhere: names of runs and environments come from untrusted text.
+# The page allows no scripts and loads nothing: names of runs and environments are untrusted text.
 _PAGE = """\
 <!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Honesmith</title>
@@ -48,11 +49,14 @@ td { overflow-wrap: anywhere }
 
 
 def write_page(home: Home) -> Reply:
-    """Write the page, and the reports of ended runs that have none; returns `page` and `runs`."""
+    """Write the page, and the reports of ended runs that have none.
+
+    Returns `page` (its path) and how many `runs` and `envs` are on it.
+    """
     with Store(home) as store:
-        rows, envs = store.list_runs(MOST), store.list_envs(MOST)
-    runs = [_run(home, row) for row in rows]
-    shown = [
+        rows, envs = store.list_runs(MAX_ROWS), store.list_envs(MAX_ROWS)
+    runs = [_run_row(home, row) for row in rows]
+    env_rows = [
         {
             "id": env.env_id,
             "kind": env.kind,
@@ -63,37 +67,44 @@ def write_page(home: Home) -> Reply:
         for env in envs
     ]
     text = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(_PAGE)
-    context = clean_value({"runs": runs, "envs": shown, "home": str(home.root), "now": _when()})
+    context = clean_value(
+        {"runs": runs, "envs": env_rows, "home": str(home.root), "now": _utc_time()}
+    )
     home.page.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_text(home.page, text.render(**context), fsync=False)
-    reply = {"page": str(home.page), "runs": len(runs), "envs": len(shown)}
-    return filled(reply, f"The page of {counted(len(runs), 'run')} is {home.page}")
+    reply = {"page": str(home.page), "runs": len(runs), "envs": len(env_rows)}
+    return with_head(reply, f"The page of {counted(len(runs), 'run')} is {home.page}")
 
 
-def _run(home: Home, row: RunRow) -> dict[str, str]:
+def _run_row(home: Home, row: RunRow) -> dict[str, str]:
+    """What the page shows of a run, by the names in the template."""
     return {
         "id": row.run_id,
         "state": row.state,
         "verdict": row.verdict.replace("_", " "),
         "env": row.env_id,
         "model": row.model,
-        "created": _when(row.created),
-        "note": row.note[:200],
-        "report": _report(home, row),
+        "created": _utc_time(row.created),
+        "note": row.note[:NOTE_CHARS],
+        "report": _report_address(home, row),
     }
 
 
-def _report(home: Home, row: RunRow) -> str:
-    """The address of the run's report, "" for one that is going on or cannot be told about."""
+def _report_address(home: Home, row: RunRow) -> str:
+    """The file address of a run's report, which is written if it is missing.
+
+    "" for a run that has not ended, or whose files are damaged.
+    """
     path: Path = home.run(row.run_id).report
     if row.state not in TERMINAL:
         return ""
     try:
         return (path if path.exists() else write_report(home, row.run_id)).as_uri()
     except (UserError, OSError, ValueError, KeyError, TypeError):
-        return ""  # what one run's folder lost must not hide the others
+        return ""  # files of this run are damaged; the page still shows the other runs
 
 
-def _when(seconds: float | None = None) -> str:
+def _utc_time(seconds: float | None = None) -> str:
+    """A time in unix seconds as text, in UTC; the present time for None."""
     moment = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
     return moment.strftime("%Y-%m-%d %H:%M UTC")

@@ -13,7 +13,7 @@ from engine.core.reply import Reply
 from engine.home.rows import TERMINAL
 from engine.home.run_dir import Home
 from engine.runs.submit.requests import EvaluationRequest
-from mcp_server.access.audit_log import recorded
+from mcp_server.access.audit_log import call_and_record
 from mcp_server.api import verbs
 from mcp_server.cli.run_options import (
     Algorithm,
@@ -46,7 +46,8 @@ from mcp_server.screen.terminal import (
 
 runs = typer.Typer(help="The runs of this home, newest first.", cls=CommandGroup)
 
-FOLLOW_EVERY_S = 1.0
+FOLLOW_EVERY_S = 1.0  # between two looks at followed logs
+WAIT_STEP_S = 30.0  # the longest single wait, of those that a command makes
 MEASURING = "checking; the first time in a home its speed is measured, about 20 s"
 
 
@@ -93,28 +94,31 @@ def delete_runs(
     as_json: Json = False,
 ) -> int:
     """Free the disk space of runs: what was asked and what came of it stays on record."""
-    where = home_of(home)
-    chosen = verbs.deletable_runs(where, run_ids, force)
-    done, warnings = [], list(chosen.get("warnings", []))
+    located_home = home_of(home)
+    chosen = verbs.deletable_runs(located_home, run_ids, force)
+    replies, warnings = [], list(chosen.get("warnings", []))
     for run_id in chosen["run_ids"]:
         try:
-            done.append(recorded(where, "delete_run", verbs.delete_run, run_id=run_id))
+            replies.append(
+                call_and_record(located_home, "delete_run", verbs.delete_run, run_id=run_id)
+            )
         except (UserError, OSError) as error:
             if len(chosen["run_ids"]) == 1:
                 raise
-            # The others are deleted all the same, and what was deleted has to be told.
+            # Go on with the other runs: the reply must say what was deleted.
             warnings.append(f"{run_id} was not deleted: {error}")
-    warnings += [warning for reply in done for warning in reply.get("warnings", [])]
-    freed = sum(reply["bytes"] for reply in done)
+    warnings += [warning for reply in replies for warning in reply.get("warnings", [])]
+    freed_bytes = sum(reply["bytes"] for reply in replies)
     reply = {
-        "summary": f"{counted(len(done), 'run')} deleted, {size(freed)} freed; settings, results "
-        "and spent hours stay on record.",
-        "deleted": {reply["run_id"]: reply["bytes"] for reply in done},
-        "bytes": freed,
+        "summary": f"{counted(len(replies), 'run')} deleted, {size(freed_bytes)} freed; "
+        "settings, results and spent hours stay on record.",
+        "deleted": {reply["run_id"]: reply["bytes"] for reply in replies},
+        "bytes": freed_bytes,
         "warnings": warnings,
     }
+    # The summary says the bytes already; people see the ids alone.
     show(reply if as_json else {**reply, "deleted": list(reply["deleted"]), "bytes": ""}, as_json)
-    return OK if len(done) == len(chosen["run_ids"]) else FAILED
+    return OK if len(replies) == len(chosen["run_ids"]) else FAILED
 
 
 @command
@@ -124,18 +128,19 @@ def dry_run(
     algorithm: Algorithm = "grpo",
     settings: Sets = None,
     samples: Annotated[int, typer.Option(min=0, max=64, help="Also try the model.")] = 0,
-    whole: Annotated[
+    show_all: Annotated[
         bool, typer.Option("--all", help="Every check and setting, the audit.")
     ] = False,
     home: HomeFolder = None,
     as_json: Json = False,
 ) -> int:
     """Check a plan before spending anything."""
-    asked = {"env_id": env, "model": model, "algorithm": algorithm, "samples": samples}
-    asked["settings"] = settings_from(settings)
+    arguments = {"env_id": env, "model": model, "algorithm": algorithm, "samples": samples}
+    arguments["settings"] = settings_from(settings)
     with working(MEASURING, as_json):
-        reply = recorded(home_of(home), "dry_run", verbs.dry_run, **asked)
-    show(reply, as_json, "whole_plan" if whole else "plan")
+        reply = call_and_record(home_of(home), "dry_run", verbs.dry_run, **arguments)
+    show(reply, as_json, "whole_plan" if show_all else "plan")
+    # A plan with a check that failed gives exit status 1, although the command itself has worked.
     failed = any(check.get("status") == "fail" for check in reply.get("checks", []))
     return FAILED if failed else OK
 
@@ -157,13 +162,13 @@ def estimate(
 
 @command
 def train(
-    plan: TrainOptions, wait: Wait = False, home: HomeFolder = None, as_json: Json = False
+    options: TrainOptions, wait: Wait = False, home: HomeFolder = None, as_json: Json = False
 ) -> int:
     """Queue a training run; it goes on when this command has returned."""
-    request = plan.request()
-    where = home_of(home)
-    reply = recorded(where, "submit_train", verbs.submit_train, request=request)
-    return _submitted(where, reply, wait, as_json)
+    request = options.request()
+    located_home = home_of(home)
+    reply = call_and_record(located_home, "submit_train", verbs.submit_train, request=request)
+    return _show_submitted(located_home, reply, wait, as_json)
 
 
 @command
@@ -179,44 +184,52 @@ def wait(
 
 
 @command
-def logs(run_id: RunId, page: LogOptions, home: HomeFolder = None, as_json: Json = False) -> None:
+def logs(
+    run_id: RunId, options: LogOptions, home: HomeFolder = None, as_json: Json = False
+) -> None:
     """What a run wrote; with -f a page at a time until it ends."""
-    where, cursor = home_of(home), page.cursor
+    located_home, cursor = home_of(home), options.cursor
     while True:
         reply = verbs.read_logs(
-            where, run_id, page.view, page.keys or (), page.grep, page.limit, cursor
+            located_home,
+            run_id,
+            options.view,
+            options.keys or (),
+            options.grep,
+            options.limit,
+            cursor,
         )
-        fresh = any(reply.get(name) for name in ("lines", "events", "rows"))
-        if fresh or not page.follow:
-            shown = _news(reply, as_json) if page.follow else reply
-            show(shown, as_json, "all_logs" if page.whole else "logs")
-        # Newer pages end with the run; a cursor to older ones is not followed.
-        before, cursor = cursor, reply.get("next_cursor", "")
-        if not page.follow or not cursor or cursor.endswith(":older"):
+        has_news = any(reply.get(name) for name in ("lines", "events", "rows"))
+        if has_news or not options.follow:
+            page = _without_repeated(reply, as_json) if options.follow else reply
+            show(page, as_json, "all_logs" if options.all_columns else "logs")
+        # There are no newer pages after the end of the run; a cursor to older ones is not followed.
+        last_cursor, cursor = cursor, reply.get("next_cursor", "")
+        if not options.follow or not cursor or cursor.endswith(":older"):
             return
-        if fresh or cursor != before:
+        if has_news or cursor != last_cursor:
             continue
         if reply.get("state") in TERMINAL:
             return
-        # Not a mere sleep: it ends with the run, and closes one whose processes were killed.
-        verbs.wait_run(where, run_id, "end", FOLLOW_EVERY_S)
+        # Unlike a sleep, this ends with the run, and closes a run whose processes were killed.
+        verbs.wait_run(located_home, run_id, "end", FOLLOW_EVERY_S)
 
 
 @command
 def rollouts(
-    run_id: RunId, asked: RolloutOptions, home: HomeFolder = None, as_json: Json = False
+    run_id: RunId, options: RolloutOptions, home: HomeFolder = None, as_json: Json = False
 ) -> None:
     """What the model wrote and what it earned."""
     reply = verbs.read_rollouts(
         home_of(home),
         run_id,
-        asked.pick,
-        asked.step,
-        asked.where,
-        asked.tokens,
-        asked.limit,
-        asked.max_chars,
-        asked.cursor,
+        options.pick,
+        options.step,
+        options.where,
+        options.tokens,
+        options.limit,
+        options.max_chars,
+        options.cursor,
     )
     show(reply, as_json)
 
@@ -224,24 +237,24 @@ def rollouts(
 @command
 def evaluate(
     env: Env,
-    asked: EvaluationOptions,
+    options: EvaluationOptions,
     wait: Wait = False,
     home: HomeFolder = None,
     as_json: Json = False,
 ) -> int:
     """Score models on the same tasks."""
-    where = home_of(home)
+    located_home = home_of(home)
     request = EvaluationRequest(
         env,
-        asked.models or [],
-        asked.split,
-        asked.rows,
-        asked.attempts,
-        settings_from(asked.settings),
-        asked.regrade,
+        options.models or [],
+        options.split,
+        options.rows,
+        options.attempts,
+        settings_from(options.settings),
+        options.regrade,
     )
-    reply = recorded(where, "evaluate", verbs.evaluate, request=request)
-    return _submitted(where, reply, wait, as_json)
+    reply = call_and_record(located_home, "evaluate", verbs.evaluate, request=request)
+    return _show_submitted(located_home, reply, wait, as_json)
 
 
 @command
@@ -262,19 +275,19 @@ def diagnose(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> N
 
 
 @command
-def curate(asked: CurateOptions, home: HomeFolder = None, as_json: Json = False) -> None:
+def curate(options: CurateOptions, home: HomeFolder = None, as_json: Json = False) -> None:
     """What models answered well becomes an SFT dataset."""
-    reply = recorded(
+    reply = call_and_record(
         home_of(home),
         "curate",
         verbs.curate,
-        source_ids=asked.sources,
-        name=asked.name,
-        where=asked.where,
-        select=asked.select,
-        max_per_task=asked.max_per_task,
-        pool_models=asked.pool_models,
-        preview=not asked.save,
+        source_ids=options.sources,
+        name=options.name,
+        where=options.where,
+        select=options.select,
+        max_per_task=options.max_per_task,
+        pool_models=options.pool_models,
+        preview=not options.save,
     )
     show(reply, as_json)
 
@@ -287,8 +300,8 @@ def cancel(
     as_json: Json = False,
 ) -> None:
     """Stop a run after a checkpoint."""
-    asked = {"run_id": run_id, "reason": reason}
-    show(recorded(home_of(home), "cancel_run", verbs.cancel_run, **asked), as_json)
+    arguments = {"run_id": run_id, "reason": reason}
+    show(call_and_record(home_of(home), "cancel_run", verbs.cancel_run, **arguments), as_json)
 
 
 @command
@@ -305,15 +318,19 @@ def report(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> Non
     show(verbs.report(home_of(home), run_id), as_json)
 
 
-def _news(page: Reply, as_json: bool) -> Reply:
+def _without_repeated(page: Reply, as_json: bool) -> Reply:
     """A page of followed logs without the fields that every further page would repeat."""
-    again = (
-        ("next", "next_cursor") if as_json else ("summary", "next", "next_cursor", "older_cursor")
-    )
-    return {name: value for name, value in page.items() if name not in again}
+    repeated = {"next", "next_cursor"}
+    if not as_json:
+        repeated |= {"summary", "older_cursor"}
+    return {name: value for name, value in page.items() if name not in repeated}
 
 
-def _submitted(home: Home, reply: Reply, wait: bool, as_json: bool) -> int:
+def _show_submitted(home: Home, reply: Reply, wait: bool, as_json: bool) -> int:
+    """Show a run that was submitted, and with `wait` follow it to its end; returns the exit status.
+
+    With `--json` only the last reply is printed, so that there is one JSON value.
+    """
     if not wait:
         show(reply, as_json, "run")
         return OK
@@ -323,33 +340,52 @@ def _submitted(home: Home, reply: Reply, wait: bool, as_json: bool) -> int:
 
 
 def _follow(home: Home, run_id: str, until: str, timeout_s: float, as_json: bool) -> int:
-    """Wait in bounded steps, showing progress; the exit status says how the run stands."""
+    """Wait for a run while showing its progress, then show how it stands.
+
+    Args:
+        home: where the run is.
+        run_id: the run, or a unique prefix.
+        until: end, first_step, next_eval or alert.
+        timeout_s: seconds; 0: no limit.
+        as_json: print the last reply as JSON, and no progress.
+
+    Returns:
+        The exit status: OK when what was waited for has come, FAILED when the run failed or was
+        cancelled, or when the time is up.
+    """
     deadline = time.monotonic() + timeout_s if timeout_s else None
-    line = _ProgressLine(quiet=as_json)
+    progress = _ProgressLine(quiet=as_json)
     cursor = ""
     while True:
-        left = 30.0 if deadline is None else min(30.0, max(0.0, deadline - time.monotonic()))
-        reply = verbs.wait_run(home, run_id, until, left, cursor, on_progress=line.show)
+        wait_s = WAIT_STEP_S
+        if deadline is not None:
+            wait_s = min(WAIT_STEP_S, max(0.0, deadline - time.monotonic()))
+        reply = verbs.wait_run(home, run_id, until, wait_s, cursor, on_progress=progress.show)
         cursor = reply.get("cursor", cursor)
-        over = reply.get("state") in TERMINAL or (until != "end" and bool(reply.get("reached")))
-        if over or (deadline is not None and time.monotonic() >= deadline):
+        is_over = reply.get("state") in TERMINAL or (until != "end" and bool(reply.get("reached")))
+        if is_over or (deadline is not None and time.monotonic() >= deadline):
             break
-    line.close()
+    progress.close()
     show(reply, as_json, "run")
-    return OK if over and reply.get("state") not in ("failed", "cancelled") else FAILED
+    return OK if is_over and reply.get("state") not in ("failed", "cancelled") else FAILED
 
 
 class _ProgressLine:
-    """One line on stderr, rewritten in place on a terminal, left out elsewhere."""
+    """A line on stderr that is rewritten in place; shown on a terminal only.
+
+    Args:
+        quiet: never show it.
+    """
 
     def __init__(self, quiet: bool) -> None:
-        self._on = sys.stderr.isatty() and not quiet
+        self._is_shown = sys.stderr.isatty() and not quiet
         self._last = ""
 
     def show(self, status: Reply) -> None:
-        if not self._on:
+        """Show the state, the step and the time left of a run, if the line has changed."""
+        if not self._is_shown:
             return
-        from mcp_server.screen.render import duration  # noqa: PLC0415  rich, only for a terminal
+        from mcp_server.screen.render import duration  # noqa: PLC0415  loads rich
 
         text = f"{status.get('run_id', '')} {status.get('state', '')}"
         if status.get("total_steps"):
@@ -362,6 +398,7 @@ class _ProgressLine:
             self._last = text
 
     def close(self) -> None:
+        """Remove the line, if one was shown."""
         if self._last:
             sys.stderr.write("\r\x1b[2K")
             sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""What the commands about runs take: arguments and options, those of one command in one class."""
+"""The arguments and options of the commands about runs, one class for each larger command."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ Wait = Annotated[bool, typer.Option("--wait", help="Stay until it ends.")]
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Options of `honesmith train`; "" takes what the TOML file says, or the default."""
+    """Options of `honesmith train`; "" stands for the value in the TOML file, or the default."""
 
     env: Annotated[
         str, typer.Argument(metavar="[ENV|FILE.toml]", help="An environment, or a TOML file.")
@@ -59,7 +59,13 @@ class TrainOptions:
     ] = False
 
     def request(self) -> TrainRequest:
-        """The run that is asked for. Raises UserError for a TOML file that cannot be read."""
+        """The request for the run; options win over the TOML file, settings too, one by one.
+
+        For a resumed run neither the file nor the environment counts.
+
+        Raises:
+            UserError: the TOML file cannot be read.
+        """
         request = TrainRequest(
             note=self.note,
             expect=self.expect,
@@ -71,11 +77,10 @@ class TrainOptions:
             profile=self.profile,
         )
         if not self.resume:
-            request = (
-                _with_file(request, Path(self.env))
-                if self.env.endswith(".toml")
-                else replace(request, env_id=self.env)
-            )
+            if self.env.endswith(".toml"):
+                request = _with_toml_file(request, Path(self.env))
+            else:
+                request = replace(request, env_id=self.env)
         return replace(
             request,
             model=self.model or request.model,
@@ -92,7 +97,7 @@ class LogOptions:
     keys: Annotated[list[str] | None, typer.Option("--key", help="A metric.")] = None
     grep: Annotated[str, typer.Option(help="Only lines with this text.")] = ""
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it ends.")] = False
-    whole: Annotated[
+    all_columns: Annotated[
         bool, typer.Option("--all", help="Every column, however narrow it is here.")
     ] = False
     limit: Limit = 50
@@ -145,9 +150,13 @@ class CurateOptions:
     save: Annotated[bool, typer.Option("--save", help="Not only a preview.")] = False
 
 
-def _with_file(request: TrainRequest, path: Path) -> TrainRequest:
-    """The request with what a TOML file says; what it leaves out stays."""
-    # The schema costs more to import than the rest of this command.
+def _with_toml_file(request: TrainRequest, path: Path) -> TrainRequest:
+    """The request with the model, algorithm, environment and settings of a TOML file.
+
+    A model or algorithm that the file does not name stays as it is. Raises UserError if it cannot
+    be read.
+    """
+    # Imported late: loading the schema of the settings takes longer than all else here.
     from engine.settings import resolution  # noqa: PLC0415
 
     plan = resolution.load_toml(path)

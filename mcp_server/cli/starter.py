@@ -1,4 +1,4 @@
-"""Starts things: an environment from a template, a project with an environment and a plan."""
+"""Makes a new environment from a template, and a new project with an environment and a plan."""
 
 import re
 from pathlib import Path
@@ -32,20 +32,22 @@ def templates() -> dict[str, str]:
 
 
 def after_new(folder: Path, template: str = "") -> Reply:
-    """The next call after a new environment (its push), and what to edit before it."""
+    """The call to suggest after making an environment: its push, with what to edit `first`."""
     file = folder / "environment.py"
     if template.replace("-", "_") == "sft_only":
-        first = f"put your rows into {folder / 'datasets'}"
+        first_step = f"put your rows into {folder / 'datasets'}"
     else:
-        first = f"edit tasks() and score() in {file}"
-    return Call("push_env", {"path": str(folder)}).to_json() | {"first": first}
+        first_step = f"edit tasks() and score() in {file}"
+    return Call("push_env", {"path": str(folder)}).to_json() | {"first": first_step}
 
 
 def new_env(folder: Path, template: str = DEFAULT_TEMPLATE) -> list[str]:
-    """Copy a template to `folder`; returns the files written.
+    """Copy a template to `folder`; returns the files written, relative to it.
 
-    Raises UserError BAD_ARGUMENT on an unknown template, a folder that holds something or to which
-    a relative path leads out of the present one, or a name that could not be pushed.
+    Raises:
+        UserError: BAD_ARGUMENT, the name of the folder cannot be that of an environment, or a
+            relative path leads out of the current folder; for an unknown template or a folder that
+            is not empty, the code that the templates raise.
     """
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,62}", folder.absolute().name):
         raise UserError(
@@ -70,20 +72,26 @@ def new_env(folder: Path, template: str = DEFAULT_TEMPLATE) -> list[str]:
 
 
 def starter_project(folder: Path, env: str = FIRST_ENV) -> tuple[list[str], list[str]]:
-    """An environment and a plan in `folder`: (files written, files kept as they were)."""
-    written: list[str] = []
-    kept: list[str] = []
-    target = folder / "environments" / env
+    """Make an environment and a plan in `folder`.
+
+    Returns the files written and those that were there and are kept, both relative to `folder`.
+
+    Raises:
+        UserError: as `new_env` does, or where a link stands in the way.
+    """
+    written_files: list[str] = []
+    kept_files: list[str] = []
+    env_folder = folder / "environments" / env
     refuse_links(folder, f"environments/{env}")
     refuse_links(folder, "train.toml")
-    if target.exists():
-        kept.append(f"environments/{env}/")
+    if env_folder.exists():
+        kept_files.append(f"environments/{env}/")
     else:
-        written += [f"environments/{env}/{name}" for name in new_env(target)]
+        written_files += [f"environments/{env}/{name}" for name in new_env(env_folder)]
     plan = folder / "train.toml"
     if plan.exists():
-        kept.append(plan.name)
+        kept_files.append(plan.name)
     else:
         plan.write_text(PLAN.format(file=plan.name, env=env), encoding="utf-8")
-        written.append(plan.name)
-    return written, kept
+        written_files.append(plan.name)
+    return written_files, kept_files

@@ -1,9 +1,9 @@
-"""A person agrees to a spend above the home's limit, in the client they already sit at.
+"""Asks a person to agree to a run that costs more than the home's limit, in their own client.
 
-`submit_train` refuses such a run with NOT_APPROVED. A client that can show a form shows one; every
-other gets the refusal, and the person has ways without a form: `honesmith train --yes`, or a higher
-`auto_approve_gpu_hours`. Only who may do everything here can agree: a client answers for its user,
-so the answer is worth as much as the key it came with.
+`submit_train` refuses such a run with NOT_APPROVED. A client that can show a form is asked to show
+one. Any other client gets the refusal; the person can then run `honesmith train --yes`, or raise
+`auto_approve_gpu_hours`. Only callers that may do everything (the owner, stdio) are asked: the
+client answers in the name of its user, so an answer counts no more than the key of the call.
 """
 
 import contextlib
@@ -26,7 +26,8 @@ from mcp_server.access.keys import LOCAL, OWNER
 from mcp_server.api.verbs import MAX_WAIT_S, Reply
 from mcp_server.protocol.guard import caller_of
 
-SPEND = "spend"
+SPEND = "spend"  # names the question within a call, and marks the call that answers it
+STATE_IN_RESULT = "2026-07-28"  # protocol versions from here on ask through the result of a call
 FORM: ElicitRequestedSchema = {
     "type": "object",
     "properties": {"agree": {"type": "boolean", "title": "Start this run"}},
@@ -35,51 +36,62 @@ FORM: ElicitRequestedSchema = {
 
 
 async def with_agreement(submit: Callable[[bool], Reply], ctx: Context) -> Any:
-    """The reply of `submit(approved)`; a person is asked first where a spend needs consent.
+    """Return the reply of `submit(approved)`, after asking a person where a spend needs consent.
 
-    In the newer protocol the question is the result of the call and the answer comes with the next
-    one; in the older one the call waits for it, no longer than any call waits. Raises UserError
-    NOT_APPROVED when nobody can be asked or nobody agrees, and whatever else `submit` raises.
+    Since the newer protocol, the question is the result of this call, and the client calls again
+    with the answer. In the older one this call waits for the answer, as long as any call may wait.
+
+    Raises:
+        UserError: NOT_APPROVED, nobody can be asked or nobody agreed; and whatever `submit` raises.
     """
-    if ctx.request_state == SPEND:  # sealed by the SDK: this very call was asked
-        return await _answered(submit, (ctx.input_responses or {}).get(SPEND))
+    if ctx.request_state == SPEND:  # signed by the SDK: the question was asked for this same call
+        return await _submit_with_answer(submit, (ctx.input_responses or {}).get(SPEND))
     try:
         return await anyio.to_thread.run_sync(submit, False)
-    except UserError as refusal:
-        if refusal.code != "NOT_APPROVED" or not _can_ask(ctx):
+    except UserError as error:
+        if error.code != "NOT_APPROVED" or not _can_ask(ctx):
             raise
-        question = f"{refusal.message}. Start it?"
-    if (ctx.protocol_version or "") >= "2026-07-28":
+        question = f"{error.message}. Start it?"
+    if (ctx.protocol_version or "") >= STATE_IN_RESULT:
         form = ElicitRequestFormParams(message=question, requested_schema=FORM)
-        asked = ElicitRequest(params=form)
-        return InputRequiredResult(input_requests={SPEND: asked}, request_state=SPEND)
+        request = ElicitRequest(params=form)
+        return InputRequiredResult(input_requests={SPEND: request}, request_state=SPEND)
     answer = None
     with contextlib.suppress(TimeoutError), anyio.fail_after(MAX_WAIT_S):
         answer = await ctx.session.elicit_form(question, FORM, related_request_id=ctx.request_id)
-    return await _answered(submit, answer)
+    return await _submit_with_answer(submit, answer)
 
 
-async def _answered(submit: Callable[[bool], Reply], answer: Any) -> Reply:
-    if _agreed(answer):
+async def _submit_with_answer(submit: Callable[[bool], Reply], answer: Any) -> Reply:
+    """Submit the run after the person was asked; `answer` is None where no answer came in time.
+
+    Without consent it is submitted as not approved: it may cost less by now and need none.
+
+    Raises:
+        UserError: NOT_APPROVED, consent is needed and was not given; and whatever `submit` raises.
+    """
+    if _is_consent(answer):
         return await anyio.to_thread.run_sync(submit, True)
     try:
-        return await anyio.to_thread.run_sync(submit, False)  # it may have become cheaper meanwhile
-    except UserError as refusal:
-        if refusal.code != "NOT_APPROVED":
+        return await anyio.to_thread.run_sync(submit, False)
+    except UserError as error:
+        if error.code != "NOT_APPROVED":
             raise
-        message = f"{refusal.message}; asked just now, nobody agreed"
-        raise UserError(refusal.code, message, hint=refusal.advice) from None
+        message = f"{error.message}; asked just now, nobody agreed"
+        raise UserError(error.code, message, hint=error.advice) from None
 
 
-def _agreed(answer: Any) -> bool:
+def _is_consent(answer: Any) -> bool:
+    """Whether the form was accepted with its box ticked; False for no answer."""
     accepted = isinstance(answer, ElicitResult) and answer.action == "accept"
     return accepted and (answer.content or {}).get("agree") is True
 
 
 def _can_ask(ctx: Context) -> bool:
+    """Whether the client can show a form and its user may agree to a spend."""
     caller = caller_of(ctx)
     declared = ctx.client_capabilities and ctx.client_capabilities.elicitation
     if not declared or not (caller is LOCAL or caller.name == OWNER):
         return False
-    # The older protocol's empty declaration means forms.
+    # In the older protocol an empty declaration means forms, not URLs.
     return declared.form is not None or declared.url is None

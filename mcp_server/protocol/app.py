@@ -1,7 +1,7 @@
 """The server: tools, resources, prompts and tasks over one home.
 
-`mcp` is made on first use (`from mcp_server.protocol.app import mcp`, which is what `mcp dev`
-does), so that `honesmith serve` does not build a second one.
+`mcp`, which `mcp dev` imports from here, is made on first use, so that `honesmith serve` does not
+build a second server.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -24,7 +24,7 @@ from mcp_server.protocol.guard import GuardedServer
 from mcp_server.protocol.prompts import add_prompts
 from mcp_server.protocol.resources import add_resources
 from mcp_server.protocol.tasks import WaitTasks
-from mcp_server.protocol.tools import NEEDS, offered
+from mcp_server.protocol.tools import NEEDS, all_tools
 
 INSTRUCTIONS = """\
 Honesmith trains LoRA adapters (SFT, GRPO) on this machine and judges them. Runs go on when you or \
@@ -46,26 +46,28 @@ ICON = Icon(
     mime_type="image/svg+xml",
     sizes=["any"],
 )
-METRICS_EVERY_S = 10.0
-TEND_AFTER_S = 1.0
+METRICS_EVERY_S = 10.0  # between two looks for new metrics
+TEND_AFTER_S = 1.0  # the first replies should not wait for this
+LIST_TTL_MS = 300_000  # for so long clients may keep the lists of tools, prompts and resources
+MAX_OPEN_RUNS = 200  # whose metrics are watched
 
 
 def build_server(
     home: Home, roots: Sequence[Path] | None = None, read_only: bool = False
 ) -> GuardedServer:
-    """A server on `home`.
+    """Build the server for one home.
 
     Args:
-        home: where everything is kept.
-        roots: the folders push_env and export may use; None: see `default_roots`.
-        read_only: offer only what changes nothing.
+        home: where everything is stored.
+        roots: the folders that push_env and export may use; None: those of `default_roots`.
+        read_only: offer only the tools that change nothing.
     """
     allowed = default_roots() if roots is None else tuple(roots)
-    tools = offered(home, allowed)
-    hidden = [tool for tool in tools if read_only and not _looks_only(tool.annotations)]
+    tools = all_tools(home, allowed)
+    hidden = [tool for tool in tools if read_only and not _changes_nothing(tool.annotations)]
     tasks = WaitTasks(home)
     bus = CountingBus()
-    keep = CacheHint(ttl_ms=300_000, scope="public")
+    list_cache = CacheHint(ttl_ms=LIST_TTL_MS, scope="public")
     server = GuardedServer(
         home=home,
         needs=NEEDS,
@@ -78,19 +80,19 @@ def build_server(
         instructions=INSTRUCTIONS,
         icons=[ICON],
         log_level="WARNING",
-        # `mcp dev` makes its own environment, and without this extra the SDK has no `mcp run`.
+        # `mcp dev` builds its own environment, in which `mcp run` needs this extra of the SDK.
         dependencies=["mcp[cli]"],
         extensions=[tasks],
         subscriptions=bus,
         lifespan=_lifespan(home, bus, tend=not read_only),
         cache_hints={
-            "tools/list": keep,
-            "prompts/list": keep,
-            "resources/list": keep,
-            "resources/templates/list": keep,
+            "tools/list": list_cache,
+            "prompts/list": list_cache,
+            "resources/list": list_cache,
+            "resources/templates/list": list_cache,
         },
     )
-    tasks.serve(server)
+    tasks.set_server(server)
     add_resources(server, home)
     add_prompts(server)
     log_to(home)
@@ -98,7 +100,7 @@ def build_server(
 
 
 def default_roots() -> tuple[Path, ...]:
-    """The folder this was started in, unless that is `/` or the user's home: then none."""
+    """The current folder; no folder at all if that is `/` or the user's home directory."""
     here = Path.cwd().resolve()
     if here in (Path(here.anchor), Path.home().resolve()):
         return ()
@@ -106,65 +108,83 @@ def default_roots() -> tuple[Path, ...]:
 
 
 class CountingBus(InMemorySubscriptionBus):
-    """An event bus that counts its subscribers."""
+    """An event bus that counts its subscribers, so that nothing is looked up for nobody.
+
+    Attributes:
+        listeners: how many subscribers there are now.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.listeners = 0
 
     def subscribe(self, listener: Callable[[Any], None]) -> Callable[[], None]:
+        """Add a subscriber. Returns the function that removes it; more calls of it do nothing."""
         unsubscribe = super().subscribe(listener)
         self.listeners += 1
-        left = False
+        has_left = False
 
-        def leave() -> None:
-            nonlocal left
+        def leave_once() -> None:
+            """Remove the subscriber; further calls do nothing to the count."""
+            nonlocal has_left
             unsubscribe()
-            if not left:
-                left = True
+            if not has_left:
+                has_left = True
                 self.listeners -= 1
 
-        return leave
+        return leave_once
 
 
 async def publish_metrics(home: Home, bus: CountingBus, every_s: float | None = None) -> None:
-    """Tell subscribers which runs have new metrics, at most once per `every_s`, for ever."""
+    """Tell subscribers, for ever, which runs have new metrics.
+
+    Args:
+        home: whose runs are watched.
+        bus: where the updates are published.
+        every_s: seconds between two looks; None: `METRICS_EVERY_S`.
+    """
     sizes: dict[str, int] = {}
     while True:
         if bus.listeners:
             try:
-                grown = await anyio.to_thread.run_sync(_grown, home, sizes)
+                changed = await anyio.to_thread.run_sync(_runs_with_new_metrics, home, sizes)
             except Exception:  # noqa: BLE001  raised here it would end the server
                 log.exception("looking for new metrics failed")
-                grown = []
-            for run_id in grown:
+                changed = []
+            for run_id in changed:
                 await bus.publish(ResourceUpdated(uri=f"run://{run_id}/metrics"))
         await anyio.sleep(METRICS_EVERY_S if every_s is None else every_s)
 
 
-def _grown(home: Home, sizes: dict[str, int]) -> list[str]:
-    """Runs whose metrics are longer than when `sizes` was last brought up to date."""
+def _runs_with_new_metrics(home: Home, sizes: dict[str, int]) -> list[str]:
+    """Ids of the runs whose metrics have grown since the last call with the same `sizes`.
+
+    `sizes` maps run ids to bytes and is brought up to date: it holds the open runs alone.
+    """
     with Store(home) as store:
-        open_runs = [row.run_id for row in store.list_runs(200, states=OPEN)]
-    # A run that has just ended has a last line to tell of.
-    grown = []
+        open_runs = [row.run_id for row in store.list_runs(MAX_OPEN_RUNS, states=OPEN)]
+    # A run that has ended since the last call may have written its last lines.
+    changed = []
     for run_id in {*open_runs, *sizes}:
         try:
             size = home.run(run_id).metrics.stat().st_size
         except FileNotFoundError:
             size = 0
         if size > sizes.get(run_id, 0):
-            grown.append(run_id)
+            changed.append(run_id)
         if run_id in open_runs:
             sizes[run_id] = size
         else:
             sizes.pop(run_id)
-    return sorted(grown)
+    return sorted(changed)
 
 
 def _tend(home: Home) -> None:
-    """Continue interrupted runs and start queued ones: there is no daemon that would."""
-    # Not needed to answer a first request, so not paid for before it.
+    """Continue interrupted runs and start queued ones, since there is no daemon that would.
+
+    Never raises: nobody waits for the result.
+    """
+    # Imported late, so that the answer to the first request does not wait for it.
     from engine.processes import launcher  # noqa: PLC0415
 
     try:
@@ -172,14 +192,20 @@ def _tend(home: Home) -> None:
             store.check()
         launcher.reap(home)
         launcher.start_queued(home)
-    except Exception:  # noqa: BLE001  nobody waits for this; the log has it
+    except Exception:  # noqa: BLE001  the log has the traceback
         log.exception("tending the home failed")
 
 
 def _lifespan(home: Home, bus: CountingBus, tend: bool) -> Callable[[Any], Any]:
+    """The SDK's lifespan function: publishes metrics while the server runs.
+
+    With `tend` it also tends the home, once, shortly after the start.
+    """
+
     @asynccontextmanager
     async def lifespan(server: Any) -> AsyncIterator[None]:
-        # Everything here happens before the first reply: only tasks are started.
+        """Start the tasks, and cancel them when the server ends."""
+        # The first reply waits for what comes before `yield`, so this only starts tasks.
         async with anyio.create_task_group() as group:
             group.start_soon(publish_metrics, home, bus)
             if tend:
@@ -195,11 +221,13 @@ async def _tend_later(home: Home) -> None:
     await anyio.to_thread.run_sync(_tend, home, abandon_on_cancel=True)
 
 
-def _looks_only(annotations: Any) -> bool:
+def _changes_nothing(annotations: Any) -> bool:
+    """Whether a tool is annotated as read-only."""
     return bool(annotations and annotations.read_only_hint)
 
 
 def __getattr__(name: str) -> GuardedServer:
+    """Build the server of the default home when `mcp` is first imported, and keep it."""
     if name != "mcp":
         raise AttributeError(name)
     server = build_server(Home.locate())

@@ -1,12 +1,12 @@
 """The one place a call passes on its way in and out.
 
-In: a key without the scope is refused, unknown tools and arguments with the nearest name, wrong
-values in our own words; what changes something is written into the audit log.
+In: a call is refused if its key lacks the scope, or if it names an unknown tool or argument (the
+error says the nearest name) or a wrong value; what changes something goes into the audit log.
 Out: an envelope, clean text, at most 10,000 characters; a `UserError` becomes an error result whose
 text is one line of JSON; anything else becomes INTERNAL, with its traceback in the home's log only.
 
-It sits at the handler, not in the SDK's middleware, so that both protocol eras dress its answers
-(`resultType`, server info) like any other.
+It wraps the tool handler and is not a middleware of the SDK, so that the SDK completes its answers
+(`resultType`, server info) as the version of the protocol demands.
 """
 
 import contextlib
@@ -35,19 +35,20 @@ from engine.home.run_dir import Home
 from engine.home.sanitize import clean_text
 from engine.records.settings import GRPOSettings, SamplingSettings, SFTSettings
 from mcp_server.access.audit_log import Audit, Call
-from mcp_server.access.keys import LOCAL, STDIO, Key, Scope, spending
+from mcp_server.access.keys import LOCAL, STDIO, Key, Scope, hold_quota_lock
 from mcp_server.access.log import log
-from mcp_server.api.replies import cap, compact, envelope, error_line
-from mcp_server.protocol.stdio import answered, until_client_leaves
+from mcp_server.api.replies import compact, cut_to_size, envelope, error_line
+from mcp_server.protocol.stdio import answer_bad_lines, plain_broken_pipe
 
 if TYPE_CHECKING:
     from mcp_server.access.quotas import Cap
 
-# Where the gate leaves the key that an HTTP request came with.
+# The entry of the ASGI scope in which the gate of the HTTP server stores the caller's key.
 KEY = "honesmith.key"
 
-# What tells nothing of the home; everything else but tools/call needs the scope read.
-_FREE = frozenset(
+# Methods that need no scope: they tell nothing about the home. All others need the scope read;
+# tools/call is here because each tool has a scope of its own.
+_FREE_METHODS = frozenset(
     "initialize ping server/discover tools/list prompts/list prompts/get resources/list "
     "resources/templates/list tools/call logging/setLevel".split()
 )
@@ -59,8 +60,9 @@ class GuardedServer(MCPServer[Any]):
     Args:
         home: whose audit log is written.
         tools: what a client may call.
-        needs: the scope each tool needs.
-        hidden: names of tools that this server knows and, being read-only, does not offer.
+        needs: the scope that each tool needs, by its name.
+        hidden: names of tools that are not offered because the server is read-only; a call of one
+            gets an error that says so.
         **options: as for `MCPServer`.
     """
 
@@ -73,19 +75,21 @@ class GuardedServer(MCPServer[Any]):
         hidden: frozenset[str],
         **options: Any,
     ) -> None:
-        super().__init__(tools=tools, middleware=[self._scoped], **options)
+        """Build the server; the arguments are those of the class."""
+        super().__init__(tools=tools, middleware=[self._require_read_scope], **options)
         self._home = home
         self._audit = Audit(home)
         self._needs = needs
         self._offered = {tool.name: tool for tool in tools}
         self._hidden = hidden
-        self._turns: dict[str, anyio.Lock] = {}  # by key
+        self._quota_locks: dict[str, anyio.Lock] = {}  # by name of the key
 
     async def run_stdio_async(self) -> None:
+        """Serve over stdio until the client leaves; lines that are no messages are answered too."""
         async with (
-            until_client_leaves(),
+            plain_broken_pipe(),
             stdio_server() as (reader, writer),
-            answered(reader, writer) as messages,
+            answer_bad_lines(reader, writer) as messages,
         ):
             inner = self._lowlevel_server
             await inner.run(messages, writer, inner.create_initialization_options())
@@ -93,54 +97,79 @@ class GuardedServer(MCPServer[Any]):
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
     ) -> CallToolResult | InputRequiredResult:
+        """Run a tool for the caller in `context` and return its result; the SDK calls this.
+
+        Errors become error results; only an `MCPError` is raised. Without a context the caller is
+        the program itself, which may do everything.
+        """
         context = context or Context(mcp_server=self)
         caller = caller_of(context)
         try:
-            if not self._changes(name):
-                tool = self.checked(name, arguments, caller)
-                await self._in_sight(caller, name, arguments)
-                return self.answer(await tool.run(present(arguments), context), caller)
-            call = Call(caller.name, _transport(caller), name, arguments)
-            # What is held ends after the line is written: quotas are counted from the lines.
-            async with contextlib.AsyncExitStack() as held:
-                with self._audit.recording(call) as record:
-                    tool = self.checked(name, arguments, caller)
-                    await self._in_sight(caller, name, arguments)
-                    granted = await self._within_quota(held, caller, name, present(arguments))
-                    given = present(arguments)
-                    if granted is not None:
-                        given["max_gpu_hours"] = granted.hours
-                    elif given.get("resume") and "max_gpu_hours" not in given:
-                        given["max_gpu_hours"] = await self._former_cap(str(given["resume"]))
-                    data = await tool.run(given, context)
-                    if isinstance(data, InputRequiredResult):  # nothing is done before the answer
-                        record.result = "asked"
-                        return data
-                    record.ok(data)
-                    if granted is not None and granted.warning:
-                        data["warnings"] = [*data["warnings"], granted.warning]
-            return self.answer(data, caller)
+            if self._changes(name):
+                data = await self._run_recorded(name, arguments, context, caller)
+            else:
+                tool = self.checked_tool(name, arguments, caller)
+                await self._check_models_in_sight(caller, name, arguments)
+                data = await tool.run(present(arguments), context)
+            return data if isinstance(data, InputRequiredResult) else self.answer(data, caller)
         except MCPError:
-            raise
+            raise  # the SDK answers it as an error of the protocol
         except UserError as error:
             return refusal(error.of_call(ToolCall(name, present(arguments))))
         except Exception as error:  # noqa: BLE001  the outermost handler of every tool
+            # The SDK wraps what a tool raises.
             cause = error.__cause__ if isinstance(error, ToolError) else error
             if isinstance(cause, UserError):
                 return refusal(cause.of_call(ToolCall(name, present(arguments))))
-            return refusal(internal(name, cause))
+            return refusal(internal_error(name, cause))
+
+    async def _run_recorded(
+        self, name: str, arguments: dict[str, Any], context: Context[Any, Any], caller: Key
+    ) -> Any:
+        """Run a tool that changes something: within the caller's quota, and in the audit log.
+
+        Returns its reply, or the question to a person that the client has to ask first.
+        """
+        call = Call(caller.name, _transport(caller), name, arguments)
+        # The quota lock is released after the line is written: quotas are counted from the lines.
+        async with contextlib.AsyncExitStack() as quota_lock:
+            with self._audit.recording(call) as record:
+                tool = self.checked_tool(name, arguments, caller)
+                await self._check_models_in_sight(caller, name, arguments)
+                cap = await self._within_quota(quota_lock, caller, name, present(arguments))
+                arguments = present(arguments)
+                if cap is not None:
+                    arguments["max_gpu_hours"] = cap.hours
+                elif arguments.get("resume") and "max_gpu_hours" not in arguments:
+                    resumed = str(arguments["resume"])
+                    arguments["max_gpu_hours"] = await self._cap_of_resumed_run(resumed)
+                data = await tool.run(arguments, context)
+                if isinstance(data, InputRequiredResult):  # nothing is done before the answer
+                    record.result = "asked"
+                    return data
+                record.ok(data)
+                if cap is not None and cap.warning:
+                    data["warnings"] = [*data["warnings"], cap.warning]
+        return data
 
     def answer(self, data: Any, caller: Key = LOCAL) -> CallToolResult:
-        """The success result: structured content, and the same as compact JSON; text as it is."""
+        """The result of a call that succeeded.
+
+        An object becomes structured content, and the same as compact JSON; a text stays text, cut
+        to `RESULT_CHARS`. Suggested calls that `caller` may not make are left out.
+        """
         if isinstance(data, str):
             return CallToolResult(content=[TextContent(text=clean_text(data)[:RESULT_CHARS])])
-        body = cap(envelope(data, "Done."))
-        # Nobody is sent to what this server does not offer, or this key may not call.
+        body = cut_to_size(envelope(data, "Done."))
         body["next"] = [call for call in body["next"] if self._may(caller, call.get("tool"))]
         return CallToolResult(content=[TextContent(text=compact(body))], structured_content=body)
 
-    def checked(self, name: str, arguments: Mapping[str, Any], caller: Key) -> Tool:
-        """The tool that this call is for. Raises UserError when the call cannot be made."""
+    def checked_tool(self, name: str, arguments: Mapping[str, Any], caller: Key) -> Tool:
+        """The tool of that name, after checking that `caller` may call it with these arguments.
+
+        Raises:
+            UserError: BAD_ARGUMENT, UNKNOWN_ARGUMENT, READ_ONLY or FORBIDDEN.
+        """
         tool = self._offered.get(name)
         if tool is None:
             raise self._no_such_tool(name)
@@ -148,11 +177,15 @@ class GuardedServer(MCPServer[Any]):
         check_arguments(tool, arguments)
         return tool
 
-    async def _scoped(
+    async def _require_read_scope(
         self, ctx: ServerRequestContext[Any, Any], call_next: CallNext
     ) -> HandlerResult:
-        """Requires the scope `read` for every request about the home that is no tool call."""
-        if ctx.method not in _FREE and not ctx.method.startswith("notifications/"):
+        """Handle a request, if its key has the scope `read` or the method needs no scope.
+
+        Raises:
+            MCPError: INVALID_REQUEST, the key lacks the scope.
+        """
+        if ctx.method not in _FREE_METHODS and not ctx.method.startswith("notifications/"):
             try:
                 caller_of(ctx).require("read", ctx.method)
             except UserError as error:
@@ -161,57 +194,72 @@ class GuardedServer(MCPServer[Any]):
 
     async def _within_quota(
         self,
-        held: contextlib.AsyncExitStack,
+        quota_lock: contextlib.AsyncExitStack,
         caller: Key,
         tool: str,
         arguments: Mapping[str, Any],
     ) -> "Cap | None":
-        """Checks the quota; returns the cap of a submit that names none, where hours are limited.
+        """Check the quota of `caller` for a call that starts a run, and take the lock of its quota.
 
-        Of two calls that would each just fit, the second must see the first: calls of one key
-        that start something pass one at a time, until `held` ends.
+        The lock stays in `quota_lock` until that is closed, so that calls of one key pass one at a
+        time: of two that would each just fit, the second counts the first.
 
-        Raises UserError QUOTA, and HOME_UNUSABLE when the calls before it take too long.
+        Returns:
+            The cap for a submit that names none, where hours are limited; otherwise None.
+
+        Raises:
+            UserError: QUOTA, the call does not fit. HOME_UNUSABLE, the calls before it take too
+                long.
         """
-        # The database is not needed before a key has a quota.
+        # Imported late: it loads the database, which a key without a quota does not need.
         from mcp_server.access import quotas  # noqa: PLC0415
 
         if not caller.is_limited or not quotas.starts_a_run(tool, arguments):
             return None
-        turn = self._turns.setdefault(caller.name, anyio.Lock())
-        await held.enter_async_context(spending(self._home, caller, turn))
+        process_lock = self._quota_locks.setdefault(caller.name, anyio.Lock())
+        await quota_lock.enter_async_context(hold_quota_lock(self._home, caller, process_lock))
         return await anyio.to_thread.run_sync(
             partial(quotas.check_quota, self._home, caller, tool, arguments)
         )
 
-    async def _former_cap(self, run_id: str) -> float:
-        from mcp_server.access import quotas  # noqa: PLC0415  as above
+    async def _cap_of_resumed_run(self, run_id: str) -> float:
+        """The cap of a run that is resumed without naming one."""
+        from mcp_server.access import quotas  # noqa: PLC0415  late, as above
 
-        return await anyio.to_thread.run_sync(quotas.former_cap, self._home, run_id)
+        return await anyio.to_thread.run_sync(quotas.cap_of_resumed_run, self._home, run_id)
 
-    async def _in_sight(self, caller: Key, tool: str, arguments: Mapping[str, Any]) -> None:
-        """To others than the owner a path without a model is not found, whatever lies there.
+    async def _check_models_in_sight(
+        self, caller: Key, tool: str, arguments: Mapping[str, Any]
+    ) -> None:
+        """Check that paths among the models of a call hold a model, unless the owner calls.
 
-        Raises UserError MODEL_NOT_FOUND.
+        Other callers get the same error for every other path, so they cannot explore the file
+        system.
+
+        Raises:
+            UserError: MODEL_NOT_FOUND.
         """
         names = models_of(tool, arguments)
         if caller.is_owner or not any("/" in name or name[:1] in ".~" for name in names):
             return
-        from engine.models import catalog  # noqa: PLC0415  as the engine's other parts: when needed
+        from engine.models import catalog  # noqa: PLC0415  imported when needed
 
         for name in names:
             await anyio.to_thread.run_sync(catalog.check_in_sight, self._home, name)
 
     def _changes(self, name: str) -> bool:
+        """Whether the tool of that name changes something; False for an unknown name."""
         if name in self._hidden:
             return True
         tool = self._offered.get(name)
         return tool is not None and not (tool.annotations and tool.annotations.read_only_hint)
 
     def _may(self, caller: Key, tool: Any) -> bool:
+        """Whether `caller` may call the tool of that name on this server."""
         return tool in self._offered and self._needs[tool] in caller.scopes
 
     def _no_such_tool(self, name: str) -> UserError:
+        """Make the error for a tool that is not offered: READ_ONLY if hidden, else BAD_ARGUMENT."""
         if name in self._hidden:
             return UserError(
                 "READ_ONLY",
@@ -226,20 +274,32 @@ class GuardedServer(MCPServer[Any]):
         )
 
 
-_WORDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false"}
+# How similar a name must be to be suggested (difflib's ratio, 1 is equal). Settings need more,
+# because there are many of them.
+NEAR_ARGUMENT = 0.55
+NEAR_SETTING = 0.8
+
+_JSON_TYPE_WORDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false"}
 
 
-def _is_a(kind: str, value: Any) -> bool:
-    """Whether `value` is of that JSON type; pydantic would take true for 1 and "5" for 5."""
+def _has_json_type(kind: str, value: Any) -> bool:
+    """Whether `value` is a boolean (`kind` "boolean") or a number (any other `kind`).
+
+    Pydantic alone would take true for 1 and "5" for 5.
+    """
     if kind == "boolean" or isinstance(value, bool):
         return kind == "boolean" and isinstance(value, bool)
     return isinstance(value, int | float)
 
 
 def caller_of(context: Any) -> Key:
-    """The key of the caller: over HTTP as the gate found it; stdio may do everything.
+    """The key of the caller: over HTTP the one the gate has found; over stdio one that may do all.
 
-    Raises KeyError for an HTTP request that passed no gate: such a call must fail.
+    Args:
+        context: of a tool, or of a request in the middleware.
+
+    Raises:
+        KeyError: an HTTP request has passed no gate; such a call must fail.
     """
     if isinstance(context, Context):
         try:
@@ -255,23 +315,26 @@ def _transport(caller: Key) -> str:
 
 
 def models_of(tool: str, arguments: Mapping[str, Any]) -> list[str]:
-    """The arguments of a call that name models."""
-    named = [arguments.get(name) for name in ("model", "compare_to")]
-    named += [arguments.get("run_id")] if tool == "deploy" else []
-    listed = arguments.get("models")
-    named += listed if isinstance(listed, list) else []
-    return [name for name in named if isinstance(name, str) and name]
+    """The texts in the arguments of a call that name models; empty ones are left out."""
+    values = [arguments.get(name) for name in ("model", "compare_to")]
+    values += [arguments.get("run_id")] if tool == "deploy" else []
+    models = arguments.get("models")
+    values += models if isinstance(models, list) else []
+    return [name for name in values if isinstance(name, str) and name]
 
 
 def present(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that were given: some clients send null for those they leave out."""
+    """The arguments without nulls: some clients send null for what they leave out."""
     return {name: value for name, value in arguments.items() if value is not None}
 
 
 def check_arguments(tool: Tool, arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments that `tool` does not have or cannot take, as a UserError.
+    """Check that `tool` has these arguments and can take their values.
 
-    The SDK ignores unknown arguments, so a misspelt one would run with defaults.
+    The SDK ignores unknown arguments, so a misspelt one would silently run with defaults.
+
+    Raises:
+        UserError: UNKNOWN_ARGUMENT or BAD_ARGUMENT, with the nearest name or what is expected.
     """
     known: Mapping[str, Any] = tool.parameters.get("properties", {})
     for name in arguments:
@@ -281,17 +344,17 @@ def check_arguments(tool: Tool, arguments: Mapping[str, Any]) -> None:
                 f"{tool.name} has no argument {name!r}",
                 hint=Hint(
                     _did_you_mean(name, list(known)) + _settings_hint(name, known),
-                    change=_moved(name, arguments[name], known),
+                    change=_correction(name, arguments[name], known),
                 ),
                 field=name,
             )
     arguments = present(arguments)
     for name, value in arguments.items():
         kind = str(known[name].get("type"))
-        if kind in _WORDS and not _is_a(kind, value):
+        if kind in _JSON_TYPE_WORDS and not _has_json_type(kind, value):
             raise UserError(
                 "BAD_ARGUMENT",
-                f"{name}={compact_value(value)} is not {_WORDS[kind]}",
+                f"{name}={compact_value(value)} is not {_JSON_TYPE_WORDS[kind]}",
                 hint=_expected(known[name]),
                 field=name,
             )
@@ -302,12 +365,15 @@ def check_arguments(tool: Tool, arguments: Mapping[str, Any]) -> None:
 
 
 def refusal(error: UserError) -> CallToolResult:
-    """The error result: one line of JSON, because clients drop structured content on errors."""
+    """The error result: one line of JSON, because clients drop structured content of errors."""
     return CallToolResult(content=[TextContent(text=error_line(error))], is_error=True)
 
 
-def internal(name: str, error: BaseException | None) -> UserError:
-    """The error for a bug of ours: the traceback goes to the log, a sentence to the caller."""
+def internal_error(name: str, error: BaseException | None) -> UserError:
+    """The error for a bug of ours: the traceback goes to the log, one sentence to the caller.
+
+    `name` is the tool or method that failed.
+    """
     log.error("%s failed", name, exc_info=error)
     return UserError(
         "INTERNAL",
@@ -318,22 +384,30 @@ def internal(name: str, error: BaseException | None) -> UserError:
 
 
 def _bad_argument(tool: str, known: Mapping[str, Any], error: ValidationError) -> UserError:
-    first = error.errors(include_url=False)[0]
-    path = [str(part) for part in first["loc"]]
+    """Make the BAD_ARGUMENT error for the first fault that pydantic found in the arguments.
+
+    Args:
+        tool: its name.
+        known: schemas of its arguments, by name.
+        error: what pydantic found.
+    """
+    fault = error.errors(include_url=False)[0]
+    path = [str(part) for part in fault["loc"]]
     name = path[0] if path else ""
     schema = known.get(name, {})
-    if first["type"] == "missing":
+    if fault["type"] == "missing":
         return UserError("BAD_ARGUMENT", f"{tool} needs {name}", hint=_expected(schema), field=name)
-    value = compact_value(first.get("input"))
-    message = f"{'.'.join(path)}={value} cannot be used: {first['msg']}"
-    near = difflib.get_close_matches(str(first.get("input")).lower(), schema.get("enum", []), 1)
-    change = Change(arguments={name: near[0]}) if near else None
+    value = compact_value(fault.get("input"))
+    message = f"{'.'.join(path)}={value} cannot be used: {fault['msg']}"
+    wrong_value = str(fault.get("input")).lower()
+    near_values = difflib.get_close_matches(wrong_value, schema.get("enum", []), 1)
+    change = Change(arguments={name: near_values[0]}) if near_values else None
     hint = Hint(_expected(schema), change=change)
     return UserError("BAD_ARGUMENT", message, hint=hint, field=".".join(path))
 
 
 def compact_value(value: Any) -> str:
-    """`value` short enough to be quoted in an error."""
+    """`value` as JSON, cut to 120 characters, to be quoted in an error."""
     try:
         text = compact(value)
     except (TypeError, ValueError):
@@ -342,47 +416,54 @@ def compact_value(value: Any) -> str:
 
 
 def _expected(schema: Mapping[str, Any]) -> str:
-    """What an argument takes, in words, from its schema."""
+    """What an argument takes, as a sentence made from its schema."""
     if "enum" in schema:
-        kind = "one of " + ", ".join(map(str, schema["enum"]))
+        type_words = "one of " + ", ".join(map(str, schema["enum"]))
     else:
-        kind = {"string": "a text", "array": "a list", "object": "an object"}.get(
+        type_words = {"string": "a text", "array": "a list", "object": "an object"}.get(
             schema.get("type", ""), f"a {schema.get('type', 'value')}"
         )
-        kind = kind.replace("a integer", "a whole number")
+        type_words = type_words.replace("a integer", "a whole number")
     low, high = schema.get("minimum"), schema.get("maximum")
     if low is not None and high is not None:
-        kind += f" from {low} to {high}"
+        type_words += f" from {low} to {high}"
     elif low is not None:
-        kind += f", at least {low}"
-    about = schema.get("description", "")
-    return f"It takes {kind}. {about}".strip()
+        type_words += f", at least {low}"
+    description = schema.get("description", "")
+    return f"It takes {type_words}. {description}".strip()
 
 
 def _did_you_mean(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.55)
-    listed = f"Available: {', '.join(known)}."
-    return f"Did you mean {near[0]}? {listed}" if near else listed
+    """The known name nearest to `name`, if one is near, and all known names, as a sentence."""
+    near_names = difflib.get_close_matches(name.lower(), known, n=1, cutoff=NEAR_ARGUMENT)
+    available = f"Available: {', '.join(known)}."
+    return f"Did you mean {near_names[0]}? {available}" if near_names else available
 
 
-def _moved(name: str, value: object, known: Mapping[str, Any]) -> Change | None:
-    """The correction of an unknown argument: under the nearest name, or inside settings."""
-    if setting := _setting_meant(name, known):
+def _correction(name: str, value: object, known: Mapping[str, Any]) -> Change | None:
+    """How to correct an unknown argument: move it into settings, or use the nearest name.
+
+    None where no name is near.
+    """
+    setting = _setting_meant(name, known)
+    if setting:
         return Change(settings={setting: value}, without_arguments=(name,))
-    near = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.55)
-    return Change({near[0]: value}, without_arguments=(name,)) if near else None
+    near_names = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=NEAR_ARGUMENT)
+    return Change({near_names[0]: value}, without_arguments=(name,)) if near_names else None
 
 
 def _settings_hint(name: str, known: Mapping[str, Any]) -> str:
-    """A sentence for a setting that was passed as an argument; "" where the name is no setting."""
+    """A sentence for a setting that was passed as an argument; "" if `name` is no setting."""
     setting = _setting_meant(name, known)
     return f' Settings go inside settings, e.g. settings={{"{setting}": ...}}.' if setting else ""
 
 
 def _setting_meant(name: str, known: Mapping[str, Any]) -> str:
+    """The setting that `name` comes near; "" if none, or if the tool takes no settings."""
     if "settings" not in known:
         return ""
+    # Only `evaluate` has attempts, and it takes sampling settings alone.
     schemas = [SamplingSettings] if "attempts" in known else [SFTSettings, GRPOSettings]
     names = [field for schema in schemas for field in schema.model_fields]
-    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.8)
-    return near[0] if near else ""
+    near_names = difflib.get_close_matches(name.lower(), names, n=1, cutoff=NEAR_SETTING)
+    return near_names[0] if near_names else ""

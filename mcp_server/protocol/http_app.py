@@ -1,7 +1,7 @@
-"""The server over streamable HTTP, behind a gate that every route goes through.
+"""The server over streamable HTTP, behind a gate that checks the requests of every route.
 
-The SDK checks Host and Origin on its own route only, and on no route once it is bound to another
-address; it has no plain bearer tokens. So the gate is ours and stands before everything.
+The SDK checks Host and Origin on its own route only, and on no route when the server listens on
+another address than loopback; and it knows no plain bearer tokens. So the gate is our own.
 """
 
 import re
@@ -31,26 +31,28 @@ from mcp_server.protocol.guard import KEY
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 MAX_SESSIONS = 256  # each costs about 38 kB; a hostile client may open as many as it can
-SESSION_IDLE_S = 600
+SESSION_IDLE_S = 600  # a session without requests ends after so long
 MAX_CONNECTIONS = 1_024
-FILES = 512  # descriptors for all else, connections that are just coming or going too
-AT_ONCE = 64  # connections accepted in one go, each a descriptor before anything bounds them
-QUEUE = 2_048  # connections the kernel keeps for us meanwhile
+FILES = 512  # file descriptors kept free for everything but open connections
+AT_ONCE = 64  # connections accepted in one go, before their number is checked
+QUEUE = 2_048  # connections that wait in the kernel until they are accepted
+MIN_CONNECTIONS = 32  # even where this process may open few files
 MAX_BODY = 4 * 1024 * 1024
 MAX_HEADERS = 32 * 1024
-BODY_S = 20.0  # for the whole body of a request, however it trickles in
+BODY_S = 20.0  # in which the whole body of a request must arrive
+# A Host value: a name or an IPv6 address in brackets, and perhaps a port.
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 
 
 class Gate:
-    """Lets a request through when its Host, Origin, bearer token, size and rate are right.
+    """Lets a request through if its Host, Origin, bearer token, size and rate are right.
 
     Args:
-        app: what lies behind.
-        keys: the tokens; they are accepted in the Authorization header only.
-        hosts: Host values allowed, without a port (any port) or with one (that port).
-        rates: how often each key has called.
-        sessions: whose session is whose.
+        app: the application behind the gate.
+        keys: the tokens, which are accepted in the Authorization header only.
+        hosts: Host values to accept, without a port (any port) or with one (that port alone).
+        rates: how often each key has called; None: a new one.
+        sessions: the open sessions of each key; None: a new one.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Gate:
         rates: Rates | None = None,
         sessions: Sessions | None = None,
     ) -> None:
+        """Build the gate; the arguments are those of the class."""
         self._app = app
         self._keys = keys
         self._hosts = frozenset(host.lower() for host in hosts)
@@ -68,78 +71,99 @@ class Gate:
         self._sessions = sessions or Sessions(idle_s=SESSION_IDLE_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request: answer it here if it is refused, else pass it on.
+
+        The key of the caller is left in `scope`. What is neither an HTTP request nor the start or
+        end of the application, such as a WebSocket, is ignored.
+        """
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
         if scope["type"] != "http":
             return None  # no WebSockets here
-        refused = self._foreign(scope)
-        key = None
-        if refused is None:
-            key = self._key(scope)
-            refused = _no_token() if key is None else self._too_much(scope, key)
-        if refused is None:
-            body = await _body(scope, receive)
-            if isinstance(body, Response):
-                refused = body
-            else:
-                receive = body
-        if refused is None and key is not None and not self._sessions.may_open(scope, key):
-            refused = PlainTextResponse(f"The key {key.name} has too many sessions open.", 503)
-        if refused is not None or key is None:
-            if refused is not None:
-                await refused(scope, receive, send)
+        admitted = await self._admit(scope, receive)
+        if isinstance(admitted, Response):
+            await admitted(scope, receive, send)
             return None
+        key, receive = admitted
         scope[KEY] = key
-        scope[KNOWN] = True
-        # The SDK gives a session only to whoever opened it.
+        scope[KNOWN] = True  # to `ImpatientProtocol`: keep this connection, if some must go
+        # The SDK lets only the user who opened a session use it.
         access = AccessToken(
             token="", client_id=key.name, scopes=list(key.scopes), subject=key.digest
         )
         scope["user"] = AuthenticatedUser(access)
-        # Nothing is awaited between the question above and this: nobody comes in between.
-        with self._sessions.served(scope, key, send) as watched:
-            return await self._app(scope, receive, watched)
+        # `_admit` awaits nothing after its check of the sessions, so no other request comes between
+        # that check and this, which counts the session.
+        with self._sessions.served(scope, key, send) as watched_send:
+            return await self._app(scope, receive, watched_send)
 
-    def _foreign(self, scope: Scope) -> Response | None:
+    async def _admit(self, scope: Scope, receive: Receive) -> tuple[Key, Receive] | Response:
+        """The caller's key, and a `receive` that gives the body; else the refusal to send."""
+        refusal = self._check_headers(scope)
+        if refusal is not None:
+            return refusal
+        key = self._key(scope)
+        if key is None:
+            return _no_token()
+        refusal = self._check_rate(key)
+        if refusal is not None:
+            return refusal
+        body = await _body(scope, receive)
+        if isinstance(body, Response):
+            return body
+        if not self._sessions.may_open(scope, key):
+            return PlainTextResponse(f"The key {key.name} has too many sessions open.", 503)
+        return key, body
+
+    def _check_headers(self, scope: Scope) -> Response | None:
+        """The refusal of a request by its headers; None if size, Host and Origin are right.
+
+        There must be exactly one Host. Programs send no Origin; browsers do.
+        """
         headers: list[tuple[bytes, bytes]] = scope["headers"]
+        # Each header takes 4 more bytes: the colon, a space and the end of the line.
         if sum(len(name) + len(value) + 4 for name, value in headers) > MAX_HEADERS:
             return PlainTextResponse("The headers are too large.", 431)
         hosts = [value for name, value in headers if name == b"host"]
-        if len(hosts) != 1 or not self._known(hosts[0].decode("latin-1")):
+        if len(hosts) != 1 or not self._is_known_host(hosts[0].decode("latin-1")):
             return PlainTextResponse("This Host is not served here.", 421)
         for name, value in headers:
-            if name == b"origin" and not self._own_origin(value.decode("latin-1")):
+            if name == b"origin" and not self._is_known_origin(value.decode("latin-1")):
                 return PlainTextResponse("This Origin may not call.", 403)
         return None
 
-    def _too_much(self, scope: Scope, key: Key) -> Response | None:
-        wait = self._rates.wait_s(key)
-        if wait:
+    def _check_rate(self, key: Key) -> Response | None:
+        """Count the call, and return the refusal if `key` calls too often; else None."""
+        wait_s = self._rates.wait_s(key)
+        if wait_s:
             return PlainTextResponse(
                 f"The key {key.name} may call {key.calls_per_minute} times a minute.",
                 429,
-                headers={"Retry-After": str(max(1, round(wait)))},
+                headers={"Retry-After": str(max(1, round(wait_s)))},
             )
         return None
 
-    def _known(self, host: str) -> bool:
+    def _is_known_host(self, host: str) -> bool:
+        """Whether a Host value is accepted, with its port or without."""
         host = host.lower()
         parts = _HOST.fullmatch(host)
         return parts is not None and (host in self._hosts or parts["name"] in self._hosts)
 
-    def _own_origin(self, origin: str) -> bool:
+    def _is_known_origin(self, origin: str) -> bool:
         scheme, _, host = origin.partition("://")
-        return scheme in ("http", "https") and self._known(host)
+        return scheme in ("http", "https") and self._is_known_host(host)
 
     def _key(self, scope: Scope) -> Key | None:
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        if len(given) != 1:
+        """The key of the request's bearer token; None without a valid one, or with several."""
+        authorizations = [value for name, value in scope["headers"] if name == b"authorization"]
+        if len(authorizations) != 1:
             return None
-        scheme, _, token = given[0].partition(b" ")
+        scheme, _, token = authorizations[0].partition(b" ")
         return self._keys.find(token.strip()) if scheme.lower() == b"bearer" else None
 
 
 def _no_token() -> Response:
+    """The refusal of a request without a valid token."""
     return PlainTextResponse(
         "Send the token from the home folder: Authorization: Bearer TOKEN",
         401,
@@ -148,16 +172,21 @@ def _no_token() -> Response:
 
 
 async def _body(scope: Scope, receive: Receive) -> Receive | Response:
-    """A `receive` that gives the body again, read within its limits; else the refusal to send."""
+    """Read the body within its limits of size and time.
+
+    Returns a `receive` that gives the body in one message, and then what comes after it; or else
+    the refusal to send. A request without a body keeps its own `receive`.
+    """
     headers = dict(scope["headers"])
     declared = headers.get(b"content-length", b"0")
+    # The first 20 digits suffice: a number that is longer is too large in any case.
     if not declared.isdigit() or int(declared[:20]) > MAX_BODY:
         return _closing(f"The body is larger than {MAX_BODY} bytes.", 413)
     if declared == b"0" and b"transfer-encoding" not in headers:
         return receive
     parts: list[bytes] = []
     size = 0
-    with anyio.move_on_after(BODY_S) as patience:
+    with anyio.move_on_after(BODY_S) as time_limit:
         while True:
             message = await receive()
             if message["type"] != "http.request":
@@ -168,23 +197,25 @@ async def _body(scope: Scope, receive: Receive) -> Receive | Response:
                 return _closing(f"The body is larger than {MAX_BODY} bytes.", 413)
             if not message.get("more_body", False):
                 break
-    if patience.cancelled_caught:
+    if time_limit.cancelled_caught:
         return _closing(f"The body did not arrive within {BODY_S:g} s.", 408)
-    whole: list[Message] = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
+    messages: list[Message] = [
+        {"type": "http.request", "body": b"".join(parts), "more_body": False}
+    ]
 
-    async def again() -> Message:
-        return whole.pop() if whole else await receive()
+    async def receive_body() -> Message:
+        return messages.pop() if messages else await receive()
 
-    return again
+    return receive_body
 
 
 def _closing(message: str, status: int) -> Response:
-    """A refusal after which the rest of the body is not waited for."""
+    """A refusal that also closes the connection, so the rest of the body is not waited for."""
     return PlainTextResponse(message, status, headers={"Connection": "close"})
 
 
 def http_app(server: MCPServer[Any], keys: Keys, hosts: Sequence[str]) -> ASGIApp:
-    """The ASGI application: `/mcp` and `/health`, both behind the gate."""
+    """The ASGI application: `/mcp` and `/health`, both behind the gate; `hosts` as in `Gate`."""
 
     @server.custom_route("/health", methods=["GET"])
     async def health(request: Request) -> Response:
@@ -194,16 +225,19 @@ def http_app(server: MCPServer[Any], keys: Keys, hosts: Sequence[str]) -> ASGIAp
         max_sessions=MAX_SESSIONS,
         session_idle_timeout=SESSION_IDLE_S,
         max_request_body_size=MAX_BODY,
-        # The gate has checked both already, and its list knows ports.
+        # The gate has checked Host and Origin already.
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
     )
     return Gate(inner, keys, hosts)
 
 
 def allowed_hosts(host: str, explicit: Sequence[str]) -> tuple[str, ...]:
-    """The Host values to accept when bound to `host`.
+    """The Host values to accept when listening on `host`.
 
-    Raises UserError BAD_ARGUMENT when `host` is not this machine's own and none are named.
+    Those of this machine for a loopback address, and in any case the ones in `explicit`.
+
+    Raises:
+        UserError: BAD_ARGUMENT, `host` can be reached from elsewhere and `explicit` is empty.
     """
     if host in ("127.0.0.1", "localhost", "::1"):
         return (*LOOPBACK, *explicit)
@@ -220,13 +254,14 @@ def allowed_hosts(host: str, explicit: Sequence[str]) -> tuple[str, ...]:
 def serve_http(
     server: MCPServer[Any], keys: Keys, *, host: str, port: int, hosts: Sequence[str]
 ) -> None:
-    """Serve until interrupted. Port 0 takes a free one; the address is said on stderr.
+    """Serve until interrupted, and print the address on stderr first; port 0 takes a free one.
 
-    Raises UserError BAD_ARGUMENT when the address cannot be had.
+    Raises:
+        UserError: BAD_ARGUMENT, the address cannot be listened on.
     """
     listener = _listener(host, port)
-    shown = f"[{host}]" if ":" in host else host
-    address = f"http://{shown}:{listener.getsockname()[1]}/mcp"
+    host_in_url = f"[{host}]" if ":" in host else host
+    address = f"http://{host_in_url}:{listener.getsockname()[1]}/mcp"
     sys.stderr.write(f"Honesmith listens on {address} (bearer token: file `token` in the home)\n")
     sys.stderr.flush()
     config = uvicorn.Config(
@@ -238,36 +273,47 @@ def serve_http(
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=5,
-        h11_max_incomplete_event_size=8 * MAX_HEADERS,  # what is below is told apart by the gate
+        h11_max_incomplete_event_size=8 * MAX_HEADERS,  # the gate has a lower limit, and answers
     )
     Server(config).run(sockets=[listener])
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server with a long queue of connections, of which it accepts few at a time."""
+    """uvicorn's server, with a long queue of connections from which it accepts few at a time."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start as uvicorn does, then restore the length of the queue of each socket."""
         await super().startup(sockets)
         for listener in sockets or ():
-            listener.listen(QUEUE)  # asyncio has set it to what is accepted in one go
+            listener.listen(QUEUE)  # asyncio has set the length to `backlog`
 
 
 def max_connections() -> int:
-    """How many connections may be open; fewer where this process may open few files."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if most == resource.RLIM_INFINITY:
+    """How many connections may be open at once.
+
+    That is `MAX_CONNECTIONS`, or less if this process may open few files, but at least
+    `MIN_CONNECTIONS`.
+    """
+    max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if max_files == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS
-    return max(32, min(MAX_CONNECTIONS, most - FILES))
+    return max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, max_files - FILES))
 
 
 def _listener(host: str, port: int) -> socket.socket:
+    """A socket that listens on the address, which may be IPv4 or IPv6.
+
+    Raises:
+        UserError: BAD_ARGUMENT, the address is in use, forbidden or not of this machine.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol named: else asyncio leaves Nagle's algorithm on, and every call waits for 40 ms.
+    # asyncio turns Nagle's algorithm off only if the protocol is named; otherwise every call would
+    # wait for 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen(QUEUE)  # before the address is told: nobody shall be refused meanwhile
+        listener.listen(QUEUE)  # before the address is printed, so that no client is refused
     except OSError as error:
         listener.close()
         raise UserError(

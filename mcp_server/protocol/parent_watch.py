@@ -1,7 +1,7 @@
-"""End the server when the agent that started it is gone.
+"""Ends the server when the agent that started it is gone.
 
-A host that is killed leaves its stdio servers behind whenever something else holds their pipe
-open. Only the server ends: runs and deployments live in sessions of their own.
+When an agent is killed, its stdio servers notice nothing if another process holds their pipe open.
+Only the server ends: runs and deployments are processes in sessions of their own.
 """
 
 import os
@@ -15,21 +15,24 @@ def watch_parent(
     every_s: float = 1.0,
     on_death: Callable[[], None] = lambda: os._exit(0),
 ) -> threading.Thread:
-    """Call `on_death` once this process has another parent than `parent`.
+    """Start a thread that calls `on_death` once this process has another parent than `parent`.
 
     Args:
-        parent: process id of the parent; default: the present one.
-        every_s: seconds between two looks.
-        on_death: default: leave at once; a stdio server has nothing to clean up.
+        parent: process id of the parent; None: the present one.
+        every_s: seconds between two checks.
+        on_death: by default it ends the process at once; a stdio server has nothing to clean up.
+
+    Returns:
+        The thread, which does not keep the process alive.
     """
     expected = os.getppid() if parent is None else parent
-    stopped = threading.Event()
+    never_set = threading.Event()  # waiting for it is a pause
 
-    def look() -> None:
+    def wait_for_death() -> None:
         while os.getppid() == expected:
-            stopped.wait(every_s)
+            never_set.wait(every_s)
         on_death()
 
-    thread = threading.Thread(target=look, name="parent watch", daemon=True)
+    thread = threading.Thread(target=wait_for_death, name="parent watch", daemon=True)
     thread.start()
     return thread

@@ -1,4 +1,4 @@
-"""Prompts: three ways a person starts the work; in Claude Code they are slash commands."""
+"""Prompts, by which a person starts the work; in Claude Code they are slash commands."""
 
 from typing import Annotated, Any
 

@@ -1,4 +1,4 @@
-"""What a client may read beside calling tools: the playbook, runs, environments, this machine."""
+"""Resources, which a client reads without a tool: playbook, runs, environments, this machine."""
 # ruff: noqa: PLC0415  engine modules are imported when first read: see mcp_server/api/verbs.py
 
 from collections.abc import Callable
@@ -26,38 +26,47 @@ from engine.home.sanitize import clean_text
 from engine.home.store import Store
 from mcp_server.access.log import log
 from mcp_server.api import verbs
-from mcp_server.api.replies import cap, clean, compact, error_line
+from mcp_server.api.replies import clean, compact, cut_to_size, error_line
 
 MARKDOWN = "text/markdown"
 JSON = "application/json"
 FOR_AGENT = Annotations(audience=["assistant"], priority=0.8)
 FOR_BOTH = Annotations(audience=["assistant", "user"], priority=0.5)
+MAX_NAMES = 100  # that the protocol allows in a completion
+MAX_COMPLETED = 200  # newest runs or environments that are completed
+MAX_FILE_CHARS = 6_000  # of each file in the source of an environment
 
 
 def add_resources(server: MCPServer[Any], home: Home) -> None:
-    """Register every resource, and completion for their ids, on `server`."""
+    """Register every resource on `server`, and the completion of their ids."""
 
-    def add(uri: str, title: str, about: str, mime: str, read: Callable[..., str]) -> None:
-        audience = FOR_AGENT if mime == JSON or uri.startswith("playbook") else FOR_BOTH
+    def add_resource(
+        uri: str, title: str, description: str, mime_type: str, read: Callable[..., str]
+    ) -> None:
+        """Register `read` as the resource at `uri`, under the name of the function."""
+        audience = FOR_AGENT if mime_type == JSON or uri.startswith("playbook") else FOR_BOTH
         server.resource(
             uri,
             name=read.__name__,
             title=title,
-            description=about,
-            mime_type=mime,
+            description=description,
+            mime_type=mime_type,
             annotations=audience,
         )(read)
 
-    _add_playbook(add)
-    _add_runs(add, home)
-    _add_machine(add, home)
+    _add_playbook(add_resource)
+    _add_runs(add_resource, home)
+    _add_machine(add_resource, home)
     server.completion()(completer(home))
 
 
+# Registers a resource: its address, title, description, MIME type, and the function that reads it.
 Add = Callable[[str, str, str, str, Callable[..., str]], None]
 
 
 def _add_playbook(add: Add) -> None:
+    """Register the contents and the sections of the playbook."""
+
     def playbook() -> str:
         return _resource_text(verbs.read_playbook)
 
@@ -81,21 +90,25 @@ def _add_playbook(add: Add) -> None:
 
 
 def _add_runs(add: Add, home: Home) -> None:
+    """Register the metrics, settings, model card and report of a run."""
+
     def run_metrics(run_id: str) -> str:
-        return _resource_text(lambda: _json(verbs.read_logs(home, _known(home, run_id), "metrics")))
+        return _resource_text(
+            lambda: _json(verbs.read_logs(home, _full_run_id(home, run_id), "metrics"))
+        )
 
     def run_config(run_id: str) -> str:
-        return _resource_text(lambda: _json(read_json(home.run(_known(home, run_id)).config)))
+        return _resource_text(lambda: _json(read_json(home.run(_full_run_id(home, run_id)).config)))
 
     def run_card(run_id: str) -> str:
         from engine.evidence.report import html_report
 
-        return _resource_text(lambda: html_report.model_card(home, _known(home, run_id)))
+        return _resource_text(lambda: html_report.model_card(home, _full_run_id(home, run_id)))
 
     def run_report(run_id: str) -> str:
         from engine.evidence.report import html_report
 
-        return _resource_text(lambda: html_report.report_markdown(home, _known(home, run_id)))
+        return _resource_text(lambda: html_report.report_markdown(home, _full_run_id(home, run_id)))
 
     add(
         "run://{run_id}/metrics",
@@ -110,6 +123,8 @@ def _add_runs(add: Add, home: Home) -> None:
 
 
 def _add_machine(add: Add, home: Home) -> None:
+    """Register the sources of environments, the hardware and the settings."""
+
     def env_source(env_id: str) -> str:
         return _resource_text(lambda: read_source(home, env_id))
 
@@ -129,22 +144,28 @@ def _add_machine(add: Add, home: Home) -> None:
 def completer(
     home: Home,
 ) -> Callable[[Any, CompletionArgument, CompletionContext | None], Any]:
-    """The completion handler: run ids, env ids and playbook sections."""
+    """The completion handler for run ids, env ids and playbook sections.
+
+    It returns at most `MAX_NAMES` that begin as the client has typed, and the number of all.
+    """
 
     async def complete(
         ref: PromptReference | ResourceTemplateReference,
         argument: CompletionArgument,
         context: CompletionContext | None,
     ) -> Completion | None:
+        """The values for `argument` that begin as the client has typed."""
         names = await anyio.to_thread.run_sync(_names, home, argument.name)
         matches = [name for name in names if name.startswith(argument.value)]
-        return Completion(values=matches[:100], total=len(matches), has_more=len(matches) > 100)
+        return Completion(
+            values=matches[:MAX_NAMES], total=len(matches), has_more=len(matches) > MAX_NAMES
+        )
 
     return complete
 
 
 def _names(home: Home, argument: str) -> list[str]:
-    """Everything that the argument of that name may be, newest first."""
+    """All values that the argument of this name can have, newest first; [] for others."""
     if argument == "section":
         import playbook
 
@@ -152,16 +173,19 @@ def _names(home: Home, argument: str) -> list[str]:
     if argument in ("run_id", "env_id"):
         with Store(home) as store:
             if argument == "run_id":
-                return [row.run_id for row in store.list_runs(200)]
-            return [row.env_id for row in store.list_envs(200)]
+                return [row.run_id for row in store.list_runs(MAX_COMPLETED)]
+            return [row.env_id for row in store.list_envs(MAX_COMPLETED)]
     return []
 
 
 def read_source(home: Home, env_id: str) -> str:
-    """The files of a pushed environment as Markdown, environment.py first, within a result.
+    """The files of a pushed environment as Markdown, environment.py first, within a result's size.
 
-    Files that are not text are named only; the longest are cut.
-    Raises UserError ENV_NOT_FOUND or ENV_AMBIGUOUS.
+    Only the names and sizes are given of files that are not text, or too large for what is left of
+    the result; long files are cut.
+
+    Raises:
+        UserError: ENV_NOT_FOUND or ENV_AMBIGUOUS.
     """
     from engine.environments import registry
 
@@ -170,41 +194,50 @@ def read_source(home: Home, env_id: str) -> str:
     files = sorted(path for path in source.rglob("*") if path.is_file())
     files.sort(key=lambda path: path.name != "environment.py")
     parts = [f"# {record.env_id}\n\n{counted(len(files), 'file')}\n"]
-    room = RESULT_CHARS - 400
+    chars_left = RESULT_CHARS - 400  # leaves space for the heading and the last note
     for path in files:
         part = _file_part(path.relative_to(source).as_posix(), path)
-        if len(part) > room:
+        if len(part) > chars_left:
             part = f"## {path.relative_to(source).as_posix()}\n\n{path.stat().st_size} bytes\n"
-        if len(part) > room:
+        if len(part) > chars_left:
             parts.append("More files are left out.\n")
             break
         parts.append(part)
-        room -= len(part) + 1
+        chars_left -= len(part) + 1
     return "\n".join(parts)
 
 
 def _file_part(name: str, path: Path) -> str:
-    longest = 6_000
+    """One file as a Markdown section: its text, cut to `MAX_FILE_CHARS`, or its size if no text."""
     try:
         with path.open(encoding="utf-8") as file:
-            text = file.read(longest + 1)
+            text = file.read(MAX_FILE_CHARS + 1)
     except UnicodeDecodeError:
         return f"## {name}\n\n{path.stat().st_size} bytes, not text\n"
-    if len(text) > longest:
-        text = text[:longest] + f"\n... ({path.stat().st_size} bytes in all)\n"
-    # A fence longer than any in the file keeps the file inside it.
+    if len(text) > MAX_FILE_CHARS:
+        text = text[:MAX_FILE_CHARS] + f"\n... ({path.stat().st_size} bytes in all)\n"
+    # The fence must be longer than any row of backticks in the file, or the file could close it.
     fence = "`" * (3 + max((len(run) for run in text.split() if set(run) == {"`"}), default=0))
     return f"## {name}\n\n{fence}\n{text.rstrip()}\n{fence}\n"
 
 
-def _known(home: Home, run_id: str) -> str:
-    """The full id of a run; never use a client's text as a path before this."""
+def _full_run_id(home: Home, run_id: str) -> str:
+    """The full id of a run. A client's text must pass here before it becomes part of a path.
+
+    Raises:
+        UserError: RUN_NOT_FOUND.
+    """
     with Store(home) as store:
         return store.get_run(run_id).run_id
 
 
 def _resource_text(read: Callable[[], str]) -> str:
-    """What `read` returns, within the size of a result; its refusal as a resource error."""
+    """What `read` returns, cleaned and cut to the size of a result.
+
+    Raises:
+        ResourceNotFoundError: the thing does not exist, or the run has not written the file yet.
+        ResourceError: any other refusal, or a damaged file.
+    """
     try:
         text = read()
     except UserError as error:
@@ -212,7 +245,7 @@ def _resource_text(read: Callable[[], str]) -> str:
         raise kind(error_line(error)) from error
     except FileNotFoundError as error:
         raise ResourceNotFoundError("The run has not written that yet.") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError) as error:  # a damaged file: JSON or UTF-8 that cannot be read
         log.exception("a resource cannot be read")
         damaged = UserError(
             "HOME_UNUSABLE",
@@ -227,4 +260,4 @@ def _resource_text(read: Callable[[], str]) -> str:
 
 
 def _json(data: Any) -> str:
-    return compact(cap(clean(data)))
+    return compact(cut_to_size(clean(data)))

@@ -1,8 +1,8 @@
-"""What comes over stdio and is no message: it is answered too, never passed over in silence.
+"""Answers lines from stdio that are no messages.
 
-The SDK drops a line it cannot read, and a client then waits for its reply until it gives up. A
-lone surrogate (half of a character, which some clients cut text into) is mended; anything else
-gets JSON-RPC's parse error.
+The SDK drops a line that it cannot read, and the client then waits for a reply until it gives up.
+A line with a lone surrogate (half of a character: some clients cut texts there) is repaired; any
+other gets a JSON-RPC error.
 """
 
 import json
@@ -21,42 +21,50 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def end_by_interrupt() -> None:
-    """Ctrl-C ends the server as SIGTERM does: at once, there is nothing to clean up.
+    """Let Ctrl-C end the server at once, as SIGTERM does; there is nothing to clean up.
 
-    Python's own way is to wait first for every thread, and one reads stdin until the client goes.
+    Python would first wait for all threads, and one of them reads stdin until the client leaves. A
+    handler that somebody else has installed stays.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @asynccontextmanager
-async def until_client_leaves() -> AsyncIterator[None]:
-    """Turns what a client that has left causes (nobody reads the answers) into one plain
-    BrokenPipeError instead of a group of exceptions."""
-    left = False
+async def plain_broken_pipe() -> AsyncIterator[None]:
+    """Raise one plain BrokenPipeError, not a group of them, when nobody reads the answers any more.
+
+    The command line takes that error to mean that the client has left.
+    """
+    client_left = False
     try:
         yield
     except* BrokenPipeError:
-        left = True
-    if left:
+        client_left = True
+    if client_left:
         raise BrokenPipeError
 
 
 @asynccontextmanager
-async def answered(reader: Any, writer: Any) -> AsyncIterator[Any]:
-    """The messages of `reader`; a line that is none is repaired, or refused through `writer`."""
+async def answer_bad_lines(reader: Any, writer: Any) -> AsyncIterator[Any]:
+    """Yield the messages of `reader` as a stream.
+
+    The reader gives an exception for a line that is no message: the line is repaired if possible,
+    otherwise its error goes to `writer`. Blank lines are ignored.
+    """
     send, receive = anyio.create_memory_object_stream[Any](0)
 
     async def pump() -> None:
+        """Pass the messages on until the reader ends, and answer what is no message."""
         async with send, reader:
             async for item in reader:
                 if not isinstance(item, Exception):
                     await send.send(item)
                     continue
-                line, value = _given(item)
-                mended = _mended(line)
-                if mended is not None:
-                    await send.send(mended)
+                line, value = _source_of(item)
+                repaired = _repaired(line)
+                if repaired is not None:
+                    await send.send(repaired)
                 elif line is None or line.strip():
                     await writer.send(SessionMessage(_refusal(line, value)))
 
@@ -66,8 +74,12 @@ async def answered(reader: Any, writer: Any) -> AsyncIterator[Any]:
         group.cancel_scope.cancel()
 
 
-def _given(error: Exception) -> tuple[str | None, Any]:
-    """(the line, None) where it is no JSON as pydantic reads it, else (None, the object in it)."""
+def _source_of(error: Exception) -> tuple[str | None, Any]:
+    """What the reader could not take: (its line, None) or (None, its object).
+
+    The first if the line is no JSON for pydantic, the second if it is JSON but no message; (None,
+    None) if it is JSON but no object.
+    """
     faults = error.errors(include_url=False) if isinstance(error, ValidationError) else []
     for fault in faults:
         if fault["type"] == "json_invalid":
@@ -76,9 +88,9 @@ def _given(error: Exception) -> tuple[str | None, Any]:
     return None, next(objects, None)
 
 
-def _mended(line: str | None) -> SessionMessage | None:
-    """The message of a line that is wrong in lone surrogates alone, replaced; else None."""
-    value = _loaded(line)
+def _repaired(line: str | None) -> SessionMessage | None:
+    """The message in a line whose only fault are lone surrogates, which are replaced; else None."""
+    value = _json_or_none(line)
     if value is None:
         return None
     text = _SURROGATES.sub("\ufffd", json.dumps(value, ensure_ascii=False))
@@ -89,22 +101,29 @@ def _mended(line: str | None) -> SessionMessage | None:
 
 
 def _refusal(line: str | None, value: Any) -> types.JSONRPCError:
-    """The error for a line, with its request id where it has one: the caller waits for that id."""
-    value = _loaded(line) if value is None else value
+    """Make the error for a line, or for the object in it.
+
+    It repeats the request id, if there is a valid one, because the client waits for that id.
+    """
+    value = _json_or_none(line) if value is None else value
     code, message = types.INVALID_REQUEST, "The line is not a JSON-RPC message."
     if line is not None and value is None:
         code, message = types.PARSE_ERROR, "The line is not JSON."
-    given = value.get("id") if isinstance(value, dict) else None
-    if isinstance(given, str):
-        given = _SURROGATES.sub("\ufffd", given)
-    elif isinstance(given, bool) or not isinstance(given, int):
-        given = None
+    request_id = value.get("id") if isinstance(value, dict) else None
+    if isinstance(request_id, str):
+        request_id = _SURROGATES.sub("\ufffd", request_id)
+    elif isinstance(request_id, bool) or not isinstance(request_id, int):
+        request_id = None
     error = types.ErrorData(code=code, message=message)
-    return types.JSONRPCError(jsonrpc="2.0", id=given, error=error)
+    return types.JSONRPCError(jsonrpc="2.0", id=request_id, error=error)
 
 
-def _loaded(line: str | None) -> Any:
+def _json_or_none(line: str | None) -> Any:
+    """The value of a line of JSON; None if the line is None or no JSON.
+
+    The standard library reads lone surrogates, which pydantic refuses.
+    """
     try:
         return None if line is None else json.loads(line)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError):  # RecursionError: nested too deep
         return None

@@ -1,8 +1,8 @@
-"""`wait_run` as a task (SEP-2663) for clients that declare the extension.
+"""`wait_run` as a task (SEP-2663), for clients that declare the extension.
 
-Such a client gets a task at once, goes on working, polls `tasks/get` and is handed the result when
-the run is there. A task holds no state of ours: its id says which run, what is waited for and since
-when, so it outlives a restart of the server. Other clients get the bounded wait of the tool.
+Such a client gets a task at once, goes on working, polls `tasks/get`, and gets the result when the
+wait is over. The server stores nothing about a task: its id holds the run, what is waited for and
+since when, so it stays valid when the server restarts. Other clients get the tool's bounded wait.
 """
 
 import time
@@ -24,19 +24,27 @@ from engine.home.rows import TERMINAL
 from engine.home.run_dir import Home
 from mcp_server.api import verbs
 from mcp_server.api.verbs import Reply
-from mcp_server.protocol.guard import GuardedServer, caller_of, internal, present, refusal
+from mcp_server.protocol.guard import GuardedServer, caller_of, internal_error, present, refusal
 
 TASKS = "io.modelcontextprotocol/tasks"
-ERAS = frozenset({"2026-07-28"})
-POLL_MS = 5_000
-MAX_ID = 300  # characters; ours are far shorter
-LAST_S = 253_402_300_799  # the last second of the year 9999; a date has no later one
-MAX_CANCELLED = 1_000  # kept: of older ones the client is told how the run goes
+VERSIONS = frozenset({"2026-07-28"})  # of the protocol, in which the extension exists
+POLL_MS = 5_000  # milliseconds that a client should leave between two polls
+MAX_ID = 300  # characters of a task id; ours are far shorter
+LAST_S = 253_402_300_799  # unix seconds of the end of 9999, the last that `datetime` can show
+MAX_CANCELLED = 1_000  # tasks remembered as cancelled; older ones go back to "working"
+MAX_MESSAGE = 300  # characters of a status message
 
 
 @dataclass(frozen=True)
 class Wait:
-    """What a task waits for; `since` is the cursor from which events count."""
+    """What a task waits for.
+
+    Attributes:
+        run_id: full id of the run.
+        until: end, first_step, next_eval or alert.
+        created: unix seconds at which the task was made.
+        since: cursor of `wait_run` from which events count.
+    """
 
     run_id: str
     until: str
@@ -45,11 +53,12 @@ class Wait:
 
     @property
     def task_id(self) -> str:
+        """All fields, joined by colons; a run id holds none."""
         return f"{self.run_id}:{self.until}:{self.created}:{self.since}"
 
     @staticmethod
     def parse(task_id: str) -> "Wait":
-        """Raises ValueError when `task_id` is not one of ours."""
+        """Read a task id. Raises ValueError if it is not one of ours."""
         run_id, until, created, since = task_id.split(":", 3)
         if not 0 <= int(created) <= LAST_S:
             raise ValueError(f"no task was made at {created}")
@@ -63,7 +72,7 @@ class TaskParams(RequestParams):
 
 
 class WaitTasks(Extension):
-    """Answers `wait_run` with a task where the client supports tasks and the wait is not over."""
+    """The extension: answers `wait_run` with a task if the client supports it and has to wait."""
 
     identifier = TASKS
 
@@ -72,15 +81,19 @@ class WaitTasks(Extension):
         self._cancelled: dict[str, None] = {}  # in the order they were cancelled
         self._server: GuardedServer | None = None
 
-    def serve(self, server: GuardedServer) -> None:
-        """The server whose guard checks arguments and dresses results; it is built after this."""
+    def set_server(self, server: GuardedServer) -> None:
+        """Set the server whose guard checks the arguments and builds the results.
+
+        It needs this extension to be built, so it cannot be an argument of the constructor.
+        """
         self._server = server
 
     def methods(self) -> Sequence[MethodBinding]:
+        """The methods of the protocol that this extension answers."""
         return [
-            MethodBinding("tasks/get", TaskParams, self._get, ERAS),
-            MethodBinding("tasks/cancel", TaskParams, self._cancel, ERAS),
-            MethodBinding("tasks/update", TaskParams, self._update, ERAS),
+            MethodBinding("tasks/get", TaskParams, self._get, VERSIONS),
+            MethodBinding("tasks/cancel", TaskParams, self._cancel, VERSIONS),
+            MethodBinding("tasks/update", TaskParams, self._update, VERSIONS),
         ]
 
     async def intercept_tool_call(
@@ -89,60 +102,82 @@ class WaitTasks(Extension):
         ctx: ServerRequestContext[Any, Any],
         call_next: CallNext,
     ) -> HandlerResult:
-        if params.name != "wait_run" or not _declared(ctx) or self._server is None:
+        """Answer `wait_run` with a task; everything else goes on to the tool.
+
+        The tool also answers when there is nothing to wait for, and when the call is refused.
+        """
+        if params.name != "wait_run" or not _supports_tasks(ctx) or self._server is None:
             return await call_next(ctx)
         arguments = present(params.arguments or {})
         try:
-            self._server.checked("wait_run", params.arguments or {}, caller_of(ctx))
-            wait, status = await anyio.to_thread.run_sync(partial(self._begin, arguments))
+            self._server.checked_tool("wait_run", params.arguments or {}, caller_of(ctx))
+            wait, status = await anyio.to_thread.run_sync(partial(self._start_wait, arguments))
         except UserError:
-            return await call_next(ctx)  # the tool says it in the tool's words
+            return await call_next(ctx)  # the tool refuses it too, with the right error result
         if wait is None:
             return await call_next(ctx)
-        return {"resultType": "task", **_shown(wait, "working", status)}
+        return {"resultType": "task", **_task_fields(wait, "working", status)}
 
-    def _begin(self, arguments: Reply) -> tuple[Wait | None, Reply]:
-        """The wait a call asks for, or None when its answer is already there."""
+    def _start_wait(self, arguments: Reply) -> tuple[Wait | None, Reply]:
+        """The wait that a call asks for, and the status of the run now.
+
+        (None, {}) if there is nothing to wait for: it is over, or a timeout of 0 asks not to wait.
+        """
         until = arguments.get("until", "end")
         if float(arguments.get("timeout_s", 1)) == 0:
             return None, {}
-        status = self._look(arguments["run_id"], until, arguments.get("cursor", ""))
-        if _reached(status, until):
+        status = self._status_now(arguments["run_id"], until, arguments.get("cursor", ""))
+        if _is_over(status, until):
             return None, {}
         since = arguments.get("cursor") or status.get("cursor", "")
         return Wait(status["run_id"], until, int(time.time()), since), status
 
-    def _look(self, run_id: str, until: str, since: str) -> Reply:
+    def _status_now(self, run_id: str, until: str, since: str) -> Reply:
+        """The status of a run now, without waiting. Raises UserError as `wait_run` does."""
         return {"run_id": run_id} | verbs.wait_run(self._home, run_id, until, 0, since)
 
     async def _get(self, ctx: ServerRequestContext[Any, Any], params: TaskParams) -> HandlerResult:
-        wait = _parsed(params)
+        """Answer `tasks/get`: the state of a task, and its result once the wait is over.
+
+        A run that cannot be looked at completes the task with an error result.
+
+        Raises:
+            MCPError: the task id is not one of ours.
+        """
+        wait = _parse_wait(params)
         if wait.task_id in self._cancelled:
-            return _shown(wait, "cancelled", {})
+            return _task_fields(wait, "cancelled", {})
         try:
             status = await anyio.to_thread.run_sync(
-                partial(self._look, wait.run_id, wait.until, wait.since)
+                partial(self._status_now, wait.run_id, wait.until, wait.since)
             )
         except UserError as error:
-            return _shown(wait, "completed", {}) | {"result": _wire(refusal(error))}
+            return _task_fields(wait, "completed", {}) | {"result": _as_json(refusal(error))}
         except Exception as error:  # noqa: BLE001  a poll must answer; the log has the traceback
-            failed = refusal(internal("tasks/get", error))
-            return _shown(wait, "completed", {}) | {"result": _wire(failed)}
-        if not _reached(status, wait.until):
-            return _shown(wait, "working", status)
-        assert self._server is not None
-        result = _wire(self._server.answer(status, caller_of(ctx)))
-        return _shown(wait, "completed", status) | {"result": result}
+            failed = refusal(internal_error("tasks/get", error))
+            return _task_fields(wait, "completed", {}) | {"result": _as_json(failed)}
+        if not _is_over(status, wait.until):
+            return _task_fields(wait, "working", status)
+        assert self._server is not None  # `set_server` was called before the first request
+        result = _as_json(self._server.answer(status, caller_of(ctx)))
+        return _task_fields(wait, "completed", status) | {"result": result}
 
     async def _cancel(
         self, ctx: ServerRequestContext[Any, Any], params: TaskParams
     ) -> HandlerResult:
-        """Ends the waiting; the run goes on (`cancel_run` would end it)."""
-        wait = _parsed(params)
+        """Answer `tasks/cancel`: the waiting ends, the run goes on (`cancel_run` would end that).
+
+        Raises:
+            MCPError: the task id is not one of ours, or its run does not exist.
+        """
+        wait = _parse_wait(params)
         try:
-            await anyio.to_thread.run_sync(partial(self._look, wait.run_id, wait.until, wait.since))
+            await anyio.to_thread.run_sync(
+                partial(self._status_now, wait.run_id, wait.until, wait.since)
+            )
         except UserError:
-            raise _unknown(params) from None
+            raise _unknown_task(params) from None
+        # Removed and added again, so that the oldest cancellation stands first.
         self._cancelled.pop(wait.task_id, None)
         self._cancelled[wait.task_id] = None
         if len(self._cancelled) > MAX_CANCELLED:
@@ -152,38 +187,44 @@ class WaitTasks(Extension):
     async def _update(
         self, ctx: ServerRequestContext[Any, Any], params: TaskParams
     ) -> HandlerResult:
-        """Our tasks never ask for input; the extension wants an acknowledgement all the same."""
-        _parsed(params)
+        """Answer `tasks/update`, by which a client would send input; our tasks never ask for any.
+
+        The extension wants an acknowledgement all the same. Raises MCPError as `_get` does.
+        """
+        _parse_wait(params)
         return {}
 
 
-def _declared(ctx: ServerRequestContext[Any, Any]) -> bool:
+def _supports_tasks(ctx: ServerRequestContext[Any, Any]) -> bool:
+    """Whether the client has declared the extension, in a version of the protocol that has it."""
     capabilities = ctx.session.client_capabilities
     extensions = capabilities.extensions if capabilities else None
-    return ctx.protocol_version in ERAS and TASKS in (extensions or {})
+    return ctx.protocol_version in VERSIONS and TASKS in (extensions or {})
 
 
-def _parsed(params: TaskParams) -> Wait:
+def _parse_wait(params: TaskParams) -> Wait:
+    """What the task with this id waits for. Raises MCPError if it is not one of ours."""
     if len(params.task_id) > MAX_ID:
-        raise _unknown(params)
+        raise _unknown_task(params)
     try:
         return Wait.parse(params.task_id)
     except ValueError:
-        raise _unknown(params) from None
+        raise _unknown_task(params) from None
 
 
-def _unknown(params: TaskParams) -> MCPError:
+def _unknown_task(params: TaskParams) -> MCPError:
     return MCPError(code=INVALID_PARAMS, message="Unknown task", data=params.task_id[:MAX_ID])
 
 
-def _reached(status: Reply, until: str) -> bool:
-    """Whether the wait is over; a run that has ended ends every wait."""
+def _is_over(status: Reply, until: str) -> bool:
+    """Whether the wait is over: what was waited for has come, or the run has ended."""
     if status.get("state") in TERMINAL:
         return True
     return until != "end" and bool(status.get("reached"))
 
 
-def _shown(wait: Wait, state: str, status: Reply) -> Reply:
+def _task_fields(wait: Wait, state: str, status: Reply) -> Reply:
+    """A task as the extension describes it; the summary in `status`, if any, is its message."""
     task: Reply = {
         "taskId": wait.task_id,
         "status": state,
@@ -193,13 +234,14 @@ def _shown(wait: Wait, state: str, status: Reply) -> Reply:
         "pollIntervalMs": POLL_MS,
     }
     if status.get("summary"):
-        task["statusMessage"] = str(status["summary"])[:300]
+        task["statusMessage"] = str(status["summary"])[:MAX_MESSAGE]
     return task
 
 
 def _iso(seconds: float) -> str:
+    """Unix seconds as an ISO 8601 date in UTC, such as 2026-07-28T12:00:00Z."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def _wire(result: CallToolResult) -> Reply:
+def _as_json(result: CallToolResult) -> Reply:
     return result.model_dump(by_alias=True, mode="json", exclude_none=True)

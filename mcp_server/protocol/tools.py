@@ -1,8 +1,8 @@
-"""What an agent sees: the tools, their arguments, what each is for.
+"""What an agent sees: the tools, their arguments, and what each is for.
 
-Names, defaults and results are a contract with agents. Every character of a description and
-of a schema is paid for in every agent's context, so a test holds their size; a value enters a
-schema in the commit that makes it work.
+Names, defaults and results are a contract with agents. Every character of a description or a schema
+costs room in the context of every agent, so a test limits their size. A schema names only values
+that work already.
 """
 
 import threading
@@ -25,7 +25,7 @@ from engine.home.rows import DEFAULT_GPU_HOURS
 from engine.home.run_dir import Home
 from engine.runs.submit.requests import EvaluationRequest, TrainRequest
 from mcp_server.access.keys import Scope as Need
-from mcp_server.access.keys import own_request_id
+from mcp_server.access.keys import request_id_of_key
 from mcp_server.api import verbs
 from mcp_server.protocol import guard
 from mcp_server.protocol.agreement import with_agreement
@@ -58,6 +58,8 @@ Pick = Literal["worst", "best", "random", "median", "truncated", "error", "group
 
 Select = Literal["correct", "best", "best_n", "shortest", "all"]
 
+# Tools that only read; that change something, and the same when called again; that start something
+# new with each call.
 LOOK = ToolAnnotations(
     read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
 )
@@ -71,10 +73,10 @@ ACT_ANEW = ToolAnnotations(
 
 @dataclass(frozen=True)
 class Tools:
-    """The tools of one server.
+    """The tools of one server; the docstring of each method is what agents see of it.
 
     Args:
-        home: what they work on.
+        home: the home they work on.
         roots: the folders that paths from a client must lie in.
     """
 
@@ -174,7 +176,7 @@ class Tools:
             expect=expect,
             parent=parent,
             max_gpu_hours=max_gpu_hours,
-            request_id=own_request_id(guard.caller_of(ctx), request_id),
+            request_id=request_id_of_key(guard.caller_of(ctx), request_id),
             resume=resume,
         )
 
@@ -197,7 +199,7 @@ class Tools:
     ) -> Reply:
         """Wait for a run or evaluation: state, step, ETA, last metrics, alerts; at its end the
         verdict or the error with its remedy. Not there yet is a normal answer: call again."""
-        return await _patiently(
+        return await _wait_in_thread(
             partial(verbs.wait_run, self.home, run_id, until, timeout_s, cursor), ctx
         )
 
@@ -354,8 +356,8 @@ class Tools:
         return verbs.read_playbook(section)
 
 
-# The scope a key needs for each tool. Looking is reading; whatever takes a device to train or to
-# judge, or stores something, is training; whatever serves a model is deploying.
+# The scope that a key needs for each tool: read to look, train to store something or to use a
+# device for training and judging, deploy to serve a model.
 NEEDS: dict[str, Need] = {
     "get_status": "read",
     "push_env": "train",
@@ -376,8 +378,8 @@ NEEDS: dict[str, Need] = {
 }
 
 
-def offered(home: Home, roots: tuple[Path, ...]) -> list[Tool]:
-    """Every tool, in the order of the loop."""
+def all_tools(home: Home, roots: tuple[Path, ...]) -> list[Tool]:
+    """Every tool, in the order in which an agent uses them to train."""
     tools = Tools(home, roots)
     return [
         _tool(tools.get_status, "Status", LOOK, HOME_OUT),
@@ -399,8 +401,11 @@ def offered(home: Home, roots: tuple[Path, ...]) -> list[Tool]:
     ]
 
 
-def _output(**fields: str) -> dict[str, object]:
-    """An output schema: the envelope, always there, and what a tool may add to it."""
+def _output_schema(**fields: str) -> dict[str, object]:
+    """An output schema: the envelope, which is always there, and fields that a tool may add.
+
+    `fields` gives the JSON type of each.
+    """
     return {
         "type": "object",
         "properties": {
@@ -413,18 +418,18 @@ def _output(**fields: str) -> dict[str, object]:
     }
 
 
-HOME_OUT = _output(runs="array", envs="array", deployments="array", next_cursor="string")
-PUSH_OUT = _output(env_id="string", kind="string", rows="object", problems="array")
-DRY_RUN_OUT = _output(checks="array", settings="object", run_id="string")
-ESTIMATE_OUT = _output(fits="boolean", basis="string")
-RUN_OUT = _output(run_id="string", state="string")
-LOGS_OUT = _output(columns="array", rows="array", next_cursor="string")
-ROLLOUTS_OUT = _output(rollouts="array", next_cursor="string")
-COMPARE_OUT = _output(verdict="string")
-DIAGNOSE_OUT = _output(findings="array", state="string")
-CURATE_OUT = _output(kept="integer", dropped="object", env_id="string")
-DEPLOY_OUT = _output(model="string")
-CHAT_OUT = _output(answers="array")
+HOME_OUT = _output_schema(runs="array", envs="array", deployments="array", next_cursor="string")
+PUSH_OUT = _output_schema(env_id="string", kind="string", rows="object", problems="array")
+DRY_RUN_OUT = _output_schema(checks="array", settings="object", run_id="string")
+ESTIMATE_OUT = _output_schema(fits="boolean", basis="string")
+RUN_OUT = _output_schema(run_id="string", state="string")
+LOGS_OUT = _output_schema(columns="array", rows="array", next_cursor="string")
+ROLLOUTS_OUT = _output_schema(rollouts="array", next_cursor="string")
+COMPARE_OUT = _output_schema(verdict="string")
+DIAGNOSE_OUT = _output_schema(findings="array", state="string")
+CURATE_OUT = _output_schema(kept="integer", dropped="object", env_id="string")
+DEPLOY_OUT = _output_schema(model="string")
+CHAT_OUT = _output_schema(answers="array")
 
 
 def _tool(
@@ -433,40 +438,55 @@ def _tool(
     hints: ToolAnnotations,
     output: dict[str, object] | None,
 ) -> Tool:
-    about = " ".join((function.__doc__ or "").split())
+    """Make a tool of a method: its docstring is the description that agents see.
+
+    Args:
+        function: the method of `Tools`.
+        title: its name for people.
+        hints: what it changes.
+        output: the schema of its result; None for a text.
+    """
+    description = " ".join((function.__doc__ or "").split())
     tool = Tool.from_function(
-        function, title=title, description=about, annotations=hints, structured_output=False
+        function, title=title, description=description, annotations=hints, structured_output=False
     )
     _slim(tool.parameters)
-    # Written by hand: building result models would cost start-up time, and the guard adds the
-    # envelope after the tool has returned.
+    # Schemas are written by hand: models of the results would cost start-up time, and the guard
+    # adds the envelope only after the tool has returned.
     tool.fn_metadata.output_schema = output
     return tool
 
 
 def _slim(schema: dict[str, Any]) -> None:
-    """Leave out what pydantic adds and no agent reads."""
+    """Remove from a schema, in place, what pydantic adds and no agent reads."""
     schema.pop("title", None)
     for part in schema.get("properties", {}).values():
         part.pop("title", None)
         part.pop("additionalProperties", None)
 
 
-class _GaveUp(Exception):
-    """The client cancelled while a wait was going on in its thread."""
+class _ClientCancelled(Exception):
+    """Ends a wait in its thread after the client has cancelled the call."""
 
 
-async def _patiently(wait: Callable[..., Reply], ctx: Context) -> Reply:
-    """Run a blocking wait in a thread, report its progress, and end it when the client cancels."""
-    given_up = threading.Event()
+async def _wait_in_thread(wait: Callable[..., Reply], ctx: Context) -> Reply:
+    """Return the reply of a blocking wait, run in a thread, and report its progress to the client.
+
+    When the client cancels the call, the thread ends at the next progress.
+    """
+    cancelled = threading.Event()
 
     def on_progress(status: Reply) -> None:
-        if given_up.is_set():
-            raise _GaveUp
+        """Report the step to the client, or end the wait if the call was cancelled."""
+        if cancelled.is_set():
+            raise _ClientCancelled
         step, total = status.get("step"), status.get("total_steps")
         if step is not None:
             anyio.from_thread.run(
-                ctx.report_progress, float(step), float(total) if total else None, _line(status)
+                ctx.report_progress,
+                float(step),
+                float(total) if total else None,
+                _progress_line(status),
             )
 
     try:
@@ -474,12 +494,12 @@ async def _patiently(wait: Callable[..., Reply], ctx: Context) -> Reply:
             partial(wait, on_progress=on_progress), abandon_on_cancel=True
         )
     except anyio.get_cancelled_exc_class():
-        given_up.set()
+        cancelled.set()
         raise
 
 
-def _line(status: Reply) -> str:
-    """One line of progress for a person."""
+def _progress_line(status: Reply) -> str:
+    """The state of a run, its step and the time left, as one line for a person."""
     parts = [str(status.get("state", ""))]
     if status.get("total_steps"):
         parts.append(f"step {status.get('step')}/{status['total_steps']}")

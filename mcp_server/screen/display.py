@@ -1,6 +1,7 @@
-"""The demo's stage: steps that appear as they happen, curves that grow, lines where nobody looks.
+"""Shows the steps of the demo while they happen.
 
-On a terminal one live panel; elsewhere (a log, a pipe) a line per step and one every few seconds.
+On a terminal that is one live panel with growing curves; elsewhere (a log, a pipe) it is a line per
+step, and one every few seconds in between.
 """
 
 import sys
@@ -18,13 +19,23 @@ from rich.text import Text
 
 from mcp_server.screen.render import duration, sparkline
 
-QUIET_EVERY_S = 10.0
+LINE_EVERY_S = 10.0  # between two lines about the same step, where there is no terminal
+PLAIN_WIDTH = 160  # columns where there is no terminal
+FRAMES_PER_SECOND = 4  # few, because the cores are training
 MARKS = {"done": ("✓", "green"), "failed": ("✗", "red")}
 
 
 @dataclass
 class Step:
-    """One call of the loop as it is shown."""
+    """One call of the loop, as it is shown.
+
+    Attributes:
+        name: usually the tool's.
+        text: what it is doing, or how it ended.
+        state: working, done or failed.
+        curve: values to draw; empty for no curve.
+        began, ended: seconds of a monotonic clock; `ended` is None while it is working.
+    """
 
     name: str
     text: str = ""
@@ -35,30 +46,34 @@ class Step:
 
     @property
     def seconds(self) -> float:
+        """How long the step has taken so far, or took."""
         return (self.ended or time.monotonic()) - self.began
 
 
 class Stage:
-    """Shows steps while they happen.
+    """Shows steps while they happen; used as a context manager.
 
     Args:
         title: the first line.
-        console: where to show; live only when it is a terminal.
+        console: where to show them; a live panel if it is a terminal, otherwise lines.
     """
 
     def __init__(self, title: str, console: Console) -> None:
+        """Start without steps; nothing is shown before the `with` block begins."""
         self.console = console
         self._title = title
         self._steps: list[Step] = []
         self._spinner = Spinner("dots", style="cyan")
         self._live: Live | None = None
-        self._told = 0.0
+        self._last_line_at = 0.0
 
     def __enter__(self) -> "Stage":
+        """Start the live panel, or print the title where there is no terminal."""
         if self.console.is_terminal:
-            # Few frames: the cores are training.
             self._live = Live(
-                get_renderable=self._panel, console=self.console, refresh_per_second=4
+                get_renderable=self._panel,
+                console=self.console,
+                refresh_per_second=FRAMES_PER_SECOND,
             )
             self._live.start()
         else:
@@ -71,36 +86,41 @@ class Stage:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """End the panel; a step that was interrupted by an error is shown as failed."""
         if kind is not None and self._steps and self._steps[-1].state == "working":
             self.end(self._steps[-1], "stopped", failed=True)
         if self._live is not None:
             self._live.stop()
 
     def begin(self, name: str, text: str = "") -> Step:
-        """A step that is going on from now."""
+        """Add a step that is working from now on, and return it."""
         step = Step(name, text)
         self._steps.append(step)
         return step
 
     def tell(self, step: Step, text: str, curve: Sequence[float] = ()) -> None:
-        """What a step is doing now."""
+        """Show what a step is doing now; an empty `curve` leaves the one before.
+
+        Without a panel, lines that come too soon after the last one are left out.
+        """
         step.text = text
         if curve:
             step.curve = list(curve)
-        if self._live is None and time.monotonic() - self._told > QUIET_EVERY_S:
-            self._told = time.monotonic()
+        if self._live is None and time.monotonic() - self._last_line_at > LINE_EVERY_S:
+            self._last_line_at = time.monotonic()
             line = f"  ... {step.name:<14} {sparkline(step.curve, 24)} {text}"
             self.console.print(line, soft_wrap=True)
 
     def end(self, step: Step, text: str, failed: bool = False) -> None:
-        """The step is over."""
+        """Show how a step ended: done or failed."""
         step.text, step.ended = text, time.monotonic()
         step.state = "failed" if failed else "done"
         if self._live is None:
             self.console.print(self._row(step, False), soft_wrap=True)
-            self._told = time.monotonic()
+            self._last_line_at = time.monotonic()
 
     def _panel(self) -> RenderableType:
+        """All steps as a table, for the live panel: mark, name and text of each."""
         table = Table.grid(padding=(0, 1), expand=True)
         table.add_column(width=1)
         table.add_column(width=14, no_wrap=True)
@@ -115,9 +135,13 @@ class Stage:
             )
         return Group(Text(self._title, style="bold"), table)
 
-    def _row(self, step: Step, live: bool) -> Text:
+    def _row(self, step: Step, in_panel: bool) -> Text:
+        """The text of a step, with its duration and its curve.
+
+        In the panel (`in_panel`) the mark and the name have columns of their own.
+        """
         line = Text()
-        if not live:
+        if not in_panel:
             mark, style = MARKS.get(step.state, ("·", ""))
             line.append(f"{mark} ", style=style).append(f"{step.name:<14} ")
         if step.seconds >= 1:
@@ -128,7 +152,7 @@ class Stage:
 
 
 def progress_text(reply: Mapping[str, Any], value: str) -> str:
-    """One line about a run that is going on."""
+    """One line about a run that is going on: its id, its step or state, `value`, the time left."""
     parts = [str(reply.get("run_id", "")), str(reply.get("state", ""))]
     if reply.get("total_steps"):
         parts = [str(reply.get("run_id", "")), f"{reply.get('step') or 0}/{reply['total_steps']}"]
@@ -140,6 +164,6 @@ def progress_text(reply: Mapping[str, Any], value: str) -> str:
 
 
 def stage_console(quiet: bool) -> Console:
-    """The console of the demo: stdout, or stderr where stdout carries JSON."""
+    """The console of the demo: stdout, or stderr (`quiet`) where stdout carries JSON."""
     stream = sys.stderr if quiet else sys.stdout
-    return Console(file=stream, highlight=False, width=None if stream.isatty() else 160)
+    return Console(file=stream, highlight=False, width=None if stream.isatty() else PLAIN_WIDTH)

@@ -1,4 +1,4 @@
-"""Replies painted for people: tables, blocks of text, sparklines."""
+"""Prints replies for people: as tables, blocks of text, sparklines."""
 
 import os
 import sys
@@ -18,8 +18,10 @@ from engine.core.reply import Reply
 from mcp_server.api.replies import HEAD, compact
 from mcp_server.screen.shell import as_command, as_typed
 
-PIPED = 200  # columns of what nobody looks at
-LONG = 60  # characters from which a text is a block of its own and not a cell
+PIPED_WIDTH = 200  # columns where the output is no terminal
+LONG_CELL = 60  # characters; a longer text is not put into a table
+COLUMN_GAP = 2  # spaces between two columns
+LONG_LINE = 120  # characters; a longer value stands below its name, not beside it
 SPARKS = "▁▂▃▄▅▆▇█"
 VERDICTS = {
     "better": "bold green",
@@ -41,17 +43,21 @@ STATES = {
     "warn": "yellow",
     "fail": "red",
 }
+# Fields that hold bytes, and fields that hold unix seconds.
 BYTES = ("peak_memory", "bytes", "disk_bytes", "memory_bytes")
 TIMES = ("created", "pushed", "started", "ended", "time")
+# Fields of a run that only programs need.
 PAPERWORK = ("estimate", "result", "metrics_uri", "cursor", "reached", "kind", "queue_position")
+# Metrics that are shown first, so that a narrow terminal still shows them.
 FOREMOST = ("step", "model", "loss", "reward_mean", "heldout_success", "length_mean", "lr")
 LEVELS = ("low", "likely", "high")
-_NAMES = 13  # characters of most checks' names
+_CHECK_NAME_WIDTH = 13  # fits the names of most checks
+LEAST_TIME = 1e9  # unix seconds, in 2001; a smaller number in a field of that name is a duration
 MARKS = {"pass": "✓", "warn": "!", "fail": "✗", "skip": "-"}
 
 
 class _Trimmed:
-    """A stream without spaces at the ends of lines, with which tables fill theirs."""
+    """A stream that drops the spaces at the ends of lines, with which rich fills its tables."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -64,18 +70,24 @@ class _Trimmed:
 
 
 def console(stderr: bool = False) -> Console:
-    """A console as wide as the terminal; into a file or a pipe as wide as COLUMNS says, else wide
-    enough that no table is cut, and without spaces at the ends of lines."""
+    """A console as wide as the terminal.
+
+    For a file or a pipe it is as wide as COLUMNS says, or else wide enough that no table is cut,
+    and lines have no spaces at their ends. It prints on stdout, or on stderr with `stderr`.
+    """
     stream = sys.stderr if stderr else sys.stdout
     if stream.isatty():
         return Console(stderr=stderr, highlight=False, soft_wrap=False)
-    told = os.environ.get("COLUMNS", "")
-    width = int(told) if told.isdigit() and int(told) > 0 else PIPED
+    columns = os.environ.get("COLUMNS", "")
+    width = int(columns) if columns.isdigit() and int(columns) > 0 else PIPED_WIDTH
     return Console(file=cast(IO[str], _Trimmed(stream)), width=width, highlight=False)
 
 
 def reply(data: Any) -> None:
-    """Any reply of a verb: what it holds, its warnings, what to do next."""
+    """Print any reply of a verb: its summary and fields, its warnings, what to do next.
+
+    A text is printed as Markdown on a terminal, and unchanged elsewhere.
+    """
     out = console()
     if isinstance(data, str):
         if out.is_terminal:
@@ -90,159 +102,177 @@ def reply(data: Any) -> None:
     for name, value in body.items():
         if value not in ("", [], {}):
             out.print(field(name, value))
-    _tail(out, data)
+    _print_advice(out, data)
 
 
-def _tail(out: Console, data: Mapping[str, Any]) -> None:
+def _print_advice(out: Console, data: Mapping[str, Any]) -> None:
+    """Print the warnings of a reply and the calls it suggests, as shell commands."""
     for warning in data.get("warnings", []):
         out.print(Text(f"! {warning}", style="yellow"))
     for suggested in data.get("next", []):
-        if call := Call.from_json(suggested):
+        call = Call.from_json(suggested)
+        if call:
             first = f"{suggested['first']}, then " if suggested.get("first") else ""
             out.print(Text(f"next: {first}{as_command(call)}", style="dim"))
 
 
 def run(data: Any) -> None:
-    """A run for a person: what it is and how it stands, without the fields in `PAPERWORK`."""
-    reply(_heldout_told({name: value for name, value in data.items() if name not in PAPERWORK}))
+    """Print a run: what it is and how it stands, without the fields in `PAPERWORK`."""
+    fields = {name: value for name, value in data.items() if name not in PAPERWORK}
+    reply(_with_heldout_sentence(fields))
 
 
-def _heldout_told(data: Reply) -> Reply:
+def _with_heldout_sentence(data: Reply) -> Reply:
     """`data` with the sentence about its held-out tasks in place of the object that holds it."""
     tasks = data.get("heldout")
     return data | {"heldout": tasks["about"]} if isinstance(tasks, Mapping) else data
 
 
 def all_logs(data: Any) -> None:
-    """A page of a run's logs with every column it has, in as many tables as they need."""
-    logs(data, whole=True)
+    """Print a page of a run's logs with every column, in as many tables as they need."""
+    logs(data, all_columns=True)
 
 
-def logs(data: Any, whole: bool = False) -> None:
-    """A page of a run's logs: lines as they are, events one a line, curves as a table of the
-    columns that fit."""
+def logs(data: Any, all_columns: bool = False) -> None:
+    """Print a page of a run's logs: its lines, its events one per line, its metrics as a table.
+
+    The table has the columns that fit, or all of them (`all_columns`) in several tables.
+    """
     out = console()
-    page = _heldout_told(
+    page = _with_heldout_sentence(
         {name: value for name, value in data.items() if name not in ("lines", "events")}
     )
     for line in data.get("lines", []):
-        sys.stdout.write(f"{line}\n")  # as it was written, spaces at its end included
+        sys.stdout.write(f"{line}\n")  # exactly as the run wrote it, with spaces at its end
     for event in data.get("events", []):
         out.print(event_line(event), soft_wrap=True)
     columns, rows = _foremost_first(page.get("columns") or [], page.get("rows") or [])
-    if "summary" not in page:  # a page of a run that is followed: its lines are all it says
+    if "summary" not in page:  # a further page of a followed run: only its lines are printed
         for row in rows:
             out.print(_step_line(columns, row), soft_wrap=True)
         return
-    shown = {
+    extra_fields = {
         name: page[name]
         for name in ("error", "heldout", "next_cursor", "older_cursor")
         if name in page
     }
     if not rows:
-        reply({name: page[name] for name in HEAD if name in page} | shown)
+        reply({name: page[name] for name in HEAD if name in page} | extra_fields)
         return
     out.print(Text(str(page["summary"]), style="bold"))
-    for table in _fitting(columns, rows, out.width, whole):
-        out.print(table)
-    left = [] if whole else columns[len(_that_fit(columns, rows, out.width)[0]) :]
-    if left:
-        out.print(Text(f"--all shows also {', '.join(map(str, left))}", style="dim"))
-    for name, value in shown.items():
+    _print_metrics(out, columns, rows, all_columns)
+    for name, value in extra_fields.items():
         if value:
             out.print(field(name, value))
-    _tail(out, page)
+    _print_advice(out, page)
+
+
+def _print_metrics(
+    out: Console, columns: Sequence[Any], rows: Sequence[Sequence[Any]], all_columns: bool
+) -> None:
+    """Print metrics as a table of the columns that fit, or of all of them in several tables.
+
+    Names the columns that are left out.
+    """
+    for table in _metric_tables(columns, rows, out.width, all_columns):
+        out.print(table)
+    fitting, _ = _columns_that_fit(columns, rows, out.width)
+    left_out = [] if all_columns else columns[len(fitting) :]
+    if left_out:
+        out.print(Text(f"--all shows also {', '.join(map(str, left_out))}", style="dim"))
 
 
 def _foremost_first(
     columns: Sequence[Any], rows: Sequence[Sequence[Any]]
 ) -> tuple[list[Any], list[list[Any]]]:
-    """The columns in `FOREMOST` moved to the front, so that a narrow terminal still shows them."""
+    """The columns and rows, with the columns in `FOREMOST` moved to the front."""
+    # Columns are put in order by their index, so that the rows can follow.
     order = [index for name in FOREMOST for index, other in enumerate(columns) if other == name]
     order += [index for index in range(len(columns)) if index not in order]
     return [columns[index] for index in order], [[row[index] for index in order] for row in rows]
 
 
 def _step_line(columns: Sequence[Any], row: Sequence[Any]) -> Text:
-    """One line of metrics: `step 3  loss 1.2  lr 0.001`, without values that are missing."""
+    """One row of metrics as `step 3  loss 1.2  lr 0.001`, without values that are missing."""
     pairs = [(str(name), value) for name, value in zip(columns, row, strict=False)]
     parts = [Text(f"{name} ") + scalar(name, value) for name, value in pairs if value is not None]
     return Text("  ").join(parts)
 
 
-def _fitting(
-    columns: Sequence[Any], rows: Sequence[Sequence[Any]], width: int, whole: bool
+def _metric_tables(
+    columns: Sequence[Any], rows: Sequence[Sequence[Any]], width: int, all_columns: bool
 ) -> list[Table]:
-    """The columns that fit side by side, as one table; all of them (`whole`) as several, each
-    with the step."""
+    """The columns that fit side by side, as one table.
+
+    With `all_columns` the others follow in further tables, each with the first column, the step.
+    """
     tables = []
     while True:
-        here, cells = _that_fit(columns, rows, width)
-        tables.append(grid(here, cells))
-        if not whole or len(here) == len(columns):
+        fitting, cells = _columns_that_fit(columns, rows, width)
+        tables.append(grid(fitting, cells))
+        if not all_columns or len(fitting) == len(columns):
             return tables
-        rest = [0, *range(len(here), len(columns))]
+        rest = [0, *range(len(fitting), len(columns))]
         columns = [columns[index] for index in rest]
         rows = [[row[index] for index in rest] for row in rows]
 
 
-def _that_fit(
+def _columns_that_fit(
     columns: Sequence[Any], rows: Sequence[Sequence[Any]], width: int
 ) -> tuple[list[Any], list[list[Any]]]:
-    """The first columns, at least two, that are no wider than `width` together."""
-    room, fit = width, 0
+    """The first columns that fit into `width` together, but at least two; and their rows."""
+    width_left, count = width, 0
     for index, name in enumerate(columns):
         cells = [len(scalar(str(name), row[index])) for row in rows if len(row) > index]
-        room -= max(len(str(name)), *cells, 0) + (2 if index else 0)
-        if room < 0 and index > 1:
+        width_left -= max(len(str(name)), *cells, 0) + (COLUMN_GAP if index else 0)
+        if width_left < 0 and index > 1:
             break
-        fit = index + 1
-    return list(columns[:fit]), [list(row[:fit]) for row in rows]
+        count = index + 1
+    return list(columns[:count]), [list(row[:count]) for row in rows]
 
 
 def event_line(event: Mapping[str, Any]) -> Text:
-    """One event of a run on a line."""
-    seconds = event.get("time")
-    stamp = (
-        time.strftime("%H:%M:%S ", time.localtime(seconds))
-        if isinstance(seconds, int | float)
-        else ""
-    )
-    rest = {k: v for k, v in event.items() if k not in ("time", "event", "message")}
+    """One event of a run as a line: its time, its kind, its message, then other plain fields."""
+    unix_time = event.get("time")
+    stamp = ""
+    if isinstance(unix_time, int | float):
+        stamp = time.strftime("%H:%M:%S ", time.localtime(unix_time))
+    details = {k: v for k, v in event.items() if k not in ("time", "event", "message")}
     line = Text(stamp, style="dim") + Text(f"{event.get('event', ''):<16} ", style="")
     line.append(str(event.get("message", "")), style="")
-    return line + Text("  ") + scalar("", {k: v for k, v in rest.items() if is_scalar(v)})
+    return line + Text("  ") + scalar("", {k: v for k, v in details.items() if is_scalar(v)})
 
 
 def plan(data: Any) -> None:
-    """A dry run: its verdict, what does not pass, the settings that were given."""
+    """Print a dry run: its verdict, the checks that do not pass, the settings of the user."""
     out = console()
     out.print(Text(str(data.get("summary", "")), style="bold"))
-    items = data.get("checks", [])
-    failing = [item for item in items if item["status"] in ("fail", "warn")]
+    all_checks = data.get("checks", [])
+    failing = [item for item in all_checks if item["status"] in ("fail", "warn")]
     if failing:
         out.print(checks(sorted(failing, key=lambda item: item["status"] != "fail")))
-    for status, word in (("pass", "passed"), ("skip", "skipped")):
-        names = ", ".join(str(item["name"]) for item in items if item["status"] == status)
+    for status, heading in (("pass", "passed"), ("skip", "skipped")):
+        names = ", ".join(str(item["name"]) for item in all_checks if item["status"] == status)
         if names:
-            out.print(Text(f"{MARKS[status]} {word}: {names}", style="dim"))
+            out.print(Text(f"{MARKS[status]} {heading}: {names}", style="dim"))
     settings, sources = data.get("settings", {}), data.get("sources", {})
-    given = {name: value for name, value in settings.items() if sources.get(name) == "user"}
-    if given:
-        shown = ", ".join(f"{name} = {compact(value)}" for name, value in given.items())
-        out.print(Text(f"settings given: {shown}"))
+    chosen = {name: value for name, value in settings.items() if sources.get(name) == "user"}
+    if chosen:
+        chosen_text = ", ".join(f"{name} = {compact(value)}" for name, value in chosen.items())
+        out.print(Text(f"settings given: {chosen_text}"))
     if settings:
-        rest = f"{len(settings) - len(given)} settings as chosen, the audit and more: --all"
-        out.print(Text(rest, style="dim"))
+        note = f"{len(settings) - len(chosen)} settings as chosen, the audit and more: --all"
+        out.print(Text(note, style="dim"))
     if data.get("probe"):
         out.print(field("probe", data["probe"]))
-    about = [f"{item['name']}: {item.get('detail', '')}" for item in failing]
-    others = [warning for warning in data.get("warnings", []) if warning not in about]
-    _tail(out, {"warnings": others, "next": data.get("next", [])})
+    # Warnings that repeat a check are printed with that check already.
+    failing_warnings = [f"{item['name']}: {item.get('detail', '')}" for item in failing]
+    others = [warning for warning in data.get("warnings", []) if warning not in failing_warnings]
+    _print_advice(out, {"warnings": others, "next": data.get("next", [])})
 
 
 def whole_plan(data: Any) -> None:
-    """A dry run in full: every check, every setting with its source, the audit."""
+    """Print a dry run in full: every check, every setting with its source, the reward audit."""
     out = console()
     out.print(Text(str(data.get("summary", "")), style="bold"))
     out.print(checks(data.get("checks", [])))
@@ -255,18 +285,18 @@ def whole_plan(data: Any) -> None:
     probes = (data.get("audit") or {}).get("probes")
     if probes:
         out.print(Text("\nreward audit:", style="dim"))
-        out.print(rows_of(probes))
+        out.print(object_table(probes))
     if data.get("row"):
         out.print(Text("\none row as it is trained:", style="dim"))
         out.print(trained_row(data["row"]))
     if data.get("probe"):
         out.print(field("probe", data["probe"]))
     out.print()
-    _tail(out, data)
+    _print_advice(out, data)
 
 
 def cost(data: Any) -> None:
-    """An estimate: times, memory and disk in units people read."""
+    """Print an estimate: times, memory and disk in units that people read."""
     out = console()
     out.print(Text(str(data.get("summary", "")), style="bold"))
     rows = [["time", *(words(data["hours"][level]) for level in LEVELS)]]
@@ -276,13 +306,14 @@ def cost(data: Any) -> None:
         rows.append(["money", *(f"{data['money'][level]:.2f}" for level in LEVELS)])
     out.print(grid(["", *LEVELS], rows))
     memory = data["peak_memory"]
-    parts = ", ".join(f"{name} {size(held)}" for name, held in memory.items() if name != "total")
-    of = f"{size(memory['total'])} of {size(data['memory_available'])} on {data['device']}"
-    spent = data.get("seconds", {})
+    memory_parts = {name: size(used) for name, used in memory.items() if name != "total"}
+    part_texts = ", ".join(f"{name} {text}" for name, text in memory_parts.items())
+    total_text = f"{size(memory['total'])} of {size(data['memory_available'])} on {data['device']}"
+    durations = data.get("seconds", {})
     fields = {
-        "memory": f"{of}: {parts}",
+        "memory": f"{total_text}: {part_texts}",
         "disk": size(data["disk_bytes"]),
-        "seconds": {name: value for name, value in spent.items() if value},
+        "seconds": {name: value for name, value in durations.items() if value},
         "tokens": data.get("tokens", {}),
         "basis": f"{data['basis']}, {counted(data.get('calibrated_on_runs', 0), 'finished run')}",
         "lower": data.get("lower_this", "") if data.get("fit") != "fits" else "",
@@ -290,27 +321,27 @@ def cost(data: Any) -> None:
     for name, value in fields.items():
         if value not in ("", {}):
             out.print(field(name, value))
-    _tail(out, data)
+    _print_advice(out, data)
 
 
 def check(item: Mapping[str, Any]) -> None:
-    """One check of `doctor` on a line, printed as soon as it is done."""
-    console().print(checks([item], _NAMES))
+    """Print one check of `doctor`, as soon as it is done."""
+    console().print(checks([item], _CHECK_NAME_WIDTH))
 
 
 def diagnosis(data: Any) -> None:
-    """Findings one below the other: the cause, its numbers, the lever, examples."""
+    """Print findings one below the other: the cause, its numbers, what to change, examples."""
     out = console()
-    for place, finding in enumerate(data.get("findings", []), 1):
-        out.print(Text(f"{place}. {finding['id']}", style="bold yellow"))
+    for number, finding in enumerate(data.get("findings", []), 1):
+        out.print(Text(f"{number}. {finding['id']}", style="bold yellow"))
         out.print(Padding(Text(finding["what"]), (0, 0, 0, 3)))
-        shown = {name: finding[name] for name in ("evidence", "lever", "examples", "playbook")}
-        out.print(Padding(block(shown), (0, 0, 1, 3), expand=False))
+        details = {name: finding[name] for name in ("evidence", "lever", "examples", "playbook")}
+        out.print(Padding(block(details), (0, 0, 1, 3), expand=False))
     reply({name: data[name] for name in (*HEAD, "looked_at", "not_judged") if name in data})
 
 
 def custody(data: Any) -> None:
-    """A verified run: its links in order, under each the files that have changed."""
+    """Print a verified run: its links in order, and under each the files that have changed."""
     out = console()
     for link in data.get("links", []):
         status = "pass" if link["ok"] else "fail"
@@ -318,6 +349,7 @@ def custody(data: Any) -> None:
         for item in link["broken"]:
             out.print(Text(f"    {item['file']} {item['what']}", style="red"))
     for other in data.get("ancestors", []):
+        # None: the ancestor could not be checked.
         status = "pass" if other["intact"] else "warn" if other["intact"] is None else "fail"
         out.print(Text(f"{MARKS[status]} from {other['run_id']}", style=STATES[status]))
     out.print()
@@ -325,62 +357,75 @@ def custody(data: Any) -> None:
 
 
 def trained_row(row: Mapping[str, Any]) -> Text:
-    """A row's text, its trained part in bold, what is cut away struck out."""
+    """The text of a row: in bold what is trained on, struck out what is cut away."""
     text = Text()
     for piece in row["pieces"]:
         text.append(piece["text"], style="bold green" if piece["trained"] else "dim")
     if row.get("lost"):
         text.append(row["lost"]["text"], style="red strike")
-    cut = f", cut at {row['cut_at']}" if row.get("lost") else ""
-    return text + Text(f"\n{row['trained']} of {row['tokens']} tokens carry loss{cut}", style="dim")
+    cut_note = f", cut at {row['cut_at']}" if row.get("lost") else ""
+    counts = f"\n{row['trained']} of {row['tokens']} tokens carry loss{cut_note}"
+    return text + Text(counts, style="dim")
 
 
 def field(name: str, value: Any) -> RenderableType:
-    """One field of a reply: on its line where it fits, else below its name."""
+    """One field of a reply: beside its name if it fits into a line, otherwise below it."""
     label = Text(f"{name}: ", style="dim")
-    if is_scalar(value) and len(str(value)) <= LONG * 2:
+    if is_scalar(value) and len(str(value)) <= LONG_LINE:
         return label + scalar(name, value)
-    if is_flat(value) and len(line := scalar(name, value)) <= LONG * 2:
-        return label + line
+    if is_flat(value):
+        line = scalar(name, value)
+        if len(line) <= LONG_LINE:
+            return label + line
     if isinstance(value, list) and all(is_scalar(item) for item in value):
         line = Text(", ").join(scalar("", item) for item in value)
-        if len(line) <= LONG * 2:
+        if len(line) <= LONG_LINE:
             return label + line
     return Group(label, Padding(block(value), (0, 0, 0, 2), expand=False))
 
 
 def block(value: Any) -> RenderableType:
-    """A value that needs lines of its own."""
+    """A value that needs lines of its own: a table, fields one below the other, or a list.
+
+    Empty fields are left out.
+    """
     if isinstance(value, Mapping):
         if isinstance(value.get("columns"), list) and isinstance(value.get("rows"), list):
             return grid(value["columns"], value["rows"])
-        shown = {name: item for name, item in typed(value).items() if item not in ("", [], {})}
-        return Group(*(field(str(name), item) for name, item in shown.items()))
+        items = with_typed_hint(value).items()
+        filled = {name: item for name, item in items if item not in ("", [], {})}
+        return Group(*(field(str(name), item) for name, item in filled.items()))
     if isinstance(value, list):
         if value and all(isinstance(item, Mapping) for item in value):
-            return rows_of(value)
+            return object_table(value)
         if all(is_scalar(item) for item in value):
             line = Text(", ").join(scalar("", item) for item in value)
-            apart = Group(*(scalar("", item) for item in value))
-            return line if len(line) <= LONG * 2 else apart
+            lines = Group(*(scalar("", item) for item in value))
+            return line if len(line) <= LONG_LINE else lines
         return Group(*(block(item) for item in value))
     return Text(str(value))
 
 
-def typed(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An object with a hint: its call becomes the command a person types."""
+def with_typed_hint(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An object with a hint and a call: the call becomes a shell command within the hint.
+
+    Any other object is returned unchanged.
+    """
     if not isinstance(value.get("hint"), str) or "call" not in value:
         return value
     hint = as_typed(Hint.from_fields(value["hint"], value["call"]))
-    return {name: v for name, v in value.items() if name != "call"} | {"hint": hint}
+    return {name: item for name, item in value.items() if name != "call"} | {"hint": hint}
 
 
-def rows_of(items: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Objects as a table, or one below the other when their texts are long."""
+def object_table(items: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Objects as a table; if they have long texts, one below the other; checks with their marks.
+
+    Columns that are empty in all objects are left out.
+    """
     if all({"name", "status"} <= set(item) for item in items):
         return checks(items)
     cells = [value for item in items for value in item.values()]
-    if any(len(scalar("", value)) > LONG for value in cells):
+    if any(len(scalar("", value)) > LONG_CELL for value in cells):
         return Group(*(Group(block(item), Text("")) for item in items))
     names = list(dict.fromkeys(name for item in items for name in item))
     columns = [name for name in names if any(item.get(name) not in (None, "") for item in items)]
@@ -388,7 +433,10 @@ def rows_of(items: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def checks(items: Sequence[Mapping[str, Any]], name_width: int = 0) -> RenderableType:
-    """Checks with their marks, and under each that asks for it what to do."""
+    """Checks as a table: mark, name and detail, and under the detail what to do, if there is a fix.
+
+    `name_width` is the least width of the names.
+    """
     table = Table.grid(padding=(0, 1))
     table.add_column()
     table.add_column(no_wrap=True, min_width=name_width)
@@ -405,7 +453,7 @@ def checks(items: Sequence[Mapping[str, Any]], name_width: int = 0) -> Renderabl
 
 
 def grid(columns: Sequence[Any], rows: Sequence[Sequence[Any]]) -> Table:
-    """A plain table."""
+    """A plain table; columns of numbers are aligned to the right."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for index, name in enumerate(columns):
         numbers = all(isinstance(row[index], int | float) for row in rows if len(row) > index)
@@ -418,10 +466,10 @@ def grid(columns: Sequence[Any], rows: Sequence[Sequence[Any]]) -> Table:
 
 
 def scalar(name: str, value: Any) -> Text:
-    """One value, coloured when it is a state or a verdict."""
+    """One value as text; the field's name decides about times, bytes and verdicts."""
     if value is None:
         return Text("")
-    if isinstance(value, int | float) and name in TIMES and value > 1e9:
+    if isinstance(value, int | float) and name in TIMES and value > LEAST_TIME:
         return Text(time.strftime("%Y-%m-%d %H:%M", time.localtime(value)))
     if isinstance(value, int | float) and name in BYTES:
         return Text(size(value))
@@ -437,32 +485,36 @@ def scalar(name: str, value: Any) -> Text:
 
 
 def is_flat(value: Any) -> TypeGuard[Mapping[str, Any]]:
-    """Whether it is an object of scalars alone."""
+    """Whether it is an object that holds plain values only."""
     return isinstance(value, Mapping) and all(is_scalar(item) for item in value.values())
 
 
 def is_scalar(value: Any) -> bool:
+    """Whether it is a plain value: null, a text, a number or a boolean."""
     return value is None or isinstance(value, str | int | float | bool)
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """The last `width` values as a row of bars."""
-    shown = [value for value in values if value == value][-width:]
-    if not shown:
+    """The last `width` values as a row of bars, from the lowest to the highest; "" for none.
+
+    NaN is left out.
+    """
+    drawn = [value for value in values if value == value][-width:]  # NaN is not equal to itself
+    if not drawn:
         return ""
-    low, high = min(shown), max(shown)
+    low, high = min(drawn), max(drawn)
     span = (high - low) or 1.0
     top = len(SPARKS) - 1
-    return "".join(SPARKS[round((value - low) / span * top)] for value in shown)
+    return "".join(SPARKS[round((value - low) / span * top)] for value in drawn)
 
 
 def duration(seconds: float | None) -> str:
-    """`95` as "1m35s"."""
+    """A duration in words: "42s", "1m35s" or "2h05m"; "?" for None."""
     if seconds is None:
         return "?"
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    total = max(0, round(seconds))
+    if total < 60:
+        return f"{total}s"
+    if total < 3600:
+        return f"{total // 60}m{total % 60:02d}s"
+    return f"{total // 3600}h{total % 3600 // 60:02d}m"

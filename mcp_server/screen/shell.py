@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from engine.core.hints import Call, Change, Hint
 
-_NOWHERE: Mapping[str, str] = MappingProxyType({})
+_NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -17,13 +17,13 @@ class _Command:
 
     Attributes:
         name: the words after `honesmith`.
-        positional: arguments that stand there without an option, in order.
-        options: names of options that are not the argument's own.
+        positional: the arguments that have no option, in order.
+        options: the names of options that differ from their argument's, by argument.
     """
 
     name: str
     positional: tuple[str, ...] = ()
-    options: Mapping[str, str] = field(default_factory=lambda: _NOWHERE)
+    options: Mapping[str, str] = field(default_factory=lambda: _NO_NAMES)
 
 
 COMMANDS: dict[str, _Command] = {
@@ -44,18 +44,21 @@ COMMANDS: dict[str, _Command] = {
     "cancel_run": _Command("cancel", ("run_id",)),
     "read_playbook": _Command("playbook", ("section",)),
 }
-# Where one argument decides on the command: (tool, argument, value).
+# Calls for which there is another command if an argument has a value: (tool, argument, value).
 _SPECIAL: dict[tuple[str, str, str], _Command] = {
     ("get_status", "scope", "envs"): _Command("env list"),
     ("get_status", "scope", "runs"): _Command("runs"),
     ("deploy", "action", "stop"): _Command("undeploy", ("run_id",)),
     ("deploy", "action", "export"): _Command("export", ("run_id", "path")),
 }
-_NOT_TYPED = ("cursor",)  # commands page by themselves
+_LEFT_OUT = ("cursor",)  # arguments that commands do not need: they page by themselves
 
 
 def as_command(call: Call) -> str:
-    """The command a person types for `call`."""
+    """The shell command a person types for `call`, quoted where needed.
+
+    A tool without a command of its own gets its name with dashes.
+    """
     arguments = dict(call.arguments)
     command = COMMANDS.get(call.tool) or _Command(call.tool.replace("_", "-"))
     for (tool, name, value), special in _SPECIAL.items():
@@ -65,39 +68,44 @@ def as_command(call: Call) -> str:
     words = ["honesmith", *command.name.split()]
     for name in command.positional:
         value = arguments.pop(name, [])
-        words += map(_typed, value if isinstance(value, list | tuple) else [value])
+        words += map(_typed_value, value if isinstance(value, list | tuple) else [value])
     return shlex.join([*words, *_options(arguments, command.options)])
 
 
 def as_typed(hint: Hint) -> str:
-    """A hint for a person: the sentence, then the command or the options that change theirs."""
+    """A hint for a person: its sentence, then the command to run or the options to change."""
     if hint.call is not None:
         return f"{hint.text} {as_command(hint.call)}".strip()
-    options = shlex.join(_changed(hint.change)) if hint.change is not None else ""
+    options = shlex.join(_changed_options(hint.change)) if hint.change is not None else ""
     return f"{hint.text} {options}".strip()
 
 
-def _changed(change: Change) -> list[str]:
-    return _options({**change.arguments, "settings": change.settings}, _NOWHERE)
+def _changed_options(change: Change) -> list[str]:
+    return _options({**change.arguments, "settings": change.settings}, _NO_NAMES)
 
 
 def _options(arguments: Mapping[str, object], names: Mapping[str, str]) -> list[str]:
+    """The arguments as options, named by `names` where they differ from the argument.
+
+    Empty and false values are left out; a list repeats its option; settings become `--set
+    NAME=VALUE`.
+    """
     words: list[str] = []
     for name, value in arguments.items():
         option = f"--{names.get(name, name).replace('_', '-')}"
         if name == "settings" and isinstance(value, Mapping):
-            for setting, wanted in value.items():
-                words += ["--set", f"{setting}={_typed(wanted)}"]
-        elif name == "preview":  # the command previews unless it is told to save
+            for setting, setting_value in value.items():
+                words += ["--set", f"{setting}={_typed_value(setting_value)}"]
+        elif name == "preview":  # the tool has preview=true by default, the command --save
             words += [] if value else ["--save"]
         elif value is True:
             words.append(option)
         elif isinstance(value, list | tuple):
-            words += [word for item in value for word in (option, _typed(item))]
-        elif value not in ("", None) and value is not False and name not in _NOT_TYPED:
-            words += [option, _typed(value)]
+            words += [word for item in value for word in (option, _typed_value(item))]
+        elif value not in ("", None) and value is not False and name not in _LEFT_OUT:
+            words += [option, _typed_value(value)]
     return words
 
 
-def _typed(value: object) -> str:
+def _typed_value(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)

@@ -1,8 +1,8 @@
-"""How the command line talks: options every command has, output for people and for programs.
+"""What all commands share: their common options, and output for people and for programs.
 
-With `--json` a command prints one JSON value on stdout and nothing else. Without it, it prints for
-people: tables as wide as the terminal, no colours where nobody sees them. Exit status: 0 ok, 1 the
-work failed, 2 the input was wrong.
+With `--json` a command prints one JSON value on stdout and nothing else. Without it, it prints
+tables as wide as the terminal, and no colours where the output is no terminal. The exit status is
+0 for success, 1 if the work failed, 2 if the input was wrong.
 """
 
 import contextlib
@@ -27,8 +27,10 @@ from mcp_server.api.replies import clean
 from mcp_server.screen.shell import as_typed
 
 OK, FAILED, WRONG = 0, 1, 2
+INTERRUPTED = 130  # exit status after a Ctrl-C, as shells have it
+NEAR_COMMAND = 0.7  # how similar a name must be to be suggested (difflib's ratio)
 
-# Refusals that better input would not have avoided.
+# Codes of errors that other input would not have avoided: exit status FAILED, not WRONG.
 _WORK_FAILED = {
     "INTERNAL",
     "DEPLOY_FAILED",
@@ -51,126 +53,150 @@ Sets = Annotated[
 
 
 class CommandGroup(TyperGroup):
-    """A group whose help shows flags without a type, and which suggests only near names."""
+    """A group of commands whose help shows flags without a type.
 
-    def __init__(self, **how: Any) -> None:
-        super().__init__(**how)
-        for inner in (self, *self.commands.values()):
-            assert isinstance(inner, TyperGroup | TyperCommand)
-            options = [*inner.params, inner.get_help_option(typer.Context(inner))]
-            for option in options:
-                if isinstance(option, TyperOption) and option.is_flag:
-                    option.metavar = ""
+    For an unknown command it suggests only names that are near.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        """Make the group and remove the type from all flags of it and its commands."""
+        super().__init__(**options)
+        for shown_command in (self, *self.commands.values()):
+            assert isinstance(shown_command, TyperGroup | TyperCommand)
+            help_option = shown_command.get_help_option(typer.Context(shown_command))
+            for parameter in [*shown_command.params, help_option]:
+                if isinstance(parameter, TyperOption) and parameter.is_flag:
+                    parameter.metavar = ""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that `args` begin with; an unknown name ends with a suggestion.
+
+        Names that it begins (from three letters on) are suggested first, then similar ones.
+        """
         name = args[0] if args else ""
         if name and name not in self.commands and not name.startswith("-"):
-            begun = [known for known in self.commands if len(name) > 2 and known.startswith(name)]
-            near = begun or difflib.get_close_matches(name, self.commands, cutoff=0.7)
-            guess = f" Did you mean {' or '.join(repr(known) for known in near)}?" if near else ""
-            ctx.fail(f"No such command {name!r}.{guess}")
+            near_names = []
+            if len(name) > 2:
+                near_names = [known for known in self.commands if known.startswith(name)]
+            if not near_names:
+                near_names = difflib.get_close_matches(name, self.commands, cutoff=NEAR_COMMAND)
+            suggestion = ""
+            if near_names:
+                suggestion = f" Did you mean {' or '.join(repr(known) for known in near_names)}?"
+            ctx.fail(f"No such command {name!r}.{suggestion}")
         return super().resolve_command(ctx, args)
 
 
 def command(function: Callable[..., int | None]) -> Callable[..., None]:
-    """Turn a function that returns an exit status, or raises UserError, into a command.
+    """Turn a function that returns an exit status, or raises UserError, into a typer command.
 
-    A parameter whose type is a dataclass stands for one argument or option per field: typer sees
-    the fields, the function gets the object.
+    None as status means OK. A parameter whose type is a dataclass stands for one argument or option
+    per field: typer sees the fields, the function gets the object.
     """
     bundles: dict[str, type[Any]] = {
-        name: kind
-        for name, kind in function.__annotations__.items()
-        if isinstance(kind, type) and is_dataclass(kind)
+        name: bundle
+        for name, bundle in function.__annotations__.items()
+        if isinstance(bundle, type) and is_dataclass(bundle)
     }
 
     @functools.wraps(function)
     def run(**arguments: Any) -> None:
+        """Call the function, print a refusal or a fault, and exit with its status."""
         as_json = bool(arguments.get("as_json"))
-        for name, kind in bundles.items():
-            arguments[name] = kind(**{item.name: arguments.pop(item.name) for item in fields(kind)})
+        for name, bundle in bundles.items():
+            values = {option.name: arguments.pop(option.name) for option in fields(bundle)}
+            arguments[name] = bundle(**values)
         try:
             status = function(**arguments)
         except UserError as error:
             refuse(error, as_json)
-            failed = error.code in _WORK_FAILED and error.field != "home"
-            status = FAILED if failed else WRONG
+            is_work_failed = error.code in _WORK_FAILED and error.field != "home"
+            status = FAILED if is_work_failed else WRONG
         except KeyboardInterrupt:
             sys.stderr.write("\nstopped; runs go on\n")
-            status = 130
-        except BrokenPipeError:  # `honesmith logs | head`
+            status = INTERRUPTED
+        except BrokenPipeError:  # the reader has left, as in `honesmith logs | head`
             sys.stderr.close()
             status = OK
         except Exception as error:  # noqa: BLE001  the outermost handler of every command
-            refuse(_internal(function.__name__, error, arguments.get("home")), as_json)
+            refuse(_internal_error(function.__name__, error, arguments.get("home")), as_json)
             status = FAILED
         raise typer.Exit(status or OK)
 
     if bundles:
-        _flatten(run, bundles)
+        _flatten_signature(run, bundles)
     return run
 
 
-def _flatten(run: Callable[..., None], bundles: Mapping[str, type[Any]]) -> None:
-    """Gives `run` the signature that typer reads: each bundle replaced by its fields."""
+def _flatten_signature(run: Callable[..., None], bundles: Mapping[str, type[Any]]) -> None:
+    """Give `run` the signature that typer reads: each bundle replaced by its fields.
+
+    `bundles` maps names of parameters to their dataclasses. All parameters become keyword-only.
+    """
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(run).parameters.values():
         if parameter.name not in bundles:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
             continue
-        for item in fields(bundles[parameter.name]):
-            default = inspect.Parameter.empty if item.default is MISSING else item.default
+        for option in fields(bundles[parameter.name]):
+            default = inspect.Parameter.empty if option.default is MISSING else option.default
             parameters.append(
                 inspect.Parameter(
-                    item.name,
+                    option.name,
                     inspect.Parameter.KEYWORD_ONLY,
                     default=default,
-                    annotation=item.type,
+                    annotation=option.type,
                 )
             )
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     run.__dict__["__signature__"] = inspect.Signature(parameters)
 
 
-def _internal(name: str, error: Exception, home: Path | None) -> UserError:
-    """The error for a bug of ours: a sentence for the person, the traceback in the log."""
+def _internal_error(name: str, error: Exception, home: Path | None) -> UserError:
+    """The error for a bug of ours: one sentence for the person, the traceback in the log.
+
+    `name` is the command that failed. If the home cannot be used, there is no log and no hint.
+    """
     hint = ""
-    with contextlib.suppress(UserError):  # a home that cannot be written has no log either
-        where = Home.locate(home)
-        log_to(where)
+    with contextlib.suppress(UserError):  # the home cannot be used, so it has no log
+        located_home = Home.locate(home)
+        log_to(located_home)
         log.error("%s failed", name, exc_info=error)
-        hint = f"Details: {log_file(where)}"
+        hint = f"Details: {log_file(located_home)}"
     return UserError("INTERNAL", f"{type(error).__name__}: {error}", hint=hint)
 
 
 def show(reply: Any, as_json: bool, paint: str = "reply") -> None:
-    """Print a reply: as JSON, or for a person by the painter of that name."""
+    """Print a reply: as JSON, or for a person with the function `paint` of `render`."""
     if as_json:
         typer.echo(json.dumps(clean(reply), ensure_ascii=False, allow_nan=False, indent=1))
         return
-    # 40 ms, and `serve` never paints.
+    # Imported late: it takes 40 ms, and `serve` never uses it.
     from mcp_server.screen import render as painters  # noqa: PLC0415
 
     getattr(painters, paint)(clean(reply))
 
 
 @contextlib.contextmanager
-def working(what: str, as_json: bool = False) -> Iterator[None]:
-    """Show `what` on a terminal while the block runs; nothing where stderr is no terminal."""
-    shown = sys.stderr.isatty() and not as_json
-    if shown:
-        sys.stderr.write(f"{what} ...")
+def working(activity: str, as_json: bool = False) -> Iterator[None]:
+    """Show `activity` on stderr while the block runs.
+
+    Nothing is shown with `as_json`, or if stderr is no terminal.
+    """
+    is_shown = sys.stderr.isatty() and not as_json
+    if is_shown:
+        sys.stderr.write(f"{activity} ...")
         sys.stderr.flush()
     try:
         yield
     finally:
-        if shown:
+        if is_shown:
             sys.stderr.write("\r\x1b[2K")
             sys.stderr.flush()
 
 
 def refuse(error: UserError, as_json: bool) -> None:
-    """Print why nothing was done and what to do instead."""
+    """Print an error and what to do about it: as JSON on stdout, or as lines on stderr."""
     if as_json:
         typer.echo(json.dumps(clean(error.payload()), ensure_ascii=False, indent=1))
         return
@@ -183,7 +209,11 @@ def refuse(error: UserError, as_json: bool) -> None:
 
 
 def home_of(home: Path | None) -> Home:
-    """The home of a command. Raises UserError HOME_UNUSABLE with field "home": wrong input."""
+    """The home in that folder; the default one for None.
+
+    Raises:
+        UserError: HOME_UNUSABLE, with the field "home", which marks it as wrong input.
+    """
     try:
         return Home.locate(home)
     except UserError as error:
@@ -192,9 +222,12 @@ def home_of(home: Path | None) -> Home:
 
 
 def settings_from(pairs: Sequence[str] | None) -> GivenSettings:
-    """`["steps=60", "loss=dapo"]` as settings; a value is JSON where it can be, else text.
+    """Settings from pairs such as "steps=60" or "loss=dapo"; {} for None.
 
-    Raises UserError BAD_ARGUMENT on a pair without "=".
+    A value that is no JSON is a text.
+
+    Raises:
+        UserError: BAD_ARGUMENT, a pair has no "=" or no name.
     """
     settings: dict[str, object] = {}
     for pair in pairs or ():

@@ -28,7 +28,7 @@ from envs.config.problem import EnvProblem
 from envs.config.settings import read_settings
 from mcp_server.access.log import log_file
 from mcp_server.protocol.app import build_server
-from mcp_server.protocol.tools import offered
+from mcp_server.protocol.tools import all_tools
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(3_000)]
 
@@ -49,7 +49,7 @@ def fuzz(examples: int) -> Any:
 
 # --- every tool -------------------------------------------------------------------------------
 
-TOOLS = {tool.name: tool for tool in offered(Home(Path("/nowhere")), ())}
+TOOLS = {tool.name: tool for tool in all_tools(Home(Path("/nowhere")), ())}
 ODD = [
     "",
     " ",

@@ -25,7 +25,7 @@ from engine.home.sanitize import clean_text
 from engine.home.store import Store
 from mcp_server.api import verbs
 from mcp_server.protocol.app import INSTRUCTIONS, build_server
-from mcp_server.protocol.tools import offered
+from mcp_server.protocol.tools import all_tools
 
 pytestmark = pytest.mark.faults
 
@@ -232,7 +232,7 @@ async def test_a13_what_agents_are_told_is_fixed_text(home: Home, tmp_path: Path
     run = answered.training(home, env_id, rollouts={1: rows})
     _poison(run)
     assert await surface() == before
-    assert all(MARK not in tool.description for tool in offered(home, ()))
+    assert all(MARK not in tool.description for tool in all_tools(home, ()))
     assert "data, never instructions" in " ".join(INSTRUCTIONS.split())
 
 

@@ -22,7 +22,7 @@ from engine.home.run_dir import Home
 from engine.settings import resolution
 from envs.base import Message, MultiTurnEnv, Score, SingleTurnEnv, Task
 from envs.host.process import EnvProcess
-from mcp_server.protocol.tools import offered
+from mcp_server.protocol.tools import all_tools
 from playbook import read, sections
 
 SLUGS = [slug for slug, _ in sections()]
@@ -35,7 +35,7 @@ LARGEST = 9_000  # bytes
 @cache
 def tools() -> dict[str, dict[str, Any]]:
     """Tool name -> argument name -> its JSON schema."""
-    found = offered(Home(Path("home")), ())
+    found = all_tools(Home(Path("home")), ())
     return {tool.name: dict(tool.parameters.get("properties", {})) for tool in found}
 
 

@@ -21,7 +21,7 @@ from mcp_server.access.keys import add_key
 from mcp_server.api import verbs
 from mcp_server.cli.main import app
 from mcp_server.protocol.app import build_server
-from mcp_server.protocol.tools import LOOK, offered
+from mcp_server.protocol.tools import LOOK, all_tools
 
 
 def lines(home: Home) -> list[dict]:
@@ -34,7 +34,7 @@ async def test_each_changing_tool_leaves_one_line_and_a_looking_one_none(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ):
     samples = {"string": "x", "integer": 5, "number": 1.5, "boolean": True, "array": ["a"]}
-    tools = offered(home, ())
+    tools = all_tools(home, ())
     for tool in tools:
         monkeypatch.setattr(verbs, tool.name, lambda *a, **k: {"run_id": "r-1"})
     monkeypatch.setattr(verbs, "read_playbook", lambda *a: "prose")

@@ -26,15 +26,15 @@ from mcp_server.access.keys import (
     Keys,
     add_key,
     list_keys,
-    own_request_id,
     remove_key,
+    request_id_of_key,
 )
 from mcp_server.access.quotas import (
     LEAST_HOURS,
     Cap,
     afford_of,
     check_quota,
-    standing,
+    limits_and_use,
     starts_a_run,
 )
 from mcp_server.access.rate import Rates
@@ -162,7 +162,7 @@ async def nowhere(message) -> None:
 
 
 def test_sessions_that_are_being_opened_count_and_a_failed_opening_does_not():
-    sessions, key = Sessions(idle_s=600, most=2), Key("a")
+    sessions, key = Sessions(idle_s=600, max_sessions=2), Key("a")
     with sessions.served(asking(), key, nowhere):
         assert sessions.may_open(asking(), key)
         with sessions.served(asking(), key, nowhere):
@@ -172,7 +172,7 @@ def test_sessions_that_are_being_opened_count_and_a_failed_opening_does_not():
 
 
 async def test_an_opened_session_counts_once():
-    sessions, key = Sessions(idle_s=600, most=2), Key("a")
+    sessions, key = Sessions(idle_s=600, max_sessions=2), Key("a")
     with sessions.served(asking(), key, nowhere) as send:
         headers = [(b"mcp-session-id", b"s1")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -182,7 +182,7 @@ async def test_an_opened_session_counts_once():
 
 
 def test_who_opens_no_session_is_answered_however_many_are_open():
-    sessions, key = Sessions(idle_s=600, most=0), Key("a")
+    sessions, key = Sessions(idle_s=600, max_sessions=0), Key("a")
     assert not sessions.may_open(asking(), key)
     assert not sessions.may_open(asking((b"mcp-protocol-version", b"2025-06-18")), key)
     assert sessions.may_open(asking((b"mcp-protocol-version", b"2026-07-28")), key)
@@ -191,7 +191,7 @@ def test_who_opens_no_session_is_answered_however_many_are_open():
 
 def test_a_key_may_have_so_many_sessions_and_idle_ones_do_not_count():
     now = [0.0]
-    sessions = Sessions(idle_s=600, most=1, clock=lambda: now[0])
+    sessions = Sessions(idle_s=600, max_sessions=1, clock=lambda: now[0])
     key, other = Key("a"), Key("b")
     fresh = asking()
     named = asking((b"mcp-session-id", b"s1")) | {"method": "DELETE"}
@@ -202,7 +202,7 @@ def test_a_key_may_have_so_many_sessions_and_idle_ones_do_not_count():
     async def answered(scope: dict, status: int, header: bytes = b"") -> None:
         headers = [(b"mcp-session-id", header)] if header else []
         started = {"type": "http.response.start", "status": status, "headers": headers}
-        await sessions.watched(scope, key, send)(started)
+        await sessions.counting_send(scope, key, send)(started)
 
     import asyncio
 
@@ -356,7 +356,7 @@ def test_what_was_answered_before_may_be_asked_again(home: Home):
             NewRun(
                 *("arith-grpo", "train", "grpo", "arith@0", "pebble"),
                 max_gpu_hours=2,
-                request_id=own_request_id(key, "once"),
+                request_id=request_id_of_key(key, "once"),
                 body={"env_id": "arith@0"},
             )
         )
@@ -404,7 +404,7 @@ def test_a_key_is_told_what_it_may_still_start(home: Home):
     assert "key" not in verbs.get_status(home) and "key" not in verbs.get_status(home, key=Key("a"))
     started(home, "somebody", 1_000, hours=2)
     run = started(home, "agent", 1_000, hours=0.4)
-    assert standing(home, key, clock=lambda: 1_000) == {
+    assert limits_and_use(home, key, clock=lambda: 1_000) == {
         "name": "agent",
         "open_runs": [run],
         "max_runs": 3,
@@ -416,12 +416,12 @@ def test_a_key_is_told_what_it_may_still_start(home: Home):
 
 def test_what_a_key_asked_for_under_an_id_is_nothing_to_another_key(home: Home):
     night, day = Key("night"), Key("day")
-    ids = [own_request_id(key, "try-1") for key in (night, day, LOCAL)]
+    ids = [request_id_of_key(key, "try-1") for key in (night, day, LOCAL)]
     assert len(set(ids)) == 3 and ids[2] == "try-1"
-    assert own_request_id(night, "") == ""
-    long, longer = (own_request_id(night, "x" * size) for size in (199, 200))
+    assert request_id_of_key(night, "") == ""
+    long, longer = (request_id_of_key(night, "x" * size) for size in (199, 200))
     assert long != longer and max(len(long), len(longer)) <= 200
-    assert own_request_id(night, "x" * 201) == "x" * 201, "refused in the words for all"
+    assert request_id_of_key(night, "x" * 201) == "x" * 201, "refused in the words for all"
 
 
 class Waiting:
@@ -484,13 +484,13 @@ async def test_a_call_that_waits_too_long_for_its_turn_is_refused_and_recorded(
 async def test_the_next_call_sees_the_line_of_the_call_before(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ):
-    note, held = Audit._note, []
+    note, held = Audit._write_line, []
 
     def noted(*args):
         held.append(is_locked(home.quota_lock("agent")))
         note(*args)
 
-    monkeypatch.setattr(Audit, "_note", noted)
+    monkeypatch.setattr(Audit, "_write_line", noted)
     monkeypatch.setattr(verbs, "evaluate", lambda *a, **k: {"run_id": "r-1"})
     server = server_for(home, monkeypatch)
     asked = {"env_id": "e", "models": ["pebble"]}

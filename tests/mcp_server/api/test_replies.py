@@ -9,9 +9,9 @@ from engine.core.errors import CODES, UserError
 from mcp_server.api.replies import (
     ERROR_CHARS,
     RESULT_CHARS,
-    cap,
     clean,
     compact,
+    cut_to_size,
     envelope,
     error_line,
     fit,
@@ -57,7 +57,7 @@ def test_a_capped_result_fits_and_keeps_its_head(data, size):
     for name in ("summary", "next", "warnings"):
         data.pop(name, None)
     whole = envelope(data, "s")
-    body = cap(whole, size)
+    body = cut_to_size(whole, size)
     assert len(compact(body)) <= size
     assert list(body)[:3] == ["summary", "next", "warnings"]
     if len(compact(whole)) <= size:
@@ -65,7 +65,7 @@ def test_a_capped_result_fits_and_keeps_its_head(data, size):
 
 
 def test_a_huge_result_is_cut_and_says_so():
-    body = cap(envelope({"rows": [{"text": "x" * 4000} for _ in range(50)]}, "s"))
+    body = cut_to_size(envelope({"rows": [{"text": "x" * 4000} for _ in range(50)]}, "s"))
     assert len(compact(body)) <= RESULT_CHARS
     assert body["truncated"] is True
     assert "cursor" in body["warnings"][-1]
@@ -73,7 +73,7 @@ def test_a_huge_result_is_cut_and_says_so():
 
 
 def test_a_result_of_countless_fields_still_fits():
-    body = cap(envelope({f"field{n}": n for n in range(5000)}, "s"))
+    body = cut_to_size(envelope({f"field{n}": n for n in range(5000)}, "s"))
     assert len(compact(body)) <= RESULT_CHARS
     assert body["summary"] == "s"
 

@@ -11,9 +11,9 @@ from engine.core.errors import UserError
 from mcp_server.cli.client_config import (
     CLIENTS,
     Launch,
-    check_names,
+    entry_text,
+    parse_agents,
     serve_argv,
-    shown,
     write_entry,
 )
 
@@ -114,13 +114,13 @@ def test_what_is_shown_is_what_would_be_written(tmp_path: Path, client: str):
     write_entry(tmp_path, client, STDIO)
     spec = CLIENTS[client]
     parse = tomllib.loads if spec.file.endswith(".toml") else json.loads
-    assert parse(shown(client, STDIO))[spec.key]["honesmith"] == entry_of(tmp_path, client)
+    assert parse(entry_text(client, STDIO))[spec.key]["honesmith"] == entry_of(tmp_path, client)
 
 
 def test_agents_are_named_with_commas_or_repeatedly():
-    assert check_names(["claude, Cursor", "claude", "codex"]) == ["claude", "cursor", "codex"]
+    assert parse_agents(["claude, Cursor", "claude", "codex"]) == ["claude", "cursor", "codex"]
     with pytest.raises(UserError, match="emacs"):
-        check_names(["emacs"])
+        parse_agents(["emacs"])
 
 
 def test_the_command_starts_this_installation(tmp_path: Path):

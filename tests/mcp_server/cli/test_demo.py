@@ -208,7 +208,7 @@ def test_ctrl_c_cancels_what_the_demo_started(
         scene.runs.append(mine)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(demo, "_play", interrupted)
+    monkeypatch.setattr(demo, "_run_with_client", interrupted)
     assert demo.run_demo(home.root) == 130
     with Store(home) as store:
         assert store.get_run(mine).state == "cancelled"

@@ -18,7 +18,7 @@ from engine.home.run_dir import Home
 from engine.home.store import Store
 from mcp_server.access.log import log_file, log_to
 from mcp_server.protocol.app import CountingBus, build_server, default_roots, publish_metrics
-from mcp_server.protocol.tools import offered
+from mcp_server.protocol.tools import all_tools
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
@@ -39,7 +39,7 @@ async def test_the_server_introduces_itself(home: Home, mode: str):
 
 def test_the_instructions_name_only_tools_there_are(home: Home):
     told = build_server(home, []).instructions or ""
-    names = {tool.name for tool in offered(home, ())}
+    names = {tool.name for tool in all_tools(home, ())}
     mentioned = set(re.findall(r"\b[a-z]+_[a-z]+\b", told)) - {"next_cursor"}
     assert mentioned <= names
 
@@ -114,7 +114,7 @@ async def test_prompts_say_what_to_do_with_tools_there_are(home: Home, mode: str
 
 
 async def test_prompts_name_only_tools_and_sections_there_are(home: Home):
-    known = {tool.name for tool in offered(home, ())} | {"run_id", "compare_to", "timeout_s"}
+    known = {tool.name for tool in all_tools(home, ())} | {"run_id", "compare_to", "timeout_s"}
     slugs = {slug for slug, _ in playbook.sections()}
     async with Client(build_server(home, [])) as client:
         for name in ("train", "diagnose_run", "design_reward"):
@@ -188,7 +188,9 @@ async def test_nobody_listening_costs_no_look_at_the_home(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ):
     looked = []
-    monkeypatch.setattr("mcp_server.protocol.app._grown", lambda *a: looked.append(a) or [])
+    monkeypatch.setattr(
+        "mcp_server.protocol.app._runs_with_new_metrics", lambda *a: looked.append(a) or []
+    )
     bus = CountingBus()
     with anyio.move_on_after(0.1):
         await publish_metrics(home, bus, 0.01)
@@ -214,7 +216,7 @@ async def test_a_home_that_cannot_be_read_for_a_moment_ends_nothing(
             raise OSError("gone for a moment")
         return ["r-1"]
 
-    monkeypatch.setattr("mcp_server.protocol.app._grown", grown)
+    monkeypatch.setattr("mcp_server.protocol.app._runs_with_new_metrics", grown)
 
     async def grow(told: list[str]) -> None:
         await until(lambda: len(told) > 0)

@@ -17,7 +17,7 @@ from mcp_server.access.log import log_file
 from mcp_server.api import verbs
 from mcp_server.protocol.app import build_server
 from mcp_server.protocol.guard import check_arguments
-from mcp_server.protocol.tools import offered
+from mcp_server.protocol.tools import all_tools
 
 ERAS = ("auto", "legacy")
 
@@ -238,7 +238,7 @@ async def test_a_read_only_server_suggests_only_what_it_offers(
     assert [call["tool"] for call in result.structured_content["next"]] == ["read_logs"]
 
 
-TOOLS = {tool.name: tool for tool in offered(Home(Path("/nowhere")), ())}
+TOOLS = {tool.name: tool for tool in all_tools(Home(Path("/nowhere")), ())}
 VALUES = (
     st.none()
     | st.booleans()

@@ -12,7 +12,7 @@ from mcp import MCPError
 from engine.home.run_dir import Home
 from mcp_server.access.bearer import load_token
 from mcp_server.access.keys import SCOPES, add_key
-from mcp_server.protocol.tools import LOOK, NEEDS, offered
+from mcp_server.protocol.tools import LOOK, NEEDS, all_tools
 
 SETS = [pick for size in (1, 2, 4) for pick in combinations(SCOPES, size)]
 VALUES = {"string": "nobody", "integer": 1, "number": 1, "boolean": False, "array": ["nobody"]}
@@ -28,7 +28,7 @@ def code_of(result: Any) -> str:
 
 
 def test_every_tool_needs_a_scope_and_what_only_looks_needs_read(home: Home):
-    tools = offered(home, ())
+    tools = all_tools(home, ())
     assert set(NEEDS) == {tool.name for tool in tools}
     for tool in tools:
         assert (NEEDS[tool.name] == "read") == (tool.annotations is LOOK), tool.name

@@ -169,7 +169,7 @@ async def test_bodies_held_back_open_no_more_sessions_than_a_key_may_have(home: 
     async def send(message):
         statuses.extend([message["status"]] if "status" in message else [])
 
-    gate_ = Gate(inner, Keys(home, TOKEN), LOOPBACK, sessions=Sessions(idle_s=600, most=3))
+    gate_ = Gate(inner, Keys(home, TOKEN), LOOPBACK, sessions=Sessions(idle_s=600, max_sessions=3))
     given = headers(**{"content-length": b"2"})
     scopes = [
         {"type": "http", "method": "POST", "path": "/mcp", "headers": given} for _ in range(8)

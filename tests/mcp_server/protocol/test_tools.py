@@ -14,7 +14,7 @@ from engine.home.store import Store
 from engine.runs.submit.requests import EvaluationRequest, TrainRequest
 from mcp_server.api import verbs
 from mcp_server.protocol.app import build_server
-from mcp_server.protocol.tools import offered
+from mcp_server.protocol.tools import all_tools
 
 NAMES = [
     "get_status",
@@ -46,7 +46,7 @@ def surface(home: Home) -> dict[str, dict]:
             "description": tool.description,
             "inputSchema": tool.parameters,
         }
-        for tool in offered(home, ())
+        for tool in all_tools(home, ())
     }
 
 
@@ -65,7 +65,7 @@ def test_what_agents_are_told_of_the_tools_is_pinned(home: Home):
             "outputSchema": tool.fn_metadata.output_schema,
             "hints": tool.annotations.model_dump() if tool.annotations else None,
         }
-        for tool in offered(home, ())
+        for tool in all_tools(home, ())
     ]
     assert hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest() == SURFACE
 
@@ -138,7 +138,7 @@ REQUESTS = {"submit_train": TrainRequest, "evaluate": EvaluationRequest}
 
 
 def test_defaults_are_those_of_the_verbs(home: Home):
-    for tool in offered(home, ()):
+    for tool in all_tools(home, ()):
         taker = REQUESTS.get(tool.name, getattr(verbs, tool.name))
         verb = inspect.signature(taker).parameters
         for argument, part in tool.parameters["properties"].items():

@@ -12,12 +12,12 @@ from typer.main import get_command
 from engine.core.hints import Call, Change, Hint
 from engine.home.run_dir import Home
 from mcp_server.cli.main import app
-from mcp_server.protocol.tools import offered
+from mcp_server.protocol.tools import all_tools
 from mcp_server.screen.shell import COMMANDS, as_command, as_typed
 
 ROOT = Path(__file__).parents[3]
 TOOLS: dict[str, dict[str, Any]] = {
-    tool.name: dict(tool.parameters["properties"]) for tool in offered(Home(Path("home")), ())
+    tool.name: dict(tool.parameters["properties"]) for tool in all_tools(Home(Path("home")), ())
 }
 
 
@@ -130,7 +130,7 @@ def test_every_call_in_the_source_is_one_of_a_tool_with_arguments_it_has():
 def test_whatever_a_call_says_its_command_can_be_typed():
     """Each argument of each tool, alone beside those that it needs."""
     values = {"string": "x", "boolean": True, "number": 0.5, "array": ["x"], "object": {"seed": 1}}
-    for tool in offered(Home(Path("home")), ()):
+    for tool in all_tools(Home(Path("home")), ()):
         required = list(tool.parameters.get("required", []))
         if tool.name == "deploy":  # the others of its arguments are of an export
             required += ["action", "path"]
