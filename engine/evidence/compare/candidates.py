@@ -106,21 +106,9 @@ def find_candidates(
     with Store(home) as store:
         finder = _Finder(home, store, ids)
         offers = {ref: finder.offers(ref) for ref in ids}
+    if env_id:
+        offers = {ref: _offers_on(env_id, ref, offers[ref]) for ref in offers}
     warnings: list[str] = []
-    for ref, ref_offers in offers.items():
-        if env_id:
-            on_env = [offer for offer in ref_offers if _env_matches(offer.env_id, env_id)]
-            if ref_offers and not on_env:
-                raise UserError(
-                    "NO_EVALUATION",
-                    f"{ref} was not evaluated on {env_id}, only on {_env_ids_text(ref_offers)}",
-                    hint=Hint(
-                        "Evaluate it there first:",
-                        Call("evaluate", {"env_id": env_id, "models": [ref]}),
-                    ),
-                    field="env_id",
-                )
-            offers[ref] = on_env
     chosen_offers, other_envs = _choose_offers(ids, offers)
     if other_envs:
         warnings.append(
@@ -138,6 +126,25 @@ def find_candidates(
             field="ids",
         )
     return candidates, warnings + _check_sampling(candidates)
+
+
+def _offers_on(env_id: str, ref: str, offers: Sequence[Offer]) -> list[Offer]:
+    """Those of the offers of `ref` that are on the environment asked for.
+
+    Raises UserError NO_EVALUATION where it was evaluated on others only.
+    """
+    on_env = [offer for offer in offers if _env_matches(offer.env_id, env_id)]
+    if offers and not on_env:
+        raise UserError(
+            "NO_EVALUATION",
+            f"{ref} was not evaluated on {env_id}, only on {_env_ids_text(offers)}",
+            hint=Hint(
+                "Evaluate it there first:",
+                Call("evaluate", {"env_id": env_id, "models": [ref]}),
+            ),
+            field="env_id",
+        )
+    return on_env
 
 
 class _Finder:
@@ -164,39 +171,43 @@ class _Finder:
                 evaluated or its files were deleted.
         """
         name, _, checkpoint = ref.partition("@")
-        row = self._run_with_id(name)
+        row = self._run_with_id(name)  # None for the reference of a model that is no run here
         files_deleted = row is not None and self.home.run(row.run_id).deleted.exists()
         if row is not None and row.kind != "train" and not files_deleted:
             return [self._of_evaluation_run(row, self.home.run(name).find_config(), None)]
-        candidates = [
+        offers = [
             self._of_evaluation_run(evaluation, config, ref)
             for evaluation, config in self.evaluations
             if config is not None and ref in config.model_refs
         ]
         if row is not None and row.kind == "train" and not files_deleted:
-            candidates = self._own_evaluation(row, checkpoint) + candidates
+            offers = self._own_evaluation(row, checkpoint) + offers
         elif not checkpoint:
-            candidates += self._start_evaluations(ref)
-        if not candidates and row is None:
+            offers += self._start_evaluations(ref)
+        if not offers and row is None:
             row = self.store.get_run(name)  # a unique prefix, or RUN_NOT_FOUND naming the nearest
             if row.run_id != name:
                 return self.offers(f"{row.run_id}@{checkpoint}" if checkpoint else row.run_id)
-        if not candidates and files_deleted:
+        if not offers and files_deleted:
             raise UserError(
                 "NO_EVALUATION",
                 f"{ref} has no evaluation to compare: the files of {name} were deleted",
                 hint="Compare another; the report of this one says what came of it.",
                 field="ids",
             )
-        if not candidates:
-            state = f" (it is {row.state})" if row else ""
-            raise UserError(
-                "NO_EVALUATION",
-                f"{ref} has no evaluation to compare{state}",
-                hint=self._evaluate_first(ref, row),
-                field="ids",
-            )
-        return candidates
+        if not offers:
+            raise self._not_evaluated(ref, row)
+        return offers
+
+    def _not_evaluated(self, ref: str, row: RunRow | None) -> UserError:
+        """The error for a model without evaluation; `row` is its run, None where it is no run."""
+        state = f" (it is {row.state})" if row else ""
+        return UserError(
+            "NO_EVALUATION",
+            f"{ref} has no evaluation to compare{state}",
+            hint=self._evaluate_first(ref, row),
+            field="ids",
+        )
 
     def _evaluate_first(self, ref: str, row: RunRow | None) -> Hint:
         """The hint how to get `ref` evaluated.
@@ -267,15 +278,15 @@ class _Finder:
 
     def _start_evaluations(self, ref: str) -> list[Offer]:
         """The evaluations at step 0 of the compared training runs that started from model `ref`."""
-        rows = []
+        offers = []
         for other in self.ids:
             row = self._run_with_id(other.partition("@")[0])
             if row is None or row.kind != "train" or row.model != ref:
                 continue
             run = self.home.run(row.run_id)
             if _reported_rows(run, 0):
-                rows.append(self._start_evaluation(run, row, ref))
-        return rows
+                offers.append(self._start_evaluation(run, row, ref))
+        return offers
 
     def _start_evaluation(self, run: RunDir, row: RunRow, ref: str) -> Offer:
         """The evaluation at step 0 of a training run, as that of its start model `ref`."""

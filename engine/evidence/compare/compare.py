@@ -67,6 +67,7 @@ class CandidateRow:
     device_hours: float | None
 
     def to_json(self) -> dict[str, object]:
+        """The row as JSON; `seeds` takes the place of `step`, and what is None is left out."""
         body: dict[str, object] = {"id": self.id, "evaluated_in": self.evaluated_in}
         if self.seeds is not None:
             body["seeds"] = self.seeds
@@ -287,7 +288,7 @@ def _without_contaminated(
 
 
 def _candidate_row(home: Home, candidate: Candidate, measure: Measure | None) -> CandidateRow:
-    """A candidate as the result shows it; `device_hours` adds up the runs of all its seeds."""
+    """A candidate as a row of the result; `device_hours` adds up the runs of all its seeds."""
     seeds = {member.label: seed_of(home, member) for member in candidate.members}
     runs = {member.run_id for member in candidate.members or (candidate,)} - {""}
     hours = None

@@ -91,6 +91,7 @@ class RankChanges:
     moved: Sequence[RankMove]
 
     def to_json(self) -> dict[str, object]:
+        """The changes as JSON, pairs by name as in `PairCounts`."""
         return {
             "rows": self.rows,
             "changed": self.changed,

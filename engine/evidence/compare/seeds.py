@@ -133,17 +133,19 @@ def _verdict_over_seeds(
     "unknown" with fewer than two shared tasks; the verdict of the rows stays where nothing varies.
     """
     verdict_of_rows = comparison.outcome
-    shared_tasks = set.intersection(*(set(run) for runs in means for run in runs))
+    seeds_before, seeds_after = means
+    shared_tasks = set.intersection(*(set(seed) for seeds in means for seed in seeds))
     if len(shared_tasks) < 2:
         return replace(
             verdict_of_rows, verdict="unknown", reason="the seeds share no tasks", diff=None
         )
     levels_before, levels_after = (
-        [_mean_over_tasks(run, shared_tasks) for run in runs] for runs in means
+        [_mean_over_tasks(seed, shared_tasks) for seed in seeds] for seeds in means
     )
     diff = _mean(levels_after) - _mean(levels_before)
     task_differences = [
-        _mean([r[t] for r in means[1]]) - _mean([r[t] for r in means[0]]) for t in shared_tasks
+        _mean([seed[task] for seed in seeds_after]) - _mean([seed[task] for seed in seeds_before])
+        for task in shared_tasks
     ]
     task_variance = _variance(task_differences) / len(task_differences)
     seed_freedom = len(levels_before) + len(levels_after) - 2
@@ -152,7 +154,7 @@ def _verdict_over_seeds(
     ) / seed_freedom
     seed_variance = pooled_variance * (1.0 / len(levels_before) + 1.0 / len(levels_after))
     total_variance = task_variance + seed_variance
-    if total_variance <= 0.0:
+    if total_variance <= 0.0:  # there is nothing to divide by
         return replace(verdict_of_rows, method=f"{verdict_of_rows.method}, seeds alike")
     df = total_variance**2 / (
         task_variance**2 / (len(task_differences) - 1) + seed_variance**2 / seed_freedom

@@ -122,6 +122,7 @@ class Attribution:
         return len(self.changed) > 1
 
     def to_json(self) -> dict[str, object]:
+        """The attribution as JSON; everything that changed is called `levers` there."""
         return {
             "to": self.to,
             "levers": list(self.changed),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from engine.evidence.detect.findings import Finding, edit_lever, setting_lever
 from engine.evidence.detect.groups import learning
 from engine.evidence.detect.setbacks import cut_is_paid
-from engine.evidence.detect.views import Facts, mean, mean_or_none, stuck_at, window
+from engine.evidence.detect.views import AT_START, Facts, mean, mean_or_none, stuck_at, window
 from engine.evidence.stats import thresholds as limits
 
 
@@ -94,7 +94,7 @@ def _level_at_start(facts: Facts) -> tuple[float, float]:
     """
     lengths, cut_shares = facts.of_views("length"), facts.of_views("cut")
     if facts.exam_start is None:
-        return mean(lengths[:3]), mean(cut_shares[:3])
+        return mean(lengths[:AT_START]), mean(cut_shares[:AT_START])
     length = max([facts.exam_start.length, *lengths[:1]])
     cut_share = max([facts.exam_start.cut, *cut_shares[:1]])
     return length, cut_share
@@ -242,7 +242,7 @@ def repetition(facts: Facts) -> Finding | None:
     recent = facts.recent_views("repeated")
     if not recent:
         return None
-    share, share_start = mean(recent), mean(values[:3])
+    share, share_start = mean(recent), mean(values[:AT_START])
     from_start = share_start >= limits.REPEATED_FROM_START or facts.algorithm == "evaluate"
     has_grown = share >= max(limits.REPEATED, limits.REPEATED_TIMES * share_start)
     if not (has_grown or (from_start and share >= limits.REPEATED_FROM_START)):
@@ -297,7 +297,7 @@ def _unreadable_form(facts: Facts) -> Finding | None:
     evidence = {
         "unparsed_share": unread_share,
         "metric": metric,
-        "unparsed_start": mean_or_none(unread_shares[:3]),
+        "unparsed_start": mean_or_none(unread_shares[:AT_START]),
         "truncated_share": mean_or_none(window(facts.of_views("cut"))),
     }
     what = (

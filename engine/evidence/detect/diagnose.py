@@ -46,6 +46,7 @@ class ShownFinding:
     examples: Sequence[Example]
 
     def to_json(self) -> dict[str, object]:
+        """The finding as a result lists it."""
         return {
             "id": self.finding.id,
             "severity": self.finding.severity,
@@ -67,6 +68,7 @@ class LookedAt:
     evaluations: int
 
     def to_json(self) -> dict[str, object]:
+        """The counts as JSON, by field name."""
         return {
             "steps": self.steps,
             "last_step": self.last_step,
@@ -89,6 +91,7 @@ class Diagnosis:
     next_calls: Sequence[Call]
 
     def to_json(self) -> Reply:
+        """The diagnosis as the reply of the tool."""
         return {
             "summary": self.summary,
             "run_id": self.run_id,

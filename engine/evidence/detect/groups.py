@@ -2,7 +2,7 @@
 
 from engine.core.hints import Change
 from engine.evidence.detect.findings import Finding, edit_lever, setting_lever
-from engine.evidence.detect.views import Facts, mean, mean_or_none, moved, trend, window
+from engine.evidence.detect.views import AT_START, Facts, mean, mean_or_none, moved, trend, window
 from engine.evidence.stats import thresholds as limits
 
 
@@ -135,7 +135,7 @@ def _entropy_lost_slowly(facts: Facts) -> Finding | None:
     values = facts.series("entropy")
     if len(values) < limits.WINDOW + limits.ENTROPY_FLAT_STEPS:
         return None
-    entropy_start, entropy = mean(values[:3]), mean(values[-limits.LEAST :])
+    entropy_start, entropy = mean(values[:AT_START]), mean(values[-limits.LEAST :])
     if entropy_start < limits.ENTROPY_FROM or entropy >= limits.ENTROPY_LEFT * entropy_start:
         return None
     # Means of three steps in a row, so that one low step does not count.
@@ -150,7 +150,7 @@ def _entropy_lost_slowly(facts: Facts) -> Finding | None:
     solved = facts.of_views("solved") or facts.series("heldout_success")
     if len(solved) < 2:
         return None
-    solved_start, solved_end = mean(solved[:3]), mean(solved[-limits.LEAST :])
+    solved_start, solved_end = mean(solved[:AT_START]), mean(solved[-limits.LEAST :])
     if (
         solved_end >= solved_start + limits.WAY_GONE * (1.0 - solved_start)
         or solved_end >= 1 - limits.UNPARSED

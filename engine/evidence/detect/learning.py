@@ -5,6 +5,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from engine.evidence.detect.findings import Finding, Lever, edit_lever, setting_lever
 from engine.evidence.detect.groups import rounded_half, rounded_part
@@ -74,7 +75,7 @@ def overfitting(facts: Facts) -> Finding | None:
     lever = setting_lever(
         "steps", facts.settings.get("steps"), best_step, "fewer passes; more rows if there are any"
     )
-    if best_step == 0:  # no number of steps helps where every one of them did harm
+    if best_step == 0:  # every step did harm, so fewer of them would not help
         learning_rate = facts.settings.get("learning_rate")
         reason = "and see whether the rows are like the held-out ones: no step made those likelier"
         lever = setting_lever(
@@ -185,8 +186,10 @@ def unstable(facts: Facts) -> Finding | None:
         )
     if not gradient_spikes:
         return None
-    step, value, usual_value = max(gradient_spikes, key=lambda spike: spike[1] / spike[2])
-    harmful_spikes = [spike for spike in gradient_spikes if _worse_after(facts, spike[0])]
+    step, value, usual_value = max(
+        gradient_spikes, key=lambda spike: spike.value / spike.usual_value
+    )
+    harmful_spikes = [spike for spike in gradient_spikes if _worse_after(facts, spike.step)]
     if len(gradient_spikes) < limits.SPIKES and not harmful_spikes:
         return None
     evidence = {
@@ -312,12 +315,20 @@ def _unstable_finding(
     )
 
 
-def _spikes(points: Sequence[tuple[int, float]], floor: float) -> list[tuple[int, float, float]]:
-    """(step, value, usual value) of each point far above the median of the steps before it.
+class _Spike(NamedTuple):
+    """A point of a curve that is far above the usual value, the median of the steps before it."""
+
+    step: int
+    value: float
+    usual_value: float
+
+
+def _spikes(points: Sequence[tuple[int, float]], floor: float) -> list[_Spike]:
+    """The points of a curve that are far above the median of the steps before them.
 
     Points up to `floor` never count; step 0 and values of 0 or less are ignored.
     """
-    spikes: list[tuple[int, float, float]] = []
+    spikes: list[_Spike] = []
     earlier_values: list[float] = []
     for step, value in points:
         if value <= 0.0 or step <= 0:
@@ -327,7 +338,7 @@ def _spikes(points: Sequence[tuple[int, float]], floor: float) -> list[tuple[int
             statistics.median(recent_values) if len(recent_values) >= limits.LEAST else None
         )
         if usual_value is not None and value > limits.SPIKE * usual_value and value > floor:
-            spikes.append((step, value, usual_value))
+            spikes.append(_Spike(step, value, usual_value))
         earlier_values.append(value)
     return spikes
 

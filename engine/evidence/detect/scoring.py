@@ -1,10 +1,23 @@
 """Detectors of faults in the reward: scoring fails, is slow, changes, or rewards wrong answers."""
 
 from engine.evidence.detect.findings import Finding, edit_lever
-from engine.evidence.detect.views import Facts, Trend, mean, mean_or_none, stuck_at, trend
+from engine.evidence.detect.views import AT_START, Facts, Trend, mean, mean_or_none, stuck_at, trend
 from engine.evidence.stats import thresholds as limits
 from engine.evidence.verdict.fresh_scores import moved
 from envs.audit import rescore
+
+# Name of a sign of an exploit -> how a finding describes it, in this order.
+_SIGNAL_TEXTS = {
+    "success_flat": "success did not follow",
+    "wrong_paid": "most of that was paid to wrong answers too",
+    "longer": "answers grew longer",
+    "shorter": "answers grew shorter",
+    "alike": "different tasks get the same answer",
+    "repeated": "answers repeat themselves",
+    "form_only": "only the form is learnt",
+    "judge": "the judge is pleased by wrong answers",
+    "audit": "the reward audit had failed",
+}
 
 
 def reward_errors(facts: Facts) -> Finding | None:
@@ -86,7 +99,7 @@ def judge_pleasing(facts: Facts) -> Finding | None:
         return None
     evidence = {
         "pleased_and_wrong": pleased_share,
-        "pleased_and_wrong_start": mean(shares[:3]),
+        "pleased_and_wrong_start": mean(shares[:AT_START]),
         "alike_share": mean_or_none(facts.recent_views("alike")),
         "solved": mean_or_none(facts.recent_views("solved")),
     }
@@ -134,18 +147,7 @@ def reward_hacking(facts: Facts) -> Finding | None:
         "signals": sorted(signals),
         **{f"signal_{name}": value for name, value in signals.items() if name != "success_flat"},
     }
-    signal_texts = {
-        "success_flat": "success did not follow",
-        "wrong_paid": "most of that was paid to wrong answers too",
-        "longer": "answers grew longer",
-        "shorter": "answers grew shorter",
-        "alike": "different tasks get the same answer",
-        "repeated": "answers repeat themselves",
-        "form_only": "only the form is learnt",
-        "judge": "the judge is pleased by wrong answers",
-        "audit": "the reward audit had failed",
-    }
-    changes = ", ".join(signal_texts[name] for name in signal_texts if name in signals)
+    changes = ", ".join(text for name, text in _SIGNAL_TEXTS.items() if name in signals)
     what = (
         f"The reward rose from {reward_trend.first:.2g} to {reward_trend.last:.2g}, but {changes}."
     )

@@ -20,6 +20,7 @@ from engine.records.lines.answer import Answer
 from engine.records.lines.curves import number
 from engine.records.lines.trajectory_record import TrajectoryRecord
 
+AT_START = 3  # steps at the beginning of a run whose mean is the level it started from
 Line = Mapping[str, Any]  # one line of metrics.jsonl: metric name -> value
 
 # What the name of an environment's metric says about it: readable form, a judge, a hard check.

@@ -86,26 +86,31 @@ class Effect:
     lower_is_better: bool
 
 
-def effect_strip(effect: Effect, width: int, label: str) -> Markup:
-    """A difference with its interval on an axis around 0, as SVG.
+def _effect_axis(effect: Effect) -> tuple[float, float]:
+    """The ends of the axis: both sides of 0 alike, or mostly the side that the interval is on."""
+    # The margin fills at most five eighths of a side, and nothing touches the end of the axis.
+    extent = max(abs(effect.low), abs(effect.high), effect.margin * 1.6, 1e-9) * 1.12
+    if effect.low < 0 < effect.high:
+        return -extent, extent
+    # The interval is on one side of 0: show about a fifth of the other side.
+    return min(effect.low, -extent * 0.22), max(effect.high, extent * 0.22)
 
-    The shaded part is the differences that count as none. The strip is widened to show all of the
-    interval; where 0 lies outside the interval, only a little of the other side is shown.
+
+def effect_strip(effect: Effect, width: int, label: str) -> Markup:
+    """A difference with its interval on an axis through 0, as SVG.
+
+    The differences that count as none are shaded; the difference itself stands above the axis, the
+    ends of its interval below.
     """
     low, value, high = effect.low, effect.value, effect.high
     margin, share = effect.margin, effect.share
     height, left, right, y_middle = 104, 18, 18, 52
-    extent = max(abs(low), abs(high), margin * 1.6, 1e-9) * 1.12
-    axis_ends = (
-        (-extent, extent)
-        if low < 0 < high
-        else (min(low, -extent * 0.22), max(high, extent * 0.22))
-    )
-    axis_span = axis_ends[1] - axis_ends[0]
+    axis_start, axis_end = _effect_axis(effect)
+    axis_span = axis_end - axis_start
     axis_width = width - left - right
 
-    def x_of(number: float) -> float:
-        return left + (number - axis_ends[0] + axis_span * 0.03) / (axis_span * 1.06) * axis_width
+    def x_of(number: float) -> float:  # 3 % of the axis are left free at each end
+        return left + (number - axis_start + axis_span * 0.03) / (axis_span * 1.06) * axis_width
 
     svg_parts = [
         f'<rect class="moot" x="{x_of(-margin):.1f}" y="{y_middle - 22}" rx="3" '
@@ -116,16 +121,18 @@ def effect_strip(effect: Effect, width: int, label: str) -> Markup:
         f'<circle class="estimate" cx="{x_of(value):.1f}" cy="{y_middle}" r="7"/>',
     ]
     unit = " points" if share else ""
-    end_texts = [signed(number, share).removesuffix(unit) for number in (low, high)]
+    low_text, high_text = (signed(number, share).removesuffix(unit) for number in (low, high))
     # The first labels have priority: "no change" is left out where it would overlap the numbers.
-    texts = [(x_of(low), end_texts[0]), (x_of(high), end_texts[1]), (x_of(0), "no change")]
+    texts = [(x_of(low), low_text), (x_of(high), high_text), (x_of(0), "no change")]
     svg_parts += _labels(texts, width, y_middle + 44, gap=6)
     headline = signed(value, share)
     x_head = _centre_inside(x_of(value), _HALF_HEAD * len(headline), width)
     svg_parts.append(_text("head mid", x_head, y_middle - 16, headline))
-    direction_texts = ("← better", "worse →") if effect.lower_is_better else ("← worse", "better →")
-    svg_parts.append(_text("faint", left, 11, direction_texts[0]))
-    svg_parts.append(_text("faint end", width - right, 11, direction_texts[1]))
+    left_text, right_text = (
+        ("← better", "worse →") if effect.lower_is_better else ("← worse", "better →")
+    )
+    svg_parts.append(_text("faint", left, 11, left_text))
+    svg_parts.append(_text("faint end", width - right, 11, right_text))
     return _svg(svg_parts, width, height, label)
 
 
@@ -144,7 +151,8 @@ class Range:
 def range_bar(estimate: Range, width: int, label: str) -> Markup:
     """The range of an estimate as a bar, with what was actually used as a mark on it."""
     low, likely, high = estimate.low, estimate.likely, estimate.high
-    actual, texts = estimate.actual, estimate.texts
+    actual = estimate.actual
+    low_text, likely_text, high_text, actual_text = estimate.texts
     height, left, right, y_middle = 84, 14, 14, 40
     axis_end = max(high, actual or 0.0, 1e-9) * 1.06
 
@@ -164,9 +172,10 @@ def range_bar(estimate: Range, width: int, label: str) -> Markup:
         svg_parts.append(
             _line("actualline", (x_of(actual), x_of(actual)), (y_middle - 11, y_middle + 11))
         )
-        x_text = _centre_inside(x_of(actual), _HALF_STRONG * len(texts[3]), width)
-        svg_parts.append(_text("strong mid", x_text, 12, texts[3]))
-    labels = [(x_of(likely), texts[1]), (x_of(high), texts[2]), (x_of(low), texts[0])]
+        x_text = _centre_inside(x_of(actual), _HALF_STRONG * len(actual_text), width)
+        svg_parts.append(_text("strong mid", x_text, 12, actual_text))
+    # The first labels have priority where they would overlap.
+    labels = [(x_of(likely), likely_text), (x_of(high), high_text), (x_of(low), low_text)]
     svg_parts += _labels(labels, width, y_middle + 30, gap=8)
     return _svg(svg_parts, width, height, label)
 
@@ -222,24 +231,24 @@ def level_bar(
 
 
 def signed(value: float, share: bool) -> str:
-    """A difference as text with its sign; in points for shares."""
+    """A difference as text with its sign, such as "+3.1 points" for shares, "−0.2" for others."""
     if share:
         return f"{100 * value:+.1f} points".replace("-", "−")
     return f"{value:+.3g}".replace("-", "−")
 
 
 def shown(value: float, share: bool) -> str:
-    """A value as text, short enough for an axis; in percent for shares."""
-    if share:
+    """A value as text, short enough for an axis: "12 %" for shares, else "0.5", "12k", "3e−5"."""
+    if share:  # from 10 % on without decimals
         text = f"{100 * value:.0f}" if abs(value) >= 0.0995 else f"{100 * value:.1f}"
         return f"{text.removesuffix('.0')} %".replace("-0 %", "0 %")
-    size = abs(value)
-    if size >= 1e6 or 0 < size < 1e-3:
+    magnitude = abs(value)
+    if magnitude >= 1e6 or 0 < magnitude < 1e-3:
         mantissa, _, exponent = f"{value:.1e}".partition("e")
         return f"{mantissa.removesuffix('.0')}e{int(exponent)}".replace("-", "−")
-    if size >= 10_000:
+    if magnitude >= 10_000:
         return f"{value / 1000:.3g}k".replace("-", "−")
-    if size >= 1000:
+    if magnitude >= 1000:
         return f"{value:,.0f}".replace("-", "−")
     return f"{value:.3g}".replace("-", "−")
 
@@ -253,10 +262,9 @@ def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:
         high = low + (abs(low) if abs(low) > 1e-200 else 1.0)
     exact_step = (high - low) / about
     power_of_ten = 10 ** math.floor(math.log10(exact_step))
-    step = (
-        next(step for step in (1, 2, 2.5, 5, 10) if step * power_of_ten >= exact_step * 0.999)
-        * power_of_ten
-    )
+    round_steps = (1, 2, 2.5, 5, 10)  # times a power of ten; the first that is large enough
+    factor = next(factor for factor in round_steps if factor * power_of_ten >= exact_step * 0.999)
+    step = factor * power_of_ten
     first = math.floor(low / step + 1e-9)
     last = math.ceil(high / step - 1e-9)
     return [float(f"{i * step:.12g}") for i in range(first, last + 1)]

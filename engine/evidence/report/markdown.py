@@ -66,8 +66,8 @@ def _section_texts(dossier: Dossier, builders: Iterable[BuildSection]) -> list[s
     return texts
 
 
-def _blocks_text(shown: Iterable[Block]) -> str:
-    return "\n\n".join(text for block in shown if (text := _block_text(block)))
+def _blocks_text(shown_blocks: Iterable[Block]) -> str:
+    return "\n\n".join(text for block in shown_blocks if (text := _block_text(block)))
 
 
 def _block_text(block: Block) -> str:

@@ -52,7 +52,7 @@ def audit(dossier: Dossier) -> Section | None:
 
 
 def _probe_row(probe: ProbeLine) -> tuple[str | Tag | Cell, ...]:
-    """A row of the table: one kind of false answer, and what it earns."""
+    """A row of the table: one kind of answer that solves nothing, and what it earns."""
     return (
         Cell(probe.probe, probe.what),
         value_text(probe.mean),

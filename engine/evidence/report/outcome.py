@@ -59,7 +59,7 @@ def _summary(dossier: Dossier, word: str) -> str:
         text = sentence_case(verdict.summary.removeprefix(f"{word}: "))
     else:
         text = verdict.summary.replace(f": {word}: ", ": ", 1)
-    return text.replace(" %", "\u00a0%")
+    return text.replace(" %", "\u00a0%")  # so that no line breaks before the sign
 
 
 def sentence_case(text: str) -> str:

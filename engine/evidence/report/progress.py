@@ -22,11 +22,13 @@ def curves(dossier: Dossier) -> blocks.Section | None:
     """
     main_chart = _main_chart(dossier)
     section_blocks: list[blocks.Block] = [main_chart] if main_chart else []
-    if dossier.row.kind == "train":  # one line per model is no curve
-        if small_charts := _small_charts(dossier):
+    if dossier.row.kind == "train":  # an evaluation has one line per model, which is no curve
+        small_charts = _small_charts(dossier)
+        if small_charts:
             section_blocks.append(blocks.Panel(small_charts, grid=True))
         heads = ("metric", "first", "last", "min", "max", "over the run")
-        if rows := _curve_rows(dossier):
+        rows = _curve_rows(dossier)
+        if rows:
             section_blocks.append(blocks.Table(heads, rows, only="markdown"))
     lead = [_held_out_line(dossier)] if main_chart else []
     return (
