@@ -59,7 +59,9 @@ def length_grew(facts: Facts) -> Finding | None:
         f"{max_tokens}, and {reason}."
     )
     edit = "score(): pay nothing for length, and nothing for an answer that is cut; not max_tokens"
-    return Finding("length_grew", what, evidence, edit_lever(edit), "rewards", "truncated")
+    return Finding(
+        "length_grew", what, evidence, edit_lever(edit), playbook="rewards", pick="truncated"
+    )
 
 
 def _why_longer(facts: Facts) -> str:
@@ -69,13 +71,13 @@ def _why_longer(facts: Facts) -> str:
     become right.
     """
     lengths = facts.of_views("length")
-    cut_answers_paid = mean_or_none(
-        window(facts.of_views("whole_reward"))
-    ) is not None and cut_is_paid(facts)
+    # Without the reward of answers that are not cut there is nothing to compare with.
+    whole_answers_known = mean_or_none(window(facts.of_views("whole_reward"))) is not None
+    cut_answers_paid = whole_answers_known and cut_is_paid(facts)
     # With many answers out of turns the cuts are not mainly about length.
     if (mean_or_none(window(facts.of_views("out_of_turns"))) or 0.0) > 0.5 * limits.TRUNCATED:
         return ""
-    if len(lengths) >= limits.LEAST and not (learning(facts) and not cut_answers_paid):
+    if len(lengths) >= limits.LEAST and (cut_answers_paid or not learning(facts)):
         length_start, cut_share_start = _level_at_start(facts)
         length_now = mean(window(lengths))
         if cut_share_start <= limits.TRUNCATED and length_now >= limits.LENGTH_UP * length_start:
@@ -119,7 +121,7 @@ def _cut_exam(facts: Facts) -> Finding | None:
         lever = edit_lever(
             "reference answers that end where the answer ends, none cut at max_length"
         )
-        return Finding("truncation", what, evidence, lever, "sft", "truncated")
+        return Finding("truncation", what, evidence, lever, playbook="sft", pick="truncated")
     return _cut_finding(facts, evidence, view.cut, view.out_of_turns, "of the evaluation")
 
 
@@ -164,7 +166,7 @@ def _cut_finding(
             what += f" Reference answers take {gold_tokens:.0f} tokens."
             edit = "ask for short answers in the prompt, or show them by SFT"
             lever = edit_lever(f"{edit}; more max_tokens only where an answer must be worked out")
-    return Finding("truncation", what, evidence, lever, "failures", "truncated")
+    return Finding("truncation", what, evidence, lever, playbook="failures", pick="truncated")
 
 
 def _cut_rows(facts: Facts) -> Finding | None:
@@ -188,7 +190,7 @@ def _cut_rows(facts: Facts) -> Finding | None:
     lever = setting_lever(
         "max_length", max_length, 2 * max_length if isinstance(max_length, int) else None
     )
-    return Finding("truncation", what, evidence, lever, "sft")
+    return Finding("truncation", what, evidence, lever, playbook="sft")
 
 
 def overthinking(facts: Facts) -> Finding | None:
@@ -226,8 +228,8 @@ def overthinking(facts: Facts) -> Finding | None:
         what,
         evidence,
         lever,
-        "failures",
-        "truncated",
+        playbook="failures",
+        pick="truncated",
         root=cut_share > limits.TRUNCATED,
     )
 
@@ -264,7 +266,7 @@ def repetition(facts: Facts) -> Finding | None:
         lever = setting_lever(
             "kl_coef", kl_coef, max(0.02, 2 * kl_coef), "and start from before it began"
         )
-    return Finding("repetition", what, evidence, lever, "failures", "worst")
+    return Finding("repetition", what, evidence, lever, playbook="failures", pick="worst")
 
 
 def unparsed(facts: Facts) -> Finding | None:
@@ -285,11 +287,10 @@ def _unreadable_form(facts: Facts) -> Finding | None:
             return None  # training usually teaches the form first; give it time
     else:
         view = facts.exam or (facts.views[-1] if facts.views else None)
-        measured = view is not None and view.n >= limits.FEWEST_ANSWERS and view.form is not None
-        unread_share = 1.0 - (view.form or 0.0) if measured and view is not None else None
-        unread_share = (
-            unread_share if unread_share is not None and unread_share > limits.UNPARSED else None
-        )
+        unread_share = None
+        if view is not None and view.n >= limits.FEWEST_ANSWERS and view.form is not None:
+            share = 1.0 - view.form
+            unread_share = share if share > limits.UNPARSED else None
     if unread_share is None:
         return None
     views = [view for view in (*facts.views, facts.exam) if view is not None and view.form_name]
@@ -309,7 +310,13 @@ def _unreadable_form(facts: Facts) -> Finding | None:
     else:
         edit = "score(): read the right answers that miss the form, or ask for it in the prompt"
     return Finding(
-        "unparsed", what, evidence, edit_lever(edit), "rewards", "worst", f"{metric} < 1"
+        "unparsed",
+        what,
+        evidence,
+        edit_lever(edit),
+        playbook="rewards",
+        pick="worst",
+        where=f"{metric} < 1",
     )
 
 
@@ -337,4 +344,4 @@ def _wrapping_paid_less(facts: Facts) -> Finding | None:
         f"and earn {reward_wrapped:.2g} where bare ones earn {reward_bare:.2g}."
     )
     lever = edit_lever("score(): take the answer out of its wrapping before comparing")
-    return Finding("unparsed", what, evidence, lever, "rewards", "worst")
+    return Finding("unparsed", what, evidence, lever, playbook="rewards", pick="worst")

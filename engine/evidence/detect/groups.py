@@ -1,5 +1,7 @@
 """Detectors of GRPO's signal: do the answers of a group differ, and does the model learn?"""
 
+from collections.abc import Sequence
+
 from engine.core.hints import Change
 from engine.evidence.detect.findings import Finding, edit_lever, setting_lever
 from engine.evidence.detect.views import AT_START, Facts, mean, mean_or_none, moved, trend, window
@@ -49,13 +51,19 @@ def uniform_groups(facts: Facts) -> Finding | None:
                 "start from a checkpoint or a model that still gives several answers"
             )
         what = f"{start_of_sentence}: the answers of a group are the same text."
-        return Finding("uniform_groups", what, evidence, lever, "failures", "group", root=True)
-    edit = "score(): pay part of the way, each tier provably harder than the one before"
-    if all_solved_share >= limits.EFFECTIVE_NONE:
+        return Finding(
+            "uniform_groups", what, evidence, lever, playbook="failures", pick="group", root=True
+        )
+    if all_solved_share < limits.EFFECTIVE_NONE:
+        playbook_section = "rewards"
+        edit = "score(): pay part of the way, each tier provably harder than the one before"
+    else:
+        playbook_section = "curriculum"
         edit = "tasks between the two ends: leave out those solved always and those solved never"
     what = f"{start_of_sentence}: the answers of a group differ, but not what they are paid."
-    playbook_section = "rewards" if all_solved_share < limits.EFFECTIVE_NONE else "curriculum"
-    return Finding("uniform_groups", what, evidence, edit_lever(edit), playbook_section, "group")
+    return Finding(
+        "uniform_groups", what, evidence, edit_lever(edit), playbook=playbook_section, pick="group"
+    )
 
 
 def too_hard(facts: Facts) -> Finding | None:
@@ -87,7 +95,9 @@ def too_hard(facts: Facts) -> Finding | None:
         Change(arguments={"algorithm": "sft"}),
     )
     where = "success == False" if solved_shares else ""
-    return Finding("too_hard", what, evidence, lever, "curriculum", "best", where)
+    return Finding(
+        "too_hard", what, evidence, lever, playbook="curriculum", pick="best", where=where
+    )
 
 
 def too_easy(facts: Facts) -> Finding | None:
@@ -116,7 +126,9 @@ def too_easy(facts: Facts) -> Finding | None:
         f"{mean(solved_at_start):.0%} of the answers were right from the first steps on: there "
         "is nothing to select."
     )
-    return Finding("too_easy", what, evidence, edit_lever("harder tasks"), "curriculum", "worst")
+    return Finding(
+        "too_easy", what, evidence, edit_lever("harder tasks"), playbook="curriculum", pick="worst"
+    )
 
 
 def entropy_collapse(facts: Facts) -> Finding | None:
@@ -138,23 +150,16 @@ def _entropy_lost_slowly(facts: Facts) -> Finding | None:
     entropy_start, entropy = mean(values[:AT_START]), mean(values[-limits.LEAST :])
     if entropy_start < limits.ENTROPY_FROM or entropy >= limits.ENTROPY_LEFT * entropy_start:
         return None
-    # Means of three steps in a row, so that one low step does not count.
-    is_low = [
-        mean(values[i - 2 : i + 1]) < limits.ENTROPY_LEFT * entropy_start
-        for i in range(2, len(values))
-    ]
-    first_low_step = 2 + is_low.index(True) if any(is_low) else len(values)
-    steps_since = len(values) - first_low_step
+    steps_since = _steps_since_below(values, limits.ENTROPY_LEFT * entropy_start)
     if steps_since < limits.ENTROPY_FLAT_STEPS:
         return None
     solved = facts.of_views("solved") or facts.series("heldout_success")
     if len(solved) < 2:
         return None
     solved_start, solved_end = mean(solved[:AT_START]), mean(solved[-limits.LEAST :])
-    if (
-        solved_end >= solved_start + limits.WAY_GONE * (1.0 - solved_start)
-        or solved_end >= 1 - limits.UNPARSED
-    ):
+    if solved_end >= solved_start + limits.WAY_GONE * (1.0 - solved_start):
+        return None
+    if solved_end >= 1 - limits.UNPARSED:  # nearly everything is solved
         return None
     if _still_rising(facts, steps_since):
         return None
@@ -179,7 +184,17 @@ def _entropy_lost_slowly(facts: Facts) -> Finding | None:
         rounded_half(learning_rate),
         "and go on from a step before the fall",
     )
-    return Finding("entropy_collapse", what, evidence, lever, "stalls", "group")
+    return Finding("entropy_collapse", what, evidence, lever, playbook="stalls", pick="group")
+
+
+def _steps_since_below(values: Sequence[float], limit: float) -> int:
+    """How many steps ago a series first was below a limit, 0 where it never was.
+
+    Means of three steps in a row are looked at, so that one low step does not count.
+    """
+    is_low = [mean(values[i - 2 : i + 1]) < limit for i in range(2, len(values))]
+    first_low_step = 2 + is_low.index(True) if any(is_low) else len(values)
+    return len(values) - first_low_step
 
 
 def _entropy_lost_at_once(facts: Facts) -> Finding | None:
@@ -188,6 +203,7 @@ def _entropy_lost_at_once(facts: Facts) -> Finding | None:
     Needs a finished run with a verdict. Severity is low: the missing gain may be chance.
     """
     values = facts.series("entropy")
+    # The second half of the first steps: the fall itself is over by then.
     early_entropy = values[limits.ENTROPY_EARLY // 2 : limits.ENTROPY_EARLY]
     entropy_start = values[0] if values else 0.0
     if (
@@ -230,7 +246,9 @@ def _entropy_lost_at_once(facts: Facts) -> Finding | None:
     learning_rate = facts.settings.get("learning_rate")
     new_rate = rounded_part(learning_rate, 3)
     lever = setting_lever("learning_rate", learning_rate, new_rate, "from the start again")
-    return Finding("entropy_collapse", what, evidence, lever, "stalls", "group", severity="low")
+    return Finding(
+        "entropy_collapse", what, evidence, lever, playbook="stalls", pick="group", severity="low"
+    )
 
 
 def learning(facts: Facts) -> bool:

@@ -81,7 +81,7 @@ def overfitting(facts: Facts) -> Finding | None:
         lever = setting_lever(
             "learning_rate", learning_rate, rounded_part(learning_rate, 3), reason
         )
-    return Finding("overfitting", what, evidence, lever, "sft", "changed")
+    return Finding("overfitting", what, evidence, lever, playbook="sft", pick="changed")
 
 
 def too_short(facts: Facts) -> Finding | None:
@@ -118,7 +118,7 @@ def too_short(facts: Facts) -> Finding | None:
     lever = setting_lever(
         "steps", facts.settings.get("steps"), 2 * last_step, "nothing says it is done"
     )
-    return Finding("too_short", what, evidence, lever, "sft", "best")
+    return Finding("too_short", what, evidence, lever, playbook="sft", pick="best")
 
 
 def no_update(facts: Facts) -> Finding | None:
@@ -157,7 +157,7 @@ def no_update(facts: Facts) -> Finding | None:
         new_rate,
         "or leave it out for the value that suits the model",
     )
-    return Finding("no_update", what, evidence, lever, "failures")
+    return Finding("no_update", what, evidence, lever, playbook="failures")
 
 
 def unstable(facts: Facts) -> Finding | None:
@@ -239,7 +239,7 @@ def underpowered(facts: Facts) -> Finding | None:
     if facts.heldout_rows is not None:
         evidence["heldout_rows"] = facts.heldout_rows
     lever = _more_tasks(facts, n, tasks_wanted)
-    return Finding("underpowered", what, evidence, lever, "evidence", "changed")
+    return Finding("underpowered", what, evidence, lever, playbook="evidence", pick="changed")
 
 
 def _more_tasks(facts: Facts, n: int, needed: int | None) -> Lever:
@@ -293,7 +293,7 @@ def infra(facts: Facts) -> Finding | None:
             )
     else:
         lever = edit_lever("mend the machine (honesmith doctor), then resume the run")
-    return Finding("infra", _MACHINE[facts.failed], evidence, lever, "crashes", root=True)
+    return Finding("infra", _MACHINE[facts.failed], evidence, lever, playbook="crashes", root=True)
 
 
 def _unstable_finding(
@@ -311,7 +311,7 @@ def _unstable_finding(
         what,
         {**evidence, "learning_rate": learning_rate},
         setting_lever("learning_rate", learning_rate, new_rate),
-        "failures",
+        playbook="failures",
     )
 
 

@@ -40,7 +40,9 @@ def reward_errors(facts: Facts) -> Finding | None:
     if facts.failed == "reward" and not error_shares:
         what = "Scoring failed on too many answers before a step was done."
     lever = edit_lever("score(): mend it for the answers shown, push again")
-    return Finding("reward_errors", what, evidence, lever, "rewards", "error", root=True)
+    return Finding(
+        "reward_errors", what, evidence, lever, playbook="rewards", pick="error", root=True
+    )
 
 
 def scorer_moves(facts: Facts) -> Finding | None:
@@ -60,7 +62,7 @@ def scorer_moves(facts: Facts) -> Finding | None:
     }
     what = rescore.sentence(facts.rescored)
     lever = edit_lever("score(): keep nothing between calls, patch nothing; push, evaluate again")
-    return Finding("scorer_moves", f"{what}.", evidence, lever, "rewards", root=True)
+    return Finding("scorer_moves", f"{what}.", evidence, lever, playbook="rewards", root=True)
 
 
 def slow_reward(facts: Facts) -> Finding | None:
@@ -82,7 +84,7 @@ def slow_reward(facts: Facts) -> Finding | None:
     }
     what = f"Scoring takes {score_time:.1f} s of each step, {share:.0%} of its time."
     lever = edit_lever("score(): cache, batch, no network, no new process per answer")
-    return Finding("slow_reward", what, evidence, lever, "failures")
+    return Finding("slow_reward", what, evidence, lever, playbook="failures")
 
 
 def judge_pleasing(facts: Facts) -> Finding | None:
@@ -105,7 +107,15 @@ def judge_pleasing(facts: Facts) -> Finding | None:
     }
     what = f"In {pleased_share:.0%} of the answers the judge is pleased and the hard check fails."
     lever = edit_lever("score(): multiply the judge's part by the hard check instead of adding it")
-    return Finding("judge_pleasing", what, evidence, lever, "rewards", "best", "success == False")
+    return Finding(
+        "judge_pleasing",
+        what,
+        evidence,
+        lever,
+        playbook="rewards",
+        pick="best",
+        where="success == False",
+    )
 
 
 def reward_hacking(facts: Facts) -> Finding | None:
@@ -155,7 +165,9 @@ def reward_hacking(facts: Facts) -> Finding | None:
         "score(): stop paying what the best answers share; push, train from the start"
     )
     where = "success == False" if success_follows is False or pay_of_wrong is not None else ""
-    return Finding("reward_hacking", what, evidence, lever, "rewards", "best", where)
+    return Finding(
+        "reward_hacking", what, evidence, lever, playbook="rewards", pick="best", where=where
+    )
 
 
 def _success_follows(facts: Facts, solved_shares: list[float], reward_trend: Trend) -> bool | None:

@@ -46,7 +46,9 @@ def below_start(facts: Facts) -> Finding | None:
     }
     pick = "best" if facts.algorithm == "grpo" else "changed"
     playbook_section = "rewards" if not lever.setting else "failures"
-    return Finding("below_start", f"{what}{reason}.", evidence, lever, playbook_section, pick)
+    return Finding(
+        "below_start", f"{what}{reason}.", evidence, lever, playbook=playbook_section, pick=pick
+    )
 
 
 def _reason_and_lever(facts: Facts, exam: StartComparison) -> tuple[str, Lever]:
@@ -129,7 +131,7 @@ def forgetting(facts: Facts) -> Finding | None:
         battery = _first_forgotten(kept.batteries)
         edit = f"{mix_rows}, fewer steps, and train from the start again"
         lever = edit_lever(edit)
-        return Finding("forgetting", sentence_of(battery), _numbers(battery), lever, "sft")
+        return Finding("forgetting", sentence_of(battery), _numbers(battery), lever, playbook="sft")
     against_base = kept.against_base
     if against_base is None or against_base.verdict != "forgotten":
         return None
@@ -145,7 +147,9 @@ def forgetting(facts: Facts) -> Finding | None:
         "parent lost"
     )
     what = f"Inherited from {culprits}: " + sentence_of(battery, f" since {against_base.base}")
-    return Finding("forgetting", what, evidence, edit_lever(edit), "sft", severity="medium")
+    return Finding(
+        "forgetting", what, evidence, edit_lever(edit), playbook="sft", severity="medium"
+    )
 
 
 def _first_forgotten(batteries: Sequence[Battery]) -> Battery:
