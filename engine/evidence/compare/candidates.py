@@ -151,6 +151,7 @@ class _Finder:
     """Looks up the offers of ids in the home; reads the past evaluation runs once."""
 
     def __init__(self, home: Home, store: Store, ids: Sequence[str]) -> None:
+        """`ids` are all compared ids. Evaluations whose files were deleted are left out."""
         self.home = home
         self.store = store
         self.ids = ids
@@ -210,15 +211,14 @@ class _Finder:
         )
 
     def _evaluate_first(self, ref: str, row: RunRow | None) -> Hint:
-        """The hint how to get `ref` evaluated.
+        """The advice how to get `ref` evaluated.
 
-        It has a call where the environment can be guessed: from `row`, the run of `ref`, else from
-        the first compared id that is a run.
+        It contains a call where the environment can be guessed: that of `row`, the run of `ref`,
+        else that of the first compared id that is a run.
         """
         text = "A running run has one at its end."
-        example_run = row or next(
-            filter(None, (self._run_with_id(other) for other in self.ids)), None
-        )
+        compared_runs = (self._run_with_id(other) for other in self.ids)
+        example_run = row or next(filter(None, compared_runs), None)
         if example_run is None:
             return Hint(f"Evaluate it first. {text}")
         call = Call("evaluate", {"env_id": example_run.env_id, "models": [ref]})
@@ -240,15 +240,16 @@ class _Finder:
         run, sampling = self.home.run(row.run_id), sampling_of(config)
 
         def load() -> list[Candidate]:
+            """Read the rows of the models from disk."""
             return [
                 Candidate(
-                    label,
-                    run.id,
-                    row.env_id,
-                    rows,
-                    sampling,
-                    trained_by(self.home, label),
-                    _step_in_ref(label),
+                    label=label,
+                    source=run.id,
+                    env_id=row.env_id,
+                    rows=rows,
+                    sampling=sampling,
+                    run_id=trained_by(self.home, label),
+                    step=_step_in_ref(label),
                 )
                 for label, rows in evaluated_models(run, config).items()
                 if ref is None or label == ref
@@ -272,7 +273,9 @@ class _Finder:
 
         def load() -> list[Candidate]:
             rows = _reported_rows(run, step)
-            return [Candidate(label, run.id, row.env_id, rows, sampling, row.run_id, step)]
+            return [
+                Candidate(label, run.id, row.env_id, rows, sampling, run_id=row.run_id, step=step)
+            ]
 
         return [Offer(run.id, row.env_id, sampling, load)]
 

@@ -281,15 +281,17 @@ def _without_contaminated(
     ]
     notes = list(dict.fromkeys(note for run in sources for note in contamination_warnings(run)))
     contaminated_tasks = frozenset().union(*(taught_tasks(run) for run in sources))
-    return [
+    clean_candidates = [
         replace(candidate, rows=without_tasks(candidate.rows, contaminated_tasks))
         for candidate in candidates
-    ], notes
+    ]
+    return clean_candidates, notes
 
 
 def _candidate_row(home: Home, candidate: Candidate, measure: Measure | None) -> CandidateRow:
     """A candidate as a row of the result; `device_hours` adds up the runs of all its seeds."""
     seeds = {member.label: seed_of(home, member) for member in candidate.members}
+    # A base model has no run (""), and so no device hours.
     runs = {member.run_id for member in candidate.members or (candidate,)} - {""}
     hours = None
     if runs:

@@ -59,6 +59,7 @@ class Watch:
     def __init__(
         self, run: RunDir, algorithm: str, settings: Mapping[str, Any], exam_tasks: int = 0
     ) -> None:
+        """Start watching at step 0; `catch_up` moves on to a later step."""
         self.run = run
         self.algorithm = algorithm
         self.settings = settings

@@ -11,10 +11,10 @@ from engine.evidence.stats import thresholds as limits
 
 
 def truncation(facts: Facts) -> Finding | None:
-    """Too many answers are cut by `max_tokens` or run out of turns.
+    """Detect that too many answers are cut by `max_tokens` or run out of turns.
 
-    For an SFT run: training rows cut at `max_length`, else cut held-out answers. None where the
-    answers grew longer for a reason that more room does not mend (see `length_grew`).
+    For an SFT run: training rows cut at `max_length`, else cut held-out answers. None where few are
+    cut, and where they grew longer for a reason that more room does not mend (see `length_grew`).
     """
     if facts.algorithm == "sft":
         return _cut_rows(facts) or _cut_exam(facts)
@@ -36,8 +36,10 @@ def truncation(facts: Facts) -> Finding | None:
 
 
 def length_grew(facts: Facts) -> Finding | None:
-    """Answers are cut because length is rewarded or grew during training, not because they need
-    more room."""
+    """Detect answers that are cut because length is rewarded or grew during training.
+
+    None where few answers are cut, or where they may simply need more room (then see `truncation`).
+    """
     cut_share = stuck_at(facts.series("truncated_share"), limits.TRUNCATED)
     reason = _why_longer(facts)
     if cut_share is None or not reason:
@@ -103,8 +105,10 @@ def _level_at_start(facts: Facts) -> tuple[float, float]:
 
 
 def _cut_exam(facts: Facts) -> Finding | None:
-    """Too many cut answers among the last held-out answers, or among those of an evaluation run.
-    None where too few answers were given to tell."""
+    """Detect too many cut answers in the last exam, or among the answers of an evaluation run.
+
+    None where few are cut, or where there are too few answers to tell.
+    """
     view = facts.exam or (facts.views[-1] if facts.views else None)
     if view is None or view.n < limits.FEWEST_ANSWERS or view.cut <= limits.TRUNCATED:
         return None
@@ -170,8 +174,10 @@ def _cut_finding(
 
 
 def _cut_rows(facts: Facts) -> Finding | None:
-    """Too many training rows of SFT were cut or dropped at `max_length`: the model learns answers
-    that stop in the middle."""
+    """Detect that too many training rows of SFT were cut or dropped at `max_length`.
+
+    From rows that are cut the model learns answers that stop in the middle. None where few are.
+    """
     kept_rows, cut_rows, dropped_rows = facts.rows.rows, facts.rows.truncated, facts.rows.dropped
     if (
         kept_rows + dropped_rows == 0
@@ -194,10 +200,11 @@ def _cut_rows(facts: Facts) -> Finding | None:
 
 
 def overthinking(facts: Facts) -> Finding | None:
-    """Think blocks take so much of `max_tokens` that no room is left for the answer.
+    """Detect think blocks that take so much of `max_tokens` that little is left for the answer.
 
-    None where few answers think at all. The lever is a penalty on thinking for GRPO with thinking
-    switched on, else more tokens. The finding counts as a root cause where many answers are cut.
+    None where few answers think at all, or the blocks are short. The lever is a penalty on thinking
+    for GRPO with thinking switched on, else more tokens. The finding counts as a root cause where
+    many answers are cut.
     """
     thinking_shares, think_sizes = facts.recent_views("thinking"), facts.recent_views("think")
     if not thinking_shares or mean(thinking_shares) < limits.THINKING_AT_ALL or not think_sizes:
@@ -235,10 +242,10 @@ def overthinking(facts: Facts) -> Finding | None:
 
 
 def repetition(facts: Facts) -> Finding | None:
-    """Answers repeat phrases: far more than at the start of training, or heavily from the start on.
+    """Detect answers that repeat phrases: far more than at the start, or heavily from the start on.
 
-    For an evaluation, which has no start, only the heavy repetition counts. The shares are of
-    four-word phrases that repeat an earlier one.
+    Measured is the share of four-word phrases that repeat an earlier one. An evaluation has no
+    start, so only heavy repetition counts there. None where answers repeat little.
     """
     values = facts.of_views("repeated")
     recent = facts.recent_views("repeated")
@@ -270,15 +277,17 @@ def repetition(facts: Facts) -> Finding | None:
 
 
 def unparsed(facts: Facts) -> Finding | None:
-    """Answers that the scorer cannot read, or that it can read only without their wrapping."""
+    """Detect answers that the scorer cannot read, or pays less for their wrapping; None where it
+    reads them."""
     return _unreadable_form(facts) or _wrapping_paid_less(facts)
 
 
 def _unreadable_form(facts: Facts) -> Finding | None:
-    """Answers in a form that, by the scorer's own metric, it cannot read.
+    """Detect answers in a form that, by the scorer's own metric, it cannot read.
 
     For GRPO: the level at which training is stuck; in the first half of a run moderate levels are
-    left alone. Else: the level of the last exam or evaluation, if it has enough answers.
+    left alone. Else: the level of the last exam or evaluation, if it has enough answers. None where
+    the level is low or not measured.
     """
     unread_shares = [1.0 - value for value in facts.of_views("form")]
     if facts.algorithm == "grpo":
@@ -321,10 +330,10 @@ def _unreadable_form(facts: Facts) -> Finding | None:
 
 
 def _wrapping_paid_less(facts: Facts) -> Finding | None:
-    """Answers in a wrapping (a code fence, say) for which the scorer pays much less than for bare
-    ones.
+    """Detect answers in a wrapping (a code fence, say) that are paid much less than bare ones.
 
-    Only GRPO runs are judged: other runs have no series to see that the level persists.
+    None where few are wrapped or the pay is similar. Only GRPO runs are judged: other runs have no
+    series that shows whether the level persists.
     """
     wrapped_shares = facts.of_views("wrapped")
     wrapped_share = stuck_at(wrapped_shares, limits.UNPARSED) if facts.algorithm == "grpo" else None

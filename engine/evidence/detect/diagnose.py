@@ -158,19 +158,19 @@ def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
     evaluation_config = config if isinstance(config, EvaluateConfig | RegradeConfig) else None
     training = row.kind == "train"
     algorithm = row.algorithm if training else "evaluate"
+    rows_asked = evaluation_config.rows if evaluation_config else None
+    split = evaluation_config.split if evaluation_config else "heldout"
     exam_rows = last_exam(run)
     validation_rows = in_half(exam_rows, VALIDATION) or exam_rows
     verdict = run_verdict(run) if row.state == "done" else None
     views = _training_views(run, settings) if training else _evaluation_views(run, config, settings)
     return Facts(
         algorithm=algorithm,
-        settings=settings
-        if training
-        else {**settings} | {"rows": evaluation_config.rows if evaluation_config else None},
+        settings=settings if training else {**settings, "rows": rows_asked},
         lines=load_metrics(run.metrics).lines,
         views=views,
         exam=view_of(0, exam_rows, settings) if exam_rows else None,
-        exam_tasks=len({row_of_exam.task for row_of_exam in validation_rows}),
+        exam_tasks=len({exam_row.task for exam_row in validation_rows}),
         rows=_last_training_rows(run),
         failure=_failure(run, row),
         comparison=verdict.comparison if verdict else None,
@@ -179,9 +179,7 @@ def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
         exam_start=first_exam(run, settings) if training else None,
         against_start=against_start(run) if training else None,
         gold_tokens=gold_tokens(run) if training else None,
-        heldout_rows=split_rows(
-            run.home, row.env_id, evaluation_config.split if evaluation_config else "heldout"
-        ),
+        heldout_rows=split_rows(run.home, row.env_id, split),
         kept=verdict.kept_skills if verdict else None,
     )
 

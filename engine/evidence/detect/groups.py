@@ -9,12 +9,12 @@ from engine.evidence.stats import thresholds as limits
 
 
 def uniform_groups(facts: Facts) -> Finding | None:
-    """Most groups give no gradient, because their answers are alike without being solved.
+    """Detect groups that give no gradient because their answers are alike without being solved.
 
     If their texts were alike from the start, the lever is the temperature (or another start model).
     If only their rewards are alike, it is the reward, or the tasks where many are solved always.
-    None while the run learns. Equal rewards because hardly any task is ever solved are left to
-    `too_hard`.
+    None while the run learns or most groups give a gradient. Groups that are alike because hardly
+    any task is ever solved are left to `too_hard`.
     """
     no_advantage, unsolved, effective = (
         facts.recent(name)
@@ -67,9 +67,10 @@ def uniform_groups(facts: Facts) -> Finding | None:
 
 
 def too_hard(facts: Facts) -> Finding | None:
-    """Hardly any task is ever solved, and partial progress is not rewarded differently either.
+    """Detect that hardly any task is ever solved, and that partial progress is not rewarded either.
 
-    None if an exam of this run, the one at step 0 included, saw a fair share of tasks solved.
+    None while the run learns, if an exam of it (step 0 included) saw a fair share of tasks solved,
+    or if the answers of a group are the same text (see `uniform_groups`).
     """
     effective = facts.recent("groups_effective")
     if any(value >= limits.SOLVED_ONCE for _, value in facts.curve("heldout_success")):
@@ -101,8 +102,10 @@ def too_hard(facts: Facts) -> Finding | None:
 
 
 def too_easy(facts: Facts) -> Finding | None:
-    """Nearly all answers were right from the first steps on. A run that got there by training is no
-    finding."""
+    """Detect that nearly all answers were right from the first steps on.
+
+    None for a run that got there by training, or whose environment does not report success.
+    """
     effective_at_start = facts.series("groups_effective")[: limits.WINDOW]
     solved_at_start = facts.of_views("solved")[: limits.LEAST]
     if (
@@ -132,17 +135,16 @@ def too_easy(facts: Facts) -> Finding | None:
 
 
 def entropy_collapse(facts: Facts) -> Finding | None:
-    """The answers lost their variety while most tasks are still unsolved, or within the first
-    steps."""
+    """Detect that the answers lost their variety too early, slowly or within the first steps; None
+    where they did not."""
     return _entropy_lost_slowly(facts) or _entropy_lost_at_once(facts)
 
 
 def _entropy_lost_slowly(facts: Facts) -> Finding | None:
-    """Entropy fell during training and stayed low, while tasks are unsolved and progress has
-    stopped.
+    """Detect entropy that fell and stayed low, while tasks are unsolved and progress has stopped.
 
-    None where the run had solved a good part of its tasks by then: that is what entropy is spent
-    on.
+    None where the run had solved a good part of its tasks by then: then the entropy was lost to
+    learning.
     """
     values = facts.series("entropy")
     if len(values) < limits.WINDOW + limits.ENTROPY_FLAT_STEPS:
@@ -198,9 +200,9 @@ def _steps_since_below(values: Sequence[float], limit: float) -> int:
 
 
 def _entropy_lost_at_once(facts: Facts) -> Finding | None:
-    """Entropy fell within the first steps, and the last exam is not better than the start.
+    """Detect entropy that fell within the first steps, where the last exam is not above the start.
 
-    Needs a finished run with a verdict. Severity is low: the missing gain may be chance.
+    None for a run without a verdict. Severity is low: the missing gain may be chance.
     """
     values = facts.series("entropy")
     # The second half of the first steps: the fall itself is over by then.

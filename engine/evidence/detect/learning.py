@@ -29,10 +29,10 @@ _ERROR_CHARS = 300  # of an error's text, shown as evidence
 
 
 def overfitting(facts: Facts) -> Finding | None:
-    """SFT: the loss of the training rows still falls, while the held-out loss rises.
+    """Detect that the loss of SFT's training rows still falls while the held-out loss rises.
 
-    None where held-out success clearly rose in the meantime. The lever is to stop at the step of
-    the lowest held-out loss; a lower learning rate where that is step 0.
+    None with too few exams, or where held-out success clearly rose in the meantime. The lever is to
+    stop at the step of the lowest held-out loss; a lower learning rate where that is step 0.
     """
     exams = facts.curve("heldout_loss")
     if len(exams) <= limits.OVERFIT_EVALS:
@@ -85,7 +85,8 @@ def overfitting(facts: Facts) -> Finding | None:
 
 
 def too_short(facts: Facts) -> Finding | None:
-    """SFT: hardly anything is solved at the end of the run, but the held-out loss still falls.
+    """Detect an SFT run that ended while its held-out loss still fell and hardly anything was
+    solved.
 
     None for a run that is not finished, or whose last loss is not its lowest.
     """
@@ -122,8 +123,10 @@ def too_short(facts: Facts) -> Finding | None:
 
 
 def no_update(facts: Facts) -> Finding | None:
-    """The adapter does not change: there is no gradient, or the learning rate is too small to
-    matter."""
+    """Detect an adapter that does not change: no gradient, or steps too small to matter.
+
+    None where it changes, or where there are too few steps to tell.
+    """
     # Steps in which no group differs have no gradient either; that is a finding of its own.
     steps_with_signal = [
         line for line in facts.lines if (number(line.get("zero_advantage_share")) or 0.0) < 1.0
@@ -161,9 +164,11 @@ def no_update(facts: Facts) -> Finding | None:
 
 
 def unstable(facts: Facts) -> Finding | None:
-    """Training is unstable: it ended on NaN, the divergence (KL) jumped, or the gradient spiked.
+    """Detect unstable training: it ended on NaN, the divergence (KL) jumped, or the gradient
+    spiked.
 
-    Gradient spikes count only if there are several, or if training got worse after one.
+    Gradient spikes count only if there are several, or if training got worse after one. None
+    without any of these.
     """
     if facts.failed == "nonfinite":
         evidence = {"error": (facts.failure.evidence if facts.failure else "")[:_ERROR_CHARS]}
@@ -208,7 +213,7 @@ def unstable(facts: Facts) -> Finding | None:
 
 
 def underpowered(facts: Facts) -> Finding | None:
-    """An inconclusive verdict, because the exam has too few tasks to show the change hoped for.
+    """Detect an inconclusive verdict whose exam has too few tasks to show the change hoped for.
 
     None where the exam would have shown a change that matters, and for SFT runs that were merely
     too short.
@@ -268,10 +273,10 @@ def _more_tasks(facts: Facts, n: int, needed: int | None) -> Lever:
 
 
 def infra(facts: Facts) -> Finding | None:
-    """The run failed because of the machine, not because of the model.
+    """Detect a run that failed because of the machine, not because of the model; None for others.
 
     Where memory ran out the lever is gradient checkpointing, or a smaller batch where that is on
-    already; else to repair the machine.
+    already; else it is to repair the machine.
     """
     if facts.failed not in _MACHINE:
         return None

@@ -21,9 +21,10 @@ _SIGNAL_TEXTS = {
 
 
 def reward_errors(facts: Facts) -> Finding | None:
-    """Scoring raised, hung or crashed on too many answers, or the run failed because of it.
+    """Detect that scoring raised, hung or crashed on too many answers, or ended the run.
 
-    For GRPO the last steps count (all, where they are few), else the last exam or evaluation.
+    For GRPO the last steps count (all, where they are few), else the last exam or evaluation. None
+    where scoring works.
     """
     if facts.algorithm == "grpo":
         error_shares = facts.recent("reward_errors") or facts.series("reward_errors")
@@ -46,7 +47,8 @@ def reward_errors(facts: Facts) -> Finding | None:
 
 
 def scorer_moves(facts: Facts) -> Finding | None:
-    """The same answer gets another reward from a fresh env process that has scored nothing before.
+    """Detect that answers get another reward from a fresh env process that has scored nothing
+    before.
 
     None where no answers were scored again, or too few differ.
     """
@@ -66,7 +68,8 @@ def scorer_moves(facts: Facts) -> Finding | None:
 
 
 def slow_reward(facts: Facts) -> Finding | None:
-    """Scoring takes longer than sampling and training together, and long enough to matter."""
+    """Detect that scoring takes longer than sampling and training together, and long enough to
+    matter; None where it does not."""
     score_seconds, sample_seconds, train_seconds = (
         facts.recent(name) for name in ("reward_s", "sample_s", "train_s")
     )
@@ -88,9 +91,10 @@ def slow_reward(facts: Facts) -> Finding | None:
 
 
 def judge_pleasing(facts: Facts) -> Finding | None:
-    """A judge rates many answers highly that fail the hard check.
+    """Detect that a judge rates many answers highly that fail the hard check.
 
-    For GRPO: the level at which training is stuck; for an evaluation: its mean.
+    For GRPO: the level at which training is stuck; for an evaluation: its mean. None where it is
+    low or not measured.
     """
     shares = facts.of_views("judge_gap")
     if facts.algorithm == "grpo":
@@ -119,12 +123,11 @@ def judge_pleasing(facts: Facts) -> Finding | None:
 
 
 def reward_hacking(facts: Facts) -> Finding | None:
-    """The reward rises without the success it stands for, and the answers change in suspicious
-    ways.
+    """Detect a reward that rises without the success it stands for, while the answers change oddly.
 
     Two kinds of evidence are needed: success does not follow the reward, or wrong answers come to
     be paid; and a change in the answers themselves. Where success is not reported or rises too,
-    only answers that grow longer and become alike across tasks count.
+    only answers that grow longer and become alike across tasks count. None without both.
     """
     reward_trend = trend(facts.series("reward_mean"))
     if reward_trend is None or not reward_trend.rose:

@@ -11,9 +11,10 @@ from engine.evidence.verdict.regression import Battery, sentence_of
 
 
 def below_start(facts: Facts) -> Finding | None:
-    """The last exam is clearly worse than step 0 on the same tasks, whatever checkpoint was best.
+    """Detect that the last exam is clearly worse than step 0 on the same tasks.
 
-    The p value is multiplied by the number of exams, since each one is a chance to be wrong.
+    Which checkpoint was best does not matter. The p value is multiplied by the number of exams,
+    since each one is a chance to be wrong. None without an exam after step 0.
     """
     exam = facts.against_start
     if exam is None:
@@ -118,7 +119,7 @@ def cut_is_paid(facts: Facts, *, at_start: float | None = None) -> bool:
 
 
 def forgetting(facts: Facts) -> Finding | None:
-    """Skills that the model had before are gone, by this run or by one it descends from.
+    """Detect that earlier skills are gone, lost by this run or by one it descends from.
 
     A loss inherited from an ancestor is of medium severity. None where no skills were measured, or
     none were lost.

@@ -40,9 +40,9 @@ def verdict(dossier: Dossier) -> Section:
         section_blocks.append(blocks.Paragraph([clip(dossier.note, 600)], "note", only="page"))
     if comparison and comparison.measure and comparison.outcome.diff is not None:
         section_blocks.append(_effect(comparison, comparison.measure))
-        numbers = _numbers(dossier, comparison, comparison.measure)
+        figures = _figures(dossier, comparison, comparison.measure)
         heads = ("", "value", "95 % interval, or why")
-        section_blocks.append(blocks.Table(heads, numbers, style="figures"))
+        section_blocks.append(blocks.Table(heads, figures, style="figures"))
     notes = _notes(dossier)
     return Section(
         word, "Verdict", [*section_blocks, blocks.Notes(notes)] if notes else section_blocks
@@ -84,7 +84,7 @@ def _effect(comparison: Comparison, measure: Measure) -> blocks.Figure:
     )
 
 
-def _numbers(
+def _figures(
     dossier: Dossier, comparison: Comparison, measure: Measure
 ) -> list[tuple[str, str, str]]:
     """(name, value, remark) rows: the level before and after, and how far the comparison can be
@@ -102,7 +102,7 @@ def _numbers(
                     _span(level.low, level.high, measure) + failed_note,
                 )
             )
-    p = outcome.p if outcome.p is not None else 1.0
+    p = outcome.p if outcome.p is not None else 1.0  # without a test nothing speaks for a change
     smallest_change = show_change(outcome.detectable, measure).removeprefix("+")
     method = outcome.method.partition(",")[0]
     half_note = "reported on the half that chose nothing" if sides and sides.half == TEST else ""
