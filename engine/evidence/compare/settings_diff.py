@@ -133,7 +133,11 @@ class Attribution:
 
 def attribution(home: Home, one: Candidate, other: Candidate) -> Attribution:
     """What differs between two candidates, and whether a difference of results may be attributed to
-    it."""
+    it.
+
+    Where one model descends from the other, the trainings in between are what differs; otherwise
+    choices and settings are. It is attributed only if exactly one thing differs.
+    """
     one_training, other_training = making_of(home, one), making_of(home, other)
     changed = _trainings_between(home, one, other, one_training, other_training)
     if changed is None:

@@ -265,6 +265,7 @@ def learning(facts: Facts) -> bool:
     exams = [value for _, value in facts.curve("heldout_success")]
     if len(exams) < 2 or not facts.exam_tasks:
         return False
+    # As many standard errors of the difference between two shares as a trend needs.
     noise = limits.TREND_Z * (2 * exams[0] * (1 - exams[0]) / facts.exam_tasks) ** 0.5
     return exams[-1] - exams[0] >= max(limits.LEARNING_GAIN, noise)
 

@@ -51,11 +51,9 @@ def overfitting(facts: Facts) -> Finding | None:
         return None
     success_by_step = dict(facts.curve("heldout_success"))
     success_then = success_by_step.get(best_step, 0.0)
-    noise = (
-        2 * math.sqrt(2 * success_then * (1 - success_then) / facts.exam_tasks)
-        if facts.exam_tasks
-        else 0.0
-    )
+    noise = 0.0
+    if facts.exam_tasks:  # two standard errors of the difference between two shares
+        noise = 2 * math.sqrt(2 * success_then * (1 - success_then) / facts.exam_tasks)
     if success_by_step.get(last_step, 0.0) - success_then > max(limits.OVERFIT_SUCCESS, noise):
         return None
     evidence = {
@@ -258,11 +256,14 @@ def _more_tasks(facts: Facts, n: int, needed: int | None) -> Lever:
     rows_wanted = 2 * needed if needed and training else needed
     setting = "eval_rows" if training else "rows"
     current = facts.settings.get(setting)
-    rows_used = current if isinstance(current, int) else 2 * n if training else n
+    if isinstance(current, int):
+        rows_used = current
+    else:  # the setting is unset; a training run reports `n` tasks, half of its rows
+        rows_used = 2 * n if training else n
     if rows_available is not None and rows_used >= rows_available:
         half_note = "; a run reports on half of them" if training else ""
         return edit_lever(more_rows(rows_wanted, rows_available) + half_note)
-    # The gap halves with four times the tasks, where nobody can say how many it takes.
+    # Where it is not known how many tasks are needed: four times as many halve the gap.
     new_rows = rows_wanted or 4 * rows_used
     remark = "half of them are reported" if training else ""
     if rows_available is None and training:
@@ -306,11 +307,9 @@ def _unstable_finding(
 ) -> Finding:
     """The finding `unstable`, with a learning rate divided by `divisor` as its lever."""
     learning_rate = facts.settings.get("learning_rate")
-    new_rate = (
-        rounded_half(learning_rate * 2 / divisor)
-        if isinstance(learning_rate, int | float)
-        else None
-    )
+    new_rate = None
+    if isinstance(learning_rate, int | float):
+        new_rate = rounded_half(learning_rate * 2 / divisor)  # which divides by two
     return Finding(
         "unstable",
         what,

@@ -327,10 +327,11 @@ def _grid(frame: _Frame, share: bool) -> str:
 
 def _step_labels(frame: _Frame) -> str:
     """The labels of the step axis: whole steps only."""
-    y = frame.height - _BOTTOM + 19
+    y = frame.height - _BOTTOM + 19  # below the axis
+    about = 5 if frame.width > 460 else 3  # fewer on a phone and in small charts
     parts = [
         _text("tick mid", frame.x(tick), y, str(int(tick)))
-        for tick in nice_ticks(frame.first, frame.last, 5 if frame.width > 460 else 3)
+        for tick in nice_ticks(frame.first, frame.last, about=about)
         if frame.first <= tick <= frame.last and tick == int(tick)
     ]
     return "".join(parts) + _text("faint", frame.width - frame.right + 14, y, "step")

@@ -71,6 +71,7 @@ def _main_chart(dossier: Dossier) -> blocks.Panel | None:
         return None
     reported_marks = _reported_marks(dossier)
     best_checkpoint = dossier.run.resolve_checkpoint("best")
+    # A checkpoint's folder is named after its step, as in step_000020.
     best_step = int(best_checkpoint.name.rpartition("_")[2]) if best_checkpoint else None
     curve = charts.Curve(
         points=[(item.step, item.value) for item in checked],
