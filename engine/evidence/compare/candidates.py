@@ -419,9 +419,8 @@ def _step_of(run: RunDir, checkpoint: str) -> int | None:
 def _step_in_ref(ref: str) -> int | None:
     """The step in a model reference: 20 for `run@step20`, None without one."""
     checkpoint = ref.partition("@")[2]
-    return (
-        int(checkpoint[4:]) if checkpoint.startswith("step") and checkpoint[4:].isdigit() else None
-    )
+    digits = checkpoint.removeprefix("step")
+    return int(digits) if checkpoint.startswith("step") and digits.isdigit() else None
 
 
 def _env_matches(env_id: str, requested: str) -> bool:

@@ -82,11 +82,11 @@ def making_of(home: Home, candidate: Candidate) -> Making:
 
 
 def ancestors(home: Home, making: Making) -> list[str]:
-    """The run ids a model descends from: its own run first, then the run of its start model, and so
-    on.
+    """The ids of the runs that made a model, the newest first.
 
-    The last entry is the reference of the base model where the chain could be followed that far.
-    Empty where the training is not known.
+    The first is the model's own run, then comes the run of its start model, and so on. The last
+    entry is the reference of the base model where the chain could be followed that far. Empty where
+    the training is not known.
     """
     descent: list[str] = []
     while making.config and len(descent) < _MOST_GENERATIONS and making.run_id not in descent:
@@ -160,9 +160,9 @@ def attribution(home: Home, one: Candidate, other: Candidate) -> Attribution:
 
 
 def differing_settings(home: Home, candidates: Sequence[Candidate]) -> dict[str, dict[str, object]]:
-    """The settings and choices that are not equal for all candidates, as name -> candidate's label
-    -> value.
+    """The settings and choices that are not equal for all candidates.
 
+    The result maps name -> candidate's label -> value (None where it has no such setting).
     Candidates that no run of this home trained have no settings and are left out; {} where fewer
     than two are left.
     """
@@ -170,15 +170,19 @@ def differing_settings(home: Home, candidates: Sequence[Candidate]) -> dict[str,
     trained = {label: making for label, making in trainings.items() if making.config}
     if len(trained) < 2:
         return {}
-    values = {label: making.choices() | dict(making.settings) for label, making in trained.items()}
+    values_by_label = {
+        label: making.choices() | dict(making.settings) for label, making in trained.items()
+    }
     setting_names = dict.fromkeys(
-        name for values_of_one in values.values() for name in values_of_one
+        name for candidate_values in values_by_label.values() for name in candidate_values
     )
     table: dict[str, dict[str, object]] = {}
     for name in setting_names:
-        row = {label: values_of_one.get(name) for label, values_of_one in values.items()}
-        if any(value != next(iter(row.values())) for value in row.values()):
-            table[name] = row
+        value_by_label = {
+            label: candidate_values.get(name) for label, candidate_values in values_by_label.items()
+        }
+        if any(value != next(iter(value_by_label.values())) for value in value_by_label.values()):
+            table[name] = value_by_label
     return table
 
 

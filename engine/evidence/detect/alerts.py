@@ -78,6 +78,7 @@ class Watch:
         alerts."""
         self.lines = [line for line in load_metrics(self.run.metrics).lines if line["step"] <= step]
         past_steps = [past_step for past_step in self.run.rollout_steps() if past_step <= step]
+        # Steps in the middle of a long run would be dropped anyway; dict.fromkeys removes repeats.
         for past_step in dict.fromkeys([*past_steps[:_START], *past_steps[-_START:]]):
             self._read_view(past_step)
         self._against_start = against_start(self.run, step, planned=self._planned_evaluations())

@@ -266,7 +266,8 @@ def repetition(facts: Facts) -> Finding | None:
     what = f"{share:.0%} of the four-word phrases of an answer repeat an earlier one"
     if from_start:
         edit = "a base or an SFT start that ends its answers; max_tokens near what an answer needs"
-        lever, what = edit_lever(edit), what + ", and did so from the start."
+        lever = edit_lever(edit)
+        what += ", and did so from the start."
     else:
         what += f"; at the start {share_start:.0%} did."
         kl_coef = facts.settings.get("kl_coef") or 0.0

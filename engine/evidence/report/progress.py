@@ -126,7 +126,7 @@ def _small_charts(dossier: Dossier) -> list[blocks.Panel]:
     panels = []
     for name in main_columns(names, len(names)):
         points = dossier.metrics.curve(name)
-        if len(points) < 2 or len(panels) == _SMALL_CHARTS:
+        if len(points) < 2 or len(panels) == _SMALL_CHARTS:  # no line to draw, or no room
             continue
         metric = METRICS.get(name)
         share = metric is not None and metric.unit == "share"
