@@ -232,9 +232,9 @@ def lineage(home: Home, row: RunRow, config: RunConfig | None) -> list[Station]:
     """
     if row.kind != "train":
         models = config.model_refs if config else []
-        return [Station("model", start_ref) for start_ref in models] + [
-            Station("evaluate", row.run_id, config.env_id if config else "", current=True)
-        ]
+        env_id = config.env_id if config else ""
+        evaluation = Station("evaluate", row.run_id, env_id, current=True)
+        return [*(Station("model", model) for model in models), evaluation]
     newest_first: list[Station] = []
     start_ref = ""
     for run in ancestry(home.run(row.run_id)):
@@ -242,7 +242,7 @@ def lineage(home: Home, row: RunRow, config: RunConfig | None) -> list[Station]:
         if ancestor is None:
             break
         detail = f"{ancestor.algorithm} on {ancestor.env_id}"
-        # `start_ref` is what the run visited before, a descendant of this one, started from.
+        # The run visited before this one started from `start_ref`, a checkpoint of this run.
         checkpoint = start_ref.partition("@")[2]
         if checkpoint:
             detail += f", continued from {checkpoint}"
