@@ -63,6 +63,7 @@ def compare_candidates(home: Home, first: Candidate, other: Candidate) -> Compar
     )
     rows_of_sides = [[next(rows_by_prompt) for _ in members] for members in members_of_sides]
     all_rows = [seed_rows for members in rows_of_sides for seed_rows in members]
+    # One verdict for every value that a failed row may be counted as, to see if that decides.
     outcomes = [
         _verdict_over_seeds(
             comparison,
@@ -73,7 +74,8 @@ def compare_candidates(home: Home, first: Candidate, other: Candidate) -> Compar
         )
         for failed in values_of_failures(measure, *all_rows)
     ]
-    # Where the seeds are alike the verdict of the rows stays, and so does what decided it.
+    # A new verdict over the seeds has no reason. Only where the verdict of the rows stayed does
+    # what decided it stay too.
     errors_decide = comparison.errors_decide and bool(outcomes[0].reason)
     comparison = replace(comparison, outcome=outcomes[0], errors_decide=errors_decide)
     return heed_errors(comparison, outcomes[-1])
@@ -99,9 +101,11 @@ def _identity(home: Home, candidate: Candidate) -> str:
 
 def _joined(home: Home, members: list[Candidate]) -> Candidate:
     """The candidates of one configuration as one; where a seed repeats, only the newest."""
+    if len(members) == 1:
+        return members[0]
     seeds = [seed_of(home, candidate) for candidate in members]
-    if len(members) < 2 or len(set(map(str, seeds))) < len(seeds):
-        return members[0] if len(members) == 1 else _newest(members)
+    if len(set(map(str, seeds))) < len(seeds):
+        return _newest(members)
     label = f"{members[0].label} and {len(members) - 1} more seeds"
     if len(members) == 2:
         label = f"{members[0].label} and {members[1].label}"
@@ -129,7 +133,7 @@ def _verdict_over_seeds(
     """The verdict on several seeds, with a t interval over tasks and seeds.
 
     `means` holds two sides, each a list of seeds, each task -> mean value. The variance of the
-    difference is that over tasks plus that over seeds; degrees of freedom after Satterthwaite.
+    difference is that over tasks plus that over seeds, with Satterthwaite's degrees of freedom.
     "unknown" with fewer than two shared tasks; the verdict of the rows stays where nothing varies.
     """
     verdict_of_rows = comparison.outcome

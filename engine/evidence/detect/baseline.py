@@ -111,7 +111,8 @@ def gold_tokens(run: RunDir) -> float | None:
     chars_per_token = sum(len(row.completion or "") for row in answers) / sum(
         row.tokens for row in answers
     )
-    return reference_chars[int(0.95 * (len(reference_chars) - 1))] / max(chars_per_token, 0.1)
+    longest_chars = reference_chars[int(0.95 * (len(reference_chars) - 1))]
+    return longest_chars / max(chars_per_token, 0.1)  # degenerate answers have hardly any text
 
 
 def _longest_turn(answer: Sequence[ChatMessage] | None) -> str:

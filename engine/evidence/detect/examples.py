@@ -15,6 +15,7 @@ from engine.records.lines.trajectory_record import TrajectoryRecord, read_trajec
 
 _EXAMPLES = 2  # per finding
 _EXAMPLE_CHARS = 220  # of an answer; a prompt gets half of it
+_TASK_CHARS = 80  # of a task's id
 # How many answers, and characters of each, are compared with their references at most.
 _MOST_COMPARED, _COMPARED_CHARS = 200, 400
 
@@ -139,7 +140,7 @@ class Examples:
         rollout = row if isinstance(row, TrajectoryRecord) else None
         return Example(
             step=self.step if self.step >= 0 else None,
-            task=clip(self.redact.text(row.task), 80),
+            task=clip(self.redact.text(row.task), _TASK_CHARS),
             group=rollout.group if rollout else None,
             member=rollout.member if rollout else None,
             reward=row.reward,
