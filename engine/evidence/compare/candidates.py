@@ -1,8 +1,9 @@
 """Which stored evaluations an id stands for.
 
 An id given to `compare_runs` is a training run (its own held-out evaluation), an evaluation run
-(all its models) or a model reference that was evaluated. An id may have several such offers; the
-ones that share a source, an environment and the way of sampling are taken together.
+(all its models) or a model reference that was evaluated. One id may have several evaluations
+(`Offer`); one is chosen per id so that all share an environment and, where possible, the run they
+come from and the way of sampling.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +23,7 @@ from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
 from engine.records.run_config import EvaluateConfig, RegradeConfig, RunConfig
 
 MOST_CANDIDATES = 8
-_LOOK_BACK = 300  # evaluations searched for a model reference
+_LOOK_BACK = 300  # newest evaluation runs that are searched for a model reference
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,14 @@ class Sampling:
     max_turns: int | None
 
     def differs_in(self, other: "Sampling") -> list[str]:
-        """The names of what is recorded on both sides and differs."""
-        mine, theirs = asdict(self), asdict(other)
+        """The names of the fields that differ, among those recorded (not None) on both sides."""
+        own_values, other_values = asdict(self), asdict(other)
         return [
             name
-            for name in mine
-            if mine[name] is not None and theirs[name] is not None and mine[name] != theirs[name]
+            for name in own_values
+            if own_values[name] is not None
+            and other_values[name] is not None
+            and own_values[name] != other_values[name]
         ]
 
     def to_json(self) -> dict[str, object]:
@@ -51,10 +54,14 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One model with its rows on one environment.
+    """One model with its evaluation rows on one environment.
 
-    `run_id` is the run that trained the model, "" for a base model; `step` its checkpoint;
-    `members` the seeds of one configuration that it stands for, if several.
+    Attributes:
+        source: id of the run whose evaluation the rows come from.
+        run_id: the run that trained the model, "" for a base model.
+        step: the checkpoint's step, None where it is not known or not a checkpoint.
+        members: one candidate per seed where this one stands for several seeds of one
+            configuration, else empty.
     """
 
     label: str
@@ -69,7 +76,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Offer:
-    """One way to answer for an id; `load` reads the rows."""
+    """One evaluation that can answer for an id.
+
+    Attributes:
+        source: id of the run that holds the evaluation.
+        load: reads the rows from disk; called only for the offers that are chosen.
+    """
 
     source: str
     env_id: str
@@ -80,36 +92,31 @@ class Offer:
 def find_candidates(
     home: Home, ids: Sequence[str], env_id: str = ""
 ) -> tuple[list[Candidate], list[str]]:
-    """The candidates of `ids` on one environment, and warnings.
+    """The evaluated models behind `ids` on one environment, and warnings to show.
 
-    Raises UserError RUN_NOT_FOUND, NO_EVALUATION, NOT_COMPARABLE or BAD_ARGUMENT.
+    `env_id` chooses the environment (an id, a name or a beginning of either); empty means one on
+    which all ids were evaluated, the newest where there are several. Candidates without rows are
+    dropped.
+
+    Raises:
+        UserError: RUN_NOT_FOUND for an unknown id; NO_EVALUATION where an id was never evaluated
+            (or not on `env_id`); NOT_COMPARABLE where the ids share no environment or were sampled
+            differently; BAD_ARGUMENT where fewer than two or too many models result.
     """
     with Store(home) as store:
         finder = _Finder(home, store, ids)
         offers = {ref: finder.offers(ref) for ref in ids}
+    if env_id:
+        offers = {ref: _offers_on(env_id, ref, offers[ref]) for ref in offers}
     warnings: list[str] = []
-    for ref, every in offers.items():
-        if env_id:
-            on_env = [offer for offer in every if _matches(offer.env_id, env_id)]
-            if every and not on_env:
-                raise UserError(
-                    "NO_EVALUATION",
-                    f"{ref} was not evaluated on {env_id}, only on {_listed(every)}",
-                    hint=Hint(
-                        "Evaluate it there first:",
-                        Call("evaluate", {"env_id": env_id, "models": [ref]}),
-                    ),
-                    field="env_id",
-                )
-            offers[ref] = on_env
-    chosen, others = _choose(ids, offers)
-    if others:
+    chosen_offers, other_envs = _choose_offers(ids, offers)
+    if other_envs:
         warnings.append(
-            f"Compared on {chosen[0].env_id}; they were also evaluated on {', '.join(others)}: "
-            "env_id chooses."
+            f"Compared on {chosen_offers[0].env_id}; they were also evaluated on "
+            f"{', '.join(other_envs)}: env_id chooses."
         )
-    candidates = [candidate for offer in chosen for candidate in offer.load()]
-    candidates = _relabelled([candidate for candidate in candidates if candidate.rows])
+    candidates = [candidate for offer in chosen_offers for candidate in offer.load()]
+    candidates = _with_distinct_labels([candidate for candidate in candidates if candidate.rows])
     if not 2 <= len(candidates) <= MOST_CANDIDATES:
         raise UserError(
             "BAD_ARGUMENT",
@@ -118,11 +125,33 @@ def find_candidates(
             hint="Give two or more runs, evaluations or model references.",
             field="ids",
         )
-    return candidates, warnings + _same_sampling(candidates)
+    return candidates, warnings + _check_sampling(candidates)
+
+
+def _offers_on(env_id: str, ref: str, offers: Sequence[Offer]) -> list[Offer]:
+    """Those of the offers of `ref` that are on the environment asked for.
+
+    Raises UserError NO_EVALUATION where it was evaluated on others only.
+    """
+    on_env = [offer for offer in offers if _env_matches(offer.env_id, env_id)]
+    if offers and not on_env:
+        raise UserError(
+            "NO_EVALUATION",
+            f"{ref} was not evaluated on {env_id}, only on {_env_ids_text(offers)}",
+            hint=Hint(
+                "Evaluate it there first:",
+                Call("evaluate", {"env_id": env_id, "models": [ref]}),
+            ),
+            field="env_id",
+        )
+    return on_env
 
 
 class _Finder:
+    """Looks up the offers of ids in the home; reads the past evaluation runs once."""
+
     def __init__(self, home: Home, store: Store, ids: Sequence[str]) -> None:
+        """`ids` are all compared ids. Evaluations whose files were deleted are left out."""
         self.home = home
         self.store = store
         self.ids = ids
@@ -133,74 +162,94 @@ class _Finder:
         ]
 
     def offers(self, ref: str) -> list[Offer]:
-        """The candidates that `ref` may stand for. Raises UserError where it is unknown or was
-        never evaluated."""
-        name, _, which = ref.partition("@")
-        row = self._exact(name)
-        gone = row is not None and self.home.run(row.run_id).deleted.exists()
-        if row is not None and row.kind != "train" and not gone:
-            return [self._evaluation(row, self.home.run(name).find_config(), None)]
-        candidates = [
-            self._evaluation(past, config, ref)
-            for past, config in self.evaluations
+        """The evaluations that `ref` may stand for, never empty.
+
+        `ref` is a run id (or a unique prefix of one) or a model reference; `run@step20` names a
+        checkpoint.
+
+        Raises:
+            UserError: RUN_NOT_FOUND where nothing has this name, NO_EVALUATION where it was never
+                evaluated or its files were deleted.
+        """
+        name, _, checkpoint = ref.partition("@")
+        row = self._run_with_id(name)  # None for the reference of a model that is no run here
+        files_deleted = row is not None and self.home.run(row.run_id).deleted.exists()
+        if row is not None and row.kind != "train" and not files_deleted:
+            return [self._of_evaluation_run(row, self.home.run(name).find_config(), None)]
+        offers = [
+            self._of_evaluation_run(evaluation, config, ref)
+            for evaluation, config in self.evaluations
             if config is not None and ref in config.model_refs
         ]
-        if row is not None and row.kind == "train" and not gone:
-            candidates = self._own(row, which) + candidates
-        elif not which:
-            candidates += self._starting_points(ref)
-        if not candidates and row is None:
+        if row is not None and row.kind == "train" and not files_deleted:
+            offers = self._own_evaluation(row, checkpoint) + offers
+        elif not checkpoint:
+            offers += self._start_evaluations(ref)
+        if not offers and row is None:
             row = self.store.get_run(name)  # a unique prefix, or RUN_NOT_FOUND naming the nearest
             if row.run_id != name:
-                return self.offers(f"{row.run_id}@{which}" if which else row.run_id)
-        if not candidates and gone:
+                return self.offers(f"{row.run_id}@{checkpoint}" if checkpoint else row.run_id)
+        if not offers and files_deleted:
             raise UserError(
                 "NO_EVALUATION",
                 f"{ref} has no evaluation to compare: the files of {name} were deleted",
                 hint="Compare another; the report of this one says what came of it.",
                 field="ids",
             )
-        if not candidates:
-            state = f" (it is {row.state})" if row else ""
-            raise UserError(
-                "NO_EVALUATION",
-                f"{ref} has no evaluation to compare{state}",
-                hint=self._evaluate_first(ref, row),
-                field="ids",
-            )
-        return candidates
+        if not offers:
+            raise self._not_evaluated(ref, row)
+        return offers
+
+    def _not_evaluated(self, ref: str, row: RunRow | None) -> UserError:
+        """The error for a model without evaluation; `row` is its run, None where it is no run."""
+        state = f" (it is {row.state})" if row else ""
+        return UserError(
+            "NO_EVALUATION",
+            f"{ref} has no evaluation to compare{state}",
+            hint=self._evaluate_first(ref, row),
+            field="ids",
+        )
 
     def _evaluate_first(self, ref: str, row: RunRow | None) -> Hint:
-        """How `ref` comes to have an evaluation: on the environment of a run in sight."""
+        """The advice how to get `ref` evaluated.
+
+        It contains a call where the environment can be guessed: that of `row`, the run of `ref`,
+        else that of the first compared id that is a run.
+        """
         text = "A running run has one at its end."
-        near = row or next(filter(None, (self._exact(other) for other in self.ids)), None)
-        if near is None:
+        compared_runs = (self._run_with_id(other) for other in self.ids)
+        example_run = row or next(filter(None, compared_runs), None)
+        if example_run is None:
             return Hint(f"Evaluate it first. {text}")
-        call = Call("evaluate", {"env_id": near.env_id, "models": [ref]})
+        call = Call("evaluate", {"env_id": example_run.env_id, "models": [ref]})
         return Hint(f"{text} To evaluate it now:", call)
 
-    def _exact(self, name: str) -> RunRow | None:
+    def _run_with_id(self, name: str) -> RunRow | None:
+        """The run with exactly this id, None where there is none; prefixes do not count."""
         try:
             row = self.store.get_run(name)
         except UserError:
             return None
         return row if row.run_id == name else None
 
-    def _evaluation(self, row: RunRow, config: RunConfig | None, ref: str | None) -> Offer:
-        """The models of an evaluation run, or of them `ref` alone; their rows are read when asked
-        for."""
+    def _of_evaluation_run(self, row: RunRow, config: RunConfig | None, ref: str | None) -> Offer:
+        """An evaluation run as an offer: all its models, or only `ref` unless that is None.
+
+        A `config` of None means that it is missing or damaged.
+        """
         run, sampling = self.home.run(row.run_id), sampling_of(config)
 
         def load() -> list[Candidate]:
+            """Read the rows of the models from disk."""
             return [
                 Candidate(
-                    label,
-                    run.id,
-                    row.env_id,
-                    rows,
-                    sampling,
-                    trained_by(self.home, label),
-                    _step_named(label),
+                    label=label,
+                    source=run.id,
+                    env_id=row.env_id,
+                    rows=rows,
+                    sampling=sampling,
+                    run_id=trained_by(self.home, label),
+                    step=_step_in_ref(label),
                 )
                 for label, rows in evaluated_models(run, config).items()
                 if ref is None or label == ref
@@ -208,38 +257,46 @@ class _Finder:
 
         return Offer(run.id, row.env_id, sampling, load)
 
-    def _own(self, row: RunRow, which: str) -> list[Offer]:
-        """A training run's own held-out evaluation: the half it was not chosen on."""
+    def _own_evaluation(self, row: RunRow, checkpoint: str) -> list[Offer]:
+        """A training run's own held-out evaluation, as a list of one offer, or of none without
+        rows.
+
+        `checkpoint` is the part of the id after "@", "" for the checkpoint that the run reports.
+        Only the half of the tasks that no checkpoint was chosen on is used.
+        """
         run = self.home.run(row.run_id)
-        step = _step_of(run, which)
-        if step is None or not _test_rows(run, step):
+        step = _step_of(run, checkpoint)
+        if step is None or not _reported_rows(run, step):
             return []
         sampling = sampling_of(run.find_config(), read_object(run.manifest))
-        label = f"{row.run_id}@{which}" if which else row.run_id
+        label = f"{row.run_id}@{checkpoint}" if checkpoint else row.run_id
 
         def load() -> list[Candidate]:
-            rows = _test_rows(run, step)
-            return [Candidate(label, run.id, row.env_id, rows, sampling, row.run_id, step)]
+            rows = _reported_rows(run, step)
+            return [
+                Candidate(label, run.id, row.env_id, rows, sampling, run_id=row.run_id, step=step)
+            ]
 
         return [Offer(run.id, row.env_id, sampling, load)]
 
-    def _starting_points(self, ref: str) -> list[Offer]:
-        """Step 0 of the listed runs that started from this very model."""
-        rows = []
+    def _start_evaluations(self, ref: str) -> list[Offer]:
+        """The evaluations at step 0 of the compared training runs that started from model `ref`."""
+        offers = []
         for other in self.ids:
-            row = self._exact(other.partition("@")[0])
+            row = self._run_with_id(other.partition("@")[0])
             if row is None or row.kind != "train" or row.model != ref:
                 continue
             run = self.home.run(row.run_id)
-            if _test_rows(run, 0):
-                rows.append(self._start(run, row, ref))
-        return rows
+            if _reported_rows(run, 0):
+                offers.append(self._start_evaluation(run, row, ref))
+        return offers
 
-    def _start(self, run: RunDir, row: RunRow, ref: str) -> Offer:
+    def _start_evaluation(self, run: RunDir, row: RunRow, ref: str) -> Offer:
+        """The evaluation at step 0 of a training run, as that of its start model `ref`."""
         sampling = sampling_of(run.find_config(), read_object(run.manifest))
 
         def load() -> list[Candidate]:
-            return [Candidate(ref, run.id, row.env_id, _test_rows(run, 0), sampling)]
+            return [Candidate(ref, run.id, row.env_id, _reported_rows(run, 0), sampling)]
 
         return Offer(run.id, row.env_id, sampling, load)
 
@@ -247,12 +304,13 @@ class _Finder:
 def sampling_of(config: RunConfig | None, manifest: Mapping[str, Any] | None = None) -> Sampling:
     """How the answers of a run's evaluation were sampled.
 
-    Held-out evaluations of a training run, and evaluations with one attempt, are greedy: there
-    top_p and the seed play no part.
+    What the manifest recorded (`eval_sampling`) takes precedence over the settings in `config`;
+    None for either means that it is missing. Held-out evaluations of a training run, and
+    evaluations with one attempt, are greedy: there temperature and top_p are fixed.
     """
     recorded = (manifest or {}).get("eval_sampling")
-    asked = config.settings if config else {}
-    settings = asked if isinstance(asked, dict) else asked.model_dump()
+    configured = config.settings if config else {}
+    settings = configured if isinstance(configured, dict) else configured.model_dump()
     settings = settings | dict(recorded or {})
     greedy = not (isinstance(config, EvaluateConfig | RegradeConfig) and config.attempts != 1)
     return Sampling(
@@ -265,59 +323,71 @@ def sampling_of(config: RunConfig | None, manifest: Mapping[str, Any] | None = N
     )
 
 
-def _choose(ids: Sequence[str], offers: Mapping[str, list[Offer]]) -> tuple[list[Offer], list[str]]:
-    """One offer per id on one environment, and the other environments that were possible.
+def _choose_offers(
+    ids: Sequence[str], offers: Mapping[str, list[Offer]]
+) -> tuple[list[Offer], list[str]]:
+    """One offer per id, all on one environment, and the other environments that all ids share.
 
-    Preferred is what shares a source with the first id's offer, then its way of sampling, then
-    what is newest.
+    The environment is the first that all ids share, in the order of the first id's offers (a run's
+    own evaluation, then the newest first). The first id's offers are tried in turn, each with the
+    nearest offers of the other ids; the best choice has the most ids with the same source, then the
+    most with the same sampling, then the newest offer. Raises UserError NOT_COMPARABLE where the
+    ids share no environment.
     """
-    envs = [
+    common_env_ids = [
         env_id
         for env_id in dict.fromkeys(offer.env_id for offer in offers[ids[0]])
         if all(any(offer.env_id == env_id for offer in offers[ref]) for ref in ids)
     ]
-    if not envs:
-        where = "; ".join(f"{ref}: {_listed(offers[ref])}" for ref in ids)
+    if not common_env_ids:
+        evaluated_on = "; ".join(f"{ref}: {_env_ids_text(offers[ref])}" for ref in ids)
         raise UserError(
             "NOT_COMPARABLE",
-            f"these were not evaluated on one environment version ({where})",
+            f"these were not evaluated on one environment version ({evaluated_on})",
             hint="Evaluate all of them on one env_id, then compare that evaluation.",
             field="ids",
         )
-    best: list[Offer] = []
-    best_rank = (-1, -1)
-    for first in (offer for offer in offers[ids[0]] if offer.env_id == envs[0]):
-        picked = [_nearest(first, offers[ref]) for ref in ids]
-        rank = (
-            sum(offer.source == first.source for offer in picked),
-            sum(not offer.sampling.differs_in(first.sampling) for offer in picked),
+    best_offers: list[Offer] = []
+    best_score = (-1, -1)  # (ids with the same source, ids with the same sampling)
+    for first in (offer for offer in offers[ids[0]] if offer.env_id == common_env_ids[0]):
+        offers_like_first = [_nearest_offer(first, offers[ref]) for ref in ids]
+        score = (
+            sum(offer.source == first.source for offer in offers_like_first),
+            sum(not offer.sampling.differs_in(first.sampling) for offer in offers_like_first),
         )
-        if rank > best_rank:
-            best, best_rank = picked, rank
-    return best, envs[1:]
+        if score > best_score:
+            best_offers, best_score = offers_like_first, score
+    return best_offers, common_env_ids[1:]
 
 
-def _nearest(first: Offer, offers: Iterable[Offer]) -> Offer:
-    here = [offer for offer in offers if offer.env_id == first.env_id]
+def _nearest_offer(first: Offer, offers: Iterable[Offer]) -> Offer:
+    """The offer that shares most with `first`: its source, then its sampling; then the newest.
+
+    Only offers on the environment of `first` count; there must be one.
+    """
+    on_env = [offer for offer in offers if offer.env_id == first.env_id]
     return max(
-        here,
+        on_env,
         key=lambda offer: (
             offer.source == first.source,
             not offer.sampling.differs_in(first.sampling),
-            -here.index(offer),
+            -on_env.index(offer),
         ),
     )
 
 
-def _same_sampling(candidates: Sequence[Candidate]) -> list[str]:
-    """Warnings about what is not recorded. Raises UserError NOT_COMPARABLE on a difference."""
+def _check_sampling(candidates: Sequence[Candidate]) -> list[str]:
+    """Warnings where the token limit was recorded for some candidates only.
+
+    Raises UserError NOT_COMPARABLE where a candidate was sampled differently from the first.
+    """
     first, warnings = candidates[0], []
     for candidate in candidates[1:]:
         unequal = first.sampling.differs_in(candidate.sampling)
         if unequal:
-            ours, theirs = first.sampling.to_json(), candidate.sampling.to_json()
+            expected, actual = first.sampling.to_json(), candidate.sampling.to_json()
             differences = ", ".join(
-                f"{name} {ours[name]} against {theirs[name]}" for name in unequal
+                f"{name} {expected[name]} against {actual[name]}" for name in unequal
             )
             raise UserError(
                 "NOT_COMPARABLE",
@@ -334,39 +404,50 @@ def _same_sampling(candidates: Sequence[Candidate]) -> list[str]:
     return warnings
 
 
-def _test_rows(run: RunDir, step: int) -> list[EvaluationRow]:
+def _reported_rows(run: RunDir, step: int) -> list[EvaluationRow]:
+    """The rows of a step on the reported half of the tasks; all rows where no halves were made."""
     rows = read_evaluation(run.evals(step))
     return in_half(rows, TEST) if any(row.half for row in rows) else rows
 
 
-def _step_of(run: RunDir, which: str) -> int | None:
-    named = _step_named(f"@{which}")
-    return result_step(run) if named is None else named
+def _step_of(run: RunDir, checkpoint: str) -> int | None:
+    """The step of a checkpoint such as "step20"; by default the one that the run reports."""
+    named_step = _step_in_ref(f"@{checkpoint}")
+    return result_step(run) if named_step is None else named_step
 
 
-def _step_named(ref: str) -> int | None:
-    """20 for `run@step20`."""
-    which = ref.partition("@")[2]
-    return int(which[4:]) if which.startswith("step") and which[4:].isdigit() else None
+def _step_in_ref(ref: str) -> int | None:
+    """The step in a model reference: 20 for `run@step20`, None without one."""
+    checkpoint = ref.partition("@")[2]
+    digits = checkpoint.removeprefix("step")
+    return int(digits) if checkpoint.startswith("step") and digits.isdigit() else None
 
 
-def _matches(env_id: str, wanted: str) -> bool:
-    return env_id == wanted or env_id.partition("@")[0] == wanted or env_id.startswith(wanted)
+def _env_matches(env_id: str, requested: str) -> bool:
+    """Whether an environment id is the requested one, has its name, or begins with it."""
+    return (
+        env_id == requested or env_id.partition("@")[0] == requested or env_id.startswith(requested)
+    )
 
 
-def _listed(offers: Iterable[Offer]) -> str:
+def _env_ids_text(offers: Iterable[Offer]) -> str:
+    """The environments of the offers as text for a message."""
     return ", ".join(dict.fromkeys(offer.env_id for offer in offers)) or "none"
 
 
-def _relabelled(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Labels told apart by their source where two evaluations hold the same model."""
+def _with_distinct_labels(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates with distinct labels.
+
+    Where two evaluations hold the same model, each label also names its source. Exact repeats (same
+    label and source) are kept once, the last of them.
+    """
     count: dict[str, int] = {}
     for candidate in candidates:
         count[candidate.label] = count.get(candidate.label, 0) + 1
-    named = [
+    with_labels = [
         replace(candidate, label=f"{candidate.label} in {candidate.source}")
         if count[candidate.label] > 1
         else candidate
         for candidate in candidates
     ]
-    return list({candidate.label: candidate for candidate in named}.values())
+    return list({candidate.label: candidate for candidate in with_labels}.values())

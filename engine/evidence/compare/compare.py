@@ -1,4 +1,4 @@
-"""Two to eight models on the same tasks: which is better, by how much, and because of what."""
+"""Compare two to eight models on the same tasks: which is better, by how much, and why."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -43,18 +43,20 @@ from engine.home.sanitize import Redactor, json_chars, redactor_for
 from engine.home.store import Store
 from engine.records.run_config import EvaluateConfig, RegradeConfig
 
-_MOST_SETTINGS = 24
-_MOST_NOTES = 4
+_MOST_SETTINGS = 24  # differing settings shown
+_MOST_NOTES = 4  # cautions shown
 
 
 @dataclass(frozen=True)
 class CandidateRow:
-    """One model of the table.
+    """One model in the table of a result.
 
     Attributes:
-        seeds: seed by run, where it stands for several.
-        step: of its checkpoint, None where it stands for several or is no checkpoint.
-        device_hours: its training took, None for a base model.
+        evaluated_in: the run whose evaluation was used.
+        seeds: run -> seed where the candidate stands for several seeds, else None.
+        step: the checkpoint's step; None where there is none or it is not known.
+        level: its value with interval, None where no measure is common to all models.
+        device_hours: what its training took (of all seeds together), None for a base model.
     """
 
     id: str
@@ -65,6 +67,7 @@ class CandidateRow:
     device_hours: float | None
 
     def to_json(self) -> dict[str, object]:
+        """The row as JSON; `seeds` takes the place of `step`, and what is None is left out."""
         body: dict[str, object] = {"id": self.id, "evaluated_in": self.evaluated_in}
         if self.seeds is not None:
             body["seeds"] = self.seeds
@@ -79,11 +82,13 @@ class CandidateRow:
 
 @dataclass(frozen=True)
 class Contest:
-    """One candidate against the first.
+    """One candidate compared with the first.
 
     Attributes:
-        p_adjusted: corrected for the other contests and for earlier evaluations of the two.
-        corrected: whether there was anything to correct for.
+        p_adjusted: the p value, corrected for the other contests and for earlier evaluations of the
+            two models; None where there is none.
+        corrected: whether there was anything to correct for; only then is `p_adjusted` shown.
+        cause: what the difference may be attributed to.
     """
 
     first: Candidate
@@ -94,6 +99,7 @@ class Contest:
     cause: Attribution
 
     def to_json(self, *, method: bool = True) -> dict[str, object]:
+        """The contest as JSON; `method=False` leaves out the name of the statistical method."""
         numbers = self.comparison.to_json()
         if not method:
             del numbers["method"]
@@ -109,7 +115,8 @@ class Contest:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What would settle an inconclusive comparison, in words and as calls."""
+    """What would settle an inconclusive comparison, as sentences and as calls; empty where nothing
+    is needed or known."""
 
     notes: Sequence[str] = ()
     calls: Sequence[Call] = ()
@@ -117,8 +124,15 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Standing:
-    """The result of `compare_runs`; `contests` in the order of the candidates, `main` the one
-    furthest ahead of the first."""
+    """The result of `compare_runs`.
+
+    Attributes:
+        measure: what is compared, None where the models have no measure in common.
+        contests: each other candidate against the first, in the order of the candidates.
+        main: the contest of the candidate furthest ahead of the first.
+        settings: setting -> candidate -> value, where they differ.
+        flips: tasks won and lost in the main contest.
+    """
 
     candidates: Sequence[CandidateRow]
     measure: Measure | None
@@ -131,16 +145,23 @@ class Standing:
     next_calls: Sequence[Call]
 
     def to_json(self, leave_out: Sequence[str] = ()) -> Reply:
-        """As a result, without the parts named: answers, settings, sampling."""
-        texts = "answers" not in leave_out
+        """The result as JSON, shortened by the parts named in `leave_out`.
+
+        "answers" leaves out the answers in the examples and the names of the methods, "settings"
+        the values of the settings (their names stay), "sampling" how the answers were sampled.
+        """
+        with_texts = "answers" not in leave_out
         flips = self.flips.to_json()
-        if not texts:
+        if not with_texts:
             flips = {
-                way: [{"task": example.task} for example in examples]
-                for way, examples in (("gained", self.flips.gained), ("lost", self.flips.lost))
+                direction: [{"task": example.task} for example in examples]
+                for direction, examples in (
+                    ("gained", self.flips.gained),
+                    ("lost", self.flips.lost),
+                )
             }
-        named = "settings" in leave_out
-        settings = dict.fromkeys(self.settings, "differs") if named else self.settings
+        names_only = "settings" in leave_out
+        settings = dict.fromkeys(self.settings, "differs") if names_only else self.settings
         sampling = {} if "sampling" in leave_out else {"sampling": self.sampling.to_json()}
         return {
             "summary": _summary(self.main, len(self.contests)),
@@ -149,7 +170,7 @@ class Standing:
             "env_id": self.main.first.env_id,
             "reference": self.main.first.label,
             "arms": [row.to_json() for row in self.candidates],
-            "comparisons": [contest.to_json(method=texts) for contest in self.contests],
+            "comparisons": [contest.to_json(method=with_texts) for contest in self.contests],
             "settings": settings,
             **sampling,
             "flips": {"model": self.main.other.label, **flips},
@@ -162,21 +183,23 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
     """Compare each candidate with the first, task by task, on one environment version.
 
     `ids` are training runs (their own held-out evaluation, the half no checkpoint was chosen on),
-    evaluation runs (all their models) or model references already evaluated. Runs that differ in
-    the seed alone count as one candidate (engine/evidence/compare/seeds.py). `verdict` is that of
-    the candidate furthest ahead of the first; with more than one comparison Holm's correction
-    applies.
+    evaluation runs (all their models) or model references already evaluated. Runs that differ only
+    in their seed count as one candidate (engine/evidence/compare/seeds.py). `env_id` chooses among
+    several environments; "" leaves the choice to the newest common one. `verdict` in the result is
+    that of the candidate furthest ahead of the first; with more than one comparison Holm's
+    correction applies.
 
-    Raises UserError BAD_ARGUMENT, RUN_NOT_FOUND, NO_EVALUATION or NOT_COMPARABLE (environments
-    or sampling settings differ).
+    Raises:
+        UserError: BAD_ARGUMENT (too few or too many ids or models), RUN_NOT_FOUND, NO_EVALUATION,
+            or NOT_COMPARABLE (environments or sampling settings differ).
     """
-    candidates, warnings = find_candidates(home, _checked(ids), env_id)
-    candidates, shared = _without_taught(home, candidates)
+    candidates, warnings = find_candidates(home, _checked_ids(ids), env_id)
+    candidates, contamination_notes = _without_contaminated(home, candidates)
     candidates = grouped(home, candidates)
     first, others = candidates[0], candidates[1:]
     measure = measure_of(*(candidate.rows for candidate in candidates))
     comparisons = [compare_candidates(home, first, other) for other in others]
-    evaluations = [_evaluations(home, first, other) for other in others]
+    evaluations = [_times_compared(home, first, other) for other in others]
     adjusted = correct_for_many(comparisons, evaluations)
     contests = [
         Contest(
@@ -191,8 +214,8 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
     ]
     main = max(contests, key=lambda contest: contest.comparison.lead)
     redact = _redactor(home, first.source)
-    wanted = _wanted_evidence(home, main)
-    changed = Call("read_rollouts", {"run_id": main.other.source, "pick": "changed"})
+    more_evidence = _evidence_to_gather(home, main)
+    show_flips = Call("read_rollouts", {"run_id": main.other.source, "pick": "changed"})
     standing = Standing(
         candidates=[_candidate_row(home, candidate, measure) for candidate in candidates],
         measure=measure,
@@ -203,55 +226,72 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
         flips=flip_examples(main.comparison, first.rows, main.other.rows, redact),
         warnings=[
             *warnings,
-            *shared,
-            *wanted.notes,
+            *contamination_notes,
+            *more_evidence.notes,
             *pair_warnings(max(evaluations)),
             *_cautions(home, candidates, comparisons),
         ],
-        next_calls=[*wanted.calls, changed],
+        next_calls=[*more_evidence.calls, show_flips],
     )
     return _within_limit(standing)
 
 
 def _redactor(home: Home, run_id: str) -> Redactor:
+    """The redactor for the environment of a run; a general one where its config is gone."""
     config = home.run(run_id).find_config()
     return redactor_for(home, config.env_dir if config else None)
 
 
-def _evaluations(home: Home, first: Candidate, other: Candidate) -> int:
-    """How often the two were evaluated to tell them apart; seeds taken together count their own."""
+def _times_compared(home: Home, first: Candidate, other: Candidate) -> int:
+    """How often the two models were evaluated against each other, for the correction of the p
+    value.
+
+    1 where either side stands for several seeds.
+    """
     if first.members or other.members:
         return 1
     labels = (first.label, other.label)
     return evaluations_of_pair(home, first.env_id, labels, (first.source, other.source))
 
 
-def _checked(ids: Sequence[str]) -> list[str]:
-    wanted = list(dict.fromkeys(str(ref).strip() for ref in ids if str(ref).strip()))
-    if not 1 <= len(wanted) <= MOST_CANDIDATES:
+def _checked_ids(ids: Sequence[str]) -> list[str]:
+    """The ids without repeats and empty ones. Raises UserError BAD_ARGUMENT where none or too many
+    are left."""
+    distinct = list(dict.fromkeys(str(ref).strip() for ref in ids if str(ref).strip()))
+    if not 1 <= len(distinct) <= MOST_CANDIDATES:
         raise UserError(
             "BAD_ARGUMENT",
-            f"{len(wanted)} different ids were given",
+            f"{len(distinct)} different ids were given",
             hint=f"Give 2 to {MOST_CANDIDATES} ids; one evaluation of several models counts as "
             "one.",
             field="ids",
         )
-    return wanted
+    return distinct
 
 
-def _without_taught(
+def _without_contaminated(
     home: Home, candidates: Sequence[Candidate]
 ) -> tuple[list[Candidate], list[str]]:
-    """The candidates without the tasks that any of their models was taught, and the warnings."""
-    sources = [home.run(source) for source in dict.fromkeys(each.source for each in candidates)]
+    """The candidates without the rows of contaminated tasks, and warnings about those tasks.
+
+    A task is left out for all candidates if the training rows of any of their runs contain it.
+    """
+    sources = [
+        home.run(source) for source in dict.fromkeys(candidate.source for candidate in candidates)
+    ]
     notes = list(dict.fromkeys(note for run in sources for note in contamination_warnings(run)))
-    taught = frozenset().union(*(taught_tasks(run) for run in sources))
-    return [replace(each, rows=without_tasks(each.rows, taught)) for each in candidates], notes
+    contaminated_tasks = frozenset().union(*(taught_tasks(run) for run in sources))
+    clean_candidates = [
+        replace(candidate, rows=without_tasks(candidate.rows, contaminated_tasks))
+        for candidate in candidates
+    ]
+    return clean_candidates, notes
 
 
 def _candidate_row(home: Home, candidate: Candidate, measure: Measure | None) -> CandidateRow:
-    """A candidate as the result shows it: its level, seeds and device hours."""
+    """A candidate as a row of the result; `device_hours` adds up the runs of all its seeds."""
     seeds = {member.label: seed_of(home, member) for member in candidate.members}
+    # A base model has no run (""), and so no device hours.
     runs = {member.run_id for member in candidate.members or (candidate,)} - {""}
     hours = None
     if runs:
@@ -267,14 +307,16 @@ def _candidate_row(home: Home, candidate: Candidate, measure: Measure | None) ->
     )
 
 
-def _summary(main: Contest, contests: int) -> str:
+def _summary(main: Contest, number_of_contests: int) -> str:
+    """The main contest in a sentence or three: the result, that it is the best of several, the
+    cause."""
     text = f"{main.other.label} against {main.first.label}: {sentence(main.comparison)}"
-    if contests > 1:
-        text += f" It is the best of {contests} compared with {main.first.label}."
-    decided = main.comparison.outcome.verdict in ("better", "worse")
-    if main.cause.refused and decided:
+    if number_of_contests > 1:
+        text += f" It is the best of {number_of_contests} compared with {main.first.label}."
+    is_decided = main.comparison.outcome.verdict in ("better", "worse")
+    if main.cause.refused and is_decided:
         text += f" Not attributed: {main.cause.reason}."
-    elif main.cause.to and decided:
+    elif main.cause.to and is_decided:
         text += f" One lever changed: {main.cause.to}."
     return text
 
@@ -282,75 +324,93 @@ def _summary(main: Contest, contests: int) -> str:
 def _cautions(
     home: Home, candidates: Sequence[Candidate], comparisons: Sequence[Comparison]
 ) -> list[str]:
-    """What to keep in mind of these comparisons, a sentence each."""
+    """Sentences on what weakens these comparisons, at most `_MOST_NOTES`.
+
+    Tasks scored on one side only, how answers were counted, and answers to the tasks on which a
+    checkpoint was chosen.
+    """
     notes = []
-    unpaired = max(item.outcome.unpaired for item in comparisons)
+    unpaired = max(comparison.outcome.unpaired for comparison in comparisons)
     if unpaired:
         notes.append(f"Up to {unpaired} tasks were scored on one side only and are left out.")
-    notes += dict.fromkeys(note for item in comparisons for note in notes_on_counting(item))
+    notes += dict.fromkeys(
+        note for comparison in comparisons for note in notes_on_counting(comparison)
+    )
     for candidate in candidates:
-        validation = sum(row.half == VALIDATION for row in candidate.rows)
+        choosing_rows = sum(row.half == VALIDATION for row in candidate.rows)
         config = home.run(candidate.run_id).find_config() if candidate.run_id else None
-        chosen_here = config is not None and config.env_id == candidate.env_id
-        if validation and chosen_here and len(home.run(candidate.run_id).eval_steps()) > 2:
+        trained_on_env = config is not None and config.env_id == candidate.env_id
+        # With step 0 and one later evaluation there was no choice between checkpoints.
+        if choosing_rows and trained_on_env and len(home.run(candidate.run_id).eval_steps()) > 2:
             notes.append(
-                f"{validation} of the {len(candidate.rows)} answers of {candidate.label} are to "
+                f"{choosing_rows} of the {len(candidate.rows)} answers of {candidate.label} are to "
                 "tasks its checkpoint was chosen on, which flatters it a little; the run's own "
                 "verdict leaves them out."
             )
     return notes[:_MOST_NOTES]
 
 
-def _wanted_evidence(home: Home, contest: Contest) -> Evidence:
-    """What would settle an inconclusive comparison.
+def _evidence_to_gather(home: Home, contest: Contest) -> Evidence:
+    """What would settle an inconclusive comparison; empty for any other verdict.
 
-    Rows of the split that were not asked yet; where all were, attempts at each, where they help;
-    else rows that do not exist yet. Where one side is several seeds, more seeds: no number of
-    tasks removes the differences between seeds.
+    If errors decide it, their cause is to be looked at. If one side stands for several seeds, more
+    seeds: no number of tasks removes the differences between seeds. Otherwise, in this order: tasks
+    of the split that were not asked yet, more attempts at each task where that helps, new tasks.
     """
     first, other, comparison = contest.first, contest.other, contest.comparison
     measure = comparison.measure
     if comparison.outcome.verdict != "inconclusive" or measure is None:
         return Evidence()
     if comparison.errors_decide:
-        worst = max((first, other), key=lambda each: sum(bool(row.error) for row in each.rows))
-        return Evidence(calls=calls_for_errors(worst.source))
+        most_errors = max(
+            (first, other),
+            key=lambda side_candidate: sum(bool(row.error) for row in side_candidate.rows),
+        )
+        return Evidence(calls=calls_for_errors(most_errors.source))
     if first.members or other.members:
         return Evidence(["One more seed on each side would tell more than tasks or attempts."])
-    needed = tasks_wanted(comparison.outcome)
+    tasks_needed = tasks_wanted(comparison.outcome)
     config = home.run(first.source).find_config()
     split = config.split if isinstance(config, EvaluateConfig | RegradeConfig) else "heldout"
-    rows = split_rows(home, first.env_id, split)
-    asked = {row.task for candidate in (first, other) for row in candidate.rows}
-    asked |= taught_tasks(home.run(first.source)) | taught_tasks(home.run(other.source))
+    split_size = split_rows(home, first.env_id, split)
+    asked_tasks = {row.task for candidate in (first, other) for row in candidate.rows}
+    asked_tasks |= taught_tasks(home.run(first.source)) | taught_tasks(home.run(other.source))
     arguments: dict[str, object] = {
         "env_id": first.env_id,
         "models": [first.label, other.label],
         **({"split": split} if split != "heldout" else {}),
     }
-    if rows is None or len(asked) < rows:
-        count = min(max(400, needed or 2 * comparison.outcome.n), rows or 10**6)
-        return Evidence(calls=[Call("evaluate", arguments | {"rows": count})])
-    sides = [side(of_one, measure) for of_one in by_prompt(first.rows, other.rows)]
-    attempts = attempts_wanted(sides[0], sides[1], comparison.outcome.margin)
-    used = f"All {rows} rows of the {split} split are used"
+    if split_size is None or len(asked_tasks) < split_size:
+        # At least 400 tasks, or as many as the split has; unlimited where its size is not known.
+        rows_to_ask = min(max(400, tasks_needed or 2 * comparison.outcome.n), split_size or 10**6)
+        return Evidence(calls=[Call("evaluate", arguments | {"rows": rows_to_ask})])
+    sides_by_task = [
+        side(rows_of_side, measure) for rows_of_side in by_prompt(first.rows, other.rows)
+    ]
+    attempts = attempts_wanted(sides_by_task[0], sides_by_task[1], comparison.outcome.margin)
+    all_used = f"All {split_size} rows of the {split} split are used"
     if attempts is not None:
-        note = f"{used}; {attempts} attempts at each would show a change worth having."
-        call = Call("evaluate", arguments | {"rows": rows, "attempts": attempts})
+        note = f"{all_used}; {attempts} attempts at each would show a change worth having."
+        call = Call("evaluate", arguments | {"rows": split_size, "attempts": attempts})
         return Evidence([note], [call])
-    edit = more_rows(needed, rows, "held-out" if split == "heldout" else split)
-    return Evidence([f"{used}: {edit}."], [Call("push_env", {"path": "..."})])
+    rows_to_add = more_rows(tasks_needed, split_size, "held-out" if split == "heldout" else split)
+    return Evidence([f"{all_used}: {rows_to_add}."], [Call("push_env", {"path": "..."})])
 
 
 def _first_settings(table: dict[str, dict[str, object]]) -> dict[str, dict[str, object]]:
+    """The first `_MOST_SETTINGS` entries of the table."""
     return {name: table[name] for name in list(table)[:_MOST_SETTINGS]}
 
 
 def _within_limit(standing: Standing) -> Reply:
-    """The result without its least needed parts, as many as it takes to be affordable."""
-    parts = ("answers", "settings", "sampling")
-    for count in range(len(parts)):
-        result = standing.to_json(parts[:count])
+    """The result within the size limit of a reply.
+
+    Parts are left out one after the other, the least needed first, until it fits; without all of
+    them it is returned whatever its size.
+    """
+    optional_parts = ("answers", "settings", "sampling")
+    for count in range(len(optional_parts)):
+        result = standing.to_json(optional_parts[:count])
         if json_chars(result) <= BODY_CHARS:
             return result
-    return standing.to_json(parts)
+    return standing.to_json(optional_parts)

@@ -1,8 +1,8 @@
-"""What a new reward puts in another order: models, tasks, and attempts at one task.
+"""How a new reward changes the order of models, of tasks, and of attempts at one task.
 
-Rows carry the reward they had (`reward_before`) beside the one they have now. GRPO learns from the
-order of attempts within a task, people choose by the order of models: both may turn round although
-every single reward moved little.
+Rows carry their old reward (`reward_before`) beside the new one. GRPO learns from the order of
+attempts within a task, and people choose by the order of models: both orders may be reversed
+although every single reward changed little.
 """
 
 import math
@@ -14,17 +14,23 @@ from dataclasses import asdict, dataclass, fields
 from engine.evidence.stats.results import rounded
 from engine.records.lines.evaluation_row import EvaluationRow
 
-MOST_TASKS = 1000  # distinct (before, after) pairs that are compared with each other
-SHOWN = 5
-Pair = tuple[float, float]
+# Distinct (before, after) values that are compared with each other; beyond it a sample of tasks is.
+MOST_TASKS = 1000
+SHOWN = 5  # tasks named, those whose rank moved furthest
+Pair = tuple[float, float]  # (value before, value after)
 
 
 @dataclass(frozen=True)
 class PairCounts:
-    """Pairs of (before, after) values by what became of their order.
+    """Numbers of pairs of items by what happened to their order.
 
-    kept: ordered the same way; reversed; tied: ordered before and equal now; parted: equal before
-    and ordered now. Pairs equal both times are in none of them.
+    Pairs that were equal before and are equal after are in none of the numbers.
+
+    Attributes:
+        kept: ordered the same way before and after.
+        reversed: ordered the other way round after.
+        tied: ordered before, equal after.
+        parted: equal before, ordered after.
     """
 
     kept: int = 0
@@ -39,12 +45,13 @@ class PairCounts:
 
     @property
     def ordered_before(self) -> int:
+        """Pairs that had an order before."""
         return self.kept + self.reversed + self.tied
 
 
 @dataclass(frozen=True)
 class RankMove:
-    """Mean reward and rank of a model or a task before and after; rank 1 is the highest."""
+    """The mean reward and the rank of a model or a task before and after. Rank 1 is the highest."""
 
     name: str
     before: float | None
@@ -53,7 +60,7 @@ class RankMove:
     rank_after: int
 
     def to_json(self, kind: str) -> dict[str, object]:
-        """`kind` is the key of its name: model or task."""
+        """`kind` is the key for the name: "model" or "task"."""
         body = asdict(self)
         return {kind: body.pop("name")} | body
 
@@ -63,13 +70,14 @@ class RankChanges:
     """What changed between two rewards of the same answers.
 
     Attributes:
-        rows: answers with both rewards; those with an error are in no number.
-        changed: of them in their reward.
-        success_gained, success_lost: answers whose success flipped, which may be although no
-            reward changed.
-        model_flips: (was ahead, is ahead now) of every pair whose order is reversed.
-        attempts: pairs at one task by one model.
-        moved: the tasks whose rank moved furthest.
+        rows: answers that have both rewards; those with an error are in none of the numbers.
+        changed: answers whose reward changed.
+        success_gained, success_lost: answers whose success changed, which can happen without a
+            change of the reward.
+        model_flips: (model that was ahead, model that is ahead now), for every reversed pair.
+        tasks: pairs of tasks, by their mean reward.
+        attempts: pairs of attempts at one task by one model.
+        moved: the tasks whose rank moved furthest, at most `SHOWN`.
     """
 
     rows: int
@@ -83,6 +91,7 @@ class RankChanges:
     moved: Sequence[RankMove]
 
     def to_json(self) -> dict[str, object]:
+        """The changes as JSON, pairs by name as in `PairCounts`."""
         return {
             "rows": self.rows,
             "changed": self.changed,
@@ -96,51 +105,55 @@ class RankChanges:
 
 
 def rank_changes(models: Mapping[str, Sequence[EvaluationRow]]) -> RankChanges:
-    """Compares the two rewards of `models`, rows by model."""
+    """Compare the old and the new reward of the same answers; `models` maps a model to its rows."""
     scored = {ref: [row for row in rows if _scored_twice(row)] for ref, rows in models.items()}
-    every = [row for rows in scored.values() for row in rows]
-    tasks = {task: _means(rows) for task, rows in _by_task(every).items()}
+    all_scored = [row for rows in scored.values() for row in rows]
+    task_means = {task: _mean_rewards(rows) for task, rows in _rows_by_task(all_scored).items()}
     attempts = PairCounts()
-    for of_model in scored.values():
-        for rows in _by_task(of_model).values():
-            attempts += count_pairs([_pair(row) for row in rows])
-    flips = [(row.success_before, row.success) for row in every]
-    means = {ref: _means(rows) for ref, rows in scored.items() if rows}
-    moves = _moves(means)
+    for model_rows in scored.values():
+        for rows in _rows_by_task(model_rows).values():
+            attempts += count_pairs([_reward_pair(row) for row in rows])
+    successes = [(row.success_before, row.success) for row in all_scored]
+    model_means = {ref: _mean_rewards(rows) for ref, rows in scored.items() if rows}
+    model_moves = _rank_moves(model_means)
     return RankChanges(
-        rows=len(every),
-        changed=sum(row.reward != row.reward_before for row in every),
-        success_gained=flips.count((False, True)),
-        success_lost=flips.count((True, False)),
-        models=moves,
-        model_flips=_model_flips(moves),
-        tasks=count_pairs(_sampled(list(tasks.values()))),
+        rows=len(all_scored),
+        changed=sum(row.reward != row.reward_before for row in all_scored),
+        success_gained=successes.count((False, True)),
+        success_lost=successes.count((True, False)),
+        models=model_moves,
+        model_flips=_model_flips(model_moves),
+        tasks=count_pairs(_sampled(list(task_means.values()))),
         attempts=attempts,
-        moved=_furthest(_moves(tasks)),
+        moved=_furthest_moves(_rank_moves(task_means)),
     )
 
 
 def count_pairs(values: Iterable[Pair]) -> PairCounts:
-    """The pairs among these (before, after) values."""
-    kept = reversed_pairs = tied = parted = 0
+    """Count pairs of items by what happened to their order; `values` has one (before, after) per
+    item.
+
+    Equal values are grouped first, so the work is quadratic in the number of distinct values only.
+    """
+    kept = reversed_pairs = tied = untied = 0
     counts = list(Counter(values).items())
-    for index, ((before, after), times) in enumerate(counts):
-        for (other_before, other_after), other_times in counts[index + 1 :]:
-            was, now = _sign(before - other_before), _sign(after - other_after)
-            pairs = times * other_times
-            if was and was == now:
+    for index, ((before, after), count) in enumerate(counts):
+        for (other_before, other_after), other_count in counts[index + 1 :]:
+            order_before, order_after = _sign(before - other_before), _sign(after - other_after)
+            pairs = count * other_count
+            if order_before and order_before == order_after:
                 kept += pairs
-            elif was and now:
+            elif order_before and order_after:
                 reversed_pairs += pairs
-            elif was:
+            elif order_before:
                 tied += pairs
-            elif now:
-                parted += pairs
-    return PairCounts(kept, reversed_pairs, tied, parted)
+            elif order_after:
+                untied += pairs
+    return PairCounts(kept, reversed_pairs, tied, untied)
 
 
 def sentence(changes: RankChanges) -> str:
-    """The changes in one sentence."""
+    """The changes in one sentence; at most three reversed pairs of models are named."""
     if not changes.rows:
         return "No answer was scored by both rewards."
     text = f"{changes.changed} of {changes.rows} rewards changed"
@@ -148,8 +161,10 @@ def sentence(changes: RankChanges) -> str:
     if gained or lost:
         text += f"; success changed on {gained + lost} answers ({gained} gained, {lost} lost)"
     if changes.model_flips:
-        flips = changes.model_flips[:3]
-        pairs = "; ".join(f"{now} is ahead of {was} now" for was, now in flips)
+        named_flips = changes.model_flips[:3]
+        pairs = "; ".join(
+            f"{new_leader} is ahead of {old_leader} now" for old_leader, new_leader in named_flips
+        )
         text += f"; the order of the models turns round: {pairs}"
     elif len(changes.models) > 1:
         text += "; the models keep their order"
@@ -160,7 +175,8 @@ def sentence(changes: RankChanges) -> str:
     return text + "."
 
 
-def _moves(means: Mapping[str, Pair]) -> list[RankMove]:
+def _rank_moves(means: Mapping[str, Pair]) -> list[RankMove]:
+    """The mean values and ranks of each name, before and after."""
     before = _ranks({name: pair[0] for name, pair in means.items()})
     after = _ranks({name: pair[1] for name, pair in means.items()})
     return [
@@ -170,57 +186,75 @@ def _moves(means: Mapping[str, Pair]) -> list[RankMove]:
 
 
 def _model_flips(moves: Sequence[RankMove]) -> list[tuple[str, str]]:
+    """The pairs whose order is reversed, as (was ahead, is ahead now). Ties reverse nothing."""
     return [
-        (one.name, other.name)
-        for one in moves
-        for other in moves
-        if one.rank_before < other.rank_before and one.rank_after > other.rank_after
+        (ahead_before.name, behind_before.name)
+        for ahead_before in moves
+        for behind_before in moves
+        if ahead_before.rank_before < behind_before.rank_before
+        and ahead_before.rank_after > behind_before.rank_after
     ]
 
 
-def _furthest(moves: Sequence[RankMove]) -> list[RankMove]:
-    """The tasks whose rank moved, the furthest first; five are looked at."""
-    order = sorted(moves, key=lambda move: (-abs(move.rank_after - move.rank_before), move.name))
-    return [move for move in order[:SHOWN] if move.rank_before != move.rank_after]
+def _furthest_moves(moves: Sequence[RankMove]) -> list[RankMove]:
+    """At most `SHOWN` tasks whose rank moved, the furthest first."""
+    furthest_first = sorted(
+        moves, key=lambda move: (-abs(move.rank_after - move.rank_before), move.name)
+    )
+    return [move for move in furthest_first[:SHOWN] if move.rank_before != move.rank_after]
 
 
 def _ranks(values: Mapping[str, float]) -> dict[str, int]:
-    """1 for the highest; equal values share the better rank."""
+    """The rank of each name: 1 for the highest value; equal values share the better rank."""
     ordered = sorted(values.values(), reverse=True)
-    first = {value: rank for rank, value in reversed(list(enumerate(ordered, 1)))}
-    return {name: first[value] for name, value in values.items()}
+    # Read from the end, so that the best rank of equal values is written last.
+    best_rank = {value: rank for rank, value in reversed(list(enumerate(ordered, 1)))}
+    return {name: best_rank[value] for name, value in values.items()}
 
 
-def _by_task(rows: Iterable[EvaluationRow]) -> dict[str, list[EvaluationRow]]:
+def _rows_by_task(rows: Iterable[EvaluationRow]) -> dict[str, list[EvaluationRow]]:
+    """The rows of each task."""
     by_task: dict[str, list[EvaluationRow]] = {}
     for row in rows:
         by_task.setdefault(row.task, []).append(row)
     return by_task
 
 
-def _means(rows: Sequence[EvaluationRow]) -> Pair:
-    """Mean over tasks of the mean over attempts, before and after; rounded, so that ties stay."""
-    pairs = [[_pair(row) for row in of_task] for of_task in _by_task(rows).values()]
-    sides = []
-    for side in (0, 1):
-        means = [math.fsum(pair[side] for pair in of_task) / len(of_task) for of_task in pairs]
-        sides.append(round(math.fsum(means) / len(means), 9))
-    return sides[0], sides[1]
+def _mean_rewards(rows: Sequence[EvaluationRow]) -> Pair:
+    """The mean reward before and after: over tasks, of the mean over attempts.
+
+    Rounded to 9 digits, so that equal means stay equal in spite of rounding errors.
+    """
+    pairs_by_task = [
+        [_reward_pair(row) for row in task_pairs] for task_pairs in _rows_by_task(rows).values()
+    ]
+    means_of_sides = []
+    for index in (0, 1):
+        task_means = [
+            math.fsum(pair[index] for pair in task_pairs) / len(task_pairs)
+            for task_pairs in pairs_by_task
+        ]
+        means_of_sides.append(round(math.fsum(task_means) / len(task_means), 9))
+    return means_of_sides[0], means_of_sides[1]
 
 
-def _pair(row: EvaluationRow) -> Pair:
+def _reward_pair(row: EvaluationRow) -> Pair:
+    """(reward before, reward now); a missing reward counts as 0."""
     return row.reward_before or 0.0, row.reward or 0.0
 
 
 def _scored_twice(row: EvaluationRow) -> bool:
+    """Whether both scorings of the row worked."""
     return not row.error and not row.error_before
 
 
 def _sampled(values: list[Pair]) -> list[Pair]:
+    """All values, or a fixed random sample where too many of them are distinct."""
     if len(set(values)) <= MOST_TASKS:
         return values
     return random.Random(len(values)).sample(values, MOST_TASKS)
 
 
 def _sign(value: float) -> int:
+    """-1, 0 or 1."""
     return (value > 0) - (value < 0)

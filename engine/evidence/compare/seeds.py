@@ -26,64 +26,86 @@ from engine.records.lines.evaluation_row import EvaluationRow
 
 
 def grouped(home: Home, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates with those that differ in the seed alone as one, where two or more are left.
+    """The candidates, with those that differ only in their seed joined to one.
 
     A group keeps the place of its first candidate; `members` are its seeds, `rows` the rows of all.
+    The list stays as it is where nothing can be joined, or where everything would become one
+    candidate and nothing would be left to compare.
     """
-    groups: dict[str, list[Candidate]] = {}
+    by_configuration: dict[str, list[Candidate]] = {}
     for candidate in candidates:
-        groups.setdefault(_identity(home, candidate), []).append(candidate)
-    if len(groups) < 2 or len(groups) == len(candidates):
+        by_configuration.setdefault(_identity(home, candidate), []).append(candidate)
+    if len(by_configuration) < 2 or len(by_configuration) == len(candidates):
         return list(candidates)
-    return [_joined(home, members) for members in groups.values()]
+    return [_joined(home, members) for members in by_configuration.values()]
 
 
 def seed_of(home: Home, candidate: Candidate) -> object:
+    """The seed of the training that made the candidate, None for a base model."""
     return making_of(home, candidate).settings.get("seed")
 
 
 def compare_candidates(home: Home, first: Candidate, other: Candidate) -> Comparison:
-    """Two candidates task by task; with seeds on either side, over tasks and seeds."""
+    """Compare two candidates task by task.
+
+    Where either side stands for several seeds, the uncertainty counts tasks and seeds. The
+    comparison of the rows is returned unchanged where both sides are single, or where it came to no
+    difference (no common measure, no shared tasks).
+    """
     comparison = compare_rows(first.rows, other.rows)
-    sides = (first.members or (first,), other.members or (other,))
+    members_of_sides = (first.members or (first,), other.members or (other,))
     measure = comparison.measure
-    if max(map(len, sides)) < 2 or comparison.outcome.diff is None or measure is None:
+    if max(map(len, members_of_sides)) < 2 or comparison.outcome.diff is None or measure is None:
         return comparison
-    prompts = iter(by_prompt(*(candidate.rows for members in sides for candidate in members)))
-    rows = [[next(prompts) for _ in members] for members in sides]
-    every = [of_seed for members in rows for of_seed in members]
+    # by_prompt wants all sides at once; its answer is dealt back to the members in order.
+    rows_by_prompt = iter(
+        by_prompt(*(candidate.rows for members in members_of_sides for candidate in members))
+    )
+    rows_of_sides = [[next(rows_by_prompt) for _ in members] for members in members_of_sides]
+    all_rows = [seed_rows for members in rows_of_sides for seed_rows in members]
+    # One verdict for every value that a failed row may be counted as, to see if that decides.
     outcomes = [
-        _seeded(
+        _verdict_over_seeds(
             comparison,
-            [[_by_task(of_seed, measure, failed) for of_seed in members] for members in rows],
+            [
+                [_task_means(seed_rows, measure, failed) for seed_rows in members]
+                for members in rows_of_sides
+            ],
         )
-        for failed in values_of_failures(measure, *every)
+        for failed in values_of_failures(measure, *all_rows)
     ]
-    # Where the seeds are alike the verdict of the rows stays, and so does what decided it.
-    decide = comparison.errors_decide and bool(outcomes[0].reason)
-    comparison = replace(comparison, outcome=outcomes[0], errors_decide=decide)
+    # A new verdict over the seeds has no reason. Only where the verdict of the rows stayed does
+    # what decided it stay too.
+    errors_decide = comparison.errors_decide and bool(outcomes[0].reason)
+    comparison = replace(comparison, outcome=outcomes[0], errors_decide=errors_decide)
     return heed_errors(comparison, outcomes[-1])
 
 
 def _identity(home: Home, candidate: Candidate) -> str:
-    """What two candidates must share to be seeds of one configuration."""
-    making = making_of(home, candidate)
-    if not making.config or "seed" not in making.settings:
+    """A text that is equal for two candidates that are seeds of one configuration.
+
+    A candidate whose training is not known, or has no seed, equals no other.
+    """
+    training = making_of(home, candidate)
+    if not training.config or "seed" not in training.settings:
         return f"alone: {candidate.label} in {candidate.source}"
     settings = {
         name: value
-        for name, value in making.settings.items()
+        for name, value in training.settings.items()
         if name not in NEUTRAL and name != "seed"
     }
-    named = candidate.label.partition("@")[2]  # two checkpoints of a run are no two seeds
-    body = [making.choices(), settings, named]
-    return json.dumps(body, sort_keys=True, default=str)
+    checkpoint = candidate.label.partition("@")[2]  # two checkpoints of a run are no two seeds
+    identity = [training.choices(), settings, checkpoint]
+    return json.dumps(identity, sort_keys=True, default=str)
 
 
 def _joined(home: Home, members: list[Candidate]) -> Candidate:
+    """The candidates of one configuration as one; where a seed repeats, only the newest."""
+    if len(members) == 1:
+        return members[0]
     seeds = [seed_of(home, candidate) for candidate in members]
-    if len(members) < 2 or len(set(map(str, seeds))) < len(seeds):
-        return members[0] if len(members) == 1 else _same_seed(members)
+    if len(set(map(str, seeds))) < len(seeds):
+        return _newest(members)
     label = f"{members[0].label} and {len(members) - 1} more seeds"
     if len(members) == 2:
         label = f"{members[0].label} and {members[1].label}"
@@ -91,61 +113,84 @@ def _joined(home: Home, members: list[Candidate]) -> Candidate:
     return replace(members[0], label=label, rows=rows, members=tuple(members))
 
 
-def _same_seed(members: list[Candidate]) -> Candidate:
-    """Repeats of one seed are no new evidence about seeds; the newest stands for them."""
+def _newest(members: list[Candidate]) -> Candidate:
+    """The last candidate: repeats of one seed tell nothing about seeds, so the newest stands for
+    them."""
     return members[-1]
 
 
-def _by_task(
+def _task_means(
     rows: Sequence[EvaluationRow], measure: Measure, failed: float | None
 ) -> dict[str, float]:
+    """The mean value of each task; `failed` is the value of a failed row, None leaves it out."""
     values = side(rows, measure, failed).values
-    return {task: math.fsum(each) / len(each) for task, each in values.items()}
+    return {task: math.fsum(task_values) / len(task_values) for task, task_values in values.items()}
 
 
-def _seeded(comparison: Comparison, means: list[list[dict[str, float]]]) -> PairedVerdict:
-    """The verdict with a t interval over tasks and seeds (Satterthwaite's degrees of freedom)."""
-    old = comparison.outcome
-    shared = set.intersection(*(set(run) for runs in means for run in runs))
-    if len(shared) < 2:
-        return replace(old, verdict="unknown", reason="the seeds share no tasks", diff=None)
-    before, after = ([_level(run, shared) for run in runs] for runs in means)
-    diff = _mean(after) - _mean(before)
-    gaps = [_mean([r[t] for r in means[1]]) - _mean([r[t] for r in means[0]]) for t in shared]
-    tasks = _variance(gaps) / len(gaps)
-    freedom = len(before) + len(after) - 2
-    pooled = (_squares(before) + _squares(after)) / freedom
-    seeds = pooled * (1.0 / len(before) + 1.0 / len(after))
-    spread = tasks + seeds
-    if spread <= 0.0:
-        return replace(old, method=f"{old.method}, seeds alike")
-    df = spread**2 / (tasks**2 / (len(gaps) - 1) + seeds**2 / freedom)
-    error = math.sqrt(spread)
-    reach = t_quantile(1.0 - ALPHA / 2.0, df) * error
-    p = min(1.0, 2.0 * t_cdf(-abs(diff) / error, df))
-    interval = Interval(diff - reach, diff + reach)
-    better = HIGHER_IS_BETTER[comparison.measure] if comparison.measure else True
+def _verdict_over_seeds(
+    comparison: Comparison, means: list[list[dict[str, float]]]
+) -> PairedVerdict:
+    """The verdict on several seeds, with a t interval over tasks and seeds.
+
+    `means` holds two sides, each a list of seeds, each task -> mean value. The variance of the
+    difference is that over tasks plus that over seeds, with Satterthwaite's degrees of freedom.
+    "unknown" with fewer than two shared tasks; the verdict of the rows stays where nothing varies.
+    """
+    verdict_of_rows = comparison.outcome
+    seeds_before, seeds_after = means
+    shared_tasks = set.intersection(*(set(seed) for seeds in means for seed in seeds))
+    if len(shared_tasks) < 2:
+        return replace(
+            verdict_of_rows, verdict="unknown", reason="the seeds share no tasks", diff=None
+        )
+    levels_before, levels_after = (
+        [_mean_over_tasks(seed, shared_tasks) for seed in seeds] for seeds in means
+    )
+    diff = _mean(levels_after) - _mean(levels_before)
+    task_differences = [
+        _mean([seed[task] for seed in seeds_after]) - _mean([seed[task] for seed in seeds_before])
+        for task in shared_tasks
+    ]
+    task_variance = _variance(task_differences) / len(task_differences)
+    seed_freedom = len(levels_before) + len(levels_after) - 2
+    pooled_variance = (
+        _squared_deviations(levels_before) + _squared_deviations(levels_after)
+    ) / seed_freedom
+    seed_variance = pooled_variance * (1.0 / len(levels_before) + 1.0 / len(levels_after))
+    total_variance = task_variance + seed_variance
+    if total_variance <= 0.0:  # there is nothing to divide by
+        return replace(verdict_of_rows, method=f"{verdict_of_rows.method}, seeds alike")
+    df = total_variance**2 / (
+        task_variance**2 / (len(task_differences) - 1) + seed_variance**2 / seed_freedom
+    )
+    standard_error = math.sqrt(total_variance)
+    half_width = t_quantile(1.0 - ALPHA / 2.0, df) * standard_error
+    p = min(1.0, 2.0 * t_cdf(-abs(diff) / standard_error, df))
+    interval = Interval(diff - half_width, diff + half_width)
+    higher_is_better = HIGHER_IS_BETTER[comparison.measure] if comparison.measure else True
     if p < ALPHA and interval.excludes_zero:
-        word = "better" if (diff > 0) == better else "worse"
+        word = "better" if (diff > 0) == higher_is_better else "worse"
     else:
-        word = "no_difference" if interval.within(old.margin) else "inconclusive"
+        word = "no_difference" if interval.within(verdict_of_rows.margin) else "inconclusive"
     return replace(
-        old,
+        verdict_of_rows,
         verdict=word,
         reason="",
-        before=_mean(before),
-        after=_mean(after),
+        before=_mean(levels_before),
+        after=_mean(levels_after),
         diff=diff,
         low=interval.low,
         high=interval.high,
         p=p,
-        n=len(shared),
-        detectable=(t_quantile(1.0 - ALPHA / 2.0, df) + t_quantile(POWER, df)) * error,
-        method=f"t over {len(shared)} tasks and {len(before)} + {len(after)} seeds",
+        n=len(shared_tasks),
+        detectable=(t_quantile(1.0 - ALPHA / 2.0, df) + t_quantile(POWER, df)) * standard_error,
+        method=f"t over {len(shared_tasks)} tasks and "
+        f"{len(levels_before)} + {len(levels_after)} seeds",
     )
 
 
-def _level(run: dict[str, float], tasks: set[str]) -> float:
+def _mean_over_tasks(run: dict[str, float], tasks: set[str]) -> float:
+    """The mean of one seed over the tasks."""
     return math.fsum(run[task] for task in tasks) / len(tasks)
 
 
@@ -153,10 +198,10 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def _squares(values: Sequence[float]) -> float:
-    middle = _mean(values)
-    return math.fsum((value - middle) ** 2 for value in values)
+def _squared_deviations(values: Sequence[float]) -> float:
+    average = _mean(values)
+    return math.fsum((value - average) ** 2 for value in values)
 
 
 def _variance(values: Sequence[float]) -> float:
-    return _squares(values) / (len(values) - 1)
+    return _squared_deviations(values) / (len(values) - 1)

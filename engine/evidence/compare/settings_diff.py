@@ -1,8 +1,8 @@
 """What was changed between two models, and whether a difference can be put down to it.
 
-What counts is what changes what is learned: a setting, the environment, the model to start from.
-When exactly one of them differs, a difference of results may be attributed to it; when several do,
-it may not, and they are named.
+A change counts if it changes what the model learns: a setting, the environment, or the model that
+training starts from; messages call each of them a lever. When exactly one of them differs, a
+difference of results may be attributed to it. When several differ, it may not, and they are named.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,31 +27,42 @@ NEUTRAL = frozenset(
         "save_every",
     }
 )
-_CHOSEN = ("user", "parent run")  # a value from elsewhere follows from the choices
-_MOST_GENERATIONS = 12
+# Sources of a setting that somebody chose; a value from any other source is a computed default.
+_CHOSEN = ("user", "parent run")
+_MOST_GENERATIONS = 12  # of ancestors; longer chains are cut, so that a search always ends
 
 
 @dataclass(frozen=True)
 class Making:
-    """How a model came to be: the run that trained it, as it was submitted; empty for a base."""
+    """The run that trained a model, as it was submitted.
+
+    Attributes:
+        run_id: "" for a base model.
+        config: None for a base model, and where the run's config is gone or damaged; then all
+            properties are empty.
+    """
 
     run_id: str = ""
     config: TrainConfig | None = None
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
+        """Every setting by name, defaults included."""
         return self.config.settings.model_dump() if self.config else {}
 
     @property
     def sources(self) -> Mapping[str, str]:
+        """Setting -> where its value came from, such as "user"."""
         return self.config.sources if self.config else {}
 
     @property
     def start(self) -> str:
+        """The reference of the model that training started from."""
         return self.config.model if self.config else ""
 
     def choices(self) -> dict[str, object]:
-        """What identifies the training beside its settings."""
+        """What identifies the training besides its settings: start model, algorithm, environment.
+        The values are empty or None without a config."""
         algorithm, env_id = (
             (self.config.algorithm, self.config.env_id) if self.config else (None, None)
         )
@@ -59,36 +70,42 @@ class Making:
 
 
 def making_of_run(home: Home, run_id: str) -> Making:
-    """How a training run was made; empty where its config is gone, or it is no training run."""
+    """The training of a run. Its config is None where it is gone or damaged, or where the run is no
+    training run."""
     config = home.run(run_id).find_config()
     return Making(run_id, config if isinstance(config, TrainConfig) else None)
 
 
 def making_of(home: Home, candidate: Candidate) -> Making:
-    """The run that trained a candidate's model, as it was submitted."""
+    """The training of a candidate's model; an empty `Making` for a base model."""
     return making_of_run(home, candidate.run_id) if candidate.run_id else Making()
 
 
 def ancestors(home: Home, making: Making) -> list[str]:
-    """The runs a model descends from, itself first, then the model it started from."""
-    line: list[str] = []
-    while making.config and len(line) < _MOST_GENERATIONS and making.run_id not in line:
-        line.append(making.run_id)
+    """The ids of the runs that made a model, the newest first.
+
+    The first is the model's own run, then comes the run of its start model, and so on. The last
+    entry is the reference of the base model where the chain could be followed that far. Empty where
+    the training is not known.
+    """
+    descent: list[str] = []
+    while making.config and len(descent) < _MOST_GENERATIONS and making.run_id not in descent:
+        descent.append(making.run_id)
         parent = trained_by(home, making.start)
         if not parent:
-            line.append(making.start)
+            descent.append(making.start)
             break
         making = making_of_run(home, parent)
-    return line
+    return descent
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """What a difference between two candidates may be put down to.
+    """What a difference between two candidates may be attributed to.
 
     Attributes:
         changed: everything that differs and changes what is learned.
-        reason: why it is put down to nothing, "" where exactly one thing changed.
+        reason: why the difference is not attributed, "" where exactly one thing changed.
     """
 
     changed: Sequence[str]
@@ -101,9 +118,11 @@ class Attribution:
 
     @property
     def refused(self) -> bool:
+        """Whether several things changed, so that none of them can be named as the cause."""
         return len(self.changed) > 1
 
     def to_json(self) -> dict[str, object]:
+        """The attribution as JSON; everything that changed is called `levers` there."""
         return {
             "to": self.to,
             "levers": list(self.changed),
@@ -113,11 +132,16 @@ class Attribution:
 
 
 def attribution(home: Home, one: Candidate, other: Candidate) -> Attribution:
-    """What differs between two candidates, and whether the difference can be attributed to it."""
-    first, second = making_of(home, one), making_of(home, other)
-    changed = _trainings_between(home, one, other, first, second)
+    """What differs between two candidates, and whether a difference of results may be attributed to
+    it.
+
+    Where one model descends from the other, the trainings in between are what differs; otherwise
+    choices and settings are. It is attributed only if exactly one thing differs.
+    """
+    one_training, other_training = making_of(home, one), making_of(home, other)
+    changed = _trainings_between(home, one, other, one_training, other_training)
     if changed is None:
-        changed = changed_choices(first, second)
+        changed = changed_choices(one_training, other_training)
     if len(changed) == 1:
         return Attribution(changed)
     if changed:
@@ -126,64 +150,97 @@ def attribution(home: Home, one: Candidate, other: Candidate) -> Attribution:
             "attributed to one of them"
         )
         return Attribution(changed, reason)
-    seeds = {str(made.settings.get("seed")) for made in (first, second) if made.config}
+    seeds = {
+        str(training.settings.get("seed"))
+        for training in (one_training, other_training)
+        if training.config
+    }
     reason = "only the seed differs" if len(seeds) > 1 else "no lever differs"
     return Attribution([], f"{reason}: what is left is noise")
 
 
 def differing_settings(home: Home, candidates: Sequence[Candidate]) -> dict[str, dict[str, object]]:
-    """Setting -> candidate -> value, for the settings that are not the same everywhere.
+    """The settings and choices that are not equal for all candidates.
 
-    Candidates that no run of this home trained have no settings and are left out.
+    The result maps name -> candidate's label -> value (None where it has no such setting).
+    Candidates that no run of this home trained have no settings and are left out; {} where fewer
+    than two are left.
     """
-    made = {each.label: making_of(home, each) for each in candidates}
-    trained = {label: making for label, making in made.items() if making.config}
+    trainings = {candidate.label: making_of(home, candidate) for candidate in candidates}
+    trained = {label: making for label, making in trainings.items() if making.config}
     if len(trained) < 2:
         return {}
-    values = {label: making.choices() | dict(making.settings) for label, making in trained.items()}
-    names = dict.fromkeys(name for chosen in values.values() for name in chosen)
+    values_by_label = {
+        label: making.choices() | dict(making.settings) for label, making in trained.items()
+    }
+    setting_names = dict.fromkeys(
+        name for candidate_values in values_by_label.values() for name in candidate_values
+    )
     table: dict[str, dict[str, object]] = {}
-    for name in names:
-        row = {label: chosen.get(name) for label, chosen in values.items()}
-        if any(value != next(iter(row.values())) for value in row.values()):
-            table[name] = row
+    for name in setting_names:
+        value_by_label = {
+            label: candidate_values.get(name) for label, candidate_values in values_by_label.items()
+        }
+        if any(value != next(iter(value_by_label.values())) for value in value_by_label.values()):
+            table[name] = value_by_label
     return table
 
 
 def _trainings_between(
-    home: Home, one: Candidate, other: Candidate, first: Making, second: Making
+    home: Home, one: Candidate, other: Candidate, one_training: Making, other_training: Making
 ) -> list[str] | None:
-    """The trainings that lie between two models of which one descends from the other, None where
-    neither does."""
-    if first.run_id and first.run_id == second.run_id:
+    """What lies between two models of which one descends from the other, as texts for `changed`.
+
+    Two checkpoints of one run differ by "checkpoint", or by nothing. Otherwise the trainings from
+    the older model to the younger are listed; where one of the two is an unrelated base model,
+    "base model" and the other's training. None where both were trained and neither descends from
+    the other: then their choices are to be compared.
+    """
+    if one_training.run_id and one_training.run_id == other_training.run_id:
         return ["checkpoint"] if (one.step, one.label) != (other.step, other.label) else []
-    for young, elder, elder_label in ((first, second, other.label), (second, first, one.label)):
-        line = ancestors(home, young)
-        root = elder.run_id or elder_label
-        if root in line:
-            return [f"training of {run_id}" for run_id in line[: line.index(root)]]
-    if first.config and second.config:
+    for descendant, ancestor, ancestor_label in (
+        (one_training, other_training, other.label),
+        (other_training, one_training, one.label),
+    ):
+        descent = ancestors(home, descendant)
+        ancestor_name = ancestor.run_id or ancestor_label
+        if ancestor_name in descent:
+            return [f"training of {run_id}" for run_id in descent[: descent.index(ancestor_name)]]
+    if one_training.config and other_training.config:
         return None
-    trainings = [f"training of {made.run_id}" for made in (first, second) if made.config]
+    trainings = [
+        f"training of {training.run_id}"
+        for training in (one_training, other_training)
+        if training.config
+    ]
     return ["base model", *trainings]
 
 
-def _chosen(made: Making, name: str) -> bool:
-    """Whether somebody gave this setting, instead of a rule."""
-    return name in made.settings and made.sources.get(name, "user") in _CHOSEN
+def _was_chosen(training: Making, name: str) -> bool:
+    """Whether a person chose the value, in this run or its parent. A setting whose source was not
+    recorded counts as chosen."""
+    return name in training.settings and training.sources.get(name, "user") in _CHOSEN
 
 
 def changed_choices(first: Making, second: Making) -> list[str]:
-    """What was changed from one training to another: choices, then settings; seeds do not count."""
+    """The names of what was changed from one training to another: choices first, then settings.
+
+    Seeds and neutral settings do not count. Settings that only follow from other changes (computed
+    defaults) are listed only where nothing else changed.
+    """
     choices = [name for name, value in first.choices().items() if value != second.choices()[name]]
     names = dict.fromkeys([*first.settings, *second.settings])
-    settings = [
+    differing = [
         name
         for name in names
         if name not in NEUTRAL
         and name != "seed"
         and first.settings.get(name) != second.settings.get(name)
     ]
-    chosen = [name for name in settings if any(_chosen(made, name) for made in (first, second))]
-    # A default that moved because something else did is no change of its own.
-    return choices + chosen if choices or chosen else settings
+    chosen_settings = [
+        name
+        for name in differing
+        if any(_was_chosen(training, name) for training in (first, second))
+    ]
+    # A default that changed because something else did is no change of its own.
+    return choices + chosen_settings if choices or chosen_settings else differing

@@ -1,16 +1,16 @@
 """Detectors: what goes wrong in a run, with numbers and what to change. Start with `views.py` for
-what they read and `diagnose.py` for what is made of it.
+what they read, and with `diagnose.py` for how their findings become a result.
 
     alerts.py     the same detectors while a run is going on
     answers.py    detectors: truncation, grown lengths, overthinking, repetition, unparsed
-    baseline.py   step 0, and the exams after it held against it
+    baseline.py   step 0, and the later exams compared with it
     detectors.py  every detector by name
     diagnose.py   findings on a run, ranked, with example rollouts
     examples.py   rollouts that show a finding
     findings.py   one cause with its numbers and its lever; their order
     groups.py     detectors: uniform groups, too hard, too easy, entropy collapse
     learning.py   detectors: overfitting, too short, no update, unstable, underpowered, the machine
-    scoring.py    detectors: scoring errors and time, a pleased judge, exploits
+    scoring.py    detectors: scoring that fails, moves or is slow, a pleased judge, exploits
     setbacks.py   detectors: below its start, skills forgotten
     views.py      what detectors read: metrics, and each step's answers in a few numbers
 """

@@ -1,7 +1,8 @@
-"""The detectors of `diagnose` while a run is going on, step by step.
+"""Runs the detectors of `diagnose` after every step of a run, and raises alerts.
 
-Each alert is raised once, when its detector has spoken twice in a row, and again only after it was
-silent for a while: a run must not cry at every step.
+An alert is raised once, when its detector found the same thing several times in a row. It can be
+raised again only after the finding was absent for a while, so that a run does not alert at every
+step.
 """
 
 import math
@@ -32,29 +33,33 @@ from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.lines.event import Event, read_events
 from engine.records.lines.trajectory_record import TrajectoryRecord, read_trajectories
 
-# What is kept of a long run: its start, which trends are measured from, and its end.
+# Of a long run only its first steps (trends are measured from them) and its last steps are kept.
 _START, _END = 40, 400
+_SLACK = 100  # more steps than these are let in before the middle is dropped, all at once
 
 
 @dataclass(frozen=True)
 class _Beginning:
-    """The exam of step 0, and the length of reference answers in tokens."""
+    """The exam of step 0 (None without one), and the length of reference answers in tokens (None if
+    unknown)."""
 
     exam: View | None
     gold_tokens: float | None
 
 
 class Watch:
-    """Looks at a training run after every step.
+    """Looks for findings after every step of a training run.
 
     Args:
-        run: its folder; those rollouts that came before are read from there.
-        exam_tasks: tasks behind each `heldout_` value.
+        run: its folder; rollouts of earlier steps are read from there.
+        settings: the run's settings by name.
+        exam_tasks: tasks behind each `heldout_` value, 0 when not known.
     """
 
     def __init__(
         self, run: RunDir, algorithm: str, settings: Mapping[str, Any], exam_tasks: int = 0
     ) -> None:
+        """Start watching at step 0; `catch_up` moves on to a later step."""
         self.run = run
         self.algorithm = algorithm
         self.settings = settings
@@ -62,27 +67,32 @@ class Watch:
         self.lines: list[Line] = []
         self.views: list[View] = []
         self.rows = TrainingRows()
-        self.active: dict[str, int] = {}  # id of a raised alert -> steps in a row without it
-        self._present: dict[str, int] = {}  # id -> steps in a row with it
+        # Id of a raised alert -> steps in a row without the finding.
+        self.active: dict[str, int] = {}
+        self._steps_present: dict[str, int] = {}  # id of a finding -> steps in a row with it
         self._beginning: _Beginning | None = None
         self._against_start: StartComparison | None = None
 
     def catch_up(self, step: int) -> None:
-        """Take up a run that has done `step` steps, with the alerts that were raised in them."""
+        """Continue watching a run that has done `step` steps: read their metrics, rollouts and
+        alerts."""
         self.lines = [line for line in load_metrics(self.run.metrics).lines if line["step"] <= step]
-        steps = [each for each in self.run.rollout_steps() if each <= step]
-        for each in dict.fromkeys([*steps[:_START], *steps[-_START:]]):
-            self._view(each)
-        self._against_start = against_start(self.run, step, planned=self._planned())
+        past_steps = [past_step for past_step in self.run.rollout_steps() if past_step <= step]
+        # Steps in the middle of a long run would be dropped anyway; dict.fromkeys removes repeats.
+        for past_step in dict.fromkeys([*past_steps[:_START], *past_steps[-_START:]]):
+            self._read_view(past_step)
+        self._against_start = against_start(self.run, step, planned=self._planned_evaluations())
         for event in read_events(self.run.events):
-            self._recall(event, step)
+            self._restore(event, step)
         self._trim()
 
-    def _recall(self, event: Event, step: int) -> None:
+    def _restore(self, event: Event, step: int) -> None:
+        """Restore from a past event what it says: counts of training rows, an alert raised or
+        cleared."""
         if event.event == "data":
             self.rows = training_rows(event)
         elif event.step is None or event.step > step:
-            return  # these steps are done again, and so are their alerts
+            return  # these steps will be repeated, and their alerts with them
         elif event.event == "alert":
             self.active[str(event.fields.get("id"))] = 0
         elif event.event == "alert_cleared":
@@ -95,20 +105,22 @@ class Watch:
         rollouts: Sequence[TrajectoryRecord] = (),
         evaluated: Sequence[EvaluationRow] = (),
     ) -> tuple[list[Finding], list[str]]:
-        """(alerts to raise, ids that are over) after a step with these metrics and rollouts.
+        """Run the detectors after a step. Returns (alerts to raise, ids of alerts that are over).
 
         Args:
-            evaluated: the rows of its evaluation, where it had one.
+            values: the metrics of the step.
+            rollouts: of the step; empty for SFT.
+            evaluated: the rows of its evaluation, empty where it had none.
         """
         self.lines.append({"step": step, **values})
         self._add_view(view_of(step, rollouts, self.settings))
         self._trim()
-        if self._beginning is None:  # step 0 was examined before the first step
+        if self._beginning is None:  # once: step 0 was evaluated before the first step
             exam = first_exam(self.run, self.settings)
             self._beginning = _Beginning(exam, gold_tokens(self.run))
         if evaluated:
             self._against_start = evaluation_against_start(
-                self.run, step, evaluated, planned=self._planned()
+                self.run, step, evaluated, planned=self._planned_evaluations()
             )
         facts = Facts(
             self.algorithm,
@@ -121,28 +133,45 @@ class Watch:
             against_start=self._against_start,
             gold_tokens=self._beginning.gold_tokens,
         )
-        return self._settled({finding.id: finding for finding in find_all(facts, live=True)})
+        return self._update_alerts({finding.id: finding for finding in find_all(facts, live=True)})
 
-    def _settled(self, present: Mapping[str, Finding]) -> tuple[list[Finding], list[str]]:
-        """What of the findings of this step is to be raised, and which alerts are over."""
-        self._present = {name: self._present.get(name, 0) + 1 for name in present}
-        raised = [
+    def _update_alerts(
+        self, findings_now: Mapping[str, Finding]
+    ) -> tuple[list[Finding], list[str]]:
+        """Update the counts with the findings of this step (id -> finding).
+
+        Returns (findings to raise as alerts, ids of alerts that are over).
+        """
+        self._steps_present = {
+            finding_id: self._steps_present.get(finding_id, 0) + 1 for finding_id in findings_now
+        }
+        to_raise = [
             finding
-            for name, finding in present.items()
-            if name not in self.active and self._present[name] >= limits.RAISE_AFTER
+            for finding_id, finding in findings_now.items()
+            if finding_id not in self.active
+            and self._steps_present[finding_id] >= limits.RAISE_AFTER
         ]
-        absent = {name: 0 if name in present else steps + 1 for name, steps in self.active.items()}
-        cleared = [name for name, steps in absent.items() if steps >= limits.CLEAR_AFTER]
-        self.active = {name: steps for name, steps in absent.items() if name not in cleared}
-        self.active |= dict.fromkeys([finding.id for finding in raised], 0)
-        return raised, cleared
+        steps_absent = {
+            finding_id: 0 if finding_id in findings_now else steps + 1
+            for finding_id, steps in self.active.items()
+        }
+        cleared = [
+            finding_id for finding_id, steps in steps_absent.items() if steps >= limits.CLEAR_AFTER
+        ]
+        self.active = {
+            finding_id: steps
+            for finding_id, steps in steps_absent.items()
+            if finding_id not in cleared
+        }
+        self.active |= dict.fromkeys([finding.id for finding in to_raise], 0)
+        return to_raise, cleared
 
-    def _planned(self) -> int:
-        """How many evaluations this run will have after step 0."""
-        steps, every = self.settings.get("steps"), self.settings.get("eval_every")
-        return math.ceil(steps / every) if steps and every else 0
+    def _planned_evaluations(self) -> int:
+        """How many evaluations the run will have after step 0; 0 where the settings do not say."""
+        steps, eval_every = self.settings.get("steps"), self.settings.get("eval_every")
+        return math.ceil(steps / eval_every) if steps and eval_every else 0
 
-    def _view(self, step: int) -> None:
+    def _read_view(self, step: int) -> None:
         self._add_view(view_of(step, read_trajectories(self.run.rollouts(step)), self.settings))
 
     def _add_view(self, view: View | None) -> None:
@@ -150,23 +179,24 @@ class Watch:
             self.views.append(view)
 
     def _trim(self) -> None:
-        _cut_middle(self.lines)
-        _cut_middle(self.views)
+        _drop_middle(self.lines)
+        _drop_middle(self.views)
 
 
-def _cut_middle(steps: MutableSequence[Any]) -> None:
-    if len(steps) > _START + _END + 100:
+def _drop_middle(steps: MutableSequence[Any]) -> None:
+    """Delete the middle of a list that has grown too long; its start and its end stay."""
+    if len(steps) > _START + _END + _SLACK:
         del steps[_START : len(steps) - _END]
 
 
 def training_rows(event: Event) -> TrainingRows:
-    """The counts of a `data` event."""
+    """The counts of training rows in a `data` event; 0 where one is missing."""
     counts = [int(event.fields.get(name) or 0) for name in ("rows", "truncated", "dropped")]
     return TrainingRows(*counts)
 
 
 def alert_fields(finding: Finding) -> dict[str, object]:
-    """A finding as the fields of an event."""
+    """A finding as the fields of an `alert` event."""
     return {
         "id": finding.id,
         "severity": finding.severity,

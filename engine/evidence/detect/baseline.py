@@ -1,4 +1,4 @@
-"""What a run began with, for detectors: its first exam, and each later one held against it."""
+"""What a run began with, for detectors: its first exam, and later exams compared with it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,15 +14,19 @@ from engine.home.run_dir import RunDir
 from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
 from envs.json_types import ChatMessage
 
-_TASK_BYTES = 2_000_000  # of task rows, enough to know how long answers are
+_TASK_BYTES = 2_000_000  # read of the task rows; enough to know how long reference answers are
 
 
 def against_start(
-    run: RunDir, upto: int | None = None, *, planned: int = 0
+    run: RunDir, last_step: int | None = None, *, planned: int = 0
 ) -> StartComparison | None:
-    """The last evaluation (of a step up to `upto`) against step 0, read from their files; None
-    before there is one. `planned` as in `evaluation_against_start`."""
-    steps = _evaluated(run, upto)
+    """The last evaluation compared with step 0, both read from their files.
+
+    `last_step` leaves out later evaluations, None takes all; `planned` as in
+    `evaluation_against_start`. None where nothing was evaluated after step 0, or nothing can be
+    compared.
+    """
+    steps = _evaluated_steps(run, last_step)
     if not steps:
         return None
     rows = read_evaluation(run.evals(steps[-1]))
@@ -32,33 +36,39 @@ def against_start(
 def evaluation_against_start(
     run: RunDir, step: int, rows: Sequence[EvaluationRow], *, planned: int = 0
 ) -> StartComparison | None:
-    """The evaluation of `step` against step 0, task by task on the half that every evaluation
-    asks; None where either has no such rows.
+    """The evaluation of `step` compared with step 0, task by task.
+
+    Only the half of the tasks that every evaluation asks counts, without contaminated tasks. None
+    where either evaluation has no such rows.
 
     Args:
         rows: of the evaluation of `step`.
-        planned: how many evaluations the run will have, for who looks at each and stops at the
-            first that speaks: each is a chance to be wrong, the first one as much as the last.
+        planned: how many evaluations the run will have, for a caller that tests every one of them
+            and stops at the first result. Each test is a chance to be wrong, so all of them are
+            counted from the first on. 0 counts only those that exist.
     """
-    taught = taught_tasks(run)
+    taught_ids = taught_tasks(run)
     before, after = (
-        _asked_every_time(without_tasks(each, taught))
-        for each in (read_evaluation(run.evals(0)), rows)
+        _rows_always_asked(without_tasks(evaluation_rows, taught_ids))
+        for evaluation_rows in (read_evaluation(run.evals(0)), rows)
     )
     if not before or not after:
         return None
-    return compared_with_start(before, after, step, max(len(_evaluated(run, step)), planned))
+    return compared_with_start(before, after, step, max(len(_evaluated_steps(run, step)), planned))
 
 
-def _evaluated(run: RunDir, upto: int | None) -> list[int]:
-    """The steps after step 0 with an evaluation, `upto` the last of interest."""
-    return [step for step in run.eval_steps() if step > 0 and (upto is None or step <= upto)]
+def _evaluated_steps(run: RunDir, last_step: int | None) -> list[int]:
+    """The steps after step 0 that have an evaluation, up to `last_step` (None: all)."""
+    return [
+        step for step in run.eval_steps() if step > 0 and (last_step is None or step <= last_step)
+    ]
 
 
 def compared_with_start(
     before: Sequence[EvaluationRow], after: Sequence[EvaluationRow], step: int, evaluations: int
 ) -> StartComparison:
-    """The rows of step 0 against those of `step`, one of so many `evaluations` to look at."""
+    """The rows of step 0 compared with those of `step`; `evaluations` is how many are tested in
+    all."""
     return StartComparison(
         comparison=compare_rows(before, after),
         step=step,
@@ -69,13 +79,17 @@ def compared_with_start(
 
 
 def first_exam(run: RunDir, settings: Mapping[str, Any]) -> View | None:
-    """The answers of step 0, None where none were asked."""
+    """The answers of step 0 as a view, None where no answers were sampled."""
     rows = [row for row in read_evaluation(run.evals(0)) if row.completion is not None]
     return view_of(0, rows, settings)
 
 
 def references(run: RunDir) -> dict[str, str]:
-    """What the reference answer of a task says at its longest turn, by task; {} without any."""
+    """The text of each task's reference answer at its longest turn, by task.
+
+    {} where the config is gone or no task has a reference. Only the first `_TASK_BYTES` of the task
+    file are read.
+    """
     config = run.find_config()
     if config is None:
         return {}
@@ -85,34 +99,44 @@ def references(run: RunDir) -> dict[str, str]:
 
 
 def gold_tokens(run: RunDir) -> float | None:
-    """How many tokens nineteen in twenty reference answers take at most, by the characters a token
-    holds in this run's own answers; None where there are no references or no answers."""
+    """The tokens that 95 % of the reference answers need at most, as an estimate.
+
+    Characters are converted by the characters per token of this run's own answers at step 0. None
+    where there are no references or no answers.
+    """
     answers = [row for row in read_evaluation(run.evals(0)) if row.completion and row.tokens]
-    lengths = sorted(map(len, references(run).values())) if answers else []
-    if not lengths:
+    reference_chars = sorted(map(len, references(run).values())) if answers else []
+    if not reference_chars:
         return None
-    chars = sum(len(row.completion or "") for row in answers) / sum(row.tokens for row in answers)
-    return lengths[int(0.95 * (len(lengths) - 1))] / max(chars, 0.1)
+    chars_per_token = sum(len(row.completion or "") for row in answers) / sum(
+        row.tokens for row in answers
+    )
+    longest_chars = reference_chars[int(0.95 * (len(reference_chars) - 1))]
+    return longest_chars / max(chars_per_token, 0.1)  # degenerate answers have hardly any text
 
 
 def _longest_turn(answer: Sequence[ChatMessage] | None) -> str:
-    """The longest of the assistant's turns in a stored reference answer, "" without one."""
-    turns = [turn for turn in answer or () if turn.get("role") == "assistant"]
-    return max(map(_turn_text, turns), key=len, default="")
+    """The longest assistant turn of a stored reference answer as text, "" without one."""
+    assistant_turns = [message for message in answer or () if message.get("role") == "assistant"]
+    return max(map(_turn_text, assistant_turns), key=len, default="")
 
 
-def _turn_text(turn: ChatMessage) -> str:
-    """The text of a turn, its tool calls about as templates write them."""
-    calls = turn.get("tool_calls") or []
-    written = [f"<tool_call>{json.dumps(call.get('function'))}</tool_call>" for call in calls]
-    return "\n".join([str(turn.get("content") or ""), *written])
+def _turn_text(message: ChatMessage) -> str:
+    """The text of a turn, with its tool calls written much as chat templates write them."""
+    tool_calls = message.get("tool_calls") or []
+    call_texts = [
+        f"<tool_call>{json.dumps(call.get('function'))}</tool_call>" for call in tool_calls
+    ]
+    return "\n".join([str(message.get("content") or ""), *call_texts])
 
 
-def _asked_every_time(rows: Sequence[EvaluationRow]) -> Sequence[EvaluationRow]:
-    """The validation half; all rows of runs whose held-out tasks have no halves."""
+def _rows_always_asked(rows: Sequence[EvaluationRow]) -> Sequence[EvaluationRow]:
+    """The rows of the validation half, which every evaluation asks; all rows where the held-out
+    tasks have no halves."""
     return in_half(rows, VALIDATION) if any(row.half for row in rows) else rows
 
 
 def _mean_reward(rows: Sequence[EvaluationRow]) -> float | None:
+    """The mean reward of the scored rows, None without any."""
     rewards = [row.reward for row in rows if not row.error and row.reward is not None]
     return rounded(mean(rewards)) if rewards else None

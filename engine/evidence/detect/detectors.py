@@ -1,4 +1,4 @@
-"""Every detector by name, and what they find in a run."""
+"""The table of all detectors, and the functions that run them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,9 +7,10 @@ from engine.evidence.detect import answers, groups, learning, scoring, setbacks
 from engine.evidence.detect.findings import Finding, ranked
 from engine.evidence.detect.views import Facts, View
 
+# Kinds of run a detector can judge; without one given it judges GRPO runs only.
 _TRAINERS = ("sft", "grpo")
 _ALL = ("sft", "grpo", "evaluate")
-_VIEW = frozenset(View.__dataclass_fields__)
+_VIEW_ATTRIBUTES = frozenset(View.__dataclass_fields__)
 
 
 @dataclass(frozen=True)
@@ -18,11 +19,11 @@ class Detector:
 
     Attributes:
         id: of the finding it returns.
-        find: None when there is nothing to say.
-        algorithms: what it can judge.
-        reads: names of metrics or of view numbers of which it needs at least one, "rescored" or
-            "kept"; () where it reads how a run ended.
-        live: whether it speaks while a run is going on.
+        find: returns the finding, or None.
+        algorithms: the kinds of run it can judge.
+        reads: names of metrics or of attributes of `View`, "rescored" or "kept"; it can judge a run
+            that has at least one of them. () where it needs none.
+        live: whether it also runs while training goes on.
     """
 
     id: str
@@ -32,13 +33,14 @@ class Detector:
     live: bool = True
 
     def could_judge(self, facts: Facts) -> bool:
-        """Whether the run left what this detector reads."""
+        """Whether the run left at least one of the things that this detector reads."""
         if "rescored" in self.reads and facts.rescored.get("scored"):
             return True
         if "kept" in self.reads and facts.kept is not None:
             return True
         return not self.reads or any(
-            facts.curve(name) or (name in _VIEW and facts.of_views(name)) for name in self.reads
+            facts.curve(name) or (name in _VIEW_ATTRIBUTES and facts.of_views(name))
+            for name in self.reads
         )
 
 
@@ -76,7 +78,8 @@ IDS = tuple(detector.id for detector in DETECTORS)
 
 
 def find_all(facts: Facts, *, live: bool = False) -> list[Finding]:
-    """Every finding, causes before effects; with `live` only of detectors for running runs."""
+    """Every finding, causes before effects. With `live` only the detectors for running runs are
+    asked."""
     findings = [
         finding
         for detector in DETECTORS

@@ -1,7 +1,7 @@
-"""Why did the run do what it did? Detectors over its files, ranked, each with one lever.
+"""Why a run went as it did: what all detectors find in its files, ranked, each with one lever.
 
-"Nothing found" is an answer: it says what was looked at. Texts in examples are data of a model and
-an environment, cleaned and with secrets hidden.
+Where nothing is found the result says what was looked at. Texts in examples come from a model and
+an environment; they are cleaned, and secrets in them are hidden.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,12 +33,12 @@ from engine.records.lines.event import read_events
 from engine.records.lines.trajectory_record import read_trajectories
 from engine.records.run_config import EvaluateConfig, RegradeConfig, RunConfig
 
-_ROLLOUT_BYTES = 24_000_000  # read at most; steps are left out evenly beyond it
+_ROLLOUT_BYTES = 24_000_000  # of rollouts read at most; beyond it steps are left out evenly
 
 
 @dataclass(frozen=True)
 class ShownFinding:
-    """A finding as a result shows it, redacted, with rollouts that show it."""
+    """A finding as a result shows it: redacted, with example rollouts."""
 
     finding: Finding
     what: str
@@ -46,6 +46,7 @@ class ShownFinding:
     examples: Sequence[Example]
 
     def to_json(self) -> dict[str, object]:
+        """The finding as a result lists it."""
         return {
             "id": self.finding.id,
             "severity": self.finding.severity,
@@ -59,7 +60,7 @@ class ShownFinding:
 
 @dataclass(frozen=True)
 class LookedAt:
-    """How much of a run the detectors read."""
+    """How much of a run the detectors read; `last_step` is 0 without steps."""
 
     steps: int
     last_step: int
@@ -67,6 +68,7 @@ class LookedAt:
     evaluations: int
 
     def to_json(self) -> dict[str, object]:
+        """The counts as JSON, by field name."""
         return {
             "steps": self.steps,
             "last_step": self.last_step,
@@ -77,7 +79,7 @@ class LookedAt:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is wrong with a run, the cause nearest to the root first, and what was looked at."""
+    """What is wrong with a run, root causes first, and what was looked at."""
 
     summary: str
     run_id: str
@@ -89,6 +91,7 @@ class Diagnosis:
     next_calls: Sequence[Call]
 
     def to_json(self) -> Reply:
+        """The diagnosis as the reply of the tool."""
         return {
             "summary": self.summary,
             "run_id": self.run_id,
@@ -102,25 +105,28 @@ class Diagnosis:
 
 
 def diagnose(home: Home, run_id: str) -> Reply:
-    """Ranked findings on a run in any state, and what could not be judged, as a result.
+    """The ranked findings on a run in any state, and what could not be judged.
 
-    Each: `id`, `what`, `evidence`, `examples` (rollouts, with how to read them in full), `lever`,
-    `playbook`. Raises UserError RUN_NOT_FOUND.
+    Each finding has `id`, `severity`, `what`, `evidence`, `lever`, `playbook` and `examples`
+    (rollouts, with how to read them in full). Examples are dropped where the reply would become too
+    long. Raises UserError RUN_NOT_FOUND.
     """
     with Store(home) as store:
         row = store.get_run(run_id)
     run = home.run(row.run_id)
-    config = run.find_config()  # a run with a damaged config is looked at all the same
+    config = run.find_config()  # None for a damaged config: the run is diagnosed all the same
     redact = redactor_for(home, config.env_dir if config else None)
     facts = facts_of(run, row, config)
     findings = find_all(facts)
     examples = Examples(run, facts.algorithm, last_exam(run), redact)
-    gone = f"{row.run_id} is {row.state}; its files were deleted." if run.deleted.exists() else ""
+    deleted_note = (
+        f"{row.run_id} is {row.state}; its files were deleted." if run.deleted.exists() else ""
+    )
     diagnosis = Diagnosis(
-        summary=gone or _summary(row, facts, findings),
+        summary=deleted_note or _summary(row, facts, findings),
         run_id=row.run_id,
         state=row.state,
-        findings=[_shown(finding, examples, redact) for finding in findings],
+        findings=[_shown_finding(finding, examples, redact) for finding in findings],
         looked_at=_looked_at(facts),
         not_judged=not_judged(facts),
         warnings=_warnings(row, facts),
@@ -130,7 +136,8 @@ def diagnose(home: Home, run_id: str) -> Reply:
 
 
 def _within_limit(diagnosis: Diagnosis) -> Diagnosis:
-    """Without as many examples, from the last one on, as it takes to be affordable."""
+    """The diagnosis within the size limit of a reply: examples are dropped, those of the last
+    findings first."""
     while json_chars(diagnosis.to_json()) > BODY_CHARS:
         with_examples = [i for i, each in enumerate(diagnosis.findings) if each.examples]
         if not with_examples:
@@ -143,22 +150,27 @@ def _within_limit(diagnosis: Diagnosis) -> Diagnosis:
 
 
 def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
-    """Everything detectors read, from the files of a run. Raises DamagedRecord."""
+    """Everything the detectors read, from the files of a run; `config` is None where it is damaged.
+
+    Raises DamagedRecord for any other damaged file.
+    """
     settings = _settings_of(config)
-    asking = config if isinstance(config, EvaluateConfig | RegradeConfig) else None
+    evaluation_config = config if isinstance(config, EvaluateConfig | RegradeConfig) else None
     training = row.kind == "train"
     algorithm = row.algorithm if training else "evaluate"
-    exam = last_exam(run)
-    validation = in_half(exam, VALIDATION) or exam
+    rows_asked = evaluation_config.rows if evaluation_config else None
+    split = evaluation_config.split if evaluation_config else "heldout"
+    exam_rows = last_exam(run)
+    validation_rows = in_half(exam_rows, VALIDATION) or exam_rows
     verdict = run_verdict(run) if row.state == "done" else None
     views = _training_views(run, settings) if training else _evaluation_views(run, config, settings)
     return Facts(
         algorithm=algorithm,
-        settings=settings if training else {**settings} | {"rows": asking.rows if asking else None},
+        settings=settings if training else {**settings, "rows": rows_asked},
         lines=load_metrics(run.metrics).lines,
         views=views,
-        exam=view_of(0, exam, settings) if exam else None,
-        exam_tasks=len({each.task for each in validation}),
+        exam=view_of(0, exam_rows, settings) if exam_rows else None,
+        exam_tasks=len({exam_row.task for exam_row in validation_rows}),
         rows=_last_training_rows(run),
         failure=_failure(run, row),
         comparison=verdict.comparison if verdict else None,
@@ -167,12 +179,13 @@ def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
         exam_start=first_exam(run, settings) if training else None,
         against_start=against_start(run) if training else None,
         gold_tokens=gold_tokens(run) if training else None,
-        heldout_rows=split_rows(run.home, row.env_id, asking.split if asking else "heldout"),
+        heldout_rows=split_rows(run.home, row.env_id, split),
         kept=verdict.kept_skills if verdict else None,
     )
 
 
 def _settings_of(config: RunConfig | None) -> Mapping[str, Any]:
+    """The settings by name, {} without a config."""
     if config is None:
         return {}
     settings = config.settings
@@ -180,6 +193,7 @@ def _settings_of(config: RunConfig | None) -> Mapping[str, Any]:
 
 
 def _failure(run: RunDir, row: RunRow) -> Failure | None:
+    """How the run failed, None in any other state."""
     if row.state != "failed":
         return None
     evidence = read_object(run.failure).get("evidence")
@@ -187,27 +201,32 @@ def _failure(run: RunDir, row: RunRow) -> Failure | None:
 
 
 def _last_training_rows(run: RunDir) -> TrainingRows:
+    """The counts of the last `data` event; zeros without one."""
     events = [event for event in read_events(run.events) if event.event == "data"]
     return training_rows(events[-1]) if events else TrainingRows()
 
 
 def _training_views(run: RunDir, settings: Mapping[str, Any]) -> list[View]:
-    """The rollouts of the first and last steps, and of as many between as may be read."""
+    """The views of the first and last steps, and of as many in between as the byte limit allows.
+
+    Steps in between are chosen evenly. Steps without rollouts have no view.
+    """
     steps = run.rollout_steps()
-    sizes = {step: _size(run, step) for step in steps}
+    sizes = {step: _rollout_bytes(run, step) for step in steps}
     chosen = {*steps[: limits.WINDOW], *steps[-2 * limits.WINDOW :]}
-    room = _ROLLOUT_BYTES - sum(sizes[step] for step in chosen)
-    middle = [step for step in steps if step not in chosen]
-    usual = max(1, sum(sizes[step] for step in middle) // max(1, len(middle)))
-    count = max(0, min(len(middle), room // usual))
-    chosen |= {middle[i * len(middle) // count] for i in range(count)}
+    bytes_left = _ROLLOUT_BYTES - sum(sizes[step] for step in chosen)
+    middle_steps = [step for step in steps if step not in chosen]
+    mean_size = max(1, sum(sizes[step] for step in middle_steps) // max(1, len(middle_steps)))
+    middle_count = max(0, min(len(middle_steps), bytes_left // mean_size))
+    chosen |= {middle_steps[i * len(middle_steps) // middle_count] for i in range(middle_count)}
     views = (
         view_of(step, read_trajectories(run.rollouts(step)), settings) for step in sorted(chosen)
     )
     return [view for view in views if view is not None]
 
 
-def _size(run: RunDir, step: int) -> int:
+def _rollout_bytes(run: RunDir, step: int) -> int:
+    """The bytes of a step's rollouts, 0 where the file is missing."""
     try:
         return run.rollouts(step).stat().st_size
     except OSError:
@@ -217,7 +236,8 @@ def _size(run: RunDir, step: int) -> int:
 def _evaluation_views(
     run: RunDir, config: RunConfig | None, settings: Mapping[str, Any]
 ) -> list[View]:
-    """The answers of the last model that was asked; of a probe its rollouts."""
+    """The view of the last model of an evaluation that has answers, as a list. A probe writes
+    rollouts instead; then their views."""
     for index in reversed(range(len(config.model_refs if config else []))):
         view = view_of(0, read_evaluation(run.model_evals(index)), settings)
         if view is not None:
@@ -226,21 +246,23 @@ def _evaluation_views(
 
 
 def last_exam(run: RunDir) -> Sequence[EvaluationRow]:
-    """The answers after training on the held-out tasks, where they were asked."""
+    """The answers of the last evaluation after step 0 that sampled any; empty without one."""
     for step in reversed([step for step in run.eval_steps() if step > 0]):
-        answers = read_evaluation(run.evals(step))
-        rows = [row for row in answers if row.completion is not None]
+        evaluation = read_evaluation(run.evals(step))
+        rows = [row for row in evaluation if row.completion is not None]
         if rows:
             return rows
     return []
 
 
-def _shown(finding: Finding, examples: Examples, redact: Redactor) -> ShownFinding:
+def _shown_finding(finding: Finding, examples: Examples, redact: Redactor) -> ShownFinding:
+    """The finding redacted, with its examples."""
     what, evidence = redact.text(finding.what), redact.value(finding.numbers)
     return ShownFinding(finding, what, evidence, examples.of(finding))
 
 
 def _looked_at(facts: Facts) -> LookedAt:
+    """Counts of what the detectors could read; step 0 is no step."""
     steps = [line["step"] for line in facts.lines if line.get("step", 0) > 0]
     names = ("heldout_success", "heldout_reward", "heldout_loss")
     evaluated = {step for name in names for step, _ in facts.curve(name)}
@@ -249,13 +271,18 @@ def _looked_at(facts: Facts) -> LookedAt:
 
 
 def _summary(row: RunRow, facts: Facts, findings: Sequence[Finding]) -> str:
-    start = facts.go_on_with
-    after = f" The start was not beaten: go on with {start}." if start else ""
-    return _findings_sentence(row, facts, findings) + after
+    """What was found, and which model to go on with where training did not improve on the start."""
+    recommended = facts.go_on_with
+    advice = f" The start was not beaten: go on with {recommended}." if recommended else ""
+    return _findings_sentence(row, facts, findings) + advice
 
 
 def _findings_sentence(row: RunRow, facts: Facts, findings: Sequence[Finding]) -> str:
-    """The first finding with its lever, and the names of the others."""
+    """The first finding with its lever and the ids of the others.
+
+    Without findings: that nothing was found, or nothing explains the failure, and what was looked
+    at.
+    """
     if findings:
         first, *others = findings
         also = f" Also: {', '.join(finding.id for finding in others)}." if others else ""
@@ -274,6 +301,7 @@ def _findings_sentence(row: RunRow, facts: Facts, findings: Sequence[Finding]) -
 
 
 def _warnings(row: RunRow, facts: Facts) -> list[str]:
+    """A warning for a run that is going on and has too few steps for most detectors."""
     if row.state in TERMINAL or not facts.lines:
         return []
     steps = _looked_at(facts).steps
@@ -285,7 +313,11 @@ def _warnings(row: RunRow, facts: Facts) -> list[str]:
 
 
 def _next_calls(row: RunRow, findings: Sequence[Finding], step: int) -> list[Call]:
-    """Rollouts that show the first finding, and what the playbook says of it."""
+    """Calls that show rollouts of the first finding and what the playbook says about it.
+
+    Without findings: the error log of a failed run, else none. `step` is that of the example
+    rollouts, -1 where there are none.
+    """
     if not findings:
         error = Call("read_logs", {"run_id": row.run_id, "view": "error"})
         return [error] if row.state == "failed" else []

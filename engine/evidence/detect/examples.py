@@ -13,9 +13,10 @@ from engine.home.sanitize import Redactor, clip
 from engine.records.lines.answer import Answer
 from engine.records.lines.trajectory_record import TrajectoryRecord, read_trajectories
 
-_EXAMPLES = 2
-_EXAMPLE_CHARS = 220
-# Answers, and characters of each, that are compared with their references.
+_EXAMPLES = 2  # per finding
+_EXAMPLE_CHARS = 220  # of an answer; a prompt gets half of it
+_TASK_CHARS = 80  # of a task's id
+# How many answers, and characters of each, are compared with their references at most.
 _MOST_COMPARED, _COMPARED_CHARS = 200, 400
 
 
@@ -23,7 +24,7 @@ def _cut_short(row: Answer) -> bool:
     return row.stop_reason == "length"
 
 
-# Which rollouts show a finding; without an entry any does.
+# Finding id -> whether a rollout shows it; for a finding without an entry every rollout does.
 _SHOWS: Mapping[str, Callable[[Answer], bool | None]] = {
     "truncation": lambda row: row.cut,
     "overthinking": _cut_short,
@@ -35,16 +36,18 @@ _SHOWS: Mapping[str, Callable[[Answer], bool | None]] = {
     "too_short": lambda row: row.success is False,
     "unparsed": lambda row: not row.success and not row.error,
 }
+# Findings best shown by the answers with the highest reward; others by those with the lowest.
 _BEST_FIRST = ("reward_hacking", "judge_pleasing", "too_hard", "below_start", "too_short")
 
 
 @dataclass(frozen=True)
 class Example:
-    """One rollout, cut and redacted; what is None or "" is left out.
+    """One rollout, shortened and redacted. None and "" are left out of its JSON.
 
     Attributes:
         step: None for an answer to a held-out task.
-        reference: the reference answer, where it helps to see both.
+        group, member: its group in the step and its place there; None for a held-out task.
+        reference: the reference answer, where it helps to compare the two.
     """
 
     step: int | None
@@ -59,7 +62,8 @@ class Example:
     reference: str = ""
 
     def to_json(self) -> dict[str, object]:
-        known = {
+        """The fields as JSON; None, an empty error and an empty reference are left out."""
+        fields = {
             "step": self.step,
             "task": self.task,
             "group": self.group,
@@ -71,19 +75,24 @@ class Example:
             "error": self.error or None,
             "reference": self.reference or None,
         }
-        return {name: value for name, value in known.items() if value is not None}
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 class Examples:
-    """The rollouts of the last step, or of an SFT run the answers of its last exam."""
+    """Chooses the rollouts that show a finding.
+
+    They come from the last step of a GRPO run, or from the last exam of an SFT run; other runs have
+    none. `step` is that of the rollouts, -1 where there are none.
+    """
 
     def __init__(
         self, run: RunDir, algorithm: str, exam: Sequence[Answer], redact: Redactor
     ) -> None:
+        """`exam` is the last exam of the run, used for SFT runs only; `redact` hides secrets."""
         steps = run.rollout_steps()
         self.run = run
         self.redact = redact
-        self.step = -1  # of the rollouts, -1 where there are none
+        self.step = -1
         self.rows: Sequence[Answer] = []
         if algorithm == "grpo" and steps:
             self.step = steps[-1]
@@ -92,12 +101,13 @@ class Examples:
             self.rows = exam
 
     def of(self, finding: Finding) -> list[Example]:
-        """At most two, of different tasks."""
+        """At most two rollouts that show the finding, of different tasks; empty where rollouts show
+        nothing."""
         if not finding.pick or (finding.pick == "changed" and self.step >= 0):
-            return []  # sampled rollouts do not show what changed on held-out tasks
+            return []  # training rollouts cannot show what changed on held-out tasks
         shows = _SHOWS.get(finding.id, lambda _row: True)
         rows = [row for row in self.rows if shows(row)]
-        rows.sort(key=_reward, reverse=finding.id in _BEST_FIRST)
+        rows.sort(key=_reward_or_zero, reverse=finding.id in _BEST_FIRST)
         if finding.id == "too_short":
             return self._nearest_to_reference(rows)
         by_task: dict[str, Answer] = {}
@@ -106,31 +116,33 @@ class Examples:
         return [self._example(row) for row in list(by_task.values())[:_EXAMPLES]]
 
     def _nearest_to_reference(self, rows: Sequence[Answer]) -> list[Example]:
-        """The best paid answer, of equals the one most like its reference, and that beside it.
+        """One example: of the answers with the highest reward, the one most like its reference.
 
-        `rows` come best paid first.
+        `rows` are sorted by reward, highest first; with no rows there is no example.
         """
-        golds = references(self.run)
+        reference_by_task = references(self.run)
 
         def likeness(row: Answer) -> float:
-            gold, answer = golds.get(row.task, ""), answer_text(row)
-            matcher = SequenceMatcher(None, gold[:_COMPARED_CHARS], answer[:_COMPARED_CHARS])
-            return matcher.ratio() if gold else 0.0
+            reference, answer = reference_by_task.get(row.task, ""), answer_text(row)
+            matcher = SequenceMatcher(None, reference[:_COMPARED_CHARS], answer[:_COMPARED_CHARS])
+            return matcher.ratio() if reference else 0.0
 
         if not rows:
             return []
-        best_paid = [row for row in rows[:_MOST_COMPARED] if _reward(row) == _reward(rows[0])]
-        best = max(best_paid, key=likeness)
-        return [self._example(best, golds.get(best.task, ""))]
+        best_rewarded = [
+            row for row in rows[:_MOST_COMPARED] if _reward_or_zero(row) == _reward_or_zero(rows[0])
+        ]
+        best = max(best_rewarded, key=likeness)
+        return [self._example(best, reference_by_task.get(best.task, ""))]
 
     def _example(self, row: Answer, reference: str = "") -> Example:
-        """A row as an example: short, without secrets."""
-        trained = row if isinstance(row, TrajectoryRecord) else None
+        """An answer as an example: shortened, with secrets removed."""
+        rollout = row if isinstance(row, TrajectoryRecord) else None
         return Example(
             step=self.step if self.step >= 0 else None,
-            task=clip(self.redact.text(row.task), 80),
-            group=trained.group if trained else None,
-            member=trained.member if trained else None,
+            task=clip(self.redact.text(row.task), _TASK_CHARS),
+            group=rollout.group if rollout else None,
+            member=rollout.member if rollout else None,
             reward=row.reward,
             stop_reason=row.stop_reason,
             prompt=clip(self.redact.text(text_of(row.prompt)), _EXAMPLE_CHARS // 2),
@@ -140,5 +152,5 @@ class Examples:
         )
 
 
-def _reward(row: Answer) -> float:
+def _reward_or_zero(row: Answer) -> float:
     return row.reward or 0.0

@@ -1,4 +1,4 @@
-"""What a detector says: one cause with its numbers, and the one lever to pull."""
+"""What a detector returns: one cause with its numbers, and the one change (lever) to try next."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Literal
 from engine.core.hints import Change, Hint
 from engine.records.lines.curves import number, short
 
-# Nearest to the root first: what stands above may be the reason for what stands below.
+# Root causes first: a finding may be the cause of those further down.
 ORDER = (
     "infra",
     "reward_errors",
@@ -34,7 +34,7 @@ ORDER = (
 )
 
 Severity = Literal["high", "medium", "low"]
-# What a run measured or learned is not to be used as it is.
+# Findings after which the run's measurements or its model should not be used as they are.
 _HIGH = frozenset(
     {
         "infra",
@@ -47,20 +47,20 @@ _HIGH = frozenset(
         "forgetting",
     }
 )
-# It costs time, or certainty; what was learned stands.
+# Findings that only cost time or certainty; what was learned is sound.
 _LOW = frozenset({"slow_reward", "underpowered"})
-_ARGUMENTS = frozenset({"rows"})  # of a tool; every other name that a lever changes is a setting
+_ARGUMENTS = frozenset({"rows"})  # tool arguments that a lever can change; all others are settings
 
 
 @dataclass(frozen=True)
 class Lever:
-    """The one change to try next; made by `setting_lever` or `edit_lever`.
+    """The one change to try next; built by `setting_lever` or `edit_lever`.
 
     Attributes:
-        hint: the reason or the edit in words; where it is known, what to change in the call that
-            the run came from.
+        hint: the reason, or the edit in words; and, where it is known, what to change in the call
+            that submitted the run.
         setting: the setting that `hint` changes, "" for an edit. It may also be an argument of the
-            tool the run came from (`rows` of an evaluation).
+            tool that submitted the run (`rows` of an evaluation).
         now: the value of that setting in this run.
     """
 
@@ -70,36 +70,40 @@ class Lever:
 
     @property
     def edit(self) -> str:
-        """What to edit in words; of a setting the reason, "" where there is none to give."""
+        """For an edit: what to do, in words. For a setting: the reason, "" without one."""
         return self.hint.text
 
     @property
     def to(self) -> object:
-        """The new value of the setting, None where nobody can say it."""
+        """The new value of the setting, None for an edit or where no value can be given."""
         change = self.hint.change or Change()
         return {**change.settings, **change.arguments}.get(self.setting)
 
     def to_json(self) -> dict[str, object]:
+        """{setting, now, to, and why if given} for a setting, {edit} for an edit."""
         if self.setting:
             change: dict[str, object] = {"setting": self.setting, "now": self.now, "to": self.to}
             return change | ({"why": self.edit} if self.edit else {})
         return {"edit": self.edit}
 
     def words(self) -> str:
+        """The change as text for a sentence."""
         if not self.setting:
             return self.edit
         return f"{self.setting} = {self.to}" + (f" ({self.edit})" if self.edit else "")
 
 
 def setting_lever(name: str, now: object, to: object, why: str = "") -> Lever:
-    """Set `name` from `now` to `to`; None where the new value is not known."""
-    given = {} if to is None else {name: to}
-    change = Change(arguments=given) if name in _ARGUMENTS else Change(settings=given)
+    """A lever that changes setting `name` from `now` to `to`; `to` is None where the new value is
+    not known."""
+    new_values = {} if to is None else {name: to}
+    change = Change(arguments=new_values) if name in _ARGUMENTS else Change(settings=new_values)
     return Lever(Hint(why, change=change), name, now)
 
 
 def edit_lever(text: str, change: Change | None = None) -> Lever:
-    """Edit something, as `text` says; `change` where it also changes the run's call."""
+    """A lever in words; `change` says what it changes in the call that submitted the run, if
+    anything."""
     return Lever(Hint(text, change=change))
 
 
@@ -109,12 +113,13 @@ class Finding:
 
     Attributes:
         id: one of `ORDER`.
-        what: what was seen, one sentence with its numbers.
-        evidence: the numbers.
+        what: what was observed, one sentence with its numbers.
+        evidence: the numbers by name; None where one is not known.
         playbook: slug of the section that says more.
-        pick, where: how `read_rollouts` shows examples; "" when rollouts show nothing.
-        root: known to be the cause and not an effect; such findings come first.
-        severity: how much it takes from what the run came to; by its id where it is not given.
+        pick, where: arguments of `read_rollouts` that show examples; `pick` is "" where rollouts
+            show nothing.
+        root: whether it is known to be a cause and not an effect; such findings come first.
+        severity: how far it devalues the run's result; "" takes the usual one of the id.
     """
 
     id: str
@@ -133,7 +138,7 @@ class Finding:
 
     @property
     def numbers(self) -> dict[str, object]:
-        """The evidence in few digits, what is not known left out."""
+        """The evidence with rounded floats; None and NaN are left out."""
         rounded = {
             name: _in_few_digits(value) if isinstance(value, float) else value
             for name, value in self.evidence.items()
@@ -142,13 +147,15 @@ class Finding:
 
     @property
     def rank(self) -> tuple[bool, int]:
+        """The key for sorting: root causes and machine failures first, then by `ORDER`."""
         return (not self.root and self.id != "infra", ORDER.index(self.id))
 
 
 def _in_few_digits(value: float) -> float | None:
+    """The value rounded, None for NaN and infinity."""
     return short(value) if number(value) is not None else None
 
 
 def ranked(findings: list[Finding]) -> list[Finding]:
-    """Causes before their effects."""
+    """The findings sorted: causes before their effects."""
     return sorted(findings, key=lambda finding: finding.rank)

@@ -1,63 +1,76 @@
-"""Detectors of GRPO's signal: do the answers of a group differ, and does anything come of it?"""
+"""Detectors of GRPO's signal: do the answers of a group differ, and does the model learn?"""
+
+from collections.abc import Sequence
 
 from engine.core.hints import Change
 from engine.evidence.detect.findings import Finding, edit_lever, setting_lever
-from engine.evidence.detect.views import Facts, mean, mean_or_none, moved, trend, window
+from engine.evidence.detect.views import AT_START, Facts, mean, mean_or_none, moved, trend, window
 from engine.evidence.stats import thresholds as limits
 
 
 def uniform_groups(facts: Facts) -> Finding | None:
-    """Groups that are alike without being solved, so that no advantage differs from zero.
+    """Detect groups that give no gradient because their answers are alike without being solved.
 
-    Alike in their text from the start: the temperature. Alike in their pay only: the reward. Too
-    hard and too easy tasks are findings of their own.
+    If their texts were alike from the start, the lever is the temperature (or another start model).
+    If only their rewards are alike, it is the reward, or the tasks where many are solved always.
+    None while the run learns or most groups give a gradient. Groups that are alike because hardly
+    any task is ever solved are left to `too_hard`.
     """
-    flat, unsolved, effective = (
+    no_advantage, unsolved, effective = (
         facts.recent(name)
         for name in ("zero_advantage_share", "groups_too_hard", "groups_effective")
     )
-    if not flat or not unsolved or not effective or learning(facts):
+    if not no_advantage or not unsolved or not effective or learning(facts):
         return None
     if mean(effective) >= limits.EFFECTIVE_LOW:
         return None
     same_text = _alike_from_start(facts)
     if not same_text and (mean(unsolved) < limits.UNSOLVED_FLAT or never_solved(facts)):
         return None
-    easy = mean(facts.recent("groups_too_easy") or [0.0])
+    all_solved_share = mean(facts.recent("groups_too_easy") or [0.0])
     distinct = mean_or_none(window(facts.of_views("distinct")))
     evidence = {
-        "zero_advantage_share": mean(flat),
+        "zero_advantage_share": mean(no_advantage),
         "groups_effective": mean(effective),
         "groups_too_hard": mean(unsolved),
-        "groups_too_easy": easy,
+        "groups_too_easy": all_solved_share,
         "distinct_in_group": distinct,
         "temperature": facts.settings.get("temperature"),
         "group_size": facts.settings.get("group_size"),
         "cause": "equal texts" if same_text else "equal rewards",
     }
-    shares = f"{mean(flat):.0%} of the completions of the last steps have no advantage"
+    start_of_sentence = (
+        f"{mean(no_advantage):.0%} of the completions of the last steps have no advantage"
+    )
     if same_text:
-        now = facts.settings.get("temperature") or 1.0
-        if now < 1.0:
-            lever = setting_lever("temperature", now, 1.0)
+        temperature = facts.settings.get("temperature") or 1.0
+        if temperature < 1.0:
+            lever = setting_lever("temperature", temperature, 1.0)
         else:
             lever = edit_lever(
                 "start from a checkpoint or a model that still gives several answers"
             )
-        what = f"{shares}: the answers of a group are the same text."
-        return Finding("uniform_groups", what, evidence, lever, "failures", "group", root=True)
-    edit = "score(): pay part of the way, each tier provably harder than the one before"
-    if easy >= limits.EFFECTIVE_NONE:
+        what = f"{start_of_sentence}: the answers of a group are the same text."
+        return Finding(
+            "uniform_groups", what, evidence, lever, playbook="failures", pick="group", root=True
+        )
+    if all_solved_share < limits.EFFECTIVE_NONE:
+        playbook_section = "rewards"
+        edit = "score(): pay part of the way, each tier provably harder than the one before"
+    else:
+        playbook_section = "curriculum"
         edit = "tasks between the two ends: leave out those solved always and those solved never"
-    what = f"{shares}: the answers of a group differ, but not what they are paid."
-    section = "rewards" if easy < limits.EFFECTIVE_NONE else "curriculum"
-    return Finding("uniform_groups", what, evidence, edit_lever(edit), section, "group")
+    what = f"{start_of_sentence}: the answers of a group differ, but not what they are paid."
+    return Finding(
+        "uniform_groups", what, evidence, edit_lever(edit), playbook=playbook_section, pick="group"
+    )
 
 
 def too_hard(facts: Facts) -> Finding | None:
-    """Hardly a task is ever solved, and nothing on the way is paid differently.
+    """Detect that hardly any task is ever solved, and that partial progress is not rewarded either.
 
-    Tasks that an exam of this run, the one at step 0 included, saw solved are not too hard.
+    None while the run learns, if an exam of it (step 0 included) saw a fair share of tasks solved,
+    or if the answers of a group are the same text (see `uniform_groups`).
     """
     effective = facts.recent("groups_effective")
     if any(value >= limits.SOLVED_ONCE for _, value in facts.curve("heldout_success")):
@@ -66,11 +79,11 @@ def too_hard(facts: Facts) -> Finding | None:
         return None
     if not never_solved(facts) or _alike_from_start(facts):
         return None
-    solved = window(facts.of_views("solved"))
+    solved_shares = window(facts.of_views("solved"))
     evidence = {
         "groups_effective": mean(effective),
         "groups_too_hard": mean(facts.recent("groups_too_hard") or [0.0]),
-        "solved": mean_or_none(solved),
+        "solved": mean_or_none(solved_shares),
         "reward_mean": mean_or_none(facts.recent("reward_mean")),
         "group_size": facts.settings.get("group_size"),
     }
@@ -82,88 +95,127 @@ def too_hard(facts: Facts) -> Finding | None:
         'train by SFT on reference answers first (algorithm="sft"), then GRPO on it',
         Change(arguments={"algorithm": "sft"}),
     )
-    where = "success == False" if solved else ""
-    return Finding("too_hard", what, evidence, lever, "curriculum", "best", where)
+    where = "success == False" if solved_shares else ""
+    return Finding(
+        "too_hard", what, evidence, lever, playbook="curriculum", pick="best", where=where
+    )
 
 
 def too_easy(facts: Facts) -> Finding | None:
-    """Solved nearly always before anything was learnt. A run that got there is no finding."""
-    start = facts.series("groups_effective")[: limits.WINDOW]
-    solved = facts.of_views("solved")[: limits.LEAST]
-    if len(start) < limits.LEAST or mean(start) >= limits.EFFECTIVE_NONE or not solved:
+    """Detect that nearly all answers were right from the first steps on.
+
+    None for a run that got there by training, or whose environment does not report success.
+    """
+    effective_at_start = facts.series("groups_effective")[: limits.WINDOW]
+    solved_at_start = facts.of_views("solved")[: limits.LEAST]
+    if (
+        len(effective_at_start) < limits.LEAST
+        or mean(effective_at_start) >= limits.EFFECTIVE_NONE
+        or not solved_at_start
+    ):
         return None
-    if mean(solved) < limits.SOLVED_ALWAYS:
+    if mean(solved_at_start) < limits.SOLVED_ALWAYS:
         return None
-    before = next((value for step, value in facts.curve("heldout_success") if step == 0), None)
+    exam_at_start = next(
+        (value for step, value in facts.curve("heldout_success") if step == 0), None
+    )
     evidence = {
-        "groups_effective": mean(start),
+        "groups_effective": mean(effective_at_start),
         "groups_too_easy": mean(facts.series("groups_too_easy")[: limits.WINDOW] or [0.0]),
-        "solved": mean(solved),
-        "heldout_success": before,
+        "solved": mean(solved_at_start),
+        "heldout_success": exam_at_start,
     }
     what = (
-        f"{mean(solved):.0%} of the answers were right from the first steps on: there is nothing "
-        "to select."
+        f"{mean(solved_at_start):.0%} of the answers were right from the first steps on: there "
+        "is nothing to select."
     )
-    return Finding("too_easy", what, evidence, edit_lever("harder tasks"), "curriculum", "worst")
+    return Finding(
+        "too_easy", what, evidence, edit_lever("harder tasks"), playbook="curriculum", pick="worst"
+    )
 
 
 def entropy_collapse(facts: Facts) -> Finding | None:
-    """Exploration is gone while most tasks are still unsolved, or from the first steps on."""
-    return _ran_out(facts) or _gone_at_once(facts)
+    """Detect that the answers lost their variety too early, slowly or within the first steps; None
+    where they did not."""
+    return _entropy_lost_slowly(facts) or _entropy_lost_at_once(facts)
 
 
-def _ran_out(facts: Facts) -> Finding | None:
-    """Entropy that fell and stayed low while tasks are unsolved and nothing rises any more."""
+def _entropy_lost_slowly(facts: Facts) -> Finding | None:
+    """Detect entropy that fell and stayed low, while tasks are unsolved and progress has stopped.
+
+    None where the run had solved a good part of its tasks by then: then the entropy was lost to
+    learning.
+    """
     values = facts.series("entropy")
     if len(values) < limits.WINDOW + limits.ENTROPY_FLAT_STEPS:
         return None
-    start, now = mean(values[:3]), mean(values[-limits.LEAST :])
-    if start < limits.ENTROPY_FROM or now >= limits.ENTROPY_LEFT * start:
+    entropy_start, entropy = mean(values[:AT_START]), mean(values[-limits.LEAST :])
+    if entropy_start < limits.ENTROPY_FROM or entropy >= limits.ENTROPY_LEFT * entropy_start:
         return None
-    low = [mean(values[i - 2 : i + 1]) < limits.ENTROPY_LEFT * start for i in range(2, len(values))]
-    fell = 2 + low.index(True) if any(low) else len(values)
-    flat_for = len(values) - fell
-    if flat_for < limits.ENTROPY_FLAT_STEPS:
+    steps_since = _steps_since_below(values, limits.ENTROPY_LEFT * entropy_start)
+    if steps_since < limits.ENTROPY_FLAT_STEPS:
         return None
     solved = facts.of_views("solved") or facts.series("heldout_success")
     if len(solved) < 2:
         return None
-    began, ended = mean(solved[:3]), mean(solved[-limits.LEAST :])
-    if ended >= began + limits.WAY_GONE * (1.0 - began) or ended >= 1 - limits.UNPARSED:
+    solved_start, solved_end = mean(solved[:AT_START]), mean(solved[-limits.LEAST :])
+    if solved_end >= solved_start + limits.WAY_GONE * (1.0 - solved_start):
         return None
-    if _still_rising(facts, flat_for):
+    if solved_end >= 1 - limits.UNPARSED:  # nearly everything is solved
+        return None
+    if _still_rising(facts, steps_since):
         return None
     distinct = mean_or_none(window(facts.of_views("distinct")))
     evidence = {
-        "entropy_start": start,
-        "entropy": now,
-        "entropy_left": now / start,
-        "flat_steps": flat_for,
-        "solved_start": began,
-        "solved": ended,
+        "entropy_start": entropy_start,
+        "entropy": entropy,
+        "entropy_left": entropy / entropy_start,
+        "flat_steps": steps_since,
+        "solved_start": solved_start,
+        "solved": solved_end,
         "distinct_in_group": distinct,
     }
     what = (
-        f"Entropy fell to {now / start:.0%} of its start, and in the {flat_for} steps since "
-        f"the share of right answers stays at {ended:.0%}."
+        f"Entropy fell to {entropy / entropy_start:.0%} of its start, and in the {steps_since} "
+        f"steps since the share of right answers stays at {solved_end:.0%}."
     )
-    rate = facts.settings.get("learning_rate")
+    learning_rate = facts.settings.get("learning_rate")
     lever = setting_lever(
-        "learning_rate", rate, rounded_half(rate), "and go on from a step before the fall"
+        "learning_rate",
+        learning_rate,
+        rounded_half(learning_rate),
+        "and go on from a step before the fall",
     )
-    return Finding("entropy_collapse", what, evidence, lever, "stalls", "group")
+    return Finding("entropy_collapse", what, evidence, lever, playbook="stalls", pick="group")
 
 
-def _gone_at_once(facts: Facts) -> Finding | None:
-    """Exploration gone within the first steps, and an exam that is not above the start for it."""
+def _steps_since_below(values: Sequence[float], limit: float) -> int:
+    """How many steps ago a series first was below a limit, 0 where it never was.
+
+    Means of three steps in a row are looked at, so that one low step does not count.
+    """
+    is_low = [mean(values[i - 2 : i + 1]) < limit for i in range(2, len(values))]
+    first_low_step = 2 + is_low.index(True) if any(is_low) else len(values)
+    return len(values) - first_low_step
+
+
+def _entropy_lost_at_once(facts: Facts) -> Finding | None:
+    """Detect entropy that fell within the first steps, where the last exam is not above the start.
+
+    None for a run without a verdict. Severity is low: the missing gain may be chance.
+    """
     values = facts.series("entropy")
-    early = values[limits.ENTROPY_EARLY // 2 : limits.ENTROPY_EARLY]
-    start = values[0] if values else 0.0
-    if len(values) < 2 * limits.LEAST or start < limits.ENTROPY_FROM or facts.comparison is None:
+    # The second half of the first steps: the fall itself is over by then.
+    early_entropy = values[limits.ENTROPY_EARLY // 2 : limits.ENTROPY_EARLY]
+    entropy_start = values[0] if values else 0.0
+    if (
+        len(values) < 2 * limits.LEAST
+        or entropy_start < limits.ENTROPY_FROM
+        or facts.comparison is None
+    ):
         return None
-    now = mean(values[-limits.LEAST :])
-    if max(mean(early), now) >= limits.ENTROPY_LEFT * start:
+    entropy = mean(values[-limits.LEAST :])
+    if max(mean(early_entropy), entropy) >= limits.ENTROPY_LEFT * entropy_start:
         return None
     exam = facts.against_start
     if exam is None or exam.measure not in ("success", "reward"):
@@ -174,85 +226,98 @@ def _gone_at_once(facts: Facts) -> Finding | None:
     if facts.comparison.outcome.verdict == "better":
         return None
     if exam.measure == "success" and after >= 1 - limits.UNPARSED:
-        return None  # nothing was left to explore for
-    groups = facts.series("groups_effective")
+        return None  # nearly everything is solved; exploration has nothing left to find
+    effective_groups = facts.series("groups_effective")
     n = exam.comparison.outcome.n
     evidence = {
-        "entropy_start": start,
-        "entropy_first_steps": mean(early),
-        "entropy": now,
+        "entropy_start": entropy_start,
+        "entropy_first_steps": mean(early_entropy),
+        "entropy": entropy,
         "heldout_start": before,
         "heldout": after,
         "n": n,
         "p": exam.comparison.p,
-        "groups_effective_start": mean_or_none(groups[:1]),
-        "groups_effective": mean_or_none(groups[-limits.LEAST :]),
+        "groups_effective_start": mean_or_none(effective_groups[:1]),
+        "groups_effective": mean_or_none(effective_groups[-limits.LEAST :]),
     }
     what = (
-        f"Entropy fell from {start:.2g} to {mean(early):.2g} within {limits.ENTROPY_EARLY} steps, "
-        f"and held-out {exam.measure} is not above its start ({before:.2g} to {after:.2g} on "
-        f"{n} tasks, which may be chance)."
+        f"Entropy fell from {entropy_start:.2g} to {mean(early_entropy):.2g} within "
+        f"{limits.ENTROPY_EARLY} steps, and held-out {exam.measure} is not above its start "
+        f"({before:.2g} to {after:.2g} on {n} tasks, which may be chance)."
     )
-    rate = facts.settings.get("learning_rate")
-    to = rounded_part(rate, 3)
-    lever = setting_lever("learning_rate", rate, to, "from the start again")
-    return Finding("entropy_collapse", what, evidence, lever, "stalls", "group", severity="low")
+    learning_rate = facts.settings.get("learning_rate")
+    new_rate = rounded_part(learning_rate, 3)
+    lever = setting_lever("learning_rate", learning_rate, new_rate, "from the start again")
+    return Finding(
+        "entropy_collapse", what, evidence, lever, playbook="stalls", pick="group", severity="low"
+    )
 
 
 def learning(facts: Facts) -> bool:
-    """Whether the share of right answers, in training or held out, clearly rises."""
-    solved = trend(facts.of_views("solved"))
-    if solved is not None and solved.rose and solved.change >= limits.LEARNING_GAIN:
+    """Whether the share of right answers clearly rises, in training or on the held-out tasks."""
+    solved_trend = trend(facts.of_views("solved"))
+    if (
+        solved_trend is not None
+        and solved_trend.rose
+        and solved_trend.change >= limits.LEARNING_GAIN
+    ):
         return True
     exams = [value for _, value in facts.curve("heldout_success")]
     if len(exams) < 2 or not facts.exam_tasks:
         return False
+    # As many standard errors of the difference between two shares as a trend needs.
     noise = limits.TREND_Z * (2 * exams[0] * (1 - exams[0]) / facts.exam_tasks) ** 0.5
     return exams[-1] - exams[0] >= max(limits.LEARNING_GAIN, noise)
 
 
 def never_solved(facts: Facts) -> bool:
-    """Whether hardly an answer is right; by the groups where the environment does not say."""
-    solved = window(facts.of_views("solved"))
-    if solved:
-        return mean(solved) <= limits.SOLVED_NEVER
-    hard = facts.recent("groups_too_hard")
-    return bool(hard) and mean(hard) >= 1 - limits.EFFECTIVE_NONE
+    """Whether hardly any answer is right. Where the environment reports no success: whether nearly
+    all groups count as too hard."""
+    solved_shares = window(facts.of_views("solved"))
+    if solved_shares:
+        return mean(solved_shares) <= limits.SOLVED_NEVER
+    too_hard_shares = facts.recent("groups_too_hard")
+    return bool(too_hard_shares) and mean(too_hard_shares) >= 1 - limits.EFFECTIVE_NONE
 
 
 def rounded_half(value: object) -> float | None:
-    """Half of a setting, in two digits."""
+    """Half of a setting in two digits, None where it is not a number."""
     return rounded_part(value, 2)
 
 
 def rounded_part(value: object, parts: int) -> float | None:
-    """One of `parts` equal parts of a setting, in two digits; None where it is no number."""
+    """One of `parts` equal parts of a setting in two digits, None where it is not a number."""
     return float(f"{value / parts:.2g}") if isinstance(value, int | float) else None
 
 
 def _alike_from_start(facts: Facts) -> bool:
-    start = facts.of_views("distinct")[: limits.LEAST]
+    """Whether the answers of a group were the same text in the first steps, without being right."""
+    distinct_at_start = facts.of_views("distinct")[: limits.LEAST]
     return (
-        len(start) >= limits.LEAST
-        and mean(start) <= limits.ALIKE_IN_GROUP
+        len(distinct_at_start) >= limits.LEAST
+        and mean(distinct_at_start) <= limits.ALIKE_IN_GROUP
         and _not_all_solved(facts)
     )
 
 
 def _not_all_solved(facts: Facts) -> bool:
-    """Equal texts that are right are a policy that knows the answer."""
-    solved = facts.of_views("solved")[: limits.LEAST]
-    return not solved or mean(solved) < limits.SOLVED_ALWAYS
+    """Whether the first steps left tasks unsolved: equal texts that are right come from a model
+    that knows the answer."""
+    solved_at_start = facts.of_views("solved")[: limits.LEAST]
+    return not solved_at_start or mean(solved_at_start) < limits.SOLVED_ALWAYS
 
 
 def _still_rising(facts: Facts, steps: int) -> bool:
-    """Whether anything came since the entropy fell: the first half of these steps against the
-    second, by right answers, else by reward."""
+    """Whether the run still improved in its last `steps` steps (those since the entropy fell).
+
+    Compares their second half with their first: the share of right answers, else the reward. False
+    where the halves are too short to compare.
+    """
     values = (facts.of_views("solved") or facts.series("reward_mean"))[-steps:]
-    half = len(values) // 2
-    if half < 2:
+    half_length = len(values) // 2
+    if half_length < 2:
         return False
-    change = moved(values[:half], values[-half:])
+    change = moved(values[:half_length], values[-half_length:])
     return change.change > limits.SUCCESS_FOLLOWS and change.z >= limits.RISING_Z
 
 

@@ -1,9 +1,11 @@
-"""Detectors of the learning itself, of the exam and of the machine."""
+"""Detectors of the learning itself (overfitting, no update, instability), of an exam that is too
+small, and of a machine that failed."""
 
 import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from engine.evidence.detect.findings import Finding, Lever, edit_lever, setting_lever
 from engine.evidence.detect.groups import rounded_half, rounded_part
@@ -14,6 +16,7 @@ from engine.evidence.stats.power import more_rows
 from engine.evidence.stats.results import rounded
 from engine.records.lines.curves import number
 
+# Kinds of failure that lie in the machine, and what a finding says of them.
 _MACHINE = {
     "oom": "Memory ran out.",
     "infra": "The machine failed: disk, interpreter or device.",
@@ -22,97 +25,118 @@ _MACHINE = {
     "timeout": "The run outlived its wall-clock limit.",
 }
 
+_ERROR_CHARS = 300  # of an error's text, shown as evidence
+
 
 def overfitting(facts: Facts) -> Finding | None:
-    """SFT: the loss of the rows falls on, that of held-out rows rises."""
+    """Detect that the loss of SFT's training rows still falls while the held-out loss rises.
+
+    None with too few exams, or where held-out success clearly rose in the meantime. The lever is to
+    stop at the step of the lowest held-out loss; a lower learning rate where that is step 0.
+    """
     exams = facts.curve("heldout_loss")
     if len(exams) <= limits.OVERFIT_EVALS:
         return None
-    tail = [value for _, value in exams[-limits.OVERFIT_EVALS - 1 :]]
-    if any(later <= earlier for earlier, later in itertools.pairwise(tail)):
+    last_losses = [value for _, value in exams[-limits.OVERFIT_EVALS - 1 :]]
+    if any(later <= earlier for earlier, later in itertools.pairwise(last_losses)):
         return None
-    best_step, lowest = min(exams, key=lambda point: point[1])
-    last_step, last = exams[-1]
-    if last < lowest * (1 + limits.OVERFIT_RISE):
+    best_step, lowest_loss = min(exams, key=lambda point: point[1])
+    last_step, last_loss = exams[-1]
+    if last_loss < lowest_loss * (1 + limits.OVERFIT_RISE):
         return None
-    losses = facts.curve("loss")
-    around = _near(losses, best_step)
-    ending = _near(losses, last_step)
-    if not around or not ending or mean(ending) >= mean(around):
+    train_losses = facts.curve("loss")
+    train_loss_then = _values_up_to(train_losses, best_step)
+    train_loss_now = _values_up_to(train_losses, last_step)
+    if not train_loss_then or not train_loss_now or mean(train_loss_now) >= mean(train_loss_then):
         return None
-    solved = dict(facts.curve("heldout_success"))
-    then = solved.get(best_step, 0.0)
-    noise = 2 * math.sqrt(2 * then * (1 - then) / facts.exam_tasks) if facts.exam_tasks else 0.0
-    if solved.get(last_step, 0.0) - then > max(limits.OVERFIT_SUCCESS, noise):
+    success_by_step = dict(facts.curve("heldout_success"))
+    success_then = success_by_step.get(best_step, 0.0)
+    noise = 0.0
+    if facts.exam_tasks:  # two standard errors of the difference between two shares
+        noise = 2 * math.sqrt(2 * success_then * (1 - success_then) / facts.exam_tasks)
+    if success_by_step.get(last_step, 0.0) - success_then > max(limits.OVERFIT_SUCCESS, noise):
         return None
     evidence = {
-        "heldout_loss_lowest": lowest,
+        "heldout_loss_lowest": lowest_loss,
         "lowest_at_step": best_step,
-        "heldout_loss": last,
-        "loss_then": mean(around),
-        "loss": mean(ending),
-        "heldout_success_then": solved.get(best_step),
-        "heldout_success": solved.get(last_step),
+        "heldout_loss": last_loss,
+        "loss_then": mean(train_loss_then),
+        "loss": mean(train_loss_now),
+        "heldout_success_then": success_by_step.get(best_step),
+        "heldout_success": success_by_step.get(last_step),
     }
     what = (
-        f"The held-out loss was lowest at step {best_step} ({lowest:.3g}) and has risen to "
-        f"{last:.3g} since, while the loss of the rows fell from {mean(around):.3g} to "
-        f"{mean(ending):.3g}."
+        f"The held-out loss was lowest at step {best_step} ({lowest_loss:.3g}) and has risen to "
+        f"{last_loss:.3g} since, while the loss of the rows fell from "
+        f"{mean(train_loss_then):.3g} to {mean(train_loss_now):.3g}."
     )
     lever = setting_lever(
         "steps", facts.settings.get("steps"), best_step, "fewer passes; more rows if there are any"
     )
-    if best_step == 0:  # no number of steps helps where every one of them did harm
-        rate = facts.settings.get("learning_rate")
-        why = "and see whether the rows are like the held-out ones: no step made those likelier"
-        lever = setting_lever("learning_rate", rate, rounded_part(rate, 3), why)
-    return Finding("overfitting", what, evidence, lever, "sft", "changed")
+    if best_step == 0:  # every step did harm, so fewer of them would not help
+        learning_rate = facts.settings.get("learning_rate")
+        reason = "and see whether the rows are like the held-out ones: no step made those likelier"
+        lever = setting_lever(
+            "learning_rate", learning_rate, rounded_part(learning_rate, 3), reason
+        )
+    return Finding("overfitting", what, evidence, lever, playbook="sft", pick="changed")
 
 
 def too_short(facts: Facts) -> Finding | None:
-    """SFT: nothing is solved yet, and the held-out loss still falls."""
-    losses, solved = (
-        facts.curve("heldout_loss"),
-        [value for _, value in facts.curve("heldout_success")],
-    )
-    if len(losses) < limits.OVERFIT_EVALS or not solved or max(solved) > limits.SOLVED_NEVER:
+    """Detect an SFT run that ended while its held-out loss still fell and hardly anything was
+    solved.
+
+    None for a run that is not finished, or whose last loss is not its lowest.
+    """
+    losses = facts.curve("heldout_loss")
+    success_values = [value for _, value in facts.curve("heldout_success")]
+    if (
+        len(losses) < limits.OVERFIT_EVALS
+        or not success_values
+        or max(success_values) > limits.SOLVED_NEVER
+    ):
         return None
-    (_, middle), (last_step, last) = losses[(len(losses) - 1) // 2], losses[-1]
-    if facts.comparison is None or last > min(value for _, value in losses):
+    _, halfway_loss = losses[(len(losses) - 1) // 2]
+    last_step, last_loss = losses[-1]
+    if facts.comparison is None or last_loss > min(value for _, value in losses):
         return None
-    if last > (1 - limits.STILL_FALLING) * middle:
+    if last_loss > (1 - limits.STILL_FALLING) * halfway_loss:
         return None
     evidence = {
         "heldout_loss_start": losses[0][1],
-        "heldout_loss_halfway": middle,
-        "heldout_loss": last,
-        "heldout_success": solved[-1],
+        "heldout_loss_halfway": halfway_loss,
+        "heldout_loss": last_loss,
+        "heldout_success": success_values[-1],
         "steps": last_step,
     }
     what = (
-        f"{solved[-1]:.0%} of the held-out tasks are solved after {last_step} steps, but the loss "
-        f"still falls: {losses[0][1]:.3g}, {middle:.3g} halfway, {last:.3g} at the end."
+        f"{success_values[-1]:.0%} of the held-out tasks are solved after {last_step} steps, "
+        f"but the loss still falls: {losses[0][1]:.3g}, {halfway_loss:.3g} halfway, "
+        f"{last_loss:.3g} at the end."
     )
     lever = setting_lever(
         "steps", facts.settings.get("steps"), 2 * last_step, "nothing says it is done"
     )
-    return Finding("too_short", what, evidence, lever, "sft", "best")
+    return Finding("too_short", what, evidence, lever, playbook="sft", pick="best")
 
 
 def no_update(facts: Facts) -> Finding | None:
-    """An adapter that stands still: no gradient, or steps too small to matter."""
-    # Steps in which no group differs have no gradient for another reason.
-    taught = [
+    """Detect an adapter that does not change: no gradient, or steps too small to matter.
+
+    None where it changes, or where there are too few steps to tell.
+    """
+    # Steps in which no group differs have no gradient either; that is a finding of its own.
+    steps_with_signal = [
         line for line in facts.lines if (number(line.get("zero_advantage_share")) or 0.0) < 1.0
     ]
     rates, norms = (
-        [value for line in taught if (value := number(line.get(name))) is not None]
+        [value for line in steps_with_signal if (value := number(line.get(name))) is not None]
         for name in ("lr", "grad_norm")
     )
     if facts.failed != "no_update":
-        tiny = len(rates) >= limits.WINDOW and sum(rates) < limits.FARTHEST_MOVE
-        still = len(norms) >= limits.LEAST and statistics.median(norms) < limits.NO_GRADIENT
-        if not (tiny or still):
+        steps_too_small = len(rates) >= limits.WINDOW and sum(rates) < limits.FARTHEST_MOVE
+        no_gradient = len(norms) >= limits.LEAST and statistics.median(norms) < limits.NO_GRADIENT
+        if not (steps_too_small or no_gradient):
             return None
     evidence = {
         "learning_rate": facts.settings.get("learning_rate"),
@@ -124,160 +148,222 @@ def no_update(facts: Facts) -> Finding | None:
         f"In {len(rates)} steps no weight of the adapter can have moved by more than "
         f"{sum(rates):.1g} (gradient norm {evidence['grad_norm'] or 0.0:.2g})."
     )
-    rate = facts.settings.get("learning_rate")
-    to = float(f"{10 * rate:.2g}") if isinstance(rate, int | float) else None
-    lever = setting_lever(
-        "learning_rate", rate, to, "or leave it out for the value that suits the model"
+    learning_rate = facts.settings.get("learning_rate")
+    new_rate = (
+        float(f"{10 * learning_rate:.2g}") if isinstance(learning_rate, int | float) else None
     )
-    return Finding("no_update", what, evidence, lever, "failures")
+    lever = setting_lever(
+        "learning_rate",
+        learning_rate,
+        new_rate,
+        "or leave it out for the value that suits the model",
+    )
+    return Finding("no_update", what, evidence, lever, playbook="failures")
 
 
 def unstable(facts: Facts) -> Finding | None:
-    """NaN, spikes of the gradient that hurt, or a divergence that jumps."""
+    """Detect unstable training: it ended on NaN, the divergence (KL) jumped, or the gradient
+    spiked.
+
+    Gradient spikes count only if there are several, or if training got worse after one. None
+    without any of these.
+    """
     if facts.failed == "nonfinite":
-        evidence = {"error": (facts.failure.evidence if facts.failure else "")[:300]}
+        evidence = {"error": (facts.failure.evidence if facts.failure else "")[:_ERROR_CHARS]}
         what = f"The run ended on a number that is none: {evidence['error'] or 'NaN'}."
-        return _slower(facts, what, evidence, 3.0)
-    limit = facts.settings.get("max_grad_norm") or 1.0
-    grads = _spikes(facts.curve("grad_norm"), float(limit))
-    jumps = _spikes(facts.curve("kl"), limits.KL_FLOOR)
-    if jumps:
-        step, value, usual = jumps[-1]
+        return _unstable_finding(facts, what, evidence, 3.0)
+    clip_limit = facts.settings.get("max_grad_norm") or 1.0
+    gradient_spikes = _spikes(facts.curve("grad_norm"), float(clip_limit))
+    divergence_jumps = _spikes(facts.curve("kl"), limits.KL_FLOOR)
+    if divergence_jumps:
+        step, value, usual_value = divergence_jumps[-1]
         what = (
-            f"The divergence from the start jumped to {value:.2g} at step {step}, from {usual:.2g}."
+            f"The divergence from the start jumped to {value:.2g} at step {step}, from "
+            f"{usual_value:.2g}."
         )
-        return _slower(
-            facts, what, {"kl": value, "kl_usual": usual, "step": step, "jumps": len(jumps)}, 2.0
+        return _unstable_finding(
+            facts,
+            what,
+            {"kl": value, "kl_usual": usual_value, "step": step, "jumps": len(divergence_jumps)},
+            2.0,
         )
-    if not grads:
+    if not gradient_spikes:
         return None
-    step, value, usual = max(grads, key=lambda spike: spike[1] / spike[2])
-    hurt = [spike for spike in grads if _fell_after(facts, spike[0])]
-    if len(grads) < limits.SPIKES and not hurt:
+    step, value, usual_value = max(
+        gradient_spikes, key=lambda spike: spike.value / spike.usual_value
+    )
+    harmful_spikes = [spike for spike in gradient_spikes if _worse_after(facts, spike.step)]
+    if len(gradient_spikes) < limits.SPIKES and not harmful_spikes:
         return None
     evidence = {
         "grad_norm": value,
-        "grad_norm_usual": usual,
+        "grad_norm_usual": usual_value,
         "step": step,
-        "spikes": len(grads),
-        "followed_by_a_fall": len(hurt),
+        "spikes": len(gradient_spikes),
+        "followed_by_a_fall": len(harmful_spikes),
     }
     what = (
-        f"The gradient norm jumped {len(grads)} times, to {value:.2g} at step {step} where "
-        f"{usual:.2g} is usual" + (", and training got worse after it." if hurt else ".")
+        f"The gradient norm jumped {len(gradient_spikes)} times, to {value:.2g} at step {step} "
+        f"where {usual_value:.2g} is usual"
+        + (", and training got worse after it." if harmful_spikes else ".")
     )
-    return _slower(facts, what, evidence, 2.0)
+    return _unstable_finding(facts, what, evidence, 2.0)
 
 
 def underpowered(facts: Facts) -> Finding | None:
-    """The exam is too small for the change hoped for."""
+    """Detect an inconclusive verdict whose exam has too few tasks to show the change hoped for.
+
+    None where the exam would have shown a change that matters, and for SFT runs that were merely
+    too short.
+    """
     comparison = facts.comparison
     if comparison is None or comparison.outcome.verdict != "inconclusive":
         return None
-    gap, n = rounded(comparison.outcome.detectable), comparison.outcome.n
-    if gap is None or not n:
+    smallest_gap, n = rounded(comparison.outcome.detectable), comparison.outcome.n
+    if smallest_gap is None or not n:
         return None
-    rate = comparison.measure == "success"
-    if (rate and gap <= MARGIN) or (facts.algorithm == "sft" and too_short(facts)):
+    is_share = comparison.measure == "success"
+    if (is_share and smallest_gap <= MARGIN) or (facts.algorithm == "sft" and too_short(facts)):
         return None
     evidence: dict[str, object] = {
         "difference": comparison.difference,
         "interval": comparison.interval,
         "n": n,
-        "smallest_detectable_gap": gap,
+        "smallest_detectable_gap": smallest_gap,
     }
-    needed = None
-    if rate:
+    tasks_wanted = None
+    if is_share:
         flips = len(comparison.outcome.gained) + len(comparison.outcome.lost)
-        needed = evidence["tasks_needed"] = tasks_needed(MARGIN, (flips + 1) / (n + 1))
-    shown = f"{100 * gap:.1f} points" if rate else f"{gap:.3g}"
-    what = f"{n} reported tasks show a change of {shown} or more; a smaller one stays in the noise."
+        tasks_wanted = evidence["tasks_needed"] = tasks_needed(MARGIN, (flips + 1) / (n + 1))
+    gap_text = f"{100 * smallest_gap:.1f} points" if is_share else f"{smallest_gap:.3g}"
+    what = (
+        f"{n} reported tasks show a change of {gap_text} or more; a smaller one stays in the noise."
+    )
     if facts.heldout_rows is not None:
         evidence["heldout_rows"] = facts.heldout_rows
-    lever = _more_tasks(facts, n, needed)
-    return Finding("underpowered", what, evidence, lever, "evidence", "changed")
+    lever = _more_tasks(facts, n, tasks_wanted)
+    return Finding("underpowered", what, evidence, lever, playbook="evidence", pick="changed")
 
 
 def _more_tasks(facts: Facts, n: int, needed: int | None) -> Lever:
-    """More rows in the exam, or in the environment where every row is used."""
-    have, training = facts.heldout_rows, facts.algorithm != "evaluate"
-    wanted = 2 * needed if needed and training else needed  # half of a run's tasks are reported
-    name = "eval_rows" if training else "rows"
-    now = facts.settings.get(name)
-    used = now if isinstance(now, int) else 2 * n if training else n
-    if have is not None and used >= have:
-        half = "; a run reports on half of them" if training else ""
-        return edit_lever(more_rows(wanted, have) + half)
-    # The gap halves with four times the tasks, where nobody can say how many it takes.
-    to, also = wanted or 4 * used, "half of them are reported" if training else ""
-    if have is None and training:
-        also += "; the environment needs as many held-out tasks"
-    elif have is not None and to > have:
-        to = have
-    return setting_lever(name, now, to, also)
+    """The lever to get more tasks into the exam.
+
+    It raises the number of rows asked, or asks for new rows where the environment has no more. `n`
+    is the number of tasks in the verdict, `needed` how many it would take (None: not known).
+    """
+    rows_available, training = facts.heldout_rows, facts.algorithm != "evaluate"
+    # A training run reports only half of its held-out tasks.
+    rows_wanted = 2 * needed if needed and training else needed
+    setting = "eval_rows" if training else "rows"
+    current = facts.settings.get(setting)
+    if isinstance(current, int):
+        rows_used = current
+    else:  # the setting is unset; a training run reports `n` tasks, half of its rows
+        rows_used = 2 * n if training else n
+    if rows_available is not None and rows_used >= rows_available:
+        half_note = "; a run reports on half of them" if training else ""
+        return edit_lever(more_rows(rows_wanted, rows_available) + half_note)
+    # Where it is not known how many tasks are needed: four times as many halve the gap.
+    new_rows = rows_wanted or 4 * rows_used
+    remark = "half of them are reported" if training else ""
+    if rows_available is None and training:
+        remark += "; the environment needs as many held-out tasks"
+    elif rows_available is not None and new_rows > rows_available:
+        new_rows = rows_available
+    return setting_lever(setting, current, new_rows, remark)
 
 
 def infra(facts: Facts) -> Finding | None:
-    """The machine, not the model."""
+    """Detect a run that failed because of the machine, not because of the model; None for others.
+
+    Where memory ran out the lever is gradient checkpointing, or a smaller batch where that is on
+    already; else it is to repair the machine.
+    """
     if facts.failed not in _MACHINE:
         return None
     failure = facts.failure
-    error = (failure.evidence or failure.message)[:300] if failure else ""
+    error = (failure.evidence or failure.message)[:_ERROR_CHARS] if failure else ""
     evidence = {"kind": facts.failed, "error": error}
     if facts.failed == "oom":
-        name = "batch_size" if facts.algorithm == "sft" else "prompts_per_step"
+        size_setting = "batch_size" if facts.algorithm == "sft" else "prompts_per_step"
         if not facts.settings.get("gradient_checkpointing"):
             lever = setting_lever(
                 "gradient_checkpointing", False, True, "the same mathematics in less memory"
             )
         else:
-            now = facts.settings.get(name)
-            lever = setting_lever(name, now, max(1, now // 2) if isinstance(now, int) else None)
+            current_size = facts.settings.get(size_setting)
+            lever = setting_lever(
+                size_setting,
+                current_size,
+                max(1, current_size // 2) if isinstance(current_size, int) else None,
+            )
     else:
         lever = edit_lever("mend the machine (honesmith doctor), then resume the run")
-    return Finding("infra", _MACHINE[facts.failed], evidence, lever, "crashes", root=True)
+    return Finding("infra", _MACHINE[facts.failed], evidence, lever, playbook="crashes", root=True)
 
 
-def _slower(facts: Facts, what: str, evidence: Mapping[str, object], by: float) -> Finding:
-    rate = facts.settings.get("learning_rate")
-    to = rounded_half(rate * 2 / by) if isinstance(rate, int | float) else None
+def _unstable_finding(
+    facts: Facts, what: str, evidence: Mapping[str, object], divisor: float
+) -> Finding:
+    """The finding `unstable`, with a learning rate divided by `divisor` as its lever."""
+    learning_rate = facts.settings.get("learning_rate")
+    new_rate = None
+    if isinstance(learning_rate, int | float):
+        new_rate = rounded_half(learning_rate * 2 / divisor)  # which divides by two
     return Finding(
         "unstable",
         what,
-        {**evidence, "learning_rate": rate},
-        setting_lever("learning_rate", rate, to),
-        "failures",
+        {**evidence, "learning_rate": learning_rate},
+        setting_lever("learning_rate", learning_rate, new_rate),
+        playbook="failures",
     )
 
 
-def _spikes(points: Sequence[tuple[int, float]], floor: float) -> list[tuple[int, float, float]]:
-    """(step, value, what was usual) where a curve jumps above the median of the steps before."""
-    spikes: list[tuple[int, float, float]] = []
-    earlier: list[float] = []
+class _Spike(NamedTuple):
+    """A point of a curve that is far above the usual value, the median of the steps before it."""
+
+    step: int
+    value: float
+    usual_value: float
+
+
+def _spikes(points: Sequence[tuple[int, float]], floor: float) -> list[_Spike]:
+    """The points of a curve that are far above the median of the steps before them.
+
+    Points up to `floor` never count; step 0 and values of 0 or less are ignored.
+    """
+    spikes: list[_Spike] = []
+    earlier_values: list[float] = []
     for step, value in points:
         if value <= 0.0 or step <= 0:
             continue
-        before = earlier[-limits.SPIKE_MEMORY :]
-        usual = statistics.median(before) if len(before) >= limits.LEAST else None
-        if usual is not None and value > limits.SPIKE * usual and value > floor:
-            spikes.append((step, value, usual))
-        earlier.append(value)
+        recent_values = earlier_values[-limits.SPIKE_MEMORY :]
+        usual_value = (
+            statistics.median(recent_values) if len(recent_values) >= limits.LEAST else None
+        )
+        if usual_value is not None and value > limits.SPIKE * usual_value and value > floor:
+            spikes.append(_Spike(step, value, usual_value))
+        earlier_values.append(value)
     return spikes
 
 
-def _fell_after(facts: Facts, step: int) -> bool:
-    """Whether the five steps after are worse than the five before, beyond their noise."""
-    name, sign = ("loss", -1.0) if facts.algorithm == "sft" else ("reward_mean", 1.0)
+def _worse_after(facts: Facts, step: int) -> bool:
+    """Whether training got worse after a step, by more than its noise.
+
+    Compares the means of the five steps before and after: the loss for SFT, the reward for GRPO.
+    False where either side has fewer steps.
+    """
+    name, direction = ("loss", -1.0) if facts.algorithm == "sft" else ("reward_mean", 1.0)
     curve = facts.curve(name)
     before = [value for at_step, value in curve if 0 < at_step < step][-limits.LEAST :]
     after = [value for at_step, value in curve if at_step > step][: limits.LEAST]
     if len(before) < limits.LEAST or len(after) < limits.LEAST:
         return False
     noise = max(statistics.stdev(before), statistics.stdev(after), 1e-9)
-    return sign * (mean(before) - mean(after)) > 2 * noise * (2 / limits.LEAST) ** 0.5
+    return direction * (mean(before) - mean(after)) > 2 * noise * (2 / limits.LEAST) ** 0.5
 
 
-def _near(points: Sequence[tuple[int, float]], step: int) -> list[float]:
-    """The last five values up to a step (from the first steps on where there are fewer)."""
-    before = [value for at_step, value in points if at_step <= step][-limits.LEAST :]
-    return before or [value for _, value in points[: limits.LEAST]]
+def _values_up_to(points: Sequence[tuple[int, float]], step: int) -> list[float]:
+    """The last five values up to a step; where there are none, the first five of all."""
+    values_until = [value for at_step, value in points if at_step <= step][-limits.LEAST :]
+    return values_until or [value for _, value in points[: limits.LEAST]]

@@ -1,194 +1,260 @@
-"""Detectors of the reward itself: it fails, it waits, it is pleased, it is exploited."""
+"""Detectors of faults in the reward: scoring fails, is slow, changes, or rewards wrong answers."""
 
 from engine.evidence.detect.findings import Finding, edit_lever
-from engine.evidence.detect.views import Facts, Trend, mean, mean_or_none, stuck_at, trend
+from engine.evidence.detect.views import AT_START, Facts, Trend, mean, mean_or_none, stuck_at, trend
 from engine.evidence.stats import thresholds as limits
 from engine.evidence.verdict.fresh_scores import moved
 from envs.audit import rescore
 
+# Name of a sign of an exploit -> how a finding describes it, in this order.
+_SIGNAL_TEXTS = {
+    "success_flat": "success did not follow",
+    "wrong_paid": "most of that was paid to wrong answers too",
+    "longer": "answers grew longer",
+    "shorter": "answers grew shorter",
+    "alike": "different tasks get the same answer",
+    "repeated": "answers repeat themselves",
+    "form_only": "only the form is learnt",
+    "judge": "the judge is pleased by wrong answers",
+    "audit": "the reward audit had failed",
+}
+
 
 def reward_errors(facts: Facts) -> Finding | None:
-    """Scoring that raises, hangs or crashes."""
+    """Detect that scoring raised, hung or crashed on too many answers, or ended the run.
+
+    For GRPO the last steps count (all, where they are few), else the last exam or evaluation. None
+    where scoring works.
+    """
     if facts.algorithm == "grpo":
-        recent = facts.recent("reward_errors") or facts.series("reward_errors")
+        error_shares = facts.recent("reward_errors") or facts.series("reward_errors")
     else:
         view = facts.exam or (facts.views[-1] if facts.views else None)
-        recent = [view.errors] if view is not None else []
-    level = mean(recent) if recent else 0.0
-    if facts.failed != "reward" and level <= limits.REWARD_ERRORS:
+        error_shares = [view.errors] if view is not None else []
+    error_share = mean(error_shares) if error_shares else 0.0
+    if facts.failed != "reward" and error_share <= limits.REWARD_ERRORS:
         return None
-    evidence: dict[str, object] = {"reward_errors": level}
+    evidence: dict[str, object] = {"reward_errors": error_share}
     if facts.failed == "reward":
         evidence["error"] = (facts.failure.evidence if facts.failure else "")[:300]
-    what = f"Scoring failed on {level:.0%} of the answers of the last steps."
-    if facts.failed == "reward" and not recent:
+    what = f"Scoring failed on {error_share:.0%} of the answers of the last steps."
+    if facts.failed == "reward" and not error_shares:
         what = "Scoring failed on too many answers before a step was done."
     lever = edit_lever("score(): mend it for the answers shown, push again")
-    return Finding("reward_errors", what, evidence, lever, "rewards", "error", root=True)
+    return Finding(
+        "reward_errors", what, evidence, lever, playbook="rewards", pick="error", root=True
+    )
 
 
 def scorer_moves(facts: Facts) -> Finding | None:
-    """The same answer earns another reward where the env process has scored nothing before."""
+    """Detect that answers get another reward from a fresh env process that has scored nothing
+    before.
+
+    None where no answers were scored again, or too few differ.
+    """
     if not moved(facts.rescored):
         return None
     names = ("scored", "differing", "wavering")
     evidence: dict[str, object] = {name: facts.rescored[name] for name in names}
-    one = facts.rescored["examples"][0]
-    evidence |= {"task": str(one["task"])[:80], "reward": one["first"], "fresh": one["second"]}
+    example = facts.rescored["examples"][0]
+    evidence |= {
+        "task": str(example["task"])[:80],
+        "reward": example["first"],
+        "fresh": example["second"],
+    }
     what = rescore.sentence(facts.rescored)
     lever = edit_lever("score(): keep nothing between calls, patch nothing; push, evaluate again")
-    return Finding("scorer_moves", f"{what}.", evidence, lever, "rewards", root=True)
+    return Finding("scorer_moves", f"{what}.", evidence, lever, playbook="rewards", root=True)
 
 
 def slow_reward(facts: Facts) -> Finding | None:
-    """More time goes into scoring than into sampling and training."""
-    waits, samples, trains = (facts.recent(name) for name in ("reward_s", "sample_s", "train_s"))
-    if not waits or not samples or not trains:
+    """Detect that scoring takes longer than sampling and training together, and long enough to
+    matter; None where it does not."""
+    score_seconds, sample_seconds, train_seconds = (
+        facts.recent(name) for name in ("reward_s", "sample_s", "train_s")
+    )
+    if not score_seconds or not sample_seconds or not train_seconds:
         return None
-    wait, rest = mean(waits), mean(samples) + mean(trains)
-    share = wait / max(1e-9, wait + rest)
-    if share <= limits.SLOW_SHARE or wait < limits.SLOW_SECONDS:
+    score_time, other_time = mean(score_seconds), mean(sample_seconds) + mean(train_seconds)
+    share = score_time / max(1e-9, score_time + other_time)
+    if share <= limits.SLOW_SHARE or score_time < limits.SLOW_SECONDS:
         return None
     evidence = {
-        "reward_s": wait,
-        "sample_s": mean(samples),
-        "train_s": mean(trains),
+        "reward_s": score_time,
+        "sample_s": mean(sample_seconds),
+        "train_s": mean(train_seconds),
         "share_of_step": share,
     }
-    what = f"Scoring takes {wait:.1f} s of each step, {share:.0%} of its time."
+    what = f"Scoring takes {score_time:.1f} s of each step, {share:.0%} of its time."
     lever = edit_lever("score(): cache, batch, no network, no new process per answer")
-    return Finding("slow_reward", what, evidence, lever, "failures")
+    return Finding("slow_reward", what, evidence, lever, playbook="failures")
 
 
 def judge_pleasing(facts: Facts) -> Finding | None:
-    """A judge is pleased where the hard check fails."""
-    values = facts.of_views("judge_gap")
-    level = mean(values) if facts.algorithm == "evaluate" and values else None
-    level = stuck_at(values, limits.JUDGE_GAP) if facts.algorithm == "grpo" else level
-    if level is None or level <= limits.JUDGE_GAP:
+    """Detect that a judge rates many answers highly that fail the hard check.
+
+    For GRPO: the level at which training is stuck; for an evaluation: its mean. None where it is
+    low or not measured.
+    """
+    shares = facts.of_views("judge_gap")
+    if facts.algorithm == "grpo":
+        pleased_share = stuck_at(shares, limits.JUDGE_GAP)
+    else:
+        pleased_share = mean(shares) if shares else None
+    if pleased_share is None or pleased_share <= limits.JUDGE_GAP:
         return None
     evidence = {
-        "pleased_and_wrong": level,
-        "pleased_and_wrong_start": mean(values[:3]),
+        "pleased_and_wrong": pleased_share,
+        "pleased_and_wrong_start": mean(shares[:AT_START]),
         "alike_share": mean_or_none(facts.recent_views("alike")),
         "solved": mean_or_none(facts.recent_views("solved")),
     }
-    what = f"In {level:.0%} of the answers the judge is pleased and the hard check fails."
+    what = f"In {pleased_share:.0%} of the answers the judge is pleased and the hard check fails."
     lever = edit_lever("score(): multiply the judge's part by the hard check instead of adding it")
-    return Finding("judge_pleasing", what, evidence, lever, "rewards", "best", "success == False")
+    return Finding(
+        "judge_pleasing",
+        what,
+        evidence,
+        lever,
+        playbook="rewards",
+        pick="best",
+        where="success == False",
+    )
 
 
 def reward_hacking(facts: Facts) -> Finding | None:
-    """The reward rises, what it stands for does not, and the answers change in telling ways."""
-    paid = trend(facts.series("reward_mean"))
-    if paid is None or not paid.rose:
+    """Detect a reward that rises without the success it stands for, while the answers change oddly.
+
+    Two kinds of evidence are needed: success does not follow the reward, or wrong answers come to
+    be paid; and a change in the answers themselves. Where success is not reported or rises too,
+    only answers that grow longer and become alike across tasks count. None without both.
+    """
+    reward_trend = trend(facts.series("reward_mean"))
+    if reward_trend is None or not reward_trend.rose:
         return None
-    solved = facts.of_views("solved")
-    follows = _follows(facts, solved, paid)
-    signals = _signals(facts, success_known=follows is not None)
-    wrong = _wrong_paid(facts, paid) if follows is not None else None
-    if wrong is not None:
-        signals["wrong_paid"] = wrong
-    if follows is False:
-        signals["success_flat"] = mean(solved[-limits.WINDOW :])
-    elif wrong is not None:
-        signals.pop("form_only", None)  # a form that is learnt together with the answers
+    solved_shares = facts.of_views("solved")
+    success_follows = _success_follows(facts, solved_shares, reward_trend)
+    signals = _signs_of_exploit(facts, success_known=success_follows is not None)
+    pay_of_wrong = (
+        _pay_of_wrong_answers(facts, reward_trend) if success_follows is not None else None
+    )
+    if pay_of_wrong is not None:
+        signals["wrong_paid"] = pay_of_wrong
+    if success_follows is False:
+        signals["success_flat"] = mean(solved_shares[-limits.WINDOW :])
+    elif pay_of_wrong is not None:
+        signals.pop("form_only", None)  # the form was learnt together with the answers
     elif "longer" not in signals or signals.get("alike", 0.0) < limits.ALIKE_THOUGH_SOLVED:
-        # Success that rises with the reward may come from the same hole; then only answers that
-        # grow longer and say the same everywhere tell.
+        # Success that rises with the reward may come from the same exploit. Then only one pattern
+        # is proof enough: answers that grow longer and are the same for different tasks.
         return None
-    # What is paid for and what does not follow are one signal: the answers must show another.
-    told_by_answers = signals.keys() - {"success_flat", "wrong_paid"}
-    if 1 + len(told_by_answers) < limits.HACKING_SIGNALS:
+    # Flat success and paid wrong answers are one signal together; the answers must show another.
+    answer_signals = signals.keys() - {"success_flat", "wrong_paid"}
+    if 1 + len(answer_signals) < limits.HACKING_SIGNALS:
         return None
     evidence = {
-        "reward_start": paid.first,
-        "reward": paid.last,
-        "solved_start": mean_or_none(solved[: limits.WINDOW]),
-        "solved": mean_or_none(solved[-limits.WINDOW :]),
+        "reward_start": reward_trend.first,
+        "reward": reward_trend.last,
+        "solved_start": mean_or_none(solved_shares[: limits.WINDOW]),
+        "solved": mean_or_none(solved_shares[-limits.WINDOW :]),
         "signals": sorted(signals),
         **{f"signal_{name}": value for name, value in signals.items() if name != "success_flat"},
     }
-    told = {
-        "success_flat": "success did not follow",
-        "wrong_paid": "most of that was paid to wrong answers too",
-        "longer": "answers grew longer",
-        "shorter": "answers grew shorter",
-        "alike": "different tasks get the same answer",
-        "repeated": "answers repeat themselves",
-        "form_only": "only the form is learnt",
-        "judge": "the judge is pleased by wrong answers",
-        "audit": "the reward audit had failed",
-    }
-    changes = ", ".join(told[name] for name in told if name in signals)
-    what = f"The reward rose from {paid.first:.2g} to {paid.last:.2g}, but {changes}."
+    changes = ", ".join(text for name, text in _SIGNAL_TEXTS.items() if name in signals)
+    what = (
+        f"The reward rose from {reward_trend.first:.2g} to {reward_trend.last:.2g}, but {changes}."
+    )
     lever = edit_lever(
         "score(): stop paying what the best answers share; push, train from the start"
     )
-    where = "success == False" if follows is False or wrong is not None else ""
-    return Finding("reward_hacking", what, evidence, lever, "rewards", "best", where)
+    where = "success == False" if success_follows is False or pay_of_wrong is not None else ""
+    return Finding(
+        "reward_hacking", what, evidence, lever, playbook="rewards", pick="best", where=where
+    )
 
 
-def _follows(facts: Facts, solved: list[float], paid: Trend) -> bool | None:
-    """Whether right answers became more with the reward; None where nobody says what is right."""
-    change = trend(solved)
-    if change is None:
-        return None
-    if change.first >= limits.SOLVED_ALWAYS:
-        return True
-    top = max(1.0, *(abs(value) for value in facts.series("reward_mean")))
-    return change.change >= max(limits.SUCCESS_FOLLOWS, limits.FOLLOWS_PART * paid.change / top)
+def _success_follows(facts: Facts, solved_shares: list[float], reward_trend: Trend) -> bool | None:
+    """Whether the share of right answers rose together with the reward.
 
-
-def _wrong_paid(facts: Facts, paid: Trend) -> float | None:
-    """What wrong answers earn by now, where most of the reward's rise is not for becoming right.
-
-    A rise is (the rise of success) x (what a right answer earned more) and, whatever is left, a
-    rise of the pay of right and of wrong answers alike: that part is unearned. None elsewhere.
+    None where the environment reports no success or the series is too short; True where nearly all
+    answers were right from the start.
     """
-    wrong, right = trend(facts.of_views("wrong_reward")), trend(facts.of_views("right_reward"))
-    if wrong is None or right is None or not wrong.rose or right.last <= 0:
+    success_trend = trend(solved_shares)
+    if success_trend is None:
         return None
-    solved = trend(facts.of_views("solved"))
-    if solved is None:
-        return None
-    unearned = solved.last * right.change + (1 - solved.last) * wrong.change
-    if wrong.last < limits.WRONG_PAYS * right.last or unearned < limits.UNEARNED * paid.change:
-        return None
-    return wrong.last
+    if success_trend.first >= limits.SOLVED_ALWAYS:
+        return True
+    top_reward = max(1.0, *(abs(value) for value in facts.series("reward_mean")))
+    return success_trend.change >= max(
+        limits.SUCCESS_FOLLOWS, limits.FOLLOWS_PART * reward_trend.change / top_reward
+    )
 
 
-def _signals(facts: Facts, *, success_known: bool) -> dict[str, float]:
-    """What changed in the answers, by name, with the number that shows it."""
-    gains: dict[str, float] = {}
+def _pay_of_wrong_answers(facts: Facts, reward_trend: Trend) -> float | None:
+    """The reward that wrong answers now earn, if most of the reward's rise was not earned.
+
+    A rise of the mean reward has two parts: (rise of success) x (extra pay of a right answer), and
+    the change of the pay itself, of right and of wrong answers, which is unearned. None where the
+    unearned part is small, wrong answers earn little or no more than before, or a trend is missing.
+    """
+    wrong_trend = trend(facts.of_views("wrong_reward"))
+    right_trend = trend(facts.of_views("right_reward"))
+    if wrong_trend is None or right_trend is None or not wrong_trend.rose or right_trend.last <= 0:
+        return None
+    solved_trend = trend(facts.of_views("solved"))
+    if solved_trend is None:
+        return None
+    unearned_rise = (
+        solved_trend.last * right_trend.change + (1 - solved_trend.last) * wrong_trend.change
+    )
+    if (
+        wrong_trend.last < limits.WRONG_PAYS * right_trend.last
+        or unearned_rise < limits.UNEARNED * reward_trend.change
+    ):
+        return None
+    return wrong_trend.last
+
+
+def _signs_of_exploit(facts: Facts, *, success_known: bool) -> dict[str, float]:
+    """The signs of an exploit in the answers: name of the sign -> the number that shows it.
+
+    `success_known=False` means that the environment reports no success; then a rising form metric
+    alone is no sign.
+    """
+    signals: dict[str, float] = {}
     length = _ratio(trend(facts.of_views("length")))
     if length >= limits.LENGTH_UP:
-        gains["longer"] = length
+        signals["longer"] = length
     elif length <= limits.LENGTH_DOWN:
-        gains["shorter"] = length
-    alike = trend(facts.of_views("alike"))
-    if alike is not None and alike.last >= limits.ALIKE and alike.change >= limits.ALIKE_RISE:
-        gains["alike"] = alike.last
-    again = trend(facts.of_views("repeated"))
-    if again is not None and again.last >= max(
-        limits.REPEATED, limits.REPEATED_TIMES * again.first
+        signals["shorter"] = length
+    alike_trend = trend(facts.of_views("alike"))
+    if (
+        alike_trend is not None
+        and alike_trend.last >= limits.ALIKE
+        and alike_trend.change >= limits.ALIKE_RISE
     ):
-        gains["repeated"] = again.last
-    form = trend(facts.of_views("form"))
+        signals["alike"] = alike_trend.last
+    repeated_trend = trend(facts.of_views("repeated"))
+    if repeated_trend is not None and repeated_trend.last >= max(
+        limits.REPEATED, limits.REPEATED_TIMES * repeated_trend.first
+    ):
+        signals["repeated"] = repeated_trend.last
+    form_trend = trend(facts.of_views("form"))
     if (
         success_known
-        and form is not None
-        and form.change >= limits.FORM_RISE
-        and form.last >= limits.FORM_FULL
+        and form_trend is not None
+        and form_trend.change >= limits.FORM_RISE
+        and form_trend.last >= limits.FORM_FULL
     ):
-        gains["form_only"] = form.last
-    gap = trend(facts.of_views("judge_gap"))
-    if gap is not None and gap.last > limits.JUDGE_GAP and gap.rose:
-        gains["judge"] = gap.last
+        signals["form_only"] = form_trend.last
+    judge_trend = trend(facts.of_views("judge_gap"))
+    if judge_trend is not None and judge_trend.last > limits.JUDGE_GAP and judge_trend.rose:
+        signals["judge"] = judge_trend.last
     if facts.settings.get("accept_reward_risk"):
-        gains["audit"] = 1.0
-    return gains
+        signals["audit"] = 1.0
+    return signals
 
 
 def _ratio(change: Trend | None) -> float:
+    """The last part of a trend relative to its first; 1 without a trend or if it began at 0."""
     return 1.0 if change is None or change.first <= 0 else change.last / change.first

@@ -1,4 +1,4 @@
-"""Detectors of what a run lost: what it was at its start, and what it could do before."""
+"""Detectors of losses: held-out results below the start, and earlier skills that are gone."""
 
 from collections.abc import Sequence
 
@@ -11,21 +11,25 @@ from engine.evidence.verdict.regression import Battery, sentence_of
 
 
 def below_start(facts: Facts) -> Finding | None:
-    """The last exam is worse than step 0 on the same tasks, whatever checkpoint was best."""
+    """Detect that the last exam is clearly worse than step 0 on the same tasks.
+
+    Which checkpoint was best does not matter. The p value is multiplied by the number of exams,
+    since each one is a chance to be wrong. None without an exam after step 0.
+    """
     exam = facts.against_start
     if exam is None:
         return None
     outcome, p = exam.comparison.outcome, exam.comparison.p
     if outcome.verdict != "worse" or p is None or p * exam.evaluations >= ALPHA:
-        return None  # a run that only wavers has a chance at every exam
-    rate = exam.measure == "success"
-    before, after = _level(exam.before, rate), _level(exam.after, rate)
-    low, high = (_level(end, rate, sign=True) for end in exam.comparison.interval)
-    reason, lever = _why(facts, exam)
-    fell = "rose" if exam.measure == "loss" else "fell"
+        return None  # corrected for chance: a run that only fluctuates is tested at every exam
+    is_share = exam.measure == "success"
+    before, after = _level_text(exam.before, is_share), _level_text(exam.after, is_share)
+    low, high = (_level_text(end, is_share, sign=True) for end in exam.comparison.interval)
+    reason, lever = _reason_and_lever(facts, exam)
+    direction = "rose" if exam.measure == "loss" else "fell"
     what = (
-        f"Held-out {exam.measure} {fell} from {before} at step 0 to {after} at step {exam.step}, "
-        f"on the same {outcome.n} tasks (95 % interval of the change {low} to {high})"
+        f"Held-out {exam.measure} {direction} from {before} at step 0 to {after} at step "
+        f"{exam.step}, on the same {outcome.n} tasks (95 % interval of the change {low} to {high})"
     )
     evidence = {
         "before": exam.before,
@@ -42,80 +46,120 @@ def below_start(facts: Facts) -> Finding | None:
         "learning_rate": facts.settings.get("learning_rate"),
     }
     pick = "best" if facts.algorithm == "grpo" else "changed"
-    section = "rewards" if not lever.setting else "failures"
-    return Finding("below_start", f"{what}{reason}.", evidence, lever, section, pick)
+    playbook_section = "rewards" if not lever.setting else "failures"
+    return Finding(
+        "below_start", f"{what}{reason}.", evidence, lever, playbook=playbook_section, pick=pick
+    )
 
 
-def _why(facts: Facts, exam: StartComparison) -> tuple[str, Lever]:
-    """What the fall is put down to: a reward that is content with it, else steps too large."""
-    before, after = exam.reward_before, exam.reward_after
+def _reason_and_lever(facts: Facts, exam: StartComparison) -> tuple[str, Lever]:
+    """(the end of the sentence with the reason, the lever) for a fall below the start.
+
+    The reward is the cause if it did not fall with success, or pays answers that are cut. Otherwise
+    no reason is named ("") and the lever is a lower learning rate.
+    """
+    reward_before, reward_after = exam.reward_before, exam.reward_after
     if facts.algorithm == "grpo" and exam.measure == "success":
-        if before is not None and after is not None and _reward_held(exam, before, after):
-            return f", while the reward went from {before:.2g} to {after:.2g}", edit_lever(_PAY)
-        if cut_is_paid(facts, at_start=before):
-            paid = mean(window(facts.of_views("cut_reward")))
-            return f"; answers that are cut earn {paid:.2g}, as much as the mean", edit_lever(
-                _CUT_PAY
-            )
-    rate = facts.settings.get("learning_rate")
-    to = rounded_part(rate, 3)
-    return "", setting_lever("learning_rate", rate, to, "from the start again: this run forgot it")
+        if (
+            reward_before is not None
+            and reward_after is not None
+            and _reward_kept_up(exam, reward_before, reward_after)
+        ):
+            reason = f", while the reward went from {reward_before:.2g} to {reward_after:.2g}"
+            return reason, edit_lever(_PAYS_WRONG)
+        if cut_is_paid(facts, at_start=reward_before):
+            pay_of_cut = mean(window(facts.of_views("cut_reward")))
+            reason = f"; answers that are cut earn {pay_of_cut:.2g}, as much as the mean"
+            return reason, edit_lever(_PAYS_CUT)
+    learning_rate = facts.settings.get("learning_rate")
+    new_rate = rounded_part(learning_rate, 3)
+    return "", setting_lever(
+        "learning_rate", learning_rate, new_rate, "from the start again: this run forgot it"
+    )
 
 
-def _reward_held(exam: StartComparison, before: float, after: float) -> bool:
-    """Whether the reward fell by much less than success did: a reward that is success falls with
-    it, by however little that is."""
-    top, fell = max(1.0, abs(before), abs(after)), (exam.before or 0.0) - (exam.after or 0.0)
-    return before - after < min(limits.SUCCESS_FOLLOWS, limits.HELD_PART * fell) * top
+def _reward_kept_up(exam: StartComparison, reward_before: float, reward_after: float) -> bool:
+    """Whether the reward fell by much less than success did.
+
+    A reward that follows success falls with it, however little that is. Success is measured as a
+    share and the reward relative to its own size (at least 1).
+    """
+    largest_reward = max(1.0, abs(reward_before), abs(reward_after))
+    success_lost = (exam.before or 0.0) - (exam.after or 0.0)
+    return (
+        reward_before - reward_after
+        < min(limits.SUCCESS_FOLLOWS, limits.HELD_PART * success_lost) * largest_reward
+    )
 
 
-_PAY = "score(): it pays what is no success; see the best answers, push, train from the start"
-_CUT_PAY = (
+# Edits to propose: the reward pays wrong answers, or answers that are cut.
+_PAYS_WRONG = (
+    "score(): it pays what is no success; see the best answers, push, train from the start"
+)
+_PAYS_CUT = (
     "score(): pay nothing for length or for an answer that is cut; push, train from the start"
 )
 
 
 def cut_is_paid(facts: Facts, *, at_start: float | None = None) -> bool:
-    """Whether an answer that is cut earns about what the others do, and not next to nothing, nor
-    because it was right before it was cut: where nobody says what is right, nobody can tell."""
-    solved = window(facts.of_views("cut_solved"))
-    if not solved or mean(solved) > limits.SOLVED_NEVER:
+    """Whether answers that are cut earn about as much as the others, without being right.
+
+    `at_start` is the mean reward before training: a pay that is next to nothing against it does not
+    count. False where few answers are cut, or where the environment does not say what is right.
+    """
+    cut_solved = window(facts.of_views("cut_solved"))
+    if not cut_solved or mean(cut_solved) > limits.SOLVED_NEVER:
         return False
-    cut, pay = window(facts.of_views("cut")), window(facts.of_views("cut_reward"))
+    cut_shares, pay_of_cut = window(facts.of_views("cut")), window(facts.of_views("cut_reward"))
     reward = window(facts.of_views("reward"))
-    if not cut or not pay or not reward or mean(cut) <= limits.TRUNCATED:
+    if not cut_shares or not pay_of_cut or not reward or mean(cut_shares) <= limits.TRUNCATED:
         return False
-    floor = max(0.0, limits.CUT_PAYS_SOMETHING * (at_start or 0.0))
-    return mean(pay) > floor and mean(pay) >= limits.CUT_PAYS * mean(reward)
+    least_pay = max(0.0, limits.CUT_PAYS_SOMETHING * (at_start or 0.0))
+    return mean(pay_of_cut) > least_pay and mean(pay_of_cut) >= limits.CUT_PAYS * mean(reward)
 
 
 def forgetting(facts: Facts) -> Finding | None:
-    """Skills the model had before are gone: by this run, or by one it descends from."""
+    """Detect that earlier skills are gone, lost by this run or by one it descends from.
+
+    A loss inherited from an ancestor is of medium severity. None where no skills were measured, or
+    none were lost.
+    """
     kept = facts.kept
     if kept is None:
         return None
-    mix = "mix 10 to 30 % rows of what the model could do before into the training rows"
+    mix_rows = "mix 10 to 30 % rows of what the model could do before into the training rows"
     if kept.verdict == "forgotten":
-        lost = _forgotten(kept.batteries)
-        edit = f"{mix}, fewer steps, and train from the start again"
+        battery = _first_forgotten(kept.batteries)
+        edit = f"{mix_rows}, fewer steps, and train from the start again"
         lever = edit_lever(edit)
-        return Finding("forgetting", sentence_of(lost), _numbers(lost), lever, "sft")
-    since = kept.against_base
-    if since is None or since.verdict != "forgotten":
+        return Finding("forgetting", sentence_of(battery), _numbers(battery), lever, playbook="sft")
+    against_base = kept.against_base
+    if against_base is None or against_base.verdict != "forgotten":
         return None
-    lost = _forgotten(since.batteries)
-    by = ", ".join(since.lost_by) or "a run before it"
-    evidence = {**_numbers(lost), "base": since.base, "lost_by": list(since.lost_by)}
-    edit = f"{mix} of {by} and train that again: a child cannot win back what its parent lost"
-    what = f"Inherited from {by}: " + sentence_of(lost, f" since {since.base}")
-    return Finding("forgetting", what, evidence, edit_lever(edit), "sft", severity="medium")
+    battery = _first_forgotten(against_base.batteries)
+    culprits = ", ".join(against_base.lost_by) or "a run before it"
+    evidence = {
+        **_numbers(battery),
+        "base": against_base.base,
+        "lost_by": list(against_base.lost_by),
+    }
+    edit = (
+        f"{mix_rows} of {culprits} and train that again: a child cannot win back what its "
+        "parent lost"
+    )
+    what = f"Inherited from {culprits}: " + sentence_of(battery, f" since {against_base.base}")
+    return Finding(
+        "forgetting", what, evidence, edit_lever(edit), playbook="sft", severity="medium"
+    )
 
 
-def _forgotten(batteries: Sequence[Battery]) -> Battery:
+def _first_forgotten(batteries: Sequence[Battery]) -> Battery:
+    """The first battery with a loss; there must be one."""
     return next(battery for battery in batteries if battery.verdict == "forgotten")
 
 
 def _numbers(battery: Battery) -> dict[str, object]:
+    """The results of a battery as evidence."""
     return {
         "battery": battery.battery,
         "before": battery.before,
@@ -127,9 +171,10 @@ def _numbers(battery: Battery) -> dict[str, object]:
     }
 
 
-def _level(value: float | None, rate: bool, *, sign: bool = False) -> str:
+def _level_text(value: float | None, is_share: bool, *, sign: bool = False) -> str:
+    """A level as text, "?" for None; with `sign` it is a change, shown with + or -."""
     if value is None:
         return "?"
-    if not rate:
+    if not is_share:
         return f"{value:+.3g}" if sign else f"{value:.3g}"
     return f"{100 * value:+.1f} points" if sign else f"{value:.1%}"

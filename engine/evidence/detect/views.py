@@ -1,7 +1,7 @@
 """What detectors read: the metrics of a run and, per step, what its answers looked like.
 
 A `View` condenses the rollouts of one step to a few numbers, so that a run can be watched step by
-step at no cost worth naming and a finished one be read at once.
+step at little cost, and a finished one be read at once.
 """
 
 import math
@@ -20,31 +20,43 @@ from engine.records.lines.answer import Answer
 from engine.records.lines.curves import number
 from engine.records.lines.trajectory_record import TrajectoryRecord
 
-Line = Mapping[str, Any]  # of metrics, by name
+AT_START = 3  # steps at the beginning of a run whose mean is the level it started from
+Line = Mapping[str, Any]  # one line of metrics.jsonl: metric name -> value
 
+# What the name of an environment's metric says about it: readable form, a judge, a hard check.
 _FORM = re.compile(r"(?:^|[^a-z])(?:pars|format|well_?formed|schema|extract)", re.I)
 _JUDGE = re.compile(r"judge|rubric|llm|grader|quality|style|helpful|preference", re.I)
 _CHECK = re.compile(r"exact|correct|check|test|right|solved|accura", re.I)
-# What is counted or timed about a thing is not how good it is.
+# Names of counts and times: they do not say how good an answer is.
 _COUNTED = re.compile(r"err|fail|miss|time|latency|second|cost|token|penalt|length|count", re.I)
 _THINK_END = "</think>"
 
 
 @dataclass(frozen=True)
 class View:
-    """The answers of one step. Shares and means are over its scored answers where they are about
-    the reward, over all of them elsewhere; None where there was nothing to measure.
+    """The answers of one step in numbers.
+
+    Shares and means about the reward are over the scored answers, all others over all answers. None
+    means that there was nothing to measure.
 
     Attributes:
-        solved: share with success; None where the environment never says.
-        wrong_reward, right_reward: pay of the answers without and with success.
-        cut, out_of_turns: share that ended by `max_tokens`, and by `max_turns` among them;
-            `cut_solved` is how many of the cut ones are right all the same.
-        distinct: different texts of a group as a part of its size, mean over groups.
+        n: answers.
+        solved: share with success; None where the environment never reports it.
+        wrong_reward, right_reward: mean reward of the answers without and with success.
+        length: mean tokens of an answer.
+        errors: share whose scoring failed.
+        cut: share that ended by `max_tokens` or `max_turns`.
+        out_of_turns: share that ended by `max_turns` alone.
+        cut_reward, whole_reward: mean reward of the answers that are cut, and of the others.
+        cut_solved: share with success among the cut answers.
+        distinct: how different the texts of a group are, mean over groups: 1 when all differ, 0
+            when all are equal.
         repeated: mean share of repeated four-grams.
-        wrapped: share in fences, quotes or courtesy; `wrapped_reward`, `bare_reward` their pay.
-        form: mean of the metric that tells whether an answer could be read; `form_name` its name.
-        thinking: share with a think block; `think`: the median one as a part of `max_tokens`.
+        wrapped: share in code fences, quotes or courtesy phrases.
+        wrapped_reward, bare_reward: mean reward of those, and of the others.
+        form: mean of the metric that says whether an answer could be read; `form_name` its name.
+        thinking: share with a think block.
+        think: the median size of a think block, as a part of `max_tokens`.
         judge_gap: share where a judge is pleased and the hard check fails.
         alike: share of neighbouring tasks with the same answer.
     """
@@ -77,7 +89,7 @@ class View:
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """Of SFT: how many rows were trained on, cut at `max_length` and dropped."""
+    """Of an SFT run: how many rows were trained on, were cut at `max_length`, and were dropped."""
 
     rows: int = 0
     truncated: int = 0
@@ -86,7 +98,7 @@ class TrainingRows:
 
 @dataclass(frozen=True)
 class Failure:
-    """How a run failed: a kind of engine/core/errors.py, and what it said of it."""
+    """How a run failed: the kind (one of engine/core/errors.py), its message and its evidence."""
 
     kind: str
     message: str = ""
@@ -95,11 +107,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class StartComparison:
-    """A later evaluation held against step 0, task by task.
+    """A later evaluation compared with step 0, task by task.
 
     Attributes:
         step: of the later evaluation.
-        evaluations: how many of them there are to look at in all; each is a chance to be wrong.
+        evaluations: how many evaluations are tested in all; each is a chance to be wrong.
         reward_before, reward_after: mean reward, None where nothing was scored.
     """
 
@@ -128,20 +140,23 @@ class Facts:
 
     Attributes:
         algorithm: "sft", "grpo" or "evaluate".
-        lines: one per step in order, step 0 included.
-        views: of training steps, in order, not necessarily all of them; of an evaluation one.
-        exam: the last held-out answers.
+        settings: every setting by name, {} where the config is gone.
+        lines: the metrics, one line per step in order, step 0 included.
+        views: the answers of the training steps in order, not necessarily of all steps; one view
+            for an evaluation.
+        exam: the last held-out answers, None without any.
         exam_tasks: tasks behind each `heldout_` value, 0 when not known.
-        rows: of SFT: what became of its training rows.
+        rows: of SFT, what became of its training rows.
         failure: of a run that failed, else None.
         comparison: what the verdict of a finished run rests on, None before it is done.
-        go_on_with: the model that verdict says to go on with, else "".
-        rescored: what a fresh env process said of its answers, {} when none was asked.
-        exam_start: the held-out answers of step 0.
-        against_start: the last evaluation against step 0, None before there is one.
-        gold_tokens: what nearly all reference answers take at most.
-        heldout_rows: rows of the split that is asked; None when not known.
-        kept: what became of earlier skills, None where none were asked.
+        go_on_with: the model that the verdict recommends to continue from, "" if it names none.
+        rescored: the result of scoring answers again in a fresh env process, {} if none were.
+        exam_start: the held-out answers of step 0, None without any.
+        against_start: the last evaluation compared with step 0, None before there is one.
+        gold_tokens: length in tokens that nearly all reference answers stay below; None when not
+            known.
+        heldout_rows: rows of the split that is evaluated; None when not known.
+        kept: what became of earlier skills, None where they were not measured.
     """
 
     algorithm: str
@@ -163,47 +178,54 @@ class Facts:
 
     @property
     def failed(self) -> str:
-        """The kind of failure, "" when the run did not fail."""
+        """The kind of failure, "" for a run that did not fail."""
         return self.failure.kind if self.failure else ""
 
     @property
     def early(self) -> bool:
-        """Whether less than half of the steps are done and the run may still do them."""
-        last, steps = (self.lines[-1]["step"] if self.lines else 0), self.settings.get("steps")
-        return self.failure is None and isinstance(steps, int) and last < steps / 2
+        """Whether less than half of the planned steps are done, and the run has not failed."""
+        last_step = self.lines[-1]["step"] if self.lines else 0
+        planned_steps = self.settings.get("steps")
+        return (
+            self.failure is None
+            and isinstance(planned_steps, int)
+            and last_step < planned_steps / 2
+        )
 
     def curve(self, name: str) -> list[tuple[int, float]]:
-        """(step, value) of every step that measured it, step 0 included."""
+        """(step, value) for every step that has a value of this metric, step 0 included."""
         points = ((line.get("step"), number(line.get(name))) for line in self.lines)
         return [
             (int(step), value) for step, value in points if step is not None and value is not None
         ]
 
     def series(self, name: str) -> list[float]:
-        """The values of the training steps, in order."""
+        """The values of a metric at the training steps, in order; step 0 is left out."""
         return [value for step, value in self.curve(name) if step > 0]
 
     def of_views(self, name: str) -> list[float]:
-        """A number of the views, those without it left out."""
+        """One attribute of all views, in order; None values are left out."""
         values = (getattr(view, name) for view in self.views)
         return [value for value in values if value is not None]
 
     def recent(self, name: str) -> list[float]:
-        """The last window of a metric, empty while there are too few steps."""
+        """The last `WINDOW` values of a metric, empty while there are fewer than `LEAST`."""
         return window(self.series(name))
 
     def recent_views(self, name: str) -> list[float]:
-        """The same of the views; one view is enough where a run has only one."""
+        """The last `WINDOW` values of a view attribute, empty while there are fewer than `LEAST`.
+        An evaluation has one view, so all of its values count."""
         values = self.of_views(name)
         return values if self.algorithm == "evaluate" else window(values)
 
 
 def window(values: Sequence[float]) -> list[float]:
-    """The last `WINDOW` values, empty below `LEAST`."""
+    """The last `WINDOW` values, empty where there are fewer than `LEAST`."""
     return list(values[-limits.WINDOW :]) if len(values) >= limits.LEAST else []
 
 
 def mean(values: Sequence[float]) -> float:
+    """The mean of at least one value."""
     return math.fsum(values) / len(values)
 
 
@@ -213,7 +235,8 @@ def mean_or_none(values: Sequence[float]) -> float | None:
 
 @dataclass(frozen=True)
 class Trend:
-    """First and last third of a series, and how many standard errors lie between them."""
+    """The means of an early and a late part of a series, and how many standard errors (`z`) lie
+    between them."""
 
     first: float
     last: float
@@ -233,35 +256,43 @@ class Trend:
 
 
 def trend(values: Sequence[float]) -> Trend | None:
-    """None for series too short to have one."""
+    """The last third of a series compared with its first; None where the series is too short."""
     if len(values) < limits.TREND_STEPS:
         return None
     third = len(values) // 3
     return moved(values[:third], values[-third:])
 
 
-def moved(first: Sequence[float], last: Sequence[float]) -> Trend:
-    """From the mean of some values to that of as many later ones, two at least."""
-    change = mean(last) - mean(first)
-    noise = math.sqrt((statistics.variance(first) + statistics.variance(last)) / len(first))
+def moved(early: Sequence[float], late: Sequence[float]) -> Trend:
+    """The change from some values to as many later ones; each side needs at least two.
+
+    Where neither side varies, `z` is infinite with the sign of the change, or 0 without one.
+    """
+    change = mean(late) - mean(early)
+    noise = math.sqrt((statistics.variance(early) + statistics.variance(late)) / len(early))
     if noise == 0.0:
-        return Trend(mean(first), mean(last), math.copysign(math.inf, change) if change else 0.0)
-    return Trend(mean(first), mean(last), change / noise)
+        return Trend(mean(early), mean(late), math.copysign(math.inf, change) if change else 0.0)
+    return Trend(mean(early), mean(late), change / noise)
 
 
 def stuck_at(values: Sequence[float], limit: float) -> float | None:
-    """The recent level of a trouble above `limit` that training is not mending by itself.
+    """The recent level of a bad share, if it is above `limit` and training is not reducing it.
 
-    None below the limit, in too short a series, and where the level falls clearly.
+    None below the limit, in a series that is too short, and where the level clearly falls, over the
+    run or recently (unless it is still too high to wait, `TOO_MUCH_TO_WAIT`).
     """
     recent = window(values)
-    if not recent or (level := mean(recent)) <= limit:
+    if not recent:
         return None
-    first = mean(values[: limits.WINDOW])
-    halves = mean(recent[: len(recent) // 2]), mean(recent[len(recent) // 2 :])
-    over_run = level <= limits.MENDING * first
-    just_now = halves[1] <= limits.MENDING * halves[0]
-    if (over_run or just_now) and level <= limits.TOO_MUCH_TO_WAIT:
+    level = mean(recent)
+    if level <= limit:
+        return None
+    mean_at_start = mean(values[: limits.WINDOW])
+    older = mean(recent[: len(recent) // 2])
+    newer = mean(recent[len(recent) // 2 :])
+    fell_over_run = level <= limits.MENDING * mean_at_start
+    falls_now = newer <= limits.MENDING * older
+    if (fell_over_run or falls_now) and level <= limits.TOO_MUCH_TO_WAIT:
         return None
     return level
 
@@ -270,67 +301,72 @@ def stuck_at(values: Sequence[float], limit: float) -> float | None:
 
 
 def view_of(step: int, rows: Sequence[Answer], settings: Mapping[str, Any]) -> View | None:
-    """The rollouts of one step, or the answers of one evaluation, as a view."""
+    """The view of one step's rollouts, or of one evaluation's answers; None without any. `settings`
+    are the run's."""
     if not rows:
         return None
     scored = [row for row in rows if not row.error]
-    cut = [row for row in rows if row.cut]
-    in_wrap = [row for row in scored if wrapped(row.completion or "")]
-    bare = [row for row in scored if not wrapped(row.completion or "")]
-    form_name, form = _form(scored)
-    thoughts = [share for row in rows if (share := _think_share(row, settings)) is not None]
+    cut_rows = [row for row in rows if row.cut]
+    wrapped_rows = [row for row in scored if wrapped(row.completion or "")]
+    bare_rows = [row for row in scored if not wrapped(row.completion or "")]
+    form_name, form = _form_metric(scored)
+    think_shares = [share for row in rows if (share := _think_share(row, settings)) is not None]
     return View(
         step=step,
         n=len(rows),
-        solved=_solved(scored),
+        solved=_success_share(scored),
         reward=_mean_reward(scored),
         wrong_reward=_mean_reward([row for row in scored if row.success is False]),
         right_reward=_mean_reward([row for row in scored if row.success is True]),
         length=mean([float(row.tokens) for row in rows]),
         errors=1 - len(scored) / len(rows),
-        cut=len(cut) / len(rows),
+        cut=len(cut_rows) / len(rows),
         out_of_turns=sum(row.stop_reason == "max_turns" for row in rows) / len(rows),
-        cut_reward=_mean_reward([row for row in cut if not row.error]),
-        cut_solved=_solved(cut),
+        cut_reward=_mean_reward([row for row in cut_rows if not row.error]),
+        cut_solved=_success_share(cut_rows),
         whole_reward=_mean_reward([row for row in scored if not row.cut]),
         distinct=_distinct(rows),
         repeated=mean([repeated_share(_all_text(row)) for row in rows]),
-        wrapped=len(in_wrap) / len(scored) if scored else 0.0,
-        wrapped_reward=_mean_reward(in_wrap),
-        bare_reward=_mean_reward(bare),
+        wrapped=len(wrapped_rows) / len(scored) if scored else 0.0,
+        wrapped_reward=_mean_reward(wrapped_rows),
+        bare_reward=_mean_reward(bare_rows),
         form=form,
         form_name=form_name,
-        thinking=len(thoughts) / len(rows),
-        think=statistics.median(thoughts) if thoughts else None,
+        thinking=len(think_shares) / len(rows),
+        think=statistics.median(think_shares) if think_shares else None,
         judge_gap=_judge_gap(scored),
         alike=alike_share(_one_per_task(rows)),
     )
 
 
 def is_form_metric(name: str) -> bool:
-    """Whether a metric's name says that it tells if an answer could be read."""
+    """Whether a metric's name says that it measures if an answer could be read."""
     return _FORM.search(name) is not None and not _COUNTED.search(name)
 
 
 def is_pleased_and_wrong(row: Answer) -> bool | None:
-    """A judge's metric (0..1) high and a hard check low; None for a row without either."""
+    """Whether a judge's metric is high (0 to 1) and a hard check of the same answer low.
+
+    Success counts as a hard check. None where the answer has no judge or no check, or where a
+    judge's metric is above 1: on another scale nobody knows what is high.
+    """
     metrics = {
         name: value for name, value in (row.metrics or {}).items() if not _COUNTED.search(name)
     }
-    judges = {name for name in metrics if _JUDGE.search(name)}
-    judged = [metrics[name] for name in judges]
-    if not judged or max(judged) > 1:  # on another scale nobody knows what is high
+    judge_names = {name for name in metrics if _JUDGE.search(name)}
+    judge_scores = [metrics[name] for name in judge_names]
+    if not judge_scores or max(judge_scores) > 1:
         return None
-    hard = [metrics[name] for name in metrics.keys() - judges if _CHECK.search(name)]
+    check_scores = [metrics[name] for name in metrics.keys() - judge_names if _CHECK.search(name)]
     if row.success is not None:
-        hard.append(float(row.success))
-    if not hard:
+        check_scores.append(float(row.success))
+    if not check_scores:
         return None
-    return max(judged) >= limits.JUDGE_HIGH and min(hard) <= limits.CHECK_LOW
+    return max(judge_scores) >= limits.JUDGE_HIGH and min(check_scores) <= limits.CHECK_LOW
 
 
 def _all_text(row: Answer) -> str:
-    """Everything the model wrote, its thoughts too."""
+    """Everything the model wrote in an answer, its reasoning included."""
     turns = [turn for turn in row.messages or () if turn.get("role") == "assistant"]
     parts = [
         str(turn.get(name) or "") for turn in turns for name in ("reasoning_content", "content")
@@ -338,8 +374,8 @@ def _all_text(row: Answer) -> str:
     return "\n".join(part for part in parts if part) or row.completion or ""
 
 
-def _solved(rows: Sequence[Answer]) -> float | None:
-    """Share with success, None where the environment never says."""
+def _success_share(rows: Sequence[Answer]) -> float | None:
+    """The share with success, None where the environment never reports it."""
     return mean_or_none([float(row.success) for row in rows if row.success is not None])
 
 
@@ -347,8 +383,9 @@ def _mean_reward(rows: Sequence[Answer]) -> float | None:
     return mean_or_none([row.reward for row in rows if row.reward is not None])
 
 
-def _form(rows: Sequence[Answer]) -> tuple[str, float | None]:
-    """The first metric by name that tells whether answers could be read, and its mean."""
+def _form_metric(rows: Sequence[Answer]) -> tuple[str, float | None]:
+    """(name, mean) of the first metric, by name, that says whether answers could be read; ("",
+    None) without one. Metrics above 1 are no shares and are skipped."""
     for name in sorted({name for row in rows for name in row.metrics or {}}):
         if is_form_metric(name):
             values = [row.metrics[name] for row in rows if row.metrics and name in row.metrics]
@@ -358,6 +395,7 @@ def _form(rows: Sequence[Answer]) -> tuple[str, float | None]:
 
 
 def _groups(rows: Sequence[Answer]) -> list[list[Answer]]:
+    """The answers by group; answers of an evaluation, which have no group, by task."""
     groups: dict[int | str, list[Answer]] = {}
     for row in rows:
         key = row.group if isinstance(row, TrajectoryRecord) else row.task
@@ -366,7 +404,8 @@ def _groups(rows: Sequence[Answer]) -> list[list[Answer]]:
 
 
 def _distinct(rows: Sequence[Answer]) -> float | None:
-    """1 when all answers of every group differ, 0 when each group says one thing."""
+    """How different the texts of a group are, mean over groups: 1 when all differ, 0 when all are
+    equal. None where no group has two answers."""
     shares = [
         (len({plain(_all_text(row)) for row in group}) - 1) / (len(group) - 1)
         for group in _groups(rows)
@@ -376,7 +415,7 @@ def _distinct(rows: Sequence[Answer]) -> float | None:
 
 
 def _one_per_task(rows: Sequence[Answer]) -> list[str]:
-    """One answer of every task; the middle member, so that no order of a group matters."""
+    """The text of one answer per task: the middle one, so that sorted groups do not bias it."""
     by_task: dict[str, list[Answer]] = {}
     for row in rows:
         by_task.setdefault(row.task, []).append(row)
@@ -384,20 +423,25 @@ def _one_per_task(rows: Sequence[Answer]) -> list[str]:
 
 
 def _think_share(row: Answer, settings: Mapping[str, Any]) -> float | None:
-    """The think block as a part of what an answer may take; None without one."""
-    text, thought = row.completion or "", ""
-    last = row.messages[-1] if row.messages else {}
-    if last.get("reasoning_content"):
-        thought = str(last["reasoning_content"])
+    """The size of the think block as a part of the tokens that an answer may take; None without
+    one.
+
+    The size is estimated from characters. Several turns count as several times `max_tokens`.
+    """
+    text, thinking = row.completion or "", ""
+    last_message = row.messages[-1] if row.messages else {}
+    if last_message.get("reasoning_content"):
+        thinking = str(last_message["reasoning_content"])
     elif "<think>" in text or (settings.get("thinking") and _THINK_END not in text):
-        thought, text = text, ""  # never closed: all of it is thought
+        thinking, text = text, ""  # the block was never closed: the whole text is thinking
     budget = number(settings.get("max_tokens")) or 0.0
-    if not thought or budget <= 0:
+    if not thinking or budget <= 0:
         return None
     turns = max(1, row.turns) if isinstance(row, TrajectoryRecord) else 1
-    return row.tokens * len(thought) / max(1, len(thought) + len(text)) / (budget * turns)
+    return row.tokens * len(thinking) / max(1, len(thinking) + len(text)) / (budget * turns)
 
 
 def _judge_gap(rows: Sequence[Answer]) -> float | None:
+    """The share where a judge is pleased and the check fails, of the answers that have both."""
     gaps = [gap for row in rows if (gap := is_pleased_and_wrong(row)) is not None]
     return mean_or_none([float(gap) for gap in gaps])

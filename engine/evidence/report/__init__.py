@@ -1,6 +1,6 @@
 """The report of a run as HTML, Markdown and a model card. Start with `dossier.py`, which gathers
-what is known; `outcome.py`, `progress.py` and `origins.py` say it in sections, and two modules
-render those.
+what is known. `outcome.py`, `progress.py` and `origins.py` build sections from it, and
+`html_report.py` and `markdown.py` render them.
 
     blocks.py       what a section consists of, without its looks
     charts.py       curves as SVG

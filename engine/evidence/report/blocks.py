@@ -18,7 +18,7 @@ from engine.evidence.verdict.regression import Battery
 
 @dataclass(frozen=True)
 class Code:
-    """Text to be copied: a command, a hash."""
+    """Text that a reader copies: a command or a hash."""
 
     text: str
 
@@ -35,8 +35,11 @@ Line = Sequence[str | Code | Tag]
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """`only` names the rendering that shows a block where not both do: the page has room and can
-    draw, Markdown is read by agents under a limit of length."""
+    """A part of a section.
+
+    `only` names the rendering that shows the block where not both do: the page has room and can
+    draw; Markdown is read by agents and is limited in length.
+    """
 
     only: Literal["both", "page", "markdown"] = "both"
 
@@ -48,7 +51,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Paragraph(Block):
-    """Text; `style` is its class on the page."""
+    """Text; `style` is its CSS class on the page."""
 
     line: Line
     style: str = ""
@@ -56,7 +59,7 @@ class Paragraph(Block):
 
 @dataclass(frozen=True)
 class Note:
-    """One remark; `mood` is "fail", "plain" or "" (a warning), `label` stands bold before it."""
+    """One remark; `mood` is "fail", "plain" or "" (a warning), `label` comes in bold before it."""
 
     text: str
     mood: str = ""
@@ -72,7 +75,14 @@ class Notes(Block):
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell with small print, and a drawing or a share (0 to 1) as a bar; `mood` colours it."""
+    """A table cell.
+
+    Attributes:
+        note: small print under the text.
+        drawing: an SVG, None without one.
+        share: 0 to 1, shown as a bar; None without one.
+        mood: colours the bar.
+    """
 
     text: str = ""
     note: str = ""
@@ -86,9 +96,9 @@ class Table(Block):
     """A table.
 
     Attributes:
-        styles: class of each column on the page: num, name, rest (shown on wide pages only).
-        style: of the whole; "knobs" makes a list in two columns of three cells a row, "figures"
-            one of large numbers with name and remark.
+        styles: CSS class of each column on the page: num, name, rest (shown on wide pages only).
+        style: CSS class of the table; "knobs" makes a list in two columns of three cells a row,
+            "figures" a list of large numbers, each with name and remark.
     """
 
     heads: Sequence[str]
@@ -99,7 +109,7 @@ class Table(Block):
 
 @dataclass(frozen=True)
 class Facts(Block):
-    """Names and values; `code`: the values are hashes."""
+    """Names with values; `code` says that the values are hashes."""
 
     rows: Sequence[tuple[str, str]]
     code: bool = False
@@ -110,10 +120,10 @@ class Figure(Block):
     """A drawing.
 
     Attributes:
-        narrow: the same for a phone, where it needs another form.
-        text: what Markdown says in its place.
+        narrow: the drawing for a phone, None where `wide` serves both.
+        text: what Markdown says instead, "" for nothing.
         caption: how to read it.
-        legend: (class of a colour, what it means).
+        legend: (CSS class of a colour, what it means).
     """
 
     wide: Markup
@@ -125,7 +135,7 @@ class Figure(Block):
 
 @dataclass(frozen=True)
 class Panel(Block):
-    """Blocks in a frame of their own; `grid`: they are small panels, in rows without a frame."""
+    """Blocks in a common frame. With `grid` they are small panels in rows, without a frame."""
 
     blocks: Sequence[Block]
     title: str = ""
@@ -134,7 +144,8 @@ class Panel(Block):
 
 @dataclass(frozen=True)
 class Shares(Block):
-    """How `total` tasks divide: (what became of them, how many, class of the colour)."""
+    """How `total` tasks divide into parts: (what happened to them, how many, CSS class of the
+    colour)."""
 
     total: int
     parts: Sequence[tuple[str, int, str]]
@@ -142,14 +153,15 @@ class Shares(Block):
 
 @dataclass(frozen=True)
 class Skills(Block):
-    """Levels before and after, by battery and skill."""
+    """Levels before and after by battery and skill."""
 
     batteries: Sequence[Battery]
 
 
 @dataclass(frozen=True)
 class Answers(Block):
-    """A task whose result changed; `way` is gained or lost, `names` say who answered."""
+    """A task whose result changed; `way` is "gained" or "lost", `names` are the two models that
+    answered."""
 
     way: str
     example: FlipExample
@@ -158,7 +170,7 @@ class Answers(Block):
 
 @dataclass(frozen=True)
 class Steps(Block):
-    """What follows each other; `style` is way (arrows), flat (no order meant) or chain."""
+    """Steps in their order; `style` is "way" (arrows), "flat" (no order meant) or "chain"."""
 
     steps: Sequence[Station]
     style: Literal["way", "flat", "chain"]
@@ -169,10 +181,10 @@ class Section:
     """A part of a report.
 
     Attributes:
-        title: heading on the page; a section without one goes on from the section before.
-        short: heading in Markdown, likewise.
-        lead: a sentence below the heading, on the page alone.
-        folded: on the page it stays closed until it is clicked.
+        title: heading on the page; with "" the section continues the one before it.
+        short: heading in Markdown, "" likewise.
+        lead: a sentence below the heading, on the page only.
+        folded: whether the section is closed on the page until it is clicked.
     """
 
     title: str

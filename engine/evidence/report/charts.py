@@ -1,7 +1,8 @@
 """Charts as inline SVG: no script, no font, no network, readable without hovering.
 
-Colours come from classes, so one drawing serves light and dark. Text is drawn at its final size;
-what must stay legible on a phone is drawn twice, wide and narrow, and the page shows one of them.
+Colours come from CSS classes, so one drawing serves the light and the dark page. Text is drawn at
+its final size; what must stay legible on a phone is drawn twice, wide and narrow, and the page
+shows one of them. Lengths are in pixels; y grows downwards.
 """
 
 import math
@@ -12,9 +13,11 @@ from markupsafe import Markup, escape
 
 Point = tuple[float, float]
 WIDE, NARROW = 1020, 360  # pixels: what a chart is drawn for on a screen and on a phone
-_TOP, _BOTTOM = 14, 30
-_SPARSE = 14  # so few points are drawn as dots, more as a line with its average
+_TOP, _BOTTOM = 14, 30  # margins above and below a curve
+_SPARSE = 14  # up to so many points are drawn as dots; more get a moving average
 _LETTER = 7.2  # width of a character of an axis label, at most
+# Half the width of a character, for text centred at a point: large, bold and small text.
+_HALF_HEAD, _HALF_STRONG, _HALF_TICK = 4.9, 3.7, 3.6
 
 
 @dataclass(frozen=True)
@@ -24,11 +27,11 @@ class Curve:
     Attributes:
         points: (step, value).
         band: (step, low, high) drawn behind them, such as a confidence interval.
-        marks: (step, low, value, high): values measured apart, with their interval.
-        share: values are shares, the axis says percent.
-        line_at: a step to mark with a vertical line, with `line_label` at its head.
-        end: the last step of the axis; by default that of the points.
-        zero: the axis starts at 0.
+        marks: (step, low, value, high): values measured separately, with their interval.
+        share: whether values are shares, shown in percent.
+        line_at: a step to mark with a vertical line labelled `line_label`, None for no line.
+        end: the last step of the axis; None takes that of the points.
+        zero: whether the axis starts at 0.
     """
 
     points: Sequence[Point]
@@ -42,24 +45,28 @@ class Curve:
 
 
 def line_chart(curve: Curve, width: int, height: int, label: str) -> Markup:
-    """A curve over steps. Many noisy points are drawn faint with their moving average on top."""
-    xs = [step for step, _ in curve.points] + [mark[0] for mark in curve.marks]
-    ys = [value for _, value in curve.points]
-    ys += [v for _, low, high in curve.band for v in (low, high)]
-    ys += [v for mark in curve.marks for v in mark[1:]]
-    if not xs or not ys:
+    """A curve over steps as SVG of `width` x `height`; empty without points and marks.
+
+    Many noisy points are drawn faint, with their moving average on top. `label` is read to people
+    who do not see the drawing.
+    """
+    steps = [step for step, _ in curve.points] + [mark[0] for mark in curve.marks]
+    values = [value for _, value in curve.points]
+    values += [bound for _, low, high in curve.band for bound in (low, high)]
+    values += [bound for mark in curve.marks for bound in mark[1:]]
+    if not steps or not values:
         return Markup("")
-    last = max([*xs, curve.end or 0])
-    frame = _Frame.around(min(xs), last, ys, curve, width, height)
-    parts = [_grid(frame, curve.share), _steps(frame)]
+    last_step = max([*steps, curve.end or 0])
+    frame = _Frame.around(min(steps), last_step, values, curve, width, height)
+    svg_parts = [_grid(frame, curve.share), _step_labels(frame)]
     if curve.line_at is not None:
-        parts.append(_vertical(frame, curve.line_at, curve.line_label))
+        svg_parts.append(_vertical_line(frame, curve.line_at, curve.line_label))
     if curve.band:
-        parts.append(_band(frame, curve.band))
-    parts += _lines(frame, curve.points)
-    parts += [_mark(frame, mark) for mark in curve.marks]
-    parts.append(_last_label(frame, curve))
-    return _svg(parts, width, height, label)
+        svg_parts.append(_band(frame, curve.band))
+    svg_parts += _curve_lines(frame, curve.points)
+    svg_parts += [_mark(frame, mark) for mark in curve.marks]
+    svg_parts.append(_end_label(frame, curve))
+    return _svg(svg_parts, width, height, label)
 
 
 @dataclass(frozen=True)
@@ -67,8 +74,8 @@ class Effect:
     """A difference with its interval.
 
     Attributes:
-        margin: a difference below it counts as none.
-        share: it is of a share, shown in points.
+        margin: a difference smaller than it counts as none.
+        share: whether it is a difference of shares, shown in points.
     """
 
     low: float
@@ -79,44 +86,60 @@ class Effect:
     lower_is_better: bool
 
 
+def _effect_axis(effect: Effect) -> tuple[float, float]:
+    """The ends of the axis: both sides of 0 alike, or mostly the side that the interval is on."""
+    # The margin fills at most five eighths of a side, and nothing touches the end of the axis.
+    extent = max(abs(effect.low), abs(effect.high), effect.margin * 1.6, 1e-9) * 1.12
+    if effect.low < 0 < effect.high:
+        return -extent, extent
+    # The interval is on one side of 0: show about a fifth of the other side.
+    return min(effect.low, -extent * 0.22), max(effect.high, extent * 0.22)
+
+
 def effect_strip(effect: Effect, width: int, label: str) -> Markup:
-    """A difference around 0; shaded is what would be too small to matter."""
+    """A difference with its interval on an axis through 0, as SVG.
+
+    The differences that count as none are shaded; the difference itself stands above the axis, the
+    ends of its interval below.
+    """
     low, value, high = effect.low, effect.value, effect.high
     margin, share = effect.margin, effect.share
-    height, left, right, middle = 104, 18, 18, 52
-    reach = max(abs(low), abs(high), margin * 1.6, 1e-9) * 1.12
-    ends = (-reach, reach) if low < 0 < high else (min(low, -reach * 0.22), max(high, reach * 0.22))
-    span = ends[1] - ends[0]
-    room = width - left - right
+    height, left, right, y_middle = 104, 18, 18, 52
+    axis_start, axis_end = _effect_axis(effect)
+    axis_span = axis_end - axis_start
+    axis_width = width - left - right
 
-    def x_of(number: float) -> float:
-        return left + (number - ends[0] + span * 0.03) / (span * 1.06) * room
+    def x_of(number: float) -> float:  # 3 % of the axis are left free at each end
+        return left + (number - axis_start + axis_span * 0.03) / (axis_span * 1.06) * axis_width
 
-    parts = [
-        f'<rect class="moot" x="{x_of(-margin):.1f}" y="{middle - 22}" rx="3" '
+    svg_parts = [
+        f'<rect class="moot" x="{x_of(-margin):.1f}" y="{y_middle - 22}" rx="3" '
         f'width="{x_of(margin) - x_of(-margin):.1f}" height="44"/>',
-        _line("axis", (left, width - right), (middle, middle)),
-        _line("zero", (x_of(0), x_of(0)), (middle - 26, middle + 26)),
-        _line("interval", (x_of(low), x_of(high)), (middle, middle)),
-        f'<circle class="estimate" cx="{x_of(value):.1f}" cy="{middle}" r="7"/>',
+        _line("axis", (left, width - right), (y_middle, y_middle)),
+        _line("zero", (x_of(0), x_of(0)), (y_middle - 26, y_middle + 26)),
+        _line("interval", (x_of(low), x_of(high)), (y_middle, y_middle)),
+        f'<circle class="estimate" cx="{x_of(value):.1f}" cy="{y_middle}" r="7"/>',
     ]
     unit = " points" if share else ""
-    end_texts = [signed(number, share).removesuffix(unit) for number in (low, high)]
-    # The numbers first; "no change" gives way to them.
-    texts = [(x_of(low), end_texts[0]), (x_of(high), end_texts[1]), (x_of(0), "no change")]
-    parts += _labels(texts, width, middle + 44, gap=6)
+    low_text, high_text = (signed(number, share).removesuffix(unit) for number in (low, high))
+    # The first labels have priority: "no change" is left out where it would overlap the numbers.
+    texts = [(x_of(low), low_text), (x_of(high), high_text), (x_of(0), "no change")]
+    svg_parts += _labels(texts, width, y_middle + 44, gap=6)
     headline = signed(value, share)
-    x = _inside(x_of(value), 4.9 * len(headline), width)
-    parts.append(_text("head mid", x, middle - 16, headline))
-    better = ("← better", "worse →") if effect.lower_is_better else ("← worse", "better →")
-    parts.append(_text("faint", left, 11, better[0]))
-    parts.append(_text("faint end", width - right, 11, better[1]))
-    return _svg(parts, width, height, label)
+    x_head = _centre_inside(x_of(value), _HALF_HEAD * len(headline), width)
+    svg_parts.append(_text("head mid", x_head, y_middle - 16, headline))
+    left_text, right_text = (
+        ("← better", "worse →") if effect.lower_is_better else ("← worse", "better →")
+    )
+    svg_parts.append(_text("faint", left, 11, left_text))
+    svg_parts.append(_text("faint end", width - right, 11, right_text))
+    return _svg(svg_parts, width, height, label)
 
 
 @dataclass(frozen=True)
 class Range:
-    """An estimate with what came in the end; `texts` name low, likely, high and actual."""
+    """The estimated range of a value; `actual` is what it came to, None while unknown. `texts`
+    label low, likely, high and actual."""
 
     low: float
     likely: float
@@ -126,34 +149,40 @@ class Range:
 
 
 def range_bar(estimate: Range, width: int, label: str) -> Markup:
-    """The range of an estimate as a bar, and what was used as a mark on it."""
+    """The range of an estimate as a bar, with what was actually used as a mark on it."""
     low, likely, high = estimate.low, estimate.likely, estimate.high
-    actual, texts = estimate.actual, estimate.texts
-    height, left, right, middle = 84, 14, 14, 40
-    top = max(high, actual or 0.0, 1e-9) * 1.06
+    actual = estimate.actual
+    low_text, likely_text, high_text, actual_text = estimate.texts
+    height, left, right, y_middle = 84, 14, 14, 40
+    axis_end = max(high, actual or 0.0, 1e-9) * 1.06
 
     def x_of(number: float) -> float:
-        return left + number / top * (width - left - right)
+        return left + number / axis_end * (width - left - right)
 
-    parts = [
-        _line("axis", (left, width - right), (middle, middle)),
-        f'<rect class="range" x="{x_of(low):.1f}" y="{middle - 9}" rx="4" '
+    svg_parts = [
+        _line("axis", (left, width - right), (y_middle, y_middle)),
+        f'<rect class="range" x="{x_of(low):.1f}" y="{y_middle - 9}" rx="4" '
         f'width="{max(x_of(high) - x_of(low), 3):.1f}" height="18"/>',
-        _line("likely", (x_of(likely), x_of(likely)), (middle - 9, middle + 9)),
+        _line("likely", (x_of(likely), x_of(likely)), (y_middle - 9, y_middle + 9)),
     ]
     if actual is not None:
-        parts.append(f'<path class="actual" d="M{x_of(actual):.1f} {middle - 11}l-7 -11h14z"/>')
-        parts.append(_line("actualline", (x_of(actual), x_of(actual)), (middle - 11, middle + 11)))
-        x = _inside(x_of(actual), 3.7 * len(texts[3]), width)
-        parts.append(_text("strong mid", x, 12, texts[3]))
-    below = [(x_of(likely), texts[1]), (x_of(high), texts[2]), (x_of(low), texts[0])]
-    parts += _labels(below, width, middle + 30, gap=8)
-    return _svg(parts, width, height, label)
+        svg_parts.append(
+            f'<path class="actual" d="M{x_of(actual):.1f} {y_middle - 11}l-7 -11h14z"/>'
+        )
+        svg_parts.append(
+            _line("actualline", (x_of(actual), x_of(actual)), (y_middle - 11, y_middle + 11))
+        )
+        x_text = _centre_inside(x_of(actual), _HALF_STRONG * len(actual_text), width)
+        svg_parts.append(_text("strong mid", x_text, 12, actual_text))
+    # The first labels have priority where they would overlap.
+    labels = [(x_of(likely), likely_text), (x_of(high), high_text), (x_of(low), low_text)]
+    svg_parts += _labels(labels, width, y_middle + 30, gap=8)
+    return _svg(svg_parts, width, height, label)
 
 
-def _inside(x: float, half: float, width: int) -> float:
-    """The middle nearest to `x` of a text of width 2 `half` that stays inside the drawing."""
-    return min(max(x, half + 2), width - half - 2)
+def _centre_inside(x: float, half_width: float, width: int) -> float:
+    """The centre nearest to `x` for a text of twice `half_width` that stays inside the drawing."""
+    return min(max(x, half_width + 2), width - half_width - 2)
 
 
 def _line(style: str, xs: tuple[float, float], ys: tuple[float, float]) -> str:
@@ -166,14 +195,18 @@ def _text(style: str, x: float, y: float, text: str) -> str:
 
 
 def _labels(texts: Sequence[tuple[float, str]], width: int, y: int, gap: int) -> list[str]:
-    """(x, text) as centred texts; one less than `gap` pixels from an earlier one is left out."""
+    """Centred texts from (x, text); a text less than `gap` pixels from one already placed is left
+    out."""
     placed: list[tuple[float, float]] = []
     parts = []
-    for wanted, text in texts:
-        half = 3.6 * len(text)
-        x = _inside(wanted, half, width)
-        if all(abs(x - other) >= half + other_half + gap for other, other_half in placed):
-            placed.append((x, half))
+    for wanted_x, text in texts:
+        half_width = _HALF_TICK * len(text)
+        x = _centre_inside(wanted_x, half_width, width)
+        if all(
+            abs(x - other_x) >= half_width + other_half_width + gap
+            for other_x, other_half_width in placed
+        ):
+            placed.append((x, half_width))
             parts.append(_text("tick mid", x, y, text))
     return parts
 
@@ -181,59 +214,65 @@ def _labels(texts: Sequence[tuple[float, str]], width: int, y: int, gap: int) ->
 def level_bar(
     value: float, low: float, high: float, floor: float, top: float, label: str
 ) -> Markup:
-    """A level with its interval as a small bar for a table cell."""
-    width, height, middle = 220, 22, 11
+    """A level with its interval as a small bar for a table cell; `floor` and `top` are the ends of
+    the axis."""
+    width, height, y_middle = 220, 22, 11
     span = max(top - floor, 1e-9)
 
     def x_of(number: float) -> float:
         return 6 + (number - floor) / span * (width - 12)
 
-    parts = [
-        _line("axis", (4, width - 4), (middle, middle)),
-        _line("interval", (x_of(low), x_of(high)), (middle, middle)),
-        f'<circle class="estimate" cx="{x_of(value):.1f}" cy="{middle}" r="5"/>',
+    svg_parts = [
+        _line("axis", (4, width - 4), (y_middle, y_middle)),
+        _line("interval", (x_of(low), x_of(high)), (y_middle, y_middle)),
+        f'<circle class="estimate" cx="{x_of(value):.1f}" cy="{y_middle}" r="5"/>',
     ]
-    return _svg(parts, width, height, label)
+    return _svg(svg_parts, width, height, label)
 
 
 def signed(value: float, share: bool) -> str:
-    """A difference as text: points for shares."""
+    """A difference as text with its sign, such as "+3.1 points" for shares, "−0.2" for others."""
     if share:
         return f"{100 * value:+.1f} points".replace("-", "−")
     return f"{value:+.3g}".replace("-", "−")
 
 
 def shown(value: float, share: bool) -> str:
-    """A value as text, short enough for an axis."""
-    if share:
+    """A value as text, short enough for an axis: "12 %" for shares, else "0.5", "12k", "3e−5"."""
+    if share:  # from 10 % on without decimals
         text = f"{100 * value:.0f}" if abs(value) >= 0.0995 else f"{100 * value:.1f}"
         return f"{text.removesuffix('.0')} %".replace("-0 %", "0 %")
-    size = abs(value)
-    if size >= 1e6 or 0 < size < 1e-3:
+    magnitude = abs(value)
+    if magnitude >= 1e6 or 0 < magnitude < 1e-3:
         mantissa, _, exponent = f"{value:.1e}".partition("e")
         return f"{mantissa.removesuffix('.0')}e{int(exponent)}".replace("-", "−")
-    if size >= 10_000:
+    if magnitude >= 10_000:
         return f"{value / 1000:.3g}k".replace("-", "−")
-    if size >= 1000:
+    if magnitude >= 1000:
         return f"{value:,.0f}".replace("-", "−")
     return f"{value:.3g}".replace("-", "−")
 
 
 def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:
-    """Round numbers that span low to high, `about` of them."""
+    """Round, evenly spaced numbers that cover low to high, about `about` of them.
+
+    Where the two are equal (but for rounding) the range is widened upwards.
+    """
     if high - low <= 1e-12 * max(abs(low), abs(high)) or high - low < 1e-200:
         high = low + (abs(low) if abs(low) > 1e-200 else 1.0)
-    raw = (high - low) / about
-    power = 10 ** math.floor(math.log10(raw))
-    step = next(step for step in (1, 2, 2.5, 5, 10) if step * power >= raw * 0.999) * power
+    exact_step = (high - low) / about
+    power_of_ten = 10 ** math.floor(math.log10(exact_step))
+    round_steps = (1, 2, 2.5, 5, 10)  # times a power of ten; the first that is large enough
+    factor = next(factor for factor in round_steps if factor * power_of_ten >= exact_step * 0.999)
+    step = factor * power_of_ten
     first = math.floor(low / step + 1e-9)
     last = math.ceil(high / step - 1e-9)
-    return [float(f"{k * step:.12g}") for k in range(first, last + 1)]
+    return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
 
 
 @dataclass(frozen=True)
 class _Frame:
-    """The mapping from steps and values to the drawing."""
+    """The mapping from steps and values to pixels of the drawing."""
 
     first: float
     last: float
@@ -247,31 +286,37 @@ class _Frame:
     def around(
         first: float, last: float, ys: Sequence[float], curve: Curve, width: int, height: int
     ) -> "_Frame":
+        """The frame for values `ys` from step `first` to `last`, with room for the labels."""
         low, high = min(ys), max(ys)
+        # Shares start at 0 unless that would waste more than a third of the height.
         if curve.zero or (curve.share and low < 0.35 * high):
             low = min(low, 0.0)
         if high - low <= 1e-12 * max(abs(low), abs(high)):
-            pad = abs(low) * 0.1 or 0.5
-            low, high = (low - pad if low else 0.0), high + pad
+            padding = abs(low) * 0.1 or 0.5
+            low, high = (low - padding if low else 0.0), high + padding
+        # The axis of proper shares does not go beyond 0 and 1.
         if curve.share and min(ys) >= 0.0 and max(ys) <= 1.0:
             low, high = max(low, 0.0), min(high, 1.0)
         ticks = nice_ticks(low, high)
-        widest = max(len(shown(tick, curve.share)) for tick in ticks)
-        end = _end_of(curve)
-        longest = len(shown(end[1], curve.share)) + 1 if end else 0
-        left, right = 12 + _LETTER * widest, max(44.0, 12 + 1.1 * _LETTER * longest)
+        longest_tick = max(len(shown(tick, curve.share)) for tick in ticks)
+        end = _line_end(curve)
+        end_label_length = len(shown(end[1], curve.share)) + 1 if end else 0
+        left, right = 12 + _LETTER * longest_tick, max(44.0, 12 + 1.1 * _LETTER * end_label_length)
         return _Frame(first, last, ticks, width, height, left, right)
 
     def x(self, step: float) -> float:
+        """Pixels from the left."""
         span = (self.last - self.first) or 1.0
         return self.left + (step - self.first) / span * (self.width - self.left - self.right)
 
     def y(self, value: float) -> float:
+        """Pixels from the top."""
         low, high = self.ticks[0], self.ticks[-1]
         return self.height - _BOTTOM - (value - low) / (high - low) * (self.height - _TOP - _BOTTOM)
 
 
 def _grid(frame: _Frame, share: bool) -> str:
+    """A horizontal line with its label for every tick of the value axis."""
     parts = []
     for tick in frame.ticks:
         y = frame.y(tick)
@@ -280,17 +325,20 @@ def _grid(frame: _Frame, share: bool) -> str:
     return "".join(parts)
 
 
-def _steps(frame: _Frame) -> str:
-    y = frame.height - _BOTTOM + 19
+def _step_labels(frame: _Frame) -> str:
+    """The labels of the step axis: whole steps only."""
+    y = frame.height - _BOTTOM + 19  # below the axis
+    about = 5 if frame.width > 460 else 3  # fewer on a phone and in small charts
     parts = [
         _text("tick mid", frame.x(tick), y, str(int(tick)))
-        for tick in nice_ticks(frame.first, frame.last, 5 if frame.width > 460 else 3)
+        for tick in nice_ticks(frame.first, frame.last, about=about)
         if frame.first <= tick <= frame.last and tick == int(tick)
     ]
     return "".join(parts) + _text("faint", frame.width - frame.right + 14, y, "step")
 
 
-def _vertical(frame: _Frame, step: float, text: str) -> str:
+def _vertical_line(frame: _Frame, step: float, text: str) -> str:
+    """A vertical line at a step; its label is on the side that has more room."""
     x, bottom = frame.x(step), frame.height - _BOTTOM
     line = _line("best", (x, x), (_TOP, bottom))
     if x > frame.width * 0.6:
@@ -299,12 +347,14 @@ def _vertical(frame: _Frame, step: float, text: str) -> str:
 
 
 def _band(frame: _Frame, band: Sequence[tuple[float, float, float]]) -> str:
+    """The area between (step, low, high) values: along the top, back along the bottom."""
     top = [f"{frame.x(step):.1f},{frame.y(high):.1f}" for step, _, high in band]
     bottom = [f"{frame.x(step):.1f},{frame.y(low):.1f}" for step, low, _ in reversed(band)]
     return f'<polygon class="band" points="{" ".join(top + bottom)}"/>'
 
 
-def _lines(frame: _Frame, points: Sequence[Point]) -> list[str]:
+def _curve_lines(frame: _Frame, points: Sequence[Point]) -> list[str]:
+    """Few points as a line with dots, many as a faint line with their moving average."""
     if not points:
         return []
     if len(points) <= _SPARSE:
@@ -318,10 +368,13 @@ def _lines(frame: _Frame, points: Sequence[Point]) -> list[str]:
 
 
 def moving_average(points: Sequence[Point]) -> list[Point]:
-    """Centred means over about a twelfth of the curve: steady curves stay as they are."""
-    half = max(1, len(points) // 24)
+    """The points with each value replaced by the mean around it.
+
+    The window is about a twelfth of the curve, centred, and shorter at the ends.
+    """
+    half_window = max(1, len(points) // 24)
     values = [value for _, value in points]
-    windows = (values[max(0, i - half) : i + half + 1] for i in range(len(values)))
+    windows = (values[max(0, i - half_window) : i + half_window + 1] for i in range(len(values)))
     means = (math.fsum(window) / len(window) for window in windows)
     return [(step, mean) for (step, _), mean in zip(points, means, strict=True)]
 
@@ -332,14 +385,16 @@ def _path(frame: _Frame, points: Sequence[Point], name: str) -> str:
 
 
 def _mark(frame: _Frame, mark: tuple[float, float, float, float]) -> str:
+    """A separately measured value as a diamond, with its interval as a line."""
     step, low, value, high = mark
     x, y = frame.x(step), frame.y(value)
     whisker = _line("whisker", (x, x), (frame.y(low), frame.y(high)))
     return whisker + f'<path class="mark" d="M{x:.1f} {y - 7:.1f}l7 7l-7 7l-7 -7z"/>'
 
 
-def _last_label(frame: _Frame, curve: Curve) -> str:
-    end = _end_of(curve)
+def _end_label(frame: _Frame, curve: Curve) -> str:
+    """A dot at the end of the line with its value; "" without points."""
+    end = _line_end(curve)
     if end is None:
         return ""
     step, value = end
@@ -348,14 +403,16 @@ def _last_label(frame: _Frame, curve: Curve) -> str:
     return dot + _text("strong", x + 9, y + 4, shown(value, curve.share))
 
 
-def _end_of(curve: Curve) -> Point | None:
-    """The last point of the line as it is drawn."""
+def _line_end(curve: Curve) -> Point | None:
+    """The last point of the line as it is drawn (averaged where there are many), None without
+    points."""
     if len(curve.points) <= _SPARSE:
         return curve.points[-1] if curve.points else None
     return moving_average(curve.points)[-1]
 
 
 def _svg(parts: Sequence[str], width: int, height: int, label: str) -> Markup:
+    """The parts as one SVG element; `label` describes it to screen readers."""
     head = (
         f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
         f'aria-label="{escape(label)}">'

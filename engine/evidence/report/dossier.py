@@ -1,8 +1,8 @@
 """Everything a report says about a run, gathered once from its row and its files.
 
-The HTML report, the Markdown report and the model card are made of the same sections, and those of
-this dossier. All texts of models and environments in it are cleaned, and secrets are hidden; only
-`config` is as it was read, which is why its texts are taken from the properties here.
+The HTML report, the Markdown report and the model card share their sections, and all sections are
+built from this dossier. Texts of models and environments in it are cleaned, and secrets are hidden.
+Only `config` is as it was read; its texts must be taken from the properties here, which clean them.
 """
 
 import time
@@ -33,14 +33,20 @@ from engine.records.lines.evaluation_row import read_evaluation
 from engine.records.lines.event import read_events
 from engine.records.run_config import RunConfig, TrainConfig
 
-_EXAMPLES = 4
-_EXAMPLE_CHARS = 900
+_EXAMPLES = 4  # tasks gained, and as many lost
+_EXAMPLE_CHARS = 900  # of an answer
 
 
 @dataclass(frozen=True)
 class Station:
-    """One step of the way a model came: `kind` is base, train, evaluate, or a link with its hash
-    in `code`."""
+    """One step in the history of a model, or one link of its provenance.
+
+    Attributes:
+        kind: base, model, train, evaluate or link.
+        verdict: of a training run, "" without one.
+        current: whether it is the run of this report.
+        code: the hash of a link.
+    """
 
     kind: str
     name: str
@@ -52,7 +58,8 @@ class Station:
 
 @dataclass(frozen=True)
 class Checked:
-    """Held-out success or reward at an evaluated step, on the half that chooses."""
+    """The held-out result at an evaluated step, on the half of the tasks that chooses the
+    checkpoint. `interval` is None where the measure is not success."""
 
     step: int
     value: float
@@ -61,17 +68,18 @@ class Checked:
 
 @dataclass(frozen=True)
 class Dossier:
-    """What the module says, by source.
+    """What is known about a run, by source.
 
     Attributes:
-        config: None where it is gone or damaged; a run without one has a report too.
+        config: None where it is missing or damaged; such a run has a report too.
         manifest: the JSON of manifest.json, {} before it is written.
-        audit: of the environment's scorer, None where it was not audited.
         comparison, sides: before and after, None for an evaluation of one model.
-        checked: what each evaluation on the way showed.
-        hours: on the device, None where nothing ran.
+        checked: the results of the evaluations during training.
+        audit: of the environment's scorer, None where it was not audited.
+        hours: of device time, None where nothing ran.
         lineage: from the base model to this run.
-        alerts: the messages of what was raised while the run was going on.
+        alerts: the messages of the alerts raised during the run.
+        provenance: the sealed links, None where nothing was sealed.
         written: when this was gathered, seconds since the epoch.
     """
 
@@ -97,38 +105,39 @@ class Dossier:
 
     @property
     def note(self) -> str:
-        """Why the run was made, in the words of who submitted it."""
+        """The note that was given when the run was submitted, "" without one."""
         return self.redact.text(self.config.note) if isinstance(self.config, TrainConfig) else ""
 
     @property
     def estimate(self) -> Estimate | None:
-        """What submit expected of a training run."""
+        """What was expected of a training run when it was submitted, None for other runs."""
         return self.config.estimate if isinstance(self.config, TrainConfig) else None
 
     @property
     def started_from(self) -> str:
-        """The reference of the model that training began with."""
+        """The reference of the model that training started from."""
         config = self.config
-        started = config.model if isinstance(config, TrainConfig) else ""
-        return self.redact.text(started or self.row.model)
+        start_ref = config.model if isinstance(config, TrainConfig) else ""
+        return self.redact.text(start_ref or self.row.model)
 
     @property
     def base(self) -> str:
-        """The reference of the base model under it."""
+        """The reference of the base model below the start model."""
         config = self.config
-        base = config.base.ref if isinstance(config, TrainConfig) else ""
-        return self.redact.text(base or self.row.model)
+        base_ref = config.base.ref if isinstance(config, TrainConfig) else ""
+        return self.redact.text(base_ref or self.row.model)
 
     @property
     def chips(self) -> list[tuple[str, str]]:
-        """(name, value) of what the run is: its state, algorithm, environment, models, device."""
-        row, started, base = self.row, self.started_from, self.base
+        """(name, value) pairs that describe the run: state, algorithm, environment, models, device.
+        Empty values are left out."""
+        row, start_model, base_model = self.row, self.started_from, self.base
         chips = (
             ("", row.state),
             ("algorithm", row.algorithm),
             ("environment", row.env_id),
-            ("model" if row.kind != "train" else "started from", started),
-            ("base", base if base != started else ""),
+            ("model" if row.kind != "train" else "started from", start_model),
+            ("base", base_model if base_model != start_model else ""),
             ("attempt", str(row.attempt) if row.attempt > 1 else ""),
             ("device", row.device),
         )
@@ -136,12 +145,13 @@ class Dossier:
 
     @property
     def reward_risk_accepted(self) -> bool:
-        """Whether it was trained although the environment's reward audit fails."""
+        """Whether the run was trained although the environment's reward audit fails."""
         return isinstance(self.config, TrainConfig) and self.config.settings.accept_reward_risk
 
     @property
     def settings(self) -> list[tuple[str, object, str]]:
-        """(name, value, source): what a person chose first, then the rest by name."""
+        """(name, value, source) of every setting: those chosen by a user first, then by name. Empty
+        without a config."""
         if self.config is None:
             return []
         stored = self.config.to_json()
@@ -154,25 +164,26 @@ class Dossier:
 
     @property
     def hashes(self) -> list[tuple[str, str]]:
-        """(what, hash) of environment, tasks, model and settings, as the manifest has them."""
+        """(what, hash) for environment, tasks, model files and settings, as the manifest recorded
+        them."""
         env_id = self.config.env_id if self.config else ""
         env = self.manifest.get("env") or {}
         model = self.manifest.get("model") or {}
-        hashes = [
+        named_hashes = [
             ("environment", env_id.partition("@")[2]),
             ("task rows (sha256)", str(env.get("tasks_sha256") or "")),
         ]
         for name, digest in (model.get("files") or {}).items():
             if str(name).endswith(".safetensors"):
-                hashes.append((f"{model.get('ref', 'model')} {name} (sha256)", str(digest)))
+                named_hashes.append((f"{model.get('ref', 'model')} {name} (sha256)", str(digest)))
         for name, digest in (model.get("start_adapter") or {}).items():
-            hashes.append((f"starting {name} (sha256)", str(digest)))
-        hashes.append(("settings (sha256)", str(self.manifest.get("settings_sha256") or "")))
-        return [(what, digest) for what, digest in hashes if digest]
+            named_hashes.append((f"starting {name} (sha256)", str(digest)))
+        named_hashes.append(("settings (sha256)", str(self.manifest.get("settings_sha256") or "")))
+        return [(what, digest) for what, digest in named_hashes if digest]
 
 
 def gather(home: Home, run_id: str) -> Dossier:
-    """The dossier of a run in any state. Raises UserError RUN_NOT_FOUND."""
+    """Gather everything about a run in any state. Raises UserError RUN_NOT_FOUND."""
     with Store(home) as store:
         row = store.get_run(run_id)
     run = home.run(row.run_id)
@@ -196,7 +207,7 @@ def gather(home: Home, run_id: str) -> Dossier:
         sides=sides,
         flips=flips,
         metrics=load_metrics(run.metrics),
-        checked=_checked(run) if training else [],
+        checked=_evaluation_results(run) if training else [],
         audit=_audit(config, redact),
         contamination=_contamination(run, redact),
         failure_evidence=redact.text(str(read_object(run.failure).get("evidence") or "")),
@@ -214,29 +225,36 @@ def gather(home: Home, run_id: str) -> Dossier:
 
 
 def lineage(home: Home, row: RunRow, config: RunConfig | None) -> list[Station]:
-    """From the base model to this run, oldest first."""
+    """The history of a model: from the base model to this run, oldest first.
+
+    For an evaluation: its models, then the evaluation itself. The history ends at an ancestor that
+    this home has no row of.
+    """
     if row.kind != "train":
         models = config.model_refs if config else []
-        return [Station("model", ref) for ref in models] + [
-            Station("evaluate", row.run_id, config.env_id if config else "", current=True)
-        ]
-    way: list[Station] = []
-    ref = ""
+        env_id = config.env_id if config else ""
+        evaluation = Station("evaluate", row.run_id, env_id, current=True)
+        return [*(Station("model", model) for model in models), evaluation]
+    newest_first: list[Station] = []
+    start_ref = ""
     for run in ancestry(home.run(row.run_id)):
-        ancestor = _row(home, run.id)
+        ancestor = _find_row(home, run.id)
         if ancestor is None:
             break
         detail = f"{ancestor.algorithm} on {ancestor.env_id}"
-        if which := ref.partition("@")[2]:
-            detail += f", continued from {which}"
+        # The run visited before this one started from `start_ref`, a checkpoint of this run.
+        checkpoint = start_ref.partition("@")[2]
+        if checkpoint:
+            detail += f", continued from {checkpoint}"
         current = run.id == row.run_id
-        way.append(Station("train", run.id, detail, ancestor.verdict, current))
-        ref = started_from(run)
-    return [Station("base", ref, "base model"), *way[::-1]]
+        newest_first.append(Station("train", run.id, detail, ancestor.verdict, current))
+        start_ref = started_from(run)
+    return [Station("base", start_ref, "base model"), *newest_first[::-1]]
 
 
-def _row(home: Home, run_id: str) -> RunRow | None:
-    """The row of a run whose folder is there; a home may have been put together by hand."""
+def _find_row(home: Home, run_id: str) -> RunRow | None:
+    """The row of a run, None where the home has only its folder (as when it was copied there by
+    hand)."""
     try:
         with Store(home) as store:
             return store.get_run(run_id)
@@ -244,9 +262,13 @@ def _row(home: Home, run_id: str) -> RunRow | None:
         return None
 
 
-def _checked(run: RunDir) -> list[Checked]:
-    """What each evaluation showed on the half that chooses, with Wilson's interval for rates."""
-    checked = []
+def _evaluation_results(run: RunDir) -> list[Checked]:
+    """The result of each evaluation on the half of the tasks that chooses (all, without halves).
+
+    Success has Wilson's interval over the tasks; other measures have none. Evaluations without a
+    measure are left out.
+    """
+    results = []
     for step in run.eval_steps():
         rows = read_evaluation(run.evals(step))
         rows = in_half(rows, VALIDATION) or rows
@@ -259,11 +281,12 @@ def _checked(run: RunDir) -> list[Checked]:
         if measure == "success":
             tasks = len(side(rows, measure).values)
             interval = wilson(round(mean * tasks), tasks)
-        checked.append(Checked(step, mean, interval))
-    return checked
+        results.append(Checked(step, mean, interval))
+    return results
 
 
 def _audit(config: RunConfig | None, redact: Redactor) -> Audit | None:
+    """The redacted audit of the environment's scorer, None where there is none."""
     if config is None:
         return None
     try:
@@ -274,8 +297,10 @@ def _audit(config: RunConfig | None, redact: Redactor) -> Audit | None:
 
 
 def _hours_between(start: float | None, end: float | None) -> float | None:
+    """Hours from one time to another (in seconds); None where either is missing."""
     return (end - start) / 3600 if start and end else None
 
 
 def _contamination(run: RunDir, redact: Redactor) -> Contamination:
+    """The redacted comparison of training rows with held-out tasks."""
     return Contamination.model_validate(redact.value(read_contamination(run).to_json()))

@@ -1,7 +1,7 @@
 """The report of a run: one HTML file that opens anywhere, the same as Markdown, and a model card.
 
-No script, no font and nothing fetched: the page forbids itself all of it. What a model or an
-environment said is escaped by the template engine and cleaned before.
+The page has no script and no font and loads nothing; its content policy forbids all of that. Texts
+of models and environments are cleaned, and the template engine escapes them.
 """
 
 import time
@@ -26,7 +26,8 @@ _SECTIONS = (
 def write_report(home: Home, run_id: str) -> Path:
     """Write `report.html` into the run's folder and return its path.
 
-    Works in any state of the run; what is not there yet is left out. Raises RUN_NOT_FOUND.
+    Works in any state of the run; parts that do not exist yet are left out. Raises UserError
+    RUN_NOT_FOUND.
     """
     dossier = gather(home, run_id)
     write_text(dossier.run.report, html_of(dossier), fsync=False)
@@ -34,17 +35,17 @@ def write_report(home: Home, run_id: str) -> Path:
 
 
 def report_markdown(home: Home, run_id: str) -> str:
-    """The report as Markdown under 10,000 characters. Raises RUN_NOT_FOUND."""
+    """The report as Markdown under 10,000 characters. Raises UserError RUN_NOT_FOUND."""
     return markdown_of(gather(home, run_id))
 
 
 def model_card(home: Home, run_id: str) -> str:
-    """The model card of a run as Markdown under 10,000 characters. Raises RUN_NOT_FOUND."""
+    """The run's model card as Markdown under 10,000 characters. Raises UserError RUN_NOT_FOUND."""
     return card_of(gather(home, run_id))
 
 
 def html_of(dossier: Dossier) -> str:
-    """The report as one HTML document."""
+    """The report as one HTML document; sections that have nothing to show are left out."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -57,6 +58,6 @@ def html_of(dossier: Dossier) -> str:
         mood=outcome.headline(dossier)[1],
         chips=dossier.chips,
         verdict=outcome.verdict(dossier),
-        sections=[section for make in _SECTIONS if (section := make(dossier))],
+        sections=[section for build_section in _SECTIONS if (section := build_section(dossier))],
         written=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(dossier.written)),
     )

@@ -10,20 +10,22 @@ from engine.evidence.report.dossier import Dossier, Station
 from engine.evidence.report.values import value_text
 from engine.home.sanitize import clip, one_line
 
-MOST_CHARS = 9_800
+MOST_CHARS = 9_800  # of a text, so that it stays under 10,000
 _CELL_CHARS = 160
 _ANSWER_CHARS = 260
-# An underscore between letters is no markup in CommonMark, and names are full of them.
+_NOTICE_CHARS = 160  # kept free for the sentence that names what was left out
+_WORTH_CUTTING = 400  # free characters from which on the beginning of a section is still shown
+# Characters to escape. An underscore between letters is no markup in CommonMark, so names keep it.
 _MARKUP = re.compile(r"[\\`*\[\]<>|]|(?<![^\W_])_|_(?![^\W_])")
 
-Make = Callable[[Dossier], Section | None]
-# What matters first: the end is left out where the text grows too long.
-_REPORT: Sequence[Make] = (
+BuildSection = Callable[[Dossier], Section | None]
+# The most important first: where the text grows too long, the last sections are left out.
+_REPORT: Sequence[BuildSection] = (
     *(outcome.verdict, outcome.skills, outcome.tasks, outcome.answers, outcome.models),
     *(progress.curves, origins.settings, origins.audit, origins.contamination, origins.cost),
     *(origins.lineage, origins.provenance, origins.hashes),
 )
-_CARD: Sequence[Make] = (
+_CARD: Sequence[BuildSection] = (
     *(outcome.verdict, outcome.skills, outcome.models, origins.training, origins.contamination),
     *(origins.use, origins.lineage, origins.provenance, origins.hashes, origins.limits),
     origins.settings,
@@ -31,30 +33,32 @@ _CARD: Sequence[Make] = (
 
 
 def markdown_of(dossier: Dossier) -> str:
-    """The report under 10,000 characters; the last sections go first when it is too long."""
+    """The report under 10,000 characters; where it is too long the last sections are left out and
+    named."""
     word, _ = outcome.headline(dossier)
     chips = "; ".join(f"{name} {value}".strip() for name, value in dossier.chips)
     head = f"# {_escaped(f'{dossier.row.run_id}: {word}')}\n\n{_escaped(chips)}."
     if dossier.note:
         head += f"\n\nNote: {_escaped(one_line(dossier.note, 300))}"
-    return _joined([head, *_texts(dossier, _REPORT)])
+    return _joined_under_limit([head, *_section_texts(dossier, _REPORT)])
 
 
 def card_of(dossier: Dossier) -> str:
-    """The model card under 10,000 characters, with the front matter that hubs read."""
+    """The model card under 10,000 characters, with the front matter that model hubs read."""
     tags = json.dumps(["lora", "honesmith", dossier.row.algorithm])
     base = json.dumps(dossier.base)
     front = f"---\nbase_model: {base}\nlibrary_name: peft\ntags: {tags}\n---"
     head = f"# {_escaped(dossier.row.run_id)}\n\n{_escaped(origins.card_head(dossier))}"
-    return _joined([front, head, *_texts(dossier, _CARD)])
+    return _joined_under_limit([front, head, *_section_texts(dossier, _CARD)])
 
 
-def _texts(dossier: Dossier, chosen: Iterable[Make]) -> list[str]:
-    """One text for each section with a heading; one without continues the text before it."""
+def _section_texts(dossier: Dossier, builders: Iterable[BuildSection]) -> list[str]:
+    """One text for each section that has a heading; a section without one is appended to the text
+    before it."""
     texts: list[str] = []
-    for make in chosen:
-        section = make(dossier)
-        body = _text(section.blocks) if section else ""
+    for build_section in builders:
+        section = build_section(dossier)
+        body = _blocks_text(section.blocks) if section else ""
         if section and section.short:
             texts.append(f"## {section.short}\n\n{body}")
         elif body:
@@ -62,17 +66,17 @@ def _texts(dossier: Dossier, chosen: Iterable[Make]) -> list[str]:
     return texts
 
 
-def _text(shown: Iterable[Block]) -> str:
-    return "\n\n".join(text for block in shown if (text := _block(block)))
+def _blocks_text(shown_blocks: Iterable[Block]) -> str:
+    return "\n\n".join(text for block in shown_blocks if (text := _block_text(block)))
 
 
-def _block(block: Block) -> str:
-    """A block as text, "" for what only the page shows."""
+def _block_text(block: Block) -> str:
+    """A block as Markdown, "" for what only the page shows."""
     if block.only == "page":
         return ""
     match block:
         case blocks.Paragraph(line=line):
-            return _line(line)
+            return _line_text(line)
         case blocks.Notes(notes=notes):
             lines = (f"{note.label}: {note.text}" if note.label else note.text for note in notes)
             return "\n".join(f"- {_escaped(text)}" for text in lines)
@@ -88,23 +92,25 @@ def _block(block: Block) -> str:
         case blocks.Answers():
             return _answers(block)
         case blocks.Steps(steps=steps):
-            return "\n".join(f"{i}. {_step(step)}" for i, step in enumerate(steps, 1))
+            return "\n".join(f"{i}. {_step_text(step)}" for i, step in enumerate(steps, 1))
         case blocks.Figure(text=text):
             return text
         case blocks.Panel(blocks=inner):
-            return _text(inner)
+            return _blocks_text(inner)
     return ""
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str | blocks.Tag | blocks.Cell]]) -> str:
-    """A table without the columns that are drawn."""
-    cells = [[_cell(cell) for cell in row] for row in rows]
+    """A table as Markdown, without the columns that have neither a heading nor text (they hold
+    drawings)."""
+    cells = [[_cell_text(cell) for cell in row] for row in rows]
     columns = [i for i, head in enumerate(heads) if head or any(row[i] for row in cells)]
     lines = [f"| {' | '.join(row[i] for i in columns)} |" for row in ([*heads], *cells)]
     return "\n".join([lines[0], f"|{'---|' * len(columns)}", *lines[1:]])
 
 
-def _cell(cell: str | blocks.Tag | blocks.Cell) -> str:
+def _cell_text(cell: str | blocks.Tag | blocks.Cell) -> str:
+    """A cell as escaped text; a cell without text shows its small print."""
     if isinstance(cell, blocks.Tag):
         return _escaped(cell.word)
     text = cell if isinstance(cell, str) else cell.text or cell.note
@@ -112,6 +118,7 @@ def _cell(cell: str | blocks.Tag | blocks.Cell) -> str:
 
 
 def _skills(batteries: Sequence[blocks.Battery]) -> str:
+    """A table with one row per battery of questions."""
     rows = []
     for battery in batteries:
         numbers = (battery.before, battery.after, battery.n, battery.lost)
@@ -120,7 +127,8 @@ def _skills(batteries: Sequence[blocks.Battery]) -> str:
 
 
 def _answers(block: blocks.Answers) -> str:
-    """Both answers in a fence longer than any they contain: a model wrote them."""
+    """Both answers to a task in a code fence. The fence is longer than any in the texts, which a
+    model wrote and could use to break out."""
     texts = (block.example.prompt, block.example.before, block.example.after)
     prompt, before, after = (clip(text, _ANSWER_CHARS) for text in texts)
     text = f"prompt: {prompt}\nbefore: {before}\nafter:  {after}"
@@ -130,14 +138,16 @@ def _answers(block: blocks.Answers) -> str:
     return f"**{block.way}: {_escaped(block.example.task)}**\n\n{fence}\n{text}\n{fence}"
 
 
-def _step(step: Station) -> str:
+def _step_text(step: Station) -> str:
+    """A step of a history, or a link with its hash, as one line."""
     if step.code:
         return f"{_escaped(step.name)}: {_escaped(step.detail)}, `{step.code}`"
     detail = f" ({_escaped(step.detail)})" if step.detail else ""
     return _escaped(step.name) + detail + (f": {step.verdict}" if step.verdict else "")
 
 
-def _line(line: blocks.Line) -> str:
+def _line_text(line: blocks.Line) -> str:
+    """Text, code and tags as one line of Markdown; a tag is followed by a colon."""
     text = ""
     for part in line:
         if isinstance(part, blocks.Code):
@@ -148,7 +158,8 @@ def _line(line: blocks.Line) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Untrusted text inside a line of Markdown: no markup, no table cell broken."""
+    """Untrusted text for one line of Markdown: without markup and line breaks, and safe in a table
+    cell."""
     return " ".join(_escaped_part(text).split())
 
 
@@ -156,13 +167,17 @@ def _escaped_part(text: str) -> str:
     return _MARKUP.sub(r"\\\g<0>", text)
 
 
-def _joined(texts: Sequence[str]) -> str:
-    """The texts under the limit: the first whole one that no longer fits ends it."""
+def _joined_under_limit(texts: Sequence[str]) -> str:
+    """The texts joined under the limit of length.
+
+    The first text that does not fit ends the result: its beginning is shown where there is enough
+    room (always for the first text), and the sections left out are named.
+    """
     joined = ""
     for index, text in enumerate(texts):
-        room = MOST_CHARS - len(joined) - 160
+        room = MOST_CHARS - len(joined) - _NOTICE_CHARS
         if len(text) > room:
-            if index == 0 or room > 400:
+            if index == 0 or room > _WORTH_CUTTING:
                 joined += _whole_lines(text, room)
             names = [left_out.partition("\n")[0].lstrip("# ") for left_out in texts[index:]]
             return joined + f"\n\nLeft out for length: {', '.join(names)[:100]}.\n"
@@ -171,8 +186,9 @@ def _joined(texts: Sequence[str]) -> str:
 
 
 def _whole_lines(text: str, room: int) -> str:
-    """As many lines as `room` characters hold, none of a fence that would stay open."""
-    lines = ["", ""]
+    """As many whole lines as `room` characters hold. It stops before a code fence, which would stay
+    open."""
+    lines = ["", ""]  # a blank line before the text
     for line in text.split("\n"):
         room -= len(line) + 1
         if room < 0 or line.startswith("```"):

@@ -1,4 +1,4 @@
-"""Sections on what a run rests on: its reward, its rows, its settings, where it comes from."""
+"""Sections on what a run is based on: its reward, its rows, its settings, its history."""
 
 import time
 from collections.abc import Mapping
@@ -16,35 +16,43 @@ from engine.records.audit import Audit, ProbeLine
 from engine.records.run_config import TrainConfig
 from envs.audit.rescore import differing
 
-_SOURCES, _PAIRS = 6, 5  # versions trained on, and pairs of task and row, that are named
-_PROBLEMS = 6
+_SOURCES, _PAIRS = 6, 5  # versions trained on, and pairs of task and row, shown at most
+_PROBLEMS = 6  # of an audit, shown at most
+_LINK_HASH = 12  # digits of a link's hash shown; `honesmith verify` checks all of them
+_HASH = 64  # digits of a sha256; longer values are cut
 
 
 def audit(dossier: Dossier) -> Section | None:
-    """The reward audit: what the environment pays for answers that are none."""
-    made = dossier.audit
-    if made is None:
+    """The section on the reward audit: what the environment pays for answers that solve nothing.
+    None where it was not audited."""
+    audit_result = dossier.audit
+    if audit_result is None:
         return None
-    headline = sentence_case(made.headline.partition(": ")[2])
+    # The headline reads "verdict: text"; the verdict is shown as a tag.
+    headline = sentence_case(audit_result.headline.partition(": ")[2])
     accepted = ""
     if dossier.reward_risk_accepted:
         accepted = " The failed audit was accepted when the run was submitted."
-    conclusion = (Tag(made.verdict), f" {headline}{accepted}")
-    parts: list[Block] = [blocks.Paragraph(conclusion, only="markdown")]
-    if made.problems:
-        parts.append(blocks.Notes([Note(text) for text in made.problems[:_PROBLEMS]]))
-    if made.probes:
+    conclusion = (Tag(audit_result.verdict), f" {headline}{accepted}")
+    section_blocks: list[Block] = [blocks.Paragraph(conclusion, only="markdown")]
+    if audit_result.problems:
+        section_blocks.append(
+            blocks.Notes([Note(text) for text in audit_result.problems[:_PROBLEMS]])
+        )
+    if audit_result.probes:
         heads = ("answer", "mean reward", "", "paid on", "gold above on", "")
         styles = ("", "num", "rest", "num", "num rest", "")
-        rows = [_probe_row(probe) for probe in made.probes]
-        parts.append(blocks.Table(heads, rows, styles))
-    if facts := audit_facts(dossier, made):
-        parts.append(blocks.Facts(facts))
+        rows = [_probe_row(probe) for probe in audit_result.probes]
+        section_blocks.append(blocks.Table(heads, rows, styles))
+    facts = audit_facts(dossier, audit_result)
+    if facts:
+        section_blocks.append(blocks.Facts(facts))
     lead = ("What the environment pays for answers that are none. ", *conclusion)
-    return Section("Can the reward be trusted?", "Reward audit", parts, lead)
+    return Section("Can the reward be trusted?", "Reward audit", section_blocks, lead)
 
 
 def _probe_row(probe: ProbeLine) -> tuple[str | Tag | Cell, ...]:
+    """A row of the table: one kind of answer that solves nothing, and what it earns."""
     return (
         Cell(probe.probe, probe.what),
         value_text(probe.mean),
@@ -55,51 +63,64 @@ def _probe_row(probe: ProbeLine) -> tuple[str | Tag | Cell, ...]:
     )
 
 
-def audit_facts(dossier: Dossier, made: Audit) -> list[tuple[str, str]]:
-    """What the table of probes does not say, as far as the audit has looked."""
+def audit_facts(dossier: Dossier, audit_result: Audit) -> list[tuple[str, str]]:
+    """(name, value) facts of the audit that the table of probes does not show.
+
+    Fields that the audit did not write are left out: older audits looked at less.
+    """
     facts = []
-    if "share" in made.model_fields_set:
+    if "share" in audit_result.model_fields_set:
         facts.append(
-            ("scored", f"{made.rows_scored} of {made.rows} rows, {100 * made.share:.0f} %")
+            (
+                "scored",
+                f"{audit_result.rows_scored} of {audit_result.rows} rows, "
+                f"{100 * audit_result.share:.0f} %",
+            )
         )
-    if "order_dependent" in made.model_fields_set:
-        repeated = "the same reward when scored again, at once and after other answers"
-        if made.order_dependent:
-            repeated = "another reward once other answers had been scored"
-        elif not made.deterministic:
-            repeated = "two rewards for one answer scored twice"
-        facts.append(("repeated", repeated))
-    facts += _fresh_fact("in a new process", made.fresh_process.model_dump())
-    full = made.saturation
-    if full.gold_at_top is not None and full.others_at_top is not None:
-        top = f"{100 * full.gold_at_top:.0f} % of the reference answers"
-        others = f"{100 * full.others_at_top:.1f} % of the others"
+    if "order_dependent" in audit_result.model_fields_set:
+        repeat_result = "the same reward when scored again, at once and after other answers"
+        if audit_result.order_dependent:
+            repeat_result = "another reward once other answers had been scored"
+        elif not audit_result.deterministic:
+            repeat_result = "two rewards for one answer scored twice"
+        facts.append(("repeated", repeat_result))
+    facts += _fresh_fact("in a new process", audit_result.fresh_process.model_dump())
+    saturation = audit_result.saturation
+    if saturation.gold_at_top is not None and saturation.others_at_top is not None:
+        top = f"{100 * saturation.gold_at_top:.0f} % of the reference answers"
+        others_at_top = f"{100 * saturation.others_at_top:.1f} % of the others"
         facts.append(
-            ("at the top reward", f"{top}, {others}; {counted(full.levels, 'level')} in all")
+            (
+                "at the top reward",
+                f"{top}, {others_at_top}; {counted(saturation.levels, 'level')} in all",
+            )
         )
-    if made.score_seconds_p95:
-        facts.append(("time of a score", f"{1000 * made.score_seconds_p95:.2g} ms (95 %)"))
+    if audit_result.score_seconds_p95:
+        facts.append(("time of a score", f"{1000 * audit_result.score_seconds_p95:.2g} ms (95 %)"))
     return facts + _fresh_fact("answers of the exam in a new process", rescored(dossier.run))
 
 
 def _fresh_fact(name: str, scores: Mapping[str, object]) -> list[tuple[str, str]]:
-    """How many answers a process that had scored nothing else rewarded otherwise."""
+    """A fact on answers that a fresh process rewarded differently, as a list; empty where none were
+    scored again."""
     if not scores.get("scored"):
         return []
-    others = f"{differing(scores)} of {scores['scored']} earn another reward"
-    return [(name, others + (", and another one each time" if scores.get("wavering") else ""))]
+    difference_text = f"{differing(scores)} of {scores['scored']} earn another reward"
+    return [
+        (name, difference_text + (", and another one each time" if scores.get("wavering") else ""))
+    ]
 
 
 def contamination(dossier: Dossier) -> Section | None:
-    """What the training rows share with the held-out tasks; None where nothing was compared."""
-    shared = dossier.contamination
-    if not shared.headline:
+    """The section on training rows that contain held-out tasks; None where nothing was compared."""
+    overlap = dossier.contamination
+    if not overlap.headline:
         return None
-    count, left_out = len(shared.leaked), ""
-    if count:
-        tasks = "1 task is" if count == 1 else f"{count} tasks are"
-        left_out = f" {tasks} left out of the verdict: the rows teach them."
-    conclusion = (Tag(shared.verdict), f" {sentence_case(shared.headline)}.{left_out}")
+    leaked_count, left_out_note = len(overlap.leaked), ""
+    if leaked_count:
+        tasks = "1 task is" if leaked_count == 1 else f"{leaked_count} tasks are"
+        left_out_note = f" {tasks} left out of the verdict: the rows teach them."
+    conclusion = (Tag(overlap.verdict), f" {sentence_case(overlap.headline)}.{left_out_note}")
     matches = ("same text", "same words", "long sequence")  # exact, normalised, n-grams
     heads = ("trained on", "by", "rows", "tasks held out", *matches)
     rows = [
@@ -109,41 +130,43 @@ def contamination(dossier: Dossier) -> Section | None:
             *(value_text(number) for number in (source.train, source.heldout)),
             *(str(source.count(kind)) for kind in KINDS),
         )
-        for source in shared.sources[:_SOURCES]
+        for source in overlap.sources[:_SOURCES]
     ]
-    parts: list[Block] = [blocks.Paragraph(conclusion, only="markdown")]
+    section_blocks: list[Block] = [blocks.Paragraph(conclusion, only="markdown")]
     if rows:
         styles = ("name", "", "num rest", *["num"] * 4)
-        parts.append(blocks.Table(heads, rows, styles))
-    pairs = [
+        section_blocks.append(blocks.Table(heads, rows, styles))
+    pair_facts = [
         (f"held-out {pair.heldout}", f"in row {pair.train} ({pair.kind}, {pair.part})")
-        for source in shared.sources
+        for source in overlap.sources
         for pair in source.examples
     ]
-    if pairs:
-        parts.append(blocks.Facts(pairs[:_PAIRS]))
+    if pair_facts:
+        section_blocks.append(blocks.Facts(pair_facts[:_PAIRS]))
     title = "Were the held-out tasks in the training rows?"
     lead = ("Every row trained on, held against every held-out task. ", *conclusion)
-    return Section(title, "Contamination", parts, lead)
+    return Section(title, "Contamination", section_blocks, lead)
 
 
 def cost(dossier: Dossier) -> Section | None:
-    """Device time and money: what was estimated and what was used."""
+    """The section on device time and money, estimated and used; None where neither is known."""
     hours, estimate = dossier.hours, dossier.estimate
-    parts: list[Block] = []
+    section_blocks: list[Block] = []
     facts = []
     if hours is not None:
-        used = "used" if dossier.row.state in TERMINAL else "used so far"
-        facts.append((f"device time {used}", duration(hours)))
+        used_text = "used" if dossier.row.state in TERMINAL else "used so far"
+        facts.append((f"device time {used_text}", duration(hours)))
     if estimate is not None:
         expected = estimate.gpu_hours
-        ends = (expected.low, expected.likely, expected.high)
-        low, likely, high = (duration(end) for end in ends)
-        used = f"used {duration(hours)}" if hours is not None else ""
-        span = charts.Range(*ends, hours, (low, f"likely {likely}", high, used))
-        wide = charts.range_bar(span, charts.WIDE, "Estimated and used")
-        narrow = charts.range_bar(span, charts.NARROW - 20, "Estimated and used")
-        parts.append(blocks.Figure(wide, narrow))
+        range_hours = (expected.low, expected.likely, expected.high)
+        low, likely, high = (duration(end) for end in range_hours)
+        used_text = f"used {duration(hours)}" if hours is not None else ""
+        estimate_range = charts.Range(
+            *range_hours, hours, (low, f"likely {likely}", high, used_text)
+        )
+        wide = charts.range_bar(estimate_range, charts.WIDE, "Estimated and used")
+        narrow = charts.range_bar(estimate_range, charts.NARROW - 20, "Estimated and used")
+        section_blocks.append(blocks.Figure(wide, narrow))
         facts.append(("estimated", f"{likely} ({low} to {high})"))
         facts.append(("basis of the estimate", estimate.basis))
         facts.append(("estimated peak memory", size(estimate.peak_memory.total)))
@@ -153,12 +176,12 @@ def cost(dossier: Dossier) -> Section | None:
     if not facts:
         return None
     lead = "What was predicted before the run, and what it took."
-    panel = blocks.Panel([*parts, blocks.Facts(facts)])
+    panel = blocks.Panel([*section_blocks, blocks.Facts(facts)])
     return Section("Cost against the estimate", "Cost", [panel], [lead])
 
 
 def settings(dossier: Dossier) -> Section | None:
-    """Every setting with its value and where that came from."""
+    """The section with every setting, its value and where that came from; None without settings."""
     rows = [(name, value_text(value), source) for name, value, source in dossier.settings]
     lead = (
         "Every value the run used and where it came from; what a person or an agent chose comes "
@@ -169,7 +192,7 @@ def settings(dossier: Dossier) -> Section | None:
 
 
 def lineage(dossier: Dossier) -> Section:
-    """The runs this one comes from, or the models that were evaluated."""
+    """The section on the runs this one descends from, or on the models that were evaluated."""
     if dossier.row.kind == "train":
         steps, lead = blocks.Steps(dossier.lineage, "way"), "From the base model to this run."
         return Section("Where it comes from", "Lineage", [steps], [lead])
@@ -178,20 +201,21 @@ def lineage(dossier: Dossier) -> Section:
 
 
 def provenance(dossier: Dossier) -> Section | None:
-    """The sealed links, each resting on the one before it."""
-    sealed = dossier.provenance
-    if sealed is None or not sealed.links:
+    """The section on the sealed links, each of which contains the hash of the one before; None
+    where nothing was sealed."""
+    chain = dossier.provenance
+    if chain is None or not chain.links:
         return None
     links = []
-    for link in sealed.links:
+    for link in chain.links:
         files = counted(len(link.files), "file") if link.files else "nothing to seal"
-        links.append(Station("link", link.name, files, code=link.hash[:12]))
+        links.append(Station("link", link.name, files, code=link.hash[:_LINK_HASH]))
     verify = (
         Code(f"honesmith verify {dossier.row.run_id}"),
         " reads every file again and names what was changed.",
     )
     before = ("Sealed when it was done: each link carries the one before it. ", *verify)
-    after = ("Head: ", Code(sealed.head), ". ", *verify)
+    after = ("Head: ", Code(chain.head), ". ", *verify)
     parts = [
         blocks.Paragraph(before, "lead chainlead", only="page"),
         blocks.Steps(links, "chain"),
@@ -201,23 +225,31 @@ def provenance(dossier: Dossier) -> Section | None:
 
 
 def hashes(dossier: Dossier) -> Section | None:
-    """Hashes of what the run used, and the versions of what ran it."""
+    """The section with the hashes of what the run used and the versions of what ran it; None where
+    neither is known."""
     manifest = dossier.manifest
     versions = [(str(name), str(value)) for name, value in (manifest.get("versions") or {}).items()]
-    if hardware := manifest.get("hardware"):
+    hardware = manifest.get("hardware")
+    if hardware:
         machine = ", ".join(f"{name} {value_text(value)}" for name, value in hardware.items())
         versions.append(("machine", machine))
-    parts: list[Block] = []
+    section_blocks: list[Block] = []
     if dossier.hashes:
-        parts.append(blocks.Facts([(what, hash[:64]) for what, hash in dossier.hashes], code=True))
+        section_blocks.append(
+            blocks.Facts([(what, digest[:_HASH]) for what, digest in dossier.hashes], code=True)
+        )
     if versions:
-        parts.append(blocks.Facts(versions))
+        section_blocks.append(blocks.Facts(versions))
     title = "Hashes and versions"
-    return Section(title, title, [blocks.Panel(parts)], folded=True) if parts else None
+    return (
+        Section(title, title, [blocks.Panel(section_blocks)], folded=True)
+        if section_blocks
+        else None
+    )
 
 
 def card_head(dossier: Dossier) -> str:
-    """What the model is, in one sentence."""
+    """The first sentence of a model card: what the model is and when it was made."""
     row = dossier.row
     when = time.strftime("%Y-%m-%d", time.gmtime(row.ended or row.created))
     if row.kind != "train":
@@ -229,7 +261,7 @@ def card_head(dossier: Dossier) -> str:
 
 
 def training(dossier: Dossier) -> Section | None:
-    """How the model was trained, in a few lines."""
+    """The section of a model card on how the model was trained; None for an evaluation."""
     row, config, manifest = dossier.row, dossier.config, dossier.manifest
     if row.kind != "train":
         return None
@@ -251,7 +283,8 @@ def training(dossier: Dossier) -> Section | None:
 
 
 def use(dossier: Dossier) -> Section | None:
-    """How to talk to the model, and how to take it elsewhere."""
+    """The section of a model card on serving and exporting the model; None where there is no
+    checkpoint."""
     if dossier.row.kind != "train" or dossier.run.latest_checkpoint() is None:
         return None
     best = "@best" if dossier.run.resolve_checkpoint("best") else ""
@@ -265,7 +298,7 @@ def use(dossier: Dossier) -> Section | None:
 
 
 def limits(dossier: Dossier) -> Section:
-    """What the verdict does not cover."""
+    """The section of a model card on what the verdict does not cover."""
     text = (
         f"The verdict rests on {dossier.verdict.comparison.outcome.n} held-out tasks of this one "
         "environment version. It says nothing about other tasks, about skills that were not "

@@ -1,4 +1,4 @@
-"""Sections on what came of a run: its verdict, and the tasks and skills behind it."""
+"""Sections on the result of a run: its verdict, and the tasks and skills behind it."""
 
 from engine.evidence.report import blocks, charts
 from engine.evidence.report.blocks import Block, Note, Section, Tag
@@ -8,15 +8,16 @@ from engine.evidence.verdict.comparison import Comparison
 from engine.home.rows import TERMINAL
 from engine.home.sanitize import clip, one_line
 
-_ALERTS = 6
-_EXAMPLES = 2  # gained, and as many lost, in Markdown
+_ALERTS = 6  # shown at most
+_EXAMPLES = 2  # tasks gained, and as many lost, that Markdown shows too
 
 
 def headline(dossier: Dossier) -> tuple[str, str]:
-    """(word over the report, what colours the page).
+    """(the word over the report, the name of the page's colour).
 
-    The word is the verdict, or the state of a run that has none yet; the colour is the verdict's,
-    or that of "failed" or "running".
+    The word is the verdict, or the state of a run that failed, was cancelled or goes on, or
+    "Evaluated" for an evaluation of one model. The colour is named after the verdict, or is
+    "failed" or "running".
     """
     row, word = dossier.row, dossier.verdict.word
     if row.state in ("failed", "cancelled"):
@@ -29,25 +30,28 @@ def headline(dossier: Dossier) -> tuple[str, str]:
 
 
 def verdict(dossier: Dossier) -> Section:
-    """The verdict's sentence, the change with its interval, and what to mind about it."""
+    """The section with the verdict's sentence, the change with its interval, and remarks."""
     (word, _), comparison = headline(dossier), dossier.comparison
-    parts: list[Block] = [
+    section_blocks: list[Block] = [
         blocks.Paragraph([_summary(dossier, word)], "said", only="page"),
         blocks.Paragraph([dossier.verdict.summary], only="markdown"),
     ]
     if dossier.note:
-        parts.append(blocks.Paragraph([clip(dossier.note, 600)], "note", only="page"))
+        section_blocks.append(blocks.Paragraph([clip(dossier.note, 600)], "note", only="page"))
     if comparison and comparison.measure and comparison.outcome.diff is not None:
-        parts.append(_effect(comparison, comparison.measure))
-        numbers = _numbers(dossier, comparison, comparison.measure)
+        section_blocks.append(_effect(comparison, comparison.measure))
+        figures = _figures(dossier, comparison, comparison.measure)
         heads = ("", "value", "95 % interval, or why")
-        parts.append(blocks.Table(heads, numbers, style="figures"))
+        section_blocks.append(blocks.Table(heads, figures, style="figures"))
     notes = _notes(dossier)
-    return Section(word, "Verdict", [*parts, blocks.Notes(notes)] if notes else parts)
+    return Section(
+        word, "Verdict", [*section_blocks, blocks.Notes(notes)] if notes else section_blocks
+    )
 
 
 def _summary(dossier: Dossier, word: str) -> str:
-    """The verdict's sentence without its first word, which stands above it on the page."""
+    """The verdict's sentence for the page, without its first word, which is the headline there. A
+    run that goes on has no verdict yet; then the reason."""
     verdict = dossier.verdict
     if dossier.row.state not in TERMINAL:
         text = f"No verdict yet: {verdict.comparison.reason or 'the run goes on'}."
@@ -55,20 +59,20 @@ def _summary(dossier: Dossier, word: str) -> str:
         text = sentence_case(verdict.summary.removeprefix(f"{word}: "))
     else:
         text = verdict.summary.replace(f": {word}: ", ": ", 1)
-    return text.replace(" %", "\u00a0%")
+    return text.replace(" %", "\u00a0%")  # so that no line breaks before the sign
 
 
 def sentence_case(text: str) -> str:
-    """The text with its first letter large."""
+    """The text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
 def _effect(comparison: Comparison, measure: Measure) -> blocks.Figure:
-    """The change with its interval; the caption says what counts as no difference."""
-    outcome, share = comparison.outcome, measure == "success"
+    """The change with its interval as a drawing; the caption says what counts as no difference."""
+    outcome, is_share = comparison.outcome, measure == "success"
     low, value, high = (number or 0.0 for number in (outcome.low, outcome.diff, outcome.high))
-    effect = charts.Effect(low, value, high, outcome.margin, share, measure == "loss")
-    label = f"Change {charts.signed(value, share)}, 95 % interval"
+    effect = charts.Effect(low, value, high, outcome.margin, is_share, measure == "loss")
+    label = f"Change {charts.signed(value, is_share)}, 95 % interval"
     ends = f"{show_change(low, measure)} to {show_change(high, measure)}"
     negligible = show_change(outcome.margin, measure).removeprefix("+")
     return blocks.Figure(
@@ -76,34 +80,39 @@ def _effect(comparison: Comparison, measure: Measure) -> blocks.Figure:
         charts.effect_strip(effect, charts.NARROW - 20, label),
         f"{label} {ends}.",
         "The bar is the 95\u00a0% interval of the change. Shaded: changes of less than "
-        f"{negligible}{' points' if share else ''}, which count as no difference.",
+        f"{negligible}{' points' if is_share else ''}, which count as no difference.",
     )
 
 
-def _numbers(
+def _figures(
     dossier: Dossier, comparison: Comparison, measure: Measure
 ) -> list[tuple[str, str, str]]:
-    """Before and after, and how far the comparison can be trusted."""
+    """(name, value, remark) rows: the level before and after, and how far the comparison can be
+    trusted."""
     outcome, sides = comparison.outcome, dossier.sides
     names = (sides.before_name, sides.after_name) if sides else ("before", "after")
     numbers = []
     for name, level in zip(names, (comparison.before, comparison.after), strict=True):
         if level is not None:
-            failed = f", {level.errors} without a score" if level.errors else ""
+            failed_note = f", {level.errors} without a score" if level.errors else ""
             numbers.append(
-                (name, show(level.value, measure), _span(level.low, level.high, measure) + failed)
+                (
+                    name,
+                    show(level.value, measure),
+                    _span(level.low, level.high, measure) + failed_note,
+                )
             )
-    p = outcome.p if outcome.p is not None else 1.0
-    gap = show_change(outcome.detectable, measure).removeprefix("+")
+    p = outcome.p if outcome.p is not None else 1.0  # without a test nothing speaks for a change
+    smallest_change = show_change(outcome.detectable, measure).removeprefix("+")
     method = outcome.method.partition(",")[0]
-    half = "reported on the half that chose nothing" if sides and sides.half == TEST else ""
+    half_note = "reported on the half that chose nothing" if sides and sides.half == TEST else ""
     return [
         *numbers,
-        ("tasks", str(outcome.n), half or "paired by task"),
+        ("tasks", str(outcome.n), half_note or "paired by task"),
         ("chance of this if equal", "< 0.001" if p < 0.001 else f"{p:.3f}", method),
         (
             "smallest visible change",
-            gap + (" points" if measure == "success" else ""),
+            smallest_change + (" points" if measure == "success" else ""),
             "found 4 times in 5",
         ),
     ]
@@ -114,7 +123,8 @@ def _span(low: float | None, high: float | None, measure: Measure) -> str:
 
 
 def _notes(dossier: Dossier) -> list[Note]:
-    """Why it ended, what was expected, what warns about the verdict, and what was an alert."""
+    """Remarks on a run: why it ended, what to do next, what was expected, warnings about the
+    verdict, alerts."""
     row, verdict = dossier.row, dossier.verdict
     notes = []
     if row.reason or row.state in ("failed", "cancelled"):
@@ -138,29 +148,35 @@ def _notes(dossier: Dossier) -> list[Note]:
 
 
 def models(dossier: Dossier) -> Section | None:
-    """The models of an evaluation, each with its level and its verdict against the first."""
-    facts, measure = dossier.verdict.evaluation, dossier.verdict.comparison.measure
-    if facts is None or measure is None or measure == "loss":
+    """The section with the models of an evaluation: each level, and the verdict against the first
+    model.
+
+    None for a training run, where there is no measure to show as a level, or no interval.
+    """
+    evaluation, measure = dossier.verdict.evaluation, dossier.verdict.comparison.measure
+    if evaluation is None or measure is None or measure == "loss":
         return None
-    levels = [(each.model, each.level) for each in facts.models if each.level is not None]
-    ends = [end for _, level in levels for end in level.interval if end is not None]
-    if not ends:
+    levels = [
+        (result.model, result.level) for result in evaluation.models if result.level is not None
+    ]
+    interval_ends = [end for _, level in levels for end in level.interval if end is not None]
+    if not interval_ends:
         return None
-    floor, top = (0.0, 1.0) if measure == "success" else (min(ends), max(ends))
-    against = {item.model: item.comparison for item in facts.comparisons}
+    floor, top = (0.0, 1.0) if measure == "success" else (min(interval_ends), max(interval_ends))
+    comparison_by_model = {contest.model: contest.comparison for contest in evaluation.comparisons}
     rows = []
     for model, level in levels:
         value, (low, high) = level.rounded_value, level.interval
         if value is None or low is None or high is None:
             continue
-        compared = against.get(model)
+        comparison = comparison_by_model.get(model)
         bar = charts.level_bar(value, low, high, floor, top, "level")
-        change = show_change(compared.difference, measure) if compared else ""
-        word = Tag(compared.outcome.verdict) if compared else ""
+        change = show_change(comparison.difference, measure) if comparison else ""
+        verdict_tag = Tag(comparison.outcome.verdict) if comparison else ""
         interval = blocks.Cell(drawing=bar, note=_span(low, high, measure))
         counts = (str(level.tasks), str(level.errors))
         name = dossier.redact.text(model)
-        rows.append((name, show(value, measure), interval, change, word, *counts))
+        rows.append((name, show(value, measure), interval, change, verdict_tag, *counts))
     heads = ("model", measure, "95 % interval", "change", "verdict", "tasks", "errors")
     styles = ("name", "num level", "bar", "num", "", "num rest", "num rest")
     lead = (
@@ -172,28 +188,30 @@ def models(dossier: Dossier) -> Section | None:
 
 
 def tasks(dossier: Dossier) -> Section | None:
-    """How many tasks were gained and lost."""
+    """The section on how many tasks were gained, lost and unchanged. None without a comparison, and
+    for a loss, which no task gains or loses."""
     comparison = dossier.comparison
     if comparison is None or comparison.outcome.diff is None or comparison.measure == "loss":
         return None
     outcome = comparison.outcome
     gained, lost = len(outcome.gained), len(outcome.lost)
-    rest = outcome.n - gained - lost
-    solved = _solved_twice(dossier) if comparison.measure == "success" else None
-    unchanged = [("unchanged", rest, "same")]
-    if solved is not None:
+    unchanged_count = outcome.n - gained - lost
+    solved_both_times = _solved_twice(dossier) if comparison.measure == "success" else None
+    unchanged = [("unchanged", unchanged_count, "same")]
+    if solved_both_times is not None:
         unchanged = [
-            ("right both times", solved, "right"),
-            ("wrong both times", rest - solved, "same"),
+            ("right both times", solved_both_times, "right"),
+            ("wrong both times", unchanged_count - solved_both_times, "same"),
         ]
-    parts = [("gained", gained, "gained"), *unchanged, ("lost", lost, "lost")]
-    panel = blocks.Panel([blocks.Shares(outcome.n, parts)])
+    shares = [("gained", gained, "gained"), *unchanged, ("lost", lost, "lost")]
+    panel = blocks.Panel([blocks.Shares(outcome.n, shares)])
     lead = f"The same {outcome.n} tasks before and after. Only those that changed carry evidence."
     return Section("Task by task", "What changed", [panel], [lead])
 
 
 def _solved_twice(dossier: Dossier) -> int | None:
-    """Tasks solved before and after, None where attempts make it a matter of degree."""
+    """How many tasks were solved before and after. None where tasks have several attempts, since
+    then solved is a matter of degree."""
     sides = dossier.sides
     if sides is None or len({row.task for row in sides.before}) != len(sides.before):
         return None
@@ -205,25 +223,26 @@ def _solved_twice(dossier: Dossier) -> int | None:
 
 
 def answers(dossier: Dossier) -> Section | None:
-    """Some tasks whose result changed, as the model answered them."""
+    """The section with some tasks whose result changed, and both answers to them. None without such
+    tasks."""
     sides, flips = dossier.sides, dossier.flips
     if sides is None or (dossier.comparison and dossier.comparison.measure == "loss"):
         return None
     names = (sides.before_name, sides.after_name)
-    pairs = [
-        blocks.Answers(way, example, names, only="both" if index < _EXAMPLES else "page")
-        for way, examples in (("gained", flips.gained), ("lost", flips.lost))
+    answer_blocks = [
+        blocks.Answers(direction, example, names, only="both" if index < _EXAMPLES else "page")
+        for direction, examples in (("gained", flips.gained), ("lost", flips.lost))
         for index, example in enumerate(examples)
     ]
     lead = (
         "Tasks whose result changed, as the model answered them. These are words of a model, not "
         "of this report."
     )
-    return Section("Side by side", "", pairs, [lead]) if pairs else None
+    return Section("Side by side", "", answer_blocks, [lead]) if answer_blocks else None
 
 
 def skills(dossier: Dossier) -> Section | None:
-    """What the model could do before, by battery."""
+    """The section on earlier skills by battery of questions. None where they were not measured."""
     kept = dossier.verdict.kept_skills
     if kept is None or not kept.every_battery:
         return None

@@ -1,4 +1,4 @@
-"""The section on a run while it went on: held-out results and metrics over its steps."""
+"""The section on the course of a run: held-out results and metrics over its steps."""
 
 from collections.abc import Sequence
 
@@ -9,76 +9,95 @@ from engine.evidence.stats.results import TEST
 from engine.home.halves import choosing
 from engine.records.lines.curves import main_columns, short, spark
 
-_SMALL_CHARTS = 9
-_ROWS = 14  # metrics in the table
+_SMALL_CHARTS = 9  # drawn at most
+_ROWS = 14  # metrics in the table of the Markdown report
 
 
 def curves(dossier: Dossier) -> blocks.Section | None:
-    """Held-out results and metrics over the run, drawn; in Markdown with their ends and a spark."""
-    main = _main_chart(dossier)
-    parts: list[blocks.Block] = [main] if main else []
-    if dossier.row.kind == "train":  # one line per model is no curve
-        if small := _small_charts(dossier):
-            parts.append(blocks.Panel(small, grid=True))
+    """The section with held-out results and metrics over the run, None where there is nothing to
+    show.
+
+    The page draws them; Markdown shows each metric's first, last, lowest and highest value and a
+    tiny curve of text.
+    """
+    main_chart = _main_chart(dossier)
+    section_blocks: list[blocks.Block] = [main_chart] if main_chart else []
+    if dossier.row.kind == "train":  # an evaluation has one line per model, which is no curve
+        small_charts = _small_charts(dossier)
+        if small_charts:
+            section_blocks.append(blocks.Panel(small_charts, grid=True))
         heads = ("metric", "first", "last", "min", "max", "over the run")
-        if rows := _curve_rows(dossier):
-            parts.append(blocks.Table(heads, rows, only="markdown"))
-    lead = [_held_out_line(dossier)] if main else []
-    return blocks.Section("Over the run", "Curves", parts, lead) if parts else None
+        rows = _curve_rows(dossier)
+        if rows:
+            section_blocks.append(blocks.Table(heads, rows, only="markdown"))
+    lead = [_held_out_line(dossier)] if main_chart else []
+    return (
+        blocks.Section("Over the run", "Curves", section_blocks, lead) if section_blocks else None
+    )
 
 
 def _held_out_line(dossier: Dossier) -> str:
-    """What the held-out tasks decide here, and how often they have decided something."""
-    chosen = choosing(dossier.run)
-    half = f" ({chosen.tasks} of {chosen.of}, which the curves below are of)" if chosen else ""
+    """What the held-out tasks decide in this run, and how often they were used to choose something
+    before."""
+    choosing_half = choosing(dossier.run)
+    half_text = (
+        f" ({choosing_half.tasks} of {choosing_half.of}, which the curves below are of)"
+        if choosing_half
+        else ""
+    )
     text = (
         "What the held-out tasks said while it trained. The best checkpoint is chosen on one half "
-        f"of them{half} and reported on the other."
+        f"of them{half_text} and reported on the other."
     )
     training = dossier.verdict.training
     if training is None or not training.holdout_use.total:
         return text
-    use = training.holdout_use
-    evaluated = f", {use.evaluations} models evaluated" if use.evaluations else ""
-    runs = "1 run" if use.judged == 1 else f"{use.judged} runs"
+    holdout_use = training.holdout_use
+    evaluated = f", {holdout_use.evaluations} models evaluated" if holdout_use.evaluations else ""
+    runs = "1 run" if holdout_use.judged == 1 else f"{holdout_use.judged} runs"
     return (
-        f"{text} These held-out tasks have been used to choose {use.total} times up to this run: "
-        f"{runs} judged, {use.checkpoints} checkpoints compared{evaluated}."
+        f"{text} These held-out tasks have been used to choose {holdout_use.total} times up to "
+        f"this run: {runs} judged, {holdout_use.checkpoints} checkpoints compared{evaluated}."
     )
 
 
 def _main_chart(dossier: Dossier) -> blocks.Panel | None:
-    """Held-out results over the run, with their noise band and the reported half."""
+    """The chart of the held-out results, with their intervals and the results on the reported half.
+
+    None with fewer than two evaluations, or without a held-out metric.
+    """
     checked, name = dossier.checked, _held_out_name(dossier)
     if len(checked) < 2 or not name:
         return None
-    marks = _reported_marks(dossier)
-    best = dossier.run.resolve_checkpoint("best")
-    step = int(best.name.rpartition("_")[2]) if best else None
+    reported_marks = _reported_marks(dossier)
+    best_checkpoint = dossier.run.resolve_checkpoint("best")
+    # A checkpoint's folder is named after its step, as in step_000020.
+    best_step = int(best_checkpoint.name.rpartition("_")[2]) if best_checkpoint else None
     curve = charts.Curve(
         points=[(item.step, item.value) for item in checked],
         band=[
             (item.step, item.interval.low, item.interval.high) for item in checked if item.interval
         ],
-        marks=marks,
+        marks=reported_marks,
         share=name == "heldout_success",
-        line_at=step,
-        line_label=f"best: step {step}",
+        line_at=best_step,
+        line_label=f"best: step {best_step}",
         end=dossier.metrics.lines[-1]["step"] if dossier.metrics.lines else None,
     )
     title = f"Held-out {name.removeprefix('heldout_')}"
-    keys = [("choosing", "half that chooses")]
+    legend = [("choosing", "half that chooses")]
     if curve.band:
-        keys.append(("interval", "95 % interval"))
-    if marks:
-        keys.append(("reported", "half that is reported"))
+        legend.append(("interval", "95 % interval"))
+    if reported_marks:
+        legend.append(("reported", "half that is reported"))
     wide = charts.line_chart(curve, charts.WIDE, 300, title)
     narrow = charts.line_chart(curve, charts.NARROW, 250, title)
-    return blocks.Panel([blocks.Figure(wide, narrow, legend=keys)], title)
+    return blocks.Panel([blocks.Figure(wide, narrow, legend=legend)], title)
 
 
 def _reported_marks(dossier: Dossier) -> list[tuple[float, float, float, float]]:
-    """(step, low, value, high) of the half that is reported: at step 0 and at the best step."""
+    """(step, low, value, high) on the half of the tasks that is reported: at step 0 and at the best
+    step. Empty where no halves were made."""
     comparison, sides = dossier.comparison, dossier.sides
     if comparison is None or sides is None or sides.half != TEST or sides.step is None:
         return []
@@ -90,7 +109,7 @@ def _reported_marks(dossier: Dossier) -> list[tuple[float, float, float, float]]
 
 
 def _held_out_name(dossier: Dossier) -> str:
-    """The held-out metric that the verdict is about, "" where there is none."""
+    """The held-out metric that the verdict is about, else the first measured; "" without any."""
     measure = dossier.comparison.measure if dossier.comparison else None
     if measure:
         return f"heldout_{measure}"
@@ -101,12 +120,13 @@ def _held_out_name(dossier: Dossier) -> str:
 
 
 def _small_charts(dossier: Dossier) -> list[blocks.Panel]:
-    shown = {_held_out_name(dossier), "heldout_reward"}
-    names = [name for name in dossier.metrics.columns if name not in shown]
+    """A small chart, with its meaning, for each main metric that is not drawn large already."""
+    drawn_already = {_held_out_name(dossier), "heldout_reward"}
+    names = [name for name in dossier.metrics.columns if name not in drawn_already]
     panels = []
     for name in main_columns(names, len(names)):
         points = dossier.metrics.curve(name)
-        if len(points) < 2 or len(panels) == _SMALL_CHARTS:
+        if len(points) < 2 or len(panels) == _SMALL_CHARTS:  # no line to draw, or no room
             continue
         metric = METRICS.get(name)
         share = metric is not None and metric.unit == "share"
@@ -118,16 +138,18 @@ def _small_charts(dossier: Dossier) -> list[blocks.Panel]:
 
 
 def _meaning_of_other(name: str) -> str:
+    """What a metric means that the engine does not define: one of the environment."""
     if name.startswith("heldout_"):
         return f"{name.removeprefix('heldout_')}, on the held-out tasks that choose."
     return "A metric of the environment."
 
 
 def _curve_rows(dossier: Dossier) -> list[Sequence[str]]:
+    """A row per main metric: name, first, last, lowest and highest value, curve as text."""
     rows = []
     for name in main_columns(dossier.metrics.columns, _ROWS):
         values = [value for _, value in dossier.metrics.curve(name)]
         if len(values) > 1:
-            ends = (values[0], values[-1], min(values), max(values))
-            rows.append([name, *(str(short(value)) for value in ends), spark(values)])
+            figures = (values[0], values[-1], min(values), max(values))
+            rows.append([name, *(str(short(value)) for value in figures), spark(values)])
     return rows

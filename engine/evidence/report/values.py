@@ -1,8 +1,8 @@
-"""Values as a person says them."""
+"""Values as text for people."""
 
 
 def duration(hours: float) -> str:
-    """Hours as text: "40 s", "1.5 min", "3.2 h"."""
+    """Hours as text in a fitting unit: "40 s", "1.5 min", "3.2 h"."""
     seconds = hours * 3600
     if seconds < 90:
         return f"{seconds:.0f} s"
@@ -10,7 +10,8 @@ def duration(hours: float) -> str:
 
 
 def value_text(value: object) -> str:
-    """A setting or a number as text."""
+    """A setting or a number as text: four digits for floats, yes or no for booleans, "none" for
+    None and empty lists."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
