@@ -175,9 +175,9 @@ def read_rows(path: Path) -> DataFile:
     }
     reader = readers.get(path.suffix.lower())
     if reader is None:
-        known = ", ".join(FORMATS)
+        formats = ", ".join(FORMATS)
         message = f"{path.suffix or 'no suffix'} is no data format"
-        raise _unusable_file(path, message, f"Use one of {known}")
+        raise _unusable_file(path, message, f"Use one of {formats}")
     try:
         size = path.stat().st_size
         # JSONL is read line by line; every other format is held in memory as a whole.
@@ -222,14 +222,14 @@ def to_task(row: JsonObject, default_id: str, split: str | None = None) -> Task:
     metadata = row.get("metadata")
     if metadata is not None and not isinstance(metadata, dict):
         raise ValueError(f"metadata is an object, got {type(metadata).__name__}")
-    rest = {k: v for k, v in row.items() if k not in used and k not in RESERVED}
+    unused = {k: v for k, v in row.items() if k not in used and k not in RESERVED}
     if row.get("tools"):
-        rest["tools"] = _tools(row["tools"])
+        unused["tools"] = _tools(row["tools"])
     task_split = row.get("split") if _has_value(row.get("split")) else split
     task_id = row["id"] if _has_value(row.get("id")) else default_id
     if isinstance(task_id, bool) or not isinstance(task_id, str | int):
         raise ValueError(f"id is a string, got {type(task_id).__name__}")
-    return Task(str(task_id), prompt, answer, task_split, rest | (metadata or {}))
+    return Task(str(task_id), prompt, answer, task_split, unused | (metadata or {}))
 
 
 def _prompt_and_answer(row: JsonObject) -> tuple[Any, Any, set[str]]:

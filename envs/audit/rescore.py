@@ -89,17 +89,17 @@ def score_again(
         _ask_a_third(changed, fresh, clock)
     except EnvProblem as problem:
         why = str(problem)[:ERROR_CHARS]
-    failed = sum(each.failed for each in changed)
-    shown = sorted(changed, key=lambda each: not each.confirmed)[:SHOWN]
+    failed = sum(item.failed for item in changed)
+    first_examples = sorted(changed, key=lambda item: not item.confirmed)[:SHOWN]
     return {
         "asked": len(answers),
         "scored": scored,
         "differing": len(changed) - failed,
         "failed": failed,
-        "confirmed": sum(each.confirmed for each in changed),
-        "wavering": sum(each.wavering for each in changed),
+        "confirmed": sum(item.confirmed for item in changed),
+        "wavering": sum(item.wavering for item in changed),
         "skipped": skipped,
-        "examples": [each.example() for each in shown],
+        "examples": [item.example() for item in first_examples],
         "why": why,
     }
 
@@ -187,19 +187,19 @@ def _ask_a_third(
     where scoring failed or the time was up before that. Answers whose second score failed are not
     asked: failing once more would confirm nothing.
     """
-    scored = [each for each in changed if not each.failed]
+    scored = [item for item in changed if not item.failed]
     if not scored:
         return
     process = fresh()
     began = clock()
-    for each in scored:
+    for item in scored:
         agreements = 0
         while agreements < TIMES and clock() - began <= THIRD_S:
-            third = each.answer.score(process)
+            third = item.answer.score(process)
             if isinstance(third, str) or third["error"]:
                 break
-            if third["reward"] != each.second["reward"]:
-                each.wavering = True
+            if third["reward"] != item.second["reward"]:
+                item.wavering = True
                 break
             agreements += 1
-        each.confirmed = agreements == TIMES
+        item.confirmed = agreements == TIMES

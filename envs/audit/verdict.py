@@ -96,8 +96,8 @@ def _problems(findings: Findings, table: list[ProbeLine]) -> list[str]:
     if _all_alike(findings):
         problems.append("every answer, right or wrong, earns the same reward")
     if findings.gold_failing:
-        count, shown = len(findings.gold_failing), ", ".join(findings.gold_failing[:SHOWN])
-        problems.append(f"{count} of {findings.gold_rows} reference answers fail: {shown}")
+        count, names = len(findings.gold_failing), ", ".join(findings.gold_failing[:SHOWN])
+        problems.append(f"{count} of {findings.gold_rows} reference answers fail: {names}")
     if not findings.gold_rows:
         problems.append("no row has a reference answer: nothing shows that a right one is paid")
     if findings.unstable:

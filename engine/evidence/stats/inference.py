@@ -413,32 +413,34 @@ def paired_verdict(
     """
     shared = sorted(task for task in before.values if task in after.values)
     shared = [task for task in shared if before.values[task] and after.values[task]]
-    known = {task for side in (before, after) for task in side.values}
-    facts = _Facts(len(shared), len(known) - len(shared), (before.errors, after.errors))
+    tasks_of_either = {task for side in (before, after) for task in side.values}
+    facts = _Facts(len(shared), len(tasks_of_either) - len(shared), (before.errors, after.errors))
     refusal = _reason_for_no_verdict(before, after, facts)
     if refusal:
         return facts.verdict("unknown", refusal)
-    old = {task: _mean(before.values[task]) for task in shared}
-    new = {task: _mean(after.values[task]) for task in shared}
-    if all(value in (0.0, 1.0) for side in (old, new) for value in side.values()):
-        test = _binary_test(old, new, alpha)
+    old_means = {task: _mean(before.values[task]) for task in shared}
+    new_means = {task: _mean(after.values[task]) for task in shared}
+    if all(value in (0.0, 1.0) for side in (old_means, new_means) for value in side.values()):
+        test = _binary_test(old_means, new_means, alpha)
     else:
-        test = _mean_test(old, new, alpha, seed)
+        test = _mean_test(old_means, new_means, alpha, seed)
     if test.p >= alpha and test.interval.excludes_zero:
         method = f"{test.method}, drawn to 0 with the test"
         test = replace(test, interval=test.interval.with_zero(), method=method)
     sign = 1.0 if higher_is_better else -1.0
-    by_change = sorted(shared, key=lambda task: (-abs(new[task] - old[task]), task))
+    by_change = sorted(shared, key=lambda task: (-abs(new_means[task] - old_means[task]), task))
     # A change within 1e-12 is rounding.
-    gains = tuple(task for task in by_change if sign * (new[task] - old[task]) > 1e-12)
-    losses = tuple(task for task in by_change if sign * (new[task] - old[task]) < -1e-12)
+    gains = tuple(task for task in by_change if sign * (new_means[task] - old_means[task]) > 1e-12)
+    losses = tuple(
+        task for task in by_change if sign * (new_means[task] - old_means[task]) < -1e-12
+    )
     used_margin = test.span * MARGIN if margin is None else margin
-    word, reason = _word_of_test(test, sign, used_margin, facts.n, alpha)
+    verdict, reason = _word_of_test(test, sign, used_margin, facts.n, alpha)
     return PairedVerdict(
-        verdict=word,
+        verdict=verdict,
         reason=reason,
-        before=_mean(list(old.values())),
-        after=_mean(list(new.values())),
+        before=_mean(list(old_means.values())),
+        after=_mean(list(new_means.values())),
         diff=test.diff,
         low=test.interval.low,
         high=test.interval.high,

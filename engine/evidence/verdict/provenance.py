@@ -156,10 +156,10 @@ def _verify(home: Home, row: RunRow, depth: int) -> Verification:
     if sealed.head != previous or [link.name for link in links] != list(LINKS):
         links = links or [CheckedLink("evaluation", [], True)]
         links[-1] = links[-1].with_fault(Fault(run.chain.name, _SEAL_CHANGED))
-    word = run_verdict(run).word
-    if row.kind == "train" and row.state == "done" and word != row.verdict:
-        what = f"says {row.verdict}, the evaluations say {word}"
-        links[-1] = links[-1].with_fault(Fault(run.home.db.name, what))
+    verdict = run_verdict(run).word
+    if row.kind == "train" and row.state == "done" and verdict != row.verdict:
+        difference = f"says {row.verdict}, the evaluations say {verdict}"
+        links[-1] = links[-1].with_fault(Fault(run.home.db.name, difference))
     return _verification(row, sealed.head, links, _ancestors(home, run, depth))
 
 

@@ -229,19 +229,19 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
     if missing := _missing_evaluation(sides):
         outcome = PairedVerdict("unknown", missing)
         comparison = Comparison(None, outcome, comparison.before, comparison.after)
-    word = comparison.outcome.verdict
-    use = holdout_use(run_dir.home, config.env_id if config else "", run_dir.id)
-    kept = kept_skills(run_dir)
-    forgotten = losses(kept)
-    start = better_start(run_dir, config, sides.step, word)
-    expected, as_expected = _expectation(config.expect if config else "", word)
+    verdict = comparison.outcome.verdict
+    uses = holdout_use(run_dir.home, config.env_id if config else "", run_dir.id)
+    skills = kept_skills(run_dir)
+    forgotten = losses(skills)
+    start = better_start(run_dir, config, sides.step, verdict)
+    expected, as_expected = _expectation(config.expect if config else "", verdict)
     warnings = [
         *contamination_warnings(run_dir),
         *forgotten,
         *rescored_warnings(run_dir),
         *_no_halves_warning(sides, checkpoints),
         *_cautions(comparison, config, sides.half),
-        *reuse_warning(use, word, comparison.outcome.p),
+        *reuse_warning(uses, verdict, comparison.outcome.p),
     ]
     summary = [sentence(comparison, "held-out "), *([start.sentence] if start else []), *forgotten]
     return Verdict(
@@ -258,8 +258,8 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
             expected=expected,
             as_expected=as_expected,
             go_on_with=start.model if start else "",
-            holdout_use=use,
-            kept_skills=kept,
+            holdout_use=uses,
+            kept_skills=skills,
         ),
     )
 
