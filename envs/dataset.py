@@ -375,7 +375,7 @@ def _elements(text: str, position: int, data: DataFile) -> Iterator[tuple[int, A
     `data.bad` and the rest of the text is not read.
     """
     decoder = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_no_constant)
-    line, counted, first = 1, 0, True
+    line, counted, first = 1, 0, True  # `line` is that of the position `counted`
     while True:
         while position < len(text) and text[position] in " \t\r\n":
             position += 1
@@ -385,7 +385,7 @@ def _elements(text: str, position: int, data: DataFile) -> Iterator[tuple[int, A
             if text[position + 1 :].strip():
                 data.bad.append(BadRow(line, "there is text after the list"))
             return
-        if not first:
+        if not first:  # a comma separates this element from the one before
             if position >= len(text) or text[position] != ",":
                 data.bad.append(BadRow(line, "a comma or ] is missing here; the rest is not read"))
                 return
@@ -398,6 +398,7 @@ def _elements(text: str, position: int, data: DataFile) -> Iterator[tuple[int, A
         try:
             value, end = decoder.raw_decode(text, position)
         except (ValueError, RecursionError) as error:
+            # Nested too deep: the error knows no line, so the element's first line is named.
             where = error.lineno if isinstance(error, json.JSONDecodeError) else line
             data.bad.append(BadRow(where, f"{_fault_of(error)}; the rest is not read"))
             return

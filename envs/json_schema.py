@@ -127,6 +127,7 @@ def _key(value: Any) -> str:
     """A text that is the same for equal JSON values: true is not 1, but 1.0 is."""
 
     def plain(item: Any) -> Any:
+        """The value with whole floats as integers, at every depth."""
         if isinstance(item, float) and item.is_integer():
             return int(item)
         if isinstance(item, list):

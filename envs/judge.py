@@ -180,11 +180,12 @@ class Judge:
             except urllib.error.HTTPError as error:
                 if error.code not in RETRY_STATUS or attempt == self.retries:
                     raise JudgeError(f"{self.url} answered {error.code}") from error
+            # No connection, no JSON, or JSON of another form than a chat reply.
             except (OSError, ValueError, LookupError, TypeError) as error:
                 if attempt == self.retries:
                     raise JudgeError(f"{self.url} gave no answer: {error}") from error
-            time.sleep(min(8.0, 0.25 * 2**attempt))
-        raise JudgeError("not asked")  # retries is negative
+            time.sleep(min(8.0, 0.25 * 2**attempt))  # seconds: a quarter, a half, one, ...
+        raise JudgeError("not asked")  # reached only if `retries` is negative
 
     def _from_disk(self, key: str) -> dict[str, float] | None:
         """The verdict stored under `key`; None without a cache folder or a readable file."""

@@ -216,7 +216,7 @@ def _json_probes(core: Core, others: Sequence[str]) -> dict[str, str]:
     for other in others[:MANY]:
         try:
             parsed.append(json.loads(other))
-        except ValueError:
+        except ValueError:  # another row's answer need not be JSON
             continue
     # The right value goes to the middle, where a scorer that reads the first or last misses it.
     parsed[0], parsed[len(parsed) // 2] = parsed[len(parsed) // 2], parsed[0]

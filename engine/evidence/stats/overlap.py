@@ -189,7 +189,7 @@ class HeldOut:
                 index = None
         elif index is not None:
             index = self._exact[(part, text)]
-        if index is not None:
+        if index is not None:  # a unit that is known: this task has it too
             self.units[index].ids.append(task)
             self._exact.setdefault((part, text), index)
             return
@@ -201,7 +201,7 @@ class HeldOut:
             self.units[index].skipped = len(tokens) >= GRAM
             return
         for gram in _grams(tokens):
-            if self._grams.setdefault(gram, index) != index:
+            if self._grams.setdefault(gram, index) != index:  # another unit has it already
                 self._grams[gram] = _COMMON
 
     def _by_grams(self, texts: Iterable[Sequence[str]]) -> list[int]:
