@@ -60,7 +60,11 @@ class ToolCall:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> "ToolCall":
-        """Reads OpenAI's shape, or the bare {"name", "arguments"}. Raises ValueError."""
+        """Reads OpenAI's shape, or the bare {"name", "arguments"}.
+
+        Arguments that are no JSON object are kept in `invalid`. Raises ValueError where the
+        function has no name.
+        """
         inner = data.get("function", data)
         if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
             raise ValueError(f"a tool call needs a function name, got {_short(data)}")
@@ -79,7 +83,7 @@ class ToolCall:
         return ToolCall(inner["name"], parsed, str(call_id))
 
     def to_dict(self) -> JsonObject:
-        """OpenAI's shape; `arguments` is a JSON string there."""
+        """The call in OpenAI's shape, where `arguments` is a JSON string; without an empty id."""
         arguments = self.invalid or json.dumps(self.arguments, ensure_ascii=False)
         body: JsonObject = {
             "type": "function",
@@ -111,6 +115,10 @@ class Message:
     name: str = ""
 
     def __post_init__(self) -> None:
+        """Checks the fields and brings them into their form; raises ValueError.
+
+        The class is frozen, so the fields are set through `object`.
+        """
         if self.role not in ROLES:
             raise ValueError(f"a message's role is one of {', '.join(ROLES)}, got {self.role!r}")
         object.__setattr__(self, "content", _text(self.content))
@@ -124,7 +132,10 @@ class Message:
 
     @staticmethod
     def from_dict(data: "Mapping[str, Any] | Message") -> "Message":
-        """Reads a message in OpenAI's shape. Raises ValueError when it is not one."""
+        """Reads a message in OpenAI's shape; a `Message` is returned as it is.
+
+        The role "developer" is read as system. Raises ValueError for anything that is no message.
+        """
         if isinstance(data, Message):
             return data
         if not isinstance(data, Mapping):
@@ -141,7 +152,7 @@ class Message:
         )
 
     def to_dict(self) -> ChatMessage:
-        """OpenAI's shape, without the fields that are empty."""
+        """The message in OpenAI's shape; fields other than role and content only if not empty."""
         body: ChatMessage = {"role": self.role, "content": self.content}
         if self.tool_calls:
             body["tool_calls"] = [call.to_dict() for call in self.tool_calls]
@@ -175,6 +186,10 @@ class Task:
     metadata: JsonObject = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Checks the fields; numbers as id become text, dicts become messages.
+
+        Raises ValueError naming the task and the field.
+        """
         if isinstance(self.id, bool) or not isinstance(self.id, str | int):
             raise ValueError(f"a task's id is a string, got {_short(self.id)}")
         self.id = _sound(str(self.id), "a task's id")
@@ -207,12 +222,16 @@ class Task:
 
     @property
     def answer_text(self) -> str:
-        """The text of the reference completion's last assistant message, or ""."""
+        """The text of the reference completion's last assistant message; "" without one."""
         texts = [m.content for m in self.answer_messages if m.role == "assistant"]
         return texts[-1] if texts else ""
 
     def to_row(self) -> TaskRow:
-        """The task as it is stored with a version; `from_row` gives an equal task back."""
+        """The task as it is stored with a version; `from_row` gives an equal task back.
+
+        Prompt and answer are stored as messages; the row's `text` names those of the two that the
+        author gave as a plain string.
+        """
         answer = None if self.answer is None else [m.to_dict() for m in self.answer_messages]
         text = [key for key in ("prompt", "answer") if isinstance(getattr(self, key), str)]
         return {
@@ -221,17 +240,20 @@ class Task:
             "answer": answer,
             "split": self.split,
             "metadata": self.metadata,
-            "text": text,  # which of the two the author gave as a plain string
+            "text": text,
         }
 
     @staticmethod
     def from_row(row: Mapping[str, Any]) -> "Task":
-        """The task behind a stored row."""
-        given: JsonObject = {"prompt": row["prompt"], "answer": row.get("answer")}
+        """The task of a stored row, as `to_row` wrote it.
+
+        What the row's `text` names becomes a plain string again.
+        """
+        texts: JsonObject = {"prompt": row["prompt"], "answer": row.get("answer")}
         for key in row.get("text") or []:
-            given[key] = given[key][0]["content"]
+            texts[key] = texts[key][0]["content"]
         return Task(
-            row["id"], given["prompt"], given["answer"], row.get("split"), row.get("metadata") or {}
+            row["id"], texts["prompt"], texts["answer"], row.get("split"), row.get("metadata") or {}
         )
 
 
@@ -292,19 +314,23 @@ class MultiTurnEnv(Env):
 
 
 def is_scored(env: Env) -> bool:
-    """Whether `env` defines a score of its own; without one it is an SFT dataset."""
+    """Whether the class of `env` defines `score`; without one it is an SFT dataset."""
     defined = getattr(type(env), "score", None)
     return defined is not None and defined not in (SingleTurnEnv.score, MultiTurnEnv.score)
 
 
 def kind_of(env: Env) -> str:
-    """`single`, `multi` or `sft`."""
+    """The kind of an environment: `sft` where it has no scorer, else `multi` or `single`."""
     if not is_scored(env):
         return "sft"
     return "multi" if isinstance(env, MultiTurnEnv) else "single"
 
 
 def _conversation(value: Any, where: str) -> str | list[Message]:
+    """A prompt or an answer as it was given: a text, or a list of messages (dicts are read).
+
+    `where` names it in errors. Raises ValueError for anything else.
+    """
     if isinstance(value, str):
         return _sound(value, f"the {where}")
     if isinstance(value, Mapping | Message) or not isinstance(value, Sequence):
@@ -316,11 +342,15 @@ def _conversation(value: Any, where: str) -> str | list[Message]:
 
 
 def _as_messages(value: Any, role: str) -> list[Message]:
+    """A text as one message with this role; messages as they are."""
     return [Message(role, value)] if isinstance(value, str) else list(value)
 
 
 def _text(content: Any) -> str:
-    """The text of a message's content; OpenAI's list of text parts is joined."""
+    """The text of a message's content: a text, OpenAI's text parts joined, "" for None.
+
+    Raises ValueError for any other content, as images.
+    """
     if content is None:
         return ""
     if isinstance(content, str):
@@ -335,15 +365,19 @@ def _text(content: Any) -> str:
 
 
 def _sound(text: str, what: str) -> str:
-    """`text` itself. Raises ValueError for a lone surrogate, which UTF-8 cannot encode."""
+    """`text` itself, if UTF-8 can encode it.
+
+    Raises ValueError for a lone surrogate; `what` names the text in the error.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        half = f"{what} has half of a surrogate pair in it, at {error.start}"
-        raise ValueError(half) from None
+        message = f"{what} has half of a surrogate pair in it, at {error.start}"
+        raise ValueError(message) from None
     return text
 
 
 def _short(value: Any) -> str:
+    """`value` as it looks in Python, cut to 80 characters for an error message."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -21,8 +21,8 @@ from typing import Any
 from envs.isolation import packages, sandbox
 
 FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
-OUTPUT_BYTES = 1 << 20
-KEEPER_SECONDS = 0.5  # what the keeper waits longer than we do
+OUTPUT_BYTES = 1 << 20  # of one program; also the largest file it may write
+KEEPER_SECONDS = 0.5  # the keeper ends the code this much later than we do, should we be gone
 
 # Two processes: the first keeps time and ends the second, which shuts itself into a box of its own
 # and runs the code; `calls` are evaluated there and what they give is written as JSON.
@@ -67,16 +67,17 @@ def code(
     timeout_s: float = 5.0,
     memory_mb: int = 512,
 ) -> float:
-    """The share of `tests` that the Python code in `completion` passes.
+    """The share of `tests` that the Python code in `completion` passes, from 0 to 1.
 
     Args:
-        completion: its last fenced block, or all of it where there is none.
+        completion: an answer; its code is the last fenced block, or all of it where there is none.
         tests: either {"call": "add(2, 3)", "expect": 5}, a value JSON can hold, or
             {"stdin": "2 3", "stdout": "5"}, compared without white space at line ends.
-        timeout_s: for all calls together, and for each program run.
-        memory_mb: address space.
+        timeout_s: seconds for all calls together, and for each program that is run.
+        memory_mb: address space of the process, in MB.
 
-    Raises ValueError for a test of another form, or none.
+    Code that fails, runs out of time or memory, or prints too much fails its tests; it raises
+    nothing here. Raises ValueError for a test of another form, or where there is none.
     """
     calls = [test for test in tests if "call" in test and "expect" in test]
     programs = [test for test in tests if "stdin" in test and "stdout" in test]
@@ -85,33 +86,45 @@ def code(
     text = extract(completion)
     passed = 0
     if calls:
-        given = _run(text, [str(test["call"]) for test in calls], "", timeout_s, memory_mb)
-        for test, line in zip(calls, given.splitlines(), strict=False):
-            passed += _equal(_value(line), test["expect"])
+        output = _run(text, [str(test["call"]) for test in calls], "", timeout_s, memory_mb)
+        # One line per call; there are fewer where the code was stopped.
+        for test, line in zip(calls, output.splitlines(), strict=False):
+            passed += _equal(_returned_value(line), test["expect"])
     for test in programs:
         printed = _run(text, None, str(test["stdin"]), timeout_s, memory_mb)
-        passed += _lines(printed) == _lines(str(test["stdout"]))
+        passed += _comparable_lines(printed) == _comparable_lines(str(test["stdout"]))
     return passed / len(tests)
 
 
 def extract(completion: str) -> str:
-    """The last fenced Python block of a completion, or all of it."""
+    """The last fenced Python block of a completion; all of it where there is none."""
     blocks = FENCE.findall(completion)
     return blocks[-1] if blocks else completion
 
 
 def _run(text: str, calls: list[str] | None, stdin: str, timeout_s: float, memory_mb: int) -> str:
-    """The output of the program; "" when it ran out of time."""
+    """What the code printed, or the results of its calls.
+
+    Args:
+        text: the code.
+        calls: expressions to evaluate after it, one line of JSON for each in the result; None to
+            run the code as a program and get its output.
+        stdin: what the program reads.
+        timeout_s: seconds for all of it.
+        memory_mb: address space in MB.
+
+    After the time is up: the results of the calls so far; "" for a program.
+    """
     limits = {
         "RLIMIT_AS": memory_mb << 20,
-        "RLIMIT_CPU": math.ceil(timeout_s) + 1,
+        "RLIMIT_CPU": math.ceil(timeout_s) + 1,  # a second more: the wall clock ends it first
         "RLIMIT_FSIZE": OUTPUT_BYTES,
         "RLIMIT_CORE": 0,
     }
     with tempfile.TemporaryDirectory() as folder:
         readable, writable = sandbox.inside(folder)
-        job = Path(folder, "job.json")
-        order = {
+        job_file = Path(folder, "job.json")
+        job = {
             "code": text,
             "calls": calls,
             "limits": limits,
@@ -121,13 +134,16 @@ def _run(text: str, calls: list[str] | None, stdin: str, timeout_s: float, memor
             "envs": str(Path(__file__).resolve().parent),
             "packages": packages.on_path(),
         }
-        job.write_text(json.dumps(order))
+        job_file.write_text(json.dumps(job))
         Path(folder, "stdin").write_text(stdin)
         # Files, not pipes: their size is limited, so a flood cannot fill our memory.
-        with open(Path(folder, "stdin"), "rb") as given, open(Path(folder, "out"), "wb+") as out:
+        with (
+            open(Path(folder, "stdin"), "rb") as input_file,
+            open(Path(folder, "out"), "wb+") as out,
+        ):
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-B", "-c", RUNNER, str(job)],
-                stdin=given,
+                [sys.executable, "-I", "-S", "-B", "-c", RUNNER, str(job_file)],
+                stdin=input_file,
                 stdout=out,
                 stderr=subprocess.DEVNULL,
                 cwd=folder,
@@ -140,16 +156,21 @@ def _run(text: str, calls: list[str] | None, stdin: str, timeout_s: float, memor
             except subprocess.TimeoutExpired:
                 finished = False
             finally:
+                # The group may have ended by itself.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
             out.seek(0)
             printed = out.read(OUTPUT_BYTES).decode("utf-8", "replace")
-            # Calls that came back before the hang count; half a program's output does not.
+            # Calls that returned before the time was up count; half a program's output does not.
             return printed if finished or calls is not None else ""
 
 
-def _value(line: str) -> Any:
+def _returned_value(line: str) -> Any:
+    """The value in one line of results; `_Nothing` where the call failed or the line is none.
+
+    The code may write lines of its own among the results, so a line may be anything.
+    """
     try:
         return json.loads(line).get("value", _Nothing)
     except (ValueError, AttributeError, RecursionError):
@@ -160,18 +181,26 @@ class _Nothing:
     """Stands for a call that returned no value; not equal to any other value."""
 
 
-def _equal(given: Any, expected: Any) -> bool:
-    if isinstance(given, bool) or isinstance(expected, bool):
-        return given is expected
-    if isinstance(given, int | float) and isinstance(expected, int | float):
-        return math.isclose(given, expected, rel_tol=1e-9, abs_tol=1e-12)
-    if isinstance(given, list) and isinstance(expected, list | tuple):
-        return len(given) == len(expected) and all(map(_equal, given, expected))
-    if isinstance(given, dict) and isinstance(expected, Mapping):
-        keys = {str(key): value for key, value in expected.items()}
-        return given.keys() == keys.keys() and all(_equal(given[k], keys[k]) for k in keys)
-    return type(given) is type(expected) and given == expected
+def _equal(returned: Any, expected: Any) -> bool:
+    """Whether a value that came back as JSON is the expected one.
+
+    Numbers may differ by rounding, a tuple equals its list, and keys are compared as text, because
+    JSON knows no others. True and 1 are different.
+    """
+    if isinstance(returned, bool) or isinstance(expected, bool):
+        return returned is expected
+    if isinstance(returned, int | float) and isinstance(expected, int | float):
+        return math.isclose(returned, expected, rel_tol=1e-9, abs_tol=1e-12)
+    if isinstance(returned, list) and isinstance(expected, list | tuple):
+        return len(returned) == len(expected) and all(map(_equal, returned, expected))
+    if isinstance(returned, dict) and isinstance(expected, Mapping):
+        by_text = {str(key): value for key, value in expected.items()}
+        return returned.keys() == by_text.keys() and all(
+            _equal(returned[k], by_text[k]) for k in by_text
+        )
+    return type(returned) is type(expected) and returned == expected
 
 
-def _lines(text: str) -> list[str]:
+def _comparable_lines(text: str) -> list[str]:
+    """The lines of an output without white space at their ends and blank lines at its end."""
     return [line.rstrip() for line in text.rstrip().splitlines()]

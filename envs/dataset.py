@@ -26,9 +26,11 @@ from envs.json_types import JsonObject
 
 MAX_ROW_BYTES = 16 << 20
 MAX_FILE_BYTES = 256 << 20
-SHOWN = 20
+SHOWN = 20  # bad lines named in a refusal
 SHOWN_CHARS = 1700  # of all bad lines together: a push cuts a refusal at 2,000
+FAULT_CHARS = 200  # of one bad line
 FORMATS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+# Keys of a prompt with the keys its answer may have; the first pair that fits a row is taken.
 PAIRS = (
     ("prompt", ("completion", "response", "answer")),
     ("instruction", ("output", "response", "completion")),
@@ -43,7 +45,10 @@ SHAREGPT |= {"system": "system", "tool": "tool", "function": "tool"}
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that cannot be read: its line (row number in parquet) and why."""
+    """A row that cannot be read: its line (its row number in parquet) and the reason.
+
+    Line 0 stands for the whole file.
+    """
 
     line: int
     message: str
@@ -51,7 +56,10 @@ class BadRow:
 
 @dataclass
 class DataFile:
-    """What a file holds: (line, row) pairs that could be read, and those that could not."""
+    """What a file holds: `rows` that could be read, as (line, row), and `bad` ones that could not.
+
+    The functions that read a format append to both.
+    """
 
     path: Path
     rows: list[tuple[int, JsonObject]] = field(default_factory=list)
@@ -67,18 +75,30 @@ class DatasetEnv(SingleTurnEnv):
     """
 
     def __init__(self, *files: str | Path) -> None:
+        """Read the files. Raises EnvProblem DATASET_INVALID naming the bad lines.
+
+        Without a scorer every row must have an answer. If all rows name the same tools, these are
+        the environment's tools.
+        """
+        # A class with tasks of its own may add the answers there.
         learnt = not is_scored(self) and type(self).tasks is DatasetEnv.tasks
         self._tasks = read_tasks(*files, learnt=learnt)
-        declared = [task.metadata.get("tools") for task in self._tasks]
-        if declared and declared[0] and all(tools == declared[0] for tools in declared):
-            self.tools = declared[0]
+        tools_by_task = [task.metadata.get("tools") for task in self._tasks]
+        if tools_by_task and tools_by_task[0]:
+            first_tools = tools_by_task[0]
+            if all(tools == first_tools for tools in tools_by_task):
+                self.tools = first_tools
 
     def tasks(self) -> list[Task]:
+        """The rows of all files, in their order."""
         return self._tasks
 
 
 def data_files(folder: Path) -> list[Path]:
-    """The data files of a folder that has no environment.py: those in datasets/, else its own."""
+    """The data files in `folder`/datasets, else those directly in `folder`; sorted by name.
+
+    [] where neither holds a file of a known format.
+    """
     for place in (folder / "datasets", folder):
         if place.is_dir():
             files = sorted(path for path in place.iterdir() if path.suffix.lower() in FORMATS)
@@ -88,49 +108,63 @@ def data_files(folder: Path) -> list[Path]:
 
 
 def read_tasks(*files: str | Path, learnt: bool = False) -> list[Task]:
-    """Every row of `files` as a task; `learnt`: rows to learn from, each of which has an answer.
+    """Every row of `files` as a task; ids must be unique over all files.
 
-    Raises EnvProblem DATASET_INVALID with the first 20 bad lines of all files by number.
+    With `learnt` the rows are there to learn from, so each must have an answer.
+
+    Raises EnvProblem DATASET_INVALID naming up to 20 bad lines in total by their numbers.
     """
     tasks: list[Task] = []
-    seen: dict[str, str] = {}
+    place_of_id: dict[str, str] = {}
     read: list[DataFile] = []
-    wholes: list[EnvProblem] = []  # files that are no good as a whole
+    file_problems: list[EnvProblem] = []  # of files that cannot be read at all
     for name in files:
         try:
             data = read_rows(Path(name))
             if not data.rows and not data.bad:
-                raise _whole(data.path, "the file holds no row")
+                raise _unusable_file(data.path, "the file holds no row")
         except EnvProblem as problem:
-            wholes.append(problem)
+            file_problems.append(problem)
             data = DataFile(Path(name), bad=[BadRow(0, problem.message)])
         read.append(data)
         split = split_of(data.path)
         for line, row in data.rows:
             try:
                 task = to_task(row, default_id=f"{data.path.stem}-{line}", split=split)
-                answer = task.answer_messages
-                if learnt and not answer:
-                    raise ValueError("has no answer to learn from")
-                if answer and all(message.role != "assistant" for message in answer):
-                    raise ValueError("its answer has no assistant message")
-                if task.id in seen:
-                    raise ValueError(f"the id {task.id!r} is also that of {seen[task.id]}")
+                _check_answer(task, required=learnt)
+                if task.id in place_of_id:
+                    raise ValueError(f"the id {task.id!r} is also that of {place_of_id[task.id]}")
             except ValueError as problem:
                 data.bad.append(BadRow(line, str(problem)))
                 continue
-            seen[task.id] = f"{data.path.name}:{line}"
+            place_of_id[task.id] = f"{data.path.name}:{line}"
             tasks.append(task)
     faulty = [data for data in read if data.bad]
-    if wholes and len(faulty) == 1:
-        raise wholes[0]
+    if file_problems and len(faulty) == 1:  # its own error, with its hint, says more than a list
+        raise file_problems[0]
     if faulty:
-        raise _refusal(read)
+        raise _bad_lines_error(read)
     return tasks
 
 
+def _check_answer(task: Task, required: bool) -> None:
+    """Raises ValueError for an answer without an assistant message, or none where one is required.
+
+    `required` is set for rows to learn from.
+    """
+    answer = task.answer_messages
+    if required and not answer:
+        raise ValueError("has no answer to learn from")
+    if answer and all(message.role != "assistant" for message in answer):
+        raise ValueError("its answer has no assistant message")
+
+
 def read_rows(path: Path) -> DataFile:
-    """The rows of a file. Raises EnvProblem DATASET_INVALID when the file as a whole is no good."""
+    """The rows of a data file: those that can be read, and the reasons for those that cannot.
+
+    Raises EnvProblem DATASET_INVALID where the whole file is unusable: unknown format, too large,
+    or not readable.
+    """
     readers: dict[str, Callable[[DataFile], None]] = {
         ".jsonl": _read_jsonl,
         ".ndjson": _read_jsonl,
@@ -141,72 +175,99 @@ def read_rows(path: Path) -> DataFile:
     }
     reader = readers.get(path.suffix.lower())
     if reader is None:
-        known = ", ".join(FORMATS)
-        raise _whole(path, f"{path.suffix or 'no suffix'} is no data format", f"Use one of {known}")
+        formats = ", ".join(FORMATS)
+        message = f"{path.suffix or 'no suffix'} is no data format"
+        raise _unusable_file(path, message, f"Use one of {formats}")
     try:
         size = path.stat().st_size
+        # JSONL is read line by line; every other format is held in memory as a whole.
         if size > MAX_FILE_BYTES and reader is not _read_jsonl:
-            raise _whole(path, f"{size >> 20} MB, above {MAX_FILE_BYTES >> 20}", "Use JSONL.")
+            message = f"{size >> 20} MB, above {MAX_FILE_BYTES >> 20}"
+            raise _unusable_file(path, message, "Use JSONL.")
         data = DataFile(path)
         reader(data)
     except OSError as error:
-        raise _whole(path, f"cannot be read: {error.strerror or error}") from error
+        raise _unusable_file(path, f"cannot be read: {error.strerror or error}") from error
     data.bad.sort(key=lambda row: row.line)
     return data
 
 
 def shape_of(row: JsonObject) -> str:
-    """The name of a row's shape; "" where it has none that is known."""
+    """The name of a row's shape: the keys of its prompt and its answer.
+
+    "messages" or "conversations" for a chat, "prompt/answer" for a pair, "prompt" alone where the
+    answer is missing; "" for a row of no known shape.
+    """
     for name in ("messages", "conversations"):
         if isinstance(row.get(name), list):
             return name
     for prompt, answers in PAIRS:
-        if _given(row.get(prompt)):
-            answer = next((name for name in answers if _given(row.get(name))), "")
+        if _has_value(row.get(prompt)):
+            answer = next((name for name in answers if _has_value(row.get(name))), "")
+            # `input` alone may be anything; it is a prompt only beside an output.
             if answer or prompt != "input":
                 return f"{prompt}/{answer}" if answer else prompt
     return ""
 
 
 def to_task(row: JsonObject, default_id: str, split: str | None = None) -> Task:
-    """One row as a task. Raises ValueError saying what is wrong with it."""
+    """One row as a task.
+
+    Keys that the prompt and the answer do not use become metadata; where the row's own `metadata`
+    has the same key, that one wins. `default_id` and `split` apply where the row gives none.
+
+    Raises ValueError saying what is wrong with the row.
+    """
+    prompt, answer, used = _prompt_and_answer(row)
+    metadata = row.get("metadata")
+    if metadata is not None and not isinstance(metadata, dict):
+        raise ValueError(f"metadata is an object, got {type(metadata).__name__}")
+    unused = {k: v for k, v in row.items() if k not in used and k not in RESERVED}
+    if row.get("tools"):
+        unused["tools"] = _tools(row["tools"])
+    task_split = row.get("split") if _has_value(row.get("split")) else split
+    task_id = row["id"] if _has_value(row.get("id")) else default_id
+    if isinstance(task_id, bool) or not isinstance(task_id, str | int):
+        raise ValueError(f"id is a string, got {type(task_id).__name__}")
+    return Task(str(task_id), prompt, answer, task_split, unused | (metadata or {}))
+
+
+def _prompt_and_answer(row: JsonObject) -> tuple[Any, Any, set[str]]:
+    """The prompt and the answer of a row, as texts or messages, and the keys they were taken from.
+
+    The answer is None where the row has none. A `system` text becomes the first message of the
+    prompt; an `input` beside an `instruction` is put under it. Raises ValueError for a row
+    without a prompt, or with one that is no text and no chat.
+    """
     shape = shape_of(row)
     if not shape:
-        empty = next((key for key, _ in PAIRS if key in row and not _given(row[key])), "")
-        if empty:
-            raise ValueError(f"{empty} is empty")
+        empty_key = next((key for key, _ in PAIRS if key in row and not _has_value(row[key])), "")
+        if empty_key:
+            raise ValueError(f"{empty_key} is empty")
         keys = ", ".join(sorted(row)[:8]) or "none"
         raise ValueError(f"no prompt found among its keys ({keys})")
     if shape in ("messages", "conversations"):
         prompt, answer = _chat(row[shape])
-        used = {shape}
-    else:
-        prompt_key, _, answer_key = shape.partition("/")
-        prompt, answer = _text_or_chat(row[prompt_key], prompt_key), None
-        used = {prompt_key, answer_key}
-        if answer_key:
-            answer = _text_or_chat(row[answer_key], answer_key)
-        if prompt_key == "instruction" and _given(row.get("input")):
-            prompt = f"{prompt}\n\n{row['input']}"
-            used.add("input")
-        if _given(row.get("system")):
-            messages = prompt if isinstance(prompt, list) else [Message("user", prompt)]
-            prompt = [Message("system", str(row["system"])), *messages]
-    metadata = row.get("metadata")
-    if metadata is not None and not isinstance(metadata, dict):
-        raise ValueError(f"metadata is an object, got {type(metadata).__name__}")
-    rest = {k: v for k, v in row.items() if k not in used and k not in RESERVED}
-    if row.get("tools"):
-        rest["tools"] = _tools(row["tools"])
-    named_split = row.get("split") if _given(row.get("split")) else split
-    ident = row["id"] if _given(row.get("id")) else default_id
-    if isinstance(ident, bool) or not isinstance(ident, str | int):
-        raise ValueError(f"id is a string, got {type(ident).__name__}")
-    return Task(str(ident), prompt, answer, named_split, rest | (metadata or {}))
+        return prompt, answer, {shape}
+    prompt_key, _, answer_key = shape.partition("/")
+    prompt, answer = _text_or_chat(row[prompt_key], prompt_key), None
+    used = {prompt_key, answer_key}
+    if answer_key:
+        answer = _text_or_chat(row[answer_key], answer_key)
+    if prompt_key == "instruction" and _has_value(row.get("input")):
+        prompt = f"{prompt}\n\n{row['input']}"
+        used.add("input")
+    if _has_value(row.get("system")):
+        messages = prompt if isinstance(prompt, list) else [Message("user", prompt)]
+        prompt = [Message("system", str(row["system"])), *messages]
+    return prompt, answer, used
 
 
 def split_of(path: Path) -> str | None:
-    """The split that a file's name stands for (`train.jsonl`, `test.csv`), else None."""
+    """The split that a file's name stands for: "train", "heldout", or None for other names.
+
+    A word of the name decides, as in `train.jsonl` or `my_test.csv`.
+    """
     words = path.stem.lower().replace("-", "_").split("_")
     if any(word in HELDOUT_NAMES for word in words):
         return "heldout"
@@ -214,7 +275,12 @@ def split_of(path: Path) -> str | None:
 
 
 def _chat(items: list[Any]) -> tuple[list[Message], list[Message] | None]:
-    """A chat as (prompt, answer): the answer begins with the first assistant message."""
+    """A chat as (prompt, answer); the answer begins with the first assistant message.
+
+    The answer is None where there is no such message. ShareGPT's messages ("from", "value") are
+    read too. Raises ValueError for a chat that is empty, begins with the assistant, ends with
+    another message than the assistant's answer, or holds a message that cannot be read.
+    """
     messages = []
     for item in items:
         if isinstance(item, dict) and "role" not in item and "from" in item:
@@ -235,7 +301,11 @@ def _chat(items: list[Any]) -> tuple[list[Message], list[Message] | None]:
     return messages[:first], messages[first:]
 
 
-def _text_or_chat(value: Any, key: str) -> Any:
+def _text_or_chat(value: Any, key: str) -> str | list[Message]:
+    """The value of `key` as a text (numbers are written out) or as a list of messages.
+
+    Raises ValueError for any other type.
+    """
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -246,49 +316,66 @@ def _text_or_chat(value: Any, key: str) -> Any:
 
 
 def _tools(value: Any) -> list[Any]:
+    """A row's `tools`. Raises ValueError unless they are a list of objects."""
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
         raise ValueError("tools is a list of function schemas")
     return value
 
 
-def _given(value: Any) -> bool:
+def _has_value(value: Any) -> bool:
+    """Whether a key's value is more than a placeholder: not None, "" or []."""
     return value is not None and value != "" and value != []
 
 
 def _read_jsonl(data: DataFile) -> None:
+    """Read one object per line; blank lines are skipped, a line that is too long is a bad one.
+
+    The file is read line by line, so it may be larger than the memory.
+    """
     with data.path.open("rb") as file:
         number = 0
         while line := file.readline(MAX_ROW_BYTES + 1):
             number += 1
             if len(line) > MAX_ROW_BYTES:
                 data.bad.append(BadRow(number, f"longer than {MAX_ROW_BYTES >> 20} MB"))
+                # Read on to the end of this line.
                 while line and not line.endswith(b"\n"):
                     line = file.readline(MAX_ROW_BYTES)
                 continue
             if number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")
+                line = line.removeprefix(b"\xef\xbb\xbf")  # the byte order mark of UTF-8
             if line.strip():
-                # Without its end: where a line breaks off is a column of its own.
+                # Without the line's end, so that an error at the end gets the right column.
                 text = line.rstrip(b"\r\n")
-                _take(data, number, lambda raw=text: _loads(raw.decode("utf-8")))
+                _add_row(data, number, lambda raw=text: _loads(raw.decode("utf-8")))
 
 
 def _read_json(data: DataFile) -> None:
-    """A list of objects, each decoded by itself so that a bad one is named by its line."""
+    """Read a list of objects, decoding each by itself so that a bad one is named by its line.
+
+    Raises EnvProblem DATASET_INVALID where the file is not UTF-8 or holds no list.
+    """
     try:
         text = data.path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise _whole(data.path, f"is not UTF-8: {error}") from error
+        raise _unusable_file(data.path, f"is not UTF-8: {error}") from error
     start = len(text) - len(text.lstrip())
     if not text[start:].startswith("["):
-        raise _whole(data.path, "is not a list of objects", "Write [{...}, {...}] or JSONL.")
+        raise _unusable_file(
+            data.path, "is not a list of objects", "Write [{...}, {...}] or JSONL."
+        )
     for line, value in _elements(text, start + 1, data):
-        _take(data, line, lambda row=value: row)
+        _add_row(data, line, lambda row=value: row)
 
 
 def _elements(text: str, position: int, data: DataFile) -> Iterator[tuple[int, Any]]:
-    decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
-    line, counted, first = 1, 0, True
+    """The elements of a JSON list, each with the line it begins on.
+
+    `position` is just behind the opening bracket. At the first error the reason is added to
+    `data.bad` and the rest of the text is not read.
+    """
+    decoder = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+    line, counted, first = 1, 0, True  # `line` is that of the position `counted`
     while True:
         while position < len(text) and text[position] in " \t\r\n":
             position += 1
@@ -298,7 +385,7 @@ def _elements(text: str, position: int, data: DataFile) -> Iterator[tuple[int, A
             if text[position + 1 :].strip():
                 data.bad.append(BadRow(line, "there is text after the list"))
             return
-        if not first:
+        if not first:  # a comma separates this element from the one before
             if position >= len(text) or text[position] != ",":
                 data.bad.append(BadRow(line, "a comma or ] is missing here; the rest is not read"))
                 return
@@ -311,6 +398,7 @@ def _elements(text: str, position: int, data: DataFile) -> Iterator[tuple[int, A
         try:
             value, end = decoder.raw_decode(text, position)
         except (ValueError, RecursionError) as error:
+            # Nested too deep: the error knows no line, so the element's first line is named.
             where = error.lineno if isinstance(error, json.JSONDecodeError) else line
             data.bad.append(BadRow(where, f"{_fault_of(error)}; the rest is not read"))
             return
@@ -319,12 +407,17 @@ def _elements(text: str, position: int, data: DataFile) -> Iterator[tuple[int, A
 
 
 def _read_csv(data: DataFile) -> None:
+    """Read a CSV or TSV file whose first line names the columns; blank lines are skipped.
+
+    After a syntax error the rest is not read. Raises EnvProblem DATASET_INVALID where the file is
+    not UTF-8 or names a column twice.
+    """
     try:
         text = data.path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.path.read_bytes()[: error.start].count(b"\n") + 1
-        raise _whole(data.path, f"line {line} is not UTF-8") from error
-    previous = csv.field_size_limit(MAX_ROW_BYTES)
+        raise _unusable_file(data.path, f"line {line} is not UTF-8") from error
+    previous = csv.field_size_limit(MAX_ROW_BYTES)  # a setting of the whole process
     try:
         delimiter = "\t" if data.path.suffix.lower() == ".tsv" else ","
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
@@ -341,29 +434,38 @@ def _read_csv(data: DataFile) -> None:
             if not header:
                 header = [name.strip() for name in cells]
                 if len(set(header)) < len(header):
-                    raise _whole(data.path, f"the header names a column twice: {header}")
+                    raise _unusable_file(data.path, f"the header names a column twice: {header}")
             elif any(cell.strip() for cell in cells):
-                _take(data, line, lambda cells=cells, header=header: _cells(header, cells))
+                _add_row(data, line, lambda cells=cells, header=header: _csv_row(header, cells))
     finally:
         csv.field_size_limit(previous)
 
 
-def _cells(header: Sequence[str], cells: Sequence[str]) -> JsonObject:
+def _csv_row(header: Sequence[str], cells: Sequence[str]) -> JsonObject:
+    """The cells of a line by column; chats, tools and metadata are parsed as JSON.
+
+    Empty cells are left out, unless the row would then have no known shape. Raises ValueError for
+    another number of cells than columns, and for a cell that is no JSON where it should be.
+    """
     if len(cells) != len(header):
         raise ValueError(f"{len(cells)} cells, but the header has {len(header)}")
     row: JsonObject = dict(zip(header, cells, strict=True))
     for name in ("messages", "conversations", "tools", "metadata"):
         if isinstance(row.get(name), str) and row[name].lstrip()[:1] in ("[", "{"):
             row[name] = _loads(row[name])
-    given = {name: value for name, value in row.items() if value != ""}
-    return given if shape_of(given) else row
+    filled = {name: value for name, value in row.items() if value != ""}
+    return filled if shape_of(filled) else row
 
 
 def _read_parquet(data: DataFile) -> None:
+    """Read the rows of a parquet file; their numbers stand for lines.
+
+    Raises EnvProblem DATASET_INVALID where pyarrow is not installed or cannot read the file.
+    """
     try:
         import pyarrow.parquet  # noqa: PLC0415 # pyright: ignore[reportMissingImports] - optional
     except ImportError as error:
-        raise _whole(
+        raise _unusable_file(
             data.path,
             "reading parquet needs pyarrow, which is not installed",
             "Name pyarrow in requirements.txt and push with install=true, or convert to JSONL.",
@@ -371,27 +473,33 @@ def _read_parquet(data: DataFile) -> None:
     try:
         rows = pyarrow.parquet.read_table(data.path).to_pylist()
     except (pyarrow.ArrowException, ValueError) as error:
-        raise _whole(data.path, f"is no readable parquet: {error}") from error
+        raise _unusable_file(data.path, f"is no readable parquet: {error}") from error
     for number, row in enumerate(rows, 1):
-        _take(data, number, lambda row=row: json.loads(json.dumps(row, allow_nan=False)))
+        # Through JSON and back: values that JSON cannot hold make a bad row.
+        _add_row(data, number, lambda row=row: json.loads(json.dumps(row, allow_nan=False)))
 
 
-def _take(data: DataFile, line: int, make: Callable[[], Any]) -> None:
-    """Adds the row that `make` returns, or the reason why it cannot be read."""
+def _add_row(data: DataFile, line: int, parse: Callable[[], Any]) -> None:
+    """Append the row that `parse` returns to `data.rows`, or why there is none to `data.bad`.
+
+    A row must be an object. `parse` is called here so that its errors are caught in one place.
+    """
     try:
-        row = make()
+        row = parse()
         if not isinstance(row, dict):
             raise ValueError(f"a row is an object, got {type(row).__name__}")
         data.rows.append((line, row))
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError, RecursionError) as error:  # the last: JSON nested too deep
         data.bad.append(BadRow(line, _fault_of(error)))
 
 
 def _loads(text: str) -> Any:
-    return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+    """The JSON value of `text`, strictly: no key twice, no NaN or infinity. Raises ValueError."""
+    return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> JsonObject:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> JsonObject:
+    """The object of these (key, value) pairs. Raises ValueError for a key that occurs twice."""
     row = dict(pairs)
     if len(row) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -401,46 +509,56 @@ def _unique(pairs: list[tuple[str, Any]]) -> JsonObject:
 
 
 def _no_constant(name: str) -> Any:
+    """Called by the JSON decoder for NaN and the infinities; always raises ValueError."""
     raise ValueError(f"{name} is no JSON number")
 
 
 def _fault_of(error: BaseException) -> str:
+    """What is wrong with a row, in words, from the error that reading it raised."""
     if isinstance(error, json.JSONDecodeError):
         return f"is no JSON: {error.msg} (column {error.colno})"
     if isinstance(error, UnicodeDecodeError):
         return f"is not UTF-8: byte {error.start}"
     if isinstance(error, RecursionError):
         return "is nested too deep"
-    return str(error)[:200]
+    return str(error)[:FAULT_CHARS]
 
 
-def _refusal(read: Sequence[DataFile]) -> EnvProblem:
-    """The bad lines of all files, as many as an answer holds; the others are counted."""
+def _bad_lines_error(read: Sequence[DataFile]) -> EnvProblem:
+    """The error that names the bad lines of all files, as many as a reply holds.
+
+    The others are counted. Its place is the first of them. At least one file has a bad line.
+    """
     faulty = [data for data in read if data.bad]
     faults = [(data, row) for data in faulty for row in sorted(data.bad, key=lambda row: row.line)]
-    told, room = [], SHOWN_CHARS
+    listed, room = [], SHOWN_CHARS
     for data, row in faults[:SHOWN]:
         name = "" if len(faulty) == 1 else f"{data.path.name} "
-        told.append(f"{name}line {row.line}: {row.message}"[:200] if row.line else row.message)
-        room -= len(told[-1]) + 2
-        if room < 0 and len(told) > 1:
-            told.pop()
+        fault = f"{name}line {row.line}: {row.message}"[:FAULT_CHARS] if row.line else row.message
+        listed.append(fault)
+        room -= len(fault) + len("; ")
+        if room < 0 and len(listed) > 1:
+            listed.pop()
             break
-    more = f"; and {len(faults) - len(told)} more" if len(faults) > len(told) else ""
+    more = f"; and {len(faults) - len(listed)} more" if len(faults) > len(listed) else ""
+    # A line may have a row and a fault at once (a row that is no task): it is counted once.
     total = sum(len({row.line for row in data.bad} | {n for n, _ in data.rows}) for data in read)
     data, first = faults[0]
     return EnvProblem(
         "DATASET_INVALID",
-        f"{len(faults)} of {total} rows cannot be read: {'; '.join(told)}{more}",
+        f"{len(faults)} of {total} rows cannot be read: {'; '.join(listed)}{more}",
         hint="Correct or remove those lines.",
-        file=_short(data.path),
+        file=_path_in_environment(data.path),
         line=first.line,
     )
 
 
-def _whole(path: Path, message: str, hint: str = "") -> EnvProblem:
-    return EnvProblem("DATASET_INVALID", f"{path.name}: {message}", hint, file=_short(path))
+def _unusable_file(path: Path, message: str, hint: str = "") -> EnvProblem:
+    """The error for a file that is unusable as a whole."""
+    file = _path_in_environment(path)
+    return EnvProblem("DATASET_INVALID", f"{path.name}: {message}", hint, file=file)
 
 
-def _short(path: Path) -> str:
+def _path_in_environment(path: Path) -> str:
+    """A data file's path as its author knows it: relative to the environment's folder."""
     return f"datasets/{path.name}" if path.parent.name == "datasets" else path.name

@@ -22,6 +22,7 @@ TYPES: dict[str, Callable[[Any], bool]] = {
     "number": lambda v: isinstance(v, int | float) and not isinstance(v, bool),
     "integer": lambda v: _is_number(v) and float(v).is_integer(),
 }
+# Keyword -> the type of value it applies to, and whether a value keeps within its bound.
 BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "minimum": ("number", lambda v, b: v >= b),
     "maximum": ("number", lambda v, b: v <= b),
@@ -35,13 +36,19 @@ BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "maxItems": ("array", lambda v, b: len(v) <= b),
     "uniqueItems": ("array", lambda v, b: not b or len({_key(i) for i in v}) == len(v)),
 }
+# Keywords that the functions below handle, each in its own way.
 OTHERS = ("type", "enum", "const", "properties", "required", "additionalProperties", "items")
 JOINED = ("anyOf", "allOf", "oneOf", "not")
 KNOWN = frozenset({*BOUNDS, *OTHERS, *JOINED}) | ANNOTATIONS
 
 
 def schema_errors(value: Any, schema: Mapping[str, Any] | bool, place: str = "$") -> list[str]:
-    """What in `value` the schema does not allow, each with its place; [] when it fits.
+    """What in `value` the schema does not allow, one text for each fault; [] when it fits.
+
+    Args:
+        value: any JSON value.
+        schema: a schema, or True (everything is allowed) or False (nothing is).
+        place: where `value` stands in the whole, `$` for the whole itself; begins every text.
 
     Raises ValueError for a schema with a keyword or type that is not known.
     """
@@ -67,6 +74,10 @@ def schema_errors(value: Any, schema: Mapping[str, Any] | bool, place: str = "$"
 
 
 def _type_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]:
+    """The fault if `value` is of none of the types that the schema names; else [].
+
+    Raises ValueError for an unknown type.
+    """
     names = schema.get("type", [])
     names = [names] if isinstance(names, str) else names
     for name in names:
@@ -78,17 +89,22 @@ def _type_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]
 
 
 def _object_errors(value: Mapping[str, Any], schema: Mapping[str, Any], place: str) -> list[str]:
+    """The faults of an object: required properties that are missing, and faults inside of others.
+
+    Properties that the schema does not list are held to `additionalProperties`.
+    """
     properties = schema.get("properties", {})
     errors = [
         f"{place}: {name} is missing" for name in schema.get("required", []) if name not in value
     ]
-    rest = schema.get("additionalProperties", True)
+    additional = schema.get("additionalProperties", True)
     for name, item in value.items():
-        errors += schema_errors(item, properties.get(name, rest), f"{place}.{name}")
+        errors += schema_errors(item, properties.get(name, additional), f"{place}.{name}")
     return errors
 
 
 def _joined_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]:
+    """The faults against allOf (those of every part), anyOf, oneOf and not (one text each)."""
     errors: list[str] = []
     for part in schema.get("allOf", []):
         errors += schema_errors(value, part, place)
@@ -103,13 +119,15 @@ def _joined_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[st
 
 
 def _is_number(value: Any) -> bool:
+    """Whether a value is a number, which a bool is not."""
     return TYPES["number"](value)
 
 
 def _key(value: Any) -> str:
-    """Equal for equal JSON values; true and 1 stay apart, 1 and 1.0 do not."""
+    """A text that is the same for equal JSON values: true is not 1, but 1.0 is."""
 
     def plain(item: Any) -> Any:
+        """The value with whole floats as integers, at every depth."""
         if isinstance(item, float) and item.is_integer():
             return int(item)
         if isinstance(item, list):

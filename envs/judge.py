@@ -28,8 +28,8 @@ from pathlib import Path
 from envs.base import Score, Task
 
 MAX_CHARS = 20_000  # of the prompt, the reference and the completion each
-RETRY_STATUS = (408, 409, 425, 429, 500, 502, 503, 504)
-MAX_REPLY = 1 << 20
+RETRY_STATUS = (408, 409, 425, 429, 500, 502, 503, 504)  # HTTP failures that may pass
+MAX_REPLY = 1 << 20  # bytes of a reply that are read
 
 
 class JudgeError(Exception):
@@ -56,9 +56,18 @@ class Criterion:
 
 
 class Rubric:
-    """Weighted criteria. Raises ValueError for equal ids, a weight of 0 or none at all."""
+    """Weighted criteria that a completion is scored by.
+
+    Args:
+        criteria: at least one, each with an id of its own.
+        pass_at: the value from which a required criterion is met; without required ones, the
+            reward from which the task counts as solved. Just below 1 to allow for rounding.
+
+    Raises ValueError for equal ids, a weight that is not above 0, or no criteria.
+    """
 
     def __init__(self, *criteria: Criterion, pass_at: float = 0.999) -> None:
+        """See the class; the arguments are kept as attributes."""
         ids = [criterion.id for criterion in criteria]
         if not criteria or len(set(ids)) < len(ids):
             raise ValueError(f"a rubric needs criteria with ids of their own, got {ids}")
@@ -71,11 +80,12 @@ class Rubric:
         """The weighted mean of all criteria; 0 where a required one fails.
 
         The judge is asked only after every required check has passed. Without a judge the
-        criteria that need one are left out. A judge that gives no verdict makes the sample an
-        error.
+        criteria that need one are left out. Where the judge gives no verdict, or no criterion is
+        left, the score has an `error`. Raises ValueError for a check's value that is not from 0
+        to 1.
         """
-        values = {c.id: _share(c.check(task, completion)) for c in self.criteria if c.check}
-        if not self._held(values):
+        values = {c.id: _checked_value(c.check(task, completion)) for c in self.criteria if c.check}
+        if not self._required_met(values):
             return Score(0.0, success=False, metrics=values)
         judged = [c for c in self.criteria if c.check is None]
         if judged and judge is not None:
@@ -88,14 +98,15 @@ class Rubric:
             return Score(0.0, success=False, error="the rubric needs a judge and has none")
         total = math.fsum(c.weight for c in present)
         reward = math.fsum(c.weight * values[c.id] for c in present) / total
-        held = self._held(values)
-        needed = [c for c in self.criteria if c.required]
-        success = held if needed else reward >= self.pass_at
-        return Score(reward if held else 0.0, success=success, metrics=values)
+        required_met = self._required_met(values)
+        required = [c for c in self.criteria if c.required]
+        success = required_met if required else reward >= self.pass_at
+        return Score(reward if required_met else 0.0, success=success, metrics=values)
 
-    def _held(self, values: Mapping[str, float]) -> bool:
-        needed = [c.id for c in self.criteria if c.required and c.id in values]
-        return all(values[name] >= self.pass_at for name in needed)
+    def _required_met(self, values: Mapping[str, float]) -> bool:
+        """Whether every required criterion that has a value (by id) yet is met."""
+        required = [c.id for c in self.criteria if c.required and c.id in values]
+        return all(values[name] >= self.pass_at for name in required)
 
 
 @dataclass
@@ -109,6 +120,12 @@ class Judge:
         timeout_s: of one request.
         retries: further attempts after a failure that may pass.
         cache: a folder to keep verdicts in; in memory alone by default.
+
+    Attributes:
+        calls: how many requests were answered.
+        tokens: how many tokens they cost, as the server counts them.
+
+    Raises ValueError for a url without http:// or https://.
     """
 
     url: str
@@ -126,18 +143,26 @@ class Judge:
             raise ValueError(f"a judge's url begins with http:// or https://, got {self.url!r}")
 
     def grade(self, criteria: Sequence[Criterion], task: Task, completion: str) -> dict[str, float]:
-        """A value from 0 to 1 for each criterion. Raises JudgeError."""
+        """Criterion id -> a value from 0 to 1, as the model judges.
+
+        The same question is asked only once; later answers come from the cache. Raises JudgeError
+        where the model cannot be reached or its reply is no verdict.
+        """
         messages = _question(criteria, task, completion)
-        asked = json.dumps([self.url, self.model, messages], sort_keys=True)
-        key = hashlib.sha256(asked.encode()).hexdigest()
-        known = self._kept.get(key) or self._from_disk(key)
-        if known is None:
-            known = _verdict(self._ask(messages), [c.id for c in criteria])
-            self._to_disk(key, known)
-        self._kept[key] = known
-        return dict(known)
+        question = json.dumps([self.url, self.model, messages], sort_keys=True)
+        key = hashlib.sha256(question.encode()).hexdigest()
+        verdict = self._kept.get(key) or self._from_disk(key)
+        if verdict is None:
+            verdict = _verdict(self._ask(messages), [c.id for c in criteria])
+            self._to_disk(key, verdict)
+        self._kept[key] = verdict
+        return dict(verdict)
 
     def _ask(self, messages: list[dict[str, str]]) -> str:
+        """The text of the model's reply, trying again after failures that may pass.
+
+        Raises JudgeError after the last attempt, or at once for a failure that will not pass.
+        """
         body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": 500}
         headers = {"Content-Type": "application/json"}
         if self.key:
@@ -155,13 +180,15 @@ class Judge:
             except urllib.error.HTTPError as error:
                 if error.code not in RETRY_STATUS or attempt == self.retries:
                     raise JudgeError(f"{self.url} answered {error.code}") from error
+            # No connection, no JSON, or JSON of another form than a chat reply.
             except (OSError, ValueError, LookupError, TypeError) as error:
                 if attempt == self.retries:
                     raise JudgeError(f"{self.url} gave no answer: {error}") from error
-            time.sleep(min(8.0, 0.25 * 2**attempt))
-        raise JudgeError("not asked")  # retries is negative
+            time.sleep(min(8.0, 0.25 * 2**attempt))  # seconds: a quarter, a half, one, ...
+        raise JudgeError("not asked")  # reached only if `retries` is negative
 
     def _from_disk(self, key: str) -> dict[str, float] | None:
+        """The verdict stored under `key`; None without a cache folder or a readable file."""
         if self.cache is None:
             return None
         try:
@@ -170,15 +197,21 @@ class Judge:
             return None
 
     def _to_disk(self, key: str, verdict: dict[str, float]) -> None:
+        """Stores a verdict under `key`, if there is a cache folder."""
         if self.cache is not None:
             self.cache.mkdir(parents=True, exist_ok=True)
+            # Written aside and renamed, so that nobody reads half a file.
             aside = self.cache / f".{key}.aside"
             aside.write_text(json.dumps(verdict))
             aside.replace(self.cache / f"{key}.json")
 
 
 def _question(criteria: Sequence[Criterion], task: Task, completion: str) -> list[dict[str, str]]:
-    """The judge's messages. What is judged stands between fences it cannot know in advance."""
+    """The messages that put an answer and its criteria to the judge.
+
+    Task, reference and answer stand between fences. The fence contains a hash of the answer, so
+    that an answer cannot contain it and pretend to end there.
+    """
     fence = hashlib.sha256(completion.encode("utf-8", "replace")).hexdigest()[:16]
     parts = {"TASK": task.prompt_text, "REFERENCE": task.answer_text, "ANSWER": completion}
     blocks = "\n\n".join(
@@ -198,7 +231,11 @@ def _question(criteria: Sequence[Criterion], task: Task, completion: str) -> lis
 
 
 def _verdict(reply: str, ids: Sequence[str]) -> dict[str, float]:
-    """The numbers in a judge's reply. Raises JudgeError."""
+    """Criterion id -> value, read from the JSON object in a judge's reply.
+
+    Text around the object is ignored. Raises JudgeError where there is no object, or it lacks a
+    number from 0 to 1 for one of `ids`.
+    """
     match = re.search(r"\{.*\}", reply, re.DOTALL)
     try:
         data = json.loads(match.group()) if match else None
@@ -215,7 +252,8 @@ def _verdict(reply: str, ids: Sequence[str]) -> dict[str, float]:
     return values
 
 
-def _share(value: float) -> float:
+def _checked_value(value: float) -> float:
+    """The value of a criterion's check as a float. Raises ValueError unless it is from 0 to 1."""
     number = float(value)
     if not 0.0 <= number <= 1.0:
         raise ValueError(f"a check gives a number from 0 to 1, got {number}")

@@ -37,6 +37,7 @@ __all__ = [
     "schema_errors",
 ]
 
+LONGEST_NUMBER = 60  # characters; a longer text is no number that anybody means
 ANSWER_MARK = re.compile(r"####|<answer>|\banswer\s*(?:is\b\s*:?|:)", re.IGNORECASE)
 NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3})?")
 FENCE = re.compile(r"```[\w+-]*[ \t]*\n(.*?)```", re.DOTALL)
@@ -48,36 +49,40 @@ def combine(
     require: Sequence[str] = (),
     success_at: float = 1.0,
 ) -> Score:
-    """A score from named parts.
+    """A score from named parts: their weighted mean, or 0 where a required part is not full.
 
     Args:
-        parts: name -> (weight, value from 0 to 1); the values become metrics.
-        require: parts without which nothing is paid: below 1 the reward is 0.
-        success_at: the reward at which the task counts as solved, used where nothing is required.
+        parts: name -> (weight, value from 0 to 1), at least one; the values become metrics.
+        require: names of parts that must be 1; if one is lower the reward is 0. The task counts as
+            solved if all of them are 1.
+        success_at: the reward from which the task counts as solved, used where nothing is required.
 
-    The reward is the weighted mean. Raises ValueError for a weight that is not above 0 or a name
-    that is not a part.
+    Raises ValueError for a weight that is not above 0, a required name that is not a part, or no
+    parts.
     """
     unknown = [name for name in require if name not in parts]
     if unknown or not parts or any(weight <= 0 for weight, _ in parts.values()):
         raise ValueError(f"parts need weights above 0 and the required names {list(require)}")
     metrics = {name: float(value) for name, (_, value) in parts.items()}
-    held = all(metrics[name] >= 1.0 for name in require)
+    required_met = all(metrics[name] >= 1.0 for name in require)
     total = math.fsum(weight for weight, _ in parts.values())
     reward = math.fsum(weight * value for weight, value in parts.values()) / total
-    if not held:
+    if not required_met:
         reward = 0.0
-    return Score(reward, success=held if require else reward >= success_at, metrics=metrics)
+    return Score(reward, success=required_met if require else reward >= success_at, metrics=metrics)
 
 
 def final_answer(completion: str) -> str:
-    """What stands after the last `####`, `Answer:`, `the answer is`, `<answer>` or in the last
-    `\\boxed{}`; the whole completion where there is none of them. Stripped."""
+    """The part of a completion that is its answer, stripped of white space.
+
+    That is what follows the last `####`, `Answer:`, `the answer is` or `<answer>`, or the content
+    of a `\\boxed{}` behind that; the whole completion where there is none of these marks.
+    """
     marks = list(ANSWER_MARK.finditer(completion))
     start = marks[-1].end() if marks else 0
     boxed = completion.rfind("\\boxed{")
     if boxed >= start:
-        inside = _braced(completion, boxed + len("\\boxed{"))
+        inside = _inside_braces(completion, boxed + len("\\boxed{"))
         if inside is not None:
             return inside.strip()
     tail = completion[start:]
@@ -87,75 +92,89 @@ def final_answer(completion: str) -> str:
 
 
 def exact(completion: str, expected: str, *, ignore_case: bool = False) -> float:
-    """1 when the completion is `expected`, white space at the ends and runs of it aside."""
-    given, wanted = " ".join(completion.split()), " ".join(str(expected).split())
+    """1 if the completion is `expected`, else 0; differences of white space do not count."""
+    actual, target = " ".join(completion.split()), " ".join(str(expected).split())
     if ignore_case:
-        given, wanted = given.casefold(), wanted.casefold()
-    return float(given == wanted)
+        actual, target = actual.casefold(), target.casefold()
+    return float(actual == target)
 
 
 def number(completion: str, expected: Any, *, tolerance: float = 0.0) -> float:
-    """1 when the final answer is one number within `tolerance` (relative) of `expected`.
+    """1 if the final answer is a number equal to `expected`, else 0.
 
-    Raises ValueError when `expected` is no number.
+    `tolerance` is how far it may differ, relative to `expected`; 0 for not at all. Raises
+    ValueError where `expected` is no number.
     """
-    wanted = parse_number(str(expected))
-    if wanted is None:
+    target = parse_number(str(expected))
+    if target is None:
         raise ValueError(f"expected is no number: {expected!r}")
-    given = parse_number(final_answer(completion))
-    if given is None:
+    actual = parse_number(final_answer(completion))
+    if actual is None:
         return 0.0
     if tolerance <= 0:
-        return float(given == wanted)
-    return float(abs(given - wanted) <= Fraction(tolerance) * max(abs(wanted), Fraction(1, 10**9)))
+        return float(actual == target)
+    # The least size keeps a relative tolerance around 0 from being none at all.
+    least_size = Fraction(1, 10**9)
+    return float(abs(actual - target) <= Fraction(tolerance) * max(abs(target), least_size))
 
 
 def parse_number(text: str) -> Fraction | None:
-    """The number that `text` is as a whole: 1,200 or -3.5 or 3/4 or $7 or 12%; else None."""
+    """The number that the whole of `text` is, as 1,200 or -3.5 or 3/4 or $7 or 12%; else None.
+
+    Signs of currency and percent are ignored: 12% is 12. None also for a division by 0 and for
+    more than 60 characters.
+    """
     plain = text.strip().rstrip(".").strip().strip("$€£% ").strip()
-    if len(plain) > 60:
+    if len(plain) > LONGEST_NUMBER:
         return None
-    over = re.fullmatch(r"([-+]?\d{1,20})\s*/\s*(\d{1,20})", plain)
-    if over:
-        return Fraction(int(over[1]), int(over[2])) if int(over[2]) else None
+    fraction = re.fullmatch(r"([-+]?\d{1,20})\s*/\s*(\d{1,20})", plain)
+    if fraction:
+        numerator, denominator = int(fraction[1]), int(fraction[2])
+        return Fraction(numerator, denominator) if denominator else None
     if not NUMBER.fullmatch(plain):
         return None
     return Fraction(plain.replace(",", ""))
 
 
 def last_number(text: str) -> int | float | None:
-    """The last number in `text`, None without one.
+    """The last number in `text`; None without one.
 
-    A reader, not a scorer: "it is not 7" ends with 7, too. Prefer `number`.
+    Do not score by it, as "it is not 7" ends with 7 too: prefer `number`.
     """
     numbers = NUMBER.findall(text)
     if not numbers:
         return None
     plain = numbers[-1].replace(",", "")
+    # int() refuses thousands of digits; float() makes infinity of them.
     return int(plain) if re.fullmatch(r"[-+]?\d{1,300}", plain) else float(plain)
 
 
 def choice(completion: str, expected: str, options: str | Mapping[str, str] = "ABCD") -> float:
-    """1 when the final answer is the letter `expected`: B, (b), B. or, where `options` maps
-    letters to texts, `B) text` or the text alone."""
-    given = final_answer(completion).strip()
+    """1 if the final answer of a multiple choice question is the letter `expected`, else 0.
+
+    `options` are the letters, or maps them to their texts. B, (b) and B. are read as the letter;
+    with texts also `B) text` and the text alone. Case does not matter.
+    """
+    answer = final_answer(completion).strip()
     letters = "".join(options)
-    match = re.fullmatch(rf"[(\[]?([{re.escape(letters)}])[)\].:]?", given, re.IGNORECASE)
+    match = re.fullmatch(rf"[(\[]?([{re.escape(letters)}])[)\].:]?", answer, re.IGNORECASE)
     if match:
         return float(match.group(1).casefold() == expected.casefold())
     if isinstance(options, Mapping):
-        wanted = " ".join(str(options[expected]).split()).casefold()
-        prefix = rf"(?:[(\[]?{re.escape(expected)}[)\].:]\s*)?"
-        text = " ".join(given.split()).casefold().rstrip(".")
-        return float(
-            re.fullmatch(prefix.casefold() + re.escape(wanted.rstrip(".")), text) is not None
-        )
+        target = " ".join(str(options[expected]).split()).casefold()
+        letter_prefix = rf"(?:[(\[]?{re.escape(expected)}[)\].:]\s*)?"
+        text = " ".join(answer.split()).casefold().rstrip(".")
+        pattern = letter_prefix.casefold() + re.escape(target.rstrip("."))
+        return float(re.fullmatch(pattern, text) is not None)
     return 0.0
 
 
 def regex(completion: str, pattern: str, expected: str | None = None) -> float:
-    """1 when `pattern` matches the whole completion, ends stripped; with `expected`, when its
-    first group (or the whole match) is that."""
+    """1 if `pattern` matches the whole completion (its ends stripped of white space), else 0.
+
+    With `expected`, what the first group matched must be that text too; the whole match where the
+    pattern has no group.
+    """
     match = re.fullmatch(pattern, completion.strip(), re.DOTALL)
     if match is None or expected is None:
         return float(match is not None)
@@ -163,7 +182,10 @@ def regex(completion: str, pattern: str, expected: str | None = None) -> float:
 
 
 def json_value(completion: str) -> Any:
-    """The JSON value a completion is, alone or in one fenced block. Raises ValueError."""
+    """The JSON value that a completion is, by itself or as one fenced block.
+
+    Raises ValueError where it is anything else, holds NaN or infinity, or is nested too deep.
+    """
     text = completion.strip()
     blocks = FENCE.findall(text)
     if len(blocks) == 1 and text.startswith("```") and text.endswith("```"):
@@ -175,7 +197,10 @@ def json_value(completion: str) -> Any:
 
 
 def json_schema(completion: str, schema: Mapping[str, Any]) -> float:
-    """1 when the completion is JSON that `schema` allows. See `envs.json_schema` for the subset."""
+    """1 if the completion is JSON that `schema` allows, else 0.
+
+    `envs.json_schema` says which subset of JSON Schema is known; ValueError for other keywords.
+    """
     try:
         value = json_value(completion)
     except ValueError:
@@ -184,25 +209,27 @@ def json_schema(completion: str, schema: Mapping[str, Any]) -> float:
 
 
 def f1(completion: str, expected: str) -> float:
-    """Harmonic mean of precision and recall over words, articles and punctuation aside.
+    """The harmonic mean of precision and recall over words; articles and punctuation are ignored.
 
-    The word overlap of SQuAD (Rajpurkar et al. 2016). It pays for parts, so it pays hedging: use
-    it beside a stricter part.
+    This is the word overlap of SQuAD (Rajpurkar et al. 2016). It pays for parts of an answer, so
+    it also pays for hedging: use it beside a stricter part. If one side has no words: 1 if neither
+    has any, else 0.
     """
-    given, wanted = _words(completion), _words(expected)
-    if not given or not wanted:
-        return float(given == wanted)
-    common = sum((Counter(given) & Counter(wanted)).values())
+    actual, target = _words(completion), _words(expected)
+    if not actual or not target:
+        return float(actual == target)
+    common = sum((Counter(actual) & Counter(target)).values())
     if not common:
         return 0.0
-    precision, recall = common / len(given), common / len(wanted)
+    precision, recall = common / len(actual), common / len(target)
     return 2 * precision * recall / (precision + recall)
 
 
 def length(completion: str, *, at_most: int, at_least: int = 0, unit: str = "words") -> float:
-    """1 inside the bounds, falling to 0 at twice the upper one and at half the lower one.
+    """Reward for the length of the completion, counted in `unit` ("words" or "characters").
 
-    `unit` is words or characters.
+    1 from `at_least` to `at_most`; it falls linearly to 0 at twice `at_most` and at half of
+    `at_least`. Raises ValueError for another unit or bounds that make no sense.
     """
     if unit not in ("words", "characters"):
         raise ValueError(f"unit is words or characters, got {unit!r}")
@@ -217,21 +244,26 @@ def length(completion: str, *, at_most: int, at_least: int = 0, unit: str = "wor
 
 
 def _words(text: str) -> list[str]:
+    """The words of a text in lower case, without articles and punctuation."""
     plain = re.sub(r"[^\w\s]", " ", text.casefold())
     return [word for word in plain.split() if word not in ("a", "an", "the")]
 
 
-def _braced(text: str, start: int) -> str | None:
+def _inside_braces(text: str, start: int) -> str | None:
+    """The text from `start` to the brace that closes the one just before it; None without one.
+
+    Where words follow the closing brace, everything from `start` on is returned: what follows
+    would be another answer, so the box alone is not what the completion says.
+    """
     depth = 1
     for position in range(start, len(text)):
         depth += {"{": 1, "}": -1}.get(text[position], 0)
         if depth == 0:
-            # Anything but punctuation after the box would be another answer.
-            return (
-                text[start:position] if not re.search(r"\w", text[position + 1 :]) else text[start:]
-            )
+            words_follow = re.search(r"\w", text[position + 1 :])
+            return text[start:] if words_follow else text[start:position]
     return None
 
 
 def _no_constant(name: str) -> Any:
+    """Called by the JSON decoder for NaN and the infinities; always raises ValueError."""
     raise ValueError(f"{name} is no JSON number")

@@ -49,12 +49,16 @@ class Saturation(TypedDict, total=False):
 
 
 class Rescoring(TypedDict):
-    """Answers scored again by a new process (envs/audit/rescore.py).
+    """Answers scored again by a new process (envs/audit/rescore.py). Its keys:
 
-    Its keys: `asked`, of which `scored`; `differing`; `failed` (scoring failed now; not among
-    `differing`); `confirmed` and `wavering` (of those that differ: a third process agrees with the
-    second, or does not; neither where it was not asked); `skipped` (reason -> answers); `examples`
-    (confirmed ones first); `why` the rest was left, "" where none was.
+    asked, scored: how many answers there were, and how many of them were scored again.
+    differing: how many got another reward.
+    failed: on how many scoring failed this time; they are not among `differing`.
+    confirmed, wavering: of the differing ones, how many a third process rewarded as the second
+        did, or otherwise; where it was not asked an answer is neither.
+    skipped: reason -> how many answers could not be scored again.
+    examples: answers that differ or failed, confirmed ones first.
+    why: the reason why the rest of the answers was left out; "" where none was.
     """
 
     asked: int

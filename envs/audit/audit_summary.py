@@ -6,7 +6,9 @@ from typing import Any
 from envs.audit.probes import GOLD, LENGTHS, NEAR, OVERLONG
 
 PAYS_FOR_LENGTH = "pays for length"
-LENGTH_PAYS = 0.1  # of what gold earns: what more words of nothing may add before it is a weakness
+# How much more junk may earn for being longer, as a part of what gold earns, before that counts as
+# a weakness.
+LENGTH_PAYS = 0.1
 
 Line = Mapping[str, Any]
 
@@ -18,11 +20,14 @@ def headline(
     failing: tuple[int, int],
     covered: str,
 ) -> str:
-    """The verdict's word with its numbers.
+    """One line about an audit: ok, warn or risk, what gold earns, and what is wrong.
 
     Args:
+        risks, weaknesses: names of probes or of other findings; the risks alone are named where
+            there are any.
         table: one line per probe, with its `probe`, `mean` and `verdict`.
-        failing: reference answers that fail, of how many.
+        failing: how many reference answers fail, and how many there are.
+        covered: how many rows were scored, in words.
     """
     means = {line["probe"]: line["mean"] for line in table}
     gold = f"gold earns {means[GOLD]:.2f}" if GOLD in means else "there is no reference answer"
@@ -39,11 +44,15 @@ def headline(
         causes.append(f"{failing[0]} of {failing[1]} reference answers fail")
     others = [name for name in names if name != GOLD]
     if others:
-        causes.append(f"look at: {', '.join(_shown(name, means) for name in others)}")
+        causes.append(f"look at: {', '.join(_with_means(name, means) for name in others)}")
     return f"{word}: {gold}, but {'; '.join(causes)} ({covered})"
 
 
-def _shown(name: str, means: Mapping[str, float]) -> str:
+def _with_means(name: str, means: Mapping[str, float]) -> str:
+    """A risk or weakness with the mean rewards that show it; the name alone where there are none.
+
+    `means` maps the name of a probe to its mean reward.
+    """
     if name == PAYS_FOR_LENGTH and _overlong(means):
         return f"{name} (gold {means[GOLD]:.2f}, with junk behind it {means[OVERLONG]:.2f})"
     if name == PAYS_FOR_LENGTH:
@@ -53,30 +62,41 @@ def _shown(name: str, means: Mapping[str, float]) -> str:
 
 
 def best_degenerate(table: Sequence[Line]) -> Line | None:
-    """The probe with the highest mean among degenerate answers (near misses do not count)."""
-    none = [line for line in table if line["verdict"] != "info" and line["probe"] not in NEAR]
-    return max(none, key=lambda line: line["mean"], default=None)
+    """The line of the degenerate probe with the highest mean; None where there is none.
+
+    Near misses and probes shown for information are not degenerate.
+    """
+    degenerate = [line for line in table if line["verdict"] != "info" and line["probe"] not in NEAR]
+    return max(degenerate, key=lambda line: line["mean"], default=None)
 
 
 def pays_for_length(table: Sequence[Line]) -> bool:
-    """Whether junk earns more the longer it is, or the right answer more when junk follows it."""
+    """Whether junk earns more the longer it is, or the right answer more when junk follows it.
+
+    `table` has one line per probe.
+    """
     means = {line["probe"]: line["mean"] for line in table}
     if _overlong(means):
         return True
-    if (least := _least(means)) <= 0 or not all(name in means for name in LENGTHS):
+    least = _least_increase(means)
+    if least <= 0 or not all(name in means for name in LENGTHS):
         return False
-    paid = [means[name] for name in LENGTHS]
-    return paid == sorted(paid) and paid[-1] - paid[0] >= least
+    by_length = [means[name] for name in LENGTHS]
+    return by_length == sorted(by_length) and by_length[-1] - by_length[0] >= least
 
 
 def _overlong(means: Mapping[str, float]) -> bool:
     """Whether the right answer earns more when junk follows it."""
-    least = _least(means)
+    least = _least_increase(means)
     if least <= 0 or OVERLONG not in means or GOLD not in means:
         return False
     return means[OVERLONG] - means[GOLD] >= least
 
 
-def _least(means: Mapping[str, float]) -> float:
+def _least_increase(means: Mapping[str, float]) -> float:
+    """The smallest increase of a mean reward that counts as paying for length.
+
+    A part of what gold earns, or of the span of all means where gold earns nothing.
+    """
     span = max(means.values()) - min(means.values())
     return LENGTH_PAYS * (means[GOLD] if means.get(GOLD, 0.0) > 0 else span)

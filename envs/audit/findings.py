@@ -9,25 +9,37 @@ from typing import Any
 from envs.audit.audit_report import ProbeExample, Rescoring, RewardChange
 from envs.audit.rescore import Scored
 
-PAID = 0.5  # an answer is paid from this share of what gold earns
-FRESH = 12  # answers of the end that a new process scores, and as many of the rows before
+PAID = 0.5  # an answer counts as paid if it earns this share of what gold earns, or more
+FRESH = 12  # a new process scores so many of the last answers, and as many earlier ones
+ERROR_CHARS = 200
+EXAMPLE_CHARS = 160
 
 
 @dataclass
 class Tally:
-    """What one probe earned so far."""
+    """What one probe earned so far.
+
+    Attributes:
+        rewards: of each row.
+        golds: what gold (the reference answer) earned on the same rows, where there is one.
+        successes, errors, paid: on how many rows it counted as solved, failed to score, was paid.
+        below: on how many rows gold earned more; a tie counts half.
+        example: the first answer that was paid; None where none was.
+        error: the first error; "" where scoring never failed.
+    """
 
     rewards: list[float] = field(default_factory=list)
-    golds: list[float] = field(default_factory=list)  # of the same rows, where there is gold
+    golds: list[float] = field(default_factory=list)
     successes: int = 0
     errors: int = 0
     paid: int = 0
-    below: float = 0.0  # rows on which gold earned more; a tie counts half
+    below: float = 0.0
     example: ProbeExample | None = None
     error: str = ""
 
     @property
     def mean(self) -> float:
+        """The mean reward of one row or more."""
         return math.fsum(self.rewards) / len(self.rewards)
 
     def count(
@@ -44,12 +56,12 @@ class Tally:
         self.successes += result["success"] is True
         if result["error"]:
             self.errors += 1
-            self.error = self.error or str(result["error"])[:200]
+            self.error = self.error or str(result["error"])[:ERROR_CHARS]
         if gold is not None:
             self.golds.append(gold)
             self.below += 1.0 if gold > reward else 0.5 if gold == reward else 0.0
         pays = result["success"] is True or reward >= PAID
-        if gold is not None:
+        if gold is not None:  # a better measure than success or a fixed reward
             pays = gold > 0 and reward >= PAID * gold
         self.paid += pays
         if pays and self.example is None:
@@ -95,6 +107,6 @@ class Findings:
 
 
 def shortened(answer: Any) -> str:
-    """The first 160 characters of an answer: a text, or messages joined by slashes."""
+    """The beginning of an answer for an example: a text, or messages joined by slashes."""
     text = answer if isinstance(answer, str) else " / ".join(m["content"] for m in answer)
-    return text[:160]
+    return text[:EXAMPLE_CHARS]

@@ -74,8 +74,8 @@ FILLER = (
     "what we have found, and it is hoped that it helps. "
 )
 ENDLESS = 300  # words of junk: about 2,000 characters, more than most limits on tokens allow
-LONG_WORDS = 6  # beyond it a core is prose: one letter more or less does not make it wrong
-MANY = 12
+LONG_WORDS = 6  # a longer core is prose: one letter more or less does not make it wrong
+MANY = 12  # values in an answer that lists many
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 TAGGED = re.compile(r"(?P<head>.*<(?P<tag>\w+)>)(?P<core>.*?)(?P<tail></(?P=tag)>\s*)", re.DOTALL)
 MARKED = re.compile(
@@ -96,15 +96,21 @@ class Core:
 
     @property
     def is_prose(self) -> bool:
+        """Whether the text is a sentence rather than a value."""
         return not self.is_json and len(self.text.split()) > LONG_WORDS
 
     def with_text(self, text: str) -> str:
+        """The reference answer with another text in the place of the right one."""
         return self.head + text + self.tail
 
 
 def take_apart(gold: str) -> Core:
-    """Finds the part of `gold` that has to be right: a JSON value, what a tag or a marker holds,
-    the last number of the last line, else all of it."""
+    """Split a reference answer into the part that has to be right and what stands around it.
+
+    That part is the first of these that fits: all of it if it is a JSON object or list; what the
+    last tag or marker (`<answer>`, `####`, `Answer:`) holds; the last number of a short last line;
+    the last line.
+    """
     if gold.strip()[:1] in ("{", "["):
         try:
             json.loads(gold)
@@ -128,7 +134,13 @@ def take_apart(gold: str) -> Core:
 def text_probes(
     prompt: str, gold: str | None, others: Sequence[str], rng: random.Random
 ) -> dict[str, str]:
-    """The probes for one completion. `others` are reference answers of other rows.
+    """The probes of a single-turn task: name -> completion, with gold first.
+
+    Args:
+        prompt: the text of the task's prompt.
+        gold: its reference answer; None where it has none, then probes made from it are left out.
+        others: reference answers of other rows.
+        rng: where random choices come from.
 
     A probe that would equal the reference answer, or that makes no sense for it, is left out.
     """
@@ -157,7 +169,10 @@ def text_probes(
 
 
 def _endless(seed: str) -> str:
-    """Words of random letters, from a generator of its own: the other probes do not change."""
+    """Many words of random letters, always the same for the same `seed`.
+
+    They have a random generator of their own, so that they do not change the other probes.
+    """
     rng = random.Random(seed)
     return " ".join(
         "".join(rng.choices(string.ascii_lowercase, k=rng.randint(3, 9))) for _ in range(ENDLESS)
@@ -165,10 +180,15 @@ def _endless(seed: str) -> str:
 
 
 def _core_probes(core: Core, others: Sequence[str], rng: random.Random) -> dict[str, str]:
+    """The probes made by changing the part of an answer that has to be right, for text.
+
+    `others` are different reference answers. For prose the wrong answer is one of them, because a
+    sentence with one letter changed may still be right; without others there is no wrong answer.
+    """
     gold = core.with_text(core.text)
     if core.is_prose:
         wrong = rng.choice(others) if others else ""
-        truncated = core.text[: len(core.text) // 4]
+        truncated = core.text[: len(core.text) // 4]  # half a sentence may say enough
     else:
         wrong = core.with_text(changed(core.text, rng))
         truncated = core.text[: len(core.text) // 2]
@@ -186,14 +206,19 @@ def _core_probes(core: Core, others: Sequence[str], rng: random.Random) -> dict[
 
 
 def _json_probes(core: Core, others: Sequence[str]) -> dict[str, str]:
+    """The probes made by changing a reference answer that is a JSON object or list.
+
+    `others` are different reference answers. Probes that equal the right value are left out.
+    """
     value = json.loads(core.text)
     wrong = json.dumps(_changed_leaf(value)[0])
     parsed = [value]
     for other in others[:MANY]:
         try:
             parsed.append(json.loads(other))
-        except ValueError:
+        except ValueError:  # another row's answer need not be JSON
             continue
+    # The right value goes to the middle, where a scorer that reads the first or last misses it.
     parsed[0], parsed[len(parsed) // 2] = parsed[len(parsed) // 2], parsed[0]
     probes = {
         "format only": json.dumps(_emptied(value)),
@@ -208,7 +233,10 @@ def _json_probes(core: Core, others: Sequence[str]) -> dict[str, str]:
 
 
 def _enumerated(core: Core, others: Sequence[str], rng: random.Random) -> str:
-    """One answer that lists several values, the right one in the middle."""
+    """One answer that lists several values, the right one in the middle.
+
+    The other values come from `others`; where they are too few, from changing the right one.
+    """
     cores = list(dict.fromkeys(take_apart(other).text for other in others[: 4 * MANY]))
     cores = [text for text in cores if _plain(text) != _plain(core.text)][:MANY]
     while len(cores) < 3:
@@ -218,7 +246,11 @@ def _enumerated(core: Core, others: Sequence[str], rng: random.Random) -> str:
 
 
 def changed(text: str, rng: random.Random) -> str:
-    """A number one off, a text with one letter or digit replaced by its neighbour."""
+    """`text` with one small change that makes it wrong.
+
+    A number becomes one larger or smaller; in another text the last letter or digit is replaced
+    by its neighbour. A text without any gets an " x".
+    """
     if NUMBER.fullmatch(text):
         plain = text.replace(",", "")
         step = rng.choice((-1, 1))
@@ -232,7 +264,10 @@ def changed(text: str, rng: random.Random) -> str:
 
 
 def _changed_leaf(value: Any) -> tuple[Any, bool]:
-    """`value` with its first leaf made wrong, and whether there was one."""
+    """A JSON value with its first leaf made wrong, and True.
+
+    An empty object or list gets a new member, so there is always something to change.
+    """
     if isinstance(value, dict):
         for key, item in value.items():
             other, done = _changed_leaf(item)
@@ -255,6 +290,7 @@ def _changed_leaf(value: Any) -> tuple[Any, bool]:
 
 
 def _emptied(value: Any) -> Any:
+    """A JSON value of the same form without its content: "", 0, false, [] for its leaves."""
     if isinstance(value, dict):
         return {key: _emptied(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -265,6 +301,7 @@ def _emptied(value: Any) -> Any:
 
 
 def _plain(text: str) -> str:
+    """A text without differences of case and white space, for comparing."""
     return " ".join(text.split()).casefold()
 
 
@@ -274,7 +311,17 @@ def message_probes(
     others: Sequence[Sequence[ChatMessage]],
     rng: random.Random,
 ) -> dict[str, list[ChatMessage]]:
-    """The probes of a multi-turn task: lists of assistant messages to be played in order."""
+    """The probes of a multi-turn task: name -> assistant messages to be played in order.
+
+    Args:
+        prompt: the text of the task's prompt.
+        gold: the assistant messages of its reference answer; empty where it has none.
+        others: the same of other rows.
+        rng: where random choices come from.
+
+    Some probes are one message alone, made from the last message of gold; others play gold and
+    change its last message, or leave it out.
+    """
     last = str(gold[-1].get("content") or "") if gold else ""
     texts = [str(other[-1].get("content") or "") for other in others if other]
     single = text_probes(prompt, last or None, texts, rng)
@@ -307,6 +354,7 @@ def message_probes(
 
 
 def _assistant(text: str) -> ChatMessage:
+    """A message of the assistant with this text."""
     return {"role": "assistant", "content": text}
 
 

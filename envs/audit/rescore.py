@@ -16,21 +16,22 @@ from envs.audit.audit_report import Rescoring
 from envs.config.problem import EnvProblem
 from envs.json_types import ScoreReply
 
-SHOWN = 5
-THIRD_S = 5.0  # of the third process, once it runs; one call more may be under way
+SHOWN = 5  # examples in the result
+THIRD_S = 5.0  # seconds of the third process once it runs; a call under way is still waited for
 TIMES = 3  # a third process must repeat the second's reward so often: once may be chance
 TASK_CHARS = 80  # of a task's id in a sentence
+ERROR_CHARS = 200
 
 
 @dataclass(frozen=True)
 class Scored:
-    """An answer with the reward it got.
+    """An answer with the reward it got, and how to score it again.
 
     Attributes:
-        about: what an example tells of it (`task`, `completion`, ...).
-        reward: the first one.
-        score: scores it by the process given, as `EnvProcess.score` does; a text is the reason why
-            that cannot be done.
+        about: what an example says about it (`task`, `completion`, ...).
+        reward: the one it got first.
+        score: scores it with a process, as `EnvProcess.score` does. A text instead of a score is
+            the reason why it cannot be scored.
     """
 
     about: Mapping[str, Any]
@@ -45,17 +46,23 @@ def score_again(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> Rescoring:
-    """Scores the answers again by a fresh process; rewards are compared exactly.
+    """Scores answers again with a fresh process and counts those that get another reward.
+
+    Rewards are compared exactly. An answer with another reward is asked once more of the same
+    process; answers that keep it are then scored by a third process (`_ask_a_third`).
 
     Args:
+        answers: with their first rewards.
         fresh: gives a started process that has scored nothing; it is called again where rewards
-            differ. EnvProblem where there is none to be had.
-        late: whether to leave the rest. The third process has `THIRD_S` seconds of its own.
+            differ. It may raise EnvProblem; the reason is then part of the result.
+        late: whether the time is up; the rest of the answers is then left out. The third process
+            has `THIRD_S` seconds of its own.
+        clock: seconds, for those of the third process.
     """
     scored = 0
     skipped: dict[str, int] = {}
     changed: list[_Changed] = []
-    why, cold = "", False
+    why, cold_start_used = "", False
     try:
         process = fresh() if answers else None
         for answer in answers:
@@ -67,69 +74,80 @@ def score_again(
                 skipped[second] = skipped.get(second, 0) + 1
                 continue
             if second["reward"] != answer.reward:
-                if late():  # nothing is held against a scorer that it was asked but once
+                if late():  # a reward that could not be asked for twice does not count
                     why = "the time was up"
                     break
                 settled = _settled(answer, second, process)
-                # The first call of a process may be slow beyond a limit inside of score(); a
-                # second reward that comes and goes is something else.
-                forgiven = settled is None and (bool(second["error"]) or not cold)
-                cold = cold or (settled is None and not second["error"])
+                # A reward that differed once and then came back may be a cold start: the first
+                # call of a process may be slow beyond a limit inside of score(). That is forgiven
+                # once; a failed score that came back is always forgiven.
+                forgiven = settled is None and (bool(second["error"]) or not cold_start_used)
+                cold_start_used = cold_start_used or (settled is None and not second["error"])
                 if not forgiven:
                     changed.append(_Changed(answer, settled or second))
             scored += 1
         _ask_a_third(changed, fresh, clock)
     except EnvProblem as problem:
-        why = str(problem)[:200]
-    failed = sum(each.failed for each in changed)
-    shown = sorted(changed, key=lambda each: not each.confirmed)[:SHOWN]
+        why = str(problem)[:ERROR_CHARS]
+    failed = sum(item.failed for item in changed)
+    first_examples = sorted(changed, key=lambda item: not item.confirmed)[:SHOWN]
     return {
         "asked": len(answers),
         "scored": scored,
         "differing": len(changed) - failed,
         "failed": failed,
-        "confirmed": sum(each.confirmed for each in changed),
-        "wavering": sum(each.wavering for each in changed),
+        "confirmed": sum(item.confirmed for item in changed),
+        "wavering": sum(item.wavering for item in changed),
         "skipped": skipped,
-        "examples": [each.example() for each in shown],
+        "examples": [item.example() for item in first_examples],
         "why": why,
     }
 
 
 def differing(rescoring: Mapping[str, Any]) -> int:
-    """Answers with another reward, those included that could not be scored again."""
+    """How many answers got another reward or failed to score when they were scored again.
+
+    `rescoring` is a `Rescoring` as it was stored; {} gives 0.
+    """
     return int(rescoring.get("differing") or 0) + int(rescoring.get("failed") or 0)
 
 
 def sentence(rescoring: Mapping[str, Any]) -> str:
-    """The result of `score_again` in words, where something differs, with an example.
+    """A sentence about a rescoring in which something differs, with its first example.
 
-    It repeats no text that the environment wrote: its errors are in `examples` alone.
+    The environment's error messages are left out: they stand in `examples` only.
 
     Args:
-        rescoring: a `Rescoring`, as it was stored.
+        rescoring: a `Rescoring` with at least one example, as it was stored.
     """
-    one = rescoring["examples"][0]
-    there = "scoring failed there" if one.get("error") else f"and there {one['second']:g}"
-    why = "a third one has not confirmed that"
+    example = rescoring["examples"][0]
+    second = "scoring failed there" if example.get("error") else f"and there {example['second']:g}"
+    conclusion = "a third one has not confirmed that"
     if rescoring["wavering"]:
-        why = "a third one did not agree with that either, so there is chance in it"
+        conclusion = "a third one did not agree with that either, so there is chance in it"
     elif rescoring.get("confirmed"):
-        why = "what it pays depends on what its process has done before"
+        conclusion = "what it pays depends on what its process has done before"
     return (
         f"{differing(rescoring)} of {rescoring['scored']} answers got another reward in a new env "
-        f"process (task {_short(one['task'])}: {one['first']:g}, {there}): {why}"
+        f"process (task {_short(example['task'])}: {example['first']:g}, {second}): {conclusion}"
     )
 
 
 def _short(task_id: Any) -> str:
-    flat = " ".join(str(task_id).split())
-    return flat if len(flat) <= TASK_CHARS else flat[: TASK_CHARS - 1] + "…"
+    """A task's id on one line, cut to `TASK_CHARS` characters."""
+    one_line = " ".join(str(task_id).split())
+    return one_line if len(one_line) <= TASK_CHARS else one_line[: TASK_CHARS - 1] + "…"
 
 
 @dataclass
 class _Changed:
-    """An answer that a fresh process rewarded otherwise, and whether a third process agreed."""
+    """An answer that a fresh process rewarded otherwise.
+
+    Attributes:
+        second: the score of the fresh process.
+        confirmed: whether a third process gave the same reward every time.
+        wavering: whether it gave another one. Both are False where it was not asked.
+    """
 
     answer: Scored
     second: Mapping[str, Any]
@@ -138,43 +156,50 @@ class _Changed:
 
     @property
     def failed(self) -> bool:
+        """Whether scoring failed in the fresh process."""
         return bool(self.second["error"])
 
     def example(self) -> dict[str, object]:
         """The answer with both rewards, and the error where scoring failed."""
         rewards = {"first": self.answer.reward, "second": self.second["reward"]}
-        error = {"error": str(self.second["error"])[:200]} if self.failed else {}
+        error = {"error": str(self.second["error"])[:ERROR_CHARS]} if self.failed else {}
         return {**self.answer.about, **rewards, **error}
 
 
 def _settled(answer: Scored, second: ScoreReply, process: Any) -> ScoreReply | None:
-    """The score of the same process when it is asked once more; None for the first reward."""
-    warm = answer.score(process)
-    if isinstance(warm, str) or warm["error"]:
+    """The score that counts after asking the same process once more.
+
+    None where the answer now gets its first reward again. `second` itself where asking once more
+    failed.
+    """
+    repeated = answer.score(process)
+    if isinstance(repeated, str) or repeated["error"]:
         return second
-    return None if warm["reward"] == answer.reward else warm
+    return None if repeated["reward"] == answer.reward else repeated
 
 
 def _ask_a_third(
     changed: Sequence[_Changed], fresh: Callable[[], Any], clock: Callable[[], float]
 ) -> None:
-    """Marks those that a third process rewards as the second did (confirmed), or otherwise.
+    """Score changed answers with a third process and mark each as confirmed or wavering.
 
-    Those that failed are left out: failing once more would confirm nothing.
+    Confirmed: it gave the second reward `TIMES` times. Wavering: it once gave another one. Neither
+    where scoring failed or the time was up before that. Answers whose second score failed are not
+    asked: failing once more would confirm nothing.
     """
-    scored = [each for each in changed if not each.failed]
+    scored = [item for item in changed if not item.failed]
     if not scored:
         return
     process = fresh()
     began = clock()
-    for each in scored:
-        held = 0
-        while held < TIMES and clock() - began <= THIRD_S:
-            third = each.answer.score(process)
+    for item in scored:
+        agreements = 0
+        while agreements < TIMES and clock() - began <= THIRD_S:
+            third = item.answer.score(process)
             if isinstance(third, str) or third["error"]:
                 break
-            if third["reward"] != each.second["reward"]:
-                each.wavering = True
+            if third["reward"] != item.second["reward"]:
+                item.wavering = True
                 break
-            held += 1
-        each.confirmed = held == TIMES
+            agreements += 1
+        item.confirmed = agreements == TIMES

@@ -21,10 +21,10 @@ from envs.audit.rescore import Scored
 from envs.base import Task
 from envs.json_types import ChatMessage, ScoreReply
 
-LEAST_ROWS = 3  # scored whatever the time says, up to `OVERRUN` times the budget
-OVERRUN = 3.0
-POOL = 200  # other rows that probes are drawn from
-AGAIN = 12  # rows scored once more at the very end, the last first
+LEAST_ROWS = 3  # scored even if that takes longer than the budget...
+OVERRUN = 3.0  # ...up to so many times the budget
+POOL = 200  # rows whose reference answers may serve as wrong answers to other rows
+AGAIN = 12  # rows of which an answer is scored once more at the end, the last first
 
 
 class Scorer(Protocol):
@@ -48,13 +48,19 @@ def audit(
     clock: Callable[[], float] = time.monotonic,
     fresh: Callable[[], Scorer] | None = None,
 ) -> AuditReport:
-    """Scores the probes of as many `rows` (stored task rows) as fit into `budget_s` seconds.
+    """Scores the probes of as many rows as fit into the time, and reports what they were paid.
 
     Args:
-        fresh: gives a scorer that has scored nothing yet, for a sample to be scored again by; it
-            may be called twice, and raise EnvProblem where there is none to be had.
+        scorer: an env process.
+        rows: stored task rows; taken in a random order given by `seed`.
+        kind: of the environment: single, multi or sft. With sft there is no scorer, so nothing is
+            scored.
+        budget_s: seconds; at least `LEAST_ROWS` rows are scored, up to `OVERRUN` times as long.
+        clock: the time in seconds.
+        fresh: gives a scorer that has scored nothing yet, to score a sample again; it may be
+            called twice, and may raise EnvProblem. None to leave that out.
 
-    Its `verdict` is ok, warn or risk. With `kind` "sft" there is no scorer: nothing is scored.
+    The `verdict` of the report is ok, warn or risk.
     """
     if kind == "sft" or not rows:
         return verdict.unscored(len(rows), seed)
@@ -64,46 +70,54 @@ def audit(
     pool = [Task.from_row(rows[index]) for index in order[:POOL]]
     findings = Findings()
     probe = _probe_messages if kind == "multi" else _probe_text
-    firsts: list[_First] = []
+    first_scores: list[_FirstScore] = []
 
     def late() -> bool:
+        """Whether even the overrun of the budget is used up."""
         return clock() - began > OVERRUN * budget_s
 
     for index in order:
         if clock() - began > budget_s and (findings.rows >= LEAST_ROWS or late()):
             break
-        first = probe(scorer, rows[index], pool, rng, findings, late)
-        if first is not None and len(firsts) < AGAIN:
-            firsts.append(first)
+        first_score = probe(scorer, rows[index], pool, rng, findings, late)
+        if first_score is not None and len(first_scores) < AGAIN:
+            first_scores.append(first_score)
         findings.rows += 1
-    for first in reversed(firsts):
+    for first_score in reversed(first_scores):
         if late():
             break
-        first.revisit(findings)
+        first_score.revisit(findings)
     if fresh is not None:
         findings.fresh = rescore.score_again(_sample(findings), fresh, late)
     return verdict.report(findings, len(rows), seed, clock() - began)
 
 
 def _sample(findings: Findings) -> list[Scored]:
-    """Answers for a new process to score: those scored last, newest first, because a process that
-    keeps a state differs most at its end; then as many others, spread over all rows."""
+    """Answers for a new process to score.
+
+    First those scored last, the newest first, because a process that keeps a state differs most at
+    its end. Then up to `FRESH` earlier ones, spread over all rows.
+    """
     last = list(findings.last)[::-1]
-    known = {id(each) for each in last}
-    before = [each for each in findings.before if id(each) not in known]
-    count = min(FRESH, len(before))
-    return last + [before[index * len(before) // count] for index in range(count)]
+    ids_of_last = {id(answer) for answer in last}
+    earlier = [answer for answer in findings.before if id(answer) not in ids_of_last]
+    count = min(FRESH, len(earlier))
+    return last + [earlier[index * len(earlier) // count] for index in range(count)]
 
 
 @dataclass(frozen=True)
-class _First:
-    """What an answer earned when it was first scored, to be compared with what it earns later."""
+class _FirstScore:
+    """What an answer earned when it was first scored, to be compared with what it earns later.
+
+    `again` scores the same answer once more.
+    """
 
     task_id: str
     reward: float
     again: Callable[[], ScoreReply]
 
     def revisit(self, findings: Findings) -> None:
+        """Scores the answer once more and notes in `findings` whether its reward is another."""
         reward = self.again()["reward"]
         findings.revisited += 1
         if reward != self.reward:
@@ -118,7 +132,11 @@ def _probe_text(
     rng: random.Random,
     findings: Findings,
     late: Callable[[], bool],
-) -> _First | None:
+) -> _FirstScore | None:
+    """Scores the probes of a single-turn row; arguments and result as in `_score_all`.
+
+    `pool` holds tasks whose reference answers serve as wrong ones.
+    """
     task = Task.from_row(row)
     gold = task.answer_text if task.answer is not None else None
     others = [other.answer_text for other in pool if other.id != task.id and other.answer]
@@ -135,7 +153,11 @@ def _probe_messages(
     rng: random.Random,
     findings: Findings,
     late: Callable[[], bool],
-) -> _First | None:
+) -> _FirstScore | None:
+    """Scores the probes of a multi-turn row; arguments and result as in `_score_all`.
+
+    `pool` holds tasks whose reference answers serve as wrong ones.
+    """
     task = Task.from_row(row)
     others = [_assistant(other) for other in pool if other.id != task.id and other.answer]
     probes = message_probes(task.prompt_text, _assistant(task), others, rng)
@@ -145,13 +167,18 @@ def _probe_messages(
 
 
 def _assistant(task: Task) -> list[ChatMessage]:
+    """The assistant messages of a task's reference answer; [] where it has none."""
     return [message.to_dict() for message in task.answer_messages if message.role == "assistant"]
 
 
 def play(
     scorer: Scorer, row: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]
 ) -> ScoreReply:
-    """The score of a rollout in which the model says `messages`, as far as the env lets it."""
+    """The score of a rollout in which the model says `messages`, one per turn.
+
+    The environment may end the rollout before the last of them. A rollout that fails gets a failed
+    score with the reason, never an exception.
+    """
     began = time.monotonic()
     try:
         episode = scorer.start(row)
@@ -171,6 +198,7 @@ def play(
 
 
 def _failed(error: Exception) -> ScoreReply:
+    """The score of a rollout that raised `error`."""
     return {"reward": 0.0, "success": False, "metrics": {}, "error": str(error), "seconds": 0.0}
 
 
@@ -181,29 +209,41 @@ def _score_all(
     task_id: str,
     findings: Findings,
     late: Callable[[], bool],
-) -> _First | None:
-    """Scores all probes of a row: gold first, twice in a row, and once more after all others, which
-    shows a scorer that is random or remembers.
+) -> _FirstScore | None:
+    """Scores all probes of a row and adds the results to `findings`.
 
-    Every second row is scored the other way round, so that what comes first is not always gold.
-    Stops where it is `late`: each answer of a scorer that hangs costs the time of a whole call.
+    One answer (gold, or the first one where there is no gold) is scored twice in a row and once
+    more after all others. That shows a scorer that is random or remembers.
+
+    Args:
+        probes: name -> answer.
+        ask: scores one answer with a scorer.
+        task_id: of the row.
+        late: whether the time is up. It is asked before every answer, because each answer of a
+            scorer that hangs costs the time of a whole call.
+
+    Returns the first score of the answer that was scored again, for a look at the end; None where
+    the time was up before.
     """
     order = list(probes)
+    # Every second row is scored the other way round, so that gold is not always the first.
     if findings.rows % 2 and len(order) > 1:
         order.reverse()
     results: dict[str, ScoreReply] = {}
-    repeat = ""
+    repeated = ""  # the name of the probe that was scored twice in a row
     for name in order:
+        # The very first answer is scored whatever the time: a report needs one.
         if (findings.tallies or results) and late():
             findings.cut = True
             break
         results[name] = ask(scorer, probes[name])
         findings.seconds.append(results[name].get("seconds", 0.0))
-        if name in (GOLD, order[0]) and not repeat and (GOLD not in probes or name == GOLD):
-            repeat = name
+        if name in (GOLD, order[0]) and not repeated and (GOLD not in probes or name == GOLD):
+            repeated = name
             second = ask(scorer, probes[name])
             if len(findings.seconds) == 1 and second["reward"] != results[name]["reward"]:
-                # The first call of all may be slow beyond a limit inside of score().
+                # The first call of all may be slow beyond a limit inside of score(), so it is
+                # replaced by the second, and that one by a third.
                 results[name], second = second, ask(scorer, probes[name])
             findings.repeat(task_id, results[name]["reward"], second["reward"])
     gold = results.get(GOLD)
@@ -216,25 +256,28 @@ def _score_all(
             earned = None if gold is None else gold["reward"]
             tally = findings.tallies.setdefault(name, Tally())
             tally.count(results[name], earned, probes[name], task_id)
-    _keep(findings, ask, task_id, probes, results)
-    if findings.cut or not repeat:
+    _keep_for_rescoring(findings, ask, task_id, probes, results)
+    if findings.cut or not repeated:
         return None
-    first = _First(task_id, results[repeat]["reward"], lambda: ask(scorer, probes[repeat]))
-    first.revisit(findings)
-    return first
+    first_score = _FirstScore(
+        task_id, results[repeated]["reward"], lambda: ask(scorer, probes[repeated])
+    )
+    first_score.revisit(findings)
+    return first_score
 
 
-def _keep(
+def _keep_for_rescoring(
     findings: Findings,
     ask: Ask,
     task_id: str,
     probes: Mapping[str, Any],
     results: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """Keeps the answers that a new process may score again: of each row gold and one other, and
-    every one of the last rows.
+    """Keeps a row's answers in `findings` for a new process to score again.
 
-    Answers on which scoring failed are left out: a call that was too slow once may be fast again.
+    `findings.last` holds all answers of the last rows; `findings.before` gold and one other answer
+    of each row. Answers on which scoring failed are left out: a call that was too slow once may be
+    fast the next time.
     """
     scored = {
         name: Scored(
@@ -247,5 +290,6 @@ def _keep(
     }
     findings.last.extend(scored.values())
     others = [name for name in scored if name != GOLD]
-    turn = others[findings.rows % len(others)] if others else GOLD
-    findings.before += [scored[name] for name in (GOLD, turn) if name in scored]
+    # Each row takes the next of the other probes, so that all of them are in the sample.
+    other = others[findings.rows % len(others)] if others else GOLD
+    findings.before += [scored[name] for name in (GOLD, other) if name in scored]

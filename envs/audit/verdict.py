@@ -15,27 +15,35 @@ from envs.audit.audit_summary import PAYS_FOR_LENGTH, headline, pays_for_length
 from envs.audit.findings import PAID, Findings, Tally
 from envs.audit.probes import GOLD, INFORMATIVE, NEAR, PROBES
 
-GOLD_FAILURES = 0.1  # share of rows
-UNSTABLE = 0.02  # share of rows scored twice
-RAISING = 0.05  # share of the answers to a probe on which a score may fail before it is a weakness
-SHOWN = 5
+GOLD_FAILURES = 0.1  # above this share of reference answers that fail the scorer is a risk
+UNSTABLE = 0.02  # above this share of repeated answers with two rewards the scorer is a risk
+RAISING = 0.05  # above this share of a probe's answers on which scoring fails it is a weakness
+SHOWN = 5  # examples of each kind in a report
+GOLD_SHOWN = 20  # failing reference answers in a report
 
 
 def report(findings: Findings, rows: int, seed: int, seconds: float) -> AuditReport:
-    """The result of an audit that scored some of `rows` rows in `seconds`."""
+    """The report of an audit, with its verdict.
+
+    Args:
+        findings: what was measured, on one row at least.
+        rows: how many rows the environment has; some of them were scored.
+        seed: of the audit's random choices.
+        seconds: that it took.
+    """
     lowest = min(tally.mean for tally in findings.tallies.values())
     table = [
         _line(name, findings.tallies[name], lowest) for name in PROBES if name in findings.tallies
     ]
     risks = [line["probe"] for line in table if line["verdict"] == "risk"]
     if _all_alike(findings):
-        risks = ["all alike"]
+        risks = ["all alike"]  # the probes that are paid are then no further news
     if findings.gold_rows and len(findings.gold_failing) > GOLD_FAILURES * findings.gold_rows:
         risks.insert(0, GOLD)
     wavering = bool(findings.fresh) and findings.fresh["wavering"] > _tolerated(findings)
     if len(findings.unstable) > UNSTABLE * findings.repeated or wavering:
         risks.append("unstable")
-    else:
+    else:  # a random scorer gives other rewards later on even if it keeps no state
         if len(findings.drifted) > UNSTABLE * findings.revisited:
             risks.append("order dependent")
         if _differing(findings) > _tolerated(findings):
@@ -64,7 +72,7 @@ def report(findings: Findings, rows: int, seed: int, seconds: float) -> AuditRep
         "order_dependent": bool(findings.drifted) and not findings.unstable,
         "fresh_process": findings.fresh or {},
         "unstable": (findings.unstable or findings.drifted)[:SHOWN],
-        "gold_failing": findings.gold_failing[:20],
+        "gold_failing": findings.gold_failing[:GOLD_SHOWN],
         "problems": _problems(findings, table),
         "score_seconds_p95": round(ordered[round(0.95 * (len(ordered) - 1))], 6),
         "seed": seed,
@@ -73,22 +81,23 @@ def report(findings: Findings, rows: int, seed: int, seconds: float) -> AuditRep
 
 
 def _tolerated(findings: Findings) -> float:
-    """How many answers a new process may reward otherwise; one is always tolerated."""
+    """How many answers a new process may reward otherwise; at least one is always tolerated."""
     return max(1.0, UNSTABLE * findings.fresh["scored"]) if findings.fresh else 1.0
 
 
 def _differing(findings: Findings) -> int:
+    """How many answers a new process rewarded otherwise; 0 where none was asked."""
     return rescore.differing(findings.fresh) if findings.fresh else 0
 
 
 def _problems(findings: Findings, table: list[ProbeLine]) -> list[str]:
-    """What a person should read beside the table."""
+    """Sentences about what is wrong, for people who read the report's `table`."""
     problems = []
     if _all_alike(findings):
         problems.append("every answer, right or wrong, earns the same reward")
     if findings.gold_failing:
-        count, shown = len(findings.gold_failing), ", ".join(findings.gold_failing[:SHOWN])
-        problems.append(f"{count} of {findings.gold_rows} reference answers fail: {shown}")
+        count, names = len(findings.gold_failing), ", ".join(findings.gold_failing[:SHOWN])
+        problems.append(f"{count} of {findings.gold_rows} reference answers fail: {names}")
     if not findings.gold_rows:
         problems.append("no row has a reference answer: nothing shows that a right one is paid")
     if findings.unstable:
@@ -114,27 +123,38 @@ def _problems(findings: Findings, table: list[ProbeLine]) -> list[str]:
 
 
 def _saturation(findings: Findings) -> Saturation:
-    """How many rewards there are and who earns the highest: gold should, others should not."""
-    rewards = {name: tally.rewards for name, tally in findings.tallies.items()}
-    top = max(reward for each in rewards.values() for reward in each)
-    gold = rewards.get(GOLD, [])
+    """How many different rewards there are, and how often gold and the others earn the highest.
+
+    Gold should earn it; others should not. Probes shown for information are not among the others.
+    """
+    by_probe = {name: tally.rewards for name, tally in findings.tallies.items()}
+    top = max(reward for rewards in by_probe.values() for reward in rewards)
+    gold = by_probe.get(GOLD, [])
     others = [
-        reward for name, each in rewards.items() if name not in INFORMATIVE for reward in each
+        reward
+        for name, rewards in by_probe.items()
+        if name not in INFORMATIVE
+        for reward in rewards
     ]
     return {
         "top": round(top, 4),
-        "levels": len({round(reward, 6) for each in rewards.values() for reward in each}),
+        "levels": len({round(reward, 6) for rewards in by_probe.values() for reward in rewards}),
         "gold_at_top": _share_equal(gold, top),
         "others_at_top": _share_equal(others, top),
     }
 
 
 def _share_equal(rewards: Sequence[float], top: float) -> float | None:
-    """The share of `rewards` that is `top`; None where there are none."""
+    """The share of `rewards` that are equal to `top`; None where there are no rewards."""
     return round(sum(reward == top for reward in rewards) / len(rewards), 4) if rewards else None
 
 
 def _line(name: str, tally: Tally, lowest: float) -> ProbeLine:
+    """The report's line about the probe `name`.
+
+    `separated` (how often gold earned more) is there for near misses, `error` where scoring failed,
+    `example` where it was paid and should not be. `lowest` is the lowest mean of all probes.
+    """
     line: ProbeLine = {
         "probe": name,
         "what": PROBES[name],
@@ -143,7 +163,7 @@ def _line(name: str, tally: Tally, lowest: float) -> ProbeLine:
         "success": round(tally.successes / len(tally.rewards), 4),
         "paid": round(tally.paid / len(tally.rewards), 4),
         "errors": tally.errors,
-        "verdict": _judged(name, tally, lowest),
+        "verdict": _probe_verdict(name, tally, lowest),
     }
     if name in NEAR and tally.golds:
         line["separated"] = round(tally.below / len(tally.golds), 4)
@@ -154,7 +174,8 @@ def _line(name: str, tally: Tally, lowest: float) -> ProbeLine:
     return line
 
 
-def _judged(name: str, tally: Tally, lowest: float) -> str:
+def _probe_verdict(name: str, tally: Tally, lowest: float) -> str:
+    """ok, or where the probe is paid warn (a near miss) or risk; info where that says nothing."""
     if name in INFORMATIVE:
         return "info"
     if not _pays(tally, lowest):
@@ -163,7 +184,11 @@ def _judged(name: str, tally: Tally, lowest: float) -> str:
 
 
 def _pays(tally: Tally, lowest: float) -> bool:
-    """Whether a probe earns at least half of what gold earns on the same rows."""
+    """Whether a probe earns at least half of what gold earns on the same rows.
+
+    Without gold: whether at least half of its answers counted as paid. `lowest` is the lowest mean
+    of all probes.
+    """
     if not tally.golds:
         return tally.paid >= PAID * len(tally.rewards)
     gold = math.fsum(tally.golds) / len(tally.golds)
@@ -174,12 +199,13 @@ def _pays(tally: Tally, lowest: float) -> bool:
 
 
 def _all_alike(findings: Findings) -> bool:
+    """Whether gold and every probe earned the same reward; False without gold."""
     rewards = [reward for tally in findings.tallies.values() for reward in tally.rewards]
     return findings.gold_rows > 0 and max(rewards) - min(rewards) < 1e-9
 
 
 def unscored(rows: int, seed: int) -> AuditReport:
-    """The result for an environment without a scorer."""
+    """The report for an environment without a scorer, or without rows: ok, and nothing measured."""
     return {
         "verdict": "ok",
         "headline": "no scorer: there is nothing to audit",

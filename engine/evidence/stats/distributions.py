@@ -17,7 +17,7 @@ def normal_quantile(p: float) -> float:
 
 
 def log_binomial(k: int, n: int, p: float) -> float:
-    """log P(X = k) for X ~ Binomial(n, p); -inf where the probability is 0."""
+    """The natural logarithm of P(X = k) for X ~ Binomial(n, p); -inf where the probability is 0."""
     if k < 0 or k > n:
         return -math.inf
     if p <= 0.0:
@@ -29,7 +29,7 @@ def log_binomial(k: int, n: int, p: float) -> float:
 
 
 def binomial_cdf(k: int, n: int, p: float) -> float:
-    """P(X <= k) for X ~ Binomial(n, p), summed from the smaller terms up."""
+    """P(X <= k) for X ~ Binomial(n, p); 0 for k below 0, 1 from k = n on."""
     if k < 0:
         return 0.0
     if k >= n:
@@ -38,11 +38,12 @@ def binomial_cdf(k: int, n: int, p: float) -> float:
 
 
 def t_cdf(t: float, df: float) -> float:
-    """P(T <= t) for Student's t with `df` degrees of freedom (> 0)."""
+    """P(T <= t) for Student's t with `df` degrees of freedom (> 0); t may be infinite."""
     if math.isinf(t):
         return 1.0 if t > 0 else 0.0
     square = t * t
-    if square < df:  # the form that keeps its digits where the other one is 1 less a rounding
+    # Both forms are equal; each keeps its digits where the other would be rounded away.
+    if square < df:
         tail = 0.5 - 0.5 * _incomplete_beta(0.5, df / 2.0, square / (df + square))
     else:
         tail = 0.5 * _incomplete_beta(df / 2.0, 0.5, df / (df + square))
@@ -50,7 +51,10 @@ def t_cdf(t: float, df: float) -> float:
 
 
 def t_quantile(p: float, df: float) -> float:
-    """The t with P(T <= t) = p, by bisection on `t_cdf`; 0 < p < 1."""
+    """The t with P(T <= t) = p for Student's t with `df` degrees of freedom, 0 < p < 1.
+
+    Found by bisection on `t_cdf`, as exactly as a float can say it.
+    """
     if p == 0.5:
         return 0.0
     if p < 0.5:
@@ -58,7 +62,7 @@ def t_quantile(p: float, df: float) -> float:
     low, high = 0.0, 1.0
     while t_cdf(high, df) < p:
         low, high = high, high * 2.0
-    for _ in range(200):
+    for _ in range(200):  # a bound only: neighbouring floats are reached after some sixty halvings
         middle = 0.5 * (low + high)
         if middle in (low, high):
             break
@@ -70,9 +74,10 @@ def t_quantile(p: float, df: float) -> float:
 
 
 def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """The regularised incomplete beta function I_x(a, b).
+    """The regularised incomplete beta function I_x(a, b), for a, b > 0.
 
-    Continued fraction of Abramowitz and Stegun 26.5.8, on the side where it converges fast.
+    By the continued fraction of Abramowitz and Stegun 26.5.8. It converges fast only for small x,
+    so beyond that the symmetry I_x(a, b) = 1 - I_(1-x)(b, a) is used.
     """
     if x <= 0.0:
         return 0.0
@@ -87,8 +92,11 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
 
 
 def _beta_fraction(a: float, b: float, x: float) -> float:
-    """The continued fraction of I_x(a, b), by the modified Lentz method."""
-    tiny = 1e-300
+    """The continued fraction of I_x(a, b), evaluated by the modified Lentz method.
+
+    Stops when a round changes nothing any more (within 1e-15), or after 500 rounds.
+    """
+    tiny = 1e-300  # takes the place of a denominator of 0, as the method asks
     c = 1.0
     d = 1.0 - (a + b) * x / (a + 1.0)
     d = 1.0 / (d if abs(d) > tiny else tiny)

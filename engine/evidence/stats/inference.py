@@ -24,8 +24,8 @@ ALPHA = 0.05
 POWER = 0.8
 MARGIN = 0.05  # a difference this small (5 points, or 5 % of the rewards' span) is no difference
 MAX_ERROR_SHARE = 0.05  # above it the scorer is being measured, not the model
-RESAMPLES = 4000
-NEGLIGIBLE = 1e-9  # an end this near to 0 is rounding
+RESAMPLES = 4000  # about a hundred of them lie beyond each end of a 95 % interval
+NEGLIGIBLE = 1e-9  # the end of an interval this near to 0 is rounding
 FEWEST_TASKS = 10  # below it a bootstrap interval means nothing
 
 Word = Literal["better", "worse", "no_difference", "inconclusive", "unknown"]
@@ -40,13 +40,16 @@ class Interval:
     high: float
 
     def within(self, margin: float) -> bool:
+        """Whether the whole interval lies between -margin and margin."""
         return -margin <= self.low and self.high <= margin
 
     @property
     def excludes_zero(self) -> bool:
+        """Whether 0 lies outside; an end within rounding of 0 counts as 0."""
         return self.low > NEGLIGIBLE or self.high < -NEGLIGIBLE
 
     def with_zero(self) -> "Interval":
+        """The interval, extended to 0 where it does not reach it."""
         return Interval(min(self.low, 0.0), max(self.high, 0.0))
 
 
@@ -61,7 +64,10 @@ class Bootstrap:
 
 
 def wilson(k: int, n: int, confidence: float = 0.95) -> Interval:
-    """The score interval for a rate of `k` out of `n` (Wilson 1927); (0, 1) when n is 0."""
+    """Wilson's (1927) score interval for a rate of `k` successes in `n` trials; (0, 1) for n = 0.
+
+    `confidence` is its coverage, 0.95 for a 95 % interval.
+    """
     if n <= 0:
         return Interval(0.0, 1.0)
     z = normal_quantile(0.5 + confidence / 2.0)
@@ -75,15 +81,19 @@ def wilson(k: int, n: int, confidence: float = 0.95) -> Interval:
 
 
 def mcnemar_exact(b: int, c: int) -> float:
-    """Two-sided exact p of McNemar's test: `b` pairs went one way, `c` the other."""
+    """The two-sided exact p value of McNemar's test.
+
+    `b` and `c` are how many of the pairs changed one way and the other.
+    """
     return min(1.0, 2.0 * binomial_cdf(min(b, c), b + c, 0.5))
 
 
 def mcnemar_midp(b: int, c: int) -> float:
-    """Two-sided mid-p of McNemar's test: the exact p less half the observed outcome's weight.
+    """The two-sided mid-p value of McNemar's test; 1 where no pair changed.
 
-    The exact test is needlessly strict at small counts; the mid-p keeps close to the nominal
-    level (Fagerland, Lydersen and Laake 2013).
+    `b` and `c` are how many of the pairs changed one way and the other. The mid-p counts only half
+    of the probability of the observed outcome. The exact test is needlessly strict at small
+    counts; the mid-p keeps close to the nominal level (Fagerland, Lydersen and Laake 2013).
     """
     n, k = b + c, min(b, c)
     if n == 0:
@@ -92,10 +102,11 @@ def mcnemar_midp(b: int, c: int) -> float:
 
 
 def tango_interval(b: int, c: int, n: int, confidence: float = 0.95) -> Interval:
-    """Score interval for the paired difference (b - c) / n of two rates (Tango 1998).
+    """Tango's (1998) score interval for the paired difference (b - c) / n of two rates.
 
-    `b` of `n` tasks were gained, `c` lost. Unlike Wald's it neither collapses at b = c = 0 nor
-    leaves [-1, 1]. At a difference of 0 it agrees with McNemar's test without correction.
+    `b` of `n` tasks were gained and `c` lost. Unlike Wald's interval it has a width at b = c = 0
+    and stays inside [-1, 1]. It excludes 0 exactly where McNemar's test without correction is
+    significant. (-1, 1) for n = 0.
     """
     if n <= 0:
         return Interval(-1.0, 1.0)
@@ -107,7 +118,11 @@ def tango_interval(b: int, c: int, n: int, confidence: float = 0.95) -> Interval
 
 
 def _tango_score(b: int, c: int, n: int, delta: float) -> float:
-    """Tango's z for the hypothesis that the difference is `delta`."""
+    """Tango's score (a z value) for the hypothesis that the true difference is `delta`.
+
+    `b` of `n` tasks were gained, `c` lost. `lost_rate` is the maximum likelihood estimate of the
+    share of lost tasks under that hypothesis, the root of a quadratic equation.
+    """
     linear = -(b + c) + (2 * n - b + c) * delta
     constant = -c * delta * (1.0 - delta)
     root = math.sqrt(max(0.0, linear * linear - 8.0 * n * constant))
@@ -120,8 +135,8 @@ def _tango_score(b: int, c: int, n: int, delta: float) -> float:
 
 
 def _score_bound(b: int, c: int, n: int, z: float, low: float, high: float) -> float:
-    """The delta in [low, high] whose score is `z`; the score falls as delta grows."""
-    for _ in range(60):
+    """The delta in [low, high] whose score is `z`, by bisection: the score falls as delta grows."""
+    for _ in range(60):  # halves the interval down to the precision of a float
         middle = 0.5 * (low + high)
         if _tango_score(b, c, n, middle) > z:
             low = middle
@@ -137,12 +152,19 @@ def paired_bootstrap(
     confidence: float = 0.95,
     resamples: int = RESAMPLES,
 ) -> Bootstrap:
-    """Mean paired difference over tasks, resampling whole tasks so that attempts stay together.
+    """The mean paired difference over tasks, with interval and p value by a bootstrap over tasks.
 
     The attempts of a task are averaged first: more attempts sharpen a task's own value but are
-    no new tasks. The percentile interval is widened to what Student's t asks at this number of
-    tasks (the expanded percentile interval, Hesterberg 2015), and p is read off the same scale.
-    Deterministic for a seed, whatever the order of the mapping. Raises ValueError on no tasks.
+    no new tasks. The percentile interval is widened to what Student's t asks for at this number of
+    tasks (the expanded percentile interval, Hesterberg 2015), and p comes from the same scale.
+
+    Args:
+        diffs_by_task: task id -> one difference per attempt, at least one.
+        seed: of the resampling; the result is the same for the same seed in whatever order the
+            tasks come.
+
+    Where all tasks differ by the same amount there is nothing to resample: the interval is that
+    amount, and p is 0, or 1 for a single task or an amount of 0. Raises ValueError on no tasks.
     """
     means = [
         math.fsum(diffs_by_task[task]) / len(diffs_by_task[task]) for task in sorted(diffs_by_task)
@@ -152,14 +174,15 @@ def paired_bootstrap(
         raise ValueError("paired_bootstrap needs at least one task")
     centre = math.fsum(means) / n
     if n == 1 or min(means) == max(means):
-        certain = 0.0 if n > 1 and centre else 1.0
-        return Bootstrap(centre, centre, centre, certain)
+        p_without_spread = 0.0 if n > 1 and centre else 1.0
+        return Bootstrap(centre, centre, centre, p_without_spread)
     draw = random.Random(seed).choices
-    drawn = sorted(sum(draw(means, k=n)) / n for _ in range(resamples))
+    resampled = sorted(sum(draw(means, k=n)) / n for _ in range(resamples))
     widen = math.sqrt(n / (n - 1))
     tail = _normal_tail(t_quantile(0.5 + confidence / 2.0, n - 1) * widen)
-    low, high = _quantile(drawn, tail), _quantile(drawn, 1.0 - tail)
-    below = sum(value < 0.0 for value in drawn) + 0.5 * sum(value == 0.0 for value in drawn)
+    low, high = _quantile(resampled, tail), _quantile(resampled, 1.0 - tail)
+    below = sum(value < 0.0 for value in resampled) + 0.5 * sum(value == 0.0 for value in resampled)
+    # At least half a resample on each side of 0: a finite number of them cannot show a p of 0.
     share = min(max(below, 0.5), resamples - 0.5) / resamples
     t = normal_quantile(share) / widen
     p = min(1.0, 2.0 * t_cdf(-abs(t), n - 1))
@@ -167,11 +190,12 @@ def paired_bootstrap(
 
 
 def _normal_tail(z: float) -> float:
+    """P(Z > z) for a standard normal Z."""
     return 0.5 * math.erfc(z / math.sqrt(2.0))
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Linear interpolation between order statistics."""
+    """The value below which `share` of the sorted values lie, interpolated linearly."""
     position = share * (len(ordered) - 1)
     below = int(position)
     above = min(below + 1, len(ordered) - 1)
@@ -185,95 +209,117 @@ def smallest_detectable_gap(
 
     `discordant` is how many of the tasks came out differently; one more is added so that a
     sample without any does not promise to see everything. Solves Miettinen's sample size formula
-    (1968; Connor 1987) for the gap; 1.0 when even a complete reversal would not show.
+    (1968; Connor 1987) for the gap, by bisection; 1.0 when even a complete reversal would not show.
     """
     if n <= 0:
         return 1.0
     share = (discordant + 1) / (n + 1)
-    fewest = math.ceil(math.log(alpha) / math.log(0.5)) / n  # b pairs one way, none back: 0.5**b
+    # With k tasks gained and none lost the p value is 0.5**k: fewer can never be significant.
+    least_gap = math.ceil(math.log(alpha) / math.log(0.5)) / n
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = 0.5 * (low + high)
-        if _tasks_for(middle, max(share, middle), alpha, power) > n:
+        if _tasks_for_power(middle, max(share, middle), alpha, power) > n:
             low = middle
         else:
             high = middle
-    return min(1.0, max(high, fewest))
+    return min(1.0, max(high, least_gap))
 
 
 def tasks_needed(
     gap: float, discordant_share: float, *, alpha: float = ALPHA, power: float = POWER
 ) -> int:
-    """How many tasks show a difference of `gap` (0..1] with `power`, at this discordant share."""
+    """How many tasks it takes to find a difference of two paired rates with probability `power`.
+
+    Args:
+        gap: the difference, above 0 and at most 1.
+        discordant_share: share of the tasks that come out differently; at least `gap` is assumed.
+
+    Raises ValueError for a gap of 0 or less.
+    """
     if gap <= 0.0:
         raise ValueError("no number of tasks shows a gap of 0")
-    return math.ceil(_tasks_for(gap, max(discordant_share, gap), alpha, power) - 1e-9)
+    # Less a rounding error, so that an exact number of tasks is not rounded up to the next.
+    return math.ceil(_tasks_for_power(gap, max(discordant_share, gap), alpha, power) - 1e-9)
 
 
-def _tasks_for(gap: float, share: float, alpha: float, power: float) -> float:
+def _tasks_for_power(gap: float, share: float, alpha: float, power: float) -> float:
+    """Miettinen's sample size for a paired difference `gap`, not rounded; inf for a gap of 0.
+
+    `share` is the share of discordant tasks, at least `gap`.
+    """
     if gap <= 0.0:
         return math.inf
-    critical, wanted = normal_quantile(1.0 - alpha / 2.0), normal_quantile(power)
+    z_alpha, z_power = normal_quantile(1.0 - alpha / 2.0), normal_quantile(power)
     spread = math.sqrt(max(0.0, share - gap * gap))
-    return ((critical * math.sqrt(share) + wanted * spread) / gap) ** 2
+    return ((z_alpha * math.sqrt(share) + z_power * spread) / gap) ** 2
 
 
 def smallest_detectable_mean(
     n: int, sd: float, *, alpha: float = ALPHA, power: float = POWER
 ) -> float:
-    """The smallest mean paired difference that `n` tasks would show, given the spread of diffs."""
+    """The smallest mean paired difference that `n` tasks would show with `power`.
+
+    `sd` is the standard deviation of the differences over tasks. inf for fewer than two tasks.
+    """
     if n <= 1:
         return math.inf
     return (normal_quantile(1.0 - alpha / 2.0) + normal_quantile(power)) * sd / math.sqrt(n)
 
 
 def mcnemar_power(n: int, gap: float, discordant_share: float, *, alpha: float = ALPHA) -> float:
-    """The chance that the mid-p test on `n` tasks finds a true gain of `gap`, exactly.
+    """The chance that the mid-p test on `n` tasks finds a true gain of `gap`.
 
-    Sums over every number of discordant pairs that is not negligible.
+    Computed exactly, as a sum over every number of discordant tasks that is not negligible.
+    `discordant_share` is the share of tasks that come out differently; at least `gap` is assumed.
     """
     share = max(discordant_share, gap)
     if share <= 0.0 or n <= 0:
         return 0.0
-    up = (share + gap) / (2.0 * share)
+    gain_rate = (share + gap) / (2.0 * share)  # of the discordant tasks
+    # Seven standard deviations around the expected number: what lies outside is negligible.
     spread = 7.0 * math.sqrt(n * share * (1.0 - share)) + 1.0
     first, last = max(0, int(n * share - spread)), min(n, int(n * share + spread) + 1)
     total = 0.0
     for pairs in range(first, last + 1):
-        lost_most = _critical_losses(pairs, alpha)
-        if lost_most >= 0:
-            tail = binomial_cdf(lost_most, pairs, 1.0 - up)
+        most_losses = _critical_losses(pairs, alpha)
+        if most_losses >= 0:
+            tail = binomial_cdf(most_losses, pairs, 1.0 - gain_rate)
             total += math.exp(log_binomial(pairs, n, share)) * tail
     return min(1.0, total)
 
 
 def _critical_losses(pairs: int, alpha: float) -> int:
-    """The most losses among `pairs` discordant tasks that still make the mid-p significant."""
-    below, lost = 0.0, -1
+    """The most losses among `pairs` discordant tasks with which a gain is still significant.
+
+    By the mid-p at level `alpha`; -1 where it is not significant even without a loss.
+    """
+    below, most_losses = 0.0, -1
     for k in range(pairs // 2 + 1):
         weight = math.exp(log_binomial(k, pairs, 0.5))
         if 2.0 * below + weight >= alpha:
             break
         below += weight
-        lost = k
-    return lost
+        most_losses = k
+    return most_losses
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's (1979) adjusted p values, in the order given."""
+    """Holm's (1979) adjusted p values, in the order of `p_values`."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     adjusted = [0.0] * len(p_values)
-    running = 0.0
+    largest = 0.0  # an adjusted p is never below that of a smaller p
     for rank, index in enumerate(order):
-        running = max(running, (len(p_values) - rank) * p_values[index])
-        adjusted[index] = min(1.0, running)
+        largest = max(largest, (len(p_values) - rank) * p_values[index])
+        adjusted[index] = min(1.0, largest)
     return adjusted
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """The unbiased chance that one of `k` attempts is right, from `correct` of `n` (Chen 2021).
+    """The chance that at least one of `k` attempts is right, estimated without bias (Chen 2021).
 
-    Raises ValueError when k is above n: another estimator would be needed.
+    `correct` of `n` attempts were right. Raises ValueError unless 1 <= k <= n: for a larger k
+    another estimator would be needed.
     """
     if not 1 <= k <= n:
         raise ValueError(f"pass@{k} needs at least {k} attempts, there are {n}")
@@ -298,6 +344,7 @@ class Side:
 
     @property
     def error_share(self) -> float:
+        """The share of attempts whose scoring failed; 0 without attempts."""
         return self.errors / self.attempts if self.attempts else 0.0
 
 
@@ -305,9 +352,18 @@ class Side:
 class PairedVerdict:
     """What a paired comparison says, with everything needed to doubt it.
 
-    `reason` says why there is none, or why it is weaker than its numbers. `diff` is after - before
-    over the `n` paired tasks; `detectable` the smallest gap this many tasks would show; `gained`
-    and `lost` the tasks that changed, the largest change first.
+    The numbers are None where nothing was compared.
+
+    Attributes:
+        reason: why there is no verdict, or why it is weaker than its numbers; else "".
+        before, after: the means over the paired tasks.
+        diff: after - before; `low` and `high` are the ends of its interval.
+        p: of the test that there is no difference.
+        n: how many tasks were paired; `unpaired` had values on one side only.
+        detectable: the smallest difference that this many tasks would show.
+        margin: how small a difference counts as none.
+        errors: failed scorings before and after.
+        gained, lost: ids of the tasks that became better or worse, the largest change first.
     """
 
     verdict: Word
@@ -339,40 +395,52 @@ def paired_verdict(
 ) -> PairedVerdict:
     """Compare two sides task by task.
 
-    better or worse: the test is significant and the interval excludes 0. no_difference: the whole
-    interval lies within `margin` (5 points for rates, 5 % of the span of values otherwise).
-    inconclusive: neither. unknown: nothing to compare, or more than 5 % scoring errors.
+    The verdict is one of:
+        better, worse: the test is significant and the interval excludes 0.
+        no_difference: the whole interval lies within the margin.
+        inconclusive: neither of these, or too few tasks for a bootstrap.
+        unknown: no task has values on both sides, or more than 5 % of the scorings failed.
 
-    The interval never says more than the test: where the test does not exclude 0 and the interval
-    would, it is drawn to 0, which holds at least as often.
+    The interval never says more than the test: where it would exclude 0 and the test is not
+    significant, it is extended to 0. Its coverage can only grow by that.
+
+    Args:
+        higher_is_better: False for losses.
+        margin: how small a difference counts as none; None for 5 % of the span of the values (5
+            points for rates).
+        alpha: level of the test; the interval has confidence 1 - alpha.
+        seed: of the bootstrap.
     """
     shared = sorted(task for task in before.values if task in after.values)
     shared = [task for task in shared if before.values[task] and after.values[task]]
-    known = {task for side in (before, after) for task in side.values}
-    facts = _Facts(len(shared), len(known) - len(shared), (before.errors, after.errors))
-    refusal = _refusal(before, after, facts)
+    tasks_of_either = {task for side in (before, after) for task in side.values}
+    facts = _Facts(len(shared), len(tasks_of_either) - len(shared), (before.errors, after.errors))
+    refusal = _reason_for_no_verdict(before, after, facts)
     if refusal:
         return facts.verdict("unknown", refusal)
-    old = {task: _mean(before.values[task]) for task in shared}
-    new = {task: _mean(after.values[task]) for task in shared}
-    if all(value in (0.0, 1.0) for side in (old, new) for value in side.values()):
-        test = _binary_test(old, new, alpha)
+    old_means = {task: _mean(before.values[task]) for task in shared}
+    new_means = {task: _mean(after.values[task]) for task in shared}
+    if all(value in (0.0, 1.0) for side in (old_means, new_means) for value in side.values()):
+        test = _binary_test(old_means, new_means, alpha)
     else:
-        test = _mean_test(old, new, alpha, seed)
+        test = _mean_test(old_means, new_means, alpha, seed)
     if test.p >= alpha and test.interval.excludes_zero:
         method = f"{test.method}, drawn to 0 with the test"
         test = replace(test, interval=test.interval.with_zero(), method=method)
     sign = 1.0 if higher_is_better else -1.0
-    moved = sorted(shared, key=lambda task: (-abs(new[task] - old[task]), task))
-    gains = tuple(task for task in moved if sign * (new[task] - old[task]) > 1e-12)
-    losses = tuple(task for task in moved if sign * (new[task] - old[task]) < -1e-12)
-    allowed = test.span * MARGIN if margin is None else margin
-    word, reason = _judge(test, sign, allowed, facts.n, alpha)
+    by_change = sorted(shared, key=lambda task: (-abs(new_means[task] - old_means[task]), task))
+    # A change within 1e-12 is rounding.
+    gains = tuple(task for task in by_change if sign * (new_means[task] - old_means[task]) > 1e-12)
+    losses = tuple(
+        task for task in by_change if sign * (new_means[task] - old_means[task]) < -1e-12
+    )
+    used_margin = test.span * MARGIN if margin is None else margin
+    verdict, reason = _word_of_test(test, sign, used_margin, facts.n, alpha)
     return PairedVerdict(
-        verdict=word,
+        verdict=verdict,
         reason=reason,
-        before=_mean(list(old.values())),
-        after=_mean(list(new.values())),
+        before=_mean(list(old_means.values())),
+        after=_mean(list(new_means.values())),
         diff=test.diff,
         low=test.interval.low,
         high=test.interval.high,
@@ -380,7 +448,7 @@ def paired_verdict(
         n=facts.n,
         detectable=test.detectable,
         method=test.method,
-        margin=allowed,
+        margin=used_margin,
         unpaired=facts.unpaired,
         errors=facts.errors,
         gained=gains,
@@ -390,16 +458,25 @@ def paired_verdict(
 
 @dataclass(frozen=True)
 class _Facts:
+    """How many tasks have values on both sides and on one only; failed scorings of each side."""
+
     n: int
     unpaired: int
     errors: tuple[int, int]
 
     def verdict(self, word: Word, reason: str) -> PairedVerdict:
+        """A verdict that has these counts and no statistics."""
         return PairedVerdict(word, reason, n=self.n, unpaired=self.unpaired, errors=self.errors)
 
 
 @dataclass(frozen=True)
 class _Test:
+    """The result of one statistical test of the difference after - before.
+
+    `detectable` is the smallest difference it would show; `span` is how far apart the lowest and
+    the highest value are.
+    """
+
     diff: float
     interval: Interval
     p: float
@@ -408,8 +485,8 @@ class _Test:
     span: float
 
 
-def _refusal(before: Side, after: Side, facts: _Facts) -> str:
-    """Why there can be no verdict, "" when there can."""
+def _reason_for_no_verdict(before: Side, after: Side, facts: _Facts) -> str:
+    """Why there can be no verdict: failed scorings or no shared task; "" where there can be one."""
     for name, side in (("before", before), ("after", after)):
         if side.error_share > MAX_ERROR_SHARE:
             return (
@@ -422,15 +499,18 @@ def _refusal(before: Side, after: Side, facts: _Facts) -> str:
 
 
 def _binary_test(old: Mapping[str, float], new: Mapping[str, float], alpha: float) -> _Test:
-    """McNemar's test of solved against unsolved tasks, one value of 0 or 1 each."""
+    """McNemar's test for tasks that are either solved (1) or not (0) on each side.
+
+    `old` and `new` map the same task ids to their values.
+    """
     n = len(old)
-    b = sum(new[task] > old[task] for task in old)
-    c = sum(new[task] < old[task] for task in old)
+    gained = sum(new[task] > old[task] for task in old)
+    lost = sum(new[task] < old[task] for task in old)
     return _Test(
-        diff=(b - c) / n,
-        interval=tango_interval(b, c, n, 1.0 - alpha),
-        p=mcnemar_midp(b, c),
-        detectable=smallest_detectable_gap(n, b + c, alpha=alpha),
+        diff=(gained - lost) / n,
+        interval=tango_interval(gained, lost, n, 1.0 - alpha),
+        p=mcnemar_midp(gained, lost),
+        detectable=smallest_detectable_gap(n, gained + lost, alpha=alpha),
         method="McNemar mid-p, Tango score interval",
         span=1.0,
     )
@@ -439,14 +519,17 @@ def _binary_test(old: Mapping[str, float], new: Mapping[str, float], alpha: floa
 def _mean_test(
     old: Mapping[str, float], new: Mapping[str, float], alpha: float, seed: int
 ) -> _Test:
-    """The test of paired values that are no plain yes or no, by bootstrap over tasks."""
+    """The test for values other than 0 and 1, by a bootstrap over tasks.
+
+    `old` and `new` map the same task ids to their values.
+    """
     diffs = {task: [new[task] - old[task]] for task in old}
     boot = paired_bootstrap(diffs, seed, confidence=1.0 - alpha)
     values = [*old.values(), *new.values()]
     span, n = max(values) - min(values), len(old)
-    spread = math.fsum((diff[0] - boot.mean) ** 2 for diff in diffs.values()) / max(1, n - 1)
-    # Without any spread, count as if one more task had moved across the span.
-    sd = math.sqrt(spread) or span / math.sqrt(n + 1)
+    variance = math.fsum((diff[0] - boot.mean) ** 2 for diff in diffs.values()) / max(1, n - 1)
+    # Where all tasks changed alike, count as if one more task had moved across the span.
+    sd = math.sqrt(variance) or span / math.sqrt(n + 1)
     return _Test(
         diff=boot.mean,
         interval=Interval(boot.low, boot.high),
@@ -457,7 +540,13 @@ def _mean_test(
     )
 
 
-def _judge(test: _Test, sign: float, margin: float, n: int, alpha: float) -> tuple[Word, str]:
+def _word_of_test(
+    test: _Test, sign: float, margin: float, n: int, alpha: float
+) -> tuple[Word, str]:
+    """The verdict that a test on `n` tasks supports, and the reason where they are too few.
+
+    `sign` is 1 where higher is better, else -1. The reason is "" where `n` is large enough.
+    """
     if n < FEWEST_TASKS and not test.method.startswith("McNemar"):
         return "inconclusive", f"{n} tasks are too few to tell (at least {FEWEST_TASKS})"
     if test.p < alpha and test.interval.excludes_zero:
@@ -466,4 +555,5 @@ def _judge(test: _Test, sign: float, margin: float, n: int, alpha: float) -> tup
 
 
 def _mean(values: Sequence[float]) -> float:
+    """The mean of one value or more."""
     return math.fsum(values) / len(values)

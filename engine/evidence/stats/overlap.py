@@ -30,17 +30,18 @@ KINDS: tuple[Kind, ...] = ("exact", "normalised", "ngram")
 
 GRAM = 8  # words of one indexed sequence
 NGRAM = 13  # words in a row that are a copy by themselves
-HALF = 0.5  # of a task's own sequences
-FEWEST_GRAMS = 3
-LEAST_TOKENS = 4  # of a question, to be looked for inside longer texts
-ANSWER_TOKENS = 8  # of an answer, to be told from others by its words
-LEAK_SHARE = 0.01  # of the held-out tasks, from which the exam as a whole is spoilt
-MOST_GRAMS = 500_000  # held-out sequences that are indexed
+HALF = 0.5  # so large a part of a task's own sequences counts as the task...
+FEWEST_GRAMS = 3  # ...if it is at least this many sequences
+LEAST_TOKENS = 4  # shorter questions are not looked for inside longer texts
+ANSWER_TOKENS = 8  # shorter answers cannot be told from others by their words
+LEAK_SHARE = 0.01  # above this share of leaked held-out tasks the exam as a whole is spoilt
+MOST_GRAMS = 500_000  # held-out sequences that are indexed; bounds the memory
 MOST_CHARS = 200_000  # of one training row that are looked at
-BUDGET_S = 5.0
-SHOWN = 5
+BUDGET_S = 5.0  # seconds that a scan may take, as a submit waits for it
+SHOWN = 5  # examples in a result
+ID_CHARS = 60  # of an id in a sentence
 
-_COMMON = -1
+_COMMON = -1  # in the index of sequences: several held-out tasks have this one
 _CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _OPERATORS = frozenset("- + * / ^ = < > % ± × ÷ √ ≤ ≥ ≠ ** // == <= >= !=".split())
 _TOKEN = re.compile(
@@ -54,37 +55,48 @@ _LABELS = {"q", "question", "problem", "task", "user", "prompt", "input", "exerc
 
 @dataclass(frozen=True)
 class Match:
-    """One training row that holds one held-out task: how, and which part of the task.
+    """One training row that holds one held-out task, or a part of it.
 
-    `spoils`: learning this row can teach the task, so the task cannot be judged by any more.
+    Attributes:
+        kind: how the texts match.
+        part: which part of the held-out task was found.
+        heldout, train: ids of the task and of the row.
+        spoils: whether learning this row can teach the task; then no model can be judged by it.
     """
 
     kind: Kind
     part: str  # "prompt" or "answer"
-    heldout: str  # ids
+    heldout: str
     train: str
     spoils: bool = False
 
     @property
     def rank(self) -> tuple[bool, int, str]:
-        """Strongest first; equal ones by the training row's id."""
+        """A key that sorts the strongest match first; equal ones by the training row's id."""
         return (not self.spoils, KINDS.index(self.kind), self.train)
 
 
 @dataclass
 class _Unit:
-    """A question or an answer of the held-out split; `ids` are the tasks that have it."""
+    """A question or an answer of the held-out split; equal ones of several tasks are one unit.
+
+    Attributes:
+        part: "prompt" or "answer".
+        ids: the tasks that have it.
+        tokens: of the text itself.
+        answer: of the reference answer to a question; [] for an answer.
+    """
 
     part: str
     ids: list[str]
     tokens: list[str]
     answer: list[str]
     own: int = 0  # sequences that no other unit has
-    skipped: bool = False  # it has sequences, and none of them is indexed
+    skipped: bool = False  # it has sequences, but the index was full
 
 
 class HeldOut:
-    """The held-out tasks, indexed, to hold any number of training rows against.
+    """An index of the held-out tasks; any number of training rows can be compared with it.
 
     Args:
         rows: stored task rows (`prompt`, `answer`, `gold`), all of the held-out split.
@@ -92,10 +104,14 @@ class HeldOut:
     """
 
     def __init__(self, rows: Iterable[Mapping[str, Any]], deadline: float = math.inf) -> None:
+        """Index the rows: by text, by normalised text and by word sequences.
+
+        The indices hold positions in `units`; `tasks` is how many rows were indexed in time.
+        """
         self.units: list[_Unit] = []
-        self._exact: dict[tuple[str, str], int] = {}
-        self._same: dict[tuple[str, str], int] = {}
-        self._grams: dict[tuple[str, ...], int] = {}
+        self._exact: dict[tuple[str, str], int] = {}  # (part, text)
+        self._same: dict[tuple[str, str], int] = {}  # (part, tokens joined by blanks)
+        self._grams: dict[tuple[str, ...], int] = {}  # word sequence, or _COMMON as the position
         self.tasks = 0
         for row in rows:
             self._add("prompt", str(row["id"]), question_of(row), answer_of(row), 1)
@@ -109,15 +125,22 @@ class HeldOut:
 
     @property
     def unindexed(self) -> int:
-        """Tasks past the size of the index: compared exactly and normalised, not by sequences."""
+        """How many tasks did not fit into the index of sequences.
+
+        They are compared exactly and normalised only.
+        """
         return len({task for unit in self.units if unit.skipped for task in unit.ids})
 
     def matches(self, row: Mapping[str, Any]) -> list[Match]:
-        """What of the held-out split stands in a training row, each task by its strongest kind."""
+        """The held-out tasks that stand in a training row, each with its strongest match.
+
+        `row` is a stored task row of the training split.
+        """
         train = str(row.get("id"))
         strongest: dict[str, Match] = {}
 
         def note(kind: Kind, index: int | None, spoils: bool) -> None:
+            """Records a match with the unit at `index`; None is no match."""
             if index is None:
                 return
             for task in self.units[index].ids:
@@ -126,38 +149,47 @@ class HeldOut:
                     strongest[task] = match
 
         question, answer = question_of(row)[:MOST_CHARS], answer_of(row)[:MOST_CHARS]
-        asked, answered = tokens_of(question), tokens_of(answer)
+        question_tokens, answer_tokens = tokens_of(question), tokens_of(answer)
         note("exact", self._exact.get(("prompt", question)), True)
         note("exact", self._exact.get(("answer", answer)), False)
-        note("normalised", self._same.get(("answer", " ".join(answered))), False)
-        for key in _keys(asked):
+        note("normalised", self._same.get(("answer", " ".join(answer_tokens))), False)
+        for key in _keys(question_tokens):
             index = self._same.get(("prompt", key))
-            if index is not None and _agree(self.units[index].answer, answered):
+            if index is not None and _agree(self.units[index].answer, answer_tokens):
                 note("normalised", index, True)
         for part, text in (("prompt", question), ("answer", answer)):
             for tokens in _segments(text, whole=part == "answer"):
                 if len(tokens) >= LEAST_TOKENS:
                     for key in _keys(tokens):
-                        # What stands in a prompt is read, not learnt.
+                        # Training learns the answers of its rows; it only reads their prompts.
                         note("normalised", self._same.get(("prompt", key)), part == "answer")
-        for index in self._by_grams((asked, answered)):
+        for index in self._by_grams((question_tokens, answer_tokens)):
             note("ngram", index, False)
         return list(strongest.values())
 
     def _add(self, part: str, task: str, text: str, answer: str, least: int) -> None:
-        """Index one text of a held-out task; one shorter than `least` tokens is left out."""
+        """Index one text of a held-out task.
+
+        Args:
+            part: "prompt" or "answer".
+            task: the task's id.
+            text: the question or the answer itself.
+            answer: the reference answer to a question; "" for an answer.
+            least: a text with fewer tokens is not indexed.
+        """
         tokens = tokens_of(text)
         if len(tokens) < least:
             return
         key = (part, " ".join(tokens))
         index = self._same.get(key)
         if index is not None and (part, text) not in self._exact:
-            # As one task where their answers agree: else case or punctuation tells them apart.
+            # The same words written differently are one unit only if their answers agree too:
+            # otherwise case or punctuation is what the task is about.
             if not _agree(self.units[index].answer, tokens_of(answer)):
                 index = None
         elif index is not None:
             index = self._exact[(part, text)]
-        if index is not None:
+        if index is not None:  # a unit that is known: this task has it too
             self.units[index].ids.append(task)
             self._exact.setdefault((part, text), index)
             return
@@ -169,15 +201,19 @@ class HeldOut:
             self.units[index].skipped = len(tokens) >= GRAM
             return
         for gram in _grams(tokens):
-            if self._grams.setdefault(gram, index) != index:
+            if self._grams.setdefault(gram, index) != index:  # another unit has it already
                 self._grams[gram] = _COMMON
 
     def _by_grams(self, texts: Iterable[Sequence[str]]) -> list[int]:
-        """Units of which these texts hold a long sequence, or half with all their numbers."""
+        """Positions of the units that these texts hold a large part of; `texts` are token lists.
+
+        Large is one run of `NGRAM` words that only this unit has, or half of the unit's own
+        sequences together with all of its numbers.
+        """
         if not self._grams:
             return []
-        seen: dict[int, set[tuple[str, ...]]] = {}
-        longest: dict[int, int] = {}
+        grams_by_unit: dict[int, set[tuple[str, ...]]] = {}
+        longest: dict[int, int] = {}  # run of neighbouring sequences of one unit
         numbers: set[str] = set()
         for tokens in texts:
             numbers |= _numbers(tokens)
@@ -187,11 +223,12 @@ class HeldOut:
                 run = run + 1 if index == owner else 1
                 owner = index
                 if index != _COMMON:
-                    seen.setdefault(index, set()).add(gram)
+                    grams_by_unit.setdefault(index, set()).add(gram)
                     longest[index] = max(longest.get(index, 0), run)
         return [
             index
-            for index, grams in seen.items()
+            for index, grams in grams_by_unit.items()
+            # A run of k sequences spans k + GRAM - 1 words.
             if longest[index] + GRAM - 1 >= NGRAM
             or (
                 len(grams) >= max(FEWEST_GRAMS, HALF * self.units[index].own)
@@ -205,14 +242,20 @@ def scan(
     heldout: Sequence[Mapping[str, Any]],
     budget_s: float = BUDGET_S,
 ) -> dict[str, Any]:
-    """Hold every training row against the held-out tasks.
+    """Compare every training row with the held-out tasks.
 
-    Where `budget_s` seconds do not suffice, seeded random parts of both are compared, at least
-    one row of each. Returns counts of held-out tasks by kind; `leaked`, the tasks that the
-    training rows teach (asked there word for word); `compared`, the shares of the training rows
-    and held-out tasks looked at; `unindexed`, the tasks among them that were not compared by word
-    sequences because the index was full; examples; a headline; and the `verdict`: clean, overlap,
-    or leak where more than 1 % of the tasks are taught.
+    Where `budget_s` seconds are not enough, random parts of both are compared (the same ones for
+    the same rows), at least one row of each.
+
+    Returns a JSON object:
+        verdict: clean, overlap, or leak where more than 1 % of the held-out tasks are leaked.
+        train, heldout: how many rows and tasks there are.
+        exact, normalised, ngram: how many held-out tasks were found, by their strongest match.
+        leaked: ids of the tasks that the training rows teach (they ask them word for word).
+        compared: which shares of the training rows and of the held-out tasks were looked at.
+        unindexed: how many of these tasks were not compared by word sequences, because the index
+            was full.
+        examples, headline: a few matches, and a sentence.
     """
     began = time.monotonic()
     strongest: dict[str, Match] = {}
@@ -228,7 +271,7 @@ def scan(
     counts = {kind: sum(match.kind == kind for match in strongest.values()) for kind in KINDS}
     leaked = sorted(match.heldout for match in strongest.values() if match.spoils)
     shares = (_share(compared_rows, len(train)), _share(index.tasks, len(heldout)))
-    if not (train and heldout):
+    if not (train and heldout):  # nothing to compare: nothing was left out
         shares = (1.0, 1.0)
     order = sorted(strongest.values(), key=lambda match: (match.rank, match.heldout))
     verdict = "clean"
@@ -261,7 +304,15 @@ def headline(
     *,
     unindexed: int = 0,
 ) -> str:
-    """What was found in one sentence, the first pair named, and what was not looked at."""
+    """What a scan found, in one sentence.
+
+    Args:
+        heldout, train: how many tasks and rows there are.
+        counts: held-out tasks found, by kind of match.
+        order: the matches, the strongest first; the first one is named as an example.
+        shares: of the rows and of the tasks, which part was compared.
+        unindexed: tasks that were not compared by word sequences.
+    """
     limits = []
     if min(shares) < 1:
         limits.append(f"{shares[0]:.0%} of the rows and {shares[1]:.0%} of the tasks were compared")
@@ -278,36 +329,41 @@ def headline(
     first = order[0]
     return (
         f"{total} of {heldout} held-out tasks overlap with training rows ({kinds}), "
-        f"such as {first.heldout[:60]!r} with {first.train[:60]!r}{part}"
+        f"such as {first.heldout[:ID_CHARS]!r} with {first.train[:ID_CHARS]!r}{part}"
     )
 
 
 def question_of(row: Mapping[str, Any]) -> str:
-    """The text of a task's prompt, system messages aside."""
+    """The text of a task's prompt without its system messages; `row` is a stored task row."""
     turns = [message for message in row.get("prompt") or [] if message.get("role") != "system"]
     return "\n".join(content_of(turn) for turn in turns).strip()
 
 
 def answer_of(row: Mapping[str, Any]) -> str:
-    """The text of what the model is to say; "" where there is no reference answer."""
+    """The text of a task's reference answer; "" where it has none. `row` is a stored task row.
+
+    Only the assistant's messages count; those of tools or users between them are left out.
+    """
     turns = [turn for turn in _after_prompt(row) if turn.get("role") == "assistant"]
     return "\n".join(content_of(turn) for turn in turns).strip()
 
 
 def tokens_of(text: str) -> list[str]:
-    """Words, numbers and the operators between them, in one case and one form.
+    """The words, numbers and operators of a text in a normalised form.
 
-    Operators count only where they have numbers or single letters to work on, brackets only
-    beside an operator: elsewhere they are punctuation, or markup.
+    Case, spacing, apostrophes and the many kinds of dashes make no difference. An operator counts
+    only where it has operands (numbers or single letters), and a bracket only beside an operator:
+    elsewhere they are punctuation or markup and are left out.
     """
     text = unicodedata.normalize("NFKC", text[:MOST_CHARS]).casefold().translate(_DASHES)
     raw = _TOKEN.findall(_APOSTROPHE.sub("", text))
-    kept: list[str] = []
+    tokens: list[str] = []
     for index, token in enumerate(raw):
         if token in _OPERATORS:
             left, right = _is_operand(raw, index - 1), _is_operand(raw, index + 1)
             minus = index + 1 < len(raw) and raw[index + 1] == "-"
             signed = minus and _is_operand(raw, index + 2)
+            # Three operators need an operand on one side only: 5%, -3, √2.
             if not {"%": left, "-": right, "√": right}.get(token, left and (right or signed)):
                 continue
         elif token in "([":
@@ -315,12 +371,15 @@ def tokens_of(text: str) -> list[str]:
                 continue
         elif token in ")]" and (index + 1 == len(raw) or raw[index + 1] not in _OPERATORS):
             continue
-        kept.append(token)
-    return kept
+        tokens.append(token)
+    return tokens
 
 
 def _is_operand(raw: Sequence[str], index: int) -> bool:
-    """Whether a number, a single letter, or a bracket beside one stands there."""
+    """Whether an operand stands at `index`: a number, a single letter, or a bracket around one.
+
+    False outside of the list.
+    """
     if not 0 <= index < len(raw):
         return False
     token = raw[index]
@@ -334,25 +393,33 @@ def _is_operand(raw: Sequence[str], index: int) -> bool:
     return len(token) == 1 or token[0].isdigit()
 
 
-def _agree(one: Sequence[str], other: Sequence[str]) -> bool:
-    """Whether one answer stands in the other; no answer agrees with every one."""
-    short, long = sorted((list(one), list(other)), key=len)
+def _agree(first: Sequence[str], second: Sequence[str]) -> bool:
+    """Whether the shorter of two answers (as tokens) stands in the longer one.
+
+    An empty answer agrees with every other: there is nothing that could contradict.
+    """
+    short, long = sorted((list(first), list(second)), key=len)
     last = len(long) - len(short)
     return not short or any(long[start : start + len(short)] == short for start in range(last + 1))
 
 
 def _share(part: int, whole: int) -> float:
+    """`part` of `whole` as a rounded share; 1 where there is no whole."""
     return round(part / whole, 4) if whole else 1.0
 
 
 def _shuffled(
     rows: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    """The rows in an order that a time limit may cut anywhere; the same for the same rows."""
+    """`rows` in random order, so that those compared before a time limit are a fair sample.
+
+    The order depends only on the numbers of rows on both sides, so it is the same every time.
+    """
     return random.Random(f"{len(rows)} {len(others)}").sample(list(rows), len(rows))
 
 
 def _after_prompt(row: Mapping[str, Any]) -> list[ChatMessage]:
+    """The messages after the prompt: of the gold conversation if stored, else of the answer."""
     gold = row.get("gold")
     if isinstance(gold, list):
         return gold[len(row.get("prompt") or []) :]
@@ -360,7 +427,11 @@ def _after_prompt(row: Mapping[str, Any]) -> list[ChatMessage]:
 
 
 def _segments(text: str, whole: bool) -> Iterable[list[str]]:
-    """Tokens of a text's lines and of their sentences; of all of it where `whole`."""
+    """The tokens of each line of a text and of each sentence of a line.
+
+    With `whole` also those of the text as one. Lines and sentences that would repeat a longer part
+    (the only line, the only sentence) are left out.
+    """
     lines = [line for line in text.split("\n") if line.strip()]
     if whole and text:
         yield tokens_of(text)
@@ -374,7 +445,7 @@ def _segments(text: str, whole: bool) -> Iterable[list[str]]:
 
 
 def _keys(tokens: Sequence[str]) -> list[str]:
-    """What a segment is looked up by; also without a label such as `Question:`."""
+    """The keys to look a segment up by: its tokens, and those without a label like `Question:`."""
     keys = [" ".join(tokens)]
     if len(tokens) > 1 and tokens[0] in _LABELS:
         keys.append(" ".join(tokens[1:]))
@@ -382,8 +453,10 @@ def _keys(tokens: Sequence[str]) -> list[str]:
 
 
 def _grams(tokens: Sequence[str]) -> Iterable[tuple[str, ...]]:
+    """Every sequence of `GRAM` neighbouring tokens; none for a shorter text."""
     return (tuple(tokens[start : start + GRAM]) for start in range(len(tokens) - GRAM + 1))
 
 
 def _numbers(tokens: Iterable[str]) -> set[str]:
+    """The tokens that are numbers, each once."""
     return {token for token in tokens if token[0].isdigit()}

@@ -1,4 +1,4 @@
-"""What it takes for an exam to show a change worth having: more tasks, or more attempts at each."""
+"""How large an exam must be to show a change worth having: more tasks, or more attempts at each."""
 
 import math
 from collections.abc import Mapping
@@ -18,23 +18,30 @@ MOST_ATTEMPTS = 16  # beyond it more tasks are cheaper
 
 
 def tasks_wanted(verdict: PairedVerdict) -> int | None:
-    """Tasks that would show a change of the margin four times in five, as the tasks so far spread;
-    None where that cannot be said."""
+    """How many tasks would show a change as large as the margin in four cases of five.
+
+    Estimated from how the tasks of `verdict` differ. None where nothing was compared or the margin
+    is 0.
+    """
     if not verdict.n or verdict.detectable is None or not math.isfinite(verdict.detectable):
         return None
     if verdict.method.startswith("McNemar"):
         flips = len(verdict.gained) + len(verdict.lost)
+        # One more than were seen, as in `smallest_detectable_gap`.
         return tasks_needed(MARGIN, (flips + 1) / (verdict.n + 1))
     if verdict.margin <= 0:
         return None
+    # The smallest detectable mean falls with the square root of the number of tasks.
     return math.ceil(verdict.n * (verdict.detectable / verdict.margin) ** 2)
 
 
 def attempts_wanted(before: Side, after: Side, margin: float) -> int | None:
-    """Attempts at each task that would show a change of `margin` on these tasks; None where no
-    number up to `MOST_ATTEMPTS` would, or where one attempt each says nothing of their noise.
+    """How many attempts at each task would show a mean change of `margin` on these tasks.
 
-    Attempts average out what an answer owes to chance, never what tasks owe to being these.
+    None where no number up to `MOST_ATTEMPTS` would. Also None where fewer than two tasks had
+    several attempts on both sides, because single attempts do not show how random they are.
+
+    More attempts average out the chance in each answer, but not the differences between tasks.
     """
     shared = [task for task in before.values if len(after.values.get(task, ())) > 1]
     shared = [task for task in shared if len(before.values[task]) > 1]
@@ -43,18 +50,21 @@ def attempts_wanted(before: Side, after: Side, margin: float) -> int | None:
     gaps = [fmean(after.values[task]) - fmean(before.values[task]) for task in shared]
     spread = variance(gaps)
     # What one attempt on each side adds to the variance of a task's gap.
-    each = fmean([variance(side.values[task]) for task in shared for side in (before, after)]) * 2
-    had = min(len(side.values[task]) for task in shared for side in (before, after))
-    tasks_own = max(0.0, spread - each / had)
-    for attempts in range(had + 1, MOST_ATTEMPTS + 1):
-        sd = math.sqrt(tasks_own + each / attempts)
+    noise = fmean([variance(side.values[task]) for task in shared for side in (before, after)]) * 2
+    fewest = min(len(side.values[task]) for task in shared for side in (before, after))
+    between_tasks = max(0.0, spread - noise / fewest)
+    for attempts in range(fewest + 1, MOST_ATTEMPTS + 1):
+        sd = math.sqrt(between_tasks + noise / attempts)
         if smallest_detectable_mean(len(shared), sd) <= margin:
             return attempts
     return None
 
 
 def split_rows(home: Home, env_id: str, split: str = "heldout") -> int | None:
-    """Rows of a split of an environment version, None where the version is gone."""
+    """How many rows a split of an environment version has; None where the version is gone.
+
+    `env_id` is name@hash.
+    """
     name, _, hash12 = env_id.partition("@")
     facts = read_object(home.env(name, hash12) / "env.json") if name and hash12 else {}
     rows = facts.get("rows")
@@ -63,6 +73,10 @@ def split_rows(home: Home, env_id: str, split: str = "heldout") -> int | None:
 
 
 def more_rows(needed: int | None, have: int, split: str = "held-out") -> str:
-    """The edit that makes an exam large enough where every row is used."""
-    wanted = f"at least {needed}" if needed else f"more than {have}"
-    return f"tasks(): {wanted} {split} rows instead of {have}, then push and evaluate again"
+    """The advice to give an environment more rows, for an exam that already uses all it has.
+
+    `needed` is how many rows would be enough, None where that is unknown; `have` is how many there
+    are; `split` names them in the sentence.
+    """
+    amount = f"at least {needed}" if needed else f"more than {have}"
+    return f"tasks(): {amount} {split} rows instead of {have}, then push and evaluate again"

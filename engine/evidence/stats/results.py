@@ -26,16 +26,19 @@ VALIDATION, TEST = "select", "report"
 
 
 def load_rows(path: Path) -> list[Line]:
-    """Every complete line of a file as JSON, for callers that write the rows anew with all their
-    keys; [] where there is no file. What is only read is read as records."""
+    """Every complete line of a file as a JSON object; [] where there is no file.
+
+    For callers that write the rows again with all their keys. Whoever only reads rows takes
+    `read_evaluation`, which gives records.
+    """
     rows: list[Line] = []
     cursor = 0
     while True:
-        more, reached = read_lines(path, cursor, max_bytes=4_000_000)
+        more, end = read_lines(path, cursor, max_bytes=4_000_000)  # in parts, to bound the memory
         rows += more
-        if reached <= cursor:
+        if end <= cursor:
             return rows
-        cursor = reached
+        cursor = end
 
 
 def in_half(rows: Iterable[EvaluationRow], half: str) -> list[EvaluationRow]:
@@ -44,7 +47,11 @@ def in_half(rows: Iterable[EvaluationRow], half: str) -> list[EvaluationRow]:
 
 
 def measure_of(*row_sets: Sequence[EvaluationRow]) -> Measure | None:
-    """What all these rows can be compared by, None when they hold nothing to compare."""
+    """The measure that all these rows have, rows whose scoring failed aside.
+
+    Success if every row says it, else reward, else loss. None where no row was scored, or they
+    have no measure in common.
+    """
     rows = [row for rows in row_sets for row in rows if not row.error]
     if not rows:
         return None
@@ -52,14 +59,17 @@ def measure_of(*row_sets: Sequence[EvaluationRow]) -> Measure | None:
         return "success"
     scored = all(row.reward is not None for row in rows)
     measured = all(row.loss is not None for row in rows)
-    # An unscored dataset may carry a placeholder reward beside its loss.
+    # Rows of a dataset without a scorer may have a reward of 0 beside their loss: it means nothing.
     if scored and not (measured and all(row.reward == 0 for row in rows)):
         return "reward"
     return "loss" if measured else None
 
 
 def value_of(row: EvaluationRow, measure: Measure) -> float | None:
-    """The value of one row, None when scoring it failed or it has none."""
+    """The value of one row by a measure (success as 0 or 1).
+
+    None where its scoring failed or the row lacks that measure.
+    """
     if row.error:
         return None
     value = {"success": row.success, "reward": row.reward, "loss": row.loss}[measure]
@@ -67,11 +77,14 @@ def value_of(row: EvaluationRow, measure: Measure) -> float | None:
 
 
 def by_prompt(*row_sets: Iterable[EvaluationRow]) -> list[list[EvaluationRow]]:
-    """The rows with all tasks of one prompt under one id: they are attempts, not so many tasks.
+    """The rows, with one task id for all tasks that have the same prompt.
 
-    That holds where the answer depends on the prompt alone. Where an environment went on talking,
-    what it hides may differ, and where no prompt was recorded nobody knows: there every task keeps
-    its id.
+    Such tasks ask one question, so their answers are several attempts at one task. That holds only
+    where the answer depends on the prompt alone: if any conversation has later messages by the
+    environment, the rows are returned as they are, because what the environment hides may differ.
+    A row without a recorded prompt keeps its id.
+
+    Returns one list per argument, in the same order. The common id is the smallest of the ids.
     """
     sets = [list(rows) for rows in row_sets]
     prompts: dict[str, str] = {}
@@ -80,12 +93,12 @@ def by_prompt(*row_sets: Iterable[EvaluationRow]) -> list[list[EvaluationRow]]:
             return sets
         if row.prompt and row.task not in prompts:
             prompts[row.task] = prompt_key(row.prompt)
-    first: dict[str, str] = {}
+    first_task: dict[str, str] = {}  # prompt -> id
     for task in sorted(prompts):
-        first.setdefault(prompts[task], task)
-    if len(first) == len(prompts):
+        first_task.setdefault(prompts[task], task)
+    if len(first_task) == len(prompts):
         return sets
-    ids = {task: first[prompt] for task, prompt in prompts.items()}
+    ids = {task: first_task[prompt] for task, prompt in prompts.items()}
     return [
         [row.model_copy(update={"task": ids.get(row.task, row.task)}) for row in rows]
         for rows in sets
@@ -93,8 +106,11 @@ def by_prompt(*row_sets: Iterable[EvaluationRow]) -> list[list[EvaluationRow]]:
 
 
 def side(rows: Iterable[EvaluationRow], measure: Measure, failed: float | None = None) -> Side:
-    """One model's results by task; attempts that failed to score are counted apart, or with the
-    value `failed` where one is given."""
+    """One model's values by task, for a comparison.
+
+    An attempt whose scoring failed gets the value `failed`; with None (the default) it is left out
+    of the values and counted in `errors`.
+    """
     values: dict[str, list[float]] = {}
     attempts = errors = 0
     for row in rows:
@@ -110,9 +126,15 @@ def side(rows: Iterable[EvaluationRow], measure: Measure, failed: float | None =
 
 @dataclass(frozen=True)
 class Level:
-    """How one model does: its mean over tasks with an interval, and what scoring cost it.
+    """How well one model does: its mean over tasks with a 95 % interval.
 
-    `value_with_errors` counts failed scorings as not solved (success and reward only).
+    Attributes:
+        measure: what the value is.
+        value, low, high: None where no task was scored.
+        tasks: with at least one scored attempt.
+        attempts: in all; `errors` of them failed to score.
+        value_with_errors: the mean with failed scorings counted as not solved; None for a loss and
+            where there is no value.
     """
 
     measure: Measure
@@ -126,13 +148,16 @@ class Level:
 
     @property
     def rounded_value(self) -> float | None:
+        """The mean for people, None without one."""
         return rounded(self.value)
 
     @property
     def interval(self) -> list[float | None]:
+        """The low and the high end for people, both None without a value."""
         return [rounded(self.low), rounded(self.high)]
 
     def to_json(self) -> dict[str, object]:
+        """The numbers as results hold them; the measure stands beside them there."""
         return {
             "value": self.rounded_value,
             "interval": self.interval,
@@ -144,13 +169,17 @@ class Level:
 
 
 def level(rows: Sequence[EvaluationRow], measure: Measure) -> Level:
-    """Wilson's interval where a task is one yes or no, a bootstrap over tasks elsewhere."""
+    """How well one model does on these rows by `measure`: mean over tasks and 95 % interval.
+
+    Tasks with the same prompt count as one. The interval is Wilson's where each task is either
+    solved or not, else a bootstrap over tasks. The numbers are None where nothing was scored.
+    """
     (rows_by_prompt,) = by_prompt(rows)
-    result = side(rows_by_prompt, measure)
-    means = {task: math.fsum(each) / len(each) for task, each in result.values.items()}
+    results = side(rows_by_prompt, measure)
+    means = {task: math.fsum(values) / len(values) for task, values in results.values.items()}
     n = len(means)
     if n == 0:
-        return Level(measure, None, None, None, 0, result.attempts, result.errors, None)
+        return Level(measure, None, None, None, 0, results.attempts, results.errors, None)
     value = math.fsum(means.values()) / n
     if measure == "success" and all(mean in (0.0, 1.0) for mean in means.values()):
         interval = wilson(round(value * n), n)
@@ -158,19 +187,28 @@ def level(rows: Sequence[EvaluationRow], measure: Measure) -> Level:
         boot = paired_bootstrap({task: [mean] for task, mean in means.items()})
         interval = Interval(boot.low, boot.high)
     with_errors = None
-    if measure != "loss" and result.attempts:
-        total = math.fsum(value for each in result.values.values() for value in each)
-        with_errors = total / result.attempts
+    if measure != "loss" and results.attempts:
+        total = math.fsum(value for values in results.values.values() for value in values)
+        with_errors = total / results.attempts
     return Level(
-        measure, value, interval.low, interval.high, n, result.attempts, result.errors, with_errors
+        measure,
+        value,
+        interval.low,
+        interval.high,
+        n,
+        results.attempts,
+        results.errors,
+        with_errors,
     )
 
 
 def best_step(run_dir: RunDir, steps: Iterable[int] | None = None) -> int | None:
-    """The step whose checkpoint did best on the validation half; None when none was evaluated.
+    """The step whose checkpoint did best on the validation half; None where none was evaluated.
 
-    Step 0 is the starting point and never chosen. Of equals the earliest wins: it has drifted
-    least. A success tie is broken by the reward.
+    Step 0 is the starting point and is never chosen. Between equal successes the reward decides,
+    then the earlier step, which has drifted less from the start.
+
+    `steps` limits the choice; None for every evaluated step.
     """
     scores: dict[int, tuple[float, float]] = {}
     for step in sorted(run_dir.eval_steps() if steps is None else steps):
@@ -182,9 +220,11 @@ def best_step(run_dir: RunDir, steps: Iterable[int] | None = None) -> int | None
 
 
 def selection_score(rows: Sequence[EvaluationRow]) -> tuple[float, float] | None:
-    """What checkpoints are ranked by: (success or -loss or reward, reward). Higher is better.
+    """What checkpoints are ranked by: a pair that is larger for the better checkpoint.
 
-    Failed scorings count as not solved, so that a model gains nothing by breaking the scorer.
+    First the mean success (or reward, or the negated loss, see `measure_of`), then the mean reward
+    to break ties; 0 there for a loss. None where nothing was scored. Failed scorings count as not
+    solved, so that a model gains nothing by breaking the scorer.
     """
     measure = measure_of(rows)
     if measure is None:
@@ -198,7 +238,10 @@ def selection_score(rows: Sequence[EvaluationRow]) -> tuple[float, float] | None
 
 
 def text_of(messages: str | Sequence[ChatMessage] | None) -> str:
-    """Messages as readable text; the role is written where there is more than one."""
+    """Messages as readable text; each begins with its role where there is more than one.
+
+    A text is returned as it is; "" for None or no messages.
+    """
     if isinstance(messages, str):
         return messages
     if not messages:
@@ -209,9 +252,9 @@ def text_of(messages: str | Sequence[ChatMessage] | None) -> str:
 
 
 def content_of(message: ChatMessage) -> str:
-    """The text of one message, its tool calls written out."""
+    """The text of one message, followed by a line for each of its tool calls."""
     content = message.get("content")
-    text = content if isinstance(content, str) else _parts(content)
+    text = content if isinstance(content, str) else _joined_parts(content)
     for call in message.get("tool_calls") or []:
         function = call.get("function", call) if isinstance(call, Mapping) else {}
         text += f"\n→ {function.get('name', '?')}({function.get('arguments', '')})"
@@ -226,14 +269,17 @@ def answer_text(row: Answer) -> str:
 
 
 def rounded(value: float | None, digits: int = 4) -> float | None:
-    """`value` with so many digits after the point, for people and agents."""
+    """`value` with `digits` digits after the point; None for None, infinity and NaN."""
     if value is None or not math.isfinite(value):
         return None
     return round(value, digits)
 
 
 def rounded_ends(low: float | None, high: float | None) -> list[float | None]:
-    """An interval for people and agents; an end that is not 0 is never shown as 0."""
+    """The ends of an interval, rounded for people and agents; None for an unknown end.
+
+    An end that is not 0 is never rounded to 0, because 0 is what a reader looks for.
+    """
     ends: list[float | None] = []
     for end in (low, high):
         short = rounded(end)
@@ -243,24 +289,28 @@ def rounded_ends(low: float | None, high: float | None) -> list[float | None]:
     return ends
 
 
-def _parts(content: Any) -> str:
+def _joined_parts(content: Any) -> str:
+    """The text of a message's content that is no string: a list of parts, or None for ""."""
     if not isinstance(content, list):
         return "" if content is None else str(content)
     return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
 
 
 def show(value: float | None, measure: Measure) -> str:
-    """A level for people: rates in percent."""
+    """A level for people: success in percent, others with three digits; "?" for None."""
     if value is None:
         return "?"
     return f"{100 * value:.1f} %" if measure == "success" else f"{value:.3g}"
 
 
 def show_change(value: float | None, measure: Measure) -> str:
-    """A difference for people: rates in points. What is not 0 is never shown as 0."""
+    """A difference for people, with its sign: success in points; "?" for None.
+
+    A difference that is not 0 is never shown as 0.
+    """
     if value is None:
         return "?"
     if measure != "success":
         return f"{0.0 if abs(value) <= NEGLIGIBLE else value:+.3g}"
-    hidden = NEGLIGIBLE < abs(value) < 0.0005
-    return f"{100 * value:+.1g}" if hidden else f"{100 * value:+.1f}"
+    would_show_as_zero = NEGLIGIBLE < abs(value) < 0.0005
+    return f"{100 * value:+.1g}" if would_show_as_zero else f"{100 * value:+.1f}"

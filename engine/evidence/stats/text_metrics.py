@@ -9,19 +9,21 @@ _WRAPPED = re.compile(
     r"^\s*(?:```|[\"'`“][^\n]*[\"'`”]\s*$|(?:sure|certainly|of course|great question)\b)", re.I
 )
 _NGRAM = 4
+_FEWEST_TEXTS = 4  # below it a share of texts means nothing
 _FEWEST_NGRAMS = 8  # below it one repeated phrase would be a third of the text
-_LONG_PIECES = 12  # texts at least so long can be alike without being equal
-_ALIKE = 0.7  # Jaccard of the four-grams
-_MOST_PIECES = 800
+_LONG_PIECES = 12  # shorter texts are alike only if they are equal
+_ALIKE = 0.7  # Jaccard index of the four-grams from which two texts count as alike
+_MOST_PIECES = 800  # bounds the time; the beginning of a longer answer is enough
+_MOST_CHARS = 10_000  # looked at, enough for so many pieces of usual text
 
 
 def pieces(text: str) -> list[str]:
-    """Words and signs, lower case; at most the first 800."""
-    return [match.group().lower() for match in _PIECE.finditer(text[:10_000])][:_MOST_PIECES]
+    """The words and signs of a text in lower case; at most the first 800."""
+    return [match.group().lower() for match in _PIECE.finditer(text[:_MOST_CHARS])][:_MOST_PIECES]
 
 
 def repeated_share(text: str) -> float:
-    """Share of four-grams that occurred before in the same text; 0 for short texts."""
+    """The share of four-grams that occurred before in the same text; 0 for a short text."""
     grams = _grams(pieces(text))
     if len(grams) < _FEWEST_NGRAMS:
         return 0.0
@@ -39,25 +41,28 @@ def plain(text: str) -> str:
 
 
 def alike_share(texts: Sequence[str]) -> float | None:
-    """Share of neighbours in `texts` (answers to different tasks) that say the same.
+    """The share of neighbours in `texts` (answers to different tasks) that say the same.
 
-    Equal, or for longer texts with nearly the same four-grams. None for fewer than four texts.
+    Each text is compared with the next one, the last with the first. None for fewer than four
+    texts, too few for a share.
     """
-    if len(texts) < _NGRAM:
+    if len(texts) < _FEWEST_TEXTS:
         return None
-    split = [pieces(text) for text in texts]
-    pairs = list(zip(split, [*split[1:], split[0]], strict=True))
-    return sum(_alike(first, second) for first, second in pairs) / len(pairs)
+    texts_in_pieces = [pieces(text) for text in texts]
+    neighbours = zip(texts_in_pieces, [*texts_in_pieces[1:], texts_in_pieces[0]], strict=True)
+    return sum(_alike(first, second) for first, second in neighbours) / len(texts)
 
 
 def _alike(first: list[str], second: list[str]) -> bool:
+    """Whether two texts (as pieces) are equal, or long and with nearly the same four-grams."""
     if first == second:
         return True
     if min(len(first), len(second)) < _LONG_PIECES:
         return False
-    left, right = set(_grams(first)), set(_grams(second))
-    return len(left & right) >= _ALIKE * len(left | right)
+    grams1, grams2 = set(_grams(first)), set(_grams(second))
+    return len(grams1 & grams2) >= _ALIKE * len(grams1 | grams2)
 
 
 def _grams(parts: Sequence[str]) -> list[tuple[str, ...]]:
+    """Every sequence of four neighbouring pieces; [] for fewer than four."""
     return [tuple(parts[start : start + _NGRAM]) for start in range(len(parts) - _NGRAM + 1)]

@@ -19,11 +19,11 @@ TREND_STEPS = 18
 # Standard errors between two thirds that count as moved: at 3 a flat curve passes for a trend in
 # one of several hundred looks, and a run is looked at after every step.
 TREND_Z = 3.0
-# What excuses a flat curve need not be as sure as what accuses a run.
+# Evidence that a curve rises only excuses a run, so it need not be as strong as what accuses one.
 RISING_Z = 2.0
-# A trouble that fell to this part of what it was is being mended by the training itself...
+# A share of bad answers that fell to this part of its start is being mended by the training...
 MENDING = 0.6
-# ...unless it is still this share: such a run needs the lever all the same.
+# ...unless it is still above this: such a run needs the advice all the same.
 TOO_MUCH_TO_WAIT = 0.3
 # A share of solved answers that rose this much (and by `TREND_Z`) is learning.
 LEARNING_GAIN = 0.1

@@ -23,16 +23,21 @@ from engine.evidence.verdict.holdout_reuse import correction_factor
 from engine.records.lines.evaluation_row import EvaluationRow
 
 _DECIDED = ("better", "worse", "no_difference")
-_LOSS_MARGIN = 0.01  # of a loss, one percent is no difference
+_LOSS_MARGIN = 0.01  # a loss that changed by less than one percent counts as unchanged
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two sets of rows on the same tasks, compared.
+    """The result of comparing two evaluations of the same tasks.
 
-    `errors_decide` where the verdict was taken back because it depends on the answers whose
-    scoring failed; `ids` is how many task ids the outcome's tasks had, where rows share their
-    prompts, else 0.
+    Attributes:
+        measure: what was compared; None where nothing was scored.
+        outcome: the verdict with its statistics.
+        before, after: how each side did alone; None where nothing was scored.
+        errors_decide: whether the verdict became "inconclusive" because it depends on how answers
+            are counted whose scoring failed.
+        ids: how many task ids there were where several tasks share a prompt (those count as one
+            task in `outcome`); 0 where every task has its own prompt.
     """
 
     measure: Measure | None
@@ -44,7 +49,10 @@ class Comparison:
 
     @property
     def lead(self) -> float:
-        """How far the second is ahead of the first, 0 where nothing could be compared."""
+        """How much better the second side is (positive: better), 0 if nothing was compared.
+
+        A lower loss is better, so the sign is turned round for losses.
+        """
         gap = self.outcome.diff or 0.0
         return -gap if self.measure == "loss" else gap
 
@@ -58,12 +66,16 @@ class Comparison:
 
     @property
     def p(self) -> float | None:
-        """In three digits."""
+        """The p value with three significant digits; None where there was no test."""
         return None if self.outcome.p is None else float(f"{self.outcome.p:.3g}")
 
     @property
     def reason(self) -> str:
-        """Why the verdict is not better or worse, "" when it is."""
+        """Why the verdict is neither better nor worse; "" where it is one of the two.
+
+        A reason that the comparison itself gave comes first; otherwise the smallest change that
+        this many tasks would show, or the margin that the interval lies within.
+        """
         outcome, measure = self.outcome, self.measure
         if outcome.reason or measure is None:
             return outcome.reason
@@ -77,7 +89,7 @@ class Comparison:
         return ""
 
     def to_json(self) -> dict[str, object]:
-        """The numbers of a comparison under the names that results use."""
+        """The comparison as a JSON object, under the key names that stored results use."""
         outcome = self.outcome
         return {
             "verdict": outcome.verdict,
@@ -97,14 +109,15 @@ class Comparison:
 
 
 def without_evidence(measure: Measure | None, reason: str) -> Comparison:
-    """The comparison where there is nothing to compare, with the reason."""
+    """A comparison with the verdict "unknown" for `reason`, where nothing can be compared."""
     return Comparison(measure, PairedVerdict("unknown", reason), None, None)
 
 
 def compare_rows(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> Comparison:
-    """Compare two evaluations task by task, on what both were scored by.
+    """Compare two evaluations task by task, by a measure that both have.
 
-    Tasks of one prompt are one task (`results.by_prompt`).
+    Tasks with the same prompt count as one task (`results.by_prompt`). The verdict is "unknown"
+    where no measure fits both, and "inconclusive" where it depends on how failed scorings count.
     """
     ids = len({row.task for rows in (before, after) for row in rows})
     before, after = by_prompt(before, after)
@@ -114,7 +127,7 @@ def compare_rows(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
         missing = "the first" if not before else "the second" if not after else "either"
         return without_evidence(None, f"nothing was scored in {missing} evaluation")
     old, new = level(before, measure), level(after, measure)
-    margin = None
+    margin = None  # for rewards: a share of their span, see `paired_verdict`
     if measure == "success":
         margin = MARGIN
     elif measure == "loss":
@@ -133,15 +146,24 @@ def compare_rows(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
 
 
 def values_of_failures(measure: Measure, *row_sets: Sequence[EvaluationRow]) -> list[float | None]:
-    """What a failed scoring counts as, each way a comparison is judged: left out (None), and where
-    one failed as not solved (0), because its absence must not make a side look better than it is.
+    """The values to count a failed scoring as; the comparison is made once with each of them.
+
+    None leaves the answer out. Where a scoring failed, 0 (not solved) is tried as well, because
+    leaving answers out must not make a side look better than it is. Losses have no such value.
     """
-    failed = any(value_of(row, measure) is None for rows in row_sets for row in rows)
-    return [None, 0.0] if failed and measure != "loss" else [None]
+    any_failed = any(value_of(row, measure) is None for rows in row_sets for row in rows)
+    return [None, 0.0] if any_failed and measure != "loss" else [None]
 
 
 def heed_errors(comparison: Comparison, counted: PairedVerdict) -> Comparison:
-    """Takes a verdict back that is another one with failed scorings counted as not solved."""
+    """Make a verdict inconclusive if it would change with failed scorings counted as not solved.
+
+    Args:
+        comparison: made with failed scorings left out.
+        counted: the outcome of the same rows with failed scorings counted as not solved.
+
+    Returns `comparison` itself where both agree, or where it had decided nothing anyway.
+    """
     old = comparison.outcome
     measure = comparison.measure
     if measure is None or old.verdict not in _DECIDED or counted.verdict == old.verdict:
@@ -150,8 +172,8 @@ def heed_errors(comparison: Comparison, counted: PairedVerdict) -> Comparison:
     failed = sum(old.errors)
     who = f"the {failed} answers" if failed > 1 else "the one answer"
     reason = (
-        f"{who} whose scoring failed decide: left out, the verdict is {_words(old.verdict)}; "
-        f"counted as not solved, {_words(counted.verdict)} ({levels})"
+        f"{who} whose scoring failed decide: left out, the verdict is {_as_words(old.verdict)}; "
+        f"counted as not solved, {_as_words(counted.verdict)} ({levels})"
     )
     outcome = replace(old, verdict="inconclusive", reason=reason)
     return replace(comparison, outcome=outcome, errors_decide=True)
@@ -160,48 +182,59 @@ def heed_errors(comparison: Comparison, counted: PairedVerdict) -> Comparison:
 def correct_for_many(
     comparisons: list[Comparison], evaluations: Sequence[int] = ()
 ) -> list[float | None]:
-    """Holm's correction over several comparisons, and for evaluations of the same models before
-    (`evaluations` by comparison, see holdout_reuse.evaluations_of_pair); verdicts that are no
-    longer significant become inconclusive.
+    """Correct the p values of several comparisons for being several.
 
-    Changes `comparisons` in place and returns the adjusted p values, None where there was no test.
+    Holm's correction is made over all comparisons that were tested. `evaluations` says for each
+    comparison how often its two models were evaluated before (`holdout_reuse.evaluations_of_pair`);
+    each p is also multiplied by the factor for that number. Empty: once each.
+
+    Changes `comparisons` in place: a "better" or "worse" that is no longer significant becomes
+    "inconclusive". Returns the corrected p values, None where there was no test.
     """
     tested = [i for i, item in enumerate(comparisons) if item.outcome.p is not None]
     adjusted = holm([comparisons[i].outcome.p or 0.0 for i in tested])
-    result: list[float | None] = [None] * len(comparisons)
+    corrected: list[float | None] = [None] * len(comparisons)
     for index, p in zip(tested, adjusted, strict=True):
         times = evaluations[index] if evaluations else 1
         p = min(1.0, p * correction_factor(times))
-        result[index] = p
+        corrected[index] = p
         item = comparisons[index]
         if item.outcome.verdict in ("better", "worse") and p >= ALPHA:
-            many = [f"{len(tested)} comparisons"] if len(tested) > 1 else []
-            many += [f"{times} evaluations of these models"] if times > 1 else []
+            causes = [f"{len(tested)} comparisons"] if len(tested) > 1 else []
+            causes += [f"{times} evaluations of these models"] if times > 1 else []
             reason = (
-                f"not significant after correction for {' and '.join(many)} (p = {p:.2g}), "
+                f"not significant after correction for {' and '.join(causes)} (p = {p:.2g}), "
                 "which the interval does not hold"
             )
             outcome = replace(item.outcome, verdict="inconclusive", reason=reason)
             comparisons[index] = replace(item, outcome=outcome)
-    return result
+    return corrected
 
 
-def sentence(comparison: Comparison, kind: str = "") -> str:
-    """The comparison in one sentence a person can repeat; `kind` stands before the measure."""
+def sentence(comparison: Comparison, measure_prefix: str = "") -> str:
+    """The comparison in one sentence for people: verdict, both levels, interval and reason.
+
+    `measure_prefix` is put directly before the name of the measure, so it ends with a space, as
+    "held-out ". Where nothing was compared the sentence says why.
+    """
     outcome, measure = comparison.outcome, comparison.measure
     if outcome.diff is None or measure is None:
         return f"The verdict is unknown: {outcome.reason}."
     before, after = show(outcome.before, measure), show(outcome.after, measure)
-    change = f"{kind}{measure} went from {before} to {after} on {outcome.n} tasks"
+    change = f"{measure_prefix}{measure} went from {before} to {after} on {outcome.n} tasks"
     span = f"{show_change(outcome.low, measure)} to {show_change(outcome.high, measure)}"
     span += " points" if measure == "success" else ""
-    word = _words(outcome.verdict).capitalize()
-    text = f"{word}: {change} (95 % interval of the change {span})"
+    verdict = _as_words(outcome.verdict).capitalize()
+    text = f"{verdict}: {change} (95 % interval of the change {span})"
     return f"{text}; {comparison.reason}." if comparison.reason else f"{text}."
 
 
 def notes_on_counting(comparison: Comparison) -> list[str]:
-    """What to know of a comparison whose scorings failed or whose tasks share their prompts."""
+    """Sentences about how the rows were counted, for the reader of a comparison.
+
+    One where failed scorings decide the verdict, one where several tasks share a prompt; usually
+    there are none.
+    """
     notes = []
     if comparison.errors_decide:
         notes.append(
@@ -217,10 +250,11 @@ def notes_on_counting(comparison: Comparison) -> list[str]:
 
 
 def calls_for_errors(run_id: str) -> list[Call]:
-    """The next moves where failed scorings decide."""
-    read = Call("read_rollouts", {"run_id": run_id, "pick": "error"})
-    return [read, Call("diagnose", {"run_id": run_id})]
+    """The calls to suggest next where answers whose scoring failed decide the verdict."""
+    read_errors = Call("read_rollouts", {"run_id": run_id, "pick": "error"})
+    return [read_errors, Call("diagnose", {"run_id": run_id})]
 
 
-def _words(verdict: str) -> str:
+def _as_words(verdict: str) -> str:
+    """A verdict as a phrase: no_difference becomes "no difference"."""
     return verdict.replace("_", " ")

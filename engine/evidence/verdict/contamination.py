@@ -21,8 +21,9 @@ class SharedRows(Record):
     """What the rows of one environment version share with the held-out tasks.
 
     Attributes:
-        env_id: the version that was trained on; `run_id` by which run, "" by this one.
-        train, heldout: rows and tasks that were compared.
+        env_id: the version that was trained on.
+        run_id: the earlier run that trained on it; "" for this run itself.
+        train, heldout: how many training rows and held-out tasks were compared.
         exact, normalised, ngram: held-out tasks found in the rows, by kind of match.
     """
 
@@ -36,11 +37,12 @@ class SharedRows(Record):
     examples: tuple[SharedPair, ...] = ()
 
     def count(self, kind: Kind) -> int:
+        """How many held-out tasks were found by this kind of match."""
         return {"exact": self.exact, "normalised": self.normalised, "ngram": self.ngram}[kind]
 
 
 class Contamination(Record):
-    """What submit wrote (engine/runs/contamination.py).
+    """What submit found and wrote down (engine/runs/contamination.py).
 
     Attributes:
         verdict: clean, overlap or leak.
@@ -55,7 +57,11 @@ class Contamination(Record):
 
 
 def read_contamination(run_dir: RunDir) -> Contamination:
-    """What submit found; a clean one where it was not asked. Raises DamagedRecord."""
+    """What submit found about the run's training rows.
+
+    A clean result where nothing was written, as for runs that were never checked. Raises
+    DamagedRecord for a file that cannot be read.
+    """
     try:
         return Contamination.read(run_dir.contamination)
     except FileNotFoundError:
@@ -63,7 +69,7 @@ def read_contamination(run_dir: RunDir) -> Contamination:
 
 
 def taught_tasks(run_dir: RunDir) -> frozenset[str]:
-    """Held-out tasks that stand in training rows: no model can be judged by them."""
+    """Ids of the held-out tasks that the training rows teach: no model can be judged by them."""
     return frozenset(read_contamination(run_dir).leaked)
 
 
@@ -73,10 +79,12 @@ def without_tasks(rows: Sequence[EvaluationRow], taught: frozenset[str]) -> list
 
 
 def contamination_warnings(run_dir: RunDir) -> list[str]:
-    """The warning about held-out tasks in training rows, nothing where there are none."""
-    shared = read_contamination(run_dir)
-    if shared.verdict == "clean":
+    """One sentence about held-out tasks in training rows; an empty list where there are none."""
+    contamination = read_contamination(run_dir)
+    if contamination.verdict == "clean":
         return []
-    after = f"; {len(shared.leaked)} are left out of the verdict" if shared.leaked else ""
-    headline = shared.headline or "training rows hold held-out tasks"
-    return [f"Contamination: {headline}{after}."]
+    left_out = (
+        f"; {len(contamination.leaked)} are left out of the verdict" if contamination.leaked else ""
+    )
+    headline = contamination.headline or "training rows hold held-out tasks"
+    return [f"Contamination: {headline}{left_out}."]

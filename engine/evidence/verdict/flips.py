@@ -8,13 +8,18 @@ from engine.evidence.verdict.comparison import Comparison
 from engine.home.sanitize import Redactor, clip
 from engine.records.lines.evaluation_row import EvaluationRow
 
-_EACH = 2  # per direction, in a result
-_CHARS = 240
+_EACH = 2  # examples per direction in a result: enough to see what changed, short to read
+_CHARS = 240  # characters of a prompt or an answer in an example
+_TASK_ID_CHARS = 120
 
 
 @dataclass(frozen=True)
 class FlipExample:
-    """One task whose result changed: prompt, both answers and rewards, cut and redacted."""
+    """A task whose result changed: prompt, both answers and both rewards.
+
+    The texts are shortened and secrets in them are redacted. A reward is None where the task was
+    not scored on that side.
+    """
 
     task: str
     prompt: str
@@ -48,6 +53,7 @@ class Flips:
     examples: FlipExamples
 
     def to_json(self) -> dict[str, object]:
+        """The counts and examples as results hold them."""
         return {
             "gained": self.gained,
             "lost": self.lost,
@@ -62,7 +68,10 @@ def flips_of(
     after: Sequence[EvaluationRow],
     redact: Redactor,
 ) -> Flips:
-    """The counts and a few examples of the rows that were compared."""
+    """How many tasks were gained, lost and unchanged in `comparison`, with a few examples.
+
+    `before` and `after` are the rows that were compared; `redact` removes secrets from their texts.
+    """
     outcome = comparison.outcome
     return Flips(
         gained=len(outcome.gained),
@@ -81,14 +90,19 @@ def flip_examples(
     each: int = _EACH,
     chars: int = _CHARS,
 ) -> FlipExamples:
-    """Up to `each` tasks per direction, texts within `chars` characters."""
-    olds, news = _first_by_task(before), _first_by_task(after)
+    """The tasks that changed most, up to `each` of them per direction.
+
+    Every text is cut to `chars` characters and redacted. Of several attempts at a task the first
+    that was scored is shown; a side without one shows an empty answer.
+    """
+    old_rows, new_rows = _first_by_task(before), _first_by_task(after)
 
     def example(task: str) -> FlipExample:
-        old, new = olds.get(task), news.get(task)
+        """The example of one task; its prompt comes from whichever side has it."""
+        old, new = old_rows.get(task), new_rows.get(task)
         prompt = (new and new.prompt) or (old and old.prompt) or ""
         return FlipExample(
-            task=redact.text(task)[:120],
+            task=redact.text(task)[:_TASK_ID_CHARS],
             prompt=clip(redact.text(text_of(prompt)), chars),
             before=clip(redact.text(answer_text(old) if old else ""), chars),
             after=clip(redact.text(answer_text(new) if new else ""), chars),
@@ -103,6 +117,7 @@ def flip_examples(
 
 
 def _first_by_task(rows: Iterable[EvaluationRow]) -> dict[str, EvaluationRow]:
+    """Task id -> its first row whose scoring did not fail; tasks without one are left out."""
     first: dict[str, EvaluationRow] = {}
     for row in rows:
         if not row.error:

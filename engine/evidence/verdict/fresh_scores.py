@@ -11,19 +11,25 @@ from envs.audit import rescore
 
 
 def rescored(run_dir: RunDir) -> dict[str, Any]:
-    """What engine/runs/stored_answers.py left; {} where it left nothing, or the file is damaged."""
+    """The stored `Rescoring` of a run's answers, written by engine/runs/stored_answers.py.
+
+    {} where the answers were not scored again, or the file is damaged.
+    """
     return read_object(run_dir.rescored)
 
 
 def moved(scores: Mapping[str, Any]) -> bool:
-    """Whether rewards depend on what the process did before: two fresh ones agree against it.
+    """Whether rewards depend on what the env process had done before it gave them.
 
-    Chance is not such a dependence: not where the audit found it, nor where two fresh processes
-    disagree. Where a scorer uses the network others may have changed their minds too; there it
-    takes more.
+    That is so where two fresh processes agree with each other and not with the stored rewards, on
+    more answers than are tolerated. A random scorer is something else: always False where the
+    audit found one, or where two fresh processes disagree. More answers are tolerated where the
+    environment uses the network, because a service outside may have changed its mind.
+
+    `scores` is a stored rescoring, {} where there is none.
     """
-    chance = scores.get("wavering") or scores.get("deterministic") is False
-    if chance or not scores.get("scored") or not scores.get("examples"):
+    random_scorer = scores.get("wavering") or scores.get("deterministic") is False
+    if random_scorer or not scores.get("scored") or not scores.get("examples"):
         return False
     tolerated = limits.RESCORED_OUTSIDE if scores.get("network") else limits.RESCORED
     least = max(limits.RESCORED_LEAST, math.floor(tolerated * scores["scored"]) + 1)
@@ -31,6 +37,6 @@ def moved(scores: Mapping[str, Any]) -> bool:
 
 
 def warnings(run_dir: RunDir) -> list[str]:
-    """The sentence a verdict warns with, nothing where there is none to say."""
+    """The warning of a verdict where rewards depend on the process's past; else an empty list."""
     scores = rescored(run_dir)
     return [f"Rewards are not to be trusted: {rescore.sentence(scores)}."] if moved(scores) else []

@@ -15,8 +15,8 @@ from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.records.run_config import EvaluateConfig, RegradeConfig
 
-MANY = 5  # runs judged on the same tasks, from which a verdict says so
-_MOST_RUNS = 2000  # that are counted
+MANY = 5  # from so many runs judged on the same tasks on, a verdict says so
+_MOST_RUNS = 2000  # only the newest so many runs of a home are counted: each is a folder to open
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,11 @@ class HoldoutUse:
 
     @property
     def total(self) -> int:
+        """All uses together."""
         return self.judged + self.checkpoints + self.evaluations
 
     def to_json(self) -> dict[str, object]:
+        """The counts as results hold them; `looks` is their sum."""
         return {
             "env_id": self.env_id,
             "judged": self.judged,
@@ -53,14 +55,22 @@ _counted: dict[tuple[str, str], tuple[tuple[Any, ...] | None, HoldoutUse]] = {}
 
 
 def holdout_use(home: Home, env_id: str, run_id: str = "") -> HoldoutUse:
-    """How often the held-out tasks of `env_id` were used, up to and with `run_id`, else by all."""
+    """How often the held-out tasks of `env_id` were used to choose or to judge.
+
+    Counts the runs up to and including `run_id`; all runs if it is "" or no run on that version.
+    """
     return _count(home, env_id, _runs_on(home, env_id, run_id))
 
 
 def _count(home: Home, env_id: str, rows: Iterable[RunRow]) -> HoldoutUse:
+    """The uses by these runs, which all ran on `env_id`.
+
+    A training run counts each checkpoint it evaluated, and once as judged if there was one.
+    """
     judged = checkpoints = evaluations = 0
     for row in rows:
         if row.kind == "train":
+            # Step 0 is the start: it is evaluated, not chosen.
             evaluated = sum(step > 0 for step in home.run(row.run_id).eval_steps())
             checkpoints += evaluated
             judged += evaluated > 0
@@ -70,13 +80,14 @@ def _count(home: Home, env_id: str, rows: Iterable[RunRow]) -> HoldoutUse:
 
 
 def use_by_env(home: Home) -> dict[str, HoldoutUse]:
-    """`holdout_use` of every environment version that has runs.
+    """Environment version -> `holdout_use` by all its runs, for every version that has runs.
 
-    Counting opens a folder for every run, so a version's count is kept by this process until one
-    of its runs changes; while one is under way it is counted each time.
+    Counting opens a folder for every run, so this process keeps a version's count until one of its
+    runs changes. While a run of a version is under way, its uses are counted anew each time.
     """
     with Store(home) as store:
         marks = {env_id: mark for env_id, mark in store.env_marks().items() if env_id}
+        # mark[1] counts the runs under way; a mark changes with any run of its version.
         stale = {
             env_id
             for env_id, mark in marks.items()
@@ -90,10 +101,19 @@ def use_by_env(home: Home) -> dict[str, HoldoutUse]:
 
 
 def reuse_warning(use: HoldoutUse, verdict: str, p: float | None) -> list[str]:
-    """What the number of runs judged on the same tasks means for a verdict; [] while few."""
+    """A warning that many runs were judged on the same held-out tasks; [] while they are few.
+
+    Also [] for a "better" that stays significant after a correction for all of these runs.
+
+    Args:
+        use: how often the tasks were used.
+        verdict: the word of the run in question.
+        p: the p value of its comparison; None where there was no test.
+    """
     if use.judged < MANY:
         return []
     text = f"{use.judged} runs have been judged on these held-out tasks"
+    # At level ALPHA a run without any change looks better by luck with probability ALPHA / 2.
     lucky = 1.0 - (1.0 - ALPHA / 2.0) ** use.judged
     if verdict == "better" and p is not None:
         if min(1.0, p * use.judged) < ALPHA:
@@ -106,42 +126,51 @@ def reuse_warning(use: HoldoutUse, verdict: str, p: float | None) -> list[str]:
 
 
 def evaluations_of_pair(home: Home, env_id: str, models: Sequence[str], upto: Sequence[str]) -> int:
-    """How many different evaluations asked these models the tasks of a version's split, up to and
-    with the younger of the runs `upto`; 1 where it was only that one.
+    """How many different evaluations have tested these models against each other; at least 1.
 
-    Whoever evaluates two models on more and more rows until they differ has tested as often. The
-    same rows asked as often again are no new test, nor is scoring again.
+    Whoever evaluates two models on more and more rows until they differ has made as many tests.
+    Evaluations differ in their number of rows or attempts, or in the seed where tasks are attempted
+    several times. The same rows asked again in the same way are no new test, nor is regrading.
+
+    Args:
+        env_id: the environment version they were evaluated on.
+        models: references of the models; an evaluation counts if it played all of them.
+        upto: run ids; evaluations up to and including the youngest of them are counted, on the
+            same split as that one.
     """
     rows = [row for row in _runs_on(home, env_id, "") if row.kind == "evaluate"]
-    ends = [index for index, row in enumerate(rows) if row.run_id in upto]
-    if not ends:
+    positions = [index for index, row in enumerate(rows) if row.run_id in upto]
+    if not positions:
         return 1
-    last = home.run(rows[ends[-1]].run_id).find_config()
+    youngest = positions[-1]
+    last = home.run(rows[youngest].run_id).find_config()
     split = last.split if isinstance(last, EvaluateConfig | RegradeConfig) else "heldout"
     different: set[str] = set()
-    for row in rows[: ends[-1] + 1]:
+    for row in rows[: youngest + 1]:
         config = home.run(row.run_id).find_config()
         if not isinstance(config, EvaluateConfig) or config.split != split:
             continue
-        if set(models) <= _asked(home.run(row.run_id), config):
+        if set(models) <= _played_models(home.run(row.run_id), config):
+            # A single attempt is greedy by default: another seed makes no new test.
             seed = config.settings.seed if config.attempts != 1 else None
             different.add(f"{config.rows} {config.attempts} {seed}")
     return max(1, len(different))
 
 
 def correction_factor(evaluations: int) -> int:
-    """What p is multiplied by at the last of so many evaluations of two models.
+    """The factor for p at the last of `evaluations` evaluations of the same two models.
 
-    The first one had the whole of ALPHA, so dividing it by their number would be too little: the
-    k-th gets a k-squared part. Two equal models on ever more rows of the same split, four
-    evaluations, are then told apart in 6 of 100 cases, with k in 8, without in 14
+    It is the square of their number. Their number alone would be too small, because the first
+    evaluation was already tested at the full level ALPHA. Measured on two equal models evaluated
+    four times on more and more rows of one split: they are found to differ in 6 of 100 cases with
+    the square, in 8 with the number, and in 14 without a correction
     (tests/engine/evidence/verdict/test_holdout_reuse.py).
     """
     return evaluations * evaluations
 
 
 def pair_warnings(evaluations: int) -> list[str]:
-    """The warning where two models were evaluated until they differed, or may have been."""
+    """A warning that two models were evaluated several times; [] for a single evaluation."""
     if evaluations < 2:
         return []
     return [
@@ -151,24 +180,31 @@ def pair_warnings(evaluations: int) -> list[str]:
     ]
 
 
-def _asked(run: RunDir, config: EvaluateConfig) -> set[str]:
-    """The models of an evaluation that were played."""
+def _played_models(run: RunDir, config: EvaluateConfig) -> set[str]:
+    """References of those models of an evaluation that have results."""
     refs = enumerate(config.model_refs)
     return {ref for index, ref in refs if run.model_evals(index).exists()}
 
 
 def _runs_on(home: Home, env_id: str, run_id: str) -> Iterable[RunRow]:
-    """Runs on a version, oldest first, none younger than `run_id`."""
+    """The runs on a version, oldest first, up to and including `run_id`.
+
+    All of them where `run_id` is not among them.
+    """
     with Store(home) as store:
+        # The store lists the newest run first.
         rows = [row for row in store.list_runs(_MOST_RUNS) if row.env_id == env_id][::-1]
     ids = [row.run_id for row in rows]
     return rows[: ids.index(run_id) + 1] if run_id in ids else rows
 
 
 def _models_on_heldout(home: Home, row: RunRow) -> int:
-    """Models an evaluation has played on the held-out split; regrading is no new use."""
+    """How many models an evaluation has played on the held-out split.
+
+    0 for another split, for regrading (it plays nothing) and for a damaged config.
+    """
     run = home.run(row.run_id)
-    config = run.find_config()  # one that is damaged cannot say what it asked
+    config = run.find_config()
     if not isinstance(config, EvaluateConfig) or config.split != "heldout":
         return 0
     return sum(run.model_evals(index).exists() for index in range(len(config.models)))

@@ -19,7 +19,10 @@ class Start:
 
 
 def trained_by(home: Home, ref: str) -> str:
-    """The training run of this home that a model reference names, "" for any other model."""
+    """The id of the training run of this home that a model reference names.
+
+    "" for any other model: a path, a hub id, or a run that is no training run or is gone.
+    """
     name = ref.partition("@")[0]
     if not name or "/" in name or name in (".", ".."):  # a path or hub id is no run
         return ""
@@ -28,7 +31,10 @@ def trained_by(home: Home, ref: str) -> str:
 
 
 def ancestry(run_dir: RunDir) -> list[RunDir]:
-    """A run, the run that trained the model it began with, and so on to the first one."""
+    """A run, the run that trained the model it began with, and so on, the youngest first.
+
+    At most `_MOST_GENERATIONS` runs; stops where a run would come up twice.
+    """
     runs = [run_dir]
     while len(runs) < _MOST_GENERATIONS:
         parent = trained_by(run_dir.home, started_from(runs[-1]))
@@ -47,23 +53,27 @@ def started_from(run_dir: RunDir) -> str:
 def better_start(
     run_dir: RunDir, config: TrainConfig | None, step: int | None, verdict: str
 ) -> Start | None:
-    """The model to go on with where the run's result is no better than its start.
+    """The model that training started from, if the run did not improve on it; else None.
 
-    That is where the verdict is `worse`, or the best checkpoint, of `step`, did not beat the start
-    on the validation half. None elsewhere, and where the verdict is `better` or `unknown`.
+    It is returned where the verdict is `worse`, or where the best checkpoint (at `step`) did not
+    beat the start on the validation half. Always None where the verdict is `better` or `unknown`,
+    or the config is missing.
     """
     model = config.model if config else ""
     if verdict in ("better", "unknown") or not model:
         return None
-    unbeaten = _unbeaten_start(run_dir, model, step)
-    if unbeaten is None and verdict == "worse":
+    start = _start_not_beaten(run_dir, model, step)
+    if start is None and verdict == "worse":
         return Start(model, f"The start is better: go on with {model}.")
-    return unbeaten
+    return start
 
 
-def _unbeaten_start(run_dir: RunDir, model: str, step: int | None) -> Start | None:
-    """The start where the checkpoint of `step` did not beat it on the validation half; None where
-    it did, or where that cannot be told."""
+def _start_not_beaten(run_dir: RunDir, model: str, step: int | None) -> Start | None:
+    """The start model `model`, if the checkpoint of `step` did not beat it on the validation half.
+
+    None where the checkpoint beat it, and where that cannot be told: without a step, or where one
+    of the two was not scored, or they were scored by different measures.
+    """
     if step is None:
         return None
     start_rows, best_rows = (

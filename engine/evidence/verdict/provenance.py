@@ -1,11 +1,11 @@
-"""The provenance of a finished run: hashes of environment, data, curation, run, checkpoints,
-evaluation, each link resting on the one before it.
+"""The provenance of a finished run: a chain of hashes over everything that it rests on.
 
-When a run is done its trainer seals it: the SHA-256 of every file that a link rests on, each link
-hashed together with the link before it. The last hash stands for all of them; it is printed in the
-model card. `verify` reads every file again: a metrics line, a weight or a setting that was changed
-by hand shows with the file's name. It guards against editing, not against a forger who seals anew:
-against that, keep the card.
+The links of the chain are environment, data, curation, run, checkpoints and evaluation. When a run
+is done its trainer seals it: it writes the SHA-256 of every file of a link, and each link's hash
+covers the hash of the link before it. The last hash stands for all of them; it is printed in the
+model card. `verify` reads every file again and names each file that was changed by hand, whether
+it holds metrics, weights or settings. It guards against editing, not against a forger who seals
+anew: against that, keep the card.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from engine.records.run_config import RunConfig
 LINKS = ("environment", "data", "curation", "run", "checkpoints", "evaluation")
 _CURATION = "curation.json"
 _MOST_GENERATIONS = 12
-_MOST_FAULTS = 20  # shown of one link
+_MOST_FAULTS = 20  # of one link, as many as a person reads
 _SEAL_CHANGED = "the seal itself was changed"
 
 
@@ -68,6 +68,7 @@ class CheckedLink:
     ok: bool
 
     def with_fault(self, fault: Fault) -> "CheckedLink":
+        """A copy with one more fault, which is then not ok."""
         return replace(self, faults=[*self.faults, fault], ok=False)
 
     def to_json(self) -> dict[str, object]:
@@ -76,11 +77,14 @@ class CheckedLink:
 
 @dataclass(frozen=True)
 class Verification:
-    """A run held against its seal, and the runs its models come from.
+    """The result of checking a run against its seal.
 
     Attributes:
-        intact: None where there is nothing to hold it against, as the run is not done.
+        intact: whether the run and all its ancestors are unchanged; None where that cannot be
+            checked because the run is not done or its files were deleted.
         head: the sealed hash, "" without a seal.
+        links: one entry per sealed link.
+        ancestors: the same for the runs that its models come from.
     """
 
     run_id: str
@@ -91,6 +95,7 @@ class Verification:
     summary: str
 
     def to_json(self) -> Reply:
+        """The verification as a JSON object, its ancestors nested."""
         return {
             "run_id": self.run_id,
             "intact": self.intact,
@@ -102,14 +107,14 @@ class Verification:
 
 
 def seal(run_dir: RunDir) -> str:
-    """Write the provenance of a finished run; returns its last hash."""
+    """Hash everything a finished run rests on and write it down. Returns the last hash."""
     links = _linked(_contents(run_dir, run_dir.find_config()))
     Provenance(run_id=run_dir.id, links=links, head=links[-1].hash).write(run_dir.chain)
     return links[-1].hash
 
 
 def read_provenance(run_dir: RunDir) -> Provenance | None:
-    """What was sealed, None where nothing was or it cannot be read."""
+    """What was sealed; None where the run was not sealed or the seal cannot be read."""
     try:
         return Provenance.read(run_dir.chain)
     except (FileNotFoundError, DamagedRecord):
@@ -117,9 +122,9 @@ def read_provenance(run_dir: RunDir) -> Provenance | None:
 
 
 def verify(home: Home, run_id: str) -> Verification:
-    """Hold a run, and every run its model comes from, against what was sealed.
+    """Check a run, and every run that its models come from, against their seals.
 
-    Raises UserError RUN_NOT_FOUND.
+    Reads every sealed file again. Raises UserError RUN_NOT_FOUND.
     """
     with Store(home) as store:
         row = store.get_run(run_id)
@@ -127,16 +132,20 @@ def verify(home: Home, run_id: str) -> Verification:
 
 
 def _verify(home: Home, row: RunRow, depth: int) -> Verification:
-    """Hold one run against its seal; `depth` bounds the walk through its ancestors."""
+    """Check one run and its ancestors; `depth` is how many generations it is from the first.
+
+    A fault is a file that differs, a seal that does not fit its own hashes, and a verdict in the
+    database that the evaluations do not support.
+    """
     run = home.run(row.run_id)
     sealed = read_provenance(run)
     if sealed is None or run.deleted.exists():
         return _unsealed(run, row)
     config = run.find_config()
-    now = {link.name: link.files for link in _linked(_contents(run, config))}
+    files_by_link = {link.name: link.files for link in _linked(_contents(run, config))}
     links, previous = [], ""
     for link in sealed.links:
-        files = now.get(link.name, {})
+        files = files_by_link.get(link.name, {})
         if link.name == "environment":
             files = files | _earlier_audit(config, link.files)
         faults = _differences(link.files, files)
@@ -147,50 +156,61 @@ def _verify(home: Home, row: RunRow, depth: int) -> Verification:
     if sealed.head != previous or [link.name for link in links] != list(LINKS):
         links = links or [CheckedLink("evaluation", [], True)]
         links[-1] = links[-1].with_fault(Fault(run.chain.name, _SEAL_CHANGED))
-    word = run_verdict(run).word
-    if row.kind == "train" and row.state == "done" and word != row.verdict:
-        what = f"says {row.verdict}, the evaluations say {word}"
-        links[-1] = links[-1].with_fault(Fault(run.home.db.name, what))
+    verdict = run_verdict(run).word
+    if row.kind == "train" and row.state == "done" and verdict != row.verdict:
+        difference = f"says {row.verdict}, the evaluations say {verdict}"
+        links[-1] = links[-1].with_fault(Fault(run.home.db.name, difference))
     return _verification(row, sealed.head, links, _ancestors(home, run, depth))
 
 
 def _ancestors(home: Home, run: RunDir, depth: int) -> list[Verification]:
-    """The runs this one's models come from, verified the same way."""
+    """The runs that this one's models come from, verified the same way.
+
+    [] beyond `_MOST_GENERATIONS`; a run that is no longer in the database is left out.
+    """
     ancestors = []
-    for ref in _starts(run.find_config()):
+    for ref in _models_used(run.find_config()):
         parent = trained_by(home, ref)
         if not parent or depth >= _MOST_GENERATIONS or parent == run.id:
             continue
         try:
             with Store(home) as store:
                 row = store.get_run(parent)
-        except UserError:
+        except UserError:  # RUN_NOT_FOUND
             continue
         ancestors.append(_verify(home, row, depth + 1))
     return ancestors
 
 
 def _unsealed(run: RunDir, row: RunRow) -> Verification:
-    """A run that is not done has no seal; one that is done and has none is not to be trusted."""
+    """The result for a run without a seal, or whose files were deleted.
+
+    A run that is done should have a seal, so it counts as not intact. Of one that is not done, or
+    was deleted, nothing can be said: `intact` is None.
+    """
     deleted = run.deleted.exists()
     done = row.state == "done" and not deleted
     missing = CheckedLink("evaluation", [Fault(run.chain.name, "missing")] if done else [], False)
-    why = "its seal is missing" if done else f"it is {row.state}: runs are sealed when done"
-    why = "its files were deleted" if deleted else why
+    reason = "its seal is missing" if done else f"it is {row.state}: runs are sealed when done"
+    reason = "its files were deleted" if deleted else reason
     return Verification(
         run_id=row.run_id,
         intact=False if done else None,
         head="",
         links=[missing] if done else [],
         ancestors=[],
-        summary=f"{row.run_id} cannot be verified: {why}.",
+        summary=f"{row.run_id} cannot be verified: {reason}.",
     )
 
 
 def _verification(
     row: RunRow, head: str, links: Sequence[CheckedLink], ancestors: Sequence[Verification]
 ) -> Verification:
-    """The result in a sentence: what is broken, or changed before it, or that nothing is."""
+    """The result of a sealed run, with a sentence about it.
+
+    The sentence names the first fault of the run, else the first ancestor that is not intact, else
+    it says that the run is intact.
+    """
     broken = [link for link in links if not link.ok]
     altered = [other for other in ancestors if other.intact is False]
     if broken:
@@ -209,8 +229,12 @@ def _verification(
 
 
 def _contents(run: RunDir, config: RunConfig | None) -> Iterator[tuple[str, dict[str, str]]]:
-    """(link, file -> SHA-256) in the order of LINKS."""
-    env = Path(config.env_dir) if config else run.path / "none"
+    """Pairs of a link's name and its files (path -> SHA-256), in the order of LINKS.
+
+    As the files are now; what is missing is left out. Without a config (None) there is no
+    environment to look at, so its links have no files.
+    """
+    env = Path(config.env_dir) if config else run.path / "none"  # "none" never exists
     source = env / "source"
     yield (
         "environment",
@@ -220,46 +244,58 @@ def _contents(run: RunDir, config: RunConfig | None) -> Iterator[tuple[str, dict
     )
     yield "data", _hashes(env, [env / "tasks.jsonl"])
     yield "curation", _hashes(env, [source / _CURATION])
-    made = [run.config, run.manifest, run.contamination, *_files(run.start_adapter)]
-    made += _files(run.path / "models")
-    yield "run", _hashes(run.path, made) | _heads(run.home, config)
-    yield "checkpoints", _hashes(run.path, _checkpoint_files(run)) | _best(run)
-    shown = [run.metrics, run.result, *_files(run.evals_dir), *_files(run.rollouts_dir)]
-    yield "evaluation", _hashes(run.path, shown)
+    inputs = [run.config, run.manifest, run.contamination, *_files(run.start_adapter)]
+    inputs += _files(run.path / "models")
+    yield "run", _hashes(run.path, inputs) | _parent_heads(run.home, config)
+    yield "checkpoints", _hashes(run.path, _checkpoint_files(run)) | _best_checkpoint(run)
+    results = [run.metrics, run.result, *_files(run.evals_dir), *_files(run.rollouts_dir)]
+    yield "evaluation", _hashes(run.path, results)
 
 
 def _earlier_audit(config: RunConfig | None, sealed: Mapping[str, str]) -> dict[str, str]:
-    """The audit a run was sealed with, where a later push made it again and kept the first."""
+    """The hash of the audit that a run was sealed with, where that audit still exists.
+
+    A later push may audit a version again; it then keeps the earlier audit beside the new one,
+    under its hash. {} where the audit was not sealed or is gone.
+    """
     digest = str(sealed.get("audit.json") or "")
-    kept = Path(config.env_dir if config else "") / "earlier" / f"{digest}.json"
-    same = digest.isalnum() and kept.is_file() and _digest(kept) == digest
+    earlier = Path(config.env_dir if config else "") / "earlier" / f"{digest}.json"
+    # A damaged seal may hold anything: isalnum keeps the path inside of the folder.
+    same = digest.isalnum() and earlier.is_file() and _digest(earlier) == digest
     return {"audit.json": digest} if same else {}
 
 
 def _checkpoint_files(run: RunDir) -> list[Path]:
+    """The files of all checkpoints, in the order of their steps."""
     return [file for step in run.checkpoint_steps() for file in _files(run.checkpoint(step))]
 
 
-def _best(run: RunDir) -> dict[str, str]:
+def _best_checkpoint(run: RunDir) -> dict[str, str]:
+    """Which checkpoint the link `best` names, as an entry of its own; {} where there is none."""
     best = run.resolve_checkpoint("best")
     return {"checkpoints/best": best.name} if best is not None else {}
 
 
-def _heads(home: Home, config: RunConfig | None) -> dict[str, str]:
-    """The sealed hashes of the runs this one starts from, so that the links go on through them."""
+def _parent_heads(home: Home, config: RunConfig | None) -> dict[str, str]:
+    """The sealed hashes of the runs this one starts from, so that its seal covers theirs too."""
     return {
         f"chain of {parent}": sealed.head if sealed else "not sealed"
-        for ref in _starts(config)
+        for ref in _models_used(config)
         if (parent := trained_by(home, ref))
         for sealed in [read_provenance(home.run(parent))]
     }
 
 
-def _starts(config: RunConfig | None) -> list[str]:
+def _models_used(config: RunConfig | None) -> list[str]:
+    """The model references that a run started from or evaluated, each once; [] without config."""
     return list(dict.fromkeys(config.model_refs)) if config else []
 
 
 def _linked(contents: Iterable[tuple[str, dict[str, str]]]) -> list[SealedLink]:
+    """The links with their hashes, each of which covers the hash of the link before it.
+
+    `contents` are pairs of a link's name and its files (path -> SHA-256).
+    """
     links: list[SealedLink] = []
     previous = ""
     for name, files in contents:
@@ -269,13 +305,14 @@ def _linked(contents: Iterable[tuple[str, dict[str, str]]]) -> list[SealedLink]:
 
 
 def _hash(previous: str, name: str, files: Mapping[str, str]) -> str:
+    """The hash of a link: SHA-256 over the previous link's hash, its name and its files."""
     body = {"previous": previous, "name": name, "files": files}
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _hashes(root: Path, files: Iterable[Path], skip: Path | None = None) -> dict[str, str]:
-    """Path under `root` -> SHA-256 of the files that are there."""
+    """Path relative to `root` -> SHA-256, for each of `files` that exists, without `skip`."""
     return {
         file.relative_to(root).as_posix(): _digest(file)
         for file in files
@@ -284,10 +321,13 @@ def _hashes(root: Path, files: Iterable[Path], skip: Path | None = None) -> dict
 
 
 def _files(folder: Path) -> list[Path]:
-    """Every regular file below, sorted; links are not followed."""
+    """Every regular file below `folder`, sorted; [] where there is no such folder.
+
+    Symbolic links, hidden files and bytecode are left out.
+    """
     files: list[Path] = []
     for place, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        folders[:] = sorted(name for name in folders if name != "__pycache__")  # steers os.walk
         files += [Path(place) / name for name in sorted(names) if not name.startswith(".")]
     return [file for file in files if not file.is_symlink()]
 
@@ -297,11 +337,12 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _differences(sealed: Mapping[str, str], now: Mapping[str, str]) -> list[Fault]:
+def _differences(sealed: Mapping[str, str], current: Mapping[str, str]) -> list[Fault]:
+    """The files that are missing, changed or added since the seal; both map path -> SHA-256."""
     faults = []
     for file, digest in sealed.items():
-        if file not in now:
+        if file not in current:
             faults.append(Fault(file, "is missing"))
-        elif now[file] != digest:
+        elif current[file] != digest:
             faults.append(Fault(file, "was changed"))
-    return faults + [Fault(file, "was added") for file in now if file not in sealed]
+    return faults + [Fault(file, "was added") for file in current if file not in sealed]

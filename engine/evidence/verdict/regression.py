@@ -1,8 +1,9 @@
 """Kept skills: did the training break something the model could do before?
 
 The trainer asks the same few dozen tasks at step 0 and with the checkpoint it chose; here the two
-are compared battery by battery. Forgotten means significantly worse, task by task; what may be a
-loss and may be chance is inconclusive; no loss found is said with the smallest that would show.
+are compared battery by battery. "forgotten" means significantly worse, task by task. A difference
+that may be a loss and may be chance is "inconclusive". Where no loss was found, the sentence names
+the smallest loss that would have shown.
 """
 
 from collections.abc import Sequence
@@ -18,15 +19,15 @@ from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
 Word = Literal["forgotten", "unknown", "inconclusive", "improved", "kept"]
 # The worst first: a run's word is that of its worst battery.
 WORDS: tuple[Word, ...] = ("forgotten", "unknown", "inconclusive", "improved", "kept")
-# Twice the usual level: at half of it a one-sided test would have called the loss significant, so
-# nobody can say that there is none.
-_PERHAPS = 2 * ALPHA
+# Twice the usual level. A loss with a p below it would be significant in a one-sided test, so
+# nobody can say that there is no loss.
+_MAYBE_LOST = 2 * ALPHA
 _NAMED = 5  # skills named in a sentence
 
 
 @dataclass(frozen=True)
 class Skill:
-    """Mean reward on one kind of task before and after; None where nothing was scored."""
+    """Mean reward on one kind of task before and after training; None where nothing was scored."""
 
     skill: str
     before: float | None
@@ -34,17 +35,21 @@ class Skill:
 
     @property
     def lost(self) -> bool:
+        """Whether the mean fell; a side that was not scored counts as 0."""
         return (self.after or 0.0) < (self.before or 0.0)
 
 
 @dataclass(frozen=True)
 class Battery:
-    """One set of tasks the model was asked before and after training.
+    """One set of tasks that the model was asked before and after training, compared.
 
     Attributes:
-        interval: of the difference, 95 %.
-        lost, gained: tasks of `n`.
-        smallest_detectable_gap: that `n` tasks would show.
+        battery: the name of the set.
+        metric: what is compared, success or reward.
+        difference: after - before.
+        interval: of the difference, 95 %: its low and its high end.
+        gained, lost: how many of the `n` tasks became better or worse.
+        smallest_detectable_gap: the smallest difference that `n` tasks would show.
         reason: why the verdict is unknown, else "".
         skills: levels by kind of task, the largest loss first; () where the tasks are of one kind.
     """
@@ -69,11 +74,11 @@ class Battery:
 
 @dataclass(frozen=True)
 class SinceBase:
-    """The same comparison with what the first run of the ancestry began with.
+    """The comparison with the base model, where a run continues the training of earlier runs.
 
     Attributes:
-        base: that model.
-        lost_by: the runs that forgot.
+        base: the model that the first of those runs began with.
+        lost_by: ids of the runs, this one included, that each forgot something.
     """
 
     base: str
@@ -83,6 +88,7 @@ class SinceBase:
     lost_by: Sequence[str]
 
     def to_json(self) -> dict[str, object]:
+        """The comparison as results hold it."""
         return {
             "base": self.base,
             "verdict": self.verdict,
@@ -94,10 +100,12 @@ class SinceBase:
 
 @dataclass(frozen=True)
 class KeptSkills:
-    """What a training run did to the skills of before.
+    """What a training run did to the skills that the model had before.
 
     Attributes:
-        against_base: where the model it began with was trained in this home too.
+        verdict: that of the worst battery.
+        against_base: the comparison with the base model; None where the model that the run began
+            with was not trained in this home.
     """
 
     verdict: Word
@@ -107,16 +115,20 @@ class KeptSkills:
 
     @property
     def every_battery(self) -> list[Battery]:
-        """The batteries of the run, then the same against its base under a name that says so."""
+        """The batteries against the run's own start, then those against its base model.
+
+        The names of the latter say which model they are against.
+        """
         base = self.against_base
         if base is None:
             return list(self.batteries)
-        since = [
+        since_base = [
             replace(each, battery=f"{each.battery}, against {base.base}") for each in base.batteries
         ]
-        return [*self.batteries, *since]
+        return [*self.batteries, *since_base]
 
     def to_json(self) -> dict[str, object]:
+        """The comparison as results hold it; without the base model's part where there is none."""
         body: dict[str, object] = {
             "verdict": self.verdict,
             "batteries": [battery.to_json() for battery in self.batteries],
@@ -126,7 +138,10 @@ class KeptSkills:
 
 
 def kept_skills(run_dir: RunDir) -> KeptSkills | None:
-    """The comparison of a training run, None where it asked nothing. Raises DamagedRecord."""
+    """The skills of a training run's model, before against after.
+
+    None where the run asked no such tasks. Raises DamagedRecord for rows that cannot be read.
+    """
     before, after = (read_evaluation(run_dir.kept(when)) for when in ("before", "after"))
     if not before:
         return None
@@ -135,7 +150,11 @@ def kept_skills(run_dir: RunDir) -> KeptSkills | None:
 
 
 def compare_skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> KeptSkills:
-    """Two sets of answers, battery by battery; `before` holds one answer at least."""
+    """Compare two sets of answers, battery by battery.
+
+    The batteries are those of `before`, which must not be empty. The verdict is that of the worst
+    battery.
+    """
     names = list(dict.fromkeys(str(row.battery) for row in before))
     sides = [(_of_battery(before, name), _of_battery(after, name)) for name in names]
     outcomes = [
@@ -153,40 +172,49 @@ def compare_skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRo
 
 
 def losses(kept: KeptSkills | None) -> list[str]:
-    """What a verdict has to say about skills that are gone, nothing where none is."""
+    """A sentence for each comparison in which skills were forgotten; [] where none were.
+
+    There are two comparisons at most: with the run's own start, and with the base model.
+    """
     if kept is None:
         return []
-    compared = (kept, kept.against_base)
-    return [each.summary for each in compared if each and each.verdict == "forgotten"]
+    comparisons = (kept, kept.against_base)
+    return [each.summary for each in comparisons if each and each.verdict == "forgotten"]
 
 
 def _since_base(run_dir: RunDir, after: Sequence[EvaluationRow]) -> SinceBase | None:
-    """What is left of what the first ancestor began with; None for a run without parent."""
-    first, *later = reversed(ancestry(run_dir))
+    """Compare `after` with the answers of the model that the first ancestor began with.
+
+    None for a run without ancestors, and where that model was not asked the same batteries.
+    """
+    first, *later = reversed(ancestry(run_dir))  # the oldest run first
     if not later:
         return None
-    asked = {row.battery for row in after}
-    before = [row for row in read_evaluation(first.kept("before")) if row.battery in asked]
+    batteries = {row.battery for row in after}
+    before = [row for row in read_evaluation(first.kept("before")) if row.battery in batteries]
     if not before:
         return None
     skills, base = compare_skills(before, after), started_from(first)
-    lost_by = [run.id for run in (first, *later) if _forgot(run)]
+    lost_by = [run.id for run in (first, *later) if _forgot_something(run)]
     sentences = [sentence_of(battery, f" since {base}") for battery in skills.batteries]
     if skills.verdict == "forgotten" and lost_by:
         sentences.append(f"Lost by {', '.join(lost_by)}.")
     return SinceBase(base, skills.verdict, skills.batteries, " ".join(sentences), lost_by)
 
 
-def _forgot(run_dir: RunDir) -> bool:
+def _forgot_something(run_dir: RunDir) -> bool:
+    """Whether a run's own comparison of before and after says forgotten."""
     before, after = (read_evaluation(run_dir.kept(when)) for when in ("before", "after"))
     return bool(before and after) and compare_skills(before, after).verdict == "forgotten"
 
 
 def _of_battery(rows: Sequence[EvaluationRow], battery: str) -> list[EvaluationRow]:
+    """The rows of one battery."""
     return [row for row in rows if str(row.battery) == battery]
 
 
 def _measure(before: Sequence[EvaluationRow]) -> Measure:
+    """What a battery is compared by: success where every row says it, else reward."""
     return "success" if all(row.success is not None for row in before) else "reward"
 
 
@@ -197,10 +225,13 @@ def _battery(
     outcome: PairedVerdict,
     p: float | None,
 ) -> Battery:
-    """`p` is corrected for the other batteries."""
+    """The battery `name` from its rows and the outcome of their comparison.
+
+    `p` is the outcome's p value, corrected for the other batteries; None where there was no test.
+    """
     return Battery(
         battery=name,
-        verdict=_word(outcome, p),
+        verdict=_skill_verdict(outcome, p),
         metric=_measure(before),
         before=rounded(outcome.before),
         after=rounded(outcome.after),
@@ -215,18 +246,28 @@ def _battery(
     )
 
 
-def _word(outcome: PairedVerdict, p: float | None) -> Word:
+def _skill_verdict(outcome: PairedVerdict, p: float | None) -> Word:
+    """What an outcome means for the skill; `p` is corrected for the other batteries.
+
+    Inconclusive is a loss that a one-sided test would have found; every smaller loss counts as
+    kept.
+    """
     if outcome.verdict == "unknown":
         return "unknown"
     if outcome.verdict in ("worse", "better") and (p is None or p < ALPHA):
         return "forgotten" if outcome.verdict == "worse" else "improved"
-    lost = outcome.diff is not None and outcome.diff < 0
-    perhaps = outcome.p is not None and outcome.p < _PERHAPS and outcome.verdict != "no_difference"
-    return "inconclusive" if lost and perhaps else "kept"
+    lower = outcome.diff is not None and outcome.diff < 0
+    may_be_real = (
+        outcome.p is not None and outcome.p < _MAYBE_LOST and outcome.verdict != "no_difference"
+    )
+    return "inconclusive" if lower and may_be_real else "kept"
 
 
 def _skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> list[Skill]:
-    """Levels by kind of task, the largest loss first."""
+    """Mean rewards by kind of task (`family`), the largest loss first.
+
+    [] where no task names its kind.
+    """
     names = list(dict.fromkeys(row.family or "" for row in before))
     if names == [""]:
         return []
@@ -234,7 +275,7 @@ def _skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> 
         Skill(
             name,
             *(
-                _mean([row for row in rows if (row.family or "") == name])
+                _mean_reward([row for row in rows if (row.family or "") == name])
                 for rows in (before, after)
             ),
         )
@@ -245,24 +286,28 @@ def _skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> 
     )
 
 
-def _mean(rows: Sequence[EvaluationRow]) -> float | None:
+def _mean_reward(rows: Sequence[EvaluationRow]) -> float | None:
+    """The mean reward of the rows whose scoring did not fail; None without any."""
     rewards = [row.reward for row in rows if not row.error and row.reward is not None]
     return rounded(sum(rewards) / len(rewards)) if rewards else None
 
 
 def sentence_of(battery: Battery, since: str = "") -> str:
-    """A battery's comparison in one sentence; `since` names with what it is compared."""
+    """A battery's comparison in one sentence for people.
+
+    `since` says against which model, as " since pebble"; "" where it is the run's own start.
+    """
     name = battery.battery
     if battery.verdict == "unknown":
         return f"Kept skills{since} ({name}): unknown, {battery.reason}."
     before, after = _show(battery.before, battery.metric), _show(battery.after, battery.metric)
     levels = f"{before} to {after} on {battery.n} tasks"
     if battery.verdict == "forgotten":
-        named = ", ".join(
-            f"{skill.skill} {skill.before:.2f} to {skill.after or 0.0:.2f}"
-            for skill in [skill for skill in battery.skills if skill.lost][:_NAMED]
+        lost_skills = [skill for skill in battery.skills if skill.lost][:_NAMED]
+        names = ", ".join(
+            f"{skill.skill} {skill.before:.2f} to {skill.after or 0.0:.2f}" for skill in lost_skills
         )
-        most = f"; most of all {named}." if named else "."
+        most = f"; most of all {names}." if names else "."
         return f"Forgotten{since} ({name}): {levels}{most}"
     if battery.verdict == "improved":
         return f"Kept skills{since} ({name}): better, {levels}."
@@ -281,6 +326,7 @@ def sentence_of(battery: Battery, since: str = "") -> str:
 
 
 def _show(value: float | None, measure: Measure) -> str:
+    """A level for people, rates in whole percent; "?" for None."""
     if value is None:
         return "?"
     return f"{100 * value:.0f} %" if measure == "success" else f"{value:.3g}"

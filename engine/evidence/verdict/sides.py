@@ -1,5 +1,8 @@
-"""Which rows a verdict compares: of a training run step 0 and its result, of an evaluation the
-first model and another."""
+"""Which rows a verdict compares.
+
+For a training run: step 0 and the checkpoint that is its result. For an evaluation: the first model
+and another one.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +17,12 @@ from engine.records.run_config import AskingConfig, RunConfig
 
 @dataclass(frozen=True)
 class Sides:
-    """The rows that are compared.
+    """The rows that are compared, with a name for each side.
 
     Attributes:
         half: `TEST`, or "all" where the held-out tasks have no halves.
         step: of the checkpoint on the `after` side; None before one was evaluated.
-        taught: held-out tasks left out because training rows hold them.
+        taught: how many held-out tasks were left out because training rows teach them.
     """
 
     before: Sequence[EvaluationRow]
@@ -32,7 +35,11 @@ class Sides:
 
 
 def training_sides(run_dir: RunDir) -> Sides:
-    """Step 0 and the checkpoint that stands for the result, on the test half."""
+    """Step 0 and the checkpoint that stands for the result, on the test half.
+
+    On all held-out tasks where they were not split into halves. Tasks that training rows teach are
+    left out. The `after` side is empty before a checkpoint was evaluated.
+    """
     step = result_step(run_dir)
     taught = taught_tasks(run_dir)
     before = without_tasks(read_evaluation(run_dir.evals(0)), taught)
@@ -45,17 +52,24 @@ def training_sides(run_dir: RunDir) -> Sides:
 
 
 def evaluation_sides(run_dir: RunDir, config: RunConfig | None) -> Sides | None:
-    """The first model and the one furthest ahead of it, None with fewer than two."""
+    """The first model of an evaluation and the one furthest ahead of it.
+
+    None where fewer than two models were scored.
+    """
     models = evaluated_models(run_dir, config)
     if len(models) < 2:
         return None
     first, *others = models
-    main = max(others, key=lambda ref: compare_rows(models[first], models[ref]).lead)
-    return Sides(models[first], models[main], first, main)
+    best = max(others, key=lambda ref: compare_rows(models[first], models[ref]).lead)
+    return Sides(models[first], models[best], first, best)
 
 
 def evaluated_models(run_dir: RunDir, config: RunConfig | None) -> dict[str, list[EvaluationRow]]:
-    """Rows by model reference, in the order the models were asked for; taught tasks left out."""
+    """Model reference -> its rows, in the order of the config.
+
+    Tasks that training rows teach are left out, and so are models without rows. A model that was
+    named twice gets its position as a suffix, as in "model (#2)". {} for other kinds of run.
+    """
     models: dict[str, list[EvaluationRow]] = {}
     taught = taught_tasks(run_dir)
     refs = config.model_refs if isinstance(config, AskingConfig) else []
@@ -67,10 +81,11 @@ def evaluated_models(run_dir: RunDir, config: RunConfig | None) -> dict[str, lis
 
 
 def result_step(run_dir: RunDir) -> int | None:
-    """The evaluated step that stands for the run's result, None before there is one.
+    """The evaluated step that stands for the run's result; None while no step was evaluated.
 
-    The checkpoint the run named its best, where the test half was asked of it; else the best by
-    the validation half among the steps that were asked the test half.
+    Only steps evaluated on the test half count, or all evaluated steps where none was. Of those it
+    is the checkpoint that the run named its best; else the best on the validation half; else the
+    last one.
     """
     steps = [step for step in run_dir.eval_steps() if step > 0]
     tested = [step for step in steps if in_half(read_evaluation(run_dir.evals(step)), TEST)]

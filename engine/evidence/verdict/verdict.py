@@ -39,12 +39,15 @@ from engine.home.sanitize import Redactor, redactor_for
 from engine.records.run_config import AskingConfig, RunConfig, TrainConfig
 
 _OTHER_HALF = ", half of its eval_rows: the other half chose the checkpoint"
-_MOST_COMPARISONS = 8
+_MOST_COMPARISONS = 8  # shown in a result, in the order of the models
 
 
 @dataclass(frozen=True)
 class LevelAt:
-    """How a training run did at a step; `level` None where nothing was scored there."""
+    """How a training run did at a step.
+
+    `step` is None where no step was evaluated; `level` is None where nothing was scored there.
+    """
 
     step: int | None
     level: Level | None
@@ -58,11 +61,14 @@ class TrainingFacts:
     """What the verdict of a training run says beside its comparison.
 
     Attributes:
-        half: of the held-out tasks the comparison is on.
-        checkpoints_compared: evaluated after step 0.
-        expected: what the submit expected, "" where it said nothing; `as_expected` None while
-            nobody can tell.
+        half: which half of the held-out tasks the comparison is on; "all" without halves.
+        before, after: the levels at step 0 and at the result.
+        checkpoints_compared: how many steps after step 0 were evaluated.
+        expected: the verdict that was expected at submit; "" where none was.
+        as_expected: whether it came; None without an expectation or a decided verdict.
         go_on_with: the model to continue from where the run did not beat its start, else "".
+        holdout_use: how often the held-out tasks were used so far.
+        kept_skills: what became of earlier skills; None where they were not asked.
     """
 
     half: str
@@ -105,7 +111,10 @@ class EvaluationFacts:
     """What the verdict of an evaluation says beside its comparison, which is that of `main`.
 
     Attributes:
-        main: the model furthest ahead of the first; None, as `flips`, with fewer than two.
+        models: the level of each model.
+        comparisons: each further model against the first.
+        main: the comparison of the model furthest ahead of the first; None, like `flips`, where
+            fewer than two models were scored.
     """
 
     models: Sequence[ModelLevel]
@@ -116,7 +125,10 @@ class EvaluationFacts:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a run. `training` or `evaluation` is set, by its kind."""
+    """What came of a run, with warnings and the calls to suggest next.
+
+    For a training run `training` is set, for an evaluation `evaluation`.
+    """
 
     comparison: Comparison
     summary: str
@@ -139,7 +151,7 @@ class Verdict:
         return self.evaluation.models if self.evaluation else ()
 
     def to_json(self) -> dict[str, Any]:
-        """As results and `result.json` hold it."""
+        """The verdict as results and `result.json` hold it."""
         numbers = self.comparison.to_json()
         calls = {"next": [call.to_json() for call in self.next_calls]}
         if self.training is not None:
@@ -148,7 +160,7 @@ class Verdict:
         return numbers | self._evaluation_json() | words | calls
 
     def _training_json(self, facts: TrainingFacts) -> dict[str, object]:
-        """The part of the result that training runs alone have."""
+        """The part of the result that only training runs have; unset optional parts left out."""
         body: dict[str, object] = {
             "half": facts.half,
             "before": facts.before.to_json(),
@@ -165,7 +177,10 @@ class Verdict:
         return body | ({"kept_skills": facts.kept_skills.to_json()} if facts.kept_skills else {})
 
     def _evaluation_json(self) -> dict[str, object]:
-        """The part of the result that evaluations alone have."""
+        """The part of the result that only evaluations have.
+
+        Only the levels of the models where fewer than two were scored.
+        """
         facts = self.evaluation
         if facts is None:
             return {}
@@ -196,7 +211,7 @@ def run_verdict(run_dir: RunDir) -> Verdict:
     compares each with the first. On a run that is not finished the verdict is unknown, with the
     reason. Raises DamagedRecord naming a file that cannot be read.
     """
-    config = run_dir.find_config()  # what is left of a run is judged without it
+    config = run_dir.find_config()  # None where it is gone: the rest of the run is still judged
     redact = redactor_for(run_dir.home, config.env_dir if config else None)
     if isinstance(config, AskingConfig):
         return _evaluation_verdict(run_dir, config, redact)
@@ -204,26 +219,29 @@ def run_verdict(run_dir: RunDir) -> Verdict:
 
 
 def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redactor) -> Verdict:
-    """The start against the chosen checkpoint, on the half that chose nothing."""
+    """The verdict of a training run: its start against its result, on the test half.
+
+    Raises DamagedRecord naming a file that cannot be read.
+    """
     sides = training_sides(run_dir)
     checkpoints = len([step for step in run_dir.eval_steps() if step > 0])
     comparison = compare_rows(sides.before, sides.after)
-    if missing := _missing(sides):
+    if missing := _missing_evaluation(sides):
         outcome = PairedVerdict("unknown", missing)
         comparison = Comparison(None, outcome, comparison.before, comparison.after)
-    word = comparison.outcome.verdict
-    use = holdout_use(run_dir.home, config.env_id if config else "", run_dir.id)
-    kept = kept_skills(run_dir)
-    forgotten = losses(kept)
-    start = better_start(run_dir, config, sides.step, word)
-    expected, as_expected = _expectation(config.expect if config else "", word)
+    verdict = comparison.outcome.verdict
+    uses = holdout_use(run_dir.home, config.env_id if config else "", run_dir.id)
+    skills = kept_skills(run_dir)
+    forgotten = losses(skills)
+    start = better_start(run_dir, config, sides.step, verdict)
+    expected, as_expected = _expectation(config.expect if config else "", verdict)
     warnings = [
         *contamination_warnings(run_dir),
         *forgotten,
         *rescored_warnings(run_dir),
         *_no_halves_warning(sides, checkpoints),
         *_cautions(comparison, config, sides.half),
-        *reuse_warning(use, word, comparison.outcome.p),
+        *reuse_warning(uses, verdict, comparison.outcome.p),
     ]
     summary = [sentence(comparison, "held-out "), *([start.sentence] if start else []), *forgotten]
     return Verdict(
@@ -240,14 +258,14 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
             expected=expected,
             as_expected=as_expected,
             go_on_with=start.model if start else "",
-            holdout_use=use,
-            kept_skills=kept,
+            holdout_use=uses,
+            kept_skills=skills,
         ),
     )
 
 
-def _missing(sides: Sides) -> str:
-    """Which evaluation a verdict would need and is not there, "" when nothing is missing."""
+def _missing_evaluation(sides: Sides) -> str:
+    """The reason why no verdict is possible because rows are missing; "" where none are."""
     if not sides.before and sides.taught:
         return "every reported held-out task stands in the training rows"
     if not sides.before:
@@ -260,6 +278,10 @@ def _missing(sides: Sides) -> str:
 
 
 def _no_halves_warning(sides: Sides, checkpoints: int) -> list[str]:
+    """A warning where the checkpoint was chosen on the tasks that it is judged by; else [].
+
+    `checkpoints` is how many there were: with fewer than two nothing was chosen.
+    """
     if sides.half != "all" or checkpoints < 2:
         return []
     return [
@@ -269,13 +291,17 @@ def _no_halves_warning(sides: Sides, checkpoints: int) -> list[str]:
 
 
 def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor) -> Verdict:
-    """The first model of an evaluation against the one furthest ahead of it."""
+    """The verdict of an evaluation: its first model against the one furthest ahead of it.
+
+    All other models are compared with the first as well, and the p values are corrected for that.
+    With fewer than two scored models the verdict is "unknown". Raises DamagedRecord.
+    """
     models = evaluated_models(run_dir, config)
     measure = measure_of(*models.values())
     table = [
         ModelLevel(ref, level(rows, measure) if measure else None) for ref, rows in models.items()
     ]
-    shared = contamination_warnings(run_dir) + rescored_warnings(run_dir)
+    common_warnings = contamination_warnings(run_dir) + rescored_warnings(run_dir)
     if len(models) < 2 or measure is None:
         reason = "one model alone has nothing to be better than" if models else "nothing was scored"
         if not models and taught_tasks(run_dir):
@@ -283,7 +309,7 @@ def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor)
         return Verdict(
             comparison=without_evidence(measure, reason),
             summary=_level_sentence(table, measure),
-            warnings=shared,
+            warnings=common_warnings,
             next_calls=[Call("read_rollouts", {"run_id": run_dir.id})],
             evaluation=EvaluationFacts(table),
         )
@@ -294,14 +320,14 @@ def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor)
         evaluations_of_pair(run_dir.home, env_id, (first, ref), (run_dir.id,)) for ref in others
     ]
     correct_for_many(comparisons, evaluations)
-    lead = max(range(len(others)), key=lambda i: comparisons[i].lead)
-    main = ModelComparison(others[lead], first, comparisons[lead])
+    best_index = max(range(len(others)), key=lambda i: comparisons[i].lead)
+    main = ModelComparison(others[best_index], first, comparisons[best_index])
     return Verdict(
         comparison=main.comparison,
         summary=f"{main.model} against {first}: {sentence(main.comparison)}",
         warnings=[
-            *shared,
-            *pair_warnings(evaluations[lead]),
+            *common_warnings,
+            *pair_warnings(evaluations[best_index]),
             *_cautions(main.comparison, config),
         ],
         next_calls=[
@@ -322,7 +348,11 @@ def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor)
 
 
 def _cautions(comparison: Comparison, config: RunConfig | None, half: str = "all") -> list[str]:
-    """What to keep in mind of a comparison, a sentence each."""
+    """What the reader of a comparison should keep in mind, one sentence each.
+
+    Tasks left out, failed scorings, how many tasks an inconclusive comparison would need, and a
+    reward risk that was accepted. `half` is the half of the held-out tasks that was compared.
+    """
     outcome, notes = comparison.outcome, []
     if outcome.unpaired:
         notes.append(f"{outcome.unpaired} tasks were scored on one side only and are left out.")
@@ -334,8 +364,9 @@ def _cautions(comparison: Comparison, config: RunConfig | None, half: str = "all
     notes += notes_on_counting(comparison)
     unsure = outcome.verdict == "inconclusive" and not comparison.errors_decide
     if unsure and comparison.measure == "success" and outcome.n:
-        share = (len(outcome.gained) + len(outcome.lost) + 1) / (outcome.n + 1)
-        needed = tasks_needed(MARGIN, share)
+        # One more than were seen, so that a sample without any change does not promise too much.
+        discordant_share = (len(outcome.gained) + len(outcome.lost) + 1) / (outcome.n + 1)
+        needed = tasks_needed(MARGIN, discordant_share)
         if needed > outcome.n:
             notes.append(
                 f"About {needed} reported tasks would show a change of 5 points; this run has "
@@ -350,14 +381,22 @@ def _cautions(comparison: Comparison, config: RunConfig | None, half: str = "all
 
 
 def _expectation(expected: str, verdict: str) -> tuple[str, bool | None]:
-    """What was expected, "" for nothing, and whether it came; None while nobody can tell."""
+    """What was expected of the run and whether it came true.
+
+    ("", None) for no expectation or an unknown word; the second is None where the verdict is
+    unknown or inconclusive.
+    """
     if expected not in ("better", "no_difference"):
         return "", None
-    known = verdict not in ("unknown", "inconclusive")
-    return expected, verdict == expected if known else None
+    decided = verdict not in ("unknown", "inconclusive")
+    return expected, verdict == expected if decided else None
 
 
 def _next_calls(run_id: str, comparison: Comparison) -> list[Call]:
+    """The calls to suggest after a training run, by its verdict.
+
+    Where failed scorings decide the verdict, these come first and alone.
+    """
     if comparison.errors_decide:
         return calls_for_errors(run_id)
     changed = Call("read_rollouts", {"run_id": run_id, "pick": "changed"})
@@ -369,7 +408,7 @@ def _next_calls(run_id: str, comparison: Comparison) -> list[Call]:
 
 
 def _level_sentence(table: Sequence[ModelLevel], measure: Measure | None) -> str:
-    """The level of the first model."""
+    """A sentence with the level of the first model, for an evaluation of one model alone."""
     first = table[0].level if table else None
     if measure is None or first is None:
         return "Nothing was scored yet."

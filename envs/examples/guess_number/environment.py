@@ -14,7 +14,7 @@ from envs import Message, MultiTurnEnv, Score, Task
 
 @dataclass
 class Game:
-    """What is known after each turn."""
+    """The state of one game: its range and secret, and what has happened so far."""
 
     low: int
     high: int
@@ -34,6 +34,7 @@ class GuessNumber(MultiTurnEnv):
         self.seed = seed
 
     def tasks(self) -> list[Task]:
+        """One task per game; its reference answer is a game played by halving the range."""
         rng = random.Random(self.seed)
         # The range is what the model reads, so ranges are kept apart: an even start is held out.
         tasks = []
@@ -53,9 +54,14 @@ class GuessNumber(MultiTurnEnv):
         return tasks
 
     def start(self, task: Task) -> Game:
+        """A new game with the task's range and secret."""
         return Game(task.metadata["low"], task.metadata["high"], task.metadata["secret"])
 
     def step(self, state: Game, completion: Message) -> list[Message] | None:
+        """`higher` or `lower` after a wrong guess.
+
+        None ends the game: after the right guess, a message that is no number, or the last turn.
+        """
         state.turns += 1
         match = re.fullmatch(r"\s*(\d{1,3})\.?\s*", completion.content)
         if match is None:
@@ -70,6 +76,7 @@ class GuessNumber(MultiTurnEnv):
         return [Message("user", "higher" if guess < state.secret else "lower")]
 
     def score(self, task: Task, state: Game) -> Score:
+        """1 for a number that was found, else 0."""
         return Score(
             reward=1.0 if state.found else 0.0,
             success=state.found,

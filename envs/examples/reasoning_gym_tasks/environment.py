@@ -22,12 +22,13 @@ class ReasoningGym(SingleTurnEnv):
         self.graders: dict[str, Callable[[str, dict[str, Any]], float]] = {}
 
     def tasks(self) -> list[Task]:
+        """The tasks of all families; each keeps the package's entry, which its scorer needs."""
         tasks = []
         for family, settings in self.families.items():
-            made = families.load(family).create_dataset(
+            entries = families.load(family).create_dataset(
                 family, size=self.rows_per_family, seed=self.seed, **settings
             )
-            for index, entry in enumerate(made):
+            for index, entry in enumerate(entries):
                 tasks.append(
                     Task(
                         id=f"{family}-{index}",
@@ -39,6 +40,7 @@ class ReasoningGym(SingleTurnEnv):
         return tasks
 
     def score(self, task: Task, completion: str) -> Score:
+        """The grade that the package gives, but only half of a grade below 1."""
         family = task.metadata["family"]
         if family not in self.graders:
             self.graders[family] = families.load(family).get_score_answer_fn(family)

@@ -19,8 +19,8 @@ if importlib.util.find_spec(PACKAGE) is None:
 
 
 def load(family: str) -> Any:
-    """What makes and scores tasks: a module with `create_dataset` and `get_score_answer_fn`,
-    which know `family`.."""
+    """A module with `create_dataset` and `get_score_answer_fn`, which make and score the tasks of
+    `family`. It is loaded alone where that works, else with the whole package."""
     try:
         return _alone(family)
     except Exception:  # noqa: BLE001 - whatever a release moved, the public way is still there
@@ -30,6 +30,10 @@ def load(family: str) -> Any:
 
 
 def _alone(family: str) -> Any:
+    """The package's `factory` module after importing the module of `family` and nothing else.
+
+    Raises an error of any kind where the package is laid out otherwise than expected.
+    """
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise ImportError(PACKAGE)

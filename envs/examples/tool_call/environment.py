@@ -20,7 +20,7 @@ ITEMS = (
 
 @dataclass
 class Lookup:
-    """What the conversation has led to."""
+    """The state of one conversation: what is looked up, and what the model has done so far."""
 
     value: int
     item: str
@@ -52,6 +52,7 @@ class PriceLookup(MultiTurnEnv):
         self.seed = seed
 
     def tasks(self) -> list[Task]:
+        """`tasks_per_item` questions about each item; every third item is held out."""
         rng = random.Random(self.seed)
         tasks = []
         for number in range(self.tasks_per_item):
@@ -73,9 +74,14 @@ class PriceLookup(MultiTurnEnv):
         return tasks
 
     def start(self, task: Task) -> Lookup:
+        """A conversation in which nothing was called yet."""
         return Lookup(task.metadata["value"], task.metadata["item"])
 
     def step(self, state: Lookup, completion: Message) -> list[Message] | None:
+        """The tool's reply to the first call: the value, or "unknown" for a wrong call.
+
+        A message without a call, or after the first one, is the answer and ends the conversation.
+        """
         if not completion.tool_calls or state.called:
             state.answer = completion.content
             return None
@@ -86,6 +92,7 @@ class PriceLookup(MultiTurnEnv):
         return [Message("tool", content, tool_call_id=call.id, name="lookup")]
 
     def score(self, task: Task, state: Lookup) -> Score:
+        """1 for the right call and the right answer, 0.25 for the right call alone, else 0."""
         right = state.right_call and state.answer.strip() == str(state.value)
         return Score(
             reward=1.0 if right else 0.25 if state.right_call else 0.0,

@@ -38,6 +38,7 @@ class Summaries(SingleTurnEnv):
     """`rows` little stories, each to be put into one sentence."""
 
     def __init__(self, rows: int, seed: int, judge: Judge | None) -> None:
+        """Without a judge the criteria that need one are left out."""
         self.rows = rows
         self.seed = seed
         self.judge = judge
@@ -51,6 +52,7 @@ class Summaries(SingleTurnEnv):
         )
 
     def tasks(self) -> list[Task]:
+        """Stories made of a person, a deed and a place, each with two sentences beside the point."""
         rng = random.Random(self.seed)
         stories = [(n, d, p) for n in NAMES for d in DEEDS for p in PLACES]
         tasks = []
@@ -68,27 +70,34 @@ class Summaries(SingleTurnEnv):
         return tasks
 
     def score(self, task: Task, completion: str) -> Score:
+        """What the rubric gives; without a judge by its checks alone."""
         return self.rubric.score(task, completion.strip(), self.judge)
 
 
 def is_one_sentence(task: Task, completion: str) -> bool:
+    """Whether the answer is one sentence that is not far too long."""
     return re.fullmatch(r"[A-Z][^.!?\n]*[.!]", completion) is not None and (
         len(completion.split()) <= 2 * MOST_WORDS
     )
 
 
 def names_all(task: Task, completion: str) -> bool:
+    """Whether the answer names the person and the place."""
     return all(task.metadata[key] in completion for key in ("name", "place"))
 
 
 def says_deed(task: Task, completion: str) -> bool:
-    """The deed in its own words or others: most of its longer words have to be there."""
+    """Whether the answer says the deed: all but one of its longer words have to be there.
+
+    Their first four letters are enough, so that other forms of a word count too.
+    """
     words = [word for word in task.metadata["deed"].split() if len(word) > 3]
     named = sum(word[:4] in completion for word in words)
     return named >= max(1, len(words) - 1)
 
 
 def is_short(task: Task, completion: str) -> float:
+    """1 for at most `MOST_WORDS` words, less for more."""
     return length(completion, at_most=MOST_WORDS)
 
 

@@ -15,7 +15,7 @@ CURRENCIES = ("crowns", "dollars", "euros", "francs", "pesos", "pounds", "rupees
 
 @dataclass
 class Talk:
-    """What one conversation has led to."""
+    """The state of one conversation: what is asked for, and what the model has done so far."""
 
     currency: str
     rate: int
@@ -47,6 +47,7 @@ class Exchange(MultiTurnEnv):
         self.seed = seed
 
     def tasks(self) -> list[Task]:
+        """Questions with a random rate each; the reference answer calls the tool, then multiplies."""
         rng = random.Random(self.seed)
         questions = [(amount, name) for amount in range(2, 202) for name in CURRENCIES]
         tasks = []
@@ -67,24 +68,30 @@ class Exchange(MultiTurnEnv):
         return tasks
 
     def start(self, task: Task) -> Talk:
+        """A conversation in which nothing was asked yet."""
         return Talk(task.metadata["currency"], task.metadata["rate"])
 
     def step(self, state: Talk, completion: Message) -> list[Message] | None:
+        """One tool message per call: the rate, or an error text for a wrong call.
+
+        A message without a call is the answer and ends the conversation, as does the fourth turn.
+        """
         state.turns += 1
         if not completion.tool_calls or state.turns > 3:
             state.answer = completion.content
             return None
         replies = []
         for call in completion.tool_calls:
-            asked = call.name == "get_rate" and call.arguments == {"currency": state.currency}
-            state.asked = state.asked or asked
-            content = str(state.rate) if asked else "unknown currency or tool"
+            right_call = call.name == "get_rate" and call.arguments == {"currency": state.currency}
+            state.asked = state.asked or right_call
+            content = str(state.rate) if right_call else "unknown currency or tool"
             replies.append(Message("tool", content, tool_call_id=call.id, name=call.name))
         return replies
 
     def score(self, task: Task, state: Talk) -> Score:
-        wanted = task.metadata["amount"] * task.metadata["rate"]
-        right = state.asked and number(state.answer, wanted) == 1.0
+        """1 for the right answer after the right call, 0.2 for the right call alone, else 0."""
+        expected = task.metadata["amount"] * task.metadata["rate"]
+        right = state.asked and number(state.answer, expected) == 1.0
         return Score(
             # The right call is worth something, so that a beginner's groups differ.
             reward=1.0 if right else 0.2 if state.asked else 0.0,

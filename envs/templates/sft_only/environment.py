@@ -12,4 +12,5 @@ from envs.dataset import DatasetEnv, data_files
 
 
 def load_environment() -> DatasetEnv:
+    """The rows of every data file in datasets/."""
     return DatasetEnv(*data_files(Path(__file__).parent))

@@ -17,6 +17,7 @@ class Minutes(SingleTurnEnv):
         self.seed = seed
 
     def tasks(self) -> list[Task]:
+        """Questions about two times of a day; each starts at another minute."""
         rng = random.Random(self.seed)
         starts = rng.sample(range(20 * 60), self.rows)
         tasks = []
@@ -30,12 +31,13 @@ class Minutes(SingleTurnEnv):
         return tasks
 
     def score(self, task: Task, completion: str) -> Score:
-        given = final_answer(completion)
+        """1 for the right number, else 0; `readable` is whether the answer was a number at all."""
+        answer = final_answer(completion)
         right = number(completion, final_answer(task.answer_text))
         return Score(
             reward=right,
             success=right == 1.0,
-            metrics={"readable": float(parse_number(given) is not None)},
+            metrics={"readable": float(parse_number(answer) is not None)},
         )
 
 
