@@ -322,8 +322,8 @@ def _watch(pid: int, output: int, log: Log, status_reader: int) -> dict[str, int
     Args:
         pid: of the process that was forked.
         output: descriptor that the child prints to.
-        status_reader: descriptor that carries the status of user code where `pid` is only the first process
-            of new namespaces; empty otherwise.
+        status_reader: descriptor that carries the status of user code where `pid` is only the
+            first process of new namespaces; empty otherwise.
     """
     os.set_blocking(output, False)
     wake, wake_end = os.pipe()
