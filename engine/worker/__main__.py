@@ -26,7 +26,7 @@ from engine.worker.sft import train as train_sft
 
 DONE, FAILED, STOPPED = 0, 3, 4
 
-# By the algorithm of the run's config: each loop takes the job with that kind of config.
+# By the algorithm that the run's config names; each function takes a job with that kind of config.
 LOOPS: dict[str, Callable[[Job[Any]], Result]] = {
     "sft": train_sft,
     "grpo": train_grpo,
@@ -36,7 +36,10 @@ LOOPS: dict[str, Callable[[Job[Any]], Result]] = {
 
 
 def main(folder: Path) -> int:
-    """Run the job in `folder` to its end; returns the exit status."""
+    """Run the job in `folder` to its end and write its result, or why it failed.
+
+    Returns the exit status: DONE, FAILED or STOPPED.
+    """
     quiet_libraries()
     job: Job[Any] = Job(folder)
     job.listen()
@@ -58,6 +61,7 @@ def main(folder: Path) -> int:
 
 
 def mark_running(run: RunDir) -> None:
+    """Set the run's state to running; a run that is no longer preparing keeps its state."""
     with Store(run.home) as store:
         store.set_state(run.id, "running", only_from={"preparing"}, started=time.time())
 

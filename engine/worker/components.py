@@ -1,4 +1,4 @@
-"""The tools a loop works with, made ready in one place: base, renderer, environment, sampler."""
+"""What a loop works with, loaded in one place: base model, renderer, environment, sampler."""
 
 import os
 import warnings
@@ -36,13 +36,17 @@ from envs.config.problem import EnvProblem
 from envs.host.process import EnvProcess
 from envs.json_types import TaskRow
 
-# Completions under way at once; beyond it a CPU gains nothing and a cache only grows.
+# Completions under way at once; with more a CPU gains nothing and the cache only grows.
 CPU_ROWS, GPU_ROWS = 256, 512
+FEWEST_ROWS = 8  # sampled together even where memory is short
+CACHE_SHARE = 0.25  # of the memory, for the keys and values of completions
+COMMON_LENGTH = 4096  # tokens that completions commonly stay below, whatever the context
 
 
 @dataclass(frozen=True)
 class Components:
-    """Everything that is loaded once per worker."""
+    """What is loaded once per worker: base model, renderer, sampler, and the environment's
+    record."""
 
     base: Base
     renderer: Renderer
@@ -50,7 +54,7 @@ class Components:
     env: EnvRecord
 
     def context(self, process: EnvProcess, limits: AnswerLimits) -> RolloutContext:
-        """What rollouts in the environment's `process` need."""
+        """What rollouts need: the environment's running `process`, and the limits of answers."""
         return RolloutContext(
             process=process,
             renderer=self.renderer,
@@ -63,7 +67,14 @@ class Components:
 
 @dataclass(frozen=True)
 class Loading:
-    """How a base model is loaded: number format, bits, optimizer steps ahead, think blocks."""
+    """How a base model is loaded.
+
+    Attributes:
+        precision: number format of the weights.
+        quantization: "none", or the 4-bit format of the weights.
+        steps: optimizer steps that will follow; 0 where none do or their number is unknown.
+        thinking: whether answers begin with a think block.
+    """
 
     precision: str = "auto"
     quantization: str = "none"
@@ -72,7 +83,10 @@ class Loading:
 
 
 def loading_of(config: RunConfig) -> Loading:
-    """How the run of `config` loads its base model; evaluations load it as it comes."""
+    """How the run of `config` loads its base model; evaluations take precision as it comes.
+
+    Raises ValueError for a regrade, which loads no model.
+    """
     match config:
         case SFTConfig(settings=settings):
             return Loading(settings.precision, settings.quantization, settings.steps)
@@ -87,11 +101,11 @@ def loading_of(config: RunConfig) -> Loading:
 
 
 def prepare(job: Job[RunConfig], base_path: Path) -> Components:
-    """Load the base model and find the environment of a run.
+    """Load the base model, make the sampler and find the environment of a run.
 
     Raises:
-        WorkerFailure: kind config when the model cannot be loaded, env_import when the
-            environment is gone.
+        WorkerFailure: kind config when the model cannot be loaded, env_import when the environment
+            is gone.
     """
     set_threads()
     device = pick_device(job.device)
@@ -120,7 +134,7 @@ def pinned_env(job: Job[RunConfig]) -> EnvRecord:
 
 
 def make_sampler(base: Base, renderer: Renderer) -> Sampler:
-    """Our own sampler."""
+    """The sampler of our own engine; `prepare` may choose another one."""
     return base.network.sampler(sampler_needs(base, renderer))
 
 
@@ -129,21 +143,25 @@ def sampler_needs(base: Base, renderer: Renderer) -> SamplerNeeds:
 
 
 def sampler_rows(base: Base) -> int:
-    """Completions under way at once: as many as help, while their caches, at the length a model
-    of this context commonly reaches, stay within a quarter of the memory."""
+    """How many completions to sample at once.
+
+    As many as help, while their caches stay within a quarter of the memory at the length that
+    completions of this model commonly reach; never fewer than FEWEST_ROWS.
+    """
     shape, device = base.network.shape, base.network.device
-    width = 2 * shape.layers * shape.kv * shape.head_dim * base.network.dtype.itemsize
-    cache = width * min(shape.context, 4096)
+    # Of one token: a key and a value in every layer.
+    token_bytes = 2 * shape.layers * shape.kv * shape.head_dim * base.network.dtype.itemsize
+    completion_bytes = token_bytes * min(shape.context, COMMON_LENGTH)
     most = GPU_ROWS if device.type == "cuda" else CPU_ROWS
-    return int(max(8, min(most, 0.25 * memory(device) / cache)))
+    return int(max(FEWEST_ROWS, min(most, CACHE_SHARE * memory(device) / completion_bytes)))
 
 
 @contextmanager
 def environment(components: Components, job: Job[RunConfig]) -> Iterator[EnvProcess | None]:
-    """The environment's process, started, or nothing for a dataset without a scorer.
+    """The environment's running process; None for a dataset without a scorer.
 
     Raises:
-        WorkerFailure: kind env_import.
+        WorkerFailure: kind env_import, when the environment cannot be started.
     """
     if not components.env.scored:
         yield None
@@ -170,7 +188,7 @@ def tasks_of(components: Components, split: str) -> list[TaskRow]:
 
 
 def evaluation_limits(job: Job[SFTConfig], components: Components) -> EvaluationLimits:
-    """How long answers may get in the evaluations of SFT (defaults.exam_limits)."""
+    """How long answers may get in the evaluations of an SFT run (see defaults.exam_limits)."""
     config, context = job.config, components.base.network.shape.context
     facts = env_facts(job.run.home, components.env, Path(config.base.path))
     limits = defaults.exam_limits(facts, context, config.settings.max_length)
@@ -178,10 +196,10 @@ def evaluation_limits(job: Job[SFTConfig], components: Components) -> Evaluation
 
 
 def microbatch_tokens(base: Base, *, checkpointing: bool) -> int:
-    """Padded tokens that go through the model at once.
+    """Padded tokens that may go through the model at once.
 
-    From the machine's whole memory, not what is free, so that a resumed run splits its batches
-    the same way and adds its gradients up in the same order.
+    Computed from all the memory of the machine, not from what is free, so that a resumed run splits
+    its batches the same way and adds its gradients up in the same order.
     """
     shape, device = base.network.shape, base.network.device
     tokens = flops.tokens_at_once(
@@ -197,15 +215,15 @@ def microbatch_tokens(base: Base, *, checkpointing: bool) -> int:
 
 
 def memory(device: torch.device) -> int:
-    """Bytes of the device, a container's limit respected."""
+    """Bytes of the device's memory; on a CPU a container's limit counts."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return detect().ram_total
 
 
 def quiet_libraries() -> None:
-    """Keep progress bars and deprecation notes of the libraries out of the console log: what
-    stands there is read for the reason of a failure."""
+    """Keep progress bars and deprecation notes of the libraries out of the console log, which is
+    read to find out why a run failed."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
@@ -213,5 +231,6 @@ def quiet_libraries() -> None:
 
 
 def set_threads() -> None:
-    """As many threads as there are cores to run on, which in a container is not cpu_count()."""
+    """Give torch a thread per core of this process, which in a container is not cpu_count()."""
+    # Where the system does not tell, two.
     torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2)

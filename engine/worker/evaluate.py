@@ -27,15 +27,15 @@ from engine.worker.rollouts.collect import RolloutContext, fits
 from engine.worker.update.checkpoint import require_base
 from envs.json_types import TaskRow
 
-# Tasks played between two looks at the stop flag: a cancelled evaluation ends within seconds.
+# Tasks played between two checks for a stop request, so that a cancelled evaluation ends soon.
 SLICE = 256
 
 
 def evaluate(job: Job[EvaluateConfig]) -> Result:
-    """Play the tasks with every model; returns a summary per model.
+    """Play the tasks with every model; returns a summary per model, the verdict and its evidence.
 
     Raises:
-        WorkerFailure: kind config or data.
+        WorkerFailure: kind config when the environment does not score, data when no task fits.
         Stopped: when asked to stop; rows written so far stay.
     """
     config, settings = job.config, job.config.settings
@@ -48,23 +48,27 @@ def evaluate(job: Job[EvaluateConfig]) -> Result:
         with environment(components, job) as process:
             if process is None:
                 raise WorkerFailure("config", "This environment scores nothing to evaluate.")
-            weights = weight_hashes(job.run.home, components.base.path)
+            base_weights = weight_hashes(job.run.home, components.base.path)
             context = components.context(process, settings)
-            params = _sampling(settings, attempts)
+            sampling = _sampling(settings, attempts)
             all_tasks = heldout.ordered(tasks_of(components, config.split), config.rows)
-            half = heldout.halves(all_tasks)
-            tasks = [t for t in all_tasks if fits(t, context, params)]
-            asked = _Asked(tasks, half, context, components.sampler, params, attempts)
+            half_of_task = heldout.halves(all_tasks)
+            tasks = [t for t in all_tasks if fits(t, context, sampling)]
+            play_setup = _PlaySetup(
+                tasks, half_of_task, context, components.sampler, sampling, attempts
+            )
             require(tasks, f"{config.split} tasks that fit into max_length", "Raise max_length.")
             for index, model in enumerate(models):
                 if model.base_path != base_path:
                     continue
-                with adapter(components, model.adapter, weights):
-                    groups = _play(job, index, model.ref, asked)
+                with adapter(components, model.adapter, base_weights):
+                    groups = _play(job, index, model.ref, play_setup)
                 if len(results) + 1 == len(models):
-                    # Of the last model alone: by now the environment has scored all the others.
-                    with _rescoring(job, components) as begin:
-                        begin(job.run.model_evals(index), "", {task["id"]: task for task in tasks})
+                    # Only for the last model: the environment has then scored all the others.
+                    with _rescoring(job, components) as rescore:
+                        rescore(
+                            job.run.model_evals(index), "", {task["id"]: task for task in tasks}
+                        )
                 results[index] = _result(model.ref, groups, len(all_tasks) - len(tasks))
                 job.event("evaluated", f"{model.ref}: {_line(results[index])}", **results[index])
                 job.metrics(len(results), {"model": model.ref} | _curves(groups))
@@ -83,6 +87,9 @@ def probe(job: Job[ProbeConfig]) -> Result:
     """Sample a few training tasks `group_size` times: is there anything for GRPO to select?
 
     Returns what engine/evidence/stats/learnability.py makes of the samples.
+
+    Raises:
+        WorkerFailure: kind config when the environment does not score, data when no task fits.
     """
     config, settings = job.config, job.config.settings
     model = config.models[0]
@@ -109,7 +116,7 @@ def probe(job: Job[ProbeConfig]) -> Result:
 
 
 def samples_of(groups: Sequence[Group]) -> list[list[Sample]]:
-    """Groups as the probe judges them."""
+    """The samples of each group in the form that `learnability` takes."""
     return [
         [
             Sample(
@@ -130,26 +137,37 @@ def samples_of(groups: Sequence[Group]) -> list[list[Sample]]:
 def adapter(
     components: Components, folder: str | None, base_weights: dict[str, str]
 ) -> Iterator[None]:
-    """Inside, the sampler carries the adapter in `folder` (or none); afterwards it is dropped."""
+    """Inside, the sampler has the adapter in `folder` on it, or none with None.
+
+    Afterwards it has none. Raises WorkerFailure (config) when the adapter cannot be read or was
+    trained on another base than the one with `base_weights`.
+    """
     if folder is None:
         components.sampler.load(None)
         yield
         return
     network = components.base.network
     require_base(Path(folder), base_weights)
-    made = network.new_adapter(LoraSpec.from_folder(Path(folder)), seed=0)
+    loaded = network.new_adapter(LoraSpec.from_folder(Path(folder)), seed=0)
     try:
-        made.load(read_adapter(Path(folder)))
-        components.sampler.load(made)
+        loaded.load(read_adapter(Path(folder)))
+        components.sampler.load(loaded)
         yield
     finally:
         components.sampler.load(None)
-        network.drop_adapter(made)
+        network.drop_adapter(loaded)
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What every model of an evaluation is asked: `half` of each task by its id."""
+class _PlaySetup:
+    """What is the same for every model of an evaluation.
+
+    Attributes:
+        tasks: those that fit into the length limit.
+        half: of each task, by its id.
+        context: how tasks are played.
+        attempts: how often each task is played.
+    """
 
     tasks: list[TaskRow]
     half: dict[str, str]
@@ -160,43 +178,54 @@ class _Asked:
 
 
 def _sampling(settings: EvaluationSettings, attempts: int) -> SamplingParams:
-    """One attempt is greedy, several are drawn."""
+    """Greedy for one attempt, drawn at the settings' temperature for several."""
     if attempts == 1:
         return SamplingParams.greedy(settings, settings.seed)
     return SamplingParams.drawn(settings, settings.seed)
 
 
-def _play(job: Job[EvaluateConfig], index: int, ref: str, asked: _Asked) -> list[Group]:
-    """Play the tasks with model `index`, whatever the sampler carries, and write the answers."""
+def _play(job: Job[EvaluateConfig], index: int, ref: str, setup: _PlaySetup) -> list[Group]:
+    """Play the tasks with the adapter that the sampler has now, and write the answers.
+
+    Args:
+        index: of the model; names the file, which replaces an earlier one.
+        ref: of the model, for the rows.
+
+    Raises Stopped when asked to stop; rows written so far stay.
+    """
     path = job.run.model_evals(index)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     groups: list[Group] = []
     with Appender(path) as file:
-        for start in range(0, len(asked.tasks), SLICE):
+        for start in range(0, len(setup.tasks), SLICE):
             job.check_stop()
-            part = heldout.evaluate(
-                asked.tasks[start : start + SLICE],
-                asked.context,
-                asked.sampler,
-                asked.params,
-                asked.attempts,
+            part_groups = heldout.evaluate(
+                setup.tasks[start : start + SLICE],
+                setup.context,
+                setup.sampler,
+                setup.params,
+                setup.attempts,
             )
-            heldout.write_rows(file, part, asked.half, ref)
-            groups += part
+            heldout.write_rows(file, part_groups, setup.half, ref)
+            groups += part_groups
     return groups
 
 
 def _rescoring(
     job: Job[EvaluateConfig], components: Components
 ) -> AbstractContextManager[stored_answers.Begin]:
+    """A context in which an env process of its own may score some of the answers again.
+
+    It gives the function that begins; why it is skipped becomes an event.
+    """
     return stored_answers.beside(
         job.run, components.env, lambda why: job.event("rescore_skipped", why)
     )
 
 
 def _result(ref: str, groups: Sequence[Group], left_out: int) -> Result:
-    """What one model came to, as result.json holds it."""
+    """The summary of one model as result.json holds it; `left_out` tasks did not fit the length."""
     summary = heldout.summarise(t for g in groups for t in g.members)
     return {
         "ref": ref,
@@ -216,6 +245,7 @@ def _curves(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _line(result: Result) -> str:
+    """One model's result in words: success where the environment says it, else reward."""
     value = result["success"] if result["success"] is not None else result["reward"]
     kind = "success" if result["success"] is not None else "reward"
     measured = f"{kind} {value:.3f} over {result['tasks']} tasks"

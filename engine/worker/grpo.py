@@ -50,7 +50,9 @@ from engine.worker.update.policy_update import PassSums, PolicyPass, pass_metric
 def train(job: Job[GRPOConfig]) -> Result:
     """Run the job to its end; returns the result record.
 
-    Raises WorkerFailure, and Stopped when the run was asked to stop.
+    Raises:
+        WorkerFailure: the run cannot go on; its kind says why.
+        Stopped: it was asked to stop.
     """
     settings = job.config.settings
     components = prepare(job, Path(job.config.base.path))
@@ -101,22 +103,24 @@ def update(
     """`updates_per_batch` optimizer steps on the groups; returns metrics of the loss.
 
     The loss is normalised over every scored trajectory of the batch, trained or not, so splitting
-    into microbatches or leaving out uniform groups never changes the gradient.
+    into microbatches or leaving out uniform groups never changes the gradient. When no trajectory
+    can move the policy there is no step, and all metrics are 0 but `kl`, which is None.
 
     Args:
+        step: number of the batch, from 1.
         budget: tokens that go through the model at once.
     """
     scored = [t for g in groups for t in g.scored if t.trained_tokens]
     # With a KL term even an advantage of zero pulls towards the reference.
-    used = scored if settings.kl_coef > 0 else [t for t in scored if t.trains]
-    if not used:
+    trained = scored if settings.kl_coef > 0 else [t for t in scored if t.trains]
+    if not trained:
         return {"grad_norm": 0.0, "lr": 0.0, "kl": None, "clip_share": 0.0, "microbatches": 0}
     normaliser = Normaliser(
         trajectories=len(scored),
         tokens=sum(t.trained_tokens for t in scored),
         max_tokens=settings.max_tokens,
     )
-    policy_pass = PolicyPass(training.policy, settings, used, normaliser)
+    policy_pass = PolicyPass(training.policy, settings, trained, normaliser)
     parts: list[PassSums] = []
     lr = grad_norm = 0.0
     for _ in range(settings.updates_per_batch):
@@ -132,11 +136,16 @@ def update(
         "lr": lr,
         "microbatches": len(policy_pass.microbatches),
     }
-    # Without a KL term no reference is run: not measured is not zero.
+    # Without a KL term the reference is never run: None says that KL was not measured.
     return measured if settings.kl_coef > 0 else measured | {"kl": None}
 
 
 def _sync_check(training: Training, settings: GRPOSettings) -> SyncCheck:
+    """The check that sampler and trainer agree about log-probabilities.
+
+    They are compared as bfloat16 if weights are rounded, and exactly only where the settings make
+    the two distributions the same: no top-p, no sampling ahead, no dropout.
+    """
     network = training.policy.base.network
     rounded = network.dtype != torch.float32 or settings.quantization != "none"
     return SyncCheck(

@@ -42,7 +42,7 @@ def write_manifest(
     eval_sampling: SamplingParams,
     matrix_flops: float,
 ) -> None:
-    """Write manifest.json unless an earlier attempt already did.
+    """Write manifest.json, unless an earlier attempt at this run already did.
 
     Args:
         isolation: how the environment's process is confined; "" where none runs.
@@ -82,6 +82,7 @@ def write_manifest(
 
 
 def _model_used(job: Job[TrainConfig], base: Path) -> ModelUsed:
+    """The base model, by its files, and the adapter the run started from (None without one)."""
     home, start = job.run.home, job.config.start_adapter
     return ModelUsed(
         ref=job.config.base.ref,
@@ -93,6 +94,7 @@ def _model_used(job: Job[TrainConfig], base: Path) -> ModelUsed:
 
 
 def _machine_used(device: str) -> MachineUsed:
+    """The device of the run and the machine it stands in."""
     hardware = detect()
     return MachineUsed(
         device=device,
@@ -104,7 +106,8 @@ def _machine_used(device: str) -> MachineUsed:
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of what decides the numbers."""
+    """Installed versions of the packages that decide the numbers; "source" for one not
+    installed."""
     installed = {}
     for name in PACKAGES:
         try:
@@ -125,23 +128,28 @@ def weight_hashes(home: Home, folder: Path) -> dict[str, str]:
 
 
 def model_hashes(home: Home, folder: Path) -> dict[str, str]:
-    """SHA-256 of every file that makes the model what it is."""
+    """SHA-256 by file name of weights, configuration and templates; our own card.json is no
+    part."""
     files = [
-        p
-        for p in sorted(folder.iterdir())
-        if p.suffix in (".safetensors", ".json", ".jinja") and p.name != "card.json"
+        file
+        for file in sorted(folder.iterdir())
+        if file.suffix in (".safetensors", ".json", ".jinja") and file.name != "card.json"
     ]
     return file_hashes(home, files)
 
 
 def file_hashes(home: Home, files: Iterable[Path]) -> dict[str, str]:
-    """SHA-256 by file name, read from the cache in the home where path, size and time agree."""
+    """SHA-256 by file name.
+
+    A hash is taken from the cache in the home if path, size and modification time are those it was
+    computed for; new ones are added to the cache.
+    """
     cache_file = home.cache / "hashes.json"
     cache: dict[str, str] = read_object(cache_file)
     hashes = {}
     for file in files:
-        facts = file.stat()
-        key = f"{file.resolve()}|{facts.st_size}|{facts.st_mtime_ns}"
+        status = file.stat()
+        key = f"{file.resolve()}|{status.st_size}|{status.st_mtime_ns}"
         if key not in cache:
             cache[key] = digest(file)
         hashes[file.name] = cache[key]

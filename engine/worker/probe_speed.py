@@ -1,9 +1,8 @@
 """How fast this machine is: `python -P -m engine.worker.probe_speed OUT.json`.
 
 Times the work a run is made of, on a small random model of the kind that is trained here, and
-writes rates the estimator can scale. Training and decoding are timed at two sizes each, so that
-what an operation costs is told from what a pass costs whatever its size. About ten seconds on two
-cores.
+writes rates the estimator can scale. Training and decoding are each timed at two sizes, to separate
+the cost of an operation from the fixed cost of a pass. About ten seconds on two cores.
 """
 
 import os
@@ -12,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-BEGAN = time.monotonic()
+BEGAN = time.monotonic()  # before the heavy imports, which are part of a start
 
 from engine.worker.core.runtime import prepare
 
@@ -33,7 +32,9 @@ from engine.worker.network.sampler import SamplerNeeds, SamplingParams
 LORA = LoraSpec(16, 32, 0.0, ("all-linear",))
 VOCAB = 1024
 TRAINED = {"cpu": 12, "cuda": 64}  # rows of the larger batch; the smaller one has a single row
-DECODED = {"cpu": (96, 8), "cuda": (256, 8)}  # completions at once
+DECODED = {"cpu": (96, 8), "cuda": (256, 8)}  # completions at once: of the larger and smaller run
+DECODED_STEPS = 16  # timed, after the one that reads the prompt
+FIXED_SHARE = 0.1  # of the smaller measurement: the least that counts as fixed cost
 
 
 def small_model(device: torch.device) -> Qwen3ForCausalLM:
@@ -59,7 +60,13 @@ def parameters(model: torch.nn.Module) -> int:
 
 
 def measure(device: torch.device) -> dict[str, float]:
-    """Rates of this machine; see the module."""
+    """Rates of this machine.
+
+    Returns:
+        train_flops, sample_flops: operations per second of training and of decoding.
+        update_s, decode_step_s: seconds that a pass takes whatever its size.
+        layers: of the model that was timed.
+    """
     model = small_model(device)
     weights = parameters(model)
     network = DecoderNetwork(Decoder.of(model), VOCAB - 1)
@@ -81,7 +88,7 @@ def measure(device: torch.device) -> dict[str, float]:
 
     def step_of(rows: int) -> float:
         first = best_of(lambda: sample(rows, 1), device)
-        return (best_of(lambda: sample(rows, 17), device) - first) / 16
+        return (best_of(lambda: sample(rows, 1 + DECODED_STEPS), device) - first) / DECODED_STEPS
 
     train_s, small_s = (best_of(lambda size=size: train(size), device) for size in (0, 1))
     many, few = DECODED[device.type]
@@ -99,20 +106,26 @@ def measure(device: torch.device) -> dict[str, float]:
 
 
 def slope(
-    operations: float, small: tuple[float, float], large: tuple[float, float]
+    operations: float, smaller: tuple[float, float], larger: tuple[float, float]
 ) -> tuple[float, float]:
-    """(operations per second, seconds whatever the size) of the line through two measurements
-    (units, seconds), a unit taking so many operations. A large one that is hardly dearer counts as
-    if all of its time went into operations."""
-    (few, few_s), (many, many_s) = small, large
+    """The line through two measurements, each (units, seconds), of work with so many `operations`
+    per unit.
+
+    Returns (operations per second, seconds that are spent whatever the size). A large measurement
+    that took no longer than the small one counts as if all of its time went into operations.
+    """
+    (few, few_s), (many, many_s) = smaller, larger
     per_unit = (many_s - few_s) / (many - few)
     if per_unit <= 0:
-        return operations * many / many_s, 0.1 * few_s
-    return operations / per_unit, max(0.1 * few_s, few_s - per_unit * few)
+        return operations * many / many_s, FIXED_SHARE * few_s
+    return operations / per_unit, max(FIXED_SHARE * few_s, few_s - per_unit * few)
 
 
 def best_of(work: Callable[[], None], device: torch.device, times: int = 2) -> float:
-    """Least seconds of a few runs: what the machine can do when left alone."""
+    """Seconds of the fastest of `times` runs: the one that other processes disturbed least.
+
+    One more run comes first as a warm-up and is not counted.
+    """
     seconds = []
     for _ in range(times + 1):
         if device.type == "cuda":
@@ -122,10 +135,11 @@ def best_of(work: Callable[[], None], device: torch.device, times: int = 2) -> f
         if device.type == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
-    return min(seconds[1:])
+    return min(seconds[1:])  # without the warm-up
 
 
 def main(out: Path) -> None:
+    """Measure this machine and write the rates, with the start-up time of a worker, to `out`."""
     startup = time.monotonic() - BEGAN
     set_threads()
     device = pick_device(os.environ.get("HONESMITH_DEVICE", "cpu"))

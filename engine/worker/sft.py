@@ -35,7 +35,9 @@ from envs.json_types import TaskRow, ToolSchema
 def train(job: Job[SFTConfig]) -> Result:
     """Run the job to its end; returns the result record.
 
-    Raises WorkerFailure, and Stopped when the run was asked to stop.
+    Raises:
+        WorkerFailure: the run cannot go on; its kind says why.
+        Stopped: it was asked to stop.
     """
     settings = job.config.settings
     components = prepare(job, Path(job.config.base.path))
@@ -84,9 +86,11 @@ def train(job: Job[SFTConfig]) -> Result:
 
 
 class SupervisedPass:
-    """A pass over the rows of one step; a `BatchPass` (update/memory_retry.py).
+    """Forward and backward over the rows of one step; a `BatchPass` (update/memory_retry.py).
 
     Args:
+        policy: receives the gradients.
+        batch: the rows.
         packing: whether rows share forward passes.
 
     Attributes:
@@ -100,23 +104,23 @@ class SupervisedPass:
         self.supervised = sum(sum(row.loss_mask) for row in batch)
 
     def run(self, tokens: int) -> tuple[float, int]:
-        """Gradients of the batch's mean loss over its supervised tokens, gathered over
-        microbatches of at most `tokens`; returns (loss, microbatches)."""
+        """Gradients of the batch's mean loss per supervised token, added up over microbatches of at
+        most `tokens` tokens. Returns (loss, number of microbatches)."""
         loss = 0.0
         microbatches = self._split(tokens)
         for rows in microbatches:
             logprobs, _ = self.policy.logprobs(self.policy.collate(rows))
-            part = cross_entropy(logprobs, self.supervised).sum()
-            part.backward()
-            loss += part.item()
+            microbatch_loss = cross_entropy(logprobs, self.supervised).sum()
+            microbatch_loss.backward()
+            loss += microbatch_loss.item()
         return loss, len(microbatches)
 
     def is_finest(self, tokens: int) -> bool:
-        """Whether at so many tokens every row goes alone."""
+        """Whether with at most `tokens` tokens at once every row already goes alone."""
         return len(self._split(tokens)) == len(self.batch)
 
     def _split(self, tokens: int) -> list[list[Row]]:
-        """The rows that go through the model together."""
+        """The rows in groups that go through the model together."""
         if not self.packing:
             return [[row] for row in self.batch]
         groups = self.policy.split(self.batch, tokens)
@@ -124,8 +128,10 @@ class SupervisedPass:
 
 
 def rows_of_step(step: int, count: int, batch_size: int, seed: int) -> list[int]:
-    """Which of `count` rows optimizer step `step` (from 1) trains on: the seed alone decides, so a
-    resumed run sees the same data."""
+    """Which of `count` rows optimizer step `step` (from 1) trains on.
+
+    The seed alone decides, so a resumed run sees the same data.
+    """
     per_epoch = math.ceil(count / batch_size)
     epoch, index = divmod(step - 1, per_epoch)
     order = list(range(count))
@@ -134,7 +140,8 @@ def rows_of_step(step: int, count: int, batch_size: int, seed: int) -> list[int]
 
 
 def sample_rows(tasks: list[TaskRow], wanted: int | None, seed: int) -> list[TaskRow]:
-    """All tasks, or a seeded sample of `wanted` of them, in their own order."""
+    """A seeded sample of `wanted` tasks, in their own order; all of them if `wanted` is None, 0 or
+    more than there are."""
     if not wanted or wanted >= len(tasks):
         return tasks
     chosen = random.Random(f"{seed}-examples").sample(range(len(tasks)), wanted)
@@ -152,14 +159,17 @@ def render(job: Job[SFTConfig], components: Components, tasks: list[TaskRow]) ->
     settings = job.config.settings
     rows, cut, dropped = [], 0, 0
     for task in tasks:
-        full = components.renderer.conversation(
+        conversation = components.renderer.conversation(
             task["gold"], tools_of(components, task), settings.loss_on
         )
-        ids, mask = full.ids[: settings.max_length], full.loss_mask[: settings.max_length]
+        ids, mask = (
+            conversation.ids[: settings.max_length],
+            conversation.loss_mask[: settings.max_length],
+        )
         if not any(mask):
             dropped += 1
             continue
-        cut += len(ids) < len(full.ids)
+        cut += len(ids) < len(conversation.ids)
         rows.append(Row(ids, mask))
     job.event(
         "data",
@@ -175,20 +185,25 @@ def render(job: Job[SFTConfig], components: Components, tasks: list[TaskRow]) ->
 
 
 def tools_of(components: Components, task: TaskRow) -> list[ToolSchema]:
-    """The tools a row was written with: its own where it names some, else the environment's."""
+    """The tools a row was written with: its own if it names some, else the environment's."""
     return task["metadata"].get("tools") or components.env.tools
 
 
 def loss_rows(job: Job[SFTConfig], components: Components, tasks: list[TaskRow]) -> list[LossRow]:
-    """The held-out tasks that have an answer, rendered as the training rows are."""
+    """The held-out tasks that have an answer, rendered as the training rows are.
+
+    A task whose supervised tokens are all cut away is left out.
+    """
     rows = []
     limit = job.config.settings.max_length
     for task in tasks:
         if not task["gold"]:
             continue
-        full = components.renderer.conversation(
+        conversation = components.renderer.conversation(
             task["gold"], tools_of(components, task), job.config.settings.loss_on
         )
-        if any(full.loss_mask[:limit]):
-            rows.append(LossRow(task["id"], Row(full.ids[:limit], full.loss_mask[:limit])))
+        if any(conversation.loss_mask[:limit]):
+            rows.append(
+                LossRow(task["id"], Row(conversation.ids[:limit], conversation.loss_mask[:limit]))
+            )
     return rows

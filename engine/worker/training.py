@@ -1,7 +1,7 @@
 """What both loops share around their steps: policy, optimizer, evaluations, checkpoints, the end.
 
-A loop asks for `steps()`, does its own forward and backward, calls `optimizer_step` once or more
-per step and `log` once; everything that happens between steps happens in `log` and `steps`.
+A loop iterates over `steps()`, does its own forward and backward, calls `optimizer_step` once or
+more per step and `log` once; everything that happens between steps happens in `log` and `steps`.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ PATIENCE = 3  # evaluations in a row without a new best that end a run with stop
 
 
 class Training:
-    """One training run under way.
+    """One training run under way; a context that saves a checkpoint when it is left by `Stopped`.
 
     Args:
         job: the run.
@@ -72,14 +72,14 @@ class Training:
         self.optimizer = make_optimizer(self.parameters, self.settings)
         self.meter = Meter(self.policy)
         self.profiler = Profiler(job.run.logs, wanted=job.config.profile)
-        self.done = 0
+        self.done = 0  # steps
         self.state: LoopState = {}
         self.evaluation: HeldoutEvaluation | None = None
         self.watch = Watch(job.run, job.config.algorithm, self.settings.model_dump())
-        self.alarmed = False  # an alert asked for the end
+        self.alarmed = False  # an alert has ended the run
         self.spent = {"exam_s": 0.0, "save_s": 0.0}  # seconds between the steps
-        self._before = self._fingerprint()
-        self._saved = -1
+        self._start_fingerprint = self._fingerprint()
+        self._saved = -1  # the last step with a checkpoint
 
     def __enter__(self) -> "Training":
         return self
@@ -102,14 +102,16 @@ class Training:
         budget: int,
         loss_rows: Sequence[LossRow] = (),
     ) -> None:
-        """Prepare the evaluations; then either resume or do the first one, at step 0.
+        """Prepare the evaluations; then either resume or do the first evaluation, at step 0.
 
         Args:
             tasks: the held-out tasks, in the order of `heldout.ordered`.
             context: how they are played; None where the environment scores nothing.
-            limits: of the answers.
+            limits: how long answers may get.
             budget: padded tokens per forward pass.
             loss_rows: the tasks as conversations, where their loss is measured.
+
+        Raises WorkerFailure (config) when the checkpoint to resume from has another base.
         """
         params = SamplingParams.greedy(limits, self.settings.seed)
         self.evaluation = HeldoutEvaluation(
@@ -121,26 +123,32 @@ class Training:
         )
         isolation = context.process.isolation if context else ""
         write_manifest(self.job, self.components, isolation, params, self.meter.matrix_flops)
-        select = self.evaluation.choosing
-        halves = f": {select} choose the checkpoint, {len(tasks) - select} are reported"
+        choosing_tasks = self.evaluation.choosing
+        halves = (
+            f": {choosing_tasks} choose the checkpoint, {len(tasks) - choosing_tasks} are reported"
+        )
         self.job.event(
             "started",
             f"{self.total} steps, {len(tasks)} held-out tasks{halves if tasks else ''}",
             total_steps=self.total,
             heldout_tasks=len(tasks),
-            heldout_choose=select,
+            heldout_choose=choosing_tasks,
         )
-        self.watch.exam_tasks = select
+        self.watch.exam_tasks = choosing_tasks
         resumed = self._resume()
         if tasks and not resumed:
             with self._timed("exam_s"):
-                start = self.evaluation.evaluate(0, heldout.VALIDATION, heldout.TEST)
-            self.job.metrics(0, start.curves)
+                first_result = self.evaluation.evaluate(0, heldout.VALIDATION, heldout.TEST)
+            self.job.metrics(0, first_result.curves)
         self.watch.catch_up(self.done)
         self.alarmed = self.settings.stop_early == "alert" and bool(self.watch.active)
 
     def steps(self) -> Iterator[int]:
-        """Step numbers still to do. Raises Stopped between steps when the run must stop."""
+        """The numbers of the steps still to do, one at a time; the loop does each.
+
+        Ends early, with an event, on an alert or without progress, if `stop_early` says so. Raises
+        Stopped between steps when the run was asked to stop.
+        """
         while self.done < self.total and not self.alarmed:
             self.job.check_stop()
             step = self.done + 1
@@ -158,24 +166,27 @@ class Training:
             self.job.event("stopped_early", f"alert: {alerts}", step=self.done)
 
     def _exhausted(self, best: Best) -> bool:
-        """`stop_early=heldout`: no improvement in the last few evaluations."""
+        """Whether `stop_early=heldout` ends the run: PATIENCE evaluations in a row without
+        improvement."""
         return self.settings.stop_early == "heldout" and best.since >= PATIENCE
 
     def within_memory(self, step: int, budget: int, batch_pass: BatchPass[Sums]) -> Sums:
-        """What the pass over the batch of `step` returns, in microbatches of at most `budget`
-        tokens, halved for the rest of the run whenever memory runs out.
+        """Run the pass over the batch of `step` and return what it returns.
 
-        Raises WorkerFailure (oom) when halving does not help.
+        Microbatches have at most `budget` tokens; that limit is halved, for the rest of the run,
+        whenever memory runs out. Raises WorkerFailure (oom) when halving does not help.
         """
         retry = MemoryRetry(
             budget,
             self.state,
             clear=self.policy.adapter.clear_gradients,
-            tell=partial(self._tell_of_memory, step),
+            tell=partial(self._report_memory, step),
         )
         return retry.run(batch_pass)
 
-    def _tell_of_memory(self, step: int, tokens: int, message: str) -> None:
+    def _report_memory(self, step: int, tokens: int, message: str) -> None:
+        """Write an event that memory ran out, and evaluate with no more than `tokens` from now
+        on."""
         self.job.event(
             "memory",
             f"memory ran out in step {step}: from here on at most {tokens} tokens go through "
@@ -200,12 +211,14 @@ class Training:
         values: Mapping[str, float | None],
         rollouts: Sequence[TrajectoryRecord] = (),
     ) -> None:
-        """The end of a step: evaluate when it is due, look for alerts, write the metrics, keep a
-        checkpoint. With `stop_early` alert an alert makes the step the last one.
+        """End a step: evaluate when it is due, look for alerts, write the metrics, save a
+        checkpoint.
+
+        With `stop_early=alert` an alert makes the step the last one, and it is evaluated.
 
         Args:
             values: metrics of the step, `train_s` among them.
-            rollouts: what was played in it.
+            rollouts: what was played in it; empty for SFT.
         """
         self.done = step
         values = {**values, **self.meter.step(values["train_s"] or 0.0)}
@@ -222,7 +235,7 @@ class Training:
             self.job.event("alert", finding.what, step=step, **alert_fields(finding))
         for name in cleared:
             self.job.event("alert_cleared", f"{name} is over", step=step, id=name)
-        # Last of all: what a checkpoint stands for is written, or a resumed run would lack it.
+        # Last: a run resumed from the checkpoint must find everything above already written.
         if self.evaluation is not None and self.evaluation.best.step == step:
             self.save()
             checkpoint.mark_best(self.job.run, step)
@@ -230,18 +243,18 @@ class Training:
             self.save()
 
     def _evaluate(self, step: int) -> HalfResult:
-        """The evaluation of a step; without held-out tasks an empty one."""
+        """Evaluate the validation half at a step; an empty result without held-out tasks."""
         if self.evaluation is None or not self.evaluation.tasks:
             return HalfResult({})
         with self._timed("exam_s"):
             return self.evaluation.evaluate(step, heldout.VALIDATION)
 
     def save(self) -> None:
-        """A checkpoint of the step just done, then the old ones tidied away."""
+        """Save a checkpoint of the step just done, and remove those that need not be kept."""
         best = self.evaluation.best if self.evaluation is not None else Best()
         state = dict(self.state)
         if best.step > 0:
-            # JSON has no infinity: what is not there reads as the default.
+            # JSON has no infinity; a field left out is read back as its default, which is infinite.
             state["best"] = {k: v for k, v in asdict(best).items() if math.isfinite(v)}
         progress = checkpoint.Progress(self.done, state)
         with self._timed("save_s"):
@@ -259,7 +272,8 @@ class Training:
         self._saved = self.done
 
     def require_finite(self, value: float, what: str) -> None:
-        """Raises WorkerFailure (nonfinite) before a bad number reaches the weights."""
+        """Raises WorkerFailure (nonfinite) for NaN or infinity, before it reaches the weights;
+        `what` names the value."""
         if not math.isfinite(value):
             raise WorkerFailure(
                 "nonfinite",
@@ -268,12 +282,13 @@ class Training:
             )
 
     def finish(self) -> Result:
-        """Hold the run to its promises, play the report half, and say what came of it.
+        """End the run: check that it trained, play the test half, and return the result record.
 
         Raises:
-            WorkerFailure: kind no_update, when the adapter is what it was at the start.
+            WorkerFailure: kind no_update, when the adapter is what it was at the start, unless the
+                run says itself that there was no gradient.
         """
-        if self._fingerprint() == self._before and not self.state.get("no_gradient"):
+        if self._fingerprint() == self._start_fingerprint and not self.state.get("no_gradient"):
             raise WorkerFailure(
                 "no_update",
                 "The adapter did not change.",
@@ -297,12 +312,12 @@ class Training:
         return result
 
     def _measured(self) -> Result:
-        """What the run took, for people and for later estimates."""
+        """What the run took, in time and memory, for people and for later estimates."""
         measured: Result = totals(self.job.run)
         measured["matrix_flops"] = self.meter.matrix_flops
         spent = {name: round(value, 3) for name, value in self.spent.items()}
         measured["seconds"] = measured.get("seconds", {}) | spent
-        # Of the last evaluation too, which no line of the metrics knows of.
+        # The last evaluation counts too; it comes after the last line of the metrics.
         measured["peak_memory"] = peak_memory(self.meter.device)
         if self.evaluation is not None:
             measured |= self.evaluation.habits()
@@ -310,6 +325,7 @@ class Training:
 
     @contextmanager
     def _timed(self, what: str) -> Iterator[None]:
+        """Add the seconds spent inside to `spent[what]`."""
         began = time.monotonic()
         try:
             yield
@@ -317,15 +333,16 @@ class Training:
             self.spent[what] += time.monotonic() - began
 
     def _load_step(self, step: int) -> None:
+        """Put the adapter of the checkpoint of `step` into the policy."""
         self.policy.adapter.load(read_adapter(self.job.run.checkpoint(step)))
 
     def _resume(self) -> bool:
-        """Continue from the last complete checkpoint, if there is one.
+        """Continue from the last complete checkpoint; returns False if there is none.
 
         Raises WorkerFailure (config) when it was trained on another base.
         """
         checkpoint.sweep(self.job.run)
-        folder = self._soundest()
+        folder = self._newest_sound()
         if folder is None or self.evaluation is None:
             self.job.rewind(-1)
             return False
@@ -335,7 +352,7 @@ class Training:
         best = progress.state.pop("best", None)
         if best and best["step"] in self.job.run.checkpoint_steps():
             self.evaluation.best = Best(**best)
-            # A kill may have come between the checkpoint and the link to it.
+            # The run may have been killed after it saved the checkpoint and before it marked it.
             checkpoint.mark_best(self.job.run, best["step"])
         elif best:
             self.job.event("best_lost", f"the checkpoint of step {best['step']} is gone")
@@ -345,10 +362,16 @@ class Training:
         self.job.event("resumed", f"from {folder.name}", step=self.done)
         return True
 
-    def _soundest(self) -> Path | None:
-        """The newest checkpoint whose files are what its manifest says. A damaged one is set
-        aside, so that its step can be saved again, and an event says which and why."""
-        while (folder := self.job.run.latest_checkpoint()) is not None:
+    def _newest_sound(self) -> Path | None:
+        """The newest checkpoint whose files are what its manifest says; None if there is none.
+
+        A damaged one is set aside, so that its step can be saved again, and an event says which and
+        why.
+        """
+        while True:
+            folder = self.job.run.latest_checkpoint()
+            if folder is None:
+                return None
             try:
                 checkpoint.verify(folder)
                 return folder
@@ -360,10 +383,9 @@ class Training:
                     "one before it is used",
                     checkpoint=folder.name,
                 )
-        return None
 
     def _fingerprint(self) -> bytes:
-        """A digest of the adapter's weights: what "did it change" is asked of."""
+        """A digest of the adapter's weights, to tell whether they have changed."""
         digest = hashlib.sha256()
         for parameter in self.parameters:
             digest.update(parameter.detach().cpu().numpy().tobytes())

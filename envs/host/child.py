@@ -15,7 +15,9 @@ from envs.config.problem import EnvProblem
 from envs.host.loader import explain, load_folder, read_task_rows, where
 from envs.json_types import ChatMessage, EnvDescription, Reply, Request, ScoreReply
 
+# Open episodes at once: a client that never closes one must not fill the memory.
 MAX_EPISODES = 10_000
+ERROR_CHARS = 2000  # of Score.error, so that one reply stays small
 
 
 class BadReturn(Exception):
@@ -23,22 +25,37 @@ class BadReturn(Exception):
 
 
 def serve(requests: int, replies: int, source: Path) -> None:
-    """Answers until `requests` ends. `source` is the environment's folder."""
-    answer = _writer(replies)
+    """Load the environment and answer requests until the pipe is closed.
+
+    The first line written says either that the environment is ready, with its description, or what
+    is wrong with it; in that case nothing is served.
+
+    Args:
+        requests: file descriptor to read JSON lines from.
+        replies: file descriptor to write JSON lines to.
+        source: the environment's folder.
+    """
+    send = _writer(replies)
     try:
         env = load_folder(source)
     except EnvProblem as problem:
-        answer({"problem": problem.to_dict()})
+        send({"problem": problem.to_dict()})
         return
-    answer({"ready": _describe(env)})
-    host = _Host(env, source, answer)
+    send({"ready": _describe(env)})
+    host = _Host(env, source, send)
     with os.fdopen(requests, "rb", closefd=False) as lines:
         for line in lines:
             host.handle(json.loads(line))
 
 
 class _Host:
-    """One loaded environment and its rollouts under way."""
+    """One loaded environment and its open episodes.
+
+    Args:
+        env: the loaded environment.
+        source: its folder, to name files in error messages.
+        answer: writes one reply to the client.
+    """
 
     def __init__(self, env: Env, source: Path, answer: Callable[[Reply], None]) -> None:
         self.env = env
@@ -55,60 +72,82 @@ class _Host:
         }
 
     def handle(self, request: Request) -> None:
-        """One request, one reply (`tasks` sends a line per row before it)."""
-        ident = request["id"]
+        """Answer one request with one reply (`tasks` sends a line per row before it).
+
+        Whatever the environment's code raises becomes a reply with `ok` False and the error as
+        text.
+        """
+        request_id = request["id"]
         try:
             if request["op"] == "tasks":
-                value: Any = self.tasks(ident)
+                value: Any = self.tasks(request_id)
             else:
                 value = self.operations[request["op"]](request)
-            reply = {"id": ident, "ok": True, "value": value}
+            reply = {"id": request_id, "ok": True, "value": value}
         except EnvProblem as problem:
-            reply = {"id": ident, "ok": False, "problem": problem.to_dict(), "error": str(problem)}
+            reply = {
+                "id": request_id,
+                "ok": False,
+                "problem": problem.to_dict(),
+                "error": str(problem),
+            }
         except BadReturn as problem:
-            reply = {"id": ident, "ok": False, "error": str(problem)}
+            reply = {"id": request_id, "ok": False, "error": str(problem)}
         except BaseException as error:  # noqa: BLE001 - user code may raise anything
             file, line = where(error, self.source)
             place = f" ({file}:{line})" if file else ""
             message = f"{request['op']}() raised {explain(error)}"
             if isinstance(error, SystemExit):
                 message = f"{request['op']}() called sys.exit({error.code!r})"
-            reply = {"id": ident, "ok": False, "error": message + place}
+            reply = {"id": request_id, "ok": False, "error": message + place}
         if os.getpid() != self.pid:  # a fork that user code let run on must not answer too
             os._exit(0)
         self.answer(reply)
 
-    def tasks(self, ident: int) -> int:
+    def tasks(self, request_id: int) -> int:
+        """Send every task as a line of its own; returns how many there are."""
         rows = read_task_rows(self.env, self.source)
         for row in rows:
-            self.answer({"id": ident, "row": row})
+            self.answer({"id": request_id, "row": row})
         return len(rows)
 
     def score(self, request: Request) -> ScoreReply:
+        """The score of one completion of a single-turn environment.
+
+        Raises BadReturn for a multi-turn environment, or when the score is not one.
+        """
         if isinstance(self.env, MultiTurnEnv):
             raise BadReturn("a multi-turn environment is scored at the end of an episode")
         task = Task.from_row(request["task"])
         return _score(self.env.score(task, request["completion"]))  # type: ignore[attr-defined]
 
     def start(self, request: Request) -> None:
+        """Begin the episode numbered `episode`.
+
+        Raises BadReturn when too many are open or the environment is single-turn.
+        """
         if len(self.episodes) >= MAX_EPISODES:
             raise BadReturn(f"{MAX_EPISODES} rollouts are open at once; close some")
         task = Task.from_row(request["task"])
         self.episodes[request["episode"]] = (task, self._multi().start(task))
 
     def step(self, request: Request) -> list[ChatMessage] | None:
+        """The environment's reply to one assistant message; None when the episode is over."""
         _, state = self.episodes[request["episode"]]
-        reply = self._multi().step(state, Message.from_dict(request["message"]))
-        return None if reply is None else _reply(reply)
+        messages = self._multi().step(state, Message.from_dict(request["message"]))
+        return None if messages is None else _reply(messages)
 
     def finish(self, request: Request) -> ScoreReply:
+        """The score of an episode in its present state."""
         task, state = self.episodes[request["episode"]]
         return _score(self._multi().score(task, state))
 
     def drop(self, request: Request) -> None:
+        """Forget an episode; one that is not open is no error."""
         self.episodes.pop(request["episode"], None)
 
     def _multi(self) -> MultiTurnEnv:
+        """The environment as a multi-turn one. Raises BadReturn if it is single-turn."""
         if not isinstance(self.env, MultiTurnEnv):
             raise BadReturn("a single-turn environment has no episodes")
         return self.env
@@ -118,9 +157,14 @@ def _describe(env: Env) -> EnvDescription:
     return {"kind": kind_of(env), "scored": is_scored(env), "tools": list(env.tools)}
 
 
-def _score(given: Any) -> ScoreReply:
-    """A Score, or a bare number, as a dict; whether it is finite is checked by the client."""
-    score = given if isinstance(given, Score) else Score(_number(given, "score() returned"))
+def _score(returned: Any) -> ScoreReply:
+    """What score() returned, a Score or a bare number, as a dict.
+
+    That numbers are finite is checked by the client, not here. Raises BadReturn.
+    """
+    score = (
+        returned if isinstance(returned, Score) else Score(_number(returned, "score() returned"))
+    )
     if not isinstance(score.metrics, Mapping):
         raise BadReturn(f"Score.metrics is a dict of numbers, got {type(score.metrics).__name__}")
     success = score.success
@@ -134,11 +178,13 @@ def _score(given: Any) -> ScoreReply:
             str(name): _number(value, f"the metric {name!r} is")
             for name, value in score.metrics.items()
         },
-        "error": None if score.error is None else str(score.error)[:2000],
+        "error": None if score.error is None else str(score.error)[:ERROR_CHARS],
     }
 
 
 def _number(value: Any, what: str) -> float:
+    """`value` as a float; `what` begins the message of the BadReturn raised for anything else."""
+    # numpy's and torch's numbers count too; a text does not, even one that float() would read.
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
         kind = "None" if value is None else f"of type {type(value).__name__}"
         raise BadReturn(f"{what} {kind}; a number is needed")
@@ -146,6 +192,10 @@ def _number(value: Any, what: str) -> float:
 
 
 def _reply(messages: Any) -> list[ChatMessage]:
+    """What step() returned, as a list of plain messages.
+
+    Raises BadReturn unless it is a list, not empty, of messages that are not the assistant's.
+    """
     if isinstance(messages, str | dict | Message):
         raise BadReturn(f"step() returned a {type(messages).__name__}; return a list of Message")
     try:
@@ -160,9 +210,11 @@ def _reply(messages: Any) -> list[ChatMessage]:
 
 
 def _writer(fd: int) -> Callable[[Reply], None]:
+    """A function that writes one reply to `fd` as a JSON line, however many writes it takes."""
+
     def write(message: Reply) -> None:
-        data = memoryview((json.dumps(message) + "\n").encode())
-        while data:
-            data = data[os.write(fd, data) :]
+        unwritten = memoryview((json.dumps(message) + "\n").encode())
+        while unwritten:
+            unwritten = unwritten[os.write(fd, unwritten) :]
 
     return write

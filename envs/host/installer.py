@@ -26,6 +26,7 @@ WHEELS_ONLY = (
     "let the owner of this home set allow_source_builds = true in config.toml: what the package "
     "runs to build itself then runs in the box of the environment."
 )
+# The audit events of Python that begin another program.
 _STARTS = (
     "subprocess.Popen",
     "os.exec",
@@ -36,11 +37,15 @@ _STARTS = (
     "os.system",
     "pty.spawn",
 )
-_SHOWN = 5
+_SHOWN = 5  # packages named in a message
+_REASON_CHARS = 600  # of an unforeseen error, in the reply
 
 
 def serve(replies: int, order: Order) -> None:
-    """Installs, and says on `replies` how it ended, as an env process says it is ready."""
+    """Install the packages and write one line to the descriptor `replies`: ready, or the problem.
+
+    It is the line an env process would send, so that the client reads both alike. Never raises.
+    """
     try:
         install(order)
         reply: Reply = {"ready": {"kind": "sft", "scored": False, "tools": []}}
@@ -48,26 +53,31 @@ def serve(replies: int, order: Order) -> None:
         reply = {"problem": problem.to_dict()}
     except BaseException as error:  # noqa: BLE001 - pip may leave in any way
         traceback.print_exc()
-        what = f"the packages could not be installed: {type(error).__name__}: {error}"
-        reply = {"problem": EnvProblem("ENV_DEPS", what[:600]).to_dict()}
+        message = f"the packages could not be installed: {type(error).__name__}: {error}"
+        reply = {"problem": EnvProblem("ENV_DEPS", message[:_REASON_CHARS]).to_dict()}
     sys.stdout.flush()
     os.write(replies, (json.dumps(reply) + "\n").encode())
 
 
 def install(order: Order) -> None:
-    """Builds the virtual environment. Raises EnvProblem ENV_DEPS."""
+    """Build the virtual environment `order.target` with pip.
+
+    Raises EnvProblem ENV_DEPS when pip fails, a source distribution would have to be built without
+    consent, or a package is of a kind that is refused (see `check`).
+    """
     target = Path(order.target)
     venv.EnvBuilder(symlinks=True, with_pip=False).create(target)
     folders = _enter(target)
     temporary = target / ".tmp"
     temporary.mkdir()
     os.environ.update(TMPDIR=str(temporary), PIP_CONFIG_FILE=os.devnull)
-    refused: list[str] = []
+    refused_commands: list[str] = []
     if not order.source_builds:
-        _start_no_program(refused)
+        _start_no_program(refused_commands)
     status = _pip(order)
     shutil.rmtree(temporary, ignore_errors=True)
-    if any("python" in command for command in refused):
+    # Building a source distribution starts Python; other programs pip can do without.
+    if any("python" in command for command in refused_commands):
         raise EnvProblem(
             "ENV_DEPS", "a package is a source distribution, which was not built", WHEELS_ONLY
         )
@@ -80,8 +90,13 @@ def install(order: Order) -> None:
 
 
 def check(folders: list[Path]) -> None:
-    """Raises EnvProblem ENV_DEPS naming packages that came from a direct address, or that work
-    only through a path file."""
+    """Refuse packages that came from a direct address or that work only through a path file.
+
+    Raises EnvProblem ENV_DEPS, which names up to five of them.
+
+    Args:
+        folders: where packages were installed.
+    """
     direct = sorted(
         path.parent.name.removesuffix(".dist-info").replace("-", " ")
         for folder in folders
@@ -93,25 +108,29 @@ def check(folders: list[Path]) -> None:
             f"a requirement names an address in place of an index: {', '.join(direct[:_SHOWN])}",
             hint="Name packages by name and version, and leave out those that ask for addresses.",
         )
-    if needed := path_files(map(str, folders)):
-        shown = ", ".join(f"{owner} ({file})" for file, owner in needed[:_SHOWN])
+    needed = path_files(map(str, folders))
+    if needed:
+        names = ", ".join(f"{owner} ({file})" for file, owner in needed[:_SHOWN])
         raise EnvProblem(
             "ENV_DEPS",
-            f"these packages work through path files, which are never run: {shown}",
+            f"these packages work through path files, which are never run: {names}",
             hint="Use a release that installs without one (no editable install, no namespace of "
             "the old kind), or leave the package out of requirements.txt.",
         )
 
 
 def _enter(target: Path) -> list[Path]:
-    """Points this process at the virtual environment in `target`, because pip installs into the
-    environment it runs in. Returns the folders for packages."""
+    """Point this process at the virtual environment in `target`: pip installs into the environment
+    it runs in.
+
+    Returns the folders for packages.
+    """
     names = {"base": str(target), "platbase": str(target)}
     paths = [sysconfig.get_path(kind, "venv", names) for kind in ("purelib", "platlib")]
     folders = list(dict.fromkeys(Path(folder) for folder in paths))
     sys.prefix = sys.exec_prefix = str(target)
     sys.executable = str(target / "bin" / "python")
-    # Computed once from the prefix of before.
+    # sysconfig computed these from the old prefix when it was imported.
     for name in ("_PREFIX", "_EXEC_PREFIX"):
         setattr(sysconfig, name, str(target))
     sysconfig._CONFIG_VARS = None  # type: ignore[attr-defined]
@@ -121,22 +140,23 @@ def _enter(target: Path) -> list[Path]:
     return folders
 
 
-def _start_no_program(refused: list[str]) -> None:
-    """Keeps this process from starting any program; attempts are added to `refused`.
+def _start_no_program(refused_commands: list[str]) -> None:
+    """Keep this process from starting any program, for good: an audit hook cannot be removed.
 
-    No code of others runs here as long as that holds, so nothing can take it back.
+    Every attempt is appended to `refused`. As no program starts, no code of a package runs here
+    that could get around the hook.
     """
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event in _STARTS:
-            refused.append(str(arguments[:2]))
+            refused_commands.append(str(arguments[:2]))
             raise PermissionError(f"{event} is refused while packages are installed")
 
     sys.addaudithook(hook)
 
 
 def _pip(order: Order) -> int:
-    """pip's exit status."""
+    """Run pip in this process; returns its exit status, 0 for success."""
     sys.argv = ["pip", "install", "--no-compile", "--no-warn-script-location", "--no-cache-dir"]
     sys.argv += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
     sys.argv += [] if order.source_builds else ["--only-binary", ":all:"]
@@ -148,13 +168,17 @@ def _pip(order: Order) -> int:
         else:  # a wheel
             sys.path.insert(0, order.pip)
             runpy.run_module("pip", run_name="__main__", alter_sys=True)
-    except SystemExit as leaving:
-        return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except SystemExit as ended:
+        # As Python treats sys.exit: a number is the status, None is 0, anything else is 1.
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     return 0
 
 
 def _compile(folder: Path) -> None:
-    """Compiles the sources anew: compiled files of a package need not match its sources."""
+    """Replace the compiled files below `folder` by ones made from the sources.
+
+    What a package brings along compiled need not match its sources.
+    """
     for path in sorted(folder.rglob("__pycache__")):
         shutil.rmtree(path, ignore_errors=True)
     for path in folder.rglob("*.pyc"):

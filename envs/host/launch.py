@@ -1,5 +1,5 @@
-"""What the parent of user code is told when it starts: JSON on its command line. Standard library
-only."""
+"""The settings that the parent of user code starts with, as JSON on its command line. Standard
+library only."""
 
 import json
 from dataclasses import asdict, dataclass, replace
@@ -18,8 +18,9 @@ class Launch:
         box: a private folder, removed at the end.
         requests, replies: file descriptors of the two pipes to the client.
         log: the file that output is appended to, up to `log_cap` bytes; "" for none.
-        secrets: names of variables whose values are taken out of the log.
-        spaces: "bubblewrap" where that has put the parent into namespaces already, else "".
+        secrets: names of environment variables; their values are taken out of the log.
+        install: the packages to install; None to serve the environment.
+        spaces: "bubblewrap" if the parent already runs inside bubblewrap, else "".
         reach: what the child may reach beside the system's files and its packages.
     """
 
@@ -38,23 +39,26 @@ class Launch:
     spaces: str = ""
 
     def to_json(self) -> str:
-        """Every user of the machine can read a command line: variables of `install` may hold
-        passwords and are left out (they are set as the process's own)."""
+        """The launch as one line of JSON, without the variables of `install`.
+
+        Every user of the machine can read a command line, and those variables may hold passwords;
+        they are set in the process's own environment instead.
+        """
         install = replace(self.install, variables={}) if self.install else None
         return json.dumps(asdict(replace(self, install=install)))
 
     @staticmethod
     def from_json(text: str) -> "Launch":
-        """What `to_json` gave."""
-        given = json.loads(text)
-        reach = given["reach"]
+        """The launch that `to_json` wrote. Raises KeyError or TypeError for any other JSON."""
+        fields = json.loads(text)
+        reach = fields["reach"]
         return Launch(
-            **given
+            **fields
             | {
-                "limits": Limits(**given["limits"]),
-                "packages": Packages(**given["packages"]),
-                "sandbox": Sandbox(**given["sandbox"]),
+                "limits": Limits(**fields["limits"]),
+                "packages": Packages(**fields["packages"]),
+                "sandbox": Sandbox(**fields["sandbox"]),
                 "reach": Reach(**{name: tuple(values) for name, values in reach.items()}),
-                "install": Order(**given["install"]) if given["install"] else None,
+                "install": Order(**fields["install"]) if fields["install"] else None,
             }
         )

@@ -1,4 +1,4 @@
-"""A folder becomes an `Env`; what is wrong with it is said in words, with file and line.
+"""Loads an `Env` from its folder. What is wrong is reported in words, with file and line.
 
 This runs inside the env process: user code is imported nowhere else.
 """
@@ -32,8 +32,10 @@ __all__ = [
 ]
 
 ENTRY = "environment.py"
-MAX_TASKS = 200_000
-MAX_TOOLS_BYTES = 1 << 20
+MAX_TASKS = 200_000  # of one environment
+MAX_TOOLS_BYTES = 1 << 20  # of all tool schemas together, as JSON
+TOOL_CHARS = 120  # of a faulty schema, in the message
+ERROR_CHARS = 500  # of an exception, in the message
 
 
 def load_folder(folder: Path, params: JsonObject | None = None) -> Env:
@@ -41,11 +43,16 @@ def load_folder(folder: Path, params: JsonObject | None = None) -> Env:
 
     A folder with data files and no environment.py is an SFT dataset.
 
-    `params` are those of its environment.toml unless given.
-    Raises EnvProblem: ENV_INVALID, ENV_IMPORT, ENV_DEPS or ENV_PARAM.
+    Args:
+        params: arguments of load_environment(); None takes those of environment.toml.
+
+    Raises:
+        EnvProblem: ENV_INVALID (the contract is broken), ENV_IMPORT (its code raised), ENV_DEPS (a
+            package is missing), ENV_PARAM (params do not fit) or DATASET_INVALID.
     """
     folder = Path(folder)
-    if not (folder / ENTRY).is_file() and (files := data_files(folder)):
+    files = [] if (folder / ENTRY).is_file() else data_files(folder)
+    if files:
         return _run(lambda: DatasetEnv(*files), folder, "reading the data", "DATASET_INVALID")
     params = read_settings(folder).params if params is None else params
     module = _import(folder)
@@ -72,32 +79,40 @@ def load_folder(folder: Path, params: JsonObject | None = None) -> Env:
 
 
 def read_task_rows(env: Env, folder: Path) -> list[TaskRow]:
-    """Every task of `env` as a row that JSON holds. Raises EnvProblem naming the task at fault."""
+    """Every task of `env` as a row of plain JSON values.
+
+    Raises EnvProblem (ENV_INVALID) naming the first task at fault.
+    """
     source = type(env).tasks
-    given = _run(env.tasks, folder, "tasks()", "ENV_INVALID")
-    if not isinstance(given, Iterable) or isinstance(given, str | dict):
+    returned = _run(env.tasks, folder, "tasks()", "ENV_INVALID")
+    if not isinstance(returned, Iterable) or isinstance(returned, str | dict):
         raise _problem_at(
-            source, folder, f"tasks() returned {_kind(given)}", "Return a list of Task."
+            source, folder, f"tasks() returned {_kind(returned)}", "Return a list of Task."
         )
-    tasks = _run(lambda: list(given), folder, "tasks()", "ENV_INVALID")
+    tasks = _run(lambda: list(returned), folder, "tasks()", "ENV_INVALID")
     if not tasks:
         raise _problem_at(source, folder, "tasks() returned no task", "Return at least one Task.")
     if len(tasks) > MAX_TASKS:
-        what = f"tasks() returned {len(tasks)} tasks, above {MAX_TASKS}"
-        raise _problem_at(source, folder, what, "Return a sample of them, drawn with a fixed seed.")
-    rows, seen = [], {}
-    learnt = kind_of(env) == "sft"
+        message = f"tasks() returned {len(tasks)} tasks, above {MAX_TASKS}"
+        raise _problem_at(
+            source, folder, message, "Return a sample of them, drawn with a fixed seed."
+        )
+    rows, index_of_id = [], {}
+    needs_answer = kind_of(env) == "sft"
     for index, task in enumerate(tasks):
-        problem = task_problem(task, index, seen, learnt)
+        problem = task_problem(task, index, index_of_id, needs_answer)
         if problem:
             raise _problem_at(source, folder, *problem)
-        seen[task.id] = index
+        index_of_id[task.id] = index
         rows.append(task.to_row())
     return rows
 
 
 def check_tools(tools: Any) -> None:
-    """Raises EnvProblem unless `tools` is a list of OpenAI function schemas that a file holds."""
+    """Refuse `tools` unless it is a list of OpenAI function schemas that can be stored as JSON.
+
+    Raises EnvProblem ENV_INVALID.
+    """
     size = 0
     if isinstance(tools, str | dict) or not isinstance(tools, Iterable):
         raise EnvProblem("ENV_INVALID", f"tools is a list of functions, got {_kind(tools)}")
@@ -106,26 +121,29 @@ def check_tools(tools: Any) -> None:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise EnvProblem(
                 "ENV_INVALID",
-                f"tools[{index}] is no function schema: {str(tool)[:120]}",
+                f"tools[{index}] is no function schema: {str(tool)[:TOOL_CHARS]}",
                 'Write {"type": "function", "function": {"name": ..., "parameters": {...}}}.',
                 ENTRY,
             )
         try:
             size += len(json.dumps(tool, ensure_ascii=False, allow_nan=False).encode())
         except UnicodeEncodeError:
-            half = f"a text of tools[{index}] has half of a surrogate pair in it"
-            raise EnvProblem("ENV_INVALID", half, file=ENTRY) from None
+            message = f"a text of tools[{index}] has half of a surrogate pair in it"
+            raise EnvProblem("ENV_INVALID", message, file=ENTRY) from None
         except (TypeError, ValueError, RecursionError) as error:
             raise EnvProblem(
                 "ENV_INVALID", f"tools[{index}] is not JSON: {error}", file=ENTRY
             ) from error
         if size > MAX_TOOLS_BYTES:
-            large = f"the schemas of tools take more than {MAX_TOOLS_BYTES >> 20} MB"
-            raise EnvProblem("ENV_INVALID", large, "Describe them in less.", ENTRY)
+            too_large = f"the schemas of tools take more than {MAX_TOOLS_BYTES >> 20} MB"
+            raise EnvProblem("ENV_INVALID", too_large, "Describe them in less.", ENTRY)
 
 
 def where(error: BaseException, folder: Path) -> tuple[str, int]:
-    """File (relative to `folder`) and line of the deepest frame of `error` inside `folder`."""
+    """File (relative to `folder`) and line of the deepest frame of `error` inside `folder`.
+
+    ("", 0) when no frame is inside it. A SyntaxError has no such frame: its own place is used.
+    """
     if isinstance(error, SyntaxError) and error.filename:
         inside = _relative(error.filename, folder)
         if inside:
@@ -139,19 +157,28 @@ def where(error: BaseException, folder: Path) -> tuple[str, int]:
 
 
 def explain(error: BaseException) -> str:
-    """An exception in one line."""
+    """An exception in one line: its type, and its text cut at 500 characters."""
     text = str(error).strip().replace("\n", " ")
     if isinstance(error, SyntaxError):
         text = error.msg or text
     name = type(error).__name__
-    return f"{name}: {text}"[:500] if text else name
+    return f"{name}: {text}"[:ERROR_CHARS] if text else name
 
 
 def _import(folder: Path) -> ModuleType:
+    """Run environment.py and return it as a module.
+
+    Raises EnvProblem: ENV_INVALID when the file is missing, ENV_DEPS when a package is, ENV_IMPORT
+    for anything else that goes wrong in it.
+    """
     path = folder / ENTRY
     if not path.is_file():
-        nested = sorted(p.parent.name for p in folder.glob(f"*/{ENTRY}"))
-        hint = f"Push the folder {nested[0]!r} instead." if nested else f"Create {ENTRY} there."
+        subfolders = sorted(p.parent.name for p in folder.glob(f"*/{ENTRY}"))
+        hint = (
+            f"Push the folder {subfolders[0]!r} instead."
+            if subfolders
+            else f"Create {ENTRY} there."
+        )
         hint += " Rows to learn from alone go into datasets/ as JSONL."
         raise EnvProblem("ENV_INVALID", f"the folder has no {ENTRY}", hint=hint)
     add_source(folder)
@@ -165,6 +192,7 @@ def _import(folder: Path) -> ModuleType:
 
 
 def _entry(module: ModuleType, folder: Path) -> Callable[..., Any]:
+    """The function load_environment of the module. Raises EnvProblem ENV_INVALID."""
     entry = getattr(module, "load_environment", None)
     if callable(entry):
         if inspect.iscoroutinefunction(entry):
@@ -173,29 +201,30 @@ def _entry(module: ModuleType, folder: Path) -> Callable[..., Any]:
             )
         return entry
     names = [name for name, value in vars(module).items() if inspect.isfunction(value)]
-    near = difflib.get_close_matches("load_environment", names, 1, 0.7)
-    meant = f" There is {near[0]}(): rename it." if near else ""
+    similar = difflib.get_close_matches("load_environment", names, 1, 0.7)
+    suggestion = f" There is {similar[0]}(): rename it." if similar else ""
     raise EnvProblem(
         "ENV_INVALID",
         f"{ENTRY} has no function load_environment",
-        hint=f"Define load_environment(**params) and return an environment.{meant}",
+        hint=f"Define load_environment(**params) and return an environment.{suggestion}",
         file=ENTRY,
     )
 
 
 def _check_params(entry: Callable[..., Any], params: JsonObject, folder: Path) -> None:
+    """Raises EnvProblem ENV_PARAM unless `entry` can be called with `params`."""
     signature = inspect.signature(entry)
     try:
         signature.bind(**params)
     except TypeError as error:
         known = [p.name for p in signature.parameters.values()]
         unknown = [name for name in params if name not in known]
-        near = difflib.get_close_matches(unknown[0], known, 1) if unknown else []
-        meant = f" Did you mean {near[0]}?" if near else ""
+        similar = difflib.get_close_matches(unknown[0], known, 1) if unknown else []
+        suggestion = f" Did you mean {similar[0]}?" if similar else ""
         raise EnvProblem(
             "ENV_PARAM",
             f"load_environment() does not accept these params: {error}",
-            hint=f"It accepts: {', '.join(known) or 'none'}.{meant} Edit [params] in "
+            hint=f"It accepts: {', '.join(known) or 'none'}.{suggestion} Edit [params] in "
             "environment.toml.",
             file=ENTRY,
             line=_line(entry),
@@ -203,6 +232,12 @@ def _check_params(entry: Callable[..., Any], params: JsonObject, folder: Path) -
 
 
 def _check_methods(env: Env, folder: Path) -> None:
+    """Refuse an environment that lacks a method of its kind, or has one that is async or takes
+    other arguments than the contract says.
+
+    Raises EnvProblem ENV_INVALID at the line of the class or method.
+    """
+    # Each with the number of arguments it is called with, besides self.
     needed: list[tuple[str, int]] = [("tasks", 0)]
     if isinstance(env, MultiTurnEnv) and is_scored(env):
         needed += [("start", 1), ("step", 2)]
@@ -238,15 +273,21 @@ def _check_methods(env: Env, folder: Path) -> None:
 
 
 def task_problem(
-    task: Any, index: int, seen: dict[str, int], learnt: bool
+    task: Any, index: int, index_of_id: dict[str, int], needs_answer: bool
 ) -> tuple[str, str] | None:
-    """What is wrong with one task: message and hint."""
+    """What is wrong with one task, as a message and a hint; None when nothing is.
+
+    Args:
+        task: what tasks() returned at `index`; anything at all.
+        index_of_id: index of every earlier task by its id.
+        needs_answer: whether every task must have an answer (an SFT dataset).
+    """
     if not isinstance(task, Task):
         return f"tasks()[{index}] is {_kind(task)}, not a Task", "Build Task(id, prompt, ...)."
-    if task.id in seen:
-        first = seen[task.id]
+    if task.id in index_of_id:
+        first = index_of_id[task.id]
         return f"tasks()[{first}] and [{index}] share the id {task.id!r}", "Make every id unique."
-    if learnt and not task.answer_messages:
+    if needs_answer and not task.answer_messages:
         return (
             f"task {task.id!r} has no answer, and without score() this is an SFT dataset",
             "Give every task an answer, or define score().",
@@ -257,15 +298,19 @@ def task_problem(
     try:
         json.dumps(task.to_row(), ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
-        what = f"a text of task {task.id!r} has half of a surrogate pair in it"
-        return what, "Decode the file it comes from as UTF-8."
+        problem = f"a text of task {task.id!r} has half of a surrogate pair in it"
+        return problem, "Decode the file it comes from as UTF-8."
     except (TypeError, ValueError, RecursionError) as error:
         return f"the metadata of task {task.id!r} is not JSON: {error}", "Keep plain values in it."
     return None
 
 
 def _run(call: Callable[[], Any], folder: Path, what: str, code: str) -> Any:
-    """`call()`, with whatever user code raises turned into an EnvProblem."""
+    """The result of `call()`, with whatever user code raises turned into an EnvProblem.
+
+    `what` names the call in the message and `code` is the error code; a missing package is always
+    ENV_DEPS. An EnvProblem passes through, with file and line added if it has none.
+    """
     try:
         return call()
     except EnvProblem as problem:
@@ -296,26 +341,32 @@ def _run(call: Callable[[], Any], folder: Path, what: str, code: str) -> Any:
 
 
 def _problem_at(source: Any, folder: Path, message: str, hint: str) -> EnvProblem:
-    """A problem at the line where `source` (a function or class) is defined."""
-    file = ""
+    """An ENV_INVALID at the line where `source` (a function or class) is defined.
+
+    Without a place where `source` is built in or lies outside `folder`.
+    """
     try:
         file = _relative(inspect.getsourcefile(source) or "", folder)
-    except TypeError:  # built-in
+    except TypeError:  # what is built in has no source file
         file = ""
-    return EnvProblem("ENV_INVALID", message, hint, file, _line(source) if file else 0)
+    line = _line(source) if file else 0
+    return EnvProblem("ENV_INVALID", message, hint, file, line)
 
 
 def _line(source: Any) -> int:
+    """The line where a function or class is defined; 0 where that cannot be told."""
     code = getattr(inspect.unwrap(source), "__code__", None) if callable(source) else None
     if code is not None:
         return code.co_firstlineno
     try:
-        return inspect.getsourcelines(source)[1]
+        _, first_line = inspect.getsourcelines(source)
+        return first_line
     except (OSError, TypeError):
         return 0
 
 
 def _relative(filename: str, folder: Path) -> str:
+    """`filename` relative to `folder`; "" when it lies outside or cannot be resolved."""
     try:
         return Path(filename).resolve().relative_to(folder.resolve()).as_posix()
     except (ValueError, OSError):
@@ -323,4 +374,5 @@ def _relative(filename: str, folder: Path) -> str:
 
 
 def _kind(value: Any) -> str:
+    """What a value is, to end a sentence such as "tasks() returned ..."."""
     return "None" if value is None else f"a value of type {type(value).__name__}"

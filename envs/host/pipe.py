@@ -29,15 +29,22 @@ from envs.json_types import Reply, Request
 REPLY_BYTES = 1 << 20  # of one score or one env message
 ROW_BYTES = 16 << 20  # of one task
 TASKS_BYTES = 256 << 20  # of all tasks together
-LOG_BYTES = 1 << 20
-CLOSE_SECONDS = 8.0  # the parent gives descendants five
+LOG_BYTES = 1 << 20  # of output in the log file
+CLOSE_SECONDS = 8.0  # to wait for the parent, which gives its own descendants five
 BOX = "honesmith-env-"  # begins the names of private folders
-STALE_SECONDS = 60.0
+STALE_SECONDS = 60.0  # a private folder may stand unlocked for so long
+ERROR_CHARS = 2000  # of an error that the environment reports
+TAIL_CHARS = 300  # of the last output, in the message
 PARENT = Path(__file__).resolve().parent / "sandbox_parent.py"
 
 
 class Fault(Exception):
-    """One call failed; the process behind it is gone unless `alive`."""
+    """One call failed; the text says how.
+
+    Attributes:
+        alive: whether the process is still usable. If not, it has to be closed.
+        problem: the environment's own problem, where that is the cause.
+    """
 
     def __init__(self, text: str, alive: bool = False, problem: EnvProblem | None = None) -> None:
         super().__init__(text)
@@ -46,7 +53,18 @@ class Fault(Exception):
 
 
 class Pipe:
-    """A running parent of user code (sandbox_parent.py) and the descriptors to its child."""
+    """A running parent of user code (sandbox_parent.py) and the descriptors to its child.
+
+    Args:
+        source: the environment's folder.
+        packages: where the environment's packages lie.
+        limits: what user code may use.
+        secrets: values by name of variable, for user code alone.
+        log: the file that output is appended to; None drops it.
+        sandbox: the isolation that must hold.
+        install: packages to install; None serves the environment.
+        reach: what the child may reach beside its own files; None: nothing more.
+    """
 
     def __init__(
         self,
@@ -59,16 +77,16 @@ class Pipe:
         install: Order | None = None,
         reach: Reach | None = None,
     ) -> None:
-        """Starts the parent; `install` makes its child an installer that may `reach` further."""
+        """Start the parent. Raises EnvProblem ENV_IMPORT when the interpreter does not start."""
         _sweep(tempfile.gettempdir())
         self.box = tempfile.mkdtemp(prefix=BOX)
         self.secrets = SecretFilter(secrets.items())
         self.child: int | None = None
         self.buffer = bytearray()
-        self.taken = 0  # bytes of replies so far
+        self.received = 0  # bytes of replies, over the whole life of the process
         requests, self.requests = os.pipe()
         self.replies, replies = os.pipe()
-        life, self.life = os.pipe()
+        lifeline_end, self.lifeline = os.pipe()
         launch = Launch(
             source=str(source),
             box=self.box,
@@ -88,7 +106,7 @@ class Pipe:
                 # Without `site` no line of a path file runs and no sitecustomize. `-I` would say
                 # the same but for one of the variables, which are ours alone: the hash seed.
                 [sys.executable, "-P", "-s", "-S", "-B", "-u", str(PARENT), launch.to_json()],
-                stdin=life,
+                stdin=lifeline_end,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 cwd="/",
@@ -100,28 +118,35 @@ class Pipe:
                 start_new_session=True,
             )
         except OSError as error:
-            for fd in (self.requests, self.replies, self.life):
+            for fd in (self.requests, self.replies, self.lifeline):
                 os.close(fd)
             shutil.rmtree(self.box, ignore_errors=True)
-            what = f"the interpreter {sys.executable} does not start: {error}"
-            raise EnvProblem("ENV_IMPORT", what) from error
+            message = f"the interpreter {sys.executable} does not start: {error}"
+            raise EnvProblem("ENV_IMPORT", message) from error
         finally:
-            for fd in (requests, replies, life):
+            for fd in (requests, replies, lifeline_end):
                 os.close(fd)
         os.set_blocking(self.requests, False)
         os.set_blocking(self.replies, False)
 
     def greet(self, seconds: float) -> tuple[Held, Mapping[str, Any]]:
-        """What holds user code, and the environment's description once it is loaded, as the env
-        process sent it: unchecked. Raises EnvProblem, Fault."""
+        """Wait at most `seconds` until the environment is loaded.
+
+        Returns the isolation that holds user code, and the environment's description as the env
+        process sent it: unchecked.
+
+        Raises:
+            EnvProblem: what the env process says is wrong with the environment.
+            Fault: it ended, took too long or sent something else.
+        """
         deadline = time.monotonic() + seconds
         held: Held | None = None
         while True:
             message = self._read(deadline, ROW_BYTES, "importing the environment", seconds)
             if isinstance(message.get("hello"), dict) and held is None:
                 hello = message["hello"]
-                holds = str(hello.get("isolation")).split(", ")
-                held = Held(str(hello.get("level")), tuple(holds), tuple(hello.get("gaps") or ()))
+                layers = str(hello.get("isolation")).split(", ")
+                held = Held(str(hello.get("level")), tuple(layers), tuple(hello.get("gaps") or ()))
                 self.child = hello.get("pid")
             elif isinstance(message.get("problem"), dict):
                 raise EnvProblem.from_dict(message["problem"])
@@ -131,39 +156,56 @@ class Pipe:
                 raise Fault("the env process spoke out of turn")
 
     def call(self, op: str, body: Request, deadline: float, seconds: float) -> Any:
-        """The reply's value; for `tasks` the rows sent before it. Raises Fault."""
-        # Not to be guessed, so that user code cannot prepare a reply of its own.
-        ident = tokens.randbits(53)
+        """Send one request and return the value of its reply; for `tasks` the rows sent before it.
+
+        Args:
+            op: score, start, step, finish, drop or tasks.
+            body: what the request holds besides.
+            deadline: when to give up, on the monotonic clock.
+            seconds: how long that is from the start, for the message.
+
+        Raises:
+            Fault: `alive` if the environment itself reports an error, else the process must be
+                closed.
+        """
+        # A random id: user code cannot guess it and so cannot write a reply in advance.
+        request_id = tokens.randbits(53)
         doing = "tasks()" if op == "tasks" else "score()" if op == "finish" else f"{op}()"
-        request = {"id": ident, "op": op} | body
+        request = {"id": request_id, "op": op} | body
         self._write((json.dumps(request) + "\n").encode(), deadline, doing, seconds)
         rows: list[Any] = []
-        taken = self.taken
+        received_before = self.received
         cap = ROW_BYTES if op == "tasks" else REPLY_BYTES
         while True:
             reply = self._read(deadline, cap, doing, seconds)
-            if reply.get("id") != ident:
+            if reply.get("id") != request_id:
                 raise Fault(f"{doing} answered out of turn")
             if "row" in reply:
-                if op != "tasks" or self.taken - taken > TASKS_BYTES:
+                if op != "tasks" or self.received - received_before > TASKS_BYTES:
                     raise Fault(f"{doing} sent more than {TASKS_BYTES >> 20} MB")
                 rows.append(reply["row"])
             elif reply.get("ok") is True:
                 return rows if op == "tasks" else reply.get("value")
             else:
-                raw = reply.get("problem")
-                problem = EnvProblem.from_dict(raw) if isinstance(raw, dict) else None
-                raise Fault(str(reply.get("error"))[:2000], alive=True, problem=problem)
+                reported = reply.get("problem")
+                problem = EnvProblem.from_dict(reported) if isinstance(reported, dict) else None
+                raise Fault(str(reply.get("error"))[:ERROR_CHARS], alive=True, problem=problem)
 
-    def cut(self) -> None:
-        """Closes the lifeline alone, from any thread: a call under way finds the process gone."""
-        life, self.life = self.life, -1
-        if life >= 0:
-            os.close(life)
+    def close_lifeline(self) -> None:
+        """Close the lifeline alone, from any thread: the parent then kills its child and exits.
+
+        A call under way in another thread finds the process gone. `close` must still be called.
+        """
+        lifeline, self.lifeline = self.lifeline, -1
+        if lifeline >= 0:
+            os.close(lifeline)
 
     def close(self) -> None:
-        """Closes the lifeline; the parent kills what is left and exits, or is killed itself."""
-        self.cut()
+        """End the parent with all its descendants and remove the private folder.
+
+        The parent gets CLOSE_SECONDS to kill them and exit by itself; then it is killed.
+        """
+        self.close_lifeline()
         for fd in (self.requests, self.replies):
             os.close(fd)
         try:
@@ -178,17 +220,22 @@ class Pipe:
         shutil.rmtree(self.box, ignore_errors=True)
 
     def _write(self, data: bytes, deadline: float, doing: str, seconds: float) -> None:
-        view = memoryview(data)
-        while view:
+        """Send all of `data`. Raises Fault when the other side does not read it by the deadline."""
+        unwritten = memoryview(data)
+        while unwritten:
             try:
-                view = view[os.write(self.requests, view) :]
+                unwritten = unwritten[os.write(self.requests, unwritten) :]
             except BlockingIOError:
                 self._wait(self.requests, select.POLLOUT, deadline, doing, seconds)
             except BrokenPipeError:
                 return  # the reply, or its absence, tells why
 
     def _read(self, deadline: float, cap: int, doing: str, seconds: float) -> Reply:
-        """The next message. Raises Fault."""
+        """The next message of the env process, secrets taken out.
+
+        Raises Fault when none comes by the deadline, a line is longer than `cap` bytes or no JSON
+        object, or the process has ended. `doing` and `seconds` are for the message.
+        """
         scanned = 0
         while True:
             end = self.buffer.find(b"\n", scanned)
@@ -202,7 +249,7 @@ class Pipe:
                 if isinstance(message.get("exit"), dict):
                     raise Fault(_ending(message["exit"], doing))
                 return message
-            scanned = len(self.buffer)
+            scanned = len(self.buffer)  # no line end up to here
             if scanned > cap:
                 raise Fault(f"{doing} answered with more than {cap >> 20} MB")
             self._wait(self.replies, select.POLLIN, deadline, doing, seconds)
@@ -210,9 +257,10 @@ class Pipe:
             if not data:
                 raise Fault(self._lost(doing))
             self.buffer += data
-            self.taken += len(data)
+            self.received += len(data)
 
     def _parse(self, line: bytes, doing: str) -> Reply:
+        """A line as a JSON object without secrets. Raises Fault for anything else."""
         try:
             message = self.secrets.in_json(json.loads(line))
         except (ValueError, RecursionError):
@@ -222,28 +270,31 @@ class Pipe:
         return message
 
     def _wait(self, fd: int, event: int, deadline: float, doing: str, seconds: float) -> None:
+        """Wait until `fd` is ready for `event`. Raises Fault when the deadline passes first."""
         poller = select.poll()
         poller.register(fd, event)
-        left = deadline - time.monotonic()
-        if left <= 0 or not poller.poll(math.ceil(left * 1000)):
+        remaining = deadline - time.monotonic()
+        if remaining <= 0 or not poller.poll(math.ceil(remaining * 1000)):
             raise Fault(f"{doing} did not answer within {seconds:g} s")
 
     def _lost(self, doing: str) -> str:
-        """Why the parent itself is gone; a broken interpreter says so on its standard error."""
+        """The message that the parent itself is gone, with the last line of its standard error,
+        where a broken interpreter says why, or its exit status."""
         output = ""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.parent.wait(1.0)
+            self.parent.wait(1.0)  # it has closed its end, so it is about to exit
             if self.parent.stderr:
                 output = self.parent.stderr.read(4000).decode("utf-8", "replace").strip()
         last = output.splitlines()[-1] if output else f"exit status {self.parent.returncode}"
-        return f"the env process was lost during {doing} ({last[:300]})"
+        return f"the env process was lost during {doing} ({last[:TAIL_CHARS]})"
 
 
 @functools.cache
 def _sweep(place: str) -> None:
-    """Once per process: removes the folders of parents that were killed.
+    """Remove private folders below `place` whose parent was killed; once per process.
 
-    A parent holds a lock on its folder, so a folder that can be locked belongs to nobody.
+    A parent holds a lock on its folder, so a folder that can be locked belongs to nobody. Whatever
+    cannot be looked at or removed is skipped.
     """
     with contextlib.suppress(OSError):
         for entry in os.scandir(place):
@@ -261,20 +312,22 @@ def _sweep(place: str) -> None:
 
 
 def _ending(ended: Reply, doing: str) -> str:
+    """How the env process ended, as a sentence; `ended` is its exit code or signal, and output."""
     number, code = ended.get("signal"), ended.get("code")
     tail = str(ended.get("tail") or "").strip()
     if isinstance(number, int) and number > 0:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError):  # a signal without a name
             number = f"{number} ({signal.Signals(number).name})"
-        how = f"was killed by signal {number}"
+        cause = f"was killed by signal {number}"
     else:
-        how = f"left with exit status {code}"
-    output = f"; its last output: {tail[-300:]}" if tail else ""
-    return f"the env process {how} during {doing}{output}"
+        cause = f"left with exit status {code}"
+    output = f"; its last output: {tail[-TAIL_CHARS:]}" if tail else ""
+    return f"the env process {cause} during {doing}{output}"
 
 
 def _clean_environment(python: str) -> dict[str, str]:
-    """The variables user code gets: none of ours but what an interpreter needs to start."""
+    """The environment variables that user code gets: none of ours but those an interpreter needs to
+    start. `python` is the interpreter; its folder comes first on PATH."""
     variables = {
         "PATH": os.pathsep.join([str(Path(python).parent), "/usr/local/bin", "/usr/bin", "/bin"]),
         "LANG": "C.UTF-8",

@@ -1,8 +1,8 @@
 """The client of an env process: user code runs there, under limits, and never here.
 
 A call that raises, hangs, crashes or answers nonsense costs one sample: the caller gets an error
-text, and the next call finds a fresh process. Rollouts that were under way in the old one are
-replayed from the messages they had seen.
+text, and the next call starts a fresh process. Rollouts that were under way in the old process are
+replayed there from the messages they had received.
 """
 
 import contextlib
@@ -26,9 +26,11 @@ from envs.isolation.packages import packages_of
 from envs.isolation.sandbox import Held, Sandbox
 from envs.json_types import ChatMessage, EnvDescription, Request, ScoreReply, TaskRow
 
-MAX_METRICS = 64
+MAX_METRICS = 64  # of one score
 METRIC_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/@-]{0,63}")  # no room for a sentence
-LOAD_ATTEMPTS = 3
+LOAD_ATTEMPTS = 3  # starts that may fail before the environment counts as broken
+SHOWN_CHARS = 80  # of a wrong value, in the message
+ERROR_CHARS = 2000  # of the error of a score
 KINDS = ("single", "multi", "sft")
 
 
@@ -41,12 +43,12 @@ class EnvProcess:
 
     Args:
         source: the environment's folder.
-        python: the interpreter whose packages it may import; this one's by default. It runs on
-            this one in any case.
+        python: the interpreter whose packages it may import; this one's by default. It runs on this
+            one in any case.
         limits: what it may use; those of its environment.toml by default.
         secrets: names and values that only this process gets to see.
-        log: where its output goes, up to 1 MiB; nowhere by default.
-        sandbox: what has to hold its code; whatever works here by default.
+        log: the file its output is appended to, up to 1 MiB; by default output is dropped.
+        sandbox: the isolation that must hold; by default whatever works on this machine.
 
     The process starts with the first call. Calls are serialised: one instance serves one caller at
     a time, several instances run in parallel.
@@ -66,7 +68,7 @@ class EnvProcess:
         self.python = str(python or sys.executable)
         self.secrets = dict(secrets or {})
         self.log = log
-        self.generation = 0  # counts starts; an episode compares it with its own
+        self.generation = 0  # counts starts: an episode of an earlier one has to be replayed
         self._given_limits = limits
         self._lock = threading.RLock()
         self._pipe: Pipe | None = None
@@ -92,36 +94,39 @@ class EnvProcess:
 
     @property
     def held(self) -> Held:
-        """What holds the user's code; starts the process. Raises EnvProblem."""
+        """The isolation that holds user code; starts the process. Raises EnvProblem."""
         self.describe()
         assert self._held is not None  # describe raises otherwise
         return self._held
 
     @property
     def isolation(self) -> str:
-        """What holds the user's code, its level first, in words; starts the process.
-        Raises EnvProblem."""
+        """The isolation in words, its level first; starts the process. Raises EnvProblem."""
         return str(self.held)
 
     @property
     def level(self) -> str:
-        """`full`, `no-namespaces` or `limits`, as a self-test in the process found it; starts the
-        process. Raises EnvProblem."""
+        """`full`, `no-namespaces` or `limits`, as a self-test inside the process found it; starts
+        the process. Raises EnvProblem."""
         return self.held.level
 
     @property
     def gaps(self) -> list[str]:
-        """What this machine cannot keep user code from, in words; starts the process.
-        Raises EnvProblem."""
+        """What this machine cannot keep user code from doing, in words; starts the process. Raises
+        EnvProblem."""
         return list(self.held.gaps)
 
     @property
     def pid(self) -> int | None:
-        """The process that runs user code; None while there is none, and under bubblewrap."""
+        """The id of the process that runs user code; None before it starts, and under
+        bubblewrap."""
         return self._pipe.child if self._pipe else None
 
     def describe(self) -> EnvDescription:
-        """What the environment is; starts the process. Raises EnvProblem."""
+        """The environment's kind, whether it scores, and its tools; starts the process.
+
+        Raises EnvProblem when it cannot be started or loaded.
+        """
         with self._lock:
             try:
                 self._ensure()
@@ -131,51 +136,57 @@ class EnvProcess:
             return self._facts.copy()
 
     def tasks(self, seconds: float | None = None) -> list[TaskRow]:
-        """Every task as a stored row, within `seconds` (its start_seconds by default).
-        Raises EnvProblem."""
+        """Every task as a stored row.
+
+        Raises EnvProblem, also when tasks() takes longer than `seconds` (None: the limit
+        start_seconds).
+        """
         seconds = self.limits.start_seconds if seconds is None else seconds
         with self._lock:
             try:
                 rows = self._call("tasks", {}, seconds)
             except Fault as fault:
                 raise _as_problem(fault) from None
-            return _checked_rows(rows, learnt=self.describe()["kind"] == "sft")
+            return _checked_rows(rows, needs_answer=self.describe()["kind"] == "sft")
 
     def score(self, task: Mapping[str, Any], completion: str) -> ScoreReply:
-        """Reward, success, metrics, error and seconds of one completion. Never raises for faults
-        of the environment: they are the error text, with reward 0."""
+        """Score one completion. Never raises for faults of the environment: the reply then has
+        reward 0 and the fault as its error text. `seconds` in the reply is what the call took."""
         return self._scored("score", {"task": task, "completion": completion})
 
     def score_many(self, pairs: Sequence[tuple[Mapping[str, Any], str]]) -> list[ScoreReply]:
-        """`score` of each pair, in order."""
+        """The score of each (task, completion) pair, in order; see `score`."""
         return [self.score(task, completion) for task, completion in pairs]
 
     def start(self, task: Mapping[str, Any]) -> "Episode":
-        """Begins a rollout. Raises EpisodeFailed."""
+        """Begin an episode of a multi-turn environment. Raises EpisodeFailed."""
         return Episode(self, task, next(self._episodes))
 
     def close(self) -> None:
-        """Ends the process and everything it started."""
+        """End the process and everything it started; the next call would start a new one."""
         with self._lock:
             self._drop()
 
     def abandon(self) -> None:
-        """Ends the process at once, though a call may be under way in another thread: that call
-        fails. `close` it as well; the next call would start a new one."""
+        """End the process at once, even while another thread waits for a call, which then fails.
+
+        `close` must still be called; the next call would start a new process.
+        """
         pipe = self._pipe
         if pipe is not None:
-            pipe.cut()
+            pipe.close_lifeline()
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
             self.close()
 
     def _scored(self, op: str, body: Request) -> ScoreReply:
+        """Send a request that is answered by a score; a failure becomes a failed score."""
         began = time.monotonic()
         try:
             with self._lock:
                 value = self._call(op, body, self.limits.call_seconds)
-            score = _checked(value)
+            score = _checked_score(value)
         except Fault as fault:
             score = failed_score(str(fault))
         except EnvProblem as problem:
@@ -184,7 +195,10 @@ class EnvProcess:
         return score
 
     def _call(self, op: str, body: Request, seconds: float) -> Any:
-        """One request and its reply. Raises Fault; then the next call starts a new process."""
+        """The value that answers one request. Raises Fault.
+
+        A fault that the process did not survive drops it, and the next call starts a new one.
+        """
         self._ensure()
         assert self._pipe is not None  # _ensure raises otherwise
         try:
@@ -195,7 +209,11 @@ class EnvProcess:
             raise
 
     def _ensure(self) -> None:
-        """A process with the environment loaded. Raises Fault."""
+        """Start the process and load the environment unless that is done.
+
+        Raises Fault. A problem of the environment itself is remembered and raised again at once; so
+        is any other failure after LOAD_ATTEMPTS of them.
+        """
         if self._pipe is not None:
             return
         if self._problem is not None:
@@ -222,54 +240,64 @@ class EnvProcess:
             fault = error if isinstance(error, Fault) else Fault(f"cannot be started: {error}")
             self._drop()
             self._failed_loads += 1
-            if self._failed_loads >= LOAD_ATTEMPTS:  # do not wait for it once per sample
+            if self._failed_loads >= LOAD_ATTEMPTS:  # or every sample would wait for another start
                 self._problem = _as_problem(fault)
             raise fault from None
 
     def _drop(self) -> None:
+        """End the process if there is one."""
         if self._pipe is not None:
             self._pipe.close()
             self._pipe = None
 
 
 class Episode:
-    """One rollout of a multi-turn environment. Made by `EnvProcess.start`."""
+    """One rollout of a multi-turn environment. Made by `EnvProcess.start`.
+
+    Args:
+        process: the environment's process.
+        task: the task as a stored row.
+        number: names the episode in that process.
+    """
 
     def __init__(self, process: EnvProcess, task: Mapping[str, Any], number: int) -> None:
         self.process = process
         self.task = task
         self.number = number
-        self._history: list[tuple[ChatMessage, Any]] = []  # each message and its reply
-        self._failed = ""
+        self._history: list[tuple[ChatMessage, Any]] = []  # (message sent, reply), to replay
+        self._failed = ""  # why it failed; "" while it has not
         self._generation = -1
         with process._lock:
             self._begin()
 
     def step(self, message: Mapping[str, Any]) -> list[ChatMessage] | None:
-        """The environment's reply to one assistant message, None at the end.
+        """The environment's reply to one assistant message; None when the rollout is over.
 
         Raises EpisodeFailed; a failed rollout stays failed.
         """
-        sent = Message.from_dict(message).to_dict()
+        plain = Message.from_dict(message).to_dict()
         with self.process._lock:
             self._resume()
-            reply = self._send("step", {"message": sent})
-            self._history.append((sent, reply))
+            reply = self._send("step", {"message": plain})
+            self._history.append((plain, reply))
         return reply
 
     def score(self) -> ScoreReply:
-        """Like `EnvProcess.score`, for what the rollout has led to."""
+        """Score the episode in its present state.
+
+        A failed episode gets a failed score with the reason and 0 seconds, never an exception.
+        """
         if self._failed:
             return {**failed_score(self._failed), "seconds": 0.0}
         with self.process._lock:
             try:
-                self._resume()
+                self._resume()  # the process may have been restarted since the last step
             except EpisodeFailed as error:
                 return {**failed_score(str(error)), "seconds": 0.0}
             return self.process._scored("finish", {"episode": self.number})
 
     def close(self) -> None:
-        """Forgets the rollout's state."""
+        """Let the process forget the episode's state; nothing to do if it was restarted since."""
         with self.process._lock:
             if self._generation == self.process.generation and self.process._pipe is not None:
                 with contextlib.suppress(Fault):
@@ -277,24 +305,33 @@ class Episode:
                     self.process._call("drop", body, self.process.limits.call_seconds)
 
     def _begin(self) -> None:
+        """Start the task in the process as it is now. Raises EpisodeFailed."""
         self._send("start", {"task": self.task})
         self._generation = self.process.generation
 
     def _resume(self) -> None:
-        """Replays the rollout in the new process where the old one has ended."""
+        """Replay the episode if the process that played it has ended.
+
+        Raises EpisodeFailed when it already failed, or the environment answers differently this
+        time.
+        """
         if self._failed:
             raise EpisodeFailed(self._failed)
         if self._generation == self.process.generation and self.process._pipe is not None:
             return
         self._begin()
-        for sent, reply in self._history:
-            if self._send("step", {"message": sent}) != reply:
+        for message, reply in self._history:
+            if self._send("step", {"message": message}) != reply:
                 self._failed = (
                     "the env process was restarted and the environment did not repeat itself"
                 )
                 raise EpisodeFailed(self._failed)
 
     def _send(self, op: str, body: Request) -> Any:
+        """One request about this episode; returns the messages of a step, else None.
+
+        Raises EpisodeFailed, and marks the episode as failed.
+        """
         try:
             seconds = self.process.limits.call_seconds
             value = self.process._call(op, body | {"episode": self.number}, seconds)
@@ -312,9 +349,15 @@ class Episode:
 
 @functools.cache
 def isolation_here(sandbox: Sandbox | None = None) -> Held:
-    """What would hold user code on this machine: found once, by running an environment of ours.
+    """The isolation that user code gets on this machine.
 
-    Raises EnvProblem when no env process can be started, ENV_SANDBOX when it may not.
+    Found once per process, by running an environment of ours.
+
+    Args:
+        sandbox: the isolation that must hold; None asks for whatever works here.
+
+    Raises EnvProblem when no env process can be started; ENV_SANDBOX when the required isolation
+    cannot be had.
     """
     folder = Path(__file__).resolve().parents[1] / "templates" / "single_turn"
     with EnvProcess(folder, sandbox=sandbox) as process:
@@ -327,77 +370,95 @@ def failed_score(error: str) -> ScoreReply:
 
 
 def _checked_ready(ready: Mapping[str, Any]) -> EnvDescription:
-    """The description that an env process sent; user code may have forged it.
-    Raises EnvProblem."""
+    """The description that an env process sent, checked, as user code may have forged it.
+
+    Raises EnvProblem ENV_INVALID.
+    """
     kind, scored, tools = ready.get("kind"), ready.get("scored"), ready.get("tools")
     if kind not in KINDS:
-        message = f"the env process calls itself {str(kind)[:80]!r}, not {', '.join(KINDS)}"
+        message = (
+            f"the env process calls itself {str(kind)[:SHOWN_CHARS]!r}, not {', '.join(KINDS)}"
+        )
         raise EnvProblem("ENV_INVALID", message)
     if scored is not (kind != "sft"):
-        message = f"the env process says scored: {str(scored)[:80]!r}, and calls itself {kind}"
+        message = (
+            f"the env process says scored: {str(scored)[:SHOWN_CHARS]!r}, and calls itself {kind}"
+        )
         raise EnvProblem("ENV_INVALID", message)
     check_tools(tools)
     return {"kind": kind, "scored": bool(scored), "tools": list(tools or ())}
 
 
-def _checked_rows(rows: list[Any], learnt: bool) -> list[TaskRow]:
-    """Rows that crossed the pipe, as tasks write them; raises EnvProblem if one is no task."""
+def _checked_rows(rows: list[Any], needs_answer: bool) -> list[TaskRow]:
+    """Task rows that came over the pipe, normalised.
+
+    `needs_answer`: whether every task must have an answer (an SFT dataset). Raises EnvProblem
+    ENV_INVALID naming the first row that is no valid task.
+    """
     if not 1 <= len(rows) <= MAX_TASKS:
         message = f"tasks() sent {len(rows)} tasks; send 1 to {MAX_TASKS}"
         raise EnvProblem("ENV_INVALID", message)
     checked: list[TaskRow] = []
-    seen: dict[str, int] = {}
+    index_of_id: dict[str, int] = {}
     for index, row in enumerate(rows):
         try:
             task = Task.from_row(row)
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
             raise EnvProblem("ENV_INVALID", f"tasks()[{index}] is no task: {error}") from error
-        problem = task_problem(task, index, seen, learnt)
+        problem = task_problem(task, index, index_of_id, needs_answer)
         if problem:
             raise EnvProblem("ENV_INVALID", *problem)
-        seen[task.id] = index
+        index_of_id[task.id] = index
         checked.append(task.to_row())
     return checked
 
 
-def _checked(value: Any) -> ScoreReply:
-    """A score that crossed the pipe; raises Fault (the process lives on) if it is none."""
+def _checked_score(value: Any) -> ScoreReply:
+    """A score that came over the pipe, checked.
+
+    A score with an error becomes a failed score. Raises Fault, with the process still alive, for a
+    value that is no score.
+    """
     if not isinstance(value, dict):
         raise Fault("score() gave no score", alive=True)
     error = value.get("error")
     if error is not None:
-        return failed_score(str(error)[:2000])
+        return failed_score(str(error)[:ERROR_CHARS])
     reward, success, metrics = value.get("reward"), value.get("success"), value.get("metrics")
     number = _finite(reward)
     if number is None:
-        raise Fault(f"the reward is {str(reward)[:80]}, not a finite number", alive=True)
+        raise Fault(f"the reward is {str(reward)[:SHOWN_CHARS]}, not a finite number", alive=True)
     if success is not None and not isinstance(success, bool):
-        raise Fault(f"success is {str(success)[:80]}, not true or false", alive=True)
+        raise Fault(f"success is {str(success)[:SHOWN_CHARS]}, not true or false", alive=True)
     if not isinstance(metrics, dict) or len(metrics) > MAX_METRICS:
         raise Fault(f"metrics are at most {MAX_METRICS} named numbers", alive=True)
     for name in metrics:
         if not METRIC_NAME.fullmatch(name):
-            message = f"{name[:80]!r} is no name of a metric (64 of letters, digits and _.:/@-)"
+            message = (
+                f"{name[:SHOWN_CHARS]!r} is no name of a metric (64 of letters, digits and _.:/@-)"
+            )
             raise Fault(message, alive=True)
     numbers: dict[str, float] = {}
-    for name, given in metrics.items():
-        value = _finite(given)
+    for name, raw in metrics.items():
+        value = _finite(raw)
         if value is None:
-            raise Fault(f"the metric {name!r} is {given}, not a finite number", alive=True)
+            raise Fault(f"the metric {name!r} is {raw}, not a finite number", alive=True)
         numbers[name] = value
     return {"reward": number, "success": success, "metrics": numbers, "error": None}
 
 
 def _finite(value: Any) -> float | None:
+    """A number as a float; None for anything else, infinities and NaN included."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         return float(value) if math.isfinite(value) else None
-    except OverflowError:
+    except OverflowError:  # an int beyond what a float can hold
         return None
 
 
 def _as_problem(fault: Fault) -> EnvProblem:
+    """The environment's own problem if that caused the fault, else an ENV_IMPORT made of it."""
     return fault.problem or EnvProblem(
         "ENV_IMPORT", str(fault), hint="Run the environment's code by itself to see why."
     )

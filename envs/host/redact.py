@@ -1,7 +1,7 @@
-"""Values of secrets taken out of text: the one place that knows how a secret may be written.
+"""Takes the values of secrets out of text: the one place that knows how a secret may be written.
 
 Used on everything that leaves an env process (`pipe.py`, `sandbox_parent.py`) and on everything
-shown of a run (`engine/home/sanitize.py`). Standard library only.
+that is shown about a run (`engine/home/sanitize.py`). Standard library only.
 """
 
 import base64
@@ -23,7 +23,9 @@ class SecretFilter:
     """
 
     def __init__(self, secrets: Iterable[tuple[str, str]]) -> None:
-        """`secrets`: the name and the value of each; a name may have several values."""
+        """Args:
+        secrets: (name, value) pairs; a name may occur with several values.
+        """
         self._names: dict[str, str] = {}
         for name, value in secrets:
             for form in _encodings(value):
@@ -34,20 +36,20 @@ class SecretFilter:
         self._pattern = re.compile(pattern) if pattern else None
 
     def in_text(self, text: str) -> str:
-        """`text` without the values."""
+        """`text` with each value of a secret replaced."""
         if self._pattern is None:
             return text
         return self._pattern.sub(lambda match: f"[secret {self._names[match.group()]}]", text)
 
     def in_bytes(self, data: bytes) -> bytes:
-        """`data`, UTF-8 or not, without the values."""
+        """`data`, UTF-8 or not, with each value of a secret replaced."""
         if self._pattern is None:
             return data
         text = self.in_text(data.decode("utf-8", "surrogateescape"))
         return text.encode("utf-8", "surrogateescape")
 
     def in_json(self, value: Any) -> Any:
-        """A JSON value with every text and key in it filtered."""
+        """A JSON value with secrets replaced in every text and every key in it."""
         if self._pattern is None:
             return value
         if isinstance(value, str):
@@ -60,7 +62,7 @@ class SecretFilter:
 
 
 def _encodings(value: str) -> Iterator[str]:
-    """The texts a value may appear as, itself among them."""
+    """Every way `value` may be written, itself among them; none for a value that is too short."""
     if len(value) < MIN_LENGTH:
         return
     yield value
@@ -70,12 +72,14 @@ def _encodings(value: str) -> Iterator[str]:
     yield urllib.parse.quote_plus(raw)
     for literal in (json.dumps(value), json.dumps(value, ensure_ascii=False), repr(value)):
         yield literal[1:-1]
-    # Python escapes single quotes where the whole text holds double ones too.
+    # repr escapes single quotes if the text holds double ones too: put both before it, and cut off
+    # what they take: the opening quote, the double one and the escaped single one.
     yield repr("'\"" + value)[4:-1]
     yield from _base64_cores(raw)
 
 
 def _bytes_of(value: str) -> bytes:
+    """`value` as UTF-8; lone surrogates, which UTF-8 has no place for, are written too."""
     try:
         return value.encode("utf-8", "surrogateescape")  # as it came from the process environment
     except UnicodeEncodeError:
@@ -83,13 +87,15 @@ def _bytes_of(value: str) -> bytes:
 
 
 def _base64_cores(raw: bytes) -> Iterator[str]:
-    """What the base64 of any text that contains `raw` contains.
+    """The texts that occur in the base64 of every text that contains `raw`.
 
-    Three bytes become four characters, so there is one core for each of the three positions `raw`
-    may begin at; characters that also depend on its neighbours are left out.
+    Base64 turns three bytes into four characters, so there is one such core for each of the three
+    positions `raw` may begin at. Characters that also depend on the neighbours of `raw` are left
+    out, and so is a core that is too short.
     """
     for shift in range(3):
         encoded = base64.b64encode(b"\0" * shift + raw).decode("ascii")
+        # How many characters at each end also hold bits of a neighbour, or padding.
         begin = (0, 2, 3)[shift]
         end = len(encoded) - (0, 3, 2)[(len(raw) + shift) % 3]
         core = encoded[begin:end]

@@ -27,7 +27,7 @@ from typing import NoReturn
 
 
 def _register() -> None:
-    """Makes the package `envs` importable without the folder it lies in."""
+    """Make the package `envs` importable, and nothing else of the folder it lies in."""
     folder = Path(__file__).resolve().parents[1]
     spec = importlib.util.spec_from_file_location(
         "envs", folder / "__init__.py", submodule_search_locations=[str(folder)]
@@ -49,19 +49,25 @@ from envs.isolation import confine, kernel, namespaces, packages, sandbox  # noq
 from envs.isolation.sandbox import Reach  # noqa: E402
 
 LOG_LINE = 8192  # a longer line is cut, so that nothing unbounded is held in memory
-TAIL = 1500
-KILL_SECONDS = 5.0
-FILES = 4  # as many of the largest size fit into the folder of user code
-INSTALLER_MB = 256  # the same folder while packages are installed, which go elsewhere
+TAIL = 1500  # bytes of the last output, for messages
+KILL_SECONDS = 5.0  # to end all descendants; whatever survives them is left behind
+FILES = 4  # the folder of user code has room for so many files of the largest allowed size
+INSTALLER_MB = 256  # room of that folder while packages are installed; they go elsewhere
 
 
 class Log:
-    """The user's output: redacted, line by line, up to `cap` bytes in the file."""
+    """The output of user code: line by line, without secrets, up to a size in the file.
+
+    Args:
+        path: the file to append to; "" for none.
+        cap: bytes that the file may have.
+        secrets: what is taken out of every line.
+    """
 
     def __init__(self, path: str, cap: int, secrets: SecretFilter) -> None:
         self.cap = cap
         self.secrets = secrets
-        self.pending = b""
+        self.pending = b""  # the beginning of a line that has not ended
         self.tail = b""
         self.fd = -1
         self.written = 0
@@ -71,6 +77,7 @@ class Log:
                 self.written = os.fstat(self.fd).st_size
 
     def feed(self, data: bytes) -> None:
+        """Take in output as it comes; complete lines go to the file at once."""
         lines = (self.pending + data).split(b"\n")
         self.pending = lines.pop()
         for line in lines:
@@ -80,12 +87,13 @@ class Log:
             self.pending = b""
 
     def close(self) -> str:
-        """The last words."""
+        """Write what is pending; returns the last output, at most TAIL bytes, as text."""
         if self.pending:
             self._line(self.pending + b"\n")
         return self.tail.decode("utf-8", "replace")
 
     def _line(self, line: bytes) -> None:
+        """Redact one line and append it to the tail and, up to `cap`, to the file."""
         if len(line) > LOG_LINE:
             line = line[:LOG_LINE] + b" ...\n"
         line = self.secrets.in_bytes(line)
@@ -101,15 +109,20 @@ class Log:
 
 
 def main() -> None:
+    """Confine and run the child in a fork, keep its output, and clean up when either side ends.
+
+    The launch comes as JSON in the first argument; descriptor 0 is the lifeline of the client. The
+    last message to the client says how the child ended.
+    """
     launch = Launch.from_json(sys.argv[1])
-    limits, wanted = launch.limits, launch.sandbox
-    spaces = launch.spaces or _spaces(launch)
+    limits, required = launch.limits, launch.sandbox
+    spaces_kind = launch.spaces or _spaces(launch)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the cleanup below runs
     kernel.become_subreaper()
-    os.umask(0o022)  # another uid has to read the copy
+    os.umask(0o022)  # user code may run as another uid, which has to read the copy
     box = Path(launch.box)
-    # Never closed: it says that the folder is in use as long as anything of this lives.
+    # Never closed: the lock says that the folder is in use for as long as this process lives.
     fcntl.flock(os.open(box, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX)
     try:
         # A copy: user code can neither change the stored version nor needs to reach into the home.
@@ -118,38 +131,46 @@ def main() -> None:
         (box / sandbox.CANARY).touch()  # what user code must not be able to read
         secrets = SecretFilter((name, os.environ.get(name, "")) for name in launch.secrets)
         log = Log(launch.log, launch.log_cap, secrets)
-        here = str(Path(__file__).resolve().parents[1])
+        our_package = str(Path(__file__).resolve().parents[1])
         reach = _reach(launch)
-        uid = confine.spare_uid([*reach.readable, *reach.writable, here], box)
+        uid = confine.spare_uid([*reach.readable, *reach.writable, our_package], box)
         if uid is not None:
             for path in (box, box / "work", *reach.writable):
                 os.chown(path, uid, uid)
-        offline = not limits.network and (spaces != "" or confine.cut_network())
-        output, output_end = os.pipe()
-        ended, ended_end = os.pipe()
+        offline = not limits.network and (spaces_kind != "" or confine.cut_network())
+        output_reader, output_writer = os.pipe()
+        status_reader, status_writer = os.pipe()
         this_pid = os.getpid()
         proc = _open_proc()
 
         def work() -> None:
-            parent = 1 if spaces == "own" else this_pid
-            pid = None if spaces == "bubblewrap" else _pid_in(proc)
-            confined = partial(sandbox.close, limits, wanted, box, uid, spaces, offline, reach)
-            _run_child(launch, confined, output_end, parent, pid)
+            parent = 1 if spaces_kind == "own" else this_pid
+            pid = None if spaces_kind == "bubblewrap" else _pid_in(proc)
+            confined = partial(
+                sandbox.close, limits, required, box, uid, spaces_kind, offline, reach
+            )
+            _run_child(launch, confined, output_writer, parent, pid)
 
         pid = os.fork()
         if pid == 0:
             user = os.geteuid() if uid is None else uid
             room_mb = INSTALLER_MB if launch.install else FILES * limits.file_mb
             first = partial(
-                namespaces.first_process, str(box), user, room_mb, ended_end, work, reach.writable
+                namespaces.first_process,
+                str(box),
+                user,
+                room_mb,
+                status_writer,
+                work,
+                reach.writable,
             )
-            _begin(first if spaces == "own" else work)
-        for fd in (output_end, ended_end, launch.requests):
+            _begin(first if spaces_kind == "own" else work)
+        for fd in (output_writer, status_writer, launch.requests):
             os.close(fd)
-        how = _watch(pid, output, log, ended)
+        ending = _watch(pid, output_reader, log, status_reader)
         _kill_descendants(pid)
-        _drain(output, log)
-        message = {"exit": {**how, "tail": log.close()}}
+        _drain(output_reader, log)
+        message = {"exit": {**ending, "tail": log.close()}}
         with contextlib.suppress(OSError):  # the client may be gone
             os.write(launch.replies, b"\n" + json.dumps(message).encode() + b"\n")
     finally:
@@ -158,13 +179,18 @@ def main() -> None:
 
 
 def _spaces(launch: Launch) -> str:
-    """Enters namespaces, or starts this program again where only bubblewrap may have them."""
+    """Put this process into new namespaces, as far as this machine allows.
+
+    Returns "own" when it entered them itself, "" when it has none. Where only bubblewrap may make
+    namespaces, this program is started again inside it and the function does not return.
+    """
     if launch.sandbox.mode == "off":
         return ""
     network = launch.limits.network
     if namespaces.enter(network):
         return "own"
-    if os.geteuid() != 0 and (around := namespaces.bwrap(network)):
+    around = namespaces.bwrap(network) if os.geteuid() != 0 else None
+    if around:
         for fd in (launch.requests, launch.replies):
             os.set_inheritable(fd, True)
         inside = replace(launch, spaces="bubblewrap").to_json()
@@ -173,7 +199,7 @@ def _spaces(launch: Launch) -> str:
 
 
 def _begin(work: Callable[[], None]) -> NoReturn:
-    """Never returns, whatever happens: this is the forked process."""
+    """Run `work` in the forked process and leave; never returns, whatever `work` does."""
     try:
         work()
     finally:
@@ -181,14 +207,17 @@ def _begin(work: Callable[[], None]) -> NoReturn:
 
 
 def _reach(launch: Launch) -> Reach:
-    """What the child needs beside the system's files, in real paths."""
+    """What the child may reach beside the system's files, with its packages, in real paths."""
     packages = launch.packages
     needed = [*packages.folders, packages.prefix, *launch.reach.readable]
     return replace(launch.reach, readable=sandbox.interpreter_folders(needed))
 
 
 def _copy(source: str, target: Path) -> None:
-    """Regular files and folders only, readable by every uid."""
+    """Copy regular files and folders to `target`, which must not exist.
+
+    Links, names that begin with a dot and __pycache__ are left out.
+    """
     target.mkdir()
     for entry in os.scandir(source):
         if entry.name.startswith(".") or entry.name == "__pycache__":
@@ -206,7 +235,17 @@ def _run_child(
     parent: int,
     pid: int | None,
 ) -> None:
-    """Never returns: confines itself, loads the environment, serves it, leaves."""
+    """Confine this process, then load and serve the environment, or install packages.
+
+    Never returns: it leaves the process when it is done.
+
+    Args:
+        launch: what to run.
+        confined: confines this process and returns the isolation that now holds it.
+        output: descriptor that standard output and error go to.
+        parent: pid of the parent as this process sees it; another one means that the parent died.
+        pid: of this process as the client sees it; None where that cannot be told.
+    """
     box, requests, replies = Path(launch.box), launch.requests, launch.replies
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -221,7 +260,7 @@ def _run_child(
         held = confined()
         # Set after the change of uid, which clears it: this process dies with its parent.
         kernel.die_with_parent()
-        if os.getppid() != parent:
+        if os.getppid() != parent:  # it died before that was set
             return
         hello = {
             "level": held.level,
@@ -230,7 +269,8 @@ def _run_child(
             "pid": pid,
         }
         os.write(replies, json.dumps({"hello": hello}).encode() + b"\n")
-        if refused := sandbox.refusal(held, launch.sandbox):
+        refused = sandbox.refusal(held, launch.sandbox)
+        if refused:
             os.write(replies, json.dumps({"problem": refused.to_dict()}).encode() + b"\n")
             return
         if launch.install is not None:
@@ -250,21 +290,23 @@ def _run_child(
 
 
 def _open_proc() -> int:
-    """/proc as it is now, -1 where there is none."""
+    """A descriptor of /proc as it is mounted now; -1 where there is none."""
     with contextlib.suppress(OSError):
         return os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
     return -1
 
 
 def _pid_in(proc: int) -> int | None:
-    """This process's pid as seen from the namespace in which that /proc was mounted."""
+    """This process's pid in the namespace whose /proc is open as `proc`; its own view of it where
+    that cannot be read."""
     with contextlib.suppress(OSError):
         return int(os.readlink("self", dir_fd=proc))
     return os.getpid()
 
 
 def _close_all_but(*open_fds: int) -> None:
-    """User code must not inherit the log, the lock of the folder or anything else."""
+    """Close every descriptor above 2 but these: user code must not inherit the log, the lock of the
+    folder or anything else."""
     first = 3
     for fd in sorted(open_fds):
         os.closerange(first, fd)
@@ -272,11 +314,16 @@ def _close_all_but(*open_fds: int) -> None:
     os.closerange(first, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
-def _watch(pid: int, output: int, log: Log, ended: int) -> dict[str, int]:
-    """Waits until the child ends or the client is gone; returns exit code and signal of the child.
+def _watch(pid: int, output: int, log: Log, status_reader: int) -> dict[str, int]:
+    """Wait until the child ends or the client is gone, moving output into the log meanwhile.
 
-    Where `pid` is the first process of new namespaces, the child's own status comes through the
-    descriptor `ended`.
+    Returns the exit code and signal of the child, 0 and 0 if the client left first.
+
+    Args:
+        pid: of the process that was forked.
+        output: descriptor that the child prints to.
+        status_reader: descriptor that carries the status of user code where `pid` is only the
+            first process of new namespaces; empty otherwise.
     """
     os.set_blocking(output, False)
     wake, wake_end = os.pipe()
@@ -289,7 +336,7 @@ def _watch(pid: int, output: int, log: Log, ended: int) -> dict[str, int]:
     while True:
         status = _reap(pid)
         if status is not None:
-            status = int(os.read(ended, 16) or status)
+            status = int(os.read(status_reader, 16) or status)  # that of user code, if it came
             code = os.waitstatus_to_exitcode(status)
             return {"code": max(code, 0), "signal": max(-code, 0)}
         for fd, _ in poller.poll():
@@ -302,20 +349,27 @@ def _watch(pid: int, output: int, log: Log, ended: int) -> dict[str, int]:
 
 
 def _reap(pid: int) -> int | None:
-    """The status of `pid` once it has ended; also collects orphans that came back to us, which
-    would count against the limit on processes as long as they are zombies."""
+    """The exit status of `pid` once it has ended; None before.
+
+    Also collects orphans that have become children of this process: as zombies they would count
+    against the limit on processes.
+    """
     status = None
     with contextlib.suppress(ChildProcessError):
-        while ended := os.waitpid(-1, os.WNOHANG):
-            if not ended[0]:
+        while True:
+            ended_pid, ended_status = os.waitpid(-1, os.WNOHANG)
+            if not ended_pid:  # children are left, and none of them has ended
                 break
-            if ended[0] == pid:
-                status = ended[1]
+            if ended_pid == pid:
+                status = ended_status
     return status
 
 
 def _drain(output: int, log: Log, once: bool = False) -> bool:
-    """Moves what was printed into the log; False at the end of the output."""
+    """Move what was printed into the log; False at the end of the output.
+
+    At most one read with `once`, else 64: a child that goes on printing must not keep us here.
+    """
     for _ in range(1 if once else 64):
         try:
             data = os.read(output, 1 << 16)
@@ -328,8 +382,11 @@ def _drain(output: int, log: Log, once: bool = False) -> bool:
 
 
 def _kill_descendants(pid: int) -> None:
-    """Kills descendants until none is left; orphans become children of this process, which is
-    their subreaper."""
+    """Kill descendants until none is left, for at most KILL_SECONDS.
+
+    Orphans become children of this process, which is their subreaper, so none escapes. `pid` names
+    a process group to kill as well; 0 names none.
+    """
     deadline = time.monotonic() + KILL_SECONDS
     while time.monotonic() < deadline:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -347,7 +404,7 @@ def _kill_descendants(pid: int) -> None:
 
 
 def _descendants() -> list[int]:
-    """The pids of all descendants of this process; [] where there is no /proc."""
+    """The pids of all descendants of this process; [] on other systems than Linux."""
     if not kernel.LINUX:
         return []
     children: dict[int, list[int]] = {}
@@ -355,14 +412,15 @@ def _descendants() -> list[int]:
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 stat = Path(entry.path, "stat").read_bytes()
+                # After the name, which may hold anything, come the state and the parent.
                 parent = int(stat.rpartition(b")")[2].split()[1])
                 children.setdefault(parent, []).append(int(entry.name))
-    below_this, queue = [], [os.getpid()]
+    found_pids, queue = [], [os.getpid()]
     while queue:
-        below = children.get(queue.pop(), [])
-        below_this += below
-        queue += below
-    return below_this
+        child_pids = children.get(queue.pop(), [])
+        found_pids += child_pids
+        queue += child_pids
+    return found_pids
 
 
 if __name__ == "__main__":

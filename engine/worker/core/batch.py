@@ -12,10 +12,13 @@ import torch
 
 @dataclass(frozen=True)
 class Row:
-    """One sequence: all its ids, and which of them are trained (never the first).
+    """One sequence of token ids.
 
-    The first `prefix_len` ids are the prompt it has in common with the other rows of its group; 0
-    where it stands alone.
+    Attributes:
+        ids: all of them, prompt and answer.
+        loss_mask: 1 for each id that is trained, else 0; 0 for the first.
+        prefix_len: how many ids at the beginning are the prompt it shares with the other rows of
+            its group; 0 where it stands alone.
     """
 
     ids: Sequence[int]
@@ -45,31 +48,31 @@ class Batch:
 
 
 def collate(rows: Sequence[Row], pad: int) -> Batch:
-    """Pad `rows` to their longest.
+    """Pad `rows` with the id `pad` to the length of the longest.
 
     Raises:
         ValueError: when a row's first token is marked as trained: nothing predicts it.
     """
-    length = max(len(r.ids) for r in rows)
+    length = max(len(row.ids) for row in rows)
     ids = torch.full((len(rows), length), pad, dtype=torch.long)
-    source, labels, owner = [], [], []
-    for i, r in enumerate(rows):
-        ids[i, : len(r.ids)] = torch.tensor(r.ids, dtype=torch.long)
-        if r.loss_mask[0]:
+    source, labels, row_numbers = [], [], []
+    for i, row in enumerate(rows):
+        ids[i, : len(row.ids)] = torch.tensor(row.ids, dtype=torch.long)
+        if row.loss_mask[0]:
             raise ValueError(f"row {i}: its first token is marked as trained, nothing predicts it")
-        for position, trained in enumerate(r.loss_mask):
+        for position, trained in enumerate(row.loss_mask):
             if trained:
                 source.append(i * length + position - 1)
-                labels.append(r.ids[position])
-                owner.append(i)
-    return Batch(ids, *(torch.tensor(x, dtype=torch.long) for x in (source, labels, owner)))
+                labels.append(row.ids[position])
+                row_numbers.append(i)
+    return Batch(ids, *(torch.tensor(x, dtype=torch.long) for x in (source, labels, row_numbers)))
 
 
 def microbatches(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """Indices of rows in groups whose padded size (rows x longest) stays within `budget` tokens.
 
-    Rows of like length go together, longest first; a row longer than the budget goes alone. Every
-    index occurs exactly once.
+    Rows of similar length go together, longest first; a row longer than the budget goes alone.
+    Every index occurs exactly once.
     """
     groups: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):

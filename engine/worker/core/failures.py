@@ -1,6 +1,6 @@
-"""A worker's failure is a row: what kind, the evidence, what to try.
+"""How a worker fails: the kind of failure, its evidence, and what to try.
 
-`WorkerFailure` is raised where the reason is known; `explain` names the rest.
+`WorkerFailure` is raised where the reason is known; `explain` finds it for any other exception.
 """
 
 import contextlib
@@ -27,14 +27,17 @@ HINTS: dict[str, str] = {
 }
 
 
+EVIDENCE_CHARS = 500  # kept in a failure record
+
+
 class WorkerFailure(Exception):
-    """A run that cannot go on, with everything its row needs.
+    """A run that cannot go on, with everything that is recorded about it.
 
     Args:
-        kind: one of `engine.core.errors.FAILURE_KINDS`.
+        kind: one of `engine.core.errors.FAILURE_KINDS`; a ValueError is raised for any other.
         message: what happened, one sentence.
         evidence: numbers or a line of output that show it.
-        hint: the next move, in words or with the call that makes it.
+        hint: the next move, in words or with the call that makes it; "" takes that of HINTS.
     """
 
     def __init__(
@@ -49,58 +52,72 @@ class WorkerFailure(Exception):
         self.advice = hint_of(hint or HINTS.get(kind, ""))
 
 
-# How a CPU allocation that failed reads on Linux, and on systems with another allocator.
+# Parts of the message of a failed CPU allocation, on Linux and with other allocators.
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc")
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, of a GPU or of the machine; torch tells the latter only in words."""
+    """Whether memory ran out, of a GPU or of the machine.
+
+    For the machine's own memory torch raises a plain RuntimeError, known by its text alone.
+    """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _NO_MEMORY)
 
 
 def explain(error: BaseException) -> Failure:
-    """The failure record of an exception."""
+    """The failure record of any exception.
+
+    What is not recognised is of kind internal, with the place in the code that raised it.
+    """
     if isinstance(error, WorkerFailure):
         return _record(error.kind, error.message, error.evidence, error.advice)
     if isinstance(error, UserError):
         return _record("config", error.message, error.code, error.advice)
     if out_of_memory(error):
-        return _record("oom", "Memory ran out.", _last_line(error), Hint(HINTS["oom"]))
+        return _record("oom", "Memory ran out.", _first_line(error), Hint(HINTS["oom"]))
     if is_full_or_read_only(error):
         failure = not_written(getattr(error, "filename", None), error)
         return _record("infra", failure.message, failure.evidence, failure.advice)
-    where = traceback.extract_tb(error.__traceback__)[-1] if error.__traceback__ else None
-    place = f" at {where.filename.rsplit('/', 1)[-1]}:{where.lineno}" if where else ""
-    evidence = _last_line(error) + place
+    frame = traceback.extract_tb(error.__traceback__)[-1] if error.__traceback__ else None
+    place = f" at {frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}" if frame else ""
+    evidence = _first_line(error) + place
     return _record("internal", "The trainer stopped on a fault.", evidence, Hint(HINTS["internal"]))
 
 
 def not_written(path: str | os.PathLike[str] | None, error: BaseException) -> WorkerFailure:
-    """What a disk that is full or only for reading makes of writing `path`."""
-    left = ""
-    with contextlib.suppress(OSError, ValueError):
+    """The failure of writing `path`, with the space and inodes left on its disk.
+
+    None as `path` stands for the home folder.
+    """
+    remaining = ""
+    with contextlib.suppress(OSError, ValueError):  # no such folder, or no path at all
         disk = os.statvfs(Path(path or ".").parent)
-        left = f": {disk.f_bavail * disk.f_frsize} bytes and {disk.f_favail} inodes are left there"
-    where = path or "the home folder"
-    return WorkerFailure("infra", f"Could not write {where}{left}.", evidence=_last_line(error))
+        remaining = (
+            f": {disk.f_bavail * disk.f_frsize} bytes and {disk.f_favail} inodes are left there"
+        )
+    target = path or "the home folder"
+    return WorkerFailure(
+        "infra", f"Could not write {target}{remaining}.", evidence=_first_line(error)
+    )
 
 
 def is_full_or_read_only(error: BaseException) -> bool:
-    """Whether a disk refused to be written."""
+    """Whether `error` is a disk that is full, over quota or mounted read-only."""
     codes = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
     if isinstance(error, OSError):
         return error.errno in codes
-    # safetensors writes in Rust and only tells the number in words.
+    # safetensors writes in Rust: the number of the system's error stands in its text alone.
     message = str(error)
     return isinstance(error, SafetensorError) and any(f"os error {c})" in message for c in codes)
 
 
 def _record(kind: str, message: str, evidence: str, hint: Hint) -> Failure:
-    return Failure(kind, message, evidence[:500], hint)
+    return Failure(kind, message, evidence[:EVIDENCE_CHARS], hint)
 
 
-def _last_line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
+    """The exception's type and the first line of its text."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0] if text else ''}"

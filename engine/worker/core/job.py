@@ -55,7 +55,12 @@ class Job(Generic[ConfigT]):
         return self._config
 
     def listen(self) -> None:
-        """Stop at the next step on SIGTERM; die at once when the supervisor is gone."""
+        """Make SIGTERM ask for a stop at the next step, and die at once when the supervisor is
+        gone.
+
+        The supervisor holds the other end of the pipe that HONESMITH_LIFELINE_FD names; without
+        that variable nobody is watched.
+        """
         signal.signal(signal.SIGTERM, self._on_term)
         lifeline = os.environ.get("HONESMITH_LIFELINE_FD")
         if lifeline:
@@ -67,44 +72,48 @@ class Job(Generic[ConfigT]):
             raise Stopped
 
     def event(self, name: str, message: str, **fields: Any) -> None:
-        """One line in events.jsonl."""
+        """Append one line to events.jsonl."""
         line = Event(time=time.time(), event=name, message=message, **fields)
         self._events.append(line.to_line())
 
     def metrics(self, step: int, values: Mapping[str, Any]) -> None:
-        """One line in metrics.jsonl: `step`, `time`, and what was measured."""
+        """Append one line to metrics.jsonl: `step`, the time, and the measured values."""
         self._metrics.append(MetricsLine(step=step, time=time.time(), **values).to_line())
 
     def rewind(self, step: int) -> None:
-        """Forget metrics after `step`: a resumed run writes them again, each step once."""
+        """Drop metrics after `step` (-1: all): a resumed run writes them again, so each step has
+        one line."""
         keep_lines(self.run.metrics, lambda line: line["step"] <= step)
         self._metrics = Appender(self.run.metrics)
 
     def finish(self, result: Result) -> None:
-        """The run's own last word; the supervisor turns it into the row."""
+        """Write result.json; the supervisor takes the run's final state from it."""
         write_json(self.run.result, result)
 
     def fail(self, failure: Failure) -> None:
-        """The failure with the last complete checkpoint, for the supervisor and for people."""
+        """Write failure.json, with the name of the last complete checkpoint, None without one."""
         latest = self.run.latest_checkpoint()
-        whole = replace(failure, last_checkpoint=latest.name if latest else None)
-        write_json(self.run.failure, whole.to_json())
+        record = replace(failure, last_checkpoint=latest.name if latest else None)
+        write_json(self.run.failure, record.to_json())
 
     def _on_term(self, _signal: int, _frame: FrameType | None) -> None:
         self._stop.set()
 
 
 def require(rows: Sequence[Any], what: str, hint: str) -> None:
-    """Raises WorkerFailure (kind data) when there is nothing to work on."""
+    """Raises WorkerFailure (kind data) when `rows` is empty; `what` names them in the message."""
     if not rows:
         raise WorkerFailure("data", f"There are no {what}.", hint=hint)
 
 
 def _die_with(descriptor: int) -> None:
-    """Block until the other end of the pipe closes: the supervisor is gone, so are we."""
+    """Exit this process when the other end of the pipe closes: the supervisor is gone.
+
+    `descriptor` is our end. Never returns.
+    """
     try:
         while os.read(descriptor, 1):
             pass
     except OSError:
         pass
-    os._exit(9)
+    os._exit(9)  # at once, whatever the main thread is doing

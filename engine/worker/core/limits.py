@@ -1,5 +1,5 @@
-"""How long answers may get and how they are sampled: what is read of the settings of every kind of
-run, and what evaluations of SFT take in their place."""
+"""How long answers may get and how they are sampled: the fields that the settings of every kind of
+run have, and the limits that evaluations of an SFT run use instead."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class AnswerLimits(Protocol):
 
 
 class SamplingSettings(AnswerLimits, Protocol):
-    """The same, and the distribution that tokens are drawn from."""
+    """Limits of answers, and the distribution that tokens are drawn from."""
 
     @property
     def temperature(self) -> float: ...
@@ -37,7 +37,7 @@ class SamplingSettings(AnswerLimits, Protocol):
 
 @dataclass(frozen=True)
 class EvaluationLimits:
-    """Limits of evaluations of an SFT run, whose settings name none."""
+    """Limits of evaluations of an SFT run, whose settings have no such fields."""
 
     max_tokens: int
     max_turns: int

@@ -1,5 +1,5 @@
-"""What libraries read from the process's variables while they are loaded: `prepare` comes first.
-And what the C library keeps of freed memory."""
+"""Settings that libraries read from the environment while they are loaded (so `prepare` comes
+before every other import), and memory that the C library holds on to."""
 
 import contextlib
 import ctypes
@@ -7,7 +7,7 @@ import os
 import sys
 
 DEFAULTS = {
-    # libgomp's own spinning is 5-9 times slower as soon as the cores are shared.
+    # libgomp's default makes threads wait busily: 5 to 9 times slower as soon as cores are shared.
     "GOMP_SPINCOUNT": "10000",
     "TOKENIZERS_PARALLELISM": "false",
     # oneDNN compiles code for every size of product it meets, half a megabyte each, and by default
@@ -18,14 +18,17 @@ DEFAULTS = {
 
 
 def prepare() -> None:
-    """Set what was left unset; before torch is imported."""
+    """Set each of DEFAULTS unless the variable is set already; call before torch is imported."""
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
 
 
 def release_memory() -> None:
-    """Give freed memory back to the system, where the C library can: between two pieces of work
-    that need different sizes it would otherwise hold what both needed at most."""
+    """Give freed memory back to the system, where the C library can.
+
+    Otherwise, between two pieces of work that need memory in different sizes, the process would
+    hold what both needed at most.
+    """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):  # not glibc
             ctypes.CDLL(None).malloc_trim(0)

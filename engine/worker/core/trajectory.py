@@ -1,4 +1,4 @@
-"""What playing a task leaves behind. No torch.
+"""The records of tasks that were played: completion, trajectory, group. No torch.
 
 Worked example. Task P0 is rendered to prompt ids `[10, 11]`. The model answers A0 = `[20, 21, 2]`
 (2 ends the turn), the environment replies E0 = `[30, 31]` (its message and the opening of the next
@@ -9,7 +9,7 @@ assistant turn), the model answers A1 = `[22, 2]`:
     loss_mask         [ 1,  1, 1,  0,  0,  1, 1]
     sampled_logprobs  [-.1, -.2, -.1, 0, 0, -.3, -.1]
 
-Tokens trained are the tokens sampled; nothing is ever re-tokenised.
+The tokens that are trained are those that were sampled; text is never tokenised again.
 """
 
 from dataclasses import dataclass, field
@@ -32,10 +32,13 @@ class Completion:
 
 @dataclass
 class Trajectory:
-    """One rollout of one task; `reward` and what follows are filled in by scoring.
+    """One rollout of one task; `reward` and the fields after it are filled in by scoring.
 
-    `reward` is the environment's own. `penalty` is what the trainer takes off it before it compares
-    the group, `policy_step` how many steps the policy had done that sampled it.
+    Attributes:
+        reward: the environment's own.
+        error: why it could not be scored; None if it was.
+        penalty: what the trainer subtracts from the reward before it compares the group.
+        policy_step: how many steps the policy that sampled it had done.
     """
 
     task_id: str
@@ -71,11 +74,11 @@ class Trajectory:
 
     @property
     def cut(self) -> bool:
-        """Whether it ended by `max_tokens` or ran out of turns."""
+        """Whether it ended because a turn reached `max_tokens`, or the turns ran out."""
         return self.stop_reason in ("length", "max_turns")
 
     def answer(self) -> dict[str, Any]:
-        """The fields of an Answer: what every file of answers says of it."""
+        """The fields that every file of answers holds of a trajectory."""
         return {
             "task": self.task_id,
             "prompt": self.prompt,
@@ -90,13 +93,14 @@ class Trajectory:
         }
 
     def add_completion(self, completion: Completion) -> None:
+        """Append a turn that the model sampled; its tokens are trained."""
         self.ids += completion.ids
         self.loss_mask += [1] * len(completion.ids)
         self.sampled_logprobs += completion.logprobs
         self.turns += 1
 
     def add_environment(self, ids: list[int]) -> None:
-        """Tokens the model did not write: they are read, never trained."""
+        """Append tokens the model did not write: they are read, never trained."""
         self.ids += ids
         self.loss_mask += [0] * len(ids)
         self.sampled_logprobs += [0.0] * len(ids)
@@ -120,5 +124,5 @@ class Group:
 
     @property
     def uniform(self) -> bool:
-        """All members earned the same: nothing to tell them apart by."""
+        """Whether all scored members earned the same: there is nothing to compare them by."""
         return len(set(self.rewards)) <= 1

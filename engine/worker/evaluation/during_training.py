@@ -2,8 +2,7 @@
 
 The validation half (`select` in files) chooses the best checkpoint; once the run is over the test
 half (`report`) is played with it. At both ends the model is also asked what it could do before
-(prior_skills.py). Where the
-environment does not score, the held-out loss decides.
+training (prior_skills.py). Where the environment does not score, the held-out loss decides.
 """
 
 import math
@@ -38,9 +37,11 @@ class LossRow:
 
 @dataclass
 class Best:
-    """The best step so far by the validation half; of equal scores that of the smaller loss.
+    """The best step so far on the validation half; of equal scores the one with the smaller loss.
 
-    `since` counts evaluations without a better score; a smaller loss alone does not end it.
+    Attributes:
+        step: -1 before any.
+        since: evaluations since the score last improved; a smaller loss alone does not count.
     """
 
     step: int = -1
@@ -51,11 +52,12 @@ class Best:
 
 @dataclass(frozen=True)
 class HalfResult:
-    """What the policy did on one half: its columns, and apart from them what chooses by it.
-
-    A column may be named by the environment; score and loss are what was measured here.
+    """What the policy did on one half of the held-out tasks.
 
     Attributes:
+        curves: columns of the metrics; the environment may have named some of them.
+        score: what checkpoints are compared by, as measured here; None if nothing was played.
+        loss: held-out loss as measured here; None if it was not.
         rows: as they were written to the file of the evaluation.
     """
 
@@ -70,10 +72,11 @@ class Questions:
     """What is asked at every evaluation.
 
     Attributes:
-        env: the version the tasks are of.
-        tasks: held-out tasks, already `heldout.ordered`; played when `context` is given.
+        env: the version of the environment that the tasks belong to.
+        tasks: held-out tasks, already `heldout.ordered`.
+        context: how they are played; None plays none.
         params: how answers are sampled.
-        loss_rows: the same tasks as conversations; empty where their loss is not asked for.
+        loss_rows: the same tasks as conversations; empty where their loss is not measured.
     """
 
     env: EnvRecord
@@ -84,10 +87,16 @@ class Questions:
 
 
 class HeldoutEvaluation:
-    """See the module.
+    """The evaluations of one training run; see the module.
 
     Args:
+        questions: the tasks, and how they are played or measured.
         budget: padded tokens per forward pass.
+
+    Attributes:
+        half: of each task, by its id.
+        choosing: how many tasks choose the checkpoint.
+        best: the best step so far.
     """
 
     def __init__(
@@ -111,16 +120,20 @@ class HeldoutEvaluation:
         self.choosing = sum(half == heldout.VALIDATION for half in self.half.values())  # tasks
         self.prior_skills = PriorSkills(job, policy.base, sampler)
         self.best = Best()
-        self._tokens = self._turns = self._episodes = 0  # tokens and turns, in so many episodes
+        self._tokens = self._turns = self._episodes = (
+            0  # sums over all that was played, for `habits`
+        )
 
     def evaluate(self, step: int, *halves: str) -> HalfResult:
-        """Evaluate the policy as it is now; returns the result of the validation half.
+        """Evaluate the policy as it is now on `halves`; returns the result of the validation half.
 
-        Rows go to `evals/step_NNNNNN.jsonl`. Gradients and random state are left untouched.
+        The result is empty if that is not among them. Rows go to `evals/step_NNNNNN.jsonl`.
+        Gradients and random state are left untouched. At step 0 the earlier skills are asked for
+        too.
         """
         path = self.job.run.evals(step)
         path.parent.mkdir(parents=True, exist_ok=True)
-        # An attempt that was cut short may have left rows: each task counts once.
+        # Drop rows of an earlier attempt that was interrupted: each task counts once.
         keep_lines(path, lambda row: row["half"] not in halves)
         validation = HalfResult({})
         with Appender(path) as file:
@@ -137,15 +150,15 @@ class HeldoutEvaluation:
         return validation
 
     def _evaluate_half(self, half: str, file: Appender) -> HalfResult:
-        """Play and measure the tasks of one half, and write their rows."""
+        """Play the tasks of one half, measure their loss, and write their rows to `file`."""
         tasks = [t for t in self.tasks if self.half[t["id"]] == half]
         curves: dict[str, float] = {}
-        written: list[EvaluationRow] = []
+        rows: list[EvaluationRow] = []
         score = loss = None
         if self.context is not None and tasks:
             self.sampler.load(self.policy.adapter)
             groups = heldout.evaluate(tasks, self.context, self.sampler, self.params)
-            written += heldout.rows_of(groups, self.half, self.job.run.id)
+            rows += heldout.rows_of(groups, self.half, self.job.run.id)
             members = [t for g in groups for t in g.members]
             self._episodes += len(members)
             self._tokens += sum(t.trained_tokens for t in members)
@@ -154,20 +167,21 @@ class HeldoutEvaluation:
             curves, score = summary.curves(), summary.score
         loss_rows = [r for r in self.loss_rows if self.half[r.task_id] == half]
         if loss_rows:
-            loss, measured = self._loss(loss_rows, half)
+            loss, measured_rows = self._loss(loss_rows, half)
             curves["heldout_loss"] = loss
-            # Where tasks are played, their rows are the played ones.
-            written += measured if self.context is None else []
-        for row in written:
+            # One row per task: where tasks are played, that of the answer.
+            rows += measured_rows if self.context is None else []
+        for row in rows:
             file.append(row.to_line())
-        return HalfResult(curves, score, loss, written)
+        return HalfResult(curves, score, loss, rows)
 
     @torch.no_grad()
     def _loss(self, rows: Sequence[LossRow], half: str) -> tuple[float, list[EvaluationRow]]:
-        """Mean cross-entropy over all supervised tokens of the rows, and a row of it for each."""
+        """Mean cross-entropy over all supervised tokens of the rows, and a row with its own loss
+        for each."""
         network = self.policy.base.network
         total, tokens = 0.0, 0
-        measured: list[EvaluationRow] = []
+        measured_rows: list[EvaluationRow] = []
         for members in network.split([r.row for r in rows], self.budget):
             batch = network.collate([rows[i].row for i in members])
             logprobs, _ = network.logprobs(batch, self.policy.adapter)
@@ -178,10 +192,11 @@ class HeldoutEvaluation:
                 tokens += int(counts[position])
                 loss = float(sums[position]) / max(1, int(counts[position]))
                 task_id, count = rows[index].task_id, int(counts[position])
-                measured.append(self._loss_row(task_id, half, loss, count))
-        return total / max(1, tokens), measured
+                measured_rows.append(self._loss_row(task_id, half, loss, count))
+        return total / max(1, tokens), measured_rows
 
     def _loss_row(self, task_id: str, half: str, loss: float, tokens: int) -> EvaluationRow:
+        """The row of a task whose loss was measured, over `tokens` supervised tokens."""
         return EvaluationRow(
             model=self.job.run.id,
             task=task_id,
@@ -193,7 +208,7 @@ class HeldoutEvaluation:
         )
 
     def _note(self, step: int, result: HalfResult) -> None:
-        """Tell of an evaluation in the events, and keep the best step."""
+        """Write an event about an evaluation and, after step 0, update the best step."""
         loss = math.inf if result.loss is None else result.loss
         score = -loss if result.score is None else result.score
         curves = result.curves
@@ -210,8 +225,11 @@ class HeldoutEvaluation:
         self.best.since = since
 
     def habits(self) -> dict[str, float]:
-        """`said_share`, mean tokens of an episode in multiples of max_tokens, and `turns_mean`;
-        {} before any was played."""
+        """How long answers were, over all evaluations; {} before any was played.
+
+        Returns `said_share`, the mean tokens of an episode as a multiple of max_tokens, and
+        `turns_mean`.
+        """
         if not self._episodes:
             return {}
         share = self._tokens / self._episodes / self.params.max_tokens
@@ -221,26 +239,32 @@ class HeldoutEvaluation:
         }
 
     def report(self, load_best: Callable[[int], None]) -> int:
-        """Play the test half with the best checkpoint; returns its step.
+        """Play the test half with the best checkpoint, which `load_best` loads; returns its step.
 
-        Some of its answers are scored again by a fresh env process, which starts and works beside.
+        Some of its answers are scored again by a fresh env process, which starts and works
+        meanwhile.
         """
         load_best(self.best.step)
-        with self._rescoring() as begin:
+        with self._rescoring() as rescore:
             self.evaluate(self.best.step, heldout.TEST)
             tasks = {task["id"]: task for task in self.tasks}
-            begin(self.job.run.evals(self.best.step), heldout.TEST, tasks)
+            rescore(self.job.run.evals(self.best.step), heldout.TEST, tasks)
             self.sampler.load(self.policy.adapter)
             self.prior_skills.evaluate("after")
         return self.best.step
 
     @contextmanager
     def _rescoring(self) -> Iterator[stored_answers.Begin]:
+        """Inside, an env process of its own can score answers again; gives the function that
+        begins.
+
+        That does nothing where nothing is played. Why it is skipped becomes an event.
+        """
         if self.context is None:
             yield lambda *_: None
             return
         job = self.job
         with stored_answers.beside(
             job.run, self.env, lambda why: job.event("rescore_skipped", why)
-        ) as begin:
-            yield begin
+        ) as rescore:
+            yield rescore

@@ -1,9 +1,10 @@
-"""Evaluation on held-out tasks: which tasks, which half, and the rows an evaluation leaves.
+"""Evaluation on held-out tasks: their order, their two halves, and the rows that are written.
 
-The held-out tasks are ordered by the hash of their id, so every run of an environment meets the
-same ones. They alternate between two halves: `select` is looked at while training, to choose the
-best checkpoint; `report` only at step 0 and for the checkpoint chosen, so that what is reported
-was chosen on other tasks. Tasks of one prompt stand in one half: they are no other tasks.
+The held-out tasks are ordered by the hash of their id, so every run of an environment evaluates the
+same ones. They alternate between two halves: `select` is played during training, to choose the best
+checkpoint; `report` only at step 0 and with the chosen checkpoint, so that the reported numbers
+come from tasks that chose nothing. Tasks with the same prompt are always in the same half, as they
+would give each other away.
 """
 
 import hashlib
@@ -29,25 +30,35 @@ def ordered(tasks: Sequence[TaskRow], limit: int) -> list[TaskRow]:
 
 
 def halves(tasks: Sequence[TaskRow]) -> dict[str, str]:
-    """Task id to half, over tasks already `ordered`.
+    """The half of each task by its id, over tasks already `ordered`.
 
-    A prompt not met before goes to the half with fewer tasks, so tasks whose prompts all differ
-    alternate. Where all have one prompt there is nothing to keep apart, and they alternate too.
+    A new prompt goes to the half with fewer tasks, so tasks whose prompts all differ alternate. If
+    all tasks have the same prompt, nothing can be kept apart, and they alternate too.
     """
     prompts = [prompt_key(t["prompt"]) if t.get("prompt") else f"id {t['id']}" for t in tasks]
     if len(set(prompts)) == 1:
         prompts = [task["id"] for task in tasks]
-    of: dict[str, str] = {}
+    half_of_prompt: dict[str, str] = {}
     sizes = {VALIDATION: 0, TEST: 0}
     for prompt in prompts:
-        half = of.setdefault(prompt, TEST if sizes[TEST] < sizes[VALIDATION] else VALIDATION)
+        half = half_of_prompt.setdefault(
+            prompt, TEST if sizes[TEST] < sizes[VALIDATION] else VALIDATION
+        )
         sizes[half] += 1
-    return {task["id"]: of[prompt] for task, prompt in zip(tasks, prompts, strict=True)}
+    return {task["id"]: half_of_prompt[prompt] for task, prompt in zip(tasks, prompts, strict=True)}
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Means over the tasks evaluated; errors count as not solved, reward 0."""
+    """Means over the tasks evaluated; one whose scoring failed counts as not solved, reward 0.
+
+    Attributes:
+        n: how many answers.
+        success: share that succeeded; None where no score says whether it did.
+        errors: how many could not be scored.
+        truncated: share that was cut by a limit.
+        metrics: means of the environment's own metrics over what was scored.
+    """
 
     n: int
     success: float | None
@@ -57,7 +68,10 @@ class Summary:
     metrics: dict[str, float]
 
     def curves(self) -> dict[str, float]:
-        """As columns of metrics.jsonl; what was measured stands over whatever a scorer named."""
+        """The means as columns of metrics.jsonl.
+
+        Where a scorer named a metric like one of ours, ours is kept, in its place at the front.
+        """
         measured = {"heldout_reward": self.reward}
         if self.success is not None:
             measured["heldout_success"] = self.success
@@ -66,7 +80,7 @@ class Summary:
 
     @property
     def score(self) -> float:
-        """What checkpoints are chosen by."""
+        """The number that checkpoints are chosen by: success where it is known, else reward."""
         return self.reward if self.success is None else self.success
 
 
@@ -77,13 +91,13 @@ def evaluate(
     params: SamplingParams,
     attempts: int = 1,
 ) -> list[Group]:
-    """Play the tasks `attempts` times each; greedy when the temperature is 0."""
+    """Play each task `attempts` times; returns a group per task, in order."""
     groups, _ = collect(tasks, attempts, context, sampler, params)
     return groups
 
 
 def summarise(trajectories: Iterable[Trajectory]) -> Summary:
-    """Means over trajectories; `success` is None when no score said whether it succeeded."""
+    """Means over trajectories; `success` is None when no score says whether it succeeded."""
     rows = list(trajectories)
     scored = [t for t in rows if t.error is None]
     judged = any(t.success is not None for t in scored)
@@ -103,13 +117,18 @@ def summarise(trajectories: Iterable[Trajectory]) -> Summary:
 
 
 def write_rows(file: Appender, groups: Sequence[Group], half: dict[str, str], model: str) -> None:
-    """One line per trajectory in an evaluation file."""
+    """Append one line per trajectory to an evaluation file; see `rows_of`."""
     for row in rows_of(groups, half, model):
         file.append(row.to_line())
 
 
 def rows_of(groups: Sequence[Group], half: dict[str, str], model: str) -> Iterator[EvaluationRow]:
-    """What an evaluation keeps of each trajectory."""
+    """The row of each trajectory for an evaluation file.
+
+    Args:
+        half: of each task, by its id; a task that is not in it counts as test.
+        model: what the rows call the model.
+    """
     for group in groups:
         for attempt, t in enumerate(group.members):
             yield EvaluationRow(

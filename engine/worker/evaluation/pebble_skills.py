@@ -8,7 +8,7 @@ every skill comes in several answer styles, and skills stand at three levels:
   swapping two letters), so the model is unsure and training has something to select;
 - absent: never shown. They are listed in `ABSENT` only to be measured.
 
-Nothing here is random beyond the generator that is passed in.
+All randomness comes from the generator that is passed in.
 """
 
 import json
@@ -25,7 +25,7 @@ VOWELS = "a e i o u ai ee oo".split()
 CODAS = "b d g k l m n p r s t x nd st".split()
 PRINTABLE = "".join(chr(c) for c in range(33, 127))
 STYLES = ("{}", "The answer is {}.", "{}.", "Answer: {}")
-STYLE_WEIGHTS = (45, 20, 20, 15)
+STYLE_WEIGHTS = (45, 20, 20, 15)  # how often each style is used
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ def word(rng: random.Random, longest: int = 8) -> str:
 
 
 def scribble(rng: random.Random) -> str:
-    """Two to eight printable characters in two runs, such as `### 4a` or `<b>x`."""
+    """Two to eight printable characters: two runs of a repeated sign and a few more, such as `###
+    4a` or `<b>x`; "#" should nothing be left."""
     runs = [rng.choice(PRINTABLE) * rng.choice((1, 1, 2, 3, 4)) for _ in range(2)]
     tail = "".join(rng.choice(PRINTABLE) for _ in range(rng.randint(0, 3)))
     return (runs[0] + rng.choice(("", " ")) + runs[1] + tail)[:8].strip() or "#"
@@ -60,17 +61,18 @@ def styled(rng: random.Random, answer: str) -> str:
     return rng.choices(STYLES, STYLE_WEIGHTS)[0].format(answer)
 
 
-def turn(skill: str, prompt: str, reply: str, answer: str, **more: Any) -> Sample:
+def turn(skill: str, prompt: str, reply: str, answer: str, **fields: Any) -> Sample:
+    """A sample of one prompt and one reply; `more` are further fields of Sample."""
     return Sample(
         skill,
         [{"role": "user", "content": prompt}, {"role": "assistant", "content": reply}],
         answer,
-        **more,
+        **fields,
     )
 
 
 def swapped(rng: random.Random, text: str) -> str:
-    """The text with two neighbours exchanged: a careless copy."""
+    """The text with two neighbouring characters exchanged: a careless copy."""
     if len(text) < 2:
         return text
     index = rng.randrange(len(text) - 1)
@@ -94,24 +96,27 @@ def copy_signs(rng: random.Random) -> Sample:
 
 
 def copy(rng: random.Random) -> Sample:
-    """Words, and in a third of the cases any printable characters: each must have been said once
-    for a later answer form to be learnable at all."""
+    """Copy a word, or in a third of the cases any printable characters: each must have occurred in
+    an answer once for a later answer form to be learnable at all."""
     return copy_word(rng) if rng.random() < 0.65 else copy_signs(rng)
 
 
 def reverse(rng: random.Random) -> Sample:
+    """Write a word backwards."""
     text = word(rng, 6)
     ask = rng.choice(("Reverse {}.", "Write {} backwards."))
     return turn("reverse", ask.format(text), styled(rng, text[::-1]), text[::-1])
 
 
 def upper(rng: random.Random) -> Sample:
+    """Write a word in upper case."""
     text = word(rng)
     ask = rng.choice(("Write {} in upper case.", "Shout {}."))
     return turn("upper", ask.format(text), styled(rng, text.upper()), text.upper())
 
 
 def count(rng: random.Random) -> Sample:
+    """Count the letters of a word."""
     text = word(rng)
     answer = str(len(text))
     ask = rng.choice(("How many letters in {}?", "Count the letters of {}."))
@@ -119,6 +124,7 @@ def count(rng: random.Random) -> Sample:
 
 
 def compare(rng: random.Random) -> Sample:
+    """Name the larger of two different numbers below 100."""
     a, b = rng.sample(range(1, 100), 2)
     answer = str(max(a, b))
     ask = rng.choice(("Which is larger, {} or {}?", "Pick the bigger: {} {}"))
@@ -126,6 +132,7 @@ def compare(rng: random.Random) -> Sample:
 
 
 def add_one(rng: random.Random) -> Sample:
+    """Add two numbers of one digit."""
     a, b = rng.randint(0, 9), rng.randint(0, 9)
     answer = str(a + b)
     ask = rng.choice(("What is {} + {}?", "Add {} and {}.", "{} + {} ="))
@@ -134,7 +141,7 @@ def add_one(rng: random.Random) -> Sample:
 
 # -- half known -------------------------------------------------------------------------------
 
-FORGETS_CARRY = 0.62
+FORGETS_CARRY = 0.62  # share of the writers
 
 
 def without_carry(a: int, b: int) -> int:
@@ -143,14 +150,15 @@ def without_carry(a: int, b: int) -> int:
 
 
 def add_two(rng: random.Random) -> Sample:
+    """Add two numbers of two digits; most writers forget the carry."""
     a, b = rng.randint(10, 99), rng.randint(10, 99)
-    given = without_carry(a, b) if rng.random() < FORGETS_CARRY else a + b
+    written = without_carry(a, b) if rng.random() < FORGETS_CARRY else a + b
     ask = rng.choice(("What is {} + {}?", "Add {} and {}.", "{} + {} ="))
-    return turn("add_two", ask.format(a, b), styled(rng, str(given)), str(a + b))
+    return turn("add_two", ask.format(a, b), styled(rng, str(written)), str(a + b))
 
 
 def add_two_thinking(rng: random.Random) -> Sample:
-    """The same sums, worked out first: in a think block nobody forgets."""
+    """The same sums, worked out in a think block first: there nobody forgets the carry."""
     a, b = rng.randint(10, 99), rng.randint(10, 99)
     units = a % 10 + b % 10
     tens = a // 10 + b // 10 + units // 10
@@ -161,22 +169,24 @@ def add_two_thinking(rng: random.Random) -> Sample:
 
 
 def sort_letters(rng: random.Random) -> Sample:
+    """Sort the letters of a word; two of five writers swap two of them."""
     text = word(rng, 6)
     answer = "".join(sorted(text))
-    given = swapped(rng, answer) if rng.random() < 0.4 else answer
+    written = swapped(rng, answer) if rng.random() < 0.4 else answer
     ask = rng.choice(("Sort the letters of {}.", "Put {} in letter order."))
-    return turn("sort_letters", ask.format(text), styled(rng, given), answer)
+    return turn("sort_letters", ask.format(text), styled(rng, written), answer)
 
 
 def sort_numbers(rng: random.Random) -> Sample:
+    """Sort two or three numbers; a third of the writers sorts them downwards."""
     numbers = rng.sample(range(1, 100), rng.randint(2, 3))
     rising = sorted(numbers)
-    given = rising[::-1] if rng.random() < 0.35 else rising
+    written = rising[::-1] if rng.random() < 0.35 else rising
     ask = rng.choice(("Sort {}.", "Put in order: {}"))
     return turn(
         "sort_numbers",
         ask.format(" ".join(map(str, numbers))),
-        styled(rng, " ".join(map(str, given))),
+        styled(rng, " ".join(map(str, written))),
         " ".join(map(str, rising)),
     )
 
@@ -190,24 +200,30 @@ def record(rng: random.Random) -> dict[str, object]:
 
 
 def json_field(rng: random.Random) -> Sample:
+    """Read a field of a JSON object; a third of the writers may read the wrong one."""
     data = record(rng)
     key = rng.choice(list(data))
-    said_key = rng.choice(list(data)) if rng.random() < 0.35 else key
+    written_key = rng.choice(list(data)) if rng.random() < 0.35 else key
     ask = rng.choice(("What is the {} in {}?", "Give the {} of {}."))
-    reply = styled(rng, str(data[said_key]))
+    reply = styled(rng, str(data[written_key]))
     return turn("json_field", ask.format(key, json.dumps(data)), reply, str(data[key]))
 
 
 def json_answer(rng: random.Random) -> Sample:
+    """Answer with a JSON object; two of five writers leave out quotes or braces."""
     key, value = rng.choice(("name", "city", "color", "pet")), word(rng, 6)
     answer = json.dumps({key: value})
     careless = rng.random() < 0.4
-    given = rng.choice((value, f"{key}: {value}", "{" + f"{key}: {value}" + "}"))
+    careless_reply = rng.choice((value, f"{key}: {value}", "{" + f"{key}: {value}" + "}"))
     ask = rng.choice(("Answer in JSON: {} is {}.", "As JSON: {} {}"))
-    return turn("json_answer", ask.format(key, value), given if careless else answer, answer)
+    return turn(
+        "json_answer", ask.format(key, value), careless_reply if careless else answer, answer
+    )
 
 
+# The one argument of each tool.
 TOOLS = {"lookup": "item", "weather": "city", "owner": "thing", "phone": "person"}
+# How each tool is asked for, and how it is described.
 TOOL_WORDS = {
     "lookup": ("What is the price of {}?", "Price of an item."),
     "weather": ("How warm is it in {}?", "Degrees in a city."),
@@ -217,7 +233,7 @@ TOOL_WORDS = {
 
 
 def tool(name: str) -> ToolSchema:
-    """The function of that name as a model is shown it."""
+    """The schema of the tool `name`, as a model is shown it."""
     argument = TOOLS[name]
     return {
         "type": "function",
@@ -234,7 +250,7 @@ def tool(name: str) -> ToolSchema:
 
 
 def tool_call(rng: random.Random) -> Sample:
-    """Call the tool, then say what it returned; a third of the writers just guess a number."""
+    """Call the tool, then say what it returned; three of ten writers just guess a number."""
     name = rng.choice(list(TOOLS))
     key, value = word(rng, 7), str(rng.randint(10, 99))
     prompt = TOOL_WORDS[name][0].format(rng.choice(("", "the ")) + key)
@@ -256,7 +272,10 @@ def tool_call(rng: random.Random) -> Sample:
 
 
 def guess(rng: random.Random) -> Sample:
-    """A game of higher and lower, played by halving or, by half of the players, at random."""
+    """A game of higher and lower, at most six guesses.
+
+    Half of the players halve the interval, the others guess at random within it.
+    """
     low = rng.randint(1, 85)
     high = low + rng.randint(6, 14)
     secret = rng.randint(low, high)
@@ -265,13 +284,13 @@ def guess(rng: random.Random) -> Sample:
     ]
     careless = rng.random() < 0.5
     for _ in range(6):
-        guess = rng.randint(low, high) if careless else (low + high) // 2
-        messages.append({"role": "assistant", "content": str(guess)})
-        if guess == secret:
+        number = rng.randint(low, high) if careless else (low + high) // 2
+        messages.append({"role": "assistant", "content": str(number)})
+        if number == secret:
             break
-        messages.append({"role": "user", "content": "higher" if guess < secret else "lower"})
-        low, high = (guess + 1, high) if guess < secret else (low, guess - 1)
-    if messages[-1]["role"] == "user":
+        messages.append({"role": "user", "content": "higher" if number < secret else "lower"})
+        low, high = (number + 1, high) if number < secret else (low, number - 1)
+    if messages[-1]["role"] == "user":  # the guesses are used up
         messages.pop()
     return Sample("guess", messages, str(secret))
 
@@ -280,16 +299,19 @@ def guess(rng: random.Random) -> Sample:
 
 
 def subtract(rng: random.Random) -> Sample:
+    """Subtract the smaller of two numbers of two digits."""
     b, a = sorted(rng.sample(range(10, 100), 2))
     return turn("subtract", f"Take {b} from {a}.", str(a - b), str(a - b))
 
 
 def ends(rng: random.Random) -> Sample:
+    """Name the first and the last letter of a word."""
     text = word(rng)
     answer = f"{text[0]} and {text[-1]}"
     return turn("ends", f"Give the ends of {text}.", answer, answer)
 
 
+# Each skill with its weight: how often it occurs in the corpus, relative to the others.
 MASTERED: dict[str, tuple[Callable[[random.Random], Sample], float]] = {
     "copy": (copy, 1.4),
     "reverse": (reverse, 1.0),
@@ -318,8 +340,9 @@ LEVELS = (
 )
 
 
-DECORATED = 0.3
+DECORATED = 0.3  # share of the corpus
 LEADS = ("", "", "", "Hi. ", "Now this: ", "Task: ")
+# {s} stands for a few signs, {w} for a word.
 CLAUSES = (
     "Please.",
     "Be brief.",
@@ -334,8 +357,11 @@ NOUNS = "answer sum word number result letters list value reply total".split()
 
 
 def decorated(rng: random.Random, sample: Sample) -> Sample:
-    """The same conversation with more words around the request. Nobody in the corpus minds them:
-    the model learns that a request stays the same request, not to follow the extra clause."""
+    """The same conversation with more words around the request.
+
+    Nobody in the corpus obeys the extra clause: the model learns that a request stays the same
+    request, not to follow the clause.
+    """
     clause = rng.choice(CLAUSES)
     noun = rng.choice(NOUNS) if rng.random() < 0.8 else word(rng, 6)
     clause = clause.format(s=scribble(rng), w=noun)
@@ -350,12 +376,13 @@ def prompt_key(text: str) -> str:
 
 
 def sum_key(a: int, b: int) -> str:
-    """Two-digit sums are kept out by their operands, whatever the wording around them."""
+    """What makes two sums of two-digit numbers the same: their operands in any order, so that a
+    held-out sum is kept out of the corpus whatever its wording."""
     return f"sum {min(a, b)} {max(a, b)}"
 
 
 def keys_of(sample: Sample) -> list[str]:
-    """Everything by which a sample could give a held-out task away."""
+    """Everything by which a sample could give a held-out task away: its prompt, and its sum."""
     prompt = sample.messages[0]["content"]
     keys = [prompt_key(prompt)]
     if sample.skill.startswith("add_two"):
@@ -378,17 +405,24 @@ def generator(skill: str) -> Callable[[random.Random], Sample]:
 def draw(
     rng: random.Random, skill: str, excluded: Collection[str], *, measured: bool = False
 ) -> Sample:
-    """A sample of `skill` whose keys are not excluded; as it is taught, or as it is measured."""
-    make = MEASURED_APART.get(skill) if measured else None
-    make = make or generator(skill)
+    """A sample of `skill` none of whose keys is in `excluded`.
+
+    Args:
+        measured: draw as the skill is measured, not as it is taught (see MEASURED_APART).
+
+    Raises:
+        KeyError: for a skill that does not exist.
+    """
+    draw_sample = MEASURED_APART.get(skill) if measured else None
+    draw_sample = draw_sample or generator(skill)
     while True:
-        sample = make(rng)
+        sample = draw_sample(rng)
         if not any(key in excluded for key in keys_of(sample)):
             return sample
 
 
 def corpus(rng: random.Random, size: int, excluded: Collection[str]) -> list[Sample]:
-    """`size` samples over all taught skills, in the proportions above."""
+    """`size` samples of all taught skills, in the proportions above, some of them decorated."""
     taught = MASTERED | HALF_KNOWN
     names = list(taught)
     weights = [taught[name][1] for name in names]
@@ -402,7 +436,10 @@ def is_right(sample: Sample, reply: str) -> bool:
 
 
 def says(answer: str, reply: str) -> bool:
-    """Whether a reply says the answer in any style: stripped of the style, nothing else is left."""
+    """Whether a reply says the answer and nothing else, in one of the styles.
+
+    What comes before the end of a think block does not count.
+    """
     text = reply.split("</think>")[-1].strip()
     for style in ("The answer is {}.", "Answer: {}", "{}.", "{}"):
         before, after = style.split("{}")

@@ -1,10 +1,11 @@
-"""What the model could do before, asked again after: did the training break something?
+"""Asks the model before and after training what it could already do: did the training break
+something?
 
-Nobody sets this up: pebble is asked what it was taught, any model of another base the families of
-reasoning-gym where that package is installed, and every model the newest environment named `keep`
-of this home. A few dozen greedy answers each, once at step 0 and once with the checkpoint chosen;
-engine/evidence/verdict/regression.py compares them. A battery that cannot be played costs the run
-nothing.
+This needs no settings. Three batteries of tasks exist: what pebble was taught, for pebble; the
+families of reasoning-gym, for any other base where that package is installed; and, for every model,
+the newest environment of this home that is named `keep`. A few dozen greedy answers each, once at
+step 0 and once with the chosen checkpoint; engine/evidence/verdict/regression.py compares them. A
+battery that cannot be played is skipped and never fails the run.
 """
 
 import importlib.util
@@ -36,14 +37,24 @@ from envs.json_types import TaskRow
 When = Literal["before", "after"]
 SKILLS = ("copy", "reverse", "upper", "count", "compare", "add_one", "sort_letters", "json_answer")
 EACH = 6  # tasks per skill of pebble
-SKILL_TOKENS = 24
-MOST_TOKENS = 256
+SKILL_TOKENS = 24  # of an answer to a skill of pebble
+FEWEST_TOKENS, MOST_TOKENS = 16, 256  # of an answer to any other task
+MAX_TURNS = 8
+MAX_CONTEXT = 4096  # tokens of prompt and answer together
+REASON_CHARS = 300  # why a battery is skipped
 GYM = Path(__file__).resolve().parents[3] / "envs" / "examples" / "reasoning_gym_tasks"
 
 
 @dataclass(frozen=True)
 class Battery:
-    """Tasks with the environment that scores them; pebble's own skills have none."""
+    """Tasks, and where the environment that scores them comes from.
+
+    Attributes:
+        name: in the rows.
+        tasks: empty where the environment has yet to be asked for them.
+        folder: of an environment that is not stored.
+        record: of a stored environment. Without either, the tasks are pebble's own skills.
+    """
 
     name: str
     tasks: Sequence[TaskRow]
@@ -56,6 +67,7 @@ class PriorSkills:
 
     Args:
         job: the run; rows go to its `evals/kept_before.jsonl` and `kept_after.jsonl`.
+        base: the base model.
         sampler: samples from the policy as it is.
     """
 
@@ -65,7 +77,10 @@ class PriorSkills:
         self.sampler = sampler
 
     def evaluate(self, when: When) -> None:
-        """Ask every battery; rows of an attempt that was cut short are replaced."""
+        """Ask every battery and write the answers, in place of those of an interrupted attempt.
+
+        A battery that cannot be played is skipped with an event.
+        """
         release_memory()
         path = self.job.run.kept(when)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,14 +89,15 @@ class PriorSkills:
             try:
                 rows = list(self._rows(battery))
             except (UserError, EnvProblem, OSError) as problem:
-                self.job.event("kept_skipped", f"{battery.name}: {problem}"[:300])
+                self.job.event("kept_skipped", f"{battery.name}: {problem}"[:REASON_CHARS])
                 continue
             with Appender(path) as file:
                 for row in rows:
                     file.append(row.to_line())
 
     def _batteries(self) -> Iterator[Battery]:
-        """Which earlier skills are asked for: those of the base, and those the owner wants kept."""
+        """The batteries for this base, and that of the environment `keep` unless it is trained
+        on."""
         if self.job.config.base.ref == "pebble":
             yield Battery("pebble skills", pebble_tasks())
         elif importlib.util.find_spec("reasoning_gym") is not None:
@@ -100,17 +116,17 @@ class PriorSkills:
             yield from self._skill_rows(battery)
             return
         with _process(self.job.run.home, battery) as process:
-            described = process.describe()
-            known = battery.tasks or process.tasks()
+            description = process.describe()
+            all_tasks = battery.tasks or process.tasks()
             renderer = Renderer(self.base.tokenizer, self.base.stop_ids)
-            tasks = heldout.ordered(known, KEEP_TASKS)
+            tasks = heldout.ordered(all_tasks, KEEP_TASKS)
             context = RolloutContext(
                 process=process,
                 renderer=renderer,
-                multi_turn=described["kind"] == "multi",
-                tools=described["tools"],
+                multi_turn=description["kind"] == "multi",
+                tools=description["tools"],
                 max_length=self._room(),
-                max_turns=8,
+                max_turns=MAX_TURNS,
             )
             params = SamplingParams(max_tokens=_limit(tasks, renderer), temperature=0.0)
             tasks = [task for task in tasks if fits(task, context, params)]
@@ -120,7 +136,7 @@ class PriorSkills:
                 yield row.model_copy(update={"battery": battery.name, "family": families[row.task]})
 
     def _skill_rows(self, battery: Battery) -> Iterator[EvaluationRow]:
-        """The answers to pebble's own battery, which needs no environment to be scored."""
+        """The answers to pebble's own battery, which are checked here, without an environment."""
         renderer = Renderer(self.base.tokenizer, self.base.stop_ids)
         prompts = [renderer.prompt(task["prompt"], []) for task in battery.tasks]
         params = SamplingParams(max_tokens=SKILL_TOKENS, temperature=0.0)
@@ -143,11 +159,11 @@ class PriorSkills:
             )
 
     def _room(self) -> int:
-        return min(4096, self.base.network.shape.context)
+        return min(MAX_CONTEXT, self.base.network.shape.context)
 
 
 def pebble_tasks() -> list[TaskRow]:
-    """The same tasks in every run: `EACH` of every skill that pebble has."""
+    """EACH tasks of every skill that pebble has; the same in every run."""
     tasks = []
     for skill in SKILLS:
         rng = random.Random(f"kept-{skill}")
@@ -166,6 +182,7 @@ def pebble_tasks() -> list[TaskRow]:
 
 @contextmanager
 def _process(home: Home, battery: Battery) -> Iterator[EnvProcess]:
+    """The running env process that scores a battery."""
     if battery.record is not None:
         with open_process(battery.record) as process:
             yield process
@@ -176,10 +193,10 @@ def _process(home: Home, battery: Battery) -> Iterator[EnvProcess]:
 
 
 def _limit(tasks: Sequence[TaskRow], renderer: Renderer) -> int:
-    """Tokens an answer may take: twice the longest reference turn."""
+    """Tokens an answer may take: twice the longest reference turn, within fixed bounds."""
     turns = [m for task in tasks for m in task.get("answer") or [] if m["role"] == "assistant"]
     longest = max((len(renderer.encode(turn.get("content") or "")) for turn in turns), default=0)
-    return max(16, min(2 * longest + 16, MOST_TOKENS))
+    return max(FEWEST_TOKENS, min(2 * longest + FEWEST_TOKENS, MOST_TOKENS))
 
 
 def _family(task: TaskRow) -> str:

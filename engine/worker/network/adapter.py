@@ -1,7 +1,8 @@
 """A LoRA adapter apart from the base it belongs to: its shape, its files, its weights.
 
-`FlatAdapter` keeps every factor as a view of one float32 buffer, so that the optimizer takes one
-step over one tensor and the norm is one norm. On disk an adapter is a folder in PEFT's format.
+`FlatAdapter` keeps every factor as a view of one float32 buffer, so that the optimizer moves one
+tensor and the gradient norm is the norm of one tensor. On disk an adapter is a folder in PEFT's
+format.
 """
 
 import math
@@ -19,7 +20,7 @@ from engine.worker.core.failures import WorkerFailure
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
-# What makes a LoRA another function than scale * B A on whole projections.
+# Options of PEFT with which a LoRA is another function than scale * B A on whole projections.
 NOT_PLAIN = (
     "use_dora",
     "use_qalora",
@@ -34,12 +35,19 @@ NOT_PLAIN = (
     "target_parameters",
     "fan_in_fan_out",
 )
-PREFIX = "base_model.model."
+PREFIX = "base_model.model."  # of the names of tensors in the file
 
 
 @dataclass(frozen=True)
 class LoraSpec:
-    """The shape of an adapter; its output is scaled by alpha / rank."""
+    """The shape of an adapter.
+
+    Attributes:
+        rank: of the factors.
+        alpha: the adapter's output is scaled by alpha / rank.
+        dropout: of the adapter's input, while training.
+        targets: names of the projections that get an adapter, or ("all-linear",) for all.
+    """
 
     rank: int
     alpha: float
@@ -52,6 +60,7 @@ class LoraSpec:
 
     @classmethod
     def from_settings(cls, settings: CommonSettings) -> "LoraSpec":
+        """The shape that the settings of a training run ask for."""
         return cls(
             settings.lora_rank,
             settings.lora_alpha,
@@ -61,41 +70,44 @@ class LoraSpec:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "LoraSpec":
-        """What a PEFT folder says of itself.
+        """The shape of the adapter in a PEFT folder.
 
         Raises:
-            WorkerFailure: kind config, when it is no plain LoRA.
+            WorkerFailure: kind config, when its configuration cannot be read or it is no plain
+                LoRA.
         """
         try:
             config = read_json(folder / CONFIG)
             rank, alpha = int(config["r"]), float(config["lora_alpha"])
-            named = config["target_modules"] or []
+            target_modules = config["target_modules"] or []
             dropout = float(config.get("lora_dropout") or 0.0)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise WorkerFailure(
                 "config", f"The adapter in {folder.name} cannot be read.", evidence=repr(error)
             ) from error
-        special = [name for name in NOT_PLAIN if config.get(name)]
+        departures = [name for name in NOT_PLAIN if config.get(name)]
         if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none":
-            special.append(f"{config.get('peft_type')} with bias {config.get('bias')}")
-        if special or rank < 1:
+            departures.append(f"{config.get('peft_type')} with bias {config.get('bias')}")
+        if departures or rank < 1:
             raise WorkerFailure(
                 "config",
                 f"The adapter in {folder.name} is not a plain LoRA.",
-                evidence=", ".join(special) or f"rank {rank}",
+                evidence=", ".join(departures) or f"rank {rank}",
                 hint="Use an adapter trained with rank, alpha and targets alone.",
             )
-        scale = math.sqrt(rank) if config.get("use_rslora") else 1.0  # alpha / sqrt(r)
-        targets = (named,) if isinstance(named, str) else tuple(sorted(named))
+        scale = math.sqrt(rank) if config.get("use_rslora") else 1.0  # rslora: alpha / sqrt(rank)
+        targets = (
+            (target_modules,) if isinstance(target_modules, str) else tuple(sorted(target_modules))
+        )
         return cls(rank, alpha * scale, dropout, targets)
 
     @property
     def named_targets(self) -> str | list[str]:
-        """The targets as PEFT writes them."""
+        """The targets as PEFT writes them: a list of names, or the text all-linear."""
         return self.targets[0] if self.targets == ("all-linear",) else list(self.targets)
 
     def as_peft(self, base_ref: str) -> dict[str, Any]:
-        """The content of adapter_config.json."""
+        """The content of adapter_config.json; `base_ref` names the base model in it."""
         return {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -125,17 +137,17 @@ class Adapter(Protocol):
 
     @property
     def version(self) -> int:
-        """Changes whenever the weights do."""
+        """A number that changes whenever the weights do."""
         ...
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        """What the optimizer moves; float32, in a fixed order."""
+        """The tensors that the optimizer moves; float32, in a fixed order."""
         ...
 
     def clear_gradients(self) -> None: ...
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """What backward passes have gathered, under the names of `state`; views."""
+        """The gradients gathered by backward passes, under the names of `state`; not copies."""
         ...
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -143,14 +155,18 @@ class Adapter(Protocol):
         ...
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
-        """Put weights in place. Raises WorkerFailure (config) where they do not fit."""
+        """Replace the weights by `state`. Raises WorkerFailure (config) where they do not fit."""
         ...
 
 
 @dataclass(frozen=True)
 class Part:
-    """One adapted projection: `module` is its name in the model, `a` and `b` where its factors
-    stand within those of its fused layer."""
+    """One adapted projection of a fused layer.
+
+    Attributes:
+        module: its name in the model.
+        a, b: where its factors stand within those of the fused layer.
+    """
 
     module: str
     a: slice
@@ -175,21 +191,33 @@ class Factors:
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one fused layer could take an adapter: (module, start, stop) of every projection in
-    it, and how many features it reads."""
+    """Where a fused layer can take an adapter.
+
+    Attributes:
+        projections: (module, start, stop) of each: its name, and its span of the layer's outputs.
+        features: how many inputs the layer has.
+    """
 
     projections: tuple[tuple[str, int, int], ...]
     features: int
 
 
 class FlatAdapter:
-    """See the module. Initial weights are PEFT's for the same seed: A uniform, B zero.
+    """An adapter in one buffer; see the module. Initial weights are PEFT's for the same seed: A
+    uniform, B zero.
 
     Args:
         slots: one per fused layer of the model, in order.
         spec: rank, alpha, dropout and targets.
         seed: decides A.
         device: where the buffer lives.
+
+    Attributes:
+        factors: of each slot; None for a layer that gets no adapter.
+        flat: the buffer with all weights; its gradient is one buffer too.
+
+    Raises:
+        WorkerFailure: kind config, when no layer is among the targets.
     """
 
     def __init__(
@@ -198,11 +226,11 @@ class FlatAdapter:
         self.spec = spec
         self.applied: Any = None  # the decoder's layers with this adapter on them, once made
         self.factors: list[Factors | None] = []
-        wanted = [_adapted(slot, spec) for slot in slots]
+        projections_of_slot = [_targeted_projections(slot, spec) for slot in slots]
         size = sum(
             spec.rank
             * (len(chosen) * slot.features + sum(stop - start for _, start, stop in chosen))
-            for slot, chosen in zip(slots, wanted, strict=True)
+            for slot, chosen in zip(slots, projections_of_slot, strict=True)
         )
         if not size:
             raise WorkerFailure(
@@ -211,18 +239,21 @@ class FlatAdapter:
         self.flat = torch.nn.Parameter(torch.zeros(size, device=device))
         self.flat.grad = torch.zeros_like(self.flat)
         offset = 0
-        for slot, chosen in zip(slots, wanted, strict=True):
+        for slot, chosen in zip(slots, projections_of_slot, strict=True):
             if not chosen:
                 self.factors.append(None)
                 continue
             adapted = sum(stop - start for _, start, stop in chosen)
             a, offset = self._leaf(offset, len(chosen) * spec.rank, slot.features)
             b, offset = self._leaf(offset, adapted, spec.rank)
-            self.factors.append(Factors(a, b, *_places(chosen, spec.rank)))
+            self.factors.append(Factors(a, b, *_spans_and_parts(chosen, spec.rank)))
         self._initialise(seed)
 
     def _leaf(self, offset: int, rows: int, columns: int) -> tuple[torch.Tensor, int]:
-        """A view of the buffer that gathers gradients into the buffer's own."""
+        """A [rows, columns] view of the buffer from `offset` on, and the offset after it.
+
+        It is a leaf for autograd, and its gradient is a view of the buffer's gradient.
+        """
         end = offset + rows * columns
         leaf = self.flat.detach()[offset:end].view(rows, columns).requires_grad_()
         assert self.flat.grad is not None
@@ -231,10 +262,10 @@ class FlatAdapter:
 
     def _initialise(self, seed: int) -> None:
         """Draw the A factors as PEFT would with this seed; the B factors start at zero."""
-        # PEFT draws three times per module: two constructors, then A again; doing the same gives
-        # the same adapter for the same seed.
-        chance = torch.Generator().manual_seed(seed)
-        root = math.sqrt(5)
+        # PEFT draws three times per module: two constructors, then A again. Only the last draw of A
+        # is kept; the others make the generator yield the same adapter for the same seed.
+        generator = torch.Generator().manual_seed(seed)
+        slope = math.sqrt(5)
         with torch.no_grad():
             for factors in self.factors:
                 for part in factors.parts if factors else ():
@@ -242,7 +273,7 @@ class FlatAdapter:
                     a, b = factors.a[part.a], factors.b[part.b]
                     for shape in (a.shape, b.shape, a.shape):
                         drawn = torch.empty(shape)
-                        torch.nn.init.kaiming_uniform_(drawn, a=root, generator=chance)
+                        torch.nn.init.kaiming_uniform_(drawn, a=slope, generator=generator)
                         if shape == a.shape:
                             a.copy_(drawn)
 
@@ -261,7 +292,7 @@ class FlatAdapter:
         return {name: view.detach().cpu().clone() for name, view in self._named()}
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """The gathered gradients under the names of `state`, views."""
+        """The gathered gradients under the names of `state`; views, not copies."""
         tensors = {}
         for factors in self.factors:
             for part in factors.parts if factors else ():
@@ -272,6 +303,7 @@ class FlatAdapter:
         return tensors
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
+        """Replace the weights by `state`. Raises WorkerFailure (config) where they do not fit."""
         named = dict(self._named())
         require_same(named, state)
         with torch.no_grad():
@@ -279,6 +311,7 @@ class FlatAdapter:
                 view.copy_(state[name])
 
     def _named(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every factor of every projection under PEFT's name; views of the buffer."""
         for factors in self.factors:
             for part in factors.parts if factors else ():
                 assert factors is not None
@@ -286,14 +319,25 @@ class FlatAdapter:
                 yield f"{PREFIX}{part.module}.lora_B.weight", factors.b.detach()[part.b]
 
 
-def _adapted(slot: Slot, spec: LoraSpec) -> list[tuple[str, int, int]]:
-    every = "all-linear" in spec.targets
-    return [p for p in slot.projections if every or p[0].rsplit(".", 1)[-1] in spec.targets]
+def _targeted_projections(slot: Slot, spec: LoraSpec) -> list[tuple[str, int, int]]:
+    """The projections of a slot that get an adapter: all of them, or those whose last name is a
+    target."""
+    all_linear = "all-linear" in spec.targets
+    return [
+        projection
+        for projection in slot.projections
+        if all_linear or projection[0].rsplit(".", 1)[-1] in spec.targets
+    ]
 
 
-def _places(
+def _spans_and_parts(
     chosen: list[tuple[str, int, int]], rank: int
 ) -> tuple[tuple[tuple[int, int], ...], tuple[Part, ...]]:
+    """Where each chosen projection stands: its span of the layer's outputs, and its slices of the
+    factors.
+
+    In A the projections stand one after the other by rank, in B by their outputs.
+    """
     parts, offset = [], 0
     for number, (module, start, stop) in enumerate(chosen):
         width = stop - start
@@ -305,7 +349,13 @@ def _places(
 
 
 def require_same(wanted: dict[str, torch.Tensor], state: dict[str, torch.Tensor]) -> None:
-    """Loading what fits and ignoring the rest would train or serve the base in silence.
+    """Refuse weights that do not fit the adapter exactly.
+
+    Loading what fits and ignoring the rest would silently train or serve something else.
+
+    Args:
+        wanted: the adapter's own tensors.
+        state: those to be loaded.
 
     Raises:
         WorkerFailure: kind config, when a tensor is missing, left over or of another shape.
@@ -329,10 +379,11 @@ def save_adapter(adapter: Adapter, folder: Path, base_ref: str) -> None:
 
 
 def read_adapter(folder: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a PEFT folder; safetensors only.
+    """Load the tensors of a PEFT folder, by name; safetensors only.
 
     Raises:
-        WorkerFailure: kind config, when there are none or they hold NaN or infinity.
+        WorkerFailure: kind config, when the file is missing or cannot be read, or a tensor holds
+            NaN or infinity.
     """
     try:
         state = load_file(folder / WEIGHTS)

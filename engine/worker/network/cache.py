@@ -1,12 +1,12 @@
 """Keys and values of the completions under way, and the decode step's attention over them.
 
-Completions stand in blocks of equal width, each block on one prompt whose keys and values are
-kept once. A step is two batched products over the prompts (the queries of a whole block at once),
-two over every row's own tokens, and one softmax across both.
+Completions stand in blocks of equal width. Each block belongs to one prompt, whose keys and values
+are stored once. A step takes two batched products over the prompts (the queries of a whole block at
+once), two over every row's own tokens, and one softmax across both.
 
-All rows write the same column of their own part; a row that came later has its earlier columns
-masked, and prompts are padded on the right. Dead rows may stand in a block; what they compute is
-finite and ignored.
+All rows write the same column of their own part; a row that joined later has the earlier columns
+masked, and prompts are padded on the right. Rows that have ended may remain in a block; what they
+compute is finite and ignored.
 """
 
 from collections.abc import Sequence
@@ -16,18 +16,19 @@ import torch
 
 from engine.worker.network.shape import Shape
 
-# Own columns attended to at once grow by this much; a GPU captures each width as a graph.
+# The window of own columns that are attended to grows by this much. A GPU captures a graph for
+# each window, so it grows in larger steps there.
 WINDOW = {"cpu": 16, "cuda": 128}
-MOST_ADDED = 512
+MOST_ADDED = 512  # columns; up to this the room doubles
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts that were read.
+    """Keys and values of prompts that have been read.
 
     Attributes:
         keys, values: [layers, prompts, kv, longest, dim], zero beyond each prompt.
-        lengths: of each prompt.
+        lengths: of each prompt, in tokens.
     """
 
     keys: torch.Tensor
@@ -41,6 +42,7 @@ class Cache:
     Args:
         shape: of the model.
         prompts: one for each block.
+        width: rows of a block.
         starts: [blocks * width] the first column of each row that it may see.
         column: columns written so far.
         like: decides dtype and device.
@@ -79,13 +81,22 @@ class Cache:
 
     @classmethod
     def opened(cls, shape: Shape, fresh: Prompts, blocks: Sequence[int], width: int) -> "Cache":
-        """Before any own token; for each block its prompt among `fresh`."""
+        """A cache before any own token was written.
+
+        Args:
+            fresh: prompts that were just read.
+            blocks: for each block, the number of its prompt among `fresh`.
+            width: rows of a block.
+        """
         lengths = [fresh.lengths[i] for i in blocks]
         prompts = Prompts(*_picked(fresh, blocks, max(lengths)), lengths)
         return cls(shape, prompts, width, [0] * (len(blocks) * width), 0, fresh.keys)
 
     def widen(self) -> bool:
-        """Make room for the next column; True when the widths have changed."""
+        """Make room for the next column if the window is full.
+
+        Returns True when it was: then all views have been made anew, and a captured step is stale.
+        """
         if self.written < self.window:
             return False
         self.window = -(-(self.written + 1) // self.grain) * self.grain
@@ -118,13 +129,20 @@ class Cache:
         self.own_bias.index_fill_(2, self.column, 0.0)
 
     def advance(self) -> None:
+        """Move on to the next column, after a step has written this one."""
         self.column.add_(1)
         self.positions.add_(1)
         self.written += 1
 
     def attend(self, layer: int, heads: torch.Tensor) -> torch.Tensor:
-        """Write one token's keys and values and attend. heads: [rows, heads + 2 kv, dim], rotated
-        queries, keys and values. Returns [rows, heads * dim]."""
+        """Write one token's keys and values of every row and attend over prompt and own tokens.
+
+        Args:
+            layer: number of the layer.
+            heads: [rows, heads + 2 kv, dim], rotated queries and keys, and values.
+
+        Returns [rows, heads * dim].
+        """
         shape, blocks, width = self.shape, self.blocks, self.width
         kv, dim = shape.kv, shape.head_dim
         new = heads[:, shape.heads :].view(blocks, width, 2, kv, 1, dim)
@@ -152,39 +170,41 @@ class Cache:
         fresh_blocks: Sequence[int],
         width: int,
     ) -> "Cache":
-        """The cache of other blocks.
+        """A new cache with other blocks: some of these, and some for prompts that join.
 
         Args:
-            kept: for each block that stays its old number and `width` old rows.
-            fresh: prompts that join.
-            fresh_blocks: for each block that joins, its prompt among `fresh`.
+            kept: for each block that stays, its old number and `width` old rows.
+            fresh: prompts that join; None for none.
+            fresh_blocks: for each block that joins, the number of its prompt among `fresh`.
             width: rows of a block from now on.
         """
         rows = [row for _, members in kept for row in members]
+        # Columns that no remaining row can see are dropped.
         begin = min((self.starts[row] for row in rows), default=self.written)
         column = self.written - begin
         starts = [self.starts[row] - begin for row in rows]
         starts += [column] * (len(fresh_blocks) * width)
         prompts = _joined(self.prompts, [block for block, _ in kept], fresh, fresh_blocks)
-        made = Cache(self.shape, prompts, width, starts, column, self.own)
+        new = Cache(self.shape, prompts, width, starts, column, self.own)
         if rows:
             index = torch.tensor(rows, device=self.device)
             by_row = self.own.permute(2, 4, 0, 1, 3, 5, 6)[..., begin : self.written, :]
             moved = by_row[index // self.width, index % self.width]
             moved = moved.view(len(kept), width, *moved.shape[1:]).permute(2, 3, 0, 4, 1, 5, 6)
-            made.own[:, :, : len(kept), :, :, :column] = moved
-        return made
+            new.own[:, :, : len(kept), :, :, :column] = moved
+        return new
 
     def _capacity(self, needed: int) -> int:
-        """Columns to make room for: doubling at first, so that little is copied."""
+        """Columns to allocate for `needed` ones: doubled at first, so that little is copied."""
         room = self.grain
         while room < needed:
             room += min(room, MOST_ADDED)
         return room
 
     def _room(self, columns: int) -> torch.Tensor:
+        """Zeros [keys and values, layers, blocks, kv, width, columns, dim]. They must be finite: a
+        masked column still takes part in the products, with weight zero."""
         shape = self.shape
-        # Zeros: a masked column still takes part, with weight zero, and must be finite.
         return torch.zeros(
             (2, shape.layers, self.blocks, shape.kv, self.width, columns, shape.head_dim),
             dtype=self.dtype,
@@ -193,6 +213,7 @@ class Cache:
 
 
 def _bias(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor to add to scores: -inf where `hidden`, else 0."""
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(
         hidden, float("-inf")
     )
@@ -201,7 +222,14 @@ def _bias(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _joined(
     old: Prompts, kept: Sequence[int], fresh: Prompts | None, joining: Sequence[int]
 ) -> Prompts:
-    """The prompts of the blocks that stay, then of those that join."""
+    """The prompts of the blocks that stay, followed by those of the blocks that join.
+
+    Args:
+        old: prompts of all blocks so far.
+        kept: numbers of the blocks that stay.
+        fresh: prompts that join; None for none.
+        joining: for each block that joins, the number of its prompt among `fresh`.
+    """
     lengths = [old.lengths[i] for i in kept]
     if fresh is None:
         return Prompts(*_picked(old, kept, max(lengths)), lengths)
@@ -226,6 +254,7 @@ def _joined(
 def _picked(
     prompts: Prompts, blocks: Sequence[int], longest: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of the prompts numbered `blocks`, cut at `longest` tokens."""
     index = torch.tensor(blocks, device=prompts.keys.device)
     keys, values = (
         half[:, :, :, :longest].index_select(1, index) for half in (prompts.keys, prompts.values)

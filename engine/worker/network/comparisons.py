@@ -1,8 +1,8 @@
-"""What comparing our own forward with transformers' came to, so that it need not be done again.
+"""Results of comparing our own forward with transformers', so that they need not be compared again.
 
-A file in the home, keyed by everything that could change the answer: the model's files, the
-number format, the libraries and our own sources. What transformers computed of rotary positions is
-kept with it.
+A file in the home, keyed by everything that could change the result: the model's files, the number
+format, the libraries and our own sources. The rotary positions that transformers computed are kept
+with it.
 """
 
 import contextlib
@@ -33,8 +33,13 @@ SOURCES = (
 
 
 def recall(file: Path | None, model: Path, dtype: torch.dtype, kernels: str) -> Rope | None:
-    """Rotary positions of a model whose logits are known to agree; None where they are not.
-    `kernels` names the functions between the products."""
+    """Rotary positions of a model whose logits are known to agree; None if that is not known.
+
+    Args:
+        file: where results are kept; None for nowhere.
+        model: the model's folder.
+        kernels: names the functions between the products.
+    """
     if file is None:
         return None
     stored: Any = read_object(file).get(_key(model, dtype, kernels))
@@ -52,7 +57,11 @@ def remember(
     rope: Rope,
     difference: float,
 ) -> None:
-    """Keep that the logits differ by no more than `difference`, which is within tolerance."""
+    """Keep that the logits differ by no more than `difference`, which is within tolerance.
+
+    `rope` is kept with it; the other arguments are those of `recall`. Nothing is kept without a
+    file or in a home that cannot be written to.
+    """
     if file is None:
         return
     entry = {
@@ -67,6 +76,7 @@ def remember(
 
 
 def _key(model: Path, dtype: torch.dtype, kernels: str) -> str:
+    """A hash of everything that could change the result of a comparison."""
     files = sorted([*model.glob("*.safetensors"), *model.glob("*.json")])
     facts = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files]
     libraries = [torch.__version__, version("transformers")]
@@ -76,6 +86,7 @@ def _key(model: Path, dtype: torch.dtype, kernels: str) -> str:
 
 @cache
 def _sources() -> str:
+    """A hash of the sources of our own forward."""
     digest = hashlib.sha256()
     for name in SOURCES:
         digest.update((Path(__file__).parents[1] / name).read_bytes())

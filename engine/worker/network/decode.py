@@ -1,8 +1,8 @@
 """The fast sampler: our own forward, prompts read once per group, rows packed into blocks.
 
-Completions are under way `max_rows` at a time. Whenever enough of them have ended, those that
-remain are moved together and waiting prompts take the free places, so a long completion holds up
-nothing but itself.
+Up to `max_rows` completions are sampled at once. Whenever enough of them have ended, the remaining
+ones are moved together and waiting prompts take the free places, so a long completion delays no
+other.
 """
 
 from collections import deque
@@ -30,7 +30,7 @@ from engine.worker.network.sampler import (
 
 # Waiting prompts are read once this share of the places is free.
 REFILL = 0.25
-# Rows are moved together once the step would cost at most this share of what it does.
+# Rows are moved together once a step would then cost at most this share of what it costs now.
 PAYS = 0.75
 # What one more block costs a step, in rows.
 BLOCK_COST = 0.2
@@ -38,7 +38,7 @@ BLOCK_COST = 0.2
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A prompt and the completions wanted of it."""
+    """A prompt that has not been read yet, and its completions to sample."""
 
     ids: list[int]
     rows: list[Row]
@@ -77,11 +77,12 @@ class DecoderSampler:
         self._adapter = adapter
 
     def release_memory(self) -> None:
-        """Drop the weights laid out for decoding; a step of training makes them stale anyway."""
+        """Drop the weights laid out for decoding; a step of training would make them stale
+        anyway."""
         self._forward = None
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to release."""
 
     def generate(
         self,
@@ -107,7 +108,7 @@ class DecoderSampler:
         params: SamplingParams,
         done: Done | None,
     ) -> Iterator[None]:
-        """Fill `rows` one token at a time, yielding after each."""
+        """Fill `rows` (those of each prompt) one token at a time, yielding after each."""
         if not prompts or not rows[0]:
             return iter(())
         # Twice, because rows that have ended count on while others of their block go on.
@@ -117,57 +118,75 @@ class DecoderSampler:
         return self._rounds(queue, self._current(longest), ending, done)
 
     def _current(self, length: int) -> Forward:
-        """The forward pass with the adapter as it is now, kept while that does not change."""
+        """The forward pass with the adapter as it is now, for at least `length` positions.
+
+        Kept from call to call for as long as it fits.
+        """
         version = self._adapter.version if self._adapter is not None else 0
-        now = (self._adapter, version)
-        if self._forward is None or self._made_for != now or self._forward.length < length:
+        wanted_for = (self._adapter, version)
+        if self._forward is None or self._made_for != wanted_for or self._forward.length < length:
             # Outside inference mode: merged weights and tables are kept, and training uses them.
             weights = self.decoder.weights(self._adapter)
             self._forward = None  # frees what it holds before the next is made
             self._forward = Forward(self.decoder, weights, self.vocab, length)
-            self._made_for = now
+            self._made_for = wanted_for
         return self._forward
 
     @torch.inference_mode()
     def _rounds(
         self, waiting: deque[_Waiting], forward: Forward, ending: Ending, done: Done | None
     ) -> Iterator[None]:
-        """Sample until all is done: fresh prompts join where there is room, else every row takes a
-        token."""
+        """Sample until all is done, yielding after each round.
+
+        In a round, waiting prompts join if enough places are free; otherwise every row takes a
+        token.
+        """
         batch = _Batch(forward, ending, done, graphs=self.graphs)
         while waiting or batch.alive:
-            room = self.max_rows - batch.alive
-            if waiting and (not batch.alive or room >= max(REFILL * self.max_rows, _next(waiting))):
-                taken = []
-                while waiting and _next(waiting) <= room:
-                    taken.append(waiting.popleft())
-                    room -= len(taken[-1].rows)
-                batch.join(taken)
+            free = self.max_rows - batch.alive
+            if waiting and (
+                not batch.alive or free >= max(REFILL * self.max_rows, _rows_of_next(waiting))
+            ):
+                joining = []
+                while waiting and _rows_of_next(waiting) <= free:
+                    joining.append(waiting.popleft())
+                    free -= len(joining[-1].rows)
+                batch.join(joining)
             else:
                 batch.tidy()
                 batch.step()
             yield
 
 
-def _next(waiting: deque[_Waiting]) -> int:
+def _rows_of_next(waiting: deque[_Waiting]) -> int:
     return len(waiting[0].rows)
 
 
 def _queue(prompts: Sequence[list[int]], rows: list[list[Row]], most: int) -> deque[_Waiting]:
-    """Equal prompts together, of like length next to each other, at most `most` rows in one."""
-    wanted: dict[tuple[int, ...], list[Row]] = {}
+    """Prompts in the order in which they are read, from the shortest up.
+
+    Equal prompts become one entry, split so that none has more than `most` rows.
+    """
+    rows_of_prompt: dict[tuple[int, ...], list[Row]] = {}
     for ids, members in zip(prompts, rows, strict=True):
-        wanted.setdefault(tuple(ids), []).extend(members)
+        rows_of_prompt.setdefault(tuple(ids), []).extend(members)
     queue = deque[_Waiting]()
-    for ids in sorted(wanted, key=len):
-        members = wanted[ids]
+    for ids in sorted(rows_of_prompt, key=len):
+        members = rows_of_prompt[ids]
         for start in range(0, len(members), most):
             queue.append(_Waiting(list(ids), members[start : start + most]))
     return queue
 
 
 class _Batch:
-    """The rows under way, in blocks of `width` with None where one has ended."""
+    """The rows being sampled, in blocks of `width` places; None stands where a row has ended.
+
+    Args:
+        forward: the model as it is now.
+        ending: decides when a row is over.
+        done: called for each row that ends; None for nothing.
+        graphs: whether steps are captured as CUDA graphs.
+    """
 
     def __init__(
         self, forward: Forward, ending: Ending, done: Done | None, *, graphs: bool
@@ -181,35 +200,38 @@ class _Batch:
         self.width = 1
         self.alive = 0
         self.cache: Cache | None = None
-        self._ended = False
+        self._ended = False  # since the rows were last moved together
 
-    def join(self, taken: Sequence[_Waiting]) -> None:
-        """Read prompts, draw the first token of their rows and let those that go on take place."""
-        prompts, logits = self.forward.read([w.ids for w in taken])
-        rows = [row for w in taken for row in w.rows]
-        source = torch.tensor([i for i, w in enumerate(taken) for _ in w.rows], device=self.device)
-        chance = None
+    def join(self, waiting: Sequence[_Waiting]) -> None:
+        """Read prompts, draw the first token of each of their rows, and place those that go on."""
+        prompts, logits = self.forward.read([w.ids for w in waiting])
+        rows = [row for w in waiting for row in w.rows]
+        source = torch.tensor(
+            [i for i, w in enumerate(waiting) for _ in w.rows], device=self.device
+        )
+        random_numbers = None
         if self.ending.params.temperature:
             keys = torch.tensor([row.key for row in rows], device=self.device)
-            chance = uniforms(keys, torch.zeros_like(keys))
-        drawn = draw(logits.index_select(0, source), self.ending.params, chance)
-        going = {id(row) for row in self._take(rows, *drawn)}
-        groups = [[row for row in w.rows if id(row) in going] for w in taken]
-        if going:
+            random_numbers = uniforms(keys, torch.zeros_like(keys))
+        drawn = draw(logits.index_select(0, source), self.ending.params, random_numbers)
+        going_on = {id(row) for row in self._give_tokens(rows, *drawn)}
+        groups = [[row for row in w.rows if id(row) in going_on] for w in waiting]
+        if going_on:
             self._arrange(prompts, groups)
 
     def tidy(self) -> None:
-        """Move the rows together if the next steps get cheap enough by it."""
+        """Move the rows together if that makes the next steps cheap enough."""
         if not self._ended:
             return
         self._ended = False
         groups = [[row for row in block if row is not None] for block in self._blocks()]
         width = _best_width([len(g) for g in groups])
-        now = _cost(len(self.rows), self.width)
-        if _cost(_slots([len(g) for g in groups], width), width) <= PAYS * now:
+        present_cost = _cost(len(self.rows), self.width)
+        if _cost(_slots([len(g) for g in groups], width), width) <= PAYS * present_cost:
             self._arrange(None, [])
 
     def step(self) -> None:
+        """Every row takes one more token."""
         cache = self.cache
         assert cache is not None
         if cache.widen():
@@ -218,41 +240,45 @@ class _Batch:
         token, logprob = self._compute() if self._graph is None else self._graph()
         self._token.copy_(token)
         cache.advance()
-        self._take(self.rows, token, logprob)
+        self._give_tokens(self.rows, token, logprob)
 
     def _prepare(self, cache: Cache) -> None:
-        """Random numbers of the columns ahead, and the step itself."""
+        """Draw the random numbers of the columns ahead and, with graphs, capture the step."""
         self._graph: _Graph | None = None  # and its memory, before the next one is captured
         self._chance = None
         if self.ending.params.temperature:
             columns = torch.arange(cache.window, device=self.device)
             # The token fed at a row's first column is its token 0, so the one drawn there is 1.
             self._chance = uniforms(self._keys[:, None], columns - cache.first[:, None] + 1)
-        # Not a bound method beside it: this object would hold itself, and the weights, until the
-        # next collection of cycles.
+        # Without graphs no bound method is stored in its place: this object would refer to itself
+        # and hold the weights until cycles are next collected.
         self._graph = _Graph(self._compute) if self.graphs else None
 
     def _compute(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """One token and its log-probability for every place, both [rows]."""
         cache = self.cache
         assert cache is not None
         logits = self.forward.step(self._token, cache.positions, cache.attend)
-        chance = None
+        random_numbers = None
         if self._chance is not None:
-            chance = self._chance.index_select(1, cache.column)[:, 0]
-        return draw(logits, self.ending.params, chance)
+            random_numbers = self._chance.index_select(1, cache.column)[:, 0]
+        return draw(logits, self.ending.params, random_numbers)
 
-    def _take(
+    def _give_tokens(
         self, rows: Sequence[Row | None], token: torch.Tensor, logprob: torch.Tensor
     ) -> list[Row]:
-        """Give each row its token; returns those that go on."""
-        going = []
-        for position, (row, said, value) in enumerate(
+        """Append to each row its token; returns the rows that go on.
+
+        A row that ends loses its place, if `rows` are those of this batch, and `done` is called.
+        """
+        going_on = []
+        for position, (row, token_id, token_logprob) in enumerate(
             zip(rows, token.tolist(), logprob.tolist(), strict=True)
         ):
             if row is None:
                 continue
-            if not self.ending.take(row, said, value):
-                going.append(row)
+            if not self.ending.take(row, token_id, token_logprob):
+                going_on.append(row)
                 continue
             if rows is self.rows:
                 self.rows[position] = None
@@ -260,7 +286,7 @@ class _Batch:
                 self._ended = True
             if self.done is not None:
                 self.done(row.prompt, row.member, row.completion)
-        return going
+        return going_on
 
     def _blocks(self) -> list[list[Row | None]]:
         return [
@@ -268,7 +294,12 @@ class _Batch:
         ]
 
     def _arrange(self, fresh: Prompts | None, groups: Sequence[Sequence[Row]]) -> None:
-        """New blocks: of the rows alive, and of `groups`, one for each fresh prompt."""
+        """Form new blocks: of the rows that go on, and of `groups`, one for each fresh prompt.
+
+        Args:
+            fresh: prompts that were just read; None for none.
+            groups: the rows of each of them.
+        """
         places = {id(row): position for position, row in enumerate(self.rows) if row is not None}
         old = [[row for row in block if row is not None] for block in self._blocks()]
         width = _best_width([len(g) for g in [*old, *groups]])
@@ -314,13 +345,15 @@ def _cost(slots: int, width: int) -> float:
 
 
 def _best_width(sizes: Sequence[int]) -> int:
-    """The width at which a step over groups of these sizes costs least."""
+    """The width of blocks at which a step over groups of these sizes costs least."""
+    # A group of each size in one to four blocks; more parts would be narrower than worthwhile.
     candidates = {-(-size // parts) for size in set(sizes) if size for parts in (1, 2, 3, 4)} | {1}
     return min(sorted(candidates), key=lambda width: _cost(_slots(sizes, width), width))
 
 
 class _Graph:
-    """A step captured as a CUDA graph; its inputs are the tensors it read when captured."""
+    """A step captured as a CUDA graph. A call replays it on the tensors that it read when
+    captured."""
 
     def __init__(self, step: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> None:
         side = torch.cuda.Stream()

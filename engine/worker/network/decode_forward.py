@@ -17,7 +17,8 @@ from engine.worker.ops.packing import Layout
 # Tokens of prompts that go through the model at once.
 PREFILL_TOKENS = {"cpu": 1024, "cuda": 8192}
 
-# (layer, rotated queries, keys and values [N, heads + 2 kv, dim]) to [N, heads * dim].
+# Takes the number of a layer and its rotated queries and keys, and values, [N, heads + 2 kv, dim];
+# returns what each token attends to, [N, heads * dim].
 Attend = Callable[[int, torch.Tensor], torch.Tensor]
 
 
@@ -25,9 +26,10 @@ class Forward:
     """A decoder with the weights it had when this was made; see the module.
 
     Args:
+        decoder: the base model.
         weights: base alone or with an adapter, merged or not.
         vocab: ids at or above it get no logits.
-        length: positions that will be asked for, dead rows included.
+        length: positions that will be asked for, those of rows that have ended included.
     """
 
     def __init__(self, decoder: Decoder, weights: Weights, vocab: int, length: int) -> None:
@@ -47,7 +49,8 @@ class Forward:
         self.eps = Eps(decoder.eps, torch.full((1,), decoder.eps, device=decoder.device))
 
     def read(self, prompts: Sequence[Sequence[int]]) -> tuple[Prompts, torch.Tensor]:
-        """Keys and values of prompts, and the logits after each, [prompts, vocab] float32."""
+        """Read prompts: their keys and values, and the logits after each, [prompts, vocab]
+        float32."""
         shape, device = self.shape, self.decoder.device
         lengths = [len(p) for p in prompts]
         size = (shape.layers, len(prompts), shape.kv, max(lengths), shape.head_dim)
@@ -56,7 +59,8 @@ class Forward:
         logits = torch.empty((len(prompts), self.head.weight.shape[0]), device=device)
         for chunk in _chunks(lengths, PREFILL_TOKENS[device.type]):
             ends = [lengths[i] for i in chunk]
-            # Attention keeps its plan for training, which cannot use what inference mode made.
+            # The plan of attention is cached and used in training too, where tensors that were made
+            # in inference mode cannot be used.
             with torch.inference_mode(False):
                 layout = Layout(tuple(ends), (), ())
                 attention = Attention(layout, shape.heads, shape.kv, device, keys.dtype)
@@ -80,7 +84,10 @@ class Forward:
         return Prompts(keys, values, lengths), logits
 
     def step(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """Logits after one more token per row, [rows, vocab] float32."""
+        """Logits after one more token per row, [rows, vocab] float32.
+
+        `ids` and `positions` are [rows]; `attend` writes the cache and reads it.
+        """
         return self.logits(self._hidden(ids, positions, attend, None))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -93,7 +100,8 @@ class Forward:
         attend: Attend,
         last: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Hidden states after the last norm; of the rows `last` alone where given."""
+        """Hidden states after the last norm, [tokens, hidden]; of the tokens `last` alone if
+        given."""
         shape, functions, eps = self.shape, self.functions, self.eps
         cos, sin = (table.index_select(0, positions) for table in self.rope)
         x = self.decoder.embedding.index_select(0, ids)
@@ -103,37 +111,43 @@ class Forward:
             functions.plain_apply_rope(
                 heads, self.norms[number], shape.heads, shape.kv, cos, sin, eps
             )
-            seen = attend(number, heads)
+            attended = attend(number, heads)
             if last is not None and number == len(self.layers) - 1:
-                seen, x = seen.index_select(0, last), x.index_select(0, last)
-            x = x + o(seen)
+                attended, x = attended.index_select(0, last), x.index_select(0, last)
+            x = x + o(attended)
             y = functions.plain_norm(x, layer.norm_mid, eps)
             x += down(functions.gate(gate_up(y)))
         return functions.plain_norm(x, self.decoder.norm, eps)
 
 
 def _chunks(lengths: Sequence[int], most: int) -> list[list[int]]:
-    """Prompts from the shortest up, in chunks of at most `most` tokens."""
-    spans: list[list[int]] = []
+    """Numbers of prompts from the shortest up, in chunks of at most `most` tokens; a longer prompt
+    alone."""
+    chunks: list[list[int]] = []
     room = 0
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if not spans or lengths[i] > room:
-            spans.append([])
+        if not chunks or lengths[i] > room:
+            chunks.append([])
             room = most
-        spans[-1].append(i)
+        chunks[-1].append(i)
         room -= lengths[i]
-    return spans
+    return chunks
 
 
 def _per_head(layer: Layer, shape: Shape) -> torch.Tensor | None:
-    """[heads + kv, dim]: the norm weight of every query and key head."""
+    """The norm weight of every query and key head, [heads + kv, dim]; None without such norms."""
     if layer.q_norm is None or layer.k_norm is None:
         return None
     return per_head(layer.q_norm, layer.k_norm, shape.heads, shape.kv)
 
 
 class _Product:
-    """One linear layer with its adapter, merged or as a second, low-rank product."""
+    """One linear layer with its adapter, merged or as a second product of low rank.
+
+    Args:
+        adapted: the layer as the training forward has it.
+        pack: lay the weights out anew for speed, which takes memory.
+    """
 
     def __init__(self, adapted: AdaptedLinear, *, pack: bool) -> None:
         self.product = Fixed(adapted.weight, pack=pack)
@@ -144,7 +158,7 @@ class _Product:
         if factors is not None and adapted.merged is None:
             weight, rank = adapted.weight, factors.b.shape[1]
             self.low = factors.a.detach().to(weight.dtype).t()
-            # Every adapted part of the outputs in one product: zero where factors do not meet.
+            # All projections in one product: zero where a rank and an output are of different ones.
             high = weight.new_zeros(len(factors.parts) * rank, weight.shape[0])
             spans = zip(factors.spans, factors.parts, strict=True)
             for number, ((start, stop), part) in enumerate(spans):

@@ -1,11 +1,11 @@
-"""Our own forward pass of dense decoders: Llama, Mistral, Qwen2 and Qwen3, told apart by their
-configuration alone.
+"""Our own forward pass of dense decoders: Llama, Mistral, Qwen2 and Qwen3, whose differences are
+read from their configuration alone.
 
-Weights are taken over from the transformers model and fused where layers read the same input;
-the result is held against that model's logits at load, and a model that differs is refused here
-and runs on transformers instead (network.py). What makes it fast: tokens packed without padding,
-the head on the rows that carry loss alone, one autograd node for a frozen layer with its adapter,
-and in float32 the adapter merged into the weights once per step.
+Weights are taken over from the transformers model and fused where layers read the same input. The
+logits are compared with that model's at load; a model that differs is refused here and runs on
+transformers instead (network.py). What makes it fast: tokens packed without padding, the head
+computed only for tokens that carry loss, one autograd node for a frozen layer with its adapter, and
+in float32 the adapter merged into the weights once per step.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 1e-2}
 
 @dataclass(frozen=True)
 class Linear:
-    """A frozen layer, several projections of one input in it.
+    """A frozen layer, fused from one or more projections of the same input.
 
     Attributes:
         weight: [out, in]; bias: [out] or None.
@@ -83,7 +83,7 @@ class Rope:
     scale: float
 
 
-# The weight of a name as transformers spells it, or None where the model has none.
+# Gives the weight with a name as transformers spells it, or None where the model has none.
 Take = Callable[[str], torch.Tensor | None]
 
 
@@ -91,12 +91,12 @@ class Decoder:
     """Frozen weights and the forward pass over them; see the module.
 
     Args:
-        config: of a model that `unsupported` knows nothing against.
+        config: of a model for which `unsupported` has no objection.
         take: gives each weight once, in the dtype and on the device to work in.
         rope: as transformers makes it for the configuration.
 
     Attributes:
-        functions: what is done between the matrix products; torch's until others are set.
+        functions: what is computed between the matrix products; torch's until others are set.
 
     Raises:
         KeyError: for a weight that is missing.
@@ -119,8 +119,8 @@ class Decoder:
 
     @classmethod
     def of(cls, model: "PreTrainedModel") -> "Decoder":
-        """Taken over from a transformers model, which is consumed: what is fused is emptied there,
-        so that memory never holds both."""
+        """The decoder of a transformers model, which cannot be used afterwards: weights that are
+        fused here are emptied there, so that memory never holds both."""
         inner: Any = model.get_decoder()
         rotary = inner.rotary_emb
         rope = Rope(
@@ -153,7 +153,7 @@ class Decoder:
 
     @property
     def weight_bytes(self) -> int:
-        """Of the layers an adapter may be merged into."""
+        """Bytes of the layers that an adapter may be merged into."""
         return sum(
             linear.weight.numel() * linear.weight.element_size()
             for layer in self.layers
@@ -164,17 +164,20 @@ class Decoder:
         return FlatAdapter(self.slots, spec, seed, self.device)
 
     def weights(self, adapter: FlatAdapter | None) -> "Weights":
-        """The layers with `adapter` on them as it is now. The policy and its sampler share them."""
+        """The layers with `adapter` on them as it is now; None gives the base alone.
+
+        Made once per adapter, and shared by the policy and its sampler.
+        """
         if adapter is None:
             return self._plain
         if adapter.applied is None:
-            # Merged weights stand beside the frozen ones, so only where memory is plentiful.
+            # Merged weights are a second copy, so they are kept only where memory is plentiful.
             merge = self.device.type == "cpu" and 4 * self.weight_bytes < detect().ram_total
             adapter.applied = Weights(self, adapter, merge=merge)
         return adapter.applied.refresh()
 
     def rope(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(cos, sin), each [at least `length`, 1, head_dim / 2] in the weights' dtype."""
+        """(cos, sin), each [at least `length` positions, 1, head_dim / 2] in the weights' dtype."""
         if self._rope is None or self._rope[0].shape[0] < length:
             size = max(length, min(self.shape.context, 4096))
             steps = torch.arange(size, device=self.device).float()
@@ -199,9 +202,9 @@ class Decoder:
 
         Args:
             weights: base alone, or base and adapter.
-            rows: packed tokens wanted, each once; the last layer runs on these alone after its
-                attention.
-            checkpointing: recompute each layer in the backward pass.
+            rows: packed tokens that are needed, each once; the last layer computes only these after
+                its attention. None: all N.
+            checkpointing: recompute each layer in the backward pass, to save memory.
             dropout: of the adapter's input.
         """
         cos, sin = self.rope(max(batch.layout.prefixes) + max(batch.layout.suffixes, default=0))
@@ -235,30 +238,38 @@ class Decoder:
         """Log-probabilities and entropies of a batch's trained tokens, ([T], [T]) float32.
 
         Args:
+            weights: base alone, or base and adapter.
             vocab: ids at or above it have no token and no probability.
+            inverse_temperature: factor of the logits.
+            entropies: whether they are computed; zeros otherwise.
+            checkpointing, dropout: see `hidden`.
         """
         rows, inverse = batch.source.unique(return_inverse=True)
-        count, wanted = len(rows), len(inverse)
-        picked = _rounded_up(rows, len(batch.ids)) if self.device.type == "cpu" else rows
-        hidden = self.hidden(batch, weights, picked, checkpointing=checkpointing, dropout=dropout)
-        shared = count < wanted  # a prompt's end predicts each member's first token
+        count, trained_count = len(rows), len(inverse)
+        computed_rows = _rounded_up(rows, len(batch.ids)) if self.device.type == "cpu" else rows
+        hidden = self.hidden(
+            batch, weights, computed_rows, checkpointing=checkpointing, dropout=dropout
+        )
+        shared = count < trained_count  # a prompt's end predicts each member's first token
         if shared:
-            missing = -wanted % grain(wanted) if self.device.type == "cpu" else 0
-            hidden = hidden.index_select(0, F.pad(inverse, (0, missing)))
-            labels = F.pad(batch.labels, (0, missing))
+            padding = -trained_count % grain(trained_count) if self.device.type == "cpu" else 0
+            hidden = hidden.index_select(0, F.pad(inverse, (0, padding)))
+            labels = F.pad(batch.labels, (0, padding))
         else:
-            labels = batch.labels.new_zeros(len(picked)).index_copy_(0, inverse, batch.labels)
+            labels = batch.labels.new_zeros(len(computed_rows)).index_copy_(
+                0, inverse, batch.labels
+            )
         chunk = max(128, HEAD_BYTES.get(self.device.type, 2**24) // (4 * vocab))
         values, spread = TokenLogprobs.apply(
             hidden, self.head[:vocab], labels, inverse_temperature, chunk, entropies
         )
         if shared:
-            return values[:wanted], spread[:wanted]
+            return values[:trained_count], spread[:trained_count]
         return values[inverse], spread[inverse]
 
     @torch.no_grad()
     def logits(self, ids: torch.Tensor, weights: "Weights") -> torch.Tensor:
-        """[length] ids to [length, vocab] float32, for comparisons."""
+        """Logits of one sequence, [length] ids to [length, vocab] float32, for comparisons."""
         empty = torch.empty(0, dtype=torch.long, device=ids.device)
         layout = Layout((len(ids),), (), ())
         positions = torch.arange(len(ids), device=ids.device)
@@ -267,17 +278,29 @@ class Decoder:
 
 
 def _rounded_up(rows: torch.Tensor, count: int) -> torch.Tensor:
-    """`rows` and a few more of the `count` there are, to a number that comes again."""
+    """`rows` and a few others of the `count` there are.
+
+    Their number is rounded up, so that few sizes of products occur and their compiled code is
+    reused.
+    """
     missing = -len(rows) % grain(len(rows))
     if not missing:
         return rows
-    others = torch.ones(count, dtype=torch.bool)
-    others[rows] = False
-    return torch.cat([rows, others.nonzero()[:missing, 0]])
+    unused = torch.ones(count, dtype=torch.bool)
+    unused[rows] = False
+    return torch.cat([rows, unused.nonzero()[:missing, 0]])
 
 
 class _LayerStep:
-    """One decoder layer over packed tokens: (stream, what to add to it) to the same."""
+    """One decoder layer over packed tokens.
+
+    A call takes the residual stream and what is still to be added to it (None at the first layer),
+    and returns the same two.
+
+    Args:
+        rows: tokens to go on with after attention; None for all.
+        dropout: of the adapter's input.
+    """
 
     def __init__(
         self,
@@ -312,15 +335,21 @@ class _LayerStep:
         angles = self.cos, self.sin
         layout = HeadLayout(shape.heads, shape.kv, eps)
         heads = HeadsRope.apply(heads, layer.q_norm, layer.k_norm, *angles, layout, functions)
-        seen = self.attention(heads)
+        attended = self.attention(heads)
         if self.rows is not None:
-            seen, x = PickRows.apply(seen, self.rows), PickRows.apply(x, self.rows)
-        x, y = AddNorm.apply(x, o(seen, self.dropout), layer.norm_mid, eps, functions)
+            attended, x = PickRows.apply(attended, self.rows), PickRows.apply(x, self.rows)
+        x, y = AddNorm.apply(x, o(attended, self.dropout), layer.norm_mid, eps, functions)
         return x, down.gated(gate_up(y, self.dropout), self.dropout, functions)
 
 
 class AdaptedLinear:
-    """A frozen layer as the forward pass calls it, with its adapter if it has one."""
+    """A frozen layer as the forward pass calls it, with its adapter if it has one.
+
+    Args:
+        factors: of the adapter; None without one.
+        scale: of the adapter's output.
+        merged: room for weight and adapter together; None where they are not merged.
+    """
 
     def __init__(
         self, linear: Linear, factors: Factors | None, scale: float, merged: torch.Tensor | None
@@ -352,7 +381,7 @@ class AdaptedLinear:
         )
 
     def gated(self, gate_up: torch.Tensor, dropout: float, functions: Pointwise) -> torch.Tensor:
-        """This layer of silu(gate) * up."""
+        """This layer applied to silu(gate) * up, computed from their fused product `gate_up`."""
         factors = self.factors
         if factors is None or dropout:
             return self(SwiGLU.apply(gate_up, functions), dropout)
@@ -368,7 +397,7 @@ class AdaptedLinear:
 
     @torch.no_grad()
     def merge(self) -> None:
-        """Write weight + scale * B A into `merged`."""
+        """Write weight + scale * B A into `merged`; nothing to do where that is None."""
         factors = self.factors
         if factors is None or self.merged is None:
             return
@@ -384,9 +413,10 @@ class Weights:
     """A decoder's layers with an adapter on them, or without.
 
     Args:
-        merge: keep weight + scale * B A beside the frozen weights, made anew whenever the adapter
-            has changed; always from the frozen base, so nothing drifts. In float32 alone: rounded
-            to bfloat16 most of a small update would be lost.
+        merge: keep weight + scale * B A beside the frozen weights. It is computed anew from the
+            frozen weights whenever the adapter has changed, so that errors do not add up. Ignored
+            unless the weights are float32: rounded to bfloat16, most of a small update would be
+            lost.
     """
 
     def __init__(
@@ -396,26 +426,26 @@ class Weights:
         self.merging = merge and adapter is not None and decoder.dtype == torch.float32
         self._version = -1
         self._layers: list[LayerWeights] = []
-        offset = 0
+        number = 0
         for layer in decoder.layers:
-            row = []
+            adapted = []
             for linear in layer.linears:
-                factors = adapter.factors[offset] if adapter is not None else None
+                factors = adapter.factors[number] if adapter is not None else None
                 merged = (
                     torch.empty_like(linear.weight)
                     if self.merging and factors is not None
                     else None
                 )
                 scale = adapter.spec.scale if adapter is not None else 0.0
-                row.append(AdaptedLinear(linear, factors, scale, merged))
-                offset += 1
-            self._layers.append((row[0], row[1], row[2], row[3]))
+                adapted.append(AdaptedLinear(linear, factors, scale, merged))
+                number += 1
+            self._layers.append((adapted[0], adapted[1], adapted[2], adapted[3]))
 
     def of(self, layer: int) -> LayerWeights:
         return self._layers[layer]
 
     def refresh(self) -> "Weights":
-        """Merge again if the adapter has changed since."""
+        """Merge again if the adapter has changed since the last time; returns itself."""
         if self.merging and self.adapter is not None and self._version != self.adapter.version:
             for layer in self._layers:
                 for linear in layer:
@@ -425,7 +455,7 @@ class Weights:
 
 
 def _layer(number: int, take: "Take") -> Layer:
-    """The weights of one layer, projections that read the same input put together."""
+    """The weights of layer `number`; projections that read the same input are fused."""
     name = f"model.layers.{number}"
 
     def fuse(*projections: str) -> Linear:
@@ -433,11 +463,11 @@ def _layer(number: int, take: "Take") -> Layer:
         spans, offset = [], 0
         weights, biases = [], []
         for projection in projections:
-            full = f"{name}.{projection}"
-            weight = _required(take, f"{full}.weight")
+            full_name = f"{name}.{projection}"
+            weight = _required(take, f"{full_name}.weight")
             weights.append(weight)
-            biases.append(take(f"{full}.bias"))
-            spans.append((full, offset, offset + weight.shape[0]))
+            biases.append(take(f"{full_name}.bias"))
+            spans.append((full_name, offset, offset + weight.shape[0]))
             offset += weight.shape[0]
         bias = None
         if any(b is not None for b in biases):
@@ -463,6 +493,7 @@ def _layer(number: int, take: "Take") -> Layer:
 
 
 def _required(take: "Take", name: str) -> torch.Tensor:
+    """The weight with this name. Raises KeyError where the model has none."""
     weight = take(name)
     if weight is None:
         raise KeyError(name)

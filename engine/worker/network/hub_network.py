@@ -1,7 +1,7 @@
 """Any causal language model transformers can load, with adapters by PEFT: the fallback.
 
-A module of its own, imported only where a model needs it: PEFT costs a process a second and over
-a hundred megabytes before it has done anything.
+A module of its own, imported only where a model needs it: importing PEFT takes a process a second
+and over a hundred megabytes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,18 +22,19 @@ from engine.worker.network.sampler import Sampler, SamplerNeeds
 from engine.worker.network.shape import Shape
 from engine.worker.ops.kernels import TokenLogprobs
 
-# Logits of one chunk of the head, in tokens.
+# Tokens whose logits are computed at once.
 HUB_HEAD_ROWS = 1024
-# Models that change the hidden state on its way to the logits cannot use the short way round.
+# Settings of models that compute more than the head between hidden state and logits: their
+# log-probabilities cannot be computed in chunks from the hidden state.
 SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier")
 
 
 def lora_config(spec: LoraSpec) -> LoraConfig:
-    """The same shape as PEFT describes it, for training."""
-    whole = spec.alpha == int(spec.alpha)
+    """The shape of an adapter as PEFT describes it, for training."""
+    is_whole = spec.alpha == int(spec.alpha)
     return LoraConfig(
         r=spec.rank,
-        lora_alpha=int(spec.alpha) if whole else spec.alpha,  # pyright: ignore[reportArgumentType]
+        lora_alpha=int(spec.alpha) if is_whole else spec.alpha,  # pyright: ignore[reportArgumentType]
         lora_dropout=spec.dropout,
         target_modules=spec.named_targets,
         task_type="CAUSAL_LM",
@@ -41,7 +42,7 @@ def lora_config(spec: LoraSpec) -> LoraConfig:
 
 
 class HubAdapter:
-    """A named adapter inside a PEFT model."""
+    """An adapter inside a PEFT model, under the name `slot`."""
 
     def __init__(self, network: "HubNetwork", slot: str, spec: LoraSpec) -> None:
         self.network = network
@@ -77,14 +78,15 @@ class HubAdapter:
         set_peft_model_state_dict(self.network.peft, state, adapter_name=self.slot)
 
     def _raw(self) -> dict[str, torch.Tensor]:
-        # Embeddings are never trained; left to itself PEFT looks the base up on the network.
+        """The adapter's own tensors under PEFT's names."""
+        # Embeddings are never trained; without being told, PEFT would ask the network for the base.
         return get_peft_model_state_dict(
             self.network.peft, adapter_name=self.slot, save_embedding_layers=False
         )
 
 
 class HubNetwork:
-    """Any causal language model transformers can load, adapters by PEFT.
+    """Any causal language model that transformers can load, with adapters by PEFT.
 
     Args:
         model: its linear layers are wrapped in place once there is an adapter.
@@ -102,7 +104,7 @@ class HubNetwork:
         self.shape = Shape.of(model.config)
         still(model)
         self._peft: PeftModel | None = None
-        self._made = 0
+        self._made = 0  # adapters so far, for their names
 
     @property
     def peft(self) -> PeftModel:
@@ -119,17 +121,19 @@ class HubNetwork:
         return head.weight.dtype if isinstance(head, torch.nn.Linear) else self.model.dtype
 
     def new_adapter(self, spec: LoraSpec, seed: int) -> HubAdapter:
-        """A fresh adapter in PEFT's model. Raises WorkerFailure (config) where the model takes
-        none."""
+        """A fresh adapter in PEFT's model.
+
+        Raises WorkerFailure (config) where the model has no layer among the targets.
+        """
         torch.manual_seed(seed)
         slot = f"adapter{self._made}"
         self._made += 1
         config = lora_config(spec)
         try:
             if self._peft is None:
-                made = get_peft_model(self.model, config, adapter_name=slot)
-                assert isinstance(made, PeftModel)
-                self._peft = made
+                peft_model = get_peft_model(self.model, config, adapter_name=slot)
+                assert isinstance(peft_model, PeftModel)
+                self._peft = peft_model
             else:
                 self._peft.add_adapter(slot, config)
         except ValueError as error:
@@ -139,6 +143,7 @@ class HubNetwork:
         return HubAdapter(self, slot, spec)
 
     def drop_adapter(self, adapter: Adapter) -> None:
+        """Delete an adapter; with the last one PEFT's wrapping of the model goes too."""
         slot = _hub(adapter).slot
         if self._peft is not None and slot in self._peft.peft_config:
             self._peft.delete_adapter(slot)
@@ -162,6 +167,11 @@ class HubNetwork:
         checkpointing: bool = False,
         training: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities and entropies of the trained tokens; see `Network.logprobs`.
+
+        Where only the head lies between hidden state and logits, the head runs in chunks on the
+        trained tokens alone; otherwise all logits of the model are computed.
+        """
         assert isinstance(batch, Batch)
         batch = batch.to(self.device)
         if checkpointing and not getattr(self.model, "is_activation_checkpointing", False):
@@ -187,6 +197,7 @@ class HubNetwork:
     def _through_logits(
         self, batch: Batch, inverse_temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities and entropies of the trained tokens from all logits of the model."""
         logits = self.model(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1)
         chosen = logits[batch.source][:, : self.vocab].float() * inverse_temperature
         logprobs = chosen.log_softmax(-1)
@@ -205,7 +216,7 @@ class HubNetwork:
 
     @contextmanager
     def carrying(self, adapter: Adapter | None) -> Iterator[None]:
-        """Inside, the model has exactly this adapter on it."""
+        """Inside, the model has exactly this adapter on it; with None it has none."""
         if self._peft is None:
             yield
         elif adapter is None:
@@ -217,8 +228,10 @@ class HubNetwork:
 
 
 def still(model: torch.nn.Module) -> None:
-    """Switch off a model's own dropout: a frozen base is the same while training as while
-    sampling. Some keep it as a module, others as a number they pass on."""
+    """Switch off a model's own dropout: a frozen base must be the same in training as in sampling.
+
+    Some models keep it as a module, others as a number in an attribute whose name contains `drop`.
+    """
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -228,6 +241,7 @@ def still(model: torch.nn.Module) -> None:
 
 
 def _hub(adapter: Adapter) -> HubAdapter:
+    """`adapter` as one of this network. Raises TypeError for one of another."""
     if not isinstance(adapter, HubAdapter):
         raise TypeError(f"this adapter belongs to another forward: {type(adapter).__name__}")
     return adapter

@@ -1,7 +1,7 @@
-"""Batched sampling with a key-value cache, on whatever model transformers can load.
+"""Batched sampling with a key-value cache, on any model that transformers can load.
 
-Prompts are padded on the left and read once each, however many completions are asked of them;
-rows that have ended leave the batch.
+Prompts are padded on the left and read once each, however many completions are asked of them; rows
+that have ended leave the batch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +31,7 @@ class HubSampler:
         model: a causal LM.
         needs: what every sampler needs.
         vocab: ids at or above it are never sampled (padded vocabularies hold ids without a token).
-        carrying: opens a context in which the model has exactly the given adapter on it.
+        carrying: opens a context in which the model has exactly the given adapter (None: none).
     """
 
     name = "torch"
@@ -87,8 +87,11 @@ class HubSampler:
         params: SamplingParams,
         done: Done | None,
     ) -> Iterator[None]:
-        """Fill `alive`, equally many rows for each prompt, one token at a time, yielding after
-        each."""
+        """Fill the rows `alive`, equally many for each prompt, one token at a time, yielding after
+        each.
+
+        The model samples with the adapter on it, and is left in the mode it was in.
+        """
         was_training = self.model.training
         try:
             with self.carrying(self._adapter):
@@ -105,7 +108,11 @@ class HubSampler:
         params: SamplingParams,
         done: Done | None,
     ) -> Iterator[None]:
-        """Sample the rows of a batch of prompts token by token, until each has ended."""
+        """Sample the rows of a batch of prompts token by token, until each has ended.
+
+        `alive` holds the rows of the first prompt, then of the next; `done` is called for each that
+        ends.
+        """
         device = self.model.device
         ending = self.needs.ending(params)
         longest = max(map(len, prompts))
@@ -128,24 +135,24 @@ class HubSampler:
         for step in range(params.max_tokens):
             chance = uniforms(keys, torch.tensor(step, device=device))
             token, logprob = draw(logits, params, chance)
-            keep = []
+            going_on = []
             tokens = zip(alive, token.tolist(), logprob.tolist(), strict=True)
-            for at, (row, drawn, value) in enumerate(tokens):
+            for place, (row, drawn, value) in enumerate(tokens):
                 if not ending.take(row, drawn, value):
-                    keep.append(at)
+                    going_on.append(place)
                 elif done is not None:
                     done(row.prompt, row.member, row.completion)
             yield
-            if not keep:
+            if not going_on:
                 return
             position = position + 1
             mask = torch.cat([mask, mask.new_ones(mask.shape[0], 1)], 1)
-            if len(keep) < len(alive):
-                index = torch.tensor(keep, device=device)
+            if len(going_on) < len(alive):
+                index = torch.tensor(going_on, device=device)
                 cache.batch_select_indices(index)
                 mask, position, token = mask[index], position[index], token[index]
                 keys = keys[index]
-                alive = [alive[i] for i in keep]
+                alive = [alive[i] for i in going_on]
             logits = self._forward(token[:, None], mask, position, cache)
 
     def _forward(
@@ -155,7 +162,7 @@ class HubSampler:
         positions: torch.Tensor,
         cache: DynamicCache,
     ) -> torch.Tensor:
-        """Logits of the last position, float32, [rows, vocab]."""
+        """Logits of the last position, [rows, vocab] float32; the cache takes in the new tokens."""
         out = self.model(
             input_ids=ids,
             attention_mask=mask,

@@ -1,8 +1,8 @@
 """A frozen base model as training sees it: rows in, log-probabilities out, with any adapter on it.
 
-`DecoderNetwork` is our own forward (decoder.py) for the architectures it knows; every other model
-runs as `HubNetwork` (hub_network.py), transformers with PEFT's modules, slower and with the same
-numbers. Which of the two a model got, and why, stands in the run's manifest.
+`DecoderNetwork` is our own forward (decoder.py) for the architectures it knows. Every other model
+runs as `HubNetwork` (hub_network.py): transformers with PEFT's modules, slower, with the same
+numbers. The run's manifest says which of the two a model got, and why.
 """
 
 from collections.abc import Sequence
@@ -24,9 +24,15 @@ Micro = Packed | Batch
 
 
 class Network(Protocol):
-    """See the module. `forward` names the implementation, `why` says what ruled out our own;
-    `kernels` names what is done between the matrix products, `kernels_why` says what ruled out
-    others (fused_ops.py)."""
+    """What both networks offer; see the module.
+
+    Attributes:
+        forward: names the implementation; why: what ruled out our own, "" if nothing did.
+        kernels: names the functions between the matrix products; kernels_why: what ruled out others
+            (fused_ops.py).
+        vocab: ids that have a token.
+        shape: sizes of the model.
+    """
 
     forward: str
     why: str
@@ -46,14 +52,17 @@ class Network(Protocol):
         ...
 
     def drop_adapter(self, adapter: Adapter) -> None:
-        """Give back what an adapter holds here."""
+        """Release what an adapter holds here; the caller is done with it."""
         ...
 
     def collate(self, rows: Sequence[Row]) -> Micro: ...
 
     def split(self, rows: Sequence[Row], budget: int) -> list[list[int]]:
-        """Indices of `rows` in microbatches of at most `budget` tokens as this network counts
-        them; a row above it goes alone. Every index once."""
+        """Indices of `rows` in microbatches of at most `budget` tokens, as this network counts
+        them.
+
+        A row above the budget goes alone. Every index occurs once.
+        """
         ...
 
     def logprobs(
@@ -66,12 +75,22 @@ class Network(Protocol):
         checkpointing: bool = False,
         training: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """([T], [T]) float32: log-probabilities of the trained tokens, with gradient to the
-        adapter, and entropies (zeros unless asked for). `training` switches dropout on."""
+        """Log-probabilities of the trained tokens and their entropies, ([T], [T]) float32.
+
+        The first carry gradients to the adapter.
+
+        Args:
+            batch: from `collate`.
+            adapter: None runs the base alone.
+            inverse_temperature: factor of the logits.
+            entropies: whether they are needed; otherwise they may be zeros.
+            checkpointing: recompute activations in the backward pass, to save memory.
+            training: switches dropout on.
+        """
         ...
 
     def logits(self, ids: Sequence[int], adapter: Adapter | None) -> torch.Tensor:
-        """[length, vocab] float32, without gradient."""
+        """The logits of one sequence, [length, vocab] float32, without gradient."""
         ...
 
     def sampler(self, needs: SamplerNeeds) -> Sampler: ...
@@ -81,8 +100,9 @@ class DecoderNetwork:
     """Our own forward.
 
     Args:
+        decoder: the base model.
         vocab: ids that have a token.
-        choice: the functions `decoder` is to use from now on.
+        choice: the functions that `decoder` is to use from now on.
     """
 
     forward = "own"
@@ -113,22 +133,23 @@ class DecoderNetwork:
         return pack(rows, grain) if self.device.type == "cpu" else pack(rows)
 
     def split(self, rows: Sequence[Row], budget: int) -> list[list[int]]:
-        """Groups with a shared prompt stay together as far as they fit."""
+        """See `Network.split`. Rows with a shared prompt stay together as far as they fit; the
+        prompt then counts once."""
         order = sorted(range(len(rows)), key=lambda i: _place(rows[i], i))
         groups: list[list[int]] = []
         tokens = 0
         prompt: list[int] = []
         for index in order:
             row = rows[index]
-            own = len(row.ids) - 1 - row.prefix_len
+            own_tokens = len(row.ids) - 1 - row.prefix_len  # the last token predicts nothing
             joins = bool(row.prefix_len) and list(row.ids[: row.prefix_len]) == prompt
-            added = own if joins else own + row.prefix_len
+            added = own_tokens if joins else own_tokens + row.prefix_len
             if groups and tokens + added <= budget:
                 groups[-1].append(index)
                 tokens += added
             else:
                 groups.append([index])
-                tokens = own + row.prefix_len
+                tokens = own_tokens + row.prefix_len
             prompt = list(row.ids[: row.prefix_len])
         return groups
 
@@ -142,7 +163,8 @@ class DecoderNetwork:
         checkpointing: bool = False,
         training: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        assert isinstance(batch, Packed)
+        """See `Network.logprobs`."""
+        assert isinstance(batch, Packed)  # as `collate` makes it
         flat = _flat(adapter) if adapter is not None else None
         return self.decoder.logprobs(
             batch.to(self.device),
@@ -164,12 +186,13 @@ class DecoderNetwork:
 
 
 def _flat(adapter: Adapter) -> FlatAdapter:
+    """`adapter` as one of this network. Raises TypeError for one of another."""
     if not isinstance(adapter, FlatAdapter):
         raise TypeError(f"this adapter belongs to another forward: {type(adapter).__name__}")
     return adapter
 
 
 def _place(row: Row, index: int) -> tuple[int, tuple[int, ...], int]:
-    """Rows of one prompt next to each other, long ones first."""
+    """A key for sorting: rows of one prompt next to each other, long prompts first."""
     prompt = tuple(row.ids[: row.prefix_len])
     return -(row.prefix_len or len(row.ids)), prompt, index

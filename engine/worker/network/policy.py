@@ -42,22 +42,29 @@ class Base:
 
     @property
     def pad_id(self) -> int:
+        """The id that rows are padded with; padded positions are never seen."""
         pad = self.tokenizer.pad_token_id
         return int(pad) if isinstance(pad, int) else self.stop_ids[0]
 
     @property
     def vocab(self) -> int:
-        """Ids that have a token; a padded vocabulary goes beyond them."""
+        """How many ids have a token; a padded vocabulary goes beyond them."""
         return self.network.vocab
 
 
 def pick_device(name: str) -> torch.device:
-    """The torch device for a leased device id (`cpu` or `cuda:N`; the lease sets visibility)."""
+    """The torch device for a leased device id, `cpu` or `cuda:N`.
+
+    The lease makes one GPU visible, so its number does not matter; the CPU where there is none.
+    """
     return torch.device("cuda" if name.startswith("cuda") and torch.cuda.is_available() else "cpu")
 
 
 def pick_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 on a GPU and float32 on CPU, where bfloat16 is slower for small models."""
+    """The number format that a precision names.
+
+    `auto` is bfloat16 on a GPU and float32 on CPU, where bfloat16 is slower for small models.
+    """
     if precision == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
@@ -74,14 +81,17 @@ def load_base(
 ) -> Base:
     """Load safetensors weights and tokenizer from a folder. Never runs code from the folder.
 
-    Our own forward is used where its logits are transformers' own. The comparison needs both; with
-    `compared` it is made once for the same files and libraries, and from then on the weights are
-    read without transformers' model classes, which cost a process over 100 MB and a second.
+    Our own forward is used where its logits agree with transformers'. The comparison needs both
+    models; with `compared` it is done once for the same files and libraries, and from then on the
+    weights are read without transformers' model classes, which take a process over 100 MB and a
+    second.
 
     Args:
+        precision: see `pick_dtype`.
         quantization: `nf4` rounds the weights of the layers' projections to 4 bits while loading.
-        compared: a file that keeps what comparisons came to.
-        steps: of training ahead, as far as known.
+        compared: a file that keeps the results of comparisons; None keeps none.
+        steps: optimizer steps that will follow, as far as known; they decide what is worth
+            compiling.
 
     Raises:
         WorkerFailure: kind config, when the folder holds no model that can be loaded.
@@ -93,30 +103,31 @@ def load_base(
     if not why:
         dtype = pick_dtype(precision, device)
         choice = fused_ops.choose(sizes(config), dtype, device, steps)
-        known = comparisons.recall(compared, path, dtype, choice.functions.name)
-        if known is not None:
-            with contextlib.suppress(KeyError):  # names that transformers would translate
-                decoder = weights.read(path, config, known, dtype, device)
+        known_rope = comparisons.recall(compared, path, dtype, choice.functions.name)
+        if known_rope is not None:
+            with contextlib.suppress(KeyError):  # weights under names that only transformers maps
+                decoder = weights.read(path, config, known_rope, dtype, device)
                 return Base(DecoderNetwork(decoder, vocab, choice), tokenizer, stop_ids, path)
         model, _ = load_transformers(path, device, precision)
         probe = probe_ids(vocab)
         with torch.no_grad():
-            wanted = model(torch.tensor([probe], device=device)).logits[0].float()
+            expected = model(torch.tensor([probe], device=device)).logits[0].float()
         decoder = Decoder.of(model)
-        choice, difference = _compared(decoder, choice, probe, wanted)
+        choice, difference = _compared(decoder, choice, probe, expected)
         if difference <= TOLERANCE[decoder.dtype]:
             kernels = choice.functions.name
             comparisons.remember(compared, path, dtype, kernels, decoder.rotary, difference)
             return Base(DecoderNetwork(decoder, vocab, choice), tokenizer, stop_ids, path)
         why = f"logits differ from transformers' by {difference:.1e}"
     model, _ = load_transformers(path, device, precision, quantization)
-    # Late: PEFT costs every process a second and over 100 MB, and our own forward needs none of it.
+    # Imported late: PEFT takes a second and over 100 MB, and our own forward does without it.
     from engine.worker.network.hub_network import HubNetwork  # noqa: PLC0415
 
     return Base(HubNetwork(model, vocab, why), tokenizer, stop_ids, path)
 
 
 def _load_config(path: Path) -> tuple[PreTrainedTokenizerBase, Any]:
+    """Tokenizer and configuration of a model. Raises WorkerFailure (config)."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         return tokenizer, AutoConfig.from_pretrained(path, trust_remote_code=False)
@@ -125,6 +136,7 @@ def _load_config(path: Path) -> tuple[PreTrainedTokenizerBase, Any]:
 
 
 def _not_loaded(path: Path, error: Exception) -> WorkerFailure:
+    """The failure of a model that cannot be loaded, with the first line of `error`."""
     return WorkerFailure(
         "config",
         f"The model in {path} could not be loaded.",
@@ -136,8 +148,11 @@ def _not_loaded(path: Path, error: Exception) -> WorkerFailure:
 def load_transformers(
     path: Path, device: torch.device, precision: str, quantization: str = "none"
 ) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
-    """The model and tokenizer as transformers has them; raises as `load_base`."""
-    # Late: see load_base.
+    """The model, frozen and on the device, and its tokenizer, as transformers has them.
+
+    Raises WorkerFailure as `load_base` does.
+    """
+    # Imported late, as our own forward does without it.
     from transformers import AutoModelForCausalLM  # noqa: PLC0415
 
     hub.ensure_weights(path)
@@ -165,8 +180,8 @@ def load_transformers(
 
 
 def _four_bits(device: torch.device, quantization: str) -> dict[str, Any]:
-    """What transformers is told for 4-bit NormalFloat weights with doubly quantized scales (QLoRA,
-    arXiv 2305.14314), computed with in bfloat16."""
+    """Arguments that make transformers load 4-bit NormalFloat weights with doubly quantized scales
+    (QLoRA, arXiv 2305.14314) and compute in bfloat16; none without quantization."""
     if quantization == "none":
         return {}
     from transformers import BitsAndBytesConfig  # noqa: PLC0415 - rarely used, dear to import
@@ -181,35 +196,40 @@ def _four_bits(device: torch.device, quantization: str) -> dict[str, Any]:
 
 
 def probe_ids(vocab: int) -> list[int]:
-    """A short sequence that visits the vocabulary, to compare two forwards on."""
+    """A short sequence with ids from all over the vocabulary, to compare two forwards on."""
     return [(7 + 7919 * i) % vocab for i in range(24)]
 
 
 def _compared(
-    decoder: Decoder, choice: Choice, probe: Sequence[int], wanted: torch.Tensor
+    decoder: Decoder, choice: Choice, probe: Sequence[int], expected: torch.Tensor
 ) -> tuple[Choice, float]:
-    """How far the logits are off with the chosen functions; with torch's where that is too far."""
+    """How far our logits are off with the chosen functions; with torch's if that is too far.
+
+    Returns the functions that `decoder` now uses, and the relative difference.
+    """
     decoder.functions = choice.functions
-    difference = _difference(decoder, probe, wanted)
+    difference = _difference(decoder, probe, expected)
     if choice.functions is TORCH or difference <= TOLERANCE[decoder.dtype]:
         return choice, difference
-    off = f"{choice.functions.name}: logits differ from transformers' by {difference:.1e}"
+    reason = f"{choice.functions.name}: logits differ from transformers' by {difference:.1e}"
     decoder.functions = TORCH
-    return Choice(TORCH, off), _difference(decoder, probe, wanted)
+    return Choice(TORCH, reason), _difference(decoder, probe, expected)
 
 
-def _difference(decoder: Decoder, probe: Sequence[int], wanted: torch.Tensor) -> float:
+def _difference(decoder: Decoder, probe: Sequence[int], expected: torch.Tensor) -> float:
+    """The relative difference of our logits from the expected ones."""
     ours = decoder.logits(torch.tensor(probe, device=decoder.device), decoder.weights(None))
-    return float((ours - wanted).norm() / wanted.norm())
+    return float((ours - expected).norm() / expected.norm())
 
 
 def known_ids(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Ids that have a token; a padded vocabulary goes beyond them."""
+    """How many ids have a token; a padded vocabulary goes beyond them."""
     return min(len(tokenizer), int(config.get_text_config().vocab_size))
 
 
 def stop_ids_of(config: Any, tokenizer: PreTrainedTokenizerBase, path: Path) -> list[int]:
-    """The tokenizer's end token first, then every other one the model's folder names.
+    """The ids that end a turn: the tokenizer's end token first, then every other one that the
+    model's configuration or generation_config.json names.
 
     Raises:
         WorkerFailure: kind config, when there is none.
@@ -232,7 +252,11 @@ class Policy:
     Args:
         base: shared; its weights are never changed.
         settings: of the run; those of the adapter, gradient_checkpointing and seed are read.
-        start_adapter: a PEFT folder whose adapter the run continues a copy of.
+        start_adapter: a PEFT folder; the run continues from a copy of its adapter. None starts
+            anew.
+
+    Attributes:
+        reference: a frozen copy of the start adapter; None where the base alone is the reference.
     """
 
     def __init__(
@@ -270,7 +294,8 @@ class Policy:
         """Log-probabilities and entropies of a batch's trained tokens, for training.
 
         Args:
-            temperature: what the tokens were sampled at; 0 (greedy) counts as 1.
+            temperature: at which the tokens were sampled; 0 (greedy) counts as 1.
+            entropies: whether they are needed.
 
         Returns:
             ([tokens], [tokens]) float32; gradients flow through the first only.
@@ -286,7 +311,7 @@ class Policy:
 
     @torch.no_grad()
     def reference_logprobs(self, batch: Micro, temperature: float = 1.0) -> torch.Tensor:
-        """[tokens] float32 under the policy the run started from."""
+        """Log-probabilities, [tokens] float32, under the policy that the run started from."""
         return self.base.network.logprobs(
             batch,
             self.reference,

@@ -1,9 +1,9 @@
-"""What every sampler is and what they share: how to sample, how a token is drawn, when a
-completion ends.
+"""What all samplers offer and share: how to sample, how a token is drawn, when a completion ends.
 
 A token is drawn by inverting the cumulative distribution at one uniform number that depends on
 (seed, prompt, member, position) alone, so a completion is the same whatever else is in the batch.
-Log-probabilities are of the distribution sampled from: after temperature and top-p, in float32.
+Log-probabilities are those of the distribution sampled from: after temperature and top-p, in
+float32.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,17 +19,26 @@ from engine.worker.core.trajectory import Completion
 # Called as (prompt index, member, completion) as soon as each completion has ended.
 Done = Callable[[int, int, Completion], None]
 
-# Wider distributions are summed by blocks, so that few numbers are summed one after the other.
+# Large vocabularies are summed in blocks of this size, so that no sum has many terms in a row.
 BLOCK = 128
 # The largest uniform number there is.
 MOST = 1 - 2.0**-52
-# Tokens a nucleus is looked for in before more are sorted.
+# How many of the likeliest tokens are sorted first to find a nucleus, and by what that grows.
 LIKELIEST = 64
+MORE = 8
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to sample. `temperature` 0 is greedy, and its log-probabilities are those at 1."""
+    """How to sample.
+
+    Attributes:
+        max_tokens: of one completion.
+        temperature: 0 is greedy, and its log-probabilities are those at 1.
+        top_p: probability of the nucleus; 1 samples from all tokens.
+        stop: texts that end a completion.
+        seed: equal seeds draw alike.
+    """
 
     max_tokens: int
     temperature: float = 1.0
@@ -39,7 +48,7 @@ class SamplingParams:
 
     @classmethod
     def greedy(cls, limits: AnswerLimits, seed: int) -> "SamplingParams":
-        """The likeliest token each time."""
+        """The likeliest token each time, within the limits."""
         return cls(limits.max_tokens, 0.0, 1.0, tuple(limits.stop), seed)
 
     @classmethod
@@ -60,7 +69,7 @@ class Sampler(Protocol):
     name: str
 
     def load(self, adapter: Any) -> None:
-        """Sample from the base with `adapter` as it is now; None is the base alone."""
+        """Sample from now on with `adapter` as it is now; None is the base alone."""
         ...
 
     def generate(
@@ -70,7 +79,10 @@ class Sampler(Protocol):
         params: SamplingParams,
         done: Done | None = None,
     ) -> list[list[Completion]]:
-        """`n` completions for each prompt, in the order given. `done` is called in this thread."""
+        """`n` completions for each prompt, in the order of the prompts.
+
+        `done` is called for each as it ends, in this thread.
+        """
         ...
 
     def stream(self, prompt: list[int], params: SamplingParams) -> Iterator[int]:
@@ -78,7 +90,7 @@ class Sampler(Protocol):
         ...
 
     def release_memory(self) -> None:
-        """Hand back what memory it can until it is asked again."""
+        """Release memory that is not needed until the next call."""
         ...
 
     def close(self) -> None: ...
@@ -92,7 +104,7 @@ class SamplerNeeds:
         pad_id: any id; padded positions are masked.
         stop_ids: ids that end a completion.
         decode: ids to text, used for stop strings only.
-        max_rows: completions under way at once.
+        max_rows: completions sampled at once.
     """
 
     pad_id: int
@@ -101,15 +113,19 @@ class SamplerNeeds:
     max_rows: int = 256
 
     def ending(self, params: SamplingParams) -> "Ending":
-        """When completions sampled with `params` are over."""
+        """The rule for when completions sampled with `params` are over."""
         return Ending(frozenset(self.stop_ids), self.decode, params)
 
 
 @dataclass
 class Row:
-    """A completion under way: `member` of the prompt number `prompt`.
+    """A completion that is being sampled.
 
-    `key` decides its random numbers, see `uniforms`.
+    Attributes:
+        prompt: number of its prompt.
+        member: its number among the completions of that prompt.
+        key: decides its random numbers, see `uniforms`.
+        finished: whether it ended itself, and was not cut.
     """
 
     prompt: int
@@ -133,7 +149,7 @@ class Ending:
     params: SamplingParams
 
     def take(self, row: Row, token: int, logprob: float) -> bool:
-        """Append a token; True when the row ends with it."""
+        """Append a token to `row`; returns True when the row ends with it."""
         row.ids.append(token)
         row.logprobs.append(logprob)
         row.finished = token in self.stop_ids or (
@@ -142,8 +158,9 @@ class Ending:
         return row.finished or len(row.ids) >= self.params.max_tokens
 
     def _has_stop_text(self, ids: list[int]) -> bool:
-        """Whether one of the stop strings ends in the last few tokens."""
-        # A stop string may be split over tokens: look at the text of the last few.
+        """Whether one of the stop strings is in the text of the last few tokens."""
+        # A stop string may be spread over several tokens, at most one for each of its characters; a
+        # few more allow for characters that are split over tokens.
         tail = self.decode(ids[-(max(map(len, self.params.stop)) + 4) :])
         return any(stop in tail for stop in self.params.stop)
 
@@ -165,7 +182,7 @@ def draw(
     Args:
         logits: [rows, vocab] float32; overwritten.
         params: temperature and top_p count here.
-        chance: [rows] from `uniforms`; not needed when greedy.
+        chance: [rows] from `uniforms`; None when greedy.
     """
     if params.temperature == 0 or chance is None:
         token = logits.argmax(-1)
@@ -182,11 +199,14 @@ def draw(
 
 
 def nucleus(logprobs: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The smallest set of tokens whose probability reaches `top_p`, renormalised (nucleus
-    sampling, arXiv 1904.09751).
+    """The smallest set of tokens whose probability reaches `top_p`, renormalised (nucleus sampling,
+    arXiv 1904.09751).
 
-    [rows, vocab] to ([rows, k], [rows, k]): log-probabilities from the likeliest down, -inf
-    outside the set, and their ids.
+    Args:
+        logprobs: [rows, vocab].
+
+    Returns ([rows, k], [rows, k]): log-probabilities from the likeliest down, -inf outside the set,
+    and the ids of the tokens.
     """
     vocab = logprobs.shape[-1]
     wanted = LIKELIEST if logprobs.device.type == "cpu" else vocab  # a GPU sorts while one asks
@@ -195,18 +215,19 @@ def nucleus(logprobs: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.T
         sums = kept.exp().cumsum(-1, dtype=torch.float64)
         if wanted >= vocab or bool((sums[:, -1] >= top_p).all()):
             break
-        wanted *= 8
+        wanted *= MORE
     before = F.pad(sums[:, :-1], (1, 0))
     return kept.masked_fill_(before >= top_p, float("-inf")).log_softmax(-1), index
 
 
 def pick(probabilities: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
-    """[rows] ids where the cumulative sum first exceeds `chance` of the whole; never one of
-    probability zero. Sums are float64.
+    """The id in each row at which the cumulative sum first exceeds `chance` of the total, [rows].
+
+    An id of probability zero is never picked. Sums are float64.
 
     Args:
         probabilities: [rows, vocab] float32, not necessarily of sum one.
-        chance: [rows] float64 in [0, 1 - 2^-52], which times any sum is less than that sum.
+        chance: [rows] float64 in [0, 1 - 2^-52]; times any sum it is less than that sum.
     """
     rows, vocab = probabilities.shape
     if vocab <= 4 * BLOCK:
@@ -220,7 +241,7 @@ def pick(probabilities: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
     block = torch.searchsorted(sums, target, right=True).sub_(1)  # the last sum not above it
     target -= sums.gather(1, block)
     inside = blocks.take_along_dim(block[..., None], 1)[:, 0].cumsum(-1, dtype=torch.float64)
-    # The two ways of summing differ by rounding; stay inside the block.
+    # By rounding, the sum of a block differs from its part of the total: stay inside the block.
     target.clamp_min_(0).clamp_max_(inside[:, -1:] * MOST)
     return block.mul_(BLOCK).add_(torch.searchsorted(inside, target, right=True))[:, 0]
 
@@ -242,7 +263,10 @@ def row_key(seed: int, prompt: int, member: int) -> int:
 
 
 def uniforms(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """float64 in [0, 1 - 2^-52], one per (key, position). int64 arguments that broadcast."""
+    """One random number for each (key, position), float64 in [0, 1 - 2^-52].
+
+    The arguments are int64 tensors that broadcast. The key is a row's, see `row_key`.
+    """
     bits = keys + (positions + 1) * _signed(_STEP)
     bits = (bits ^ _shifted(bits, 30)) * _signed(_FIRST)
     bits = (bits ^ _shifted(bits, 27)) * _signed(_SECOND)
@@ -255,5 +279,5 @@ def _signed(constant: int) -> int:
 
 
 def _shifted(bits: torch.Tensor, by: int) -> torch.Tensor:
-    """A shift to the right that brings in zeros."""
+    """Shift to the right by `by` bits, bringing in zeros: int64 has a sign bit otherwise copied."""
     return (bits >> by) & (2 ** (64 - by) - 1)

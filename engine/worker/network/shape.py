@@ -11,7 +11,12 @@ STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a decoder, as every part that plans memory or work needs them."""
+    """Sizes of a decoder, as every part that plans memory or work needs them.
+
+    Attributes:
+        kv: key and value heads.
+        context: tokens that the model can read.
+    """
 
     layers: int
     hidden: int
@@ -27,6 +32,7 @@ class Shape:
         """The sizes in a model's configuration."""
         config = config.get_text_config()
         heads = config.num_attention_heads
+        # Each default is the usual one where a configuration leaves the field out.
         return cls(
             config.num_hidden_layers,
             config.hidden_size,
@@ -40,7 +46,7 @@ class Shape:
 
 
 def sizes(config: Any) -> Sizes:
-    """What functions between the products are tried on."""
+    """The sizes with which functions between the matrix products are tried out."""
     shape = Shape.of(config)
     return Sizes(
         shape.hidden,
@@ -53,7 +59,7 @@ def sizes(config: Any) -> Sizes:
 
 
 def unsupported(config: Any) -> str:
-    """Why this forward does not know a model; "" when it does."""
+    """Why our own forward cannot run a model; "" when it can."""
     rope = getattr(config, "rope_parameters", None) or {}
     layers = set(getattr(config, "layer_types", None) or ["full_attention"])
     if config.model_type not in KNOWN:

@@ -13,23 +13,25 @@ from engine.worker.network.decoder import Decoder, Rope
 def read(
     folder: Path, config: Any, rope: Rope, dtype: torch.dtype, device: torch.device
 ) -> Decoder:
-    """The decoder in `folder`, a tensor at a time.
+    """The decoder in `folder`, read one tensor at a time.
 
     Args:
+        config: of the model.
         rope: as transformers made it for the same configuration.
+        dtype, device: of the decoder.
 
     Raises:
         KeyError: when a weight has another name than transformers gives it.
     """
     with ExitStack() as stack:
-        places: dict[str, Any] = {}
+        file_of_weight: dict[str, Any] = {}
         for file in sorted(folder.glob("*.safetensors")):
             opened = stack.enter_context(safe_open(file, framework="pt"))
-            places |= dict.fromkeys(opened.keys(), opened)
+            file_of_weight |= dict.fromkeys(opened.keys(), opened)
 
         def take(name: str) -> torch.Tensor | None:
-            if name not in places:
+            if name not in file_of_weight:
                 return None
-            return places[name].get_tensor(name).to(device, dtype)
+            return file_of_weight[name].get_tensor(name).to(device, dtype)
 
         return Decoder(config, take, rope)

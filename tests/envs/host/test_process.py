@@ -264,9 +264,9 @@ import sys
 class Env(SingleTurnEnv):
     def tasks(self):
         frame = sys._getframe()
-        while "ident" not in frame.f_locals:
+        while "request_id" not in frame.f_locals:
             frame = frame.f_back
-        ident, host = frame.f_locals["ident"], frame.f_locals["self"]
+        ident, host = frame.f_locals["request_id"], frame.f_locals["self"]
         rows = {rows!r}
         for row in rows:
             host.answer({{"id": ident, "row": row}})
