@@ -225,10 +225,10 @@ def check_selection(select: str, max_per_task: int) -> None:
             field="max_per_task",
         )
     if select in FIXED_COUNT and max_per_task != 1:
-        kept_answers = "the one best answer" if select == "best" else "every answer"
+        keeps = "the one best answer" if select == "best" else "every answer"
         raise UserError(
             "BAD_ARGUMENT",
-            f"select={select} keeps {kept_answers}, so max_per_task={max_per_task} would do nothing",
+            f"select={select} keeps {keeps}, so max_per_task={max_per_task} would do nothing",
             hint='select="best_n" keeps the best max_per_task answers, "correct" the correct ones.',
             field="max_per_task",
         )

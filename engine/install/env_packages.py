@@ -1,4 +1,4 @@
-"""The packages an environment names in requirements.txt: finding out what is missing, and installing.
+"""The packages an environment names in requirements.txt: which are missing, and installing them.
 
 `install` builds a virtual environment in the home's cache, once per content of requirements.txt. A
 process of its own does that, so a long installation goes on after the call that started it. pip
