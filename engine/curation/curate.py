@@ -196,8 +196,8 @@ def _choose(
             outcome.drop("heldout" if split == "heldout" else "unknown_task", group)
             continue
         rule_holds = rule.matches(group)
-        outcome.drop("error", [a for a in group if a.error is not None])
-        scored = [a for a in group if a.error is None]
+        outcome.drop("error", [attempt for attempt in group if attempt.error is not None])
+        scored = [attempt for attempt in group if attempt.error is None]
         if not rule_holds:
             outcome.drop("where", scored)
             continue
@@ -229,8 +229,8 @@ def _drop_reason(
     """
     if attempt.stop_reason == "length":
         return "truncated"
-    last = attempt.messages[-1]
-    if last.get("role") != "assistant" or not text_of([last]).strip():
+    last_message = attempt.messages[-1]
+    if last_message.get("role") != "assistant" or not text_of([last_message]).strip():
         return "empty"
     if _conversation(attempt) in kept_conversations:
         return "duplicate"
@@ -264,12 +264,12 @@ def _redactor(home: Home, sources: Sequence[Source]) -> Redactor:
 class _AllRedactors(Redactor):
     """Several redactors, one after the other."""
 
-    def __init__(self, each: Sequence[Redactor]) -> None:
+    def __init__(self, redactors: Sequence[Redactor]) -> None:
         super().__init__()
-        self._each = each
+        self._redactors = redactors
 
     def __call__(self, text: str) -> str:
-        for redact in self._each:
+        for redact in self._redactors:
             text = redact(text)
         return text
 
@@ -337,9 +337,9 @@ def _advice(outcome: _Outcome, sources: Sequence[Source]) -> Hint:
 
 def _sentence(reply: CurationReply, name: str) -> str:
     """The summary: how many attempts are kept and dropped, and what was saved."""
-    kept = f"{reply.kept} of {reply.attempts} attempts are kept, at {reply.tasks} tasks"
+    counts = f"{reply.kept} of {reply.attempts} attempts are kept, at {reply.tasks} tasks"
     dropped = _counts(reply.dropped)
-    text = f"{kept}; dropped: {dropped}." if dropped else f"{kept}."
+    text = f"{counts}; dropped: {dropped}." if dropped else f"{counts}."
     if reply.env_id:
         return f"Saved {reply.env_id}, an SFT dataset with {reply.kept} rows: {text}"
     return f"Preview of {name}, nothing is saved: {text}"

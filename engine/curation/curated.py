@@ -84,7 +84,7 @@ class DatasetRow(ReplyBase):
 def save_dataset(
     home: Home,
     name: str,
-    chosen: Sequence[Attempt],
+    attempts: Sequence[Attempt],
     tasks: Mapping[str, list[TaskRow]],
     sources: Sequence[Source],
     choices: Choices,
@@ -108,7 +108,7 @@ def save_dataset(
     ]
     used_ids = {row.id for row in heldout}
     train = []
-    for attempt in chosen:
+    for attempt in attempts:
         prefix = f"{attempt.env_hash[:6]}/" if has_several_versions else ""
         row_id = _free_id(f"{prefix}{attempt.task}", used_ids)
         train.append(_train_row(attempt, records[attempt.env_hash], row_id))

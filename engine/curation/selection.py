@@ -160,9 +160,9 @@ class Rule:
         Text in quotes is returned unchanged. Raises UserError BAD_ARGUMENT for another name or a
         bad k.
         """
-        quoted, name, k = match.groups()
-        if quoted is not None:
-            return quoted
+        quoted_text, name, k = match.groups()
+        if quoted_text is not None:
+            return quoted_text
         if name != "pass":
             raise self._bad(
                 f"uses {name or ''}@{k}; only pass takes @k",
@@ -201,7 +201,8 @@ def facts_of(group: Sequence[Attempt]) -> TaskFacts:
         task=group[0].task,
         model=group[0].model,
         metrics={
-            name: _mean([a.metrics[name] for a in scored if name in a.metrics]) for name in names
+            name: _mean([attempt.metrics[name] for attempt in scored if name in attempt.metrics])
+            for name in names
         },
     )
 
@@ -244,15 +245,15 @@ def ranked(group: Sequence[Attempt], select: str) -> tuple[list[Attempt], list[A
     correct and shortest rule out attempts that are not correct; the others rule out none.
     """
     correct_only = select in ("correct", "shortest")
-    fit = [attempt for attempt in group if attempt.correct or not correct_only]
-    unfit = [attempt for attempt in group if correct_only and not attempt.correct]
+    candidates = [attempt for attempt in group if attempt.correct or not correct_only]
+    ruled_out = [attempt for attempt in group if correct_only and not attempt.correct]
     if select == "shortest":
-        fit.sort(key=lambda a: (a.tokens, -a.reward, a.place))
+        candidates.sort(key=lambda a: (a.tokens, -a.reward, a.place))
     elif select == "all":
-        fit.sort(key=lambda a: a.place)
+        candidates.sort(key=lambda a: a.place)
     else:
-        fit.sort(key=lambda a: (-a.reward, a.tokens, a.place))
-    return fit, unfit
+        candidates.sort(key=lambda a: (-a.reward, a.tokens, a.place))
+    return candidates, ruled_out
 
 
 def _mean(values: Sequence[float]) -> float | None:

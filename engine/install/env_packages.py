@@ -182,8 +182,8 @@ def install(home: Home, requirements: list[Requirement], patience_s: float) -> P
 
 
 def build(folder: Path) -> None:
-    """Build the virtual environment in `folder` and write how that ended. Runs as its own
-    process.
+    """Build the virtual environment in `folder`, in a process of its own, and write how it
+    ended.
     """
     venv = Venv(folder)
     home = Home(folder.parents[2])
@@ -272,10 +272,8 @@ def _take_ownership(folder: Path) -> None:
         for name in (*folders, *files):
             path = Path(parent, name)
             if path.is_symlink():
-                link_target = path.resolve()
-                if not link_target.is_relative_to(
-                    folder.resolve()
-                ) and not link_target.is_relative_to(base):
+                target = path.resolve()
+                if not target.is_relative_to(folder.resolve()) and not target.is_relative_to(base):
                     path.unlink()
                 else:
                     os.lchown(path, *user_and_group)

@@ -29,10 +29,11 @@ _OPTIONS = (
     "prefer-binary",
     "pre",
 )
-_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
-_VARIABLES = (*_PROXIES, "no_proxy", "REQUESTS_CA_BUNDLE")
-_PLACES = ("index-url", "extra-index-url", "find-links")
-_FILES = ("cert", "client-cert")
+_PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy")
+_VARIABLES = (*_PROXY_VARIABLES, "no_proxy", "REQUESTS_CA_BUNDLE")
+# Options whose values are addresses of indexes, several each; and those that name a file.
+_ADDRESS_OPTIONS = ("index-url", "extra-index-url", "find-links")
+_FILE_OPTIONS = ("cert", "client-cert")
 _DEFAULT_PORT = 443  # of the index that pip takes without configuration
 _PATIENCE_S = 30.0  # seconds that `pip config list` may take
 # Runs the pip of a given path; with -I neither this folder nor a variable can put another first.
@@ -69,17 +70,21 @@ def read(pip: Path) -> PipIndex:
         name: os.environ[name] for name in _both_cases(_VARIABLES) if os.environ.get(name)
     }
     index_is_off = _is_on(options.get("no-index", ""))
-    place_options = [name for name in _PLACES if name == "find-links" or not index_is_off]
-    places = " ".join(options.get(name, "") for name in place_options).split()
-    files = [options.get(name, "") for name in _FILES] + [environment.get("REQUESTS_CA_BUNDLE", "")]
-    paths = filter(None, [*map(_local_path, places), *files])
-    ports = {_port(place) for place in places if not _local_path(place)}
+    address_options = [
+        name for name in _ADDRESS_OPTIONS if name == "find-links" or not index_is_off
+    ]
+    addresses = " ".join(options.get(name, "") for name in address_options).split()
+    files = [options.get(name, "") for name in _FILE_OPTIONS] + [
+        environment.get("REQUESTS_CA_BUNDLE", "")
+    ]
+    paths = filter(None, [*map(_local_path, addresses), *files])
+    ports = {_port(address) for address in addresses if not _local_path(address)}
     if not index_is_off and not options.get("index-url"):
         ports.add(_DEFAULT_PORT)
     if ports:  # a proxy counts only where an index is on the network
         proxies = [
             options.get("proxy", ""),
-            *(environment.get(name, "") for name in _both_cases(_PROXIES)),
+            *(environment.get(name, "") for name in _both_cases(_PROXY_VARIABLES)),
         ]
         ports |= {_port(proxy) for proxy in proxies if proxy}
     return PipIndex(
@@ -119,17 +124,17 @@ def _both_cases(names: tuple[str, ...]) -> list[str]:
     return [form for name in names for form in dict.fromkeys((name, name.upper()))]
 
 
-def _local_path(place: str) -> str:
+def _local_path(address: str) -> str:
     """The path of an index that is a folder, "" for one on the network."""
-    if place.startswith("file:"):
-        path = Path(unquote(urlsplit(place).path))
+    if address.startswith("file:"):
+        path = Path(unquote(urlsplit(address).path))
         # The pages of a "simple" index link to files beside it, so its parent is needed.
         return str(path.parent if path.name == "simple" else path)
-    return "" if _is_url(place) else os.path.expanduser(place)
+    return "" if _is_url(address) else os.path.expanduser(address)
 
 
-def _is_url(place: str) -> bool:
-    return "://" in place
+def _is_url(address: str) -> bool:
+    return "://" in address
 
 
 def _is_on(text: str) -> bool:

@@ -152,6 +152,7 @@ def _let_it_import_us(python: Path) -> None:
 
 
 def _reply(home: Home, what_happened: str) -> dict[str, object]:
+    """The reply of `setup`; `what_happened` is a sentence."""
     return {
         "summary": f"The training environment is {home.train_venv}. {what_happened}",
         "python": str(home.train_python),

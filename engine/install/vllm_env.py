@@ -103,13 +103,13 @@ def commands(python: Path, device: str, uv: str | None) -> tuple[list[list[str]]
     if uv:
         torch = venvs.torch_backend(device)
         ways.insert(0, [uv, "pip", "install", "--python", str(python), *torch, *packages])
-    after = [*pip, "uninstall", "--yes", *STRAYS] if device == "cpu" else []
-    return ways, after
+    clean_up = [*pip, "uninstall", "--yes", *STRAYS] if device == "cpu" else []
+    return ways, clean_up
 
 
 def _install(python: Path, device: str, run: Run, say: Say) -> None:
     """Install vLLM by the first way that succeeds. Raises UserError NO_VLLM where none does."""
-    ways, after = commands(python, device, shutil.which("uv"))
+    ways, clean_up = commands(python, device, shutil.which("uv"))
     for number, way in enumerate(ways, 1):
         try:
             run(way)
@@ -125,8 +125,8 @@ def _install(python: Path, device: str, run: Run, say: Say) -> None:
                 hint=_install_hint(device),
                 retryable=True,
             ) from error
-    if after:
-        run(after)
+    if clean_up:
+        run(clean_up)
 
 
 def _install_hint(device: str) -> str:
@@ -167,6 +167,7 @@ def _is_complete(folder: Path, device: str = "") -> bool:
 
 
 def _reply(home: Home, what_happened: str) -> dict[str, object]:
+    """The reply of `setup_vllm`; `what_happened` is a sentence."""
     return {
         "summary": f"vLLM's environment is {home.vllm_venv}. {what_happened}",
         "python": str(home.vllm_python),

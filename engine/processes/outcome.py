@@ -217,8 +217,8 @@ def _verdict(
         if free_bytes < _LEAST_ROOM:  # the trainer had no room for its failure record
             reason = f"the disk under {run.path} has no room: {free_bytes} bytes are left"
             return "failed", "infra", reason, resume_hint(run).after("Free some space."), "unknown"
-        tail = read_tail(run.log(row.attempt), 2000).strip().splitlines()
-        last_words = f": {tail[-1][:300]}" if tail else ""
+        last_lines = read_tail(run.log(row.attempt), 2000).strip().splitlines()
+        last_words = f": {last_lines[-1][:300]}" if last_lines else ""
         reason = f"the trainer ended with exit status {status}{last_words}"
         read_log = Call("read_logs", {"run_id": run.id, "view": "error"})
         hint = Hint("It can be resumed. What it wrote last:", read_log)
@@ -252,8 +252,8 @@ def _stopped(run: RunDir, row: RunRow, status: int) -> tuple[str, str, str, Hint
     reason, hint = row.reason, resume_hint(run)
     # A trainer is told to stop by SIGTERM, which ends it at once while it still imports.
     if status < 0 and -status != signals.SIGTERM:
-        ended = f"it did not stop by itself and was ended by {_signal_name(-status)}"
-        reason = f"{reason}; {ended}"
+        how = f"it did not stop by itself and was ended by {_signal_name(-status)}"
+        reason = f"{reason}; {how}"
     if row.reason_kind in ("budget", "timeout"):
         cap = float(f"{row.max_gpu_hours or DEFAULT_GPU_HOURS:g}")  # as many digits as are typed
         resume_again = Call("submit_train", {"resume": run.id, "max_gpu_hours": cap})
@@ -272,10 +272,9 @@ def _killed(run: RunDir, number: int, memory_ran_out: bool) -> tuple[str, str, s
     after_step = (
         f" after step {last_metrics['step']}" if last_metrics and "step" in last_metrics else ""
     )
-    saved = f"the last complete checkpoint is {name}" if name else "no checkpoint was complete"
-    reason = (
-        f"the trainer was killed by signal {number} ({_signal_name(number)}){after_step}; {saved}"
-    )
+    progress = f"the last complete checkpoint is {name}" if name else "no checkpoint was complete"
+    signal_name = _signal_name(number)
+    reason = f"the trainer was killed by signal {number} ({signal_name}){after_step}; {progress}"
     hint = resume_hint(run)
     if memory_ran_out:
         reason += "; the kernel ended processes for lack of memory at that time"

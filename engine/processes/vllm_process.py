@@ -182,12 +182,12 @@ class VllmProcess:
         self.address = self.folder / "socket"
         self.began = time.monotonic()
         self.ready_s = 0.0  # seconds from start to the first health check that was answered
-        chosen = [*argv, str(self.address)] if argv else command(plan, self.address)
+        server_command = [*argv, str(self.address)] if argv else command(plan, self.address)
         lifeline, self._lifeline = os.pipe()
         try:
             with open(log, "ab") as output:
                 self._keeper = subprocess.Popen(
-                    [*KEEPER, str(lifeline), str(self.folder), *chosen],
+                    [*KEEPER, str(lifeline), str(self.folder), *server_command],
                     cwd=self.folder,
                     env=_with_our_path(variables(plan, self.key, os.environ)),
                     stdin=subprocess.DEVNULL,
@@ -308,7 +308,7 @@ def keep(lifeline: int, folder: Path, argv: Sequence[str]) -> int:
     try:
         child = subprocess.Popen(
             list(argv),
-            env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
             stdin=subprocess.DEVNULL,
             process_group=0,
             # The kernel binds it to the thread that forks; the keeper has only one.

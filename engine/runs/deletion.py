@@ -81,6 +81,7 @@ def delete_run(home: Home, run_id: str) -> Reply:
                 write_report(home, run.id)
 
         def mark_deleted(row: RunRow) -> None:
+            """Check once more, inside the transaction, and write the marker of a deleted run."""
             _require_ended(home, row)
             # A run that reads from it may have been queued since `deletable` looked.
             _require_unused(home, row, store.list_runs(1_000_000, states=OPEN))
@@ -145,6 +146,7 @@ def _datasets_from(home: Home, row: RunRow, known_ids: Collection[str]) -> list[
     """
 
     def is_this_run(source: Any) -> bool:
+        """Whether a source on a dataset's card names this run."""
         ref = str(source.get("id", "") if isinstance(source, dict) else "").partition("@")[0]
         # A source may have been named by the beginning of its id only.
         return ref == row.run_id or bool(
@@ -238,8 +240,8 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _listed(names: Sequence[str]) -> str:
     """Names in a sentence: the first five, and how many others there are."""
-    shown = ", ".join(names[:_MOST_SHOWN])
-    return shown + (
+    text = ", ".join(names[:_MOST_SHOWN])
+    return text + (
         f" and {counted(len(names) - _MOST_SHOWN, 'other')}" * (len(names) > _MOST_SHOWN)
     )
 

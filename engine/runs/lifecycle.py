@@ -241,8 +241,8 @@ def _reached(run: RunDir, row: RunRow, until: str, events: Sequence[Line]) -> bo
     if until == "end":
         return row.state in TERMINAL
     if until == "first_step":
-        last = last_line(run.metrics) or {}
-        return isinstance(last.get("step"), int) and last["step"] >= 1
+        last_metrics = last_line(run.metrics) or {}
+        return isinstance(last_metrics.get("step"), int) and last_metrics["step"] >= 1
     event_name = "evaluated" if until == "next_eval" else "alert"
     return any(event.get("event") == event_name for event in events)
 
@@ -289,11 +289,15 @@ def _result(run: RunDir) -> Reply:
         return {}
     evidence = result.get("evidence")
     evidence = evidence if isinstance(evidence, dict) else {}
-    shown = {name: evidence[name] for name in _EVIDENCE_KEYS if evidence.get(name) is not None}
+    shown_evidence = {
+        name: evidence[name] for name in _EVIDENCE_KEYS if evidence.get(name) is not None
+    }
     other_values = {
         key: value for key, value in result.items() if key not in ("evidence", "verdict")
     }
-    added: Reply = {"result": other_values | ({"evidence": shown} if shown else {})}
+    added: Reply = {
+        "result": other_values | ({"evidence": shown_evidence} if shown_evidence else {})
+    }
     if evidence.get("warnings"):
         added["warnings"] = list(evidence["warnings"])
     if evidence.get("next"):
@@ -315,8 +319,8 @@ def _errors_first(run: RunDir, row: RunRow, status: Reply) -> Reply:
         Call("read_rollouts", argument | {"pick": "error"}).to_json(),
     ]
     sentence = f"{failed['failed']} of {failed['of']} scores failed"
-    if (last := failed.get("last_step")) and last["failed"]:
-        sentence += f", {last['failed']} of {last['of']} in the last step"
+    if (last_step := failed.get("last_step")) and last_step["failed"]:
+        sentence += f", {last_step['failed']} of {last_step['of']} in the last step"
     sentence += ": the calls in next say why and show them"
     if row.kind == "evaluate":  # no dataset is curated before the failures were read
         calls += [call for call in status["next"] if call["tool"] != "curate"]

@@ -43,7 +43,7 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
             field="scope",
         )
     launcher.reap(home)
-    after = _parse_cursor(cursor)
+    position = _parse_cursor(cursor)
     reply: Reply = {}
     totals: dict[str, int] = {}  # length of each list before it is cut to `limit`
     open_runs: list[RunRow] = []
@@ -55,20 +55,22 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
             reply["budget"] = _budget(home, store)
             open_runs = store.list_runs(_MOST_OPEN, states=OPEN)
         if scope in ("all", "runs"):
-            rows = store.list_runs(limit + 1, before_rowid=after or None)
+            # One more than is shown tells whether more follow; `position` is a row id here.
+            rows = store.list_runs(limit + 1, before_rowid=position or None)
             reply["runs"] = [_run(home, row) for row in rows[:limit]]
             reply["tree"] = ledger.tree(home, rows[:limit])
             reply["best"] = ledger.best_runs(home, store.list_runs(LOOK_BACK, kind="train"))
             totals["runs"] = len(rows)
             if scope == "runs" and len(rows) > limit:
                 reply["next_cursor"] = str(rows[limit - 1].rowid)
-    for name, read in _LISTS.items():
+    # Lists that are read as a whole and then cut; `position` counts their entries.
+    for name, read_list in _LISTS.items():
         if scope in ("all", name):
-            items = read(home)
+            items = read_list(home)
             totals[name] = len(items)
-            reply[name] = items[after : after + limit] if scope == name else items[:limit]
-            if scope == name and after + limit < len(items):
-                reply["next_cursor"] = str(after + limit)
+            reply[name] = items[position : position + limit] if scope == name else items[:limit]
+            if scope == name and position + limit < len(items):
+                reply["next_cursor"] = str(position + limit)
     if any("exam_use" in env for env in reply.get("envs", [])):
         reply["about"] = {"exam_use": ABOUT_USE}
     return reply | {
@@ -150,10 +152,10 @@ def _budget(home: Home, store: Store) -> Reply:
     spent = store.spent_hours()
     budget: Reply = {"spent_gpu_hours": round(spent, 3)}
     if config.max_gpu_hours_total is not None:
-        left = max(0.0, config.max_gpu_hours_total - store.committed_hours())
+        hours_left = max(0.0, config.max_gpu_hours_total - store.committed_hours())
         budget |= {
             "max_gpu_hours_total": config.max_gpu_hours_total,
-            "left_gpu_hours": round(left, 3),
+            "left_gpu_hours": round(hours_left, 3),
         }
     if config.gpu_hour_price:
         budget["spent_money"] = round(spent * config.gpu_hour_price, 2)

@@ -116,15 +116,15 @@ class Regrade:
         models = self.config.models
         self.event("started", counted(len(models), "model"), total_steps=len(models))
         stored = {model.ref: load_rows(self.source.path / model.rows) for model in models}
-        chosen = self._chosen(stored.values())
+        task_ids = self._task_ids(stored.values())
         regraded: dict[str, list[Line]] = {}
         with open_process(self.record, log=self.run.logs / "environment.log") as process:
             process.describe()
             for index, (ref, rows) in enumerate(stored.items()):
-                regraded[ref] = self._model(process, index, ref, rows, chosen)
+                regraded[ref] = self._score_model(process, index, ref, rows, task_ids)
                 scores = _scores_of(ref, regraded[ref])
                 self.event("evaluated", f"{ref}: reward {scores.reward:.3f}", **asdict(scores))
-                self._line(index + 1, {"model": ref, "heldout_reward": scores.reward})
+                self._write_metrics(index + 1, {"model": ref, "heldout_reward": scores.reward})
         if not any(regraded.values()):
             reasons = ", ".join(
                 f"{count} {SKIPPED[reason]}" for reason, count in self.skipped.items()
@@ -151,23 +151,23 @@ class Regrade:
         """Append a line to the run's events.jsonl."""
         self._events.append({"time": time.time(), "event": name, "message": message, **fields})
 
-    def _line(self, step: int, values: Mapping[str, Any]) -> None:
+    def _write_metrics(self, step: int, values: Mapping[str, Any]) -> None:
         """Append a line to the run's metrics.jsonl."""
         self._metrics.append({"step": step, "time": time.time(), **values})
 
-    def _chosen(self, stored: Iterable[Sequence[Line]]) -> set[str]:
+    def _task_ids(self, stored: Iterable[Sequence[Line]]) -> set[str]:
         """The ids of at most `rows` tasks, ordered by the hash of the id, as evaluations choose
         them.
         """
         ids = {str(row.get("task")) for rows in stored for row in rows}
-        return set(sorted(ids, key=lambda task: _hash(task))[: self.config.rows])
+        return set(sorted(ids, key=lambda task: _task_order(task))[: self.config.rows])
 
-    def _model(
-        self, process: EnvProcess, index: int, ref: str, rows: Sequence[Line], chosen: set[str]
+    def _score_model(
+        self, process: EnvProcess, index: int, ref: str, rows: Sequence[Line], task_ids: set[str]
     ) -> list[Line]:
         """Score the stored rows of one model and write them to its file; returns the written lines.
 
-        Rows of tasks outside `chosen` are left out. Rows that cannot be scored are counted in
+        Rows of tasks outside `task_ids` are left out. Rows that cannot be scored are counted in
         `skipped` by reason. Raises Stopped.
         """
         path = self.run.model_evals(index)
@@ -177,18 +177,18 @@ class Regrade:
             for position, row in enumerate(rows):
                 if self._stop:
                     raise Stopped
-                if str(row.get("task")) not in chosen:
+                if str(row.get("task")) not in task_ids:
                     continue
-                score = self._scored(process, row)
+                score = self._new_score(process, row)
                 if isinstance(score, str):
                     self.skipped[score] = self.skipped.get(score, 0) + 1
                     continue
-                line = _line_of(row, score, ref, position)
-                file.append(line)
-                written.append(line)
+                new_row = _new_row_of(row, score, ref, position)
+                file.append(new_row)
+                written.append(new_row)
         return written
 
-    def _scored(self, process: EnvProcess, row: Line) -> ScoreReply | str:
+    def _new_score(self, process: EnvProcess, row: Line) -> ScoreReply | str:
         """The new score of a stored answer, or the key in SKIPPED that says why it was not
         scored.
         """
@@ -203,7 +203,7 @@ class Regrade:
         self._stop = True
 
 
-def _line_of(row: Line, score: Mapping[str, Any], ref: str, position: int) -> Line:
+def _new_row_of(row: Line, score: Mapping[str, Any], ref: str, position: int) -> Line:
     """The stored row with its new score; the old one beside it as `..._before`.
 
     `ref` is the model. `position` in the file counts as the attempt where the row names none.
@@ -251,7 +251,8 @@ def _scores_of(ref: str, rows: Sequence[Line]) -> ModelScores:
     )
 
 
-def _hash(task: str) -> bytes:
+def _task_order(task: str) -> bytes:
+    """A sort key that is random among tasks but the same for the same id."""
     return hashlib.sha256(task.encode()).digest()
 
 

@@ -176,25 +176,25 @@ def _rescore(
 
     Nothing is written where it was abandoned meanwhile. `skipped` gets the error where it fails.
     """
-    began = time.monotonic()
+    started_at = time.monotonic()
     multi = record.kind == "multi"
     try:
         result = score_again(
             [_to_score(tasks[row["task"]], row, multi) for row in _sample(path, half, tasks)],
             fresh,
-            lambda: fresh.abandoned or time.monotonic() - began > SECONDS,
+            lambda: fresh.abandoned or time.monotonic() - started_at > SECONDS,
         )
         if fresh.abandoned:
             return
-        about = {
+        identity = {
             "env_id": record.env_id,
             "file": path.name,
             "half": half,
             "deterministic": record.audit.deterministic,
             "network": record.limits.network,
         }
-        seconds = round(time.monotonic() - began, 3)
-        write_json(run.rescored, about | result | {"seconds": seconds})
+        seconds = round(time.monotonic() - started_at, 3)
+        write_json(run.rescored, identity | result | {"seconds": seconds})
     except Exception as problem:  # noqa: BLE001 - no error in this thread may harm the run
         skipped(f"{type(problem).__name__}: {problem}"[:300])
 
@@ -222,6 +222,7 @@ def _to_score(task: Task, row: Mapping[str, Any], multi: bool) -> Scored:
     """
 
     def score_anew(process: EnvProcess) -> ScoreReply | str:
+        """The new score, or the key in SKIPPED that says why there is none."""
         score = score_stored(process, task, row, multi=multi)
         # `score_stored` returns this reason as a failed score; here it is a reason to skip.
         if isinstance(score, dict) and score["error"] == SKIPPED["unrepeatable"]:

@@ -78,16 +78,12 @@ def deploy(
     path: str = "",
     asker: Asker = ANYBODY,
 ) -> Reply:
-    """Serve a model, stop serving it, or export its files.
+    """Serve a model, stop serving it, or export its files (`action`: start, stop or export).
 
-    Args:
-        ref: the model; to stop, a deployment's id will do as well.
-        action: "start", "stop" or "export".
-        export_format, path: of an export, see `export`.
-        asker: whose quota of deployments a start counts against.
-
-    Raises UserError MODEL_*, DEVICE_BUSY, DOES_NOT_FIT, DEPLOY_FAILED (retryable while it is still
-    loading), DEPLOYMENT_NOT_FOUND, NO_TORCH, NO_VLLM, BAD_ARGUMENT, QUOTA.
+    `ref` is the model; to stop, a deployment's id will do too. `export_format` and `path` are those
+    of `export`. A start counts against the quota of `asker`. Raises UserError MODEL_*, DEVICE_BUSY,
+    DOES_NOT_FIT, DEPLOY_FAILED (retryable while it still loads), DEPLOYMENT_NOT_FOUND, NO_TORCH,
+    NO_VLLM, BAD_ARGUMENT, QUOTA.
     """
     if action == "export":
         return export(home, ref, export_format, path)
@@ -125,18 +121,15 @@ def chat(
 ) -> Reply:
     """Ask a model, and with `compare_to` a second one; starts a deployment where none serves it.
 
-    Args:
-        system: the system prompt, "" for none.
-        max_tokens: of each answer.
-        temperature: 0 is greedy.
-        asker: whose quota of deployments a start counts against.
+    `system` is the system prompt ("" for none), `max_tokens` counts per answer, temperature 0 is
+    greedy. A start counts against the quota of `asker`.
 
     In the reply: `answers`, each with model, answer, finish_reason, prompt_tokens, tokens and
-    latency_s (seconds for the answer, without starting). `started`, only where something was: the
+    latency_s (seconds for the answer, without starting); `started`, only where something was: the
     deployments that this call started, each with deployment_id, seconds and memory_gb.
 
-    Raises UserError: BAD_ARGUMENT (no message, or the model refuses it), and as `deploy` does;
-    DEPLOY_FAILED also where the answer takes too long.
+    Raises UserError BAD_ARGUMENT (no message, or the model refuses it), DEPLOY_FAILED (also where
+    the answer takes too long), and as `deploy` does.
     """
     if not message.strip():
         raise UserError("BAD_ARGUMENT", "message is empty", hint="Ask something.", field="message")
@@ -146,9 +139,13 @@ def chat(
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": message})
     body = {"messages": messages, "max_tokens": max_tokens, "temperature": temperature}
-    asked = [_ask(home, target, body, deadline, asker) for target in targets]
-    answers = [answer for answer, _ in asked]
-    started = [deployment for _, deployments_started in asked for deployment in deployments_started]
+    answers_and_starts = [_ask(home, target, body, deadline, asker) for target in targets]
+    answers = [answer for answer, _ in answers_and_starts]
+    started = [
+        deployment
+        for _, deployments_started in answers_and_starts
+        for deployment in deployments_started
+    ]
     seconds = sum(answer["latency_s"] for answer in answers)
     stop_calls = [
         Call("deploy", {"run_id": deployment["deployment_id"], "action": "stop"}).to_json()
@@ -179,8 +176,8 @@ def _chat_warnings(answers: list[Reply], started: list[Reply], idle_minutes: flo
 
 
 def _target_of(home: Home, name: str) -> Target:
-    """What to serve under a model reference: a base model, or a run's checkpoint. Raises UserError
-    MODEL_*.
+    """What to serve for a model reference. Raises UserError MODEL_* where there is no such
+    model.
     """
     ref = catalog.resolve_model(home, name)
     if ref.adapter is None:
@@ -193,14 +190,11 @@ def _target_of(home: Home, name: str) -> Target:
 def _serve(
     home: Home, target: Target, deadline: float, asker: Asker, *, by_deploy: bool = False
 ) -> tuple[DeploymentRow, float | None]:
-    """The ready deployment that serves the target, and the seconds that starting it took.
+    """The ready deployment that serves the target, and the seconds that starting it took (None
+    where nothing was started). One of the same base gets the adapter added.
 
-    One of the same base is extended by the adapter; the seconds are None where nothing was started.
-    `by_deploy`: the model is served until it is stopped or idle; a model that only a chat needed
-    does not keep the process.
-
-    Raises UserError as `deploy` does; DEPLOY_FAILED, retryable, where it is not ready at
-    `deadline`.
+    `by_deploy`: the model is served until it is stopped or idle; one that only a chat needed does
+    not keep the process. Raises UserError as `deploy` does; retryable DEPLOY_FAILED at `deadline`.
     """
     launcher.worker_python(home)
     lock = take_lock(home.deploy_lock, wait_s=max(0.0, deadline - time.monotonic()))
@@ -209,16 +203,16 @@ def _serve(
     try:
         row = _find_serving(home, target)
         row = _until_ready(home, row, deadline) if row is not None else None
-        start_seconds, began = None, time.monotonic()
+        start_seconds, started_at = None, time.monotonic()
         if row is None:
             row = _until_ready(home, _start(home, target, asker), deadline)
-            start_seconds = time.monotonic() - began
+            start_seconds = time.monotonic() - started_at
         if row is None:
             raise _try_again("the process ended while it was looked at")
         if target.adapter and not _load_adapter(home.deployment(row.deployment_id), target):
             # The process was just ending: it was idle for too long, or a run needs its memory.
             row = _until_ready(home, _start(home, target, asker), deadline)
-            start_seconds = time.monotonic() - began
+            start_seconds = time.monotonic() - started_at
             if row is None or not _load_adapter(home.deployment(row.deployment_id), target):
                 raise _try_again("the process ended while it was looked at")
         return (_keep_serving(home, row, target) if by_deploy else row), start_seconds
@@ -227,17 +221,13 @@ def _serve(
 
 
 def _find_serving(home: Home, target: Target) -> DeploymentRow | None:
-    """The living deployment that can serve the target; None where there is none.
-
-    It has the same base model, and for an adapter the same setting of thinking.
-    """
+    """The living deployment of the target's base, and for an adapter of its thinking; or None."""
     for row in deployments.living(home):
         if row.base_path != str(target.ref.base_path):
             continue
-        if (
-            not target.adapter
-            or _is_thinking(home.deployment(row.deployment_id)) == target.thinking
-        ):
+        if not target.adapter:
+            return row
+        if _is_thinking(home.deployment(row.deployment_id)) == target.thinking:
             return row
     return None
 
@@ -253,7 +243,8 @@ def _start(home: Home, target: Target, asker: Asker) -> DeploymentRow:
     Raises UserError QUOTA, DOES_NOT_FIT, DEVICE_BUSY, NO_VLLM, NO_TORCH, DEPLOY_FAILED.
     """
     deployments.check_number(home, asker)
-    engines = {d.id: _engine(home, d) for d in hardware.detect(home.root).devices}
+    devices = hardware.detect(home.root).devices
+    engines = {device.id: _engine(home, device) for device in devices}
     device, memory = _device_with_room(home, target, engines)
     adapters = [{"name": target.name, "path": target.adapter}] if target.adapter else []
     with Store(home) as store:
@@ -288,9 +279,7 @@ def _start(home: Home, target: Target, asker: Asker) -> DeploymentRow:
 
 
 def _spawn(home: Home, folder: DeployDir, device: Device) -> None:
-    """Start the server's process, detached from this one. Raises UserError DEPLOY_FAILED or
-    NO_TORCH.
-    """
+    """Start the server's process, detached. Raises UserError DEPLOY_FAILED or NO_TORCH."""
     env = {
         **os.environ,
         "HONESMITH_HOME": str(home.root),
@@ -315,16 +304,16 @@ def _spawn(home: Home, folder: DeployDir, device: Device) -> None:
 def _engine(home: Home, device: Device) -> str:
     """What answers on this device: "torch" (our own sampler) or "vllm".
 
-    With `serve_with` = "auto" vLLM is taken for GPUs only: on a CPU it takes longer to start and to
-    answer. Raises UserError NO_VLLM where `serve_with` asks for vLLM and it is not set up.
+    `serve_with` = "auto" takes vLLM for GPUs only: on a CPU it is slower to start and to answer.
+    Raises UserError NO_VLLM where vLLM is asked for and not set up.
     """
-    chosen = home.user_config().serve_with
-    if chosen == "vllm":
+    engine = home.user_config().serve_with
+    if engine == "vllm":
         vllm_env.require_python(home)
-    elif chosen == "auto":
+    elif engine == "auto":
         use_vllm = device.kind == "cuda" and vllm_env.find_python(home) is not None
         return "vllm" if use_vllm else "torch"
-    return chosen
+    return engine
 
 
 def _device_with_room(home: Home, target: Target, engines: dict[str, str]) -> tuple[Device, int]:
@@ -357,29 +346,23 @@ def _device_with_room(home: Home, target: Target, engines: dict[str, str]) -> tu
 
 
 def _advice_to_free(home: Home) -> Hint:
-    """The advice how to free a device, with the call that stops the oldest deployment if there is
-    one.
-    """
+    """How to free a device, with the call that stops the oldest deployment if there is one."""
     living = deployments.living(home)
     text = "Wait for what runs, or stop a deployment; then call again."
     if not living:
         return Hint(text)
-    stop = {"run_id": living[-1].deployment_id, "action": "stop"}
-    return Hint(text, Call("deploy", stop))
+    arguments = {"run_id": living[-1].deployment_id, "action": "stop"}
+    return Hint(text, Call("deploy", arguments))
 
 
 def _memory_needed(ref: ModelRef, device: Device, engine: str) -> int:
-    """Bytes that serving the model takes: its weights and a tenth more, and what the process
-    holds.
-    """
+    """Bytes that serving takes: the weights and a tenth more, and what the process holds."""
     weights = int(ref.facts.params * _WEIGHT_BYTES[device.kind] * 1.1)
     return weights + _OVERHEAD[engine, device.kind]
 
 
 def _busy_with(home: Home) -> str:
-    """The end of a message that names a run which holds a device, with the time left; "" for
-    none.
-    """
+    """The end of a message: the run that holds a device, and its time left. "" for no run."""
     with Store(home) as store:
         for row in store.list_runs(10, states=HOLDS_DEVICE):
             seconds_left = read_progress(home.run(row.run_id), row).eta_s
@@ -391,8 +374,8 @@ def _busy_with(home: Home) -> str:
 def _until_ready(home: Home, row: DeploymentRow, deadline: float) -> DeploymentRow | None:
     """Wait until the process answers its health check; returns its row.
 
-    None where it had been ready before and has ended. Raises UserError DEPLOY_FAILED: it ended
-    while starting, or (retryable) it is still loading at `deadline`.
+    None where it had been ready before and ended. Raises UserError DEPLOY_FAILED: it ended while
+    starting, or (retryable) it is still loading at `deadline`.
     """
     folder = home.deployment(row.deployment_id)
     while True:
@@ -422,9 +405,9 @@ def _healthy(folder: DeployDir) -> bool:
 
 
 def _load_adapter(folder: DeployDir, target: Target) -> bool:
-    """Add the adapter to the process; one that it has already costs nothing.
+    """Add the adapter to the process, at no cost where it has it; False where the process ends.
 
-    Returns False where the process ends instead of answering. Raises UserError DEPLOY_FAILED.
+    Raises UserError DEPLOY_FAILED.
     """
     entry = {"name": target.name, "path": target.adapter}
     try:
@@ -458,9 +441,8 @@ def _update(home: Home, row: DeploymentRow, **values: Any) -> DeploymentRow:
 def _stop(home: Home, ref: str) -> Reply:
     """Stop serving the model `ref`, or the deployment with that id.
 
-    A process ends when nothing is left that it was deployed for. Where nothing was served, the
-    reply says how it ended earlier, or which other names of the run are served. Raises UserError
-    MODEL_* where there is no such model, run or deployment.
+    A process ends once nothing is left that it was deployed for. Where nothing was stopped, the
+    reply says why. Raises UserError MODEL_* where there is no such model, run or deployment.
     """
     stopped = False
     for row in deployments.living(home):
@@ -493,9 +475,7 @@ def _stop(home: Home, ref: str) -> Reply:
 
 
 def _how_it_ended(home: Home, ref: str) -> str:
-    """Why the deployment `ref`, or the last one that served the model `ref`, ended; "" where none
-    did.
-    """
+    """Why the deployment `ref`, or the last one that served that model, ended; "" for none."""
     with Store(home) as store:
         for row in store.list_deployments():
             if ref == row.deployment_id or ref in deployments.served(home, row):
@@ -526,8 +506,7 @@ def _ask(
 ) -> tuple[Reply, list[Reply]]:
     """The answer of one model, and the deployments that were started for it.
 
-    A process that ended just before the question is started again once. Raises UserError as `chat`
-    does.
+    A process that ended just before the question is started again once. Errors as of `chat`.
     """
     started: list[Reply] = []
     for is_last_try in (False, True):
@@ -563,8 +542,7 @@ def _ask(
 def _answer(target: Target, folder: DeployDir, response: httpx.Response, seconds: float) -> Reply:
     """The server's answer as a reply; `seconds` is how long it took.
 
-    Raises UserError BAD_ARGUMENT where the server refuses the request, DEPLOY_FAILED where it
-    fails.
+    Raises UserError BAD_ARGUMENT (the server refuses the request) or DEPLOY_FAILED.
     """
     try:
         reply = response.json()
@@ -601,8 +579,8 @@ def _error_text(reply: Json) -> str:
 
 def _deploy_failed(folder: DeployDir, message: str) -> UserError:
     """The error for a deployment that failed, with the end of its log."""
-    tail = read_tail(folder.log, 4000).strip().splitlines()[-3:]
-    log_end = " | ".join(line.strip() for line in tail)[:400]
+    last_lines = read_tail(folder.log, 4000).strip().splitlines()[-3:]
+    log_end = " | ".join(line.strip() for line in last_lines)[:400]
     return UserError(
         "DEPLOY_FAILED",
         f"the deployment {folder.id} failed: {message}"

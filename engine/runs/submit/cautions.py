@@ -84,17 +84,17 @@ def _many_changes(home: Home, new: Making, earlier: Sequence[tuple[RunRow, Makin
     """
     parent = new.config.parent if new.config else ""
     if parent:
-        before = making_of_run(home, parent)
+        base = making_of_run(home, parent)
     elif earlier:
-        before = earlier[0][1]
+        base = earlier[0][1]
     else:
         return []
-    changes = changed_choices(before, new)
-    if not before.config or len(changes) < 2:
+    changes = changed_choices(base, new)
+    if not base.config or len(changes) < 2:
         return []
     names = ", ".join(changes[:_MOST_NAMED]) + (", ..." if len(changes) > _MOST_NAMED else "")
     return [
-        f"{len(changes)} levers move at once against {before.run_id} ({names}): whatever comes of "
+        f"{len(changes)} levers move at once against {base.run_id} ({names}): whatever comes of "
         "it, no one of them will be known to be the cause"
     ]
 
@@ -120,14 +120,16 @@ def _differs_clearly(new: Making, old: Making) -> bool:
 def _difference_in_words(new: Making, old: Making) -> str:
     """The numbers that differ between two runs of nearly the same settings, "" where none does."""
     pairs = _setting_pairs(new, old).items()
-    return ", ".join(f"{name} ({before:g} then, {after:g} now)" for name, (before, after) in pairs)
+    return ", ".join(
+        f"{name} ({old_value:g} then, {new_value:g} now)" for name, (old_value, new_value) in pairs
+    )
 
 
-def _is_near(before: Any, after: Any) -> bool:
+def _is_near(old: Any, new: Any) -> bool:
     """Whether two values are equal, or positive numbers within the ratio that `NEAR` allows."""
     are_numbers = all(
-        isinstance(value, int | float) and not isinstance(value, bool) for value in (before, after)
+        isinstance(value, int | float) and not isinstance(value, bool) for value in (old, new)
     )
-    if not are_numbers or before <= 0 or after <= 0:
-        return before == after
-    return abs(math.log(after / before)) <= math.log1p(NEAR)
+    if not are_numbers or old <= 0 or new <= 0:
+        return old == new
+    return abs(math.log(new / old)) <= math.log1p(NEAR)

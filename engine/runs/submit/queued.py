@@ -29,7 +29,7 @@ def reply_of(home: Home, row: RunRow, warnings: list[str]) -> Reply:
     config = run.read_config()
     with Store(home) as store:
         position = store.queue_position(row.run_id)
-    where = f"queued at position {position}" if row.state == "queued" else row.state
+    state_text = f"queued at position {position}" if row.state == "queued" else row.state
     if row.state == "queued" and (missing := launcher.missing_secrets(run)):
         warnings = [*warnings, f"it waits for a server that has the secrets {', '.join(missing)}"]
     return {
@@ -39,7 +39,7 @@ def reply_of(home: Home, row: RunRow, warnings: list[str]) -> Reply:
         "estimate": _shown_estimate(config),
         "settings_changed_from_parent": _changed_from_parent(home, config),
         "metrics_uri": f"run://{row.run_id}/metrics",
-        "summary": f"{row.run_id} is {where}.",
+        "summary": f"{row.run_id} is {state_text}.",
         "next": [Call("wait_run", {"run_id": row.run_id}).to_json()],
         "warnings": warnings,
     }
