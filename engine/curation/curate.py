@@ -131,27 +131,7 @@ def curate(home: Home, name: str, choices: Choices, preview: bool = True) -> Cur
     tasks = {key: registry.read_tasks(record) for key, record in sorted(records.items())}
     groups = groups_of(attempts, choices.pool_models)
     outcome = _choose(groups, tasks, rule, choices)
-    redact = _redactor(home, sources)
-    reply = CurationReply(
-        summary="",
-        kept=len(outcome.kept),
-        tasks=len({(attempt.env_hash, attempt.task) for attempt in outcome.kept}),
-        attempts=len(attempts),
-        groups=len(groups),
-        dropped={
-            reason: outcome.dropped[reason] for reason in REASONS if reason in outcome.dropped
-        },
-        sources=[source.summary() for source in sources],
-        heldout_rows=sum(row["split"] == "heldout" for rows in tasks.values() for row in rows),
-        env_id="",
-        examples=[_example(redact, attempt) for attempt in outcome.kept[:_EXAMPLES]],
-        dropped_examples={
-            reason: replace(_example(redact, outcome.first[reason]), why=why)
-            for reason, why in REASONS.items()
-            if reason in outcome.first
-        },
-        contaminated=outcome.overlaps or None,
-    )
+    reply = _reply_of(outcome, groups, tasks, sources, _redactor(home, sources))
     warnings = _warnings(outcome, choices.select, sources)
     if not preview:
         if not outcome.kept:
@@ -171,6 +151,40 @@ def curate(home: Home, name: str, choices: Choices, preview: bool = True) -> Cur
             next=_next_calls(reply, name, choices, sources),
             warnings=warnings,
         )
+    )
+
+
+def _reply_of(
+    outcome: _Outcome,
+    groups: Mapping[Key, list[Attempt]],
+    tasks: Mapping[str, list[TaskRow]],
+    sources: Sequence[Source],
+    redact: Redactor,
+) -> CurationReply:
+    """The reply about what was chosen, still without summary, suggested calls and warnings.
+
+    Args:
+        tasks: the stored rows of each environment version, by its hash.
+    """
+    return CurationReply(
+        summary="",
+        kept=len(outcome.kept),
+        tasks=len({(attempt.env_hash, attempt.task) for attempt in outcome.kept}),
+        attempts=sum(len(source.attempts) for source in sources),
+        groups=len(groups),
+        dropped={
+            reason: outcome.dropped[reason] for reason in REASONS if reason in outcome.dropped
+        },
+        sources=[source.summary() for source in sources],
+        heldout_rows=sum(row["split"] == "heldout" for rows in tasks.values() for row in rows),
+        env_id="",
+        examples=[_example(redact, attempt) for attempt in outcome.kept[:_EXAMPLES]],
+        dropped_examples={
+            reason: replace(_example(redact, outcome.first[reason]), why=why)
+            for reason, why in REASONS.items()
+            if reason in outcome.first
+        },
+        contaminated=outcome.overlaps or None,
     )
 
 
@@ -244,9 +258,7 @@ def _drop_reason(
 
 
 def _conversation(attempt: Attempt) -> str:
-    """A text that is the same for conversations which differ only in white space around
-    messages.
-    """
+    """A text that is equal for conversations which differ in white space around messages only."""
     plain = [
         {**message, "content": str(message.get("content") or "").strip()}
         for message in (*attempt.prompt, *attempt.messages)
@@ -315,9 +327,7 @@ def _warnings(outcome: _Outcome, select: str, sources: Sequence[Source]) -> list
 
 
 def _advice(outcome: _Outcome, sources: Sequence[Source]) -> Hint:
-    """What to do when no attempt is kept: play training tasks, loosen `where`, or look at a
-    preview.
-    """
+    """The advice where nothing is kept: play training tasks, loosen `where`, or preview."""
     total = sum(outcome.dropped.values())
     if outcome.dropped.get("heldout") == total:
         first = sources[0]
@@ -376,9 +386,7 @@ def _next_calls(
 
 
 def _shortened_to_fit(reply: CurationReply) -> CurationReply:
-    """The reply with shorter and fewer examples, then with fewer sources, until it is short
-    enough.
-    """
+    """The reply with shorter and fewer examples, then fewer sources, until it is short enough."""
     if _fits(reply):
         return reply
     shorter = {

@@ -137,9 +137,7 @@ def _write_rows(path: Path, rows: Sequence[DatasetRow]) -> None:
 
 
 def _train_row(attempt: Attempt, record: EnvRecord, row_id: str) -> DatasetRow:
-    """One chosen attempt as a row: the whole conversation as it was played, and where it came
-    from.
-    """
+    """One chosen attempt as a row: its whole conversation, and where it came from."""
     origin = Origin(
         env_id=attempt.env_id,
         task=attempt.task,

@@ -292,16 +292,8 @@ def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
         files = [(f"{row.run_id}, rollouts of step {step}", run.rollouts(step)) for step in steps]
         attempts = config.settings.group_size if isinstance(config, GRPOConfig) else 1
     else:
-        best = run.resolve_checkpoint("best")
-        steps = _spread_steps(run.eval_steps(), int(best.name.rpartition("_")[2]) if best else None)
-        start = config.model
-        files = [(f"{row.run_id}@step{step}" if step else start, run.evals(step)) for step in steps]
+        files, warnings = _heldout_files(run, config.model)
         sampling |= _evaluation_sampling(run)
-        left_out = len(run.eval_steps()) - len(steps)
-        if left_out:
-            warnings.append(
-                f"{left_out} of the evaluated steps are left out; at most {MOST_STEPS} are"
-            )
     rows = {ref: Answer.read_all(path) for ref, path in files}
     scored = [
         answer for answers in rows.values() for answer in answers if answer.reward is not None
@@ -324,6 +316,22 @@ def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
     )
 
 
+def _heldout_files(run: RunDir, start_model: str) -> tuple[list[tuple[str, Path]], list[str]]:
+    """The held-out answers of a training run: (model, file) of each chosen step, and warnings.
+
+    Step 0 holds the answers of the model it started from.
+    """
+    evaluated = run.eval_steps()
+    best = run.resolve_checkpoint("best")
+    best_step = int(best.name.rpartition("_")[2]) if best else None  # from "step_000020"
+    steps = _spread_steps(evaluated, best_step)
+    files = [(f"{run.id}@step{step}" if step else start_model, run.evals(step)) for step in steps]
+    left_out = len(evaluated) - len(steps)
+    if not left_out:
+        return files, []
+    return files, [f"{left_out} of the evaluated steps are left out; at most {MOST_STEPS} are"]
+
+
 def _spread_steps(steps: Sequence[int], best: int | None) -> list[int]:
     """At most `MOST_STEPS` of the steps, evenly spread, with the first, the last and the best.
 
@@ -339,7 +347,5 @@ def _spread_steps(steps: Sequence[int], best: int | None) -> list[int]:
 
 
 def _evaluation_sampling(run: RunDir) -> JsonObject:
-    """The settings a training run samples its evaluations with, from its manifest; {} without
-    one.
-    """
+    """The settings that a training run samples its evaluations with; {} without a manifest."""
     return dict(read_object(run.manifest).get("eval_sampling") or {})

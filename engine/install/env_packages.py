@@ -112,9 +112,7 @@ def read_requirements(source: Path) -> list[Requirement]:
 
 
 def missing(requirements: list[Requirement]) -> list[str]:
-    """The requirements that this interpreter does not meet, as text, with the version that is
-    here.
-    """
+    """The requirements that this interpreter does not meet, with the version it has, if any."""
     absent = []
     for requirement in requirements:
         try:
@@ -182,9 +180,7 @@ def install(home: Home, requirements: list[Requirement], patience_s: float) -> P
 
 
 def build(folder: Path) -> None:
-    """Build the virtual environment in `folder`, in a process of its own, and write how it
-    ended.
-    """
+    """Build the virtual environment in `folder` and write how that ended; a process of its own."""
     venv = Venv(folder)
     home = Home(folder.parents[2])
     with open(venv.lock, "a") as lock:

@@ -70,9 +70,7 @@ def setup(
 
 
 def works(python: Path, proof: str = PROOF) -> bool:
-    """Whether `python` exists and can run `proof`. This takes seconds, because torch is
-    imported.
-    """
+    """Whether `python` exists and can run `proof`. Takes seconds, because torch is imported."""
     return python.is_file() and venvs.complaint(python, proof, IMPORT_S) is None
 
 

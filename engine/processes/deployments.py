@@ -74,9 +74,7 @@ def living(home: Home) -> list[DeploymentRow]:
 
 
 def served(home: Home, row: DeploymentRow) -> list[str]:
-    """The model names that a deployment answers to; while it is starting, those it will answer
-    to.
-    """
+    """The model names that a deployment answers to, or will once it has started."""
     try:
         return [str(name) for name in read_json(home.deployment(row.deployment_id).ready)["models"]]
     except (OSError, ValueError, KeyError, TypeError):

@@ -117,9 +117,7 @@ def spawn_detached(
 
 
 def start_queued(home: Home) -> list[str]:
-    """Start queued runs while devices are free; returns the ids of the runs that this call
-    started.
-    """
+    """Start queued runs while devices are free; returns the ids of the runs it started."""
     started: list[str] = []
     with Store(home) as store:
         if not store.queue():
@@ -306,9 +304,7 @@ def _settle(store: Store, run: RunDir, row: RunRow) -> None:
 
 
 def elapsed_of_dead(run: RunDir) -> float:
-    """Seconds that the last supervisor had counted when it died, from the run's lock file; 0 where
-    it wrote none.
-    """
+    """Seconds that the last supervisor had counted when it died; 0 where it wrote none."""
     try:
         return max(0.0, float(json.loads(run.lock.read_text())["elapsed_s"]))
     except (OSError, ValueError, KeyError, TypeError):

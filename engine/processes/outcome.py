@@ -81,9 +81,7 @@ def checkpoint_name(run: RunDir) -> str:
 
 
 def evidence(run: RunDir) -> str:
-    """The line of the failure record that shows why the run failed, without secrets; "" for
-    none.
-    """
+    """The line that shows why the run failed, without secrets; "" for none."""
     failure = find_failure(run)
     return _redacted(run, failure.evidence if failure else "")
 
@@ -159,9 +157,7 @@ def record(run: RunDir, outcome: Outcome) -> None:
 
 
 def recorded(run: RunDir, attempt: int) -> Outcome | None:
-    """The outcome of this attempt in `exit.json`; None where there is none, or one of another
-    attempt.
-    """
+    """The outcome of this attempt in `exit.json`; None where there is none."""
     try:
         stored = read_json(run.exit_record)
         outcome = Outcome(**stored | {"hint": Hint.from_json(stored["hint"])})

@@ -24,17 +24,13 @@ STAND_INS = "HONESMITH_TEST_PROGRAMS"
 
 
 def command(kind: Kind) -> list[str]:
-    """The arguments after `python -P` that start a program of this kind, before its own
-    arguments.
-    """
+    """The arguments after `python -P` that start a program, before its own arguments."""
     script = _stand_ins().get(kind)
     return [script] if script else ["-m", PROGRAMS[kind]]
 
 
 def trains_without_torch() -> bool:
-    """Whether trainers are stand-ins of a test: then no speed is measured and no library is
-    required.
-    """
+    """Whether a test has put stand-ins for trainers: then nothing needs torch or measures speed."""
     return "trainer" in _stand_ins()
 
 

@@ -91,9 +91,7 @@ class Plan:
 
 
 def rank_limit(rank: int) -> int:
-    """The smallest bound of vLLM's that an adapter of `rank` fits under. Raises ValueError above
-    512.
-    """
+    """The smallest bound of vLLM's that `rank` fits under. Raises ValueError above 512."""
     for limit in RANKS:
         if rank <= limit:
             return limit
@@ -280,9 +278,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def _with_our_path(environment: dict[str, str]) -> dict[str, str]:
-    """The environment with this checkout on its path: the keeper runs this very module, which need
-    not be installed.
-    """
+    """The environment with this checkout on its path: the keeper imports this very module."""
     return environment | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
 
 
@@ -331,9 +327,7 @@ def keep(lifeline: int, folder: Path, argv: Sequence[str]) -> int:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End the server's process group: SIGTERM, so that it may remove its shared memory, then
-    SIGKILL.
-    """
+    """End the server's processes: SIGTERM, so that it removes its shared memory, then SIGKILL."""
     for number, patience in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
         if child.poll() is not None and number == signal.SIGTERM:
             continue  # it ended; SIGKILL still goes to the rest of its group

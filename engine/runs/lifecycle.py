@@ -235,8 +235,9 @@ def _evaluated(events: Sequence[Line], status: Reply) -> Reply:
 
 
 def _reached(run: RunDir, row: RunRow, until: str, events: Sequence[Line]) -> bool:
-    """Whether the run has reached `until` (one of UNTIL); `events` are those since the wait began,
-    or since its cursor.
+    """Whether the run has reached `until` (one of UNTIL).
+
+    `events` are those since the wait began, or since its cursor.
     """
     if until == "end":
         return row.state in TERMINAL
@@ -268,9 +269,7 @@ def _size(path: Path) -> int:
 
 
 def _why_waiting(run: RunDir) -> list[str]:
-    """A warning about secrets that this server lacks and the queued run needs; none where it has
-    all.
-    """
+    """A warning about secrets that the queued run needs and this server lacks, if any."""
     missing = launcher.missing_secrets(run)
     if not missing:
         return []
@@ -389,9 +388,7 @@ def _summary(row: RunRow, status: Reply) -> str:
 
 
 def _cancel_summary(row: RunRow, checkpoint: str) -> str:
-    """One sentence about what `cancel` did. `checkpoint` is the name of the last one, "" for
-    none.
-    """
+    """What `cancel` did, in a sentence; `checkpoint` names the last one, "" for none."""
     match row.state:
         case "cancelled":
             return f"{row.run_id} is cancelled; last checkpoint: {checkpoint or 'none'}."
@@ -402,9 +399,7 @@ def _cancel_summary(row: RunRow, checkpoint: str) -> str:
 
 
 def _after_cancel(row: RunRow) -> list[Reply]:
-    """The call to make after `cancel`: wait while it stops, resume what has ended; none
-    otherwise.
-    """
+    """The call to make after `cancel`: wait while it stops, resume what has ended, or none."""
     if row.state == "stopping":
         return [Call("wait_run", {"run_id": row.run_id}).to_json()]
     if row.state in ("cancelled", "failed"):

@@ -163,8 +163,9 @@ def _budget(home: Home, store: Store) -> Reply:
 
 
 def _run(home: Home, row: RunRow) -> Reply:
-    """A run as an entry of a list. Empty fields are left out; progress is given while the run holds
-    a device.
+    """A run as an entry of a list; empty fields are left out.
+
+    Progress is given while the run holds a device.
     """
     entry: Reply = {
         "run_id": row.run_id,

@@ -156,9 +156,7 @@ class Regrade:
         self._metrics.append({"step": step, "time": time.time(), **values})
 
     def _task_ids(self, stored: Iterable[Sequence[Line]]) -> set[str]:
-        """The ids of at most `rows` tasks, ordered by the hash of the id, as evaluations choose
-        them.
-        """
+        """The ids of at most `rows` tasks, in the order in which evaluations take tasks."""
         ids = {str(row.get("task")) for rows in stored for row in rows}
         return set(sorted(ids, key=lambda task: _task_order(task))[: self.config.rows])
 
@@ -189,9 +187,7 @@ class Regrade:
         return written
 
     def _new_score(self, process: EnvProcess, row: Line) -> ScoreReply | str:
-        """The new score of a stored answer, or the key in SKIPPED that says why it was not
-        scored.
-        """
+        """The new score of a stored answer, or the key in SKIPPED that says why it has none."""
         task = self.tasks.get(str(row.get("task")))
         if task is None:
             return "unknown_task"
@@ -262,9 +258,7 @@ def _digest(path: Path) -> str:
 
 
 def main(folder: Path) -> int:
-    """Regrade as the config of the run in `folder` says; returns the exit status (see the
-    module).
-    """
+    """Regrade as the config of the run in `folder` says; returns the exit status."""
     run = RunDir(folder)
     job: Regrade | None = None
     try:

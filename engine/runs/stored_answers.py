@@ -129,9 +129,7 @@ class _FreshProcess:
         self._handed_out = False
 
     def warm_up(self) -> None:
-        """Start the process before it is needed. An error is left to `__call__`, which meets it
-        again.
-        """
+        """Start the process before it is needed. `__call__` meets the same errors again."""
         with contextlib.suppress(UserError, EnvProblem, OSError):
             self._start()
 

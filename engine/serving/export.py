@@ -147,8 +147,9 @@ def _merge(home: Home, model: ModelRef, target: Path, origin: dict[str, str]) ->
 
 
 def _start_merge(home: Home, model: ModelRef, job: Path, aside: Path) -> None:
-    """Start the worker that merges, unless one is at work. `job` is its folder; it writes to
-    `aside`.
+    """Start the worker that merges, unless one is at work; it writes to `aside`.
+
+    `job` is the folder of its config, lock and log.
     """
     python = launcher.worker_python(home)
     shutil.rmtree(aside, ignore_errors=True)
@@ -196,9 +197,7 @@ def _move_into_place(aside: Path, target: Path, origin: dict[str, str]) -> None:
 
 
 def _export_reply(model: ModelRef, target: Path, export_format: str, when: str) -> Reply:
-    """The reply about a finished export; `when` is "now", or "already" for one of an earlier
-    call.
-    """
+    """The reply about a finished export; `when` is "now", or "already" for an earlier one."""
     files = sorted(entry.name for entry in target.iterdir())
     already = " already" if when == "already" else ""
     return {

@@ -176,9 +176,7 @@ def _chat_warnings(answers: list[Reply], started: list[Reply], idle_minutes: flo
 
 
 def _target_of(home: Home, name: str) -> Target:
-    """What to serve for a model reference. Raises UserError MODEL_* where there is no such
-    model.
-    """
+    """What to serve for a model reference. Raises UserError MODEL_* where there is none."""
     ref = catalog.resolve_model(home, name)
     if ref.adapter is None:
         return Target(ref, ref.base_ref, "", False)

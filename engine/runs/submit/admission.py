@@ -123,8 +123,9 @@ def check_secrets(record: EnvRecord) -> None:
 
 
 def check_not_deleted(run: RunDir, field: str = "resume") -> None:
-    """Raises UserError RUN_STATE where the run's files were deleted; `field` is the argument that
-    needs them.
+    """Raises UserError RUN_STATE where the run's files were deleted.
+
+    `field` is the argument of the request that needs them.
     """
     if run.deleted.exists():
         raise UserError(
@@ -244,8 +245,9 @@ def check_size(forecast: Forecast, disk_free: int) -> None:
 
 
 def check_approval(home: Home, figures: Estimate, approved: bool) -> None:
-    """Raises UserError NOT_APPROVED where the run likely takes more than `auto_approve_gpu_hours`,
-    and nobody `approved` it.
+    """Raises UserError NOT_APPROVED where nobody approved the run and it likely takes too long.
+
+    The limit is `auto_approve_gpu_hours` of the home's config; without it nothing needs approval.
     """
     likely, limit = figures.gpu_hours.likely, home.user_config().auto_approve_gpu_hours
     if limit is not None and likely > limit and not approved:
@@ -261,9 +263,7 @@ def check_approval(home: Home, figures: Estimate, approved: bool) -> None:
 
 
 def _fewer_steps(figures: Estimate, limit: float) -> Change | None:
-    """The change to as many steps as take at most `limit` device hours; None where not even one
-    step does.
-    """
+    """The change to as many steps as fit into `limit` device hours; None where no step does."""
     startup = figures.seconds["startup"] / 3600
     likely = figures.gpu_hours.likely
     share = (0.9 * limit - startup) / max(likely - startup, 1e-9)  # a tenth is left for rounding
@@ -272,9 +272,7 @@ def _fewer_steps(figures: Estimate, limit: float) -> Change | None:
 
 
 def check_hours_left(home: Home, store: Store) -> None:
-    """Raises UserError BUDGET where the home's total is spent, or promised to runs that are
-    open.
-    """
+    """Raises UserError BUDGET where the home's total is spent, or promised to open runs."""
     total = home.user_config().max_gpu_hours_total
     if total is not None and store.committed_hours() >= total:
         raise UserError(

@@ -100,9 +100,7 @@ def _many_changes(home: Home, new: Making, earlier: Sequence[tuple[RunRow, Makin
 
 
 def _setting_pairs(new: Making, old: Making) -> dict[str, tuple[Any, Any]]:
-    """The settings that differ, by choice or because they follow from one: name -> (old, new)
-    value.
-    """
+    """The settings that differ, chosen or following from a choice: name -> (old, new) value."""
     return {
         name: (old.settings.get(name), new.settings.get(name))
         for name in changed_choices(old, new)

@@ -111,9 +111,7 @@ def model_entry(model: ModelRef) -> Mapping[str, str | None]:
 
 
 def _check_request(request: EvaluationRequest) -> None:
-    """Raises UserError BAD_ARGUMENT for models, tasks or attempts that an evaluation does not
-    take.
-    """
+    """Raises UserError BAD_ARGUMENT for models, tasks or attempts that cannot be evaluated."""
     models = list(request.models)
     if not 1 <= len(models) <= MAX_MODELS:
         raise bad_argument("models", len(models), f"Name 1 to {MAX_MODELS} models.")

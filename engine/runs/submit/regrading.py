@@ -76,9 +76,7 @@ def check_tasks(request: EvaluationRequest) -> None:
 
 
 def _check_request(request: EvaluationRequest) -> None:
-    """Raises UserError BAD_ARGUMENT for arguments that a regrade does not take, and as
-    `check_tasks`.
-    """
+    """Raises UserError BAD_ARGUMENT for what a regrade does not take, and as `check_tasks`."""
     not_taken = [
         ("models", request.models, []),
         ("attempts", request.attempts, 1),

@@ -73,8 +73,9 @@ class TrainRequest:
         }
 
     def given_beside_resume(self) -> list[str]:
-        """The names of arguments that differ from their defaults although a resumed run does not
-        take them.
+        """The names of arguments that were given although a resumed run does not take them.
+
+        Given means: different from the default.
         """
         defaults = TrainRequest()
         names = [item.name for item in fields(self) if item.name not in _RESUME_TAKES]
