@@ -69,6 +69,7 @@ def read(pip: Path) -> PipIndex:
     environment = {
         name: os.environ[name] for name in _both_cases(_VARIABLES) if os.environ.get(name)
     }
+    # With no-index pip looks at find-links only, which may be folders.
     index_is_off = _is_on(options.get("no-index", ""))
     address_options = [
         name for name in _ADDRESS_OPTIONS if name == "find-links" or not index_is_off
@@ -95,8 +96,7 @@ def read(pip: Path) -> PipIndex:
 def _options(pip: Path) -> dict[str, str]:
     """The configured options by name; {} where pip cannot be asked.
 
-    A variable is stronger than the section of `pip install`, and that is stronger than the global
-    one.
+    A variable goes before an option for `pip install`, and that before one for all commands.
     """
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         listing = subprocess.run(

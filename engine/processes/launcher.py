@@ -127,7 +127,7 @@ def start_queued(home: Home) -> list[str]:
 
         devices = hardware.devices()
         while True:
-            locks: dict[str, int] = {}
+            locks: dict[str, int] = {}  # filled by `_claim`, which the lease calls
             try:
                 row = store.lease_next(devices, lambda row, locks=locks: _claim(home, row, locks))
                 if row is None:
@@ -177,9 +177,8 @@ def reap(home: Home) -> list[str]:
                     changed.append(row.run_id)
                     write_status(run, store.get_run(row.run_id))
             except (OSError, UserError) as error:
-                if not _cannot_write(
-                    error
-                ):  # the caller only wants to read; a later call settles it
+                # The caller only wants to read; a later call can settle the run.
+                if not _cannot_write(error):
                     raise
             finally:
                 os.close(lock)
@@ -202,8 +201,9 @@ def _cannot_write(error: OSError | UserError) -> bool:
 
 
 def _lock_of_dead(run: RunDir) -> int | None:
-    """The lock of a run that nobody runs, taken; None where somebody holds it, or where the home
-    cannot be written. Raises OSError.
+    """The lock of a run that nobody runs, taken; None where it is held, or cannot be taken now.
+
+    It cannot be taken in a home that cannot be written. Raises OSError for other faults.
     """
     try:
         return take_lock(run.lock)
@@ -259,10 +259,10 @@ def _start(home: Home, store: Store, row: RunRow, lock: int) -> bool:
 
 
 def _settle(store: Store, run: RunDir, row: RunRow) -> None:
-    """Bring a run that nobody runs to its next state: its recorded end, the end it was asked for,
-    queued again, or failed after too many interruptions.
+    """Bring a run that nobody runs to its next state; the caller holds its lock.
 
-    The caller holds the run's lock.
+    That is its recorded end, or the end it was asked for; otherwise it is queued again, or fails
+    after too many interruptions.
     """
     recorded_end = outcome.recorded(run, row.attempt)
     if recorded_end is not None and row.state != "interrupted":
@@ -270,6 +270,7 @@ def _settle(store: Store, run: RunDir, row: RunRow) -> None:
         return
     elapsed = elapsed_of_dead(run)
     if row.state == "stopping":  # it was asked to end, and it has
+        # Whatever ended it left no exit status; -9 stands for that.
         stopped_end = outcome.decide(run, row, status=-9, elapsed_s=elapsed)
         outcome.apply(store, run, row, stopped_end)
         return

@@ -30,8 +30,8 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
     Args:
         scope: one of SCOPES; "all" for everything.
         limit: entries per list.
-        cursor: `next_cursor` of the last answer, which is present where more entries follow. Lists
-            are continued with their own scope only, never with "all".
+        cursor: `next_cursor` of the last answer with the same scope; "" for the start. It is
+            present where more entries follow, but never with scope "all".
 
     Raises UserError BAD_ARGUMENT for an unknown scope, BAD_CURSOR for a cursor that is none.
     """

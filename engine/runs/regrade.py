@@ -156,7 +156,10 @@ class Regrade:
         self._metrics.append({"step": step, "time": time.time(), **values})
 
     def _task_ids(self, stored: Iterable[Sequence[Line]]) -> set[str]:
-        """The ids of at most `rows` tasks, in the order in which evaluations take tasks."""
+        """The ids of at most `rows` tasks, in the order in which evaluations take tasks.
+
+        `stored` holds the rows of each model.
+        """
         ids = {str(row.get("task")) for rows in stored for row in rows}
         return set(sorted(ids, key=lambda task: _task_order(task))[: self.config.rows])
 
@@ -205,6 +208,7 @@ def _new_row_of(row: Line, score: Mapping[str, Any], ref: str, position: int) ->
     `ref` is the model. `position` in the file counts as the attempt where the row names none.
     """
     copied = {name: value for name, value in row.items() if name not in _TRAINING_ONLY}
+    # The stop reason "error" follows the new score, not the old one.
     stop_reason = row.get("stop_reason")
     if score["error"]:
         stop_reason = "error"

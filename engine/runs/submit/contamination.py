@@ -86,7 +86,7 @@ def _compare_all(
     sources: list[Mapping[str, object]] = []
     scans: dict[str, Mapping[str, Any]] = {}
     missing: list[str] = []
-    for model, run, env_id in trainings:
+    for model, run, env_id in trainings:  # several may share a version, which is scanned once
         if env_id not in scans:
             try:
                 trained_on = exam if env_id == exam.env_id else find_env(home, env_id)
@@ -120,8 +120,8 @@ def _compare(
 ) -> Mapping[str, Any]:
     """The overlap of one version's training rows with the exam's held-out tasks.
 
-    Read from the home where it was computed before; a complete scan is stored there. The scan ends
-    at `deadline` (of the monotonic clock).
+    It is read from the environment or the home where it is stored; a complete scan is stored.
+    `deadline` (monotonic clock) ends a scan, which then covers a part only.
     """
     if trained_on.hash == exam.hash and exam.contamination:
         return exam.contamination
@@ -130,7 +130,9 @@ def _compare(
         return read_json(stored)
     rows, tasks = read_tasks(trained_on, "train"), read_tasks(exam, "heldout")
     overlap = scan(rows, tasks, max(0.1, deadline - time.monotonic()))
-    if min(overlap["compared"]) == 1:  # complete; a next call may complete a part
+    if (
+        min(overlap["compared"]) == 1
+    ):  # a scan of a part is not stored: the next call may complete it
         stored.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_json(stored, overlap)
     return overlap
