@@ -39,7 +39,7 @@ POLL_S = 0.1  # seconds between two health checks
 _LOG_PREFIX = re.compile(
     r"^(\([^)]*\) )?[A-Z]+ [^\]]*\] "
 )  # "(Worker pid=7) ERROR 01-01 [core.py:3] "
-_NO_ERROR = re.compile(r"(^|\) )(DEBUG|INFO|WARNING) ")  # levels that do not explain an end
+_HARMLESS_LEVEL = re.compile(r"(^|\) )(DEBUG|INFO|WARNING) ")  # levels that do not explain an end
 # The variables of this process that a server gets; no secret of an environment is among them.
 _PASSED_ON = (
     "PATH",
@@ -258,7 +258,7 @@ class VllmProcess:
 def last_words(log: Path) -> str:
     """The last line of a log that names an error, else its last line that is not empty."""
     lines = [line.strip() for line in read_tail(log, 20_000).splitlines() if line.strip()]
-    error_lines = [line for line in lines if "rror: " in line and not _NO_ERROR.search(line)]
+    error_lines = [line for line in lines if "rror: " in line and not _HARMLESS_LEVEL.search(line)]
     for line in reversed(error_lines or lines):
         return _LOG_PREFIX.sub("", line)[:300]
     return f"nothing is in {log}"

@@ -44,11 +44,10 @@ def entry(home: Home, row: RunRow) -> Reply:
 
 
 def parent_of(row: RunRow, config: RunConfig | None) -> str:
-    """The run that a run was derived from: the one it names as its parent, else the run whose model
-    it continues.
+    """The run that a run was derived from: its parent, else the run whose model it continues.
 
     "" where there is neither: it started from a base model. `config` is None where the run's config
-    is damaged or gone; its row then tells what is known.
+    is damaged or gone; then only the row is used.
     """
     train_config = config if isinstance(config, TrainConfig) else None
     model = (train_config.model if train_config else row.model).partition("@")[0]
@@ -101,9 +100,7 @@ def tree(home: Home, rows: Sequence[RunRow]) -> list[str]:
 
 
 def _line(row: RunRow, entry: Mapping[str, Any]) -> str:
-    """A run in the tree: its id, its verdict or state, whether that was expected, and up to four of
-    its changed settings.
-    """
+    """A run in the tree: id, verdict or state, whether that was expected, up to four changes."""
     result = verdict_in_words(row) if row.state == "done" else row.state
     changed = ", ".join(
         f"{name} {_short(parent_value)}→{_short(value)}"

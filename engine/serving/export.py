@@ -81,11 +81,10 @@ def export(home: Home, ref: str, export_format: str = "adapter", path: str = "")
 
 
 def _is_this_export(target: Path, origin: dict[str, str]) -> bool:
-    """Whether this very export is at `target` already; False where nothing is there, or an empty
-    folder.
+    """Whether this very export is at `target` already.
 
-    `origin` is what its ORIGIN file would hold. Raises UserError BAD_ARGUMENT where something else
-    is there.
+    False where nothing is there, or an empty folder. `origin` is what its ORIGIN file would hold.
+    Raises UserError BAD_ARGUMENT where something else is there.
     """
     if not os.path.lexists(target) or (target.is_dir() and not os.listdir(target)):
         return False
@@ -125,6 +124,7 @@ def _merge(home: Home, model: ModelRef, target: Path, origin: dict[str, str]) ->
     Returns False where the merge is still going on after `WAIT_S` seconds. Raises UserError
     DEPLOY_FAILED with the end of the worker's log.
     """
+    # The same merge to the same place has the same key, so that a later call finds it.
     key = hashlib.sha256(f"{model.adapter} {target}".encode()).hexdigest()[:16]
     job = home.export_job(key)
     job.mkdir(parents=True, exist_ok=True)

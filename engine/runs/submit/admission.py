@@ -137,11 +137,10 @@ def check_not_deleted(run: RunDir, field: str = "resume") -> None:
 
 
 def scored_env(home: Home, env_id: str, what: str) -> EnvRecord:
-    """The environment version that `env_id` means, checked: it has a score and its process can be
-    started.
+    """The environment version that `env_id` means, which scores and whose process can be started.
 
-    `what` a model shall be on it, for the message: "evaluated", "probed" or "regraded". Raises
-    UserError ENV_NOT_FOUND, ENV_INVALID (it scores nothing), ENV_SECRETS or ENV_DEPS.
+    `what` is the word for the message: evaluated, probed or regraded. Raises UserError
+    ENV_NOT_FOUND, ENV_INVALID (it scores nothing), ENV_SECRETS or ENV_DEPS.
     """
     record = registry.find_env(home, env_id)
     if not record.scored:
@@ -192,11 +191,11 @@ def no_secrets(missing: list[str], env_id: str) -> UserError:
 
 
 def check_audit(record: EnvRecord, settings: TrainSettings) -> list[str]:
-    """Check that the environment's reward may be trained on; returns a warning where it is a risk
-    that is taken knowingly.
+    """Check that the environment's reward may be trained on; returns a warning for a known risk.
 
-    A risk is a reward that the stored audit found to pay for degenerate answers. SFT does not learn
-    from the reward, and `accept_reward_risk` allows it. Raises UserError REWARD_RISK.
+    A risk is a reward that the stored audit found to pay for degenerate answers. It is allowed for
+    SFT, which does not learn from the reward, and by `accept_reward_risk`. Raises UserError
+    REWARD_RISK.
     """
     if record.audit.verdict != "risk":
         return []

@@ -19,8 +19,7 @@ _MOST_NAMED = 4  # settings that a caution names
 
 
 def cautions(home: Home, store: Store, config: TrainConfig) -> list[str]:
-    """Warnings about a run with this config, before it is queued; none where nothing speaks against
-    it.
+    """Warnings about a run with this config, before it is queued; empty where there are none.
 
     It is compared with the newest runs of the same environment version, algorithm and start model.
     """
@@ -35,10 +34,10 @@ def cautions(home: Home, store: Store, config: TrainConfig) -> list[str]:
 
 
 def _repeats(new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]:
-    """A sentence for each earlier run of nearly these settings that failed or brought nothing, or
-    that this run would repeat exactly; newest first.
+    """Sentences about earlier runs that this one nearly repeats; newest first.
 
-    `earlier`: (row, making) of each run, newest first.
+    An earlier run counts where its settings are nearly the same and it failed or brought nothing,
+    or where it is exactly the same, seed included. `earlier`: (row, making), newest first.
     """
     sentences = []
     for row, making in earlier:
@@ -74,13 +73,14 @@ def _failure_in_words(row: RunRow) -> str:
 
 
 def verdict_in_words(row: RunRow) -> str:
-    """The verdict of a run as people say it."""
+    """The verdict of a run in words, such as "no difference"; "unknown" where it has none."""
     return (row.verdict or "unknown").replace("_", " ")
 
 
 def _many_changes(home: Home, new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]:
-    """A warning where several choices change at once against the parent, or without a parent
-    against the newest of the earlier runs; no warning otherwise.
+    """A warning where several choices change at once, so that no effect can be put down to one.
+
+    Compared with the parent, or without a parent with the newest of the earlier runs.
     """
     parent = new.config.parent if new.config else ""
     if parent:

@@ -130,9 +130,8 @@ def _compare(
         return read_json(stored)
     rows, tasks = read_tasks(trained_on, "train"), read_tasks(exam, "heldout")
     overlap = scan(rows, tasks, max(0.1, deadline - time.monotonic()))
-    if (
-        min(overlap["compared"]) == 1
-    ):  # a scan of a part is not stored: the next call may complete it
+    # A scan of only a part is not stored, so that the next call may complete it.
+    if min(overlap["compared"]) == 1:
         stored.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_json(stored, overlap)
     return overlap
