@@ -190,22 +190,9 @@ def _status(home: Home, store: Store, row: RunRow, alerts: list[Line] | None = N
         status["quiet_s"] = progress.quiet_s
         status["warnings"].append(f"nothing was written for {progress.quiet_s:.0f} s")
     if row.state == "done":
-        warnings_so_far = status["warnings"]
-        status |= _result(run)
-        status["warnings"] = warnings_so_far + [
-            note for note in status["warnings"] if note not in warnings_so_far
-        ]
-        if row.kind == "evaluate":
-            status["next"] = _after_evaluation(run, row)
-        status = _errors_first(run, row, status)
+        status = _with_result(run, row, status)
     if row.state in ("failed", "cancelled", "stopping") and row.reason_kind:
-        status["error"] = {
-            "kind": row.reason_kind,
-            "message": row.reason,
-            **(row.hint or outcome.resume_hint(run)).shown(),
-            "evidence": outcome.evidence(run) if row.state == "failed" else "",
-            "last_checkpoint": outcome.checkpoint_name(run),
-        }
+        status["error"] = _error(run, row)
     if run.deleted.exists():
         status["next"] = []  # nothing is left to read, to deploy or to continue
         if "error" in status:
@@ -215,6 +202,27 @@ def _status(home: Home, store: Store, row: RunRow, alerts: list[Line] | None = N
         status["heldout"] = half.to_json()
     status["summary"] = _summary(row, status)
     return status
+
+
+def _with_result(run: RunDir, row: RunRow, status: Reply) -> Reply:
+    """The status of a run that is done, with its result, its warnings and the calls to make."""
+    warnings = status["warnings"]
+    status = status | _result(run)
+    status["warnings"] = warnings + [note for note in status["warnings"] if note not in warnings]
+    if row.kind == "evaluate":
+        status["next"] = _after_evaluation(run, row)
+    return _errors_first(run, row, status)
+
+
+def _error(run: RunDir, row: RunRow) -> Reply:
+    """Why a run ended or is ending, and how to go on with it."""
+    return {
+        "kind": row.reason_kind,
+        "message": row.reason,
+        **(row.hint or outcome.resume_hint(run)).shown(),
+        "evidence": outcome.evidence(run) if row.state == "failed" else "",
+        "last_checkpoint": outcome.checkpoint_name(run),
+    }
 
 
 def _evaluated(events: Sequence[Line], status: Reply) -> Reply:
@@ -278,10 +286,10 @@ def _why_waiting(run: RunDir) -> list[str]:
 
 
 def _result(run: RunDir) -> Reply:
-    """What a status shows of the worker's result: `result`, and its `warnings` and `next` where
-    given.
+    """What a status shows of the worker's result; empty where there is no result.
 
-    The evidence is reduced to the keys of `_EVIDENCE_KEYS`. Empty where there is no result.
+    That is `result`, with the keys of its evidence that `_EVIDENCE_KEYS` names, and the evidence's
+    `warnings` and `next` where it has any.
     """
     result = read_object(run.result)
     if not result:

@@ -70,8 +70,9 @@ def _trainings(home: Home, ref: str) -> list[tuple[str, str]]:
     run_id = trained_by(home, ref) if ref else ""
     if not run_id:
         return []
-    run_ids = ancestors(home, making_of_run(home, run_id))
-    configs = [(name, home.run(name).find_config()) for name in run_ids if "/" not in name]
+    ancestor_names = ancestors(home, making_of_run(home, run_id))
+    # The last ancestor may be a base model, whose name has a slash.
+    configs = [(name, home.run(name).find_config()) for name in ancestor_names if "/" not in name]
     return [(name, config.env_id) for name, config in configs if config]
 
 
