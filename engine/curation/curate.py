@@ -209,7 +209,7 @@ def _choose(
         if split != "train":
             outcome.drop("heldout" if split == "heldout" else "unknown_task", group)
             continue
-        rule_holds = rule.matches(group)
+        rule_holds = rule.matches(group)  # errors count in a rule, so they are dropped after it
         outcome.drop("error", [attempt for attempt in group if attempt.error is not None])
         scored = [attempt for attempt in group if attempt.error is None]
         if not rule_holds:
@@ -235,11 +235,9 @@ def _choose(
 def _drop_reason(
     attempt: Attempt, heldout: HeldOut, kept_conversations: set[str], overlaps: dict[str, int]
 ) -> str:
-    """Why an attempt that `select` would take cannot be trained on (a key of REASONS), "" when it
-    can.
+    """Why an attempt that `select` would take cannot be trained on (a key of REASONS), or "".
 
-    An attempt that holds a held-out task is also counted in `overlaps`, by the closest kind of
-    match.
+    An attempt that holds a held-out task is also counted in `overlaps`, by its closest match.
     """
     if attempt.stop_reason == "length":
         return "truncated"
@@ -248,6 +246,7 @@ def _drop_reason(
         return "empty"
     if _conversation(attempt) in kept_conversations:
         return "duplicate"
+    # Compared as if the attempt were a training row.
     row = {"id": attempt.task, "prompt": attempt.prompt}
     matches = heldout.matches(row | {"gold": [*attempt.prompt, *attempt.messages]})
     if matches:

@@ -64,7 +64,7 @@ class Attempt:
         return self.success if self.success is not None else self.reward > 0
 
     @property
-    def place(self) -> tuple[str, int, int, str, str]:
+    def sort_key(self) -> tuple[str, int, int, str, str]:
         """A sort key that decides ties: source, step, member, model, then the text."""
         text = "\n".join(str(message.get("content", "")) for message in self.messages)
         return (self.source, self.step, self.member, self.model, text)
@@ -102,8 +102,7 @@ NAMES = tuple(field.name for field in fields(TaskFacts))
 
 
 def groups_of(attempts: Iterable[Attempt], pool_models: bool) -> dict[Key, list[Attempt]]:
-    """Attempts by (environment hash, task, model), sorted by that key, and by `place` within a
-    group.
+    """Attempts by (environment hash, task, model), sorted by that key and then by `sort_key`.
 
     With `pool_models` the attempts of all models at a task are one group, whose model is "".
     """
@@ -111,7 +110,7 @@ def groups_of(attempts: Iterable[Attempt], pool_models: bool) -> dict[Key, list[
     for attempt in attempts:
         model = "" if pool_models else attempt.model
         groups.setdefault((attempt.env_hash, attempt.task, model), []).append(attempt)
-    return {key: sorted(groups[key], key=lambda a: a.place) for key in sorted(groups)}
+    return {key: sorted(groups[key], key=lambda a: a.sort_key) for key in sorted(groups)}
 
 
 class Rule:
@@ -128,16 +127,18 @@ class Rule:
 
     def __init__(self, expression: str, metrics: Iterable[str] = ()) -> None:
         self.expression = expression
-        self.ks: dict[str, int] = {}
+        self.k_by_variable: dict[str, int] = {}
         python_expression = _PASS_AT_K.sub(self._variable_of, expression)
         metric_names = [name for name in metrics if name.isidentifier() and name not in NAMES]
         self._where = Where(
-            python_expression, [*NAMES, *metric_names, *self.ks], shown=expression, example=EXAMPLE
+            python_expression,
+            [*NAMES, *metric_names, *self.k_by_variable],
+            shown=expression,
+            example=EXAMPLE,
         )
 
     def matches(self, group: Sequence[Attempt]) -> bool:
-        """Whether a task's attempts match. A comparison with a value that they do not have is
-        false.
+        """Whether a task's attempts match; a comparison with a value they do not have is false.
 
         Raises UserError BAD_ARGUMENT, naming the task, where the expression divides by zero, is
         neither true nor false, or asks for pass@k of fewer than k scored attempts.
@@ -145,9 +146,9 @@ class Rule:
         facts = facts_of(group)
         values: dict[str, object] = {**facts.metrics, **vars(facts)}
         scored = facts.n - facts.n_error
-        for name, k in self.ks.items():
+        for name, k in self.k_by_variable.items():
             if k > scored:
-                raise self._bad(
+                raise self._error(
                     f"asks for pass@{k}, but task {group[0].task!r} has {scored} scored attempts",
                     f"Evaluate with attempts = {k}, or ask for pass@{max(scored, 1)}.",
                 )
@@ -155,7 +156,7 @@ class Rule:
         return self._where.matches(values, group[0].task)
 
     def _variable_of(self, match: re.Match[str]) -> str:
-        """The replacement for a match of `_PASS_AT_K`: a variable name for `pass@4`, noted in `ks`.
+        """The replacement for a match of `_PASS_AT_K`: for `pass@4` a variable, which is noted.
 
         Text in quotes is returned unchanged. Raises UserError BAD_ARGUMENT for another name or a
         bad k.
@@ -164,21 +165,21 @@ class Rule:
         if quoted_text is not None:
             return quoted_text
         if name != "pass":
-            raise self._bad(
+            raise self._error(
                 f"uses {name or ''}@{k}; only pass takes @k",
                 "pass@4 is the chance that one of 4 attempts is correct; avg, best and worst are "
                 "over all attempts.",
             )
         if not (k.isascii() and k.isdigit()) or not 1 <= int(k) <= _MOST_K:
-            raise self._bad(
+            raise self._error(
                 f"uses pass@{k}", f"Write pass@ with a whole number from 1 to {_MOST_K}, as pass@4."
             )
         variable = f"pass_at_{int(k)}"
-        self.ks[variable] = int(k)
+        self.k_by_variable[variable] = int(k)
         return f" {variable} "
 
-    def _bad(self, fault: str, hint: str) -> UserError:
-        """The error for this rule; `what` is wrong with it, as the end of a sentence."""
+    def _error(self, fault: str, hint: str) -> UserError:
+        """The error for this rule; `fault` ends the sentence that its text begins."""
         return UserError(
             "BAD_ARGUMENT", f"where {self.expression[:200]!r} {fault}", hint=hint, field="where"
         )
@@ -208,8 +209,9 @@ def facts_of(group: Sequence[Attempt]) -> TaskFacts:
 
 
 def check_selection(select: str, max_per_task: int) -> None:
-    """Raises UserError BAD_ARGUMENT for a `select` that does not exist, a `max_per_task` below 1,
-    or one that the selection would ignore.
+    """Raises UserError BAD_ARGUMENT for a `select` that does not exist or a bad `max_per_task`.
+
+    That is one below 1, or one that the selection would ignore.
     """
     if select not in SELECTS:
         raise UserError(
@@ -240,7 +242,7 @@ def ranked(group: Sequence[Attempt], select: str) -> tuple[list[Attempt], list[A
 
     - correct, best, best_n: by reward, then the shorter first.
     - shortest: the shorter first, then by reward.
-    - all: in the order of `place`.
+    - all: in the order of `sort_key`.
 
     correct and shortest rule out attempts that are not correct; the others rule out none.
     """
@@ -248,11 +250,11 @@ def ranked(group: Sequence[Attempt], select: str) -> tuple[list[Attempt], list[A
     candidates = [attempt for attempt in group if attempt.correct or not correct_only]
     ruled_out = [attempt for attempt in group if correct_only and not attempt.correct]
     if select == "shortest":
-        candidates.sort(key=lambda a: (a.tokens, -a.reward, a.place))
+        candidates.sort(key=lambda a: (a.tokens, -a.reward, a.sort_key))
     elif select == "all":
-        candidates.sort(key=lambda a: a.place)
+        candidates.sort(key=lambda a: a.sort_key)
     else:
-        candidates.sort(key=lambda a: (-a.reward, a.tokens, a.place))
+        candidates.sort(key=lambda a: (-a.reward, a.tokens, a.sort_key))
     return candidates, ruled_out
 
 
