@@ -33,7 +33,7 @@ Afford = Callable[[float], float]
 
 
 @dataclass(frozen=True)
-class Playing:
+class SamplingWork:
     """What an evaluation or a probe samples: `tasks` of an environment, `attempts` times each."""
 
     limits: SamplingLimits
@@ -42,16 +42,16 @@ class Playing:
     attempts: int
 
 
-def sampling_hours(home: Home, models: Sequence[ModelRef], plays: Playing) -> float:
+def sampling_hours(home: Home, models: Sequence[ModelRef], work: SamplingWork) -> float:
     """The device hours that sampling and scoring take at most, for all models together."""
     return estimate.evaluation_hours(
         home,
-        plays.limits,
+        work.limits,
         [(ref.facts, ref.base_path) for ref in models],
-        plays.env,
+        work.env,
         hardware.detect(home.root),
-        rows=plays.tasks,
-        attempts=plays.attempts,
+        rows=work.tasks,
+        attempts=work.attempts,
     )
 
 

@@ -1,6 +1,6 @@
 """Queuing an evaluation: up to eight models answer the same tasks."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from engine.core.reply import Reply
 from engine.environments import env_facts, registry
@@ -18,7 +18,7 @@ from engine.runs.submit import contamination
 from engine.runs.submit.admission import (
     EVALUATION_WALL_HOURS,
     Afford,
-    Playing,
+    SamplingWork,
     bad_argument,
     cap_of,
     cap_warnings,
@@ -57,27 +57,13 @@ def submit_evaluation(
         require_files(model)
     resolved, facts = _sampling(home, record, models, request)
     available = facts.heldout_rows if request.split == "heldout" else facts.train_rows
-    used = min(request.rows, available)
+    tasks_used = min(request.rows, available)
     max_length = min(model.facts.max_positions for model in models)
     settings = EvaluationSettings(**resolved.settings.model_dump(), max_length=max_length)
     limits = SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length)
-    plays = Playing(limits, facts, used, request.attempts)
-    cap = cap_of(home, afford, lambda: sampling_hours(home, models, plays))
-    config = {
-        "kind": "evaluate",
-        "algorithm": "evaluate",
-        "env_id": record.env_id,
-        "env_dir": str(record.dir),
-        "models": [model_entry(model) for model in models],
-        "split": request.split,
-        "rows": request.rows,
-        "attempts": request.attempts,
-        "settings": settings.model_dump(),
-        "sources": resolved.sources,
-        "regrade": "",
-        "wall_limit_hours": EVALUATION_WALL_HOURS,
-        "max_gpu_hours": cap,
-    }
+    work = SamplingWork(limits, facts, tasks_used, request.attempts)
+    cap = cap_of(home, afford, lambda: sampling_hours(home, models, work))
+    config = _config(request, record, models, settings, resolved.sources) | {"max_gpu_hours": cap}
     warnings = [
         *registry.prefix_meant(request.env_id, record),
         *resolved.warnings,
@@ -101,7 +87,38 @@ def submit_evaluation(
     with Store(home) as store:
         row = store.insert_run(new, files.writer(home))
     reply = start_and_reply(home, row, warnings)
-    return reply | {"models": list(request.models), "rows": used, "attempts": request.attempts}
+    return reply | {
+        "models": list(request.models),
+        "rows": tasks_used,
+        "attempts": request.attempts,
+    }
+
+
+def _config(
+    request: EvaluationRequest,
+    record: EnvRecord,
+    models: Sequence[ModelRef],
+    settings: EvaluationSettings,
+    sources: Mapping[str, str],
+) -> dict[str, object]:
+    """The content of config.json, without the run's id and its cap.
+
+    `sources` says where each setting comes from.
+    """
+    return {
+        "kind": "evaluate",
+        "algorithm": "evaluate",
+        "env_id": record.env_id,
+        "env_dir": str(record.dir),
+        "models": [model_entry(model) for model in models],
+        "split": request.split,
+        "rows": request.rows,
+        "attempts": request.attempts,
+        "settings": settings.model_dump(),
+        "sources": sources,
+        "regrade": "",
+        "wall_limit_hours": EVALUATION_WALL_HOURS,
+    }
 
 
 def model_entry(model: ModelRef) -> Mapping[str, str | None]:

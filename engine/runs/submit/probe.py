@@ -21,7 +21,7 @@ from engine.records.settings import GRPOSettings
 from engine.runs.submit.admission import (
     EVALUATION_WALL_HOURS,
     Afford,
-    Playing,
+    SamplingWork,
     cap_of,
     cap_warnings,
     require_files,
@@ -65,12 +65,12 @@ def submit_probe(home: Home, request: ProbeRequest, afford: Afford | None = None
     settings = resolved.settings  # of GRPO, as asked for above
     assert isinstance(settings, GRPOSettings)
     limits = SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length)
-    plays = Playing(limits, facts, min(request.samples, facts.train_rows), settings.group_size)
+    work = SamplingWork(limits, facts, min(request.samples, facts.train_rows), settings.group_size)
     body = {"probe": key}
     with Store(home) as store:
         request_id, row = _earlier_probe(store, key, body)
         if row is None:  # a probe that exists costs nothing more
-            cap = cap_of(home, afford, lambda: sampling_hours(home, [model], plays))
+            cap = cap_of(home, afford, lambda: sampling_hours(home, [model], work))
             new = NewRun(
                 name=f"{record.name}-probe",
                 kind="probe",
