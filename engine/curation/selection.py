@@ -126,6 +126,7 @@ class Rule:
     """
 
     def __init__(self, expression: str, metrics: Iterable[str] = ()) -> None:
+        """Parse the expression; see the class for its language and the error."""
         self.expression = expression
         self.k_by_variable: dict[str, int] = {}
         python_expression = _PASS_AT_K.sub(self._variable_of, expression)

@@ -135,8 +135,9 @@ def venv_of(home: Home, requirements: list[Requirement]) -> Venv:
 def install(home: Home, requirements: list[Requirement], patience_s: float) -> Path:
     """The interpreter that has `requirements`; builds its virtual environment if there is none.
 
-    Raises UserError ENV_DEPS: pip failed (with its message), or, retryable, it is still at work
-    after `patience_s` seconds. It goes on then, and a later call finds the result.
+    Waits up to `patience_s` seconds for it. Raises UserError ENV_DEPS: pip failed (with its
+    message), or, retryable, it is still at work. It goes on then, and a later call finds the
+    result.
     """
     venv = venv_of(home, requirements)
     if venv.is_ready():

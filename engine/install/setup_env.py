@@ -141,7 +141,7 @@ def _install(
 def _let_it_import_us(python: Path) -> None:
     """Add this installation to the new environment's path, behind its own packages.
 
-    Workers so run the same version of honesmith as the server.
+    So workers run the same version of honesmith as the server.
     """
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
     answer = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True)

@@ -32,9 +32,9 @@ IMPORT_S = 600  # seconds that the proof may take
 
 
 def find_python(home: Home) -> Path | None:
-    """The interpreter that runs vLLM: that of `HONESMITH_VLLM_PYTHON`, else of the home's own
-    environment; None where there is neither.
+    """The interpreter that runs vLLM; None where there is none.
 
+    That is the one that `HONESMITH_VLLM_PYTHON` names, else that of the home's own environment.
     Raises UserError NO_VLLM where the variable names no file.
     """
     override = os.environ.get(OVERRIDE)
@@ -50,7 +50,7 @@ def find_python(home: Home) -> Path | None:
 
 
 def require_python(home: Home) -> Path:
-    """As `find_python`. Raises UserError NO_VLLM when there is none."""
+    """The interpreter that runs vLLM, as `find_python`. Raises UserError NO_VLLM without one."""
     python = find_python(home)
     if python is None:
         raise UserError(
@@ -73,6 +73,7 @@ def setup_vllm(
     with venvs.alone(home.cache / "setup-vllm.lock", "honesmith setup --vllm"):
         device = hardware.detect(home.root).device.kind
         aside = venvs.aside(home.vllm_venv)
+        # Without `again` a half-built environment is continued.
         if again:
             shutil.rmtree(aside, ignore_errors=True)
         elif _is_complete(home.vllm_venv, device):
@@ -92,10 +93,11 @@ def setup_vllm(
 
 
 def commands(python: Path, device: str, uv: str | None) -> tuple[list[list[str]], list[str]]:
-    """The commands that install vLLM for `device`: (ways to try, the best first; what to run after
-    the first that succeeds).
+    """The commands that install vLLM for `device`, and the one to run after the first that
+    succeeds.
 
-    The second is [] for nothing. `uv` is its path, None for pip alone.
+    The best way comes first; the second result is [] for nothing. `uv` is its path, None for pip
+    alone.
     """
     packages = list(PACKAGES[device])
     pip = [str(python), "-m", "pip"]
@@ -103,6 +105,7 @@ def commands(python: Path, device: str, uv: str | None) -> tuple[list[list[str]]
     if uv:
         torch = venvs.torch_backend(device)
         ways.insert(0, [uv, "pip", "install", "--python", str(python), *torch, *packages])
+    # See STRAYS.
     clean_up = [*pip, "uninstall", "--yes", *STRAYS] if device == "cpu" else []
     return ways, clean_up
 

@@ -25,6 +25,10 @@ MAX_CONTINUATIONS = 3  # how often an interrupted run is queued again by itself
 _LEAST_ROOM = 16_384  # bytes that a failure record, its event and a traceback need
 
 
+# State, reason kind, reason, hint and verdict of an attempt that ended.
+_End = tuple[str, str, str, Hint, str]
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The end of one attempt; the content of `exit.json`.
@@ -115,7 +119,7 @@ def decide(
         memory_ran_out: the kernel ended processes for lack of memory meanwhile.
     """
     killed_by = -status if status < 0 else None
-    state, kind, reason, hint, verdict = _verdict(run, row, status, memory_ran_out)
+    state, kind, reason, hint, verdict = _end_of_attempt(run, row, status, memory_ran_out)
     return Outcome(
         attempt=row.attempt,
         rc=None if killed_by else status,
@@ -161,7 +165,7 @@ def recorded(run: RunDir, attempt: int) -> Outcome | None:
     try:
         stored = read_json(run.exit_record)
         outcome = Outcome(**stored | {"hint": Hint.from_json(stored["hint"])})
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError):  # missing, damaged or incomplete
         return None
     return outcome if outcome.attempt == attempt else None
 
@@ -197,10 +201,10 @@ def note_event(run: RunDir, event: str, message: str, **values: Any) -> None:
     append_line(run.events, {"time": time.time(), "event": event, "message": message, **values})
 
 
-def _verdict(
-    run: RunDir, row: RunRow, status: int, memory_ran_out: bool
-) -> tuple[str, str, str, Hint, str]:
-    """What an ended attempt comes to: (state, reason kind, reason, hint, verdict). See `decide`."""
+def _end_of_attempt(run: RunDir, row: RunRow, status: int, memory_ran_out: bool) -> _End:
+    """State, reason kind, reason, hint and verdict of an attempt that ended; arguments as
+    `decide`.
+    """
     if status == EXIT_DONE:
         return _done(run)
     if row.state == "stopping":
@@ -209,16 +213,7 @@ def _verdict(
         return _killed(run, -status if status < 0 else int(signals.SIGTERM), memory_ran_out)
     failure = find_failure(run) if status == EXIT_FAILED else None
     if failure is None:
-        free_bytes = _free_bytes(run)
-        if free_bytes < _LEAST_ROOM:  # the trainer had no room for its failure record
-            reason = f"the disk under {run.path} has no room: {free_bytes} bytes are left"
-            return "failed", "infra", reason, resume_hint(run).after("Free some space."), "unknown"
-        last_lines = read_tail(run.log(row.attempt), 2000).strip().splitlines()
-        last_words = f": {last_lines[-1][:300]}" if last_lines else ""
-        reason = f"the trainer ended with exit status {status}{last_words}"
-        read_log = Call("read_logs", {"run_id": run.id, "view": "error"})
-        hint = Hint("It can be resumed. What it wrote last:", read_log)
-        return "failed", "internal", reason, hint, "unknown"
+        return _failed_without_record(run, row, status)
     kind = failure.kind if failure.kind in FAILURE_KINDS else "internal"
     hint = failure.hint or resume_hint(run)
     if kind == "internal" and hint.call is None:
@@ -227,11 +222,22 @@ def _verdict(
     return "failed", kind, reason, hint, "unknown"
 
 
-def _done(run: RunDir) -> tuple[str, str, str, Hint, str]:
-    """The end of an attempt that reported success: done, or failed where its result is unreadable.
+def _failed_without_record(run: RunDir, row: RunRow, status: int) -> _End:
+    """The end of an attempt whose trainer failed and left no failure record."""
+    free_bytes = _free_bytes(run)
+    if free_bytes < _LEAST_ROOM:  # the trainer had no room for its failure record
+        reason = f"the disk under {run.path} has no room: {free_bytes} bytes are left"
+        return "failed", "infra", reason, resume_hint(run).after("Free some space."), "unknown"
+    last_lines = read_tail(run.log(row.attempt), 2000).strip().splitlines()
+    last_words = f": {last_lines[-1][:300]}" if last_lines else ""
+    reason = f"the trainer ended with exit status {status}{last_words}"
+    read_log = Call("read_logs", {"run_id": run.id, "view": "error"})
+    hint = Hint("It can be resumed. What it wrote last:", read_log)
+    return "failed", "internal", reason, hint, "unknown"
 
-    Returns as `_verdict` does.
-    """
+
+def _done(run: RunDir) -> _End:
+    """The end of an attempt that reported success: done, or failed without a readable result."""
     try:
         result = read_json(run.result)
         return "done", "", "", Hint(), str(result.get("verdict") or "unknown")
@@ -240,10 +246,9 @@ def _done(run: RunDir) -> tuple[str, str, str, Hint, str]:
         return "failed", "internal", reason, resume_hint(run), "unknown"
 
 
-def _stopped(run: RunDir, row: RunRow, status: int) -> tuple[str, str, str, Hint, str]:
-    """The end of an attempt that was told to stop: cancelled, or failed where it went over a cap.
-
-    Returns as `_verdict` does.
+def _stopped(run: RunDir, row: RunRow, status: int) -> _End:
+    """The end of an attempt that was told to stop: cancelled, or failed where it went over a
+    cap.
     """
     reason, hint = row.reason, resume_hint(run)
     # A trainer is told to stop by SIGTERM, which ends it at once while it still imports.
@@ -251,18 +256,17 @@ def _stopped(run: RunDir, row: RunRow, status: int) -> tuple[str, str, str, Hint
         how = f"it did not stop by itself and was ended by {_signal_name(-status)}"
         reason = f"{reason}; {how}"
     if row.reason_kind in ("budget", "timeout"):
-        cap = float(f"{row.max_gpu_hours or DEFAULT_GPU_HOURS:g}")  # as many digits as are typed
+        cap = float(
+            f"{row.max_gpu_hours or DEFAULT_GPU_HOURS:g}"
+        )  # six digits, as a user would type it
         resume_again = Call("submit_train", {"resume": run.id, "max_gpu_hours": cap})
         hint = Hint("The new attempt gets a cap of its own.", resume_again)
         return "failed", row.reason_kind, reason, hint, "unknown"
     return "cancelled", "cancelled", reason, hint, "unknown"
 
 
-def _killed(run: RunDir, number: int, memory_ran_out: bool) -> tuple[str, str, str, Hint, str]:
-    """The end of an attempt whose trainer was killed from outside by the signal `number`.
-
-    Returns as `_verdict` does.
-    """
+def _killed(run: RunDir, number: int, memory_ran_out: bool) -> _End:
+    """The end of an attempt whose trainer was killed from outside by the signal `number`."""
     name = checkpoint_name(run)
     last_metrics = last_line(run.metrics)
     after_step = (
@@ -281,9 +285,9 @@ def _killed(run: RunDir, number: int, memory_ran_out: bool) -> tuple[str, str, s
 
 
 def _free_bytes(run: RunDir) -> int:
-    """Bytes that are free on the disk of the run: 0 where no file can be added.
+    """Free bytes on the disk of the run, 0 where no file can be added (no inode is free).
 
-    Where the disk cannot be asked, it counts as just enough.
+    Where the disk cannot be asked, the result counts as just enough.
     """
     try:
         disk = os.statvfs(run.path)

@@ -126,15 +126,16 @@ def command(plan: Plan, address: Path) -> list[str]:
     return argv
 
 
-def variables(plan: Plan, key: str, given: Mapping[str, str]) -> dict[str, str]:
-    """The server's environment variables: those of `given` (this process's) that it needs, and
-    ours.
+def variables(plan: Plan, key: str, own_variables: Mapping[str, str]) -> dict[str, str]:
+    """The server's environment variables: those of `own_variables` it needs, and ours for vLLM.
 
-    `key` is what requests must carry.
+    `own_variables` are those of this process; `key` is what requests must carry.
     """
-    result = {name: given[name] for name in _PASSED_ON if name in given}
+    result = {name: own_variables[name] for name in _PASSED_ON if name in own_variables}
     result |= {
-        name: value for name, value in given.items() if name.startswith(("NVIDIA_", "NCCL_"))
+        name: value
+        for name, value in own_variables.items()
+        if name.startswith(("NVIDIA_", "NCCL_"))
     }
     result |= {
         "VLLM_API_KEY": key,
@@ -172,6 +173,7 @@ class VllmProcess:
     """
 
     def __init__(self, plan: Plan, log: Path, argv: Sequence[str] = ()) -> None:
+        """Start the keeper, which starts the server; does not wait for either."""
         self.plan = plan
         self.log = log
         self.key = secrets.token_urlsafe(32)
@@ -203,6 +205,7 @@ class VllmProcess:
 
     @property
     def is_alive(self) -> bool:
+        """Whether the keeper, and so the server, still runs."""
         return self._keeper.poll() is None
 
     def wait_ready(

@@ -90,6 +90,10 @@ class Regrade:
     """
 
     def __init__(self, folder: Path) -> None:
+        """Read the config and the tasks, and prepare to be stopped by SIGTERM.
+
+        Raises DamagedRecord where the config is none of a regrade, and UserError ENV_*.
+        """
         self.run = RunDir(folder)
         config = self.run.read_config()
         if not isinstance(config, RegradeConfig):
@@ -199,6 +203,7 @@ class Regrade:
         return score_stored(process, task, row, multi=self.multi)
 
     def _on_term(self, *_: object) -> None:
+        """Note that the run shall stop; that is looked at before each answer."""
         self._stop = True
 
 
