@@ -89,10 +89,10 @@ def save_dataset(
     sources: Sequence[Source],
     choices: Choices,
 ) -> push.PushReply:
-    """Push the chosen attempts and the held-out tasks as the dataset `name`; returns the push's
-    reply.
+    """Push the chosen attempts and the held-out tasks as a dataset; returns the reply of the push.
 
     Args:
+        name: of the dataset.
         tasks: the stored rows of each environment version, by its hash.
 
     Where there are several versions, ids of rows begin with the version's hash. Raises UserError as
@@ -158,6 +158,7 @@ def _heldout_row(row: TaskRow, record: EnvRecord, prefix: str) -> DatasetRow:
     """
     string_fields = row.get("text") or []
     prompt = row["prompt"][0]["content"] if "prompt" in string_fields else row["prompt"]
+    # `gold` is the prompt and the answer after it.
     answer = row["gold"][len(row["prompt"]) :] if row.get("gold") else row.get("answer")
     if answer and "answer" in string_fields and len(answer) == 1:
         answer = answer[0]["content"]
@@ -189,6 +190,7 @@ def checked_name(home: Home, name: str) -> str:
         )
     with Store(home) as store:
         versions = [row for row in store.find_env(name) if row.name == name]
+    # The newest version is looked at: only those of curated datasets have a card.
     if versions and not (home.env(name, versions[0].hash) / registry.SOURCE / CARD).is_file():
         raise UserError(
             "BAD_ARGUMENT",

@@ -101,6 +101,7 @@ def load_sources(home: Home, source_ids: Sequence[str]) -> list[Source]:
         sources.append(_load_source(home, ref, row, step_name))
     run_ids = [source.row.run_id for source in sources]
     repeated = [source.ref for source in sources if run_ids.count(source.row.run_id) > 1]
+    # Single steps of a run may stand side by side, but not the whole run beside one of its steps.
     if any("@" not in ref for ref in repeated):
         raise UserError(
             "BAD_ARGUMENT",
@@ -122,8 +123,7 @@ class _AnswerFile:
 
 
 def _load_source(home: Home, ref: str, row: RunRow, step_name: str) -> Source:
-    """One source with its attempts. `step_name` is what follows the @ of its reference, "" for
-    none.
+    """One source with its attempts; `step_name` is what follows the @ of its reference, or "".
 
     Raises UserError as `load_sources` does.
     """

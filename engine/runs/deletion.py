@@ -116,7 +116,7 @@ def _require_unused(home: Home, row: RunRow, others: Sequence[RunRow]) -> None:
 
 
 def _depends_on(home: Home, other: RunRow, row: RunRow) -> bool:
-    """Whether the run `other` continues, evaluates or regrades the run of `row`, or names it as its
+    """Whether the run `other` continues, evaluates or regrades this run, or has it as its
     parent.
     """
     if other.parent == row.run_id:
@@ -201,8 +201,9 @@ def _remove(path: Path) -> list[str]:
 
 
 def _truncate(path: Path) -> list[str]:
-    """Put an empty file in the place of a file or a link. Returns warnings: the path was a link, or
-    it could not be written.
+    """Put an empty file in the place of a file or a link.
+
+    Returns warnings: the path was a link, or it could not be written.
     """
     warnings = _link_warnings(path)
     try:
@@ -221,8 +222,9 @@ def _link_warnings(path: Path) -> list[str]:
 
 
 def _bytes_below(folder: Path) -> int:
-    """Bytes of the files below a folder. A file with further hard links counts 0: removing it frees
-    nothing.
+    """Bytes of the files below a folder.
+
+    A file with further hard links counts 0, because removing it frees nothing.
     """
     total = 0
     for path in _files(folder):

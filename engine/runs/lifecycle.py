@@ -258,6 +258,7 @@ def _reached(run: RunDir, row: RunRow, until: str, events: Sequence[Line]) -> bo
 
 def _parse_cursor(cursor: str) -> int:
     """The cursor of a wait as a byte position in the run's events. Raises UserError BAD_CURSOR."""
+    # A number of more than 15 digits is no position in any file.
     if not (cursor.isascii() and cursor.isdigit()) or len(cursor) > 15:
         raise UserError(
             "BAD_CURSOR",

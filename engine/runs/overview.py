@@ -96,6 +96,7 @@ def _parse_cursor(cursor: str) -> int:
     """
     if not cursor:
         return 0
+    # A number of more than 15 digits is no position in any list.
     if not (cursor.isascii() and cursor.isdigit()) or len(cursor) > 15:
         raise UserError(
             "BAD_CURSOR",
@@ -107,8 +108,9 @@ def _parse_cursor(cursor: str) -> int:
 
 
 def _hardware(home: Home, store: Store) -> Reply:
-    """The machine: its devices with the run on each ("" for none), cores, memory and disk in GB,
-    and whether it can train.
+    """The machine: devices with the run on each ("" for none), cores, memory and disk in GB.
+
+    `training` says whether it can train.
     """
     machine = hardware.detect(home.root)
     busy = {row.device: row.run_id for row in store.list_runs(100, states=HOLDS_DEVICE)}
@@ -133,8 +135,8 @@ def _hardware(home: Home, store: Store) -> Reply:
 
 
 def _training(home: Home) -> str:
-    """Where training can run: "ready", with the interpreter where it is not this one; or what to do
-    so that it can.
+    """Whether training can run: "ready", with its interpreter if not this one; or what to do
+    first.
     """
     try:
         python = launcher.worker_python(home)
@@ -145,8 +147,9 @@ def _training(home: Home) -> str:
 
 
 def _budget(home: Home, store: Store) -> Reply:
-    """GPU-hours spent; what is left of the home's total where it has one; money where the config
-    gives a price per GPU-hour.
+    """GPU-hours spent, and what is left of the home's total where it has one.
+
+    Also the money spent, where the config gives a price per GPU-hour.
     """
     config = home.user_config()
     spent = store.spent_hours()
@@ -195,8 +198,9 @@ def _run(home: Home, row: RunRow) -> Reply:
 
 
 def _environments(home: Home) -> list[Reply]:
-    """The environment versions. `exam_use`, where it is not 0, is how often the held-out tasks of
-    one were used to choose.
+    """The environment versions.
+
+    `exam_use`, where it is not 0, is how often a version's held-out tasks were used to choose.
     """
     used = holdout_reuse.use_by_env(home)
     return [
@@ -245,8 +249,10 @@ def _summary(scope: str, reply: Reply, totals: dict[str, int], open_runs: list[R
 
 
 def _next(scope: str, reply: Reply, open_runs: list[RunRow]) -> list[Reply]:
-    """The call to make next, with scope "all" alone: wait for a run that is active, push an
-    environment into an empty home, else try the newest environment.
+    """The call to make next; none unless the scope is "all".
+
+    Wait for a run that is active, push an environment into an empty home, or else try the newest
+    one.
     """
     if scope != "all":
         return []

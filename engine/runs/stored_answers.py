@@ -147,12 +147,14 @@ class _FreshProcess:
             self._process.abandon()
 
     def close(self) -> None:
+        """End the process, if there is one."""
         if self._process is not None:
             self._process.close()
 
     def _start(self) -> EnvProcess:
-        """The process, started and answering. Raises UserError, EnvProblem or OSError, EnvProblem
-        also where it was abandoned.
+        """The process, started and answering.
+
+        Raises UserError or OSError, or EnvProblem: it does not start, or it was abandoned.
         """
         if self.abandoned:
             raise EnvProblem("ENV_IMPORT", "nobody waits for it any more")
@@ -215,9 +217,7 @@ def _sample(path: Path, half: str, tasks: Mapping[str, Task]) -> list[Line]:
 
 
 def _to_score(task: Task, row: Mapping[str, Any], multi: bool) -> Scored:
-    """The stored answer as the audit takes it: what identifies it, its stored reward, and how to
-    score it again.
-    """
+    """The stored answer with its reward, and how to score it again, as the audit takes it."""
 
     def score_anew(process: EnvProcess) -> ScoreReply | str:
         """The new score, or the key in SKIPPED that says why there is none."""
