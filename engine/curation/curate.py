@@ -1,9 +1,9 @@
-"""curate: what a model did well becomes training rows.
+"""curate: good answers of a model become training rows.
 
 Sources are evaluations, probes and training rollouts. Attempts are grouped and chosen
-(engine/curation/selection.py), errors, cut answers, repetitions and everything that touches a
-held-out task are dropped and counted, and what is left is pushed as an SFT dataset that names, row
-by row, where it came from. The held-out tasks of the sources come along as its held-out split.
+(engine/curation/selection.py). Errors, answers that were cut off, repetitions and everything that
+holds a held-out task are dropped and counted. The rest is pushed as an SFT dataset; each row names
+where it came from. The held-out tasks of the sources become its held-out split.
 """
 
 import json
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from engine.core.errors import UserError
 from engine.core.hints import Call, Hint
 from engine.core.reply import BODY_CHARS, ReplyBase, as_json
-from engine.curation.curated import Choices, free_name, save_dataset
+from engine.curation.curated import Choices, checked_name, save_dataset
 from engine.curation.selection import Attempt, Key, Rule, check_selection, groups_of, ranked
 from engine.curation.sources import Source, SourceSummary, load_sources
 from engine.environments import registry
@@ -24,10 +24,12 @@ from engine.home.sanitize import Redactor, clip, json_chars, redactor_for
 from engine.records.lines.line_record import skipped_lines
 from envs.json_types import TaskRow
 
-FEW_ROWS = 20
-_EXAMPLES = 3
-_EXAMPLE_CHARS = 500
-# Why an attempt is not kept.
+FEW_ROWS = 20  # fewer rows get a warning
+_EXAMPLES = 3  # kept attempts that a reply shows
+_EXAMPLE_CHARS = 500  # of each text of an example
+_SHORT_EXAMPLE_CHARS = 120  # where the reply would be too long otherwise
+_LONGEST_MODEL = 200  # characters of a model reference in a suggested call
+# Why an attempt is not kept: key in replies -> in words.
 REASONS = {
     "heldout": "its task is held out",
     "unknown_task": "its task is no training task of its environment version",
@@ -44,13 +46,14 @@ REASONS = {
 
 @dataclass
 class _Outcome:
-    """What becomes of the attempts.
+    """Which attempts are kept and which are dropped.
 
     Attributes:
         kept: those that become training rows.
-        dropped: how many do not, by reason; `first` is an example of each reason.
-        overlaps: contaminated ones by kind of match.
-        unindexed: held-out tasks that no answer was compared with by word sequences.
+        dropped: how many of the others there are, by reason.
+        first: the first attempt that was dropped, by reason.
+        overlaps: how many were contaminated, by kind of match.
+        unindexed: how many held-out tasks were not compared with answers by word sequences.
     """
 
     kept: list[Attempt] = field(default_factory=list)
@@ -60,6 +63,7 @@ class _Outcome:
     unindexed: int = 0
 
     def drop(self, reason: str, attempts: Sequence[Attempt]) -> None:
+        """Count attempts as dropped for one of REASONS."""
         if attempts:
             self.dropped[reason] = self.dropped.get(reason, 0) + len(attempts)
             self.first.setdefault(reason, attempts[0])
@@ -67,7 +71,7 @@ class _Outcome:
 
 @dataclass(frozen=True)
 class Example:
-    """An attempt as a reply shows it; of a dropped one with the reason in words."""
+    """An attempt as a reply shows it; `why` is the reason in words where it was dropped."""
 
     task: str
     run: str
@@ -79,6 +83,7 @@ class Example:
     why: str | None = None
 
     def shortened(self, chars: int) -> "Example":
+        """The example with prompt and answer cut to `chars` characters each."""
         return replace(self, prompt=clip(self.prompt, chars), answer=clip(self.answer, chars))
 
 
@@ -88,9 +93,9 @@ class CurationReply(ReplyBase):
 
     Attributes:
         kept, tasks: attempts that become rows, and the tasks they are at.
-        attempts, groups: all that were looked at.
-        dropped: attempts that were not kept, by reason.
-        heldout_rows: held-out tasks that come along.
+        attempts, groups: how many were considered.
+        dropped: how many attempts were not kept, by reason.
+        heldout_rows: how many held-out tasks the dataset gets.
         env_id: the version that was pushed, "" for a preview.
         contaminated: attempts that hold a held-out task, by kind of match; None without any.
     """
@@ -112,12 +117,13 @@ class CurationReply(ReplyBase):
 
 
 def curate(home: Home, name: str, choices: Choices, preview: bool = True) -> CurationReply:
-    """Choose training rows from runs; with `preview=False` push them as the dataset `name`.
+    """Choose training rows from runs; with `preview=False` also push them as the dataset `name`.
 
-    Raises UserError BAD_ARGUMENT, RUN_NOT_FOUND, NO_EVALUATION, ENV_NOT_FOUND, and of a push.
+    Raises UserError BAD_ARGUMENT (also where nothing is left to push), RUN_NOT_FOUND,
+    NO_EVALUATION, ENV_NOT_FOUND, and those of a push.
     """
     check_selection(choices.select, choices.max_per_task)
-    name = free_name(home, name)
+    name = checked_name(home, name)
     sources = load_sources(home, choices.source_ids)
     attempts = [attempt for source in sources for attempt in source.attempts]
     rule = Rule(choices.where, {metric for attempt in attempts for metric in attempt.metrics})
@@ -125,12 +131,46 @@ def curate(home: Home, name: str, choices: Choices, preview: bool = True) -> Cur
     tasks = {key: registry.read_tasks(record) for key, record in sorted(records.items())}
     groups = groups_of(attempts, choices.pool_models)
     outcome = _choose(groups, tasks, rule, choices)
-    redact = _redactor(home, sources)
-    reply = CurationReply(
+    reply = _reply_of(outcome, groups, tasks, sources, _redactor(home, sources))
+    warnings = _warnings(outcome, choices.select, sources)
+    if not preview:
+        if not outcome.kept:
+            raise UserError(
+                "BAD_ARGUMENT",
+                f"nothing is left to save: {_counts(reply.dropped) or 'no attempts'}",
+                hint=_advice(outcome, sources),
+                field="where" if outcome.dropped.get("where") else "source_ids",
+            )
+        pushed = save_dataset(home, name, outcome.kept, tasks, sources, choices)
+        reply = replace(reply, env_id=pushed.env_id)
+        warnings += [note for note in pushed.warnings if note not in warnings]
+    return _shortened_to_fit(
+        replace(
+            reply,
+            summary=_sentence(reply, name),
+            next=_next_calls(reply, name, choices, sources),
+            warnings=warnings,
+        )
+    )
+
+
+def _reply_of(
+    outcome: _Outcome,
+    groups: Mapping[Key, list[Attempt]],
+    tasks: Mapping[str, list[TaskRow]],
+    sources: Sequence[Source],
+    redact: Redactor,
+) -> CurationReply:
+    """The reply about what was chosen, still without summary, suggested calls and warnings.
+
+    Args:
+        tasks: the stored rows of each environment version, by its hash.
+    """
+    return CurationReply(
         summary="",
         kept=len(outcome.kept),
         tasks=len({(attempt.env_hash, attempt.task) for attempt in outcome.kept}),
-        attempts=len(attempts),
+        attempts=sum(len(source.attempts) for source in sources),
         groups=len(groups),
         dropped={
             reason: outcome.dropped[reason] for reason in REASONS if reason in outcome.dropped
@@ -146,26 +186,6 @@ def curate(home: Home, name: str, choices: Choices, preview: bool = True) -> Cur
         },
         contaminated=outcome.overlaps or None,
     )
-    warnings = _warnings(outcome, choices.select, sources)
-    if not preview:
-        if not outcome.kept:
-            raise UserError(
-                "BAD_ARGUMENT",
-                f"nothing is left to save: {_counts(reply.dropped) or 'no attempts'}",
-                hint=_way_out(outcome, sources),
-                field="where" if outcome.dropped.get("where") else "source_ids",
-            )
-        pushed = save_dataset(home, name, outcome.kept, tasks, sources, choices)
-        reply = replace(reply, env_id=pushed.env_id)
-        warnings += [note for note in pushed.warnings if note not in warnings]
-    return _fitted(
-        replace(
-            reply,
-            summary=_sentence(reply, name),
-            next=_next_calls(reply, name, choices, sources),
-            warnings=warnings,
-        )
-    )
 
 
 def _choose(
@@ -174,58 +194,59 @@ def _choose(
     rule: Rule,
     choices: Choices,
 ) -> _Outcome:
-    """Which attempts are kept; every other one is dropped for the first reason that holds.
+    """Decide about every attempt: it is kept, or dropped for the first reason that holds.
 
     Args:
         tasks: the stored rows of each environment version, by its hash.
     """
     outcome = _Outcome()
-    sides = {(env, row["id"]): row["split"] for env, rows in tasks.items() for row in rows}
+    splits = {(env, row["id"]): row["split"] for env, rows in tasks.items() for row in rows}
     heldout = HeldOut(row for rows in tasks.values() for row in rows if row["split"] == "heldout")
     outcome.unindexed = heldout.unindexed
     kept_conversations: set[str] = set()
     for (env_hash, task, _), group in groups.items():
-        side = sides.get((env_hash, task))
-        if side != "train":
-            outcome.drop("heldout" if side == "heldout" else "unknown_task", group)
+        split = splits.get((env_hash, task))
+        if split != "train":
+            outcome.drop("heldout" if split == "heldout" else "unknown_task", group)
             continue
-        matched = rule.matches(group)
-        outcome.drop("error", [a for a in group if a.error is not None])
-        scored = [a for a in group if a.error is None]
-        if not matched:
+        rule_holds = rule.matches(group)  # errors count in a rule, so they are dropped after it
+        outcome.drop("error", [attempt for attempt in group if attempt.error is not None])
+        scored = [attempt for attempt in group if attempt.error is None]
+        if not rule_holds:
             outcome.drop("where", scored)
             continue
-        fit, unfit = ranked(scored, choices.select)
-        outcome.drop("not_correct", unfit)
-        taken = 0
-        for attempt in fit:
-            if taken >= choices.max_per_task and choices.select != "all":
+        candidates, ruled_out = ranked(scored, choices.select)
+        outcome.drop("not_correct", ruled_out)
+        number_taken = 0
+        for attempt in candidates:
+            if number_taken >= choices.max_per_task and choices.select != "all":
                 reason = "not_selected"
             else:
-                reason = _flaw(attempt, heldout, kept_conversations, outcome.overlaps)
+                reason = _drop_reason(attempt, heldout, kept_conversations, outcome.overlaps)
             if reason:
                 outcome.drop(reason, [attempt])
                 continue
-            taken += 1
+            number_taken += 1
             kept_conversations.add(_conversation(attempt))
             outcome.kept.append(attempt)
     return outcome
 
 
-def _flaw(
+def _drop_reason(
     attempt: Attempt, heldout: HeldOut, kept_conversations: set[str], overlaps: dict[str, int]
 ) -> str:
-    """Why an attempt that `select` would take cannot be learnt from, "" when it can.
+    """Why an attempt that `select` would take cannot be trained on (a key of REASONS), or "".
 
-    An attempt that holds a held-out task is counted in `overlaps` by its kind of match.
+    An attempt that holds a held-out task is also counted in `overlaps`, by its closest match.
     """
     if attempt.stop_reason == "length":
         return "truncated"
-    last = attempt.messages[-1]
-    if last.get("role") != "assistant" or not text_of([last]).strip():
+    last_message = attempt.messages[-1]
+    if last_message.get("role") != "assistant" or not text_of([last_message]).strip():
         return "empty"
     if _conversation(attempt) in kept_conversations:
         return "duplicate"
+    # Compared as if the attempt were a training row.
     row = {"id": attempt.task, "prompt": attempt.prompt}
     matches = heldout.matches(row | {"gold": [*attempt.prompt, *attempt.messages]})
     if matches:
@@ -236,7 +257,7 @@ def _flaw(
 
 
 def _conversation(attempt: Attempt) -> str:
-    """The same text for conversations that only white space around messages tells apart."""
+    """A text that is equal for conversations which differ in white space around messages only."""
     plain = [
         {**message, "content": str(message.get("content") or "").strip()}
         for message in (*attempt.prompt, *attempt.messages)
@@ -245,27 +266,27 @@ def _conversation(attempt: Attempt) -> str:
 
 
 def _redactor(home: Home, sources: Sequence[Source]) -> Redactor:
-    """Hides the secrets of every environment among the sources."""
+    """A redactor that hides the secrets of every environment among the sources."""
     if len({source.record.env_id for source in sources}) == 1:
         return redactor_for(home, sources[0].config.env_dir)
-    return _Redactors([redactor_for(home, source.config.env_dir) for source in sources])
+    return _AllRedactors([redactor_for(home, source.config.env_dir) for source in sources])
 
 
-class _Redactors(Redactor):
+class _AllRedactors(Redactor):
     """Several redactors, one after the other."""
 
-    def __init__(self, each: Sequence[Redactor]) -> None:
+    def __init__(self, redactors: Sequence[Redactor]) -> None:
         super().__init__()
-        self._each = each
+        self._redactors = redactors
 
     def __call__(self, text: str) -> str:
-        for redact in self._each:
+        for redact in self._redactors:
             text = redact(text)
         return text
 
 
 def _example(redact: Redactor, attempt: Attempt) -> Example:
-    """The attempt with its texts cut and its secrets hidden."""
+    """The attempt as an example: its texts cut, its secrets hidden."""
     return Example(
         task=clip(redact.text(attempt.task), 80),
         run=attempt.source,
@@ -278,12 +299,12 @@ def _example(redact: Redactor, attempt: Attempt) -> Example:
 
 
 def _warnings(outcome: _Outcome, select: str, sources: Sequence[Source]) -> list[str]:
-    """What whoever trains on the rows should know of them."""
+    """What anybody who trains on the rows should know about them."""
     notes = skipped_lines(sum(source.skipped for source in sources))
-    wrong = sum(not attempt.correct for attempt in outcome.kept)
-    if wrong and select not in ("correct", "shortest"):
+    incorrect = sum(not attempt.correct for attempt in outcome.kept)
+    if incorrect and select not in ("correct", "shortest"):
         notes.append(
-            f"{wrong} of the {len(outcome.kept)} rows are not correct answers; "
+            f"{incorrect} of the {len(outcome.kept)} rows are not correct answers; "
             'where="solved" with select="correct" keeps right ones only.'
         )
     if 0 < len(outcome.kept) < FEW_ROWS:
@@ -304,60 +325,73 @@ def _warnings(outcome: _Outcome, select: str, sources: Sequence[Source]) -> list
     return notes
 
 
-def _way_out(outcome: _Outcome, sources: Sequence[Source]) -> Hint:
-    """What to do when nothing is left."""
+def _advice(outcome: _Outcome, sources: Sequence[Source]) -> Hint:
+    """The advice where nothing is kept: play training tasks, loosen `where`, or preview."""
     total = sum(outcome.dropped.values())
     if outcome.dropped.get("heldout") == total:
         first = sources[0]
-        plays = {
+        evaluation = {
             "env_id": first.record.env_id,
             "models": list(first.models),
             "split": "train",
             "attempts": 8,
         }
-        return Hint("Play training tasks, then curate that evaluation:", Call("evaluate", plays))
+        return Hint(
+            "Play training tasks, then curate that evaluation:", Call("evaluate", evaluation)
+        )
     if outcome.dropped.get("where"):
         return Hint("Loosen where; a preview shows an example of every reason.")
     return Hint("A preview shows an example of every reason; more attempts give more to choose.")
 
 
 def _sentence(reply: CurationReply, name: str) -> str:
-    kept = f"{reply.kept} of {reply.attempts} attempts are kept, at {reply.tasks} tasks"
+    """The summary: how many attempts are kept and dropped, and what was saved."""
+    counts = f"{reply.kept} of {reply.attempts} attempts are kept, at {reply.tasks} tasks"
     dropped = _counts(reply.dropped)
-    text = f"{kept}; dropped: {dropped}." if dropped else f"{kept}."
+    text = f"{counts}; dropped: {dropped}." if dropped else f"{counts}."
     if reply.env_id:
         return f"Saved {reply.env_id}, an SFT dataset with {reply.kept} rows: {text}"
     return f"Preview of {name}, nothing is saved: {text}"
 
 
 def _counts(dropped: Mapping[str, int]) -> str:
-    """`2 heldout, 1 error`."""
+    """Counts in words, such as `2 heldout, 1 error`."""
     return ", ".join(f"{count} {reason}" for reason, count in dropped.items())
 
 
 def _next_calls(
     reply: CurationReply, name: str, choices: Choices, sources: Sequence[Source]
 ) -> list[Call]:
-    """Train on what was saved, or save what the preview shows."""
+    """The calls to suggest: train where the dataset was saved, save where the preview keeps rows,
+    none otherwise.
+
+    The training starts from the model that gave the answers, if there is only one.
+    """
     if reply.env_id:
         models = {model for source in sources for model in source.models}
         plan = {"env_id": reply.env_id, "algorithm": "sft"}
-        if len(models) == 1 and (only := next(iter(models))) and len(only) < 200:
-            plan["model"] = only
+        if len(models) == 1:
+            [model] = models
+            if model and len(model) < _LONGEST_MODEL:
+                plan["model"] = model
         return [Call("submit_train", plan)]
     if not reply.kept:
         return []
     defaults = as_json(Choices(source_ids=[]))
-    given = {key: value for key, value in as_json(choices).items() if value != defaults[key]}
-    source_ids = given.pop("source_ids")
-    return [Call("curate", {"source_ids": source_ids, "name": name, **given, "preview": False})]
+    non_default = {key: value for key, value in as_json(choices).items() if value != defaults[key]}
+    source_ids = non_default.pop("source_ids")  # never empty: without sources nothing is kept
+    arguments = {"source_ids": source_ids, "name": name, **non_default, "preview": False}
+    return [Call("curate", arguments)]
 
 
-def _fitted(reply: CurationReply) -> CurationReply:
-    """The reply with shorter and fewer examples, then fewer sources, until it is affordable."""
+def _shortened_to_fit(reply: CurationReply) -> CurationReply:
+    """The reply with shorter and fewer examples, then fewer sources, until it is short enough."""
     if _fits(reply):
         return reply
-    shorter = {reason: each.shortened(120) for reason, each in reply.dropped_examples.items()}
+    shorter = {
+        reason: example.shortened(_SHORT_EXAMPLE_CHARS)
+        for reason, example in reply.dropped_examples.items()
+    }
     reply = replace(reply, dropped_examples=shorter)
     if _fits(reply):
         return reply
@@ -366,4 +400,5 @@ def _fitted(reply: CurationReply) -> CurationReply:
 
 
 def _fits(reply: CurationReply) -> bool:
+    """Whether the reply is short enough to be sent."""
     return json_chars(reply.to_json()) <= BODY_CHARS

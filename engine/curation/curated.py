@@ -1,4 +1,4 @@
-"""A curated dataset: chosen attempts and the held-out tasks they must not touch, pushed."""
+"""A curated dataset: chosen attempts and the held-out tasks of their environments, pushed."""
 
 import json
 import tempfile
@@ -16,7 +16,8 @@ from engine.home.run_dir import Home
 from engine.home.store import Store
 from envs.json_types import ChatMessage, TaskRow, ToolSchema
 
-CARD = "curation.json"
+CARD = "curation.json"  # the file that says where the rows came from and how they were chosen
+# The environment.py of every curated dataset.
 _ENVIRONMENT = '''"""Rows chosen from what models did; curation.json says from where and how."""
 
 from pathlib import Path
@@ -50,7 +51,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a row of a curated dataset comes from; the run's part is missing in held-out tasks."""
+    """Where a row of a curated dataset comes from; held-out tasks have `env_id` and `task` only."""
 
     env_id: str
     task: str
@@ -70,7 +71,7 @@ class RowMetadata:
 
 @dataclass(frozen=True)
 class DatasetRow(ReplyBase):
-    """One row of a dataset file, as envs/dataset.py reads it; a text stands for one message."""
+    """One row of a dataset file, as envs/dataset.py reads it; a string stands for one message."""
 
     id: str
     split: str
@@ -83,55 +84,60 @@ class DatasetRow(ReplyBase):
 def save_dataset(
     home: Home,
     name: str,
-    chosen: Sequence[Attempt],
+    attempts: Sequence[Attempt],
     tasks: Mapping[str, list[TaskRow]],
     sources: Sequence[Source],
     choices: Choices,
 ) -> push.PushReply:
-    """Pushes the chosen attempts and the held-out tasks as the dataset `name`.
+    """Push the chosen attempts and the held-out tasks as a dataset; returns the reply of the push.
 
     Args:
+        name: of the dataset.
         tasks: the stored rows of each environment version, by its hash.
 
-    Raises UserError as a push does.
+    Where there are several versions, ids of rows begin with the version's hash. Raises UserError as
+    a push does.
     """
     records = {source.record.hash: source.record for source in sources}
-    several = len(records) > 1
+    has_several_versions = len(records) > 1
     heldout = [
-        _heldout_row(row, records[env_hash], f"{env_hash[:6]}/" if several else "")
+        _heldout_row(row, records[env_hash], f"{env_hash[:6]}/" if has_several_versions else "")
         for env_hash, rows in tasks.items()
         for row in rows
         if row["split"] == "heldout"
     ]
-    taken = {row.id for row in heldout}
+    used_ids = {row.id for row in heldout}
     train = []
-    for attempt in chosen:
-        prefix = f"{attempt.env_hash[:6]}/" if several else ""
-        row_id = _free_id(f"{prefix}{attempt.task}", taken)
+    for attempt in attempts:
+        prefix = f"{attempt.env_hash[:6]}/" if has_several_versions else ""
+        row_id = _free_id(f"{prefix}{attempt.task}", used_ids)
         train.append(_train_row(attempt, records[attempt.env_hash], row_id))
     card = {
         "made_by": "curate",
         **as_json(choices),
         "sources": [as_json(source.summary(with_files=True)) for source in sources],
     }
-    with tempfile.TemporaryDirectory(prefix=".curate-", dir=home.cache) as folder:
-        place = Path(folder) / name
-        (place / "datasets").mkdir(parents=True)
-        (place / "environment.py").write_text(_ENVIRONMENT, "utf-8")
-        (place / CARD).write_text(json.dumps(card, indent=1, sort_keys=True) + "\n", "utf-8")
-        _write(place / "datasets" / "train.jsonl", train)
+    with tempfile.TemporaryDirectory(prefix=".curate-", dir=home.cache) as temporary_folder:
+        dataset_folder = Path(temporary_folder) / name
+        (dataset_folder / "datasets").mkdir(parents=True)
+        (dataset_folder / "environment.py").write_text(_ENVIRONMENT, "utf-8")
+        (dataset_folder / CARD).write_text(
+            json.dumps(card, indent=1, sort_keys=True) + "\n", "utf-8"
+        )
+        _write_rows(dataset_folder / "datasets" / "train.jsonl", train)
         if heldout:
-            _write(place / "datasets" / "heldout.jsonl", heldout)
-        return push.push_env(home, place, name=name)
+            _write_rows(dataset_folder / "datasets" / "heldout.jsonl", heldout)
+        return push.push_env(home, dataset_folder, name=name)
 
 
-def _write(path: Path, rows: Sequence[DatasetRow]) -> None:
+def _write_rows(path: Path, rows: Sequence[DatasetRow]) -> None:
+    """Write rows as JSON lines."""
     with open(path, "w", encoding="utf-8") as file:
         file.writelines(json.dumps(row.to_json(), ensure_ascii=False) + "\n" for row in rows)
 
 
 def _train_row(attempt: Attempt, record: EnvRecord, row_id: str) -> DatasetRow:
-    """One chosen attempt with where it came from; the whole conversation, as it was played."""
+    """One chosen attempt as a row: its whole conversation, and where it came from."""
     origin = Origin(
         env_id=attempt.env_id,
         task=attempt.task,
@@ -146,33 +152,34 @@ def _train_row(attempt: Attempt, record: EnvRecord, row_id: str) -> DatasetRow:
 
 
 def _heldout_row(row: TaskRow, record: EnvRecord, prefix: str) -> DatasetRow:
-    """A held-out task as its environment has it: same id, prompt and reference answer.
+    """A held-out task as its environment has it: same id (after `prefix`), prompt and answer.
 
-    What the environment wrote as a text (`row["text"]` names it) stays a text.
+    What the environment wrote as a string (`row["text"]` lists these fields) stays a string.
     """
-    as_text = row.get("text") or []
-    prompt = row["prompt"][0]["content"] if "prompt" in as_text else row["prompt"]
+    string_fields = row.get("text") or []
+    prompt = row["prompt"][0]["content"] if "prompt" in string_fields else row["prompt"]
+    # `gold` is the prompt and the answer after it.
     answer = row["gold"][len(row["prompt"]) :] if row.get("gold") else row.get("answer")
-    if answer and "answer" in as_text and len(answer) == 1:
+    if answer and "answer" in string_fields and len(answer) == 1:
         answer = answer[0]["content"]
     metadata = RowMetadata(Origin(record.env_id, row["id"]))
     tools = record.tools or None
     return DatasetRow(prefix + row["id"], "heldout", prompt, answer or None, metadata, tools)
 
 
-def _free_id(wanted: str, taken: set[str]) -> str:
-    """`task#1`, or the next number that no row has; it is taken then."""
+def _free_id(base: str, used_ids: set[str]) -> str:
+    """`base` with the first number that no row has, as in `task#1`; it is added to `used_ids`."""
     number = 1
-    while f"{wanted}#{number}" in taken:
+    while f"{base}#{number}" in used_ids:
         number += 1
-    taken.add(f"{wanted}#{number}")
-    return f"{wanted}#{number}"
+    used_ids.add(f"{base}#{number}")
+    return f"{base}#{number}"
 
 
-def free_name(home: Home, name: str) -> str:
-    """`name`, where it may be used: an environment must not turn into a dataset.
+def checked_name(home: Home, name: str) -> str:
+    """`name`, checked: a dataset may be a new name, or a new version of an earlier curated dataset.
 
-    Raises UserError BAD_ARGUMENT for what is no name, or the name of an environment.
+    Raises UserError BAD_ARGUMENT where it is no valid name, or the name of an environment.
     """
     if not push.NAME.fullmatch(name):
         raise UserError(
@@ -183,6 +190,7 @@ def free_name(home: Home, name: str) -> str:
         )
     with Store(home) as store:
         versions = [row for row in store.find_env(name) if row.name == name]
+    # The newest version is looked at: only those of curated datasets have a card.
     if versions and not (home.env(name, versions[0].hash) / registry.SOURCE / CARD).is_file():
         raise UserError(
             "BAD_ARGUMENT",

@@ -1,8 +1,8 @@
 """Which of a model's attempts become training rows: groups, rules over them, choices within them.
 
 Attempts are grouped by environment version, task and model. A rule such as `0 < avg < 1 and n >= 4`
-keeps or drops a whole group; `select` then takes attempts out of it, ties decided the same way
-whatever order the sources came in. Pure functions over attempts that are already loaded.
+keeps or drops a whole group; `select` then takes attempts out of it. Ties are decided the same way,
+whatever order the sources came in. All functions are pure and get attempts that are loaded already.
 """
 
 import re
@@ -15,11 +15,11 @@ from engine.evidence.stats.inference import pass_at_k
 from envs.json_types import ChatMessage
 
 SELECTS = ("correct", "best", "best_n", "shortest", "all")
-WHOLE = ("best", "all")  # selections that say themselves how many they keep
+FIXED_COUNT = ("best", "all")  # selections that ignore max_per_task
 EXAMPLE = "0 < avg < 1 and n_correct >= 2"
-# Text in quotes is left alone; what is left may hold `name@k`.
-_AT = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|([^\W\d]\w*)?\s*@\s*(\w*)""")
-_MOST_K = 1024
+# Text in quotes, which is left alone; else `name@k`.
+_PASS_AT_K = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|([^\W\d]\w*)?\s*@\s*(\w*)""")
+_MOST_K = 1024  # far more attempts than anybody makes at a task
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Attempt:
         env_id: the environment version that scored it.
         step: training step, 0 in an evaluation.
         member: counts attempts at a task within its source and step.
-        prompt, messages: what was asked, and what model and environment said after it.
-        tokens: those the model wrote.
+        prompt, messages: what was asked; then the turns of model and environment.
+        tokens: how many the model wrote.
         error: why there is no score, None where there is one.
     """
 
@@ -64,8 +64,8 @@ class Attempt:
         return self.success if self.success is not None else self.reward > 0
 
     @property
-    def place(self) -> tuple[str, int, int, str, str]:
-        """Decides ties: source, step, member, model, then the text."""
+    def sort_key(self) -> tuple[str, int, int, str, str]:
+        """A sort key that decides ties: source, step, member, model, then the text."""
         text = "\n".join(str(message.get("content", "")) for message in self.messages)
         return (self.source, self.step, self.member, self.model, text)
 
@@ -75,7 +75,7 @@ Key = tuple[str, str, str]  # of a group: environment hash, task, model
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """What a rule can ask of one task's attempts; means are None where nothing was scored.
+    """What a rule can refer to, for one task's attempts; means are None where nothing was scored.
 
     Attributes:
         avg, best, worst: of the rewards, over the attempts that were scored.
@@ -102,79 +102,92 @@ NAMES = tuple(field.name for field in fields(TaskFacts))
 
 
 def groups_of(attempts: Iterable[Attempt], pool_models: bool) -> dict[Key, list[Attempt]]:
-    """Attempts by (environment hash, task, model), in that order; one model "" when pooled."""
+    """Attempts by (environment hash, task, model), sorted by that key and then by `sort_key`.
+
+    With `pool_models` the attempts of all models at a task are one group, whose model is "".
+    """
     groups: dict[Key, list[Attempt]] = {}
     for attempt in attempts:
         model = "" if pool_models else attempt.model
         groups.setdefault((attempt.env_hash, attempt.task, model), []).append(attempt)
-    return {key: sorted(groups[key], key=lambda a: a.place) for key in sorted(groups)}
+    return {key: sorted(groups[key], key=lambda a: a.sort_key) for key in sorted(groups)}
 
 
 class Rule:
     """A `where` of curate: an expression over one task's attempts.
 
-    avg, best, worst: of the reward, over the attempts that were scored. solved: any is correct.
-    n, n_correct, n_error: attempts. length: mean tokens. Named metrics: means, bare or as
-    metrics["name"]. pass@k: the unbiased chance that one of k attempts is correct.
+    It may use the names of `TaskFacts`; metrics of the environment, by name or as metrics["name"];
+    and pass@k, the unbiased chance that one of k attempts is correct.
 
     Args:
         metrics: the names of the environment's own metrics.
 
-    Raises UserError BAD_ARGUMENT for what is no such expression.
+    Raises UserError BAD_ARGUMENT where the text is no such expression.
     """
 
     def __init__(self, expression: str, metrics: Iterable[str] = ()) -> None:
+        """Parse the expression; see the class for its language and the error."""
         self.expression = expression
-        self.ks: dict[str, int] = {}
-        plain = _AT.sub(self._named, expression)
-        bare = [name for name in metrics if name.isidentifier() and name not in NAMES]
-        self._where = Where(plain, [*NAMES, *bare, *self.ks], shown=expression, example=EXAMPLE)
+        self.k_by_variable: dict[str, int] = {}
+        python_expression = _PASS_AT_K.sub(self._variable_of, expression)
+        metric_names = [name for name in metrics if name.isidentifier() and name not in NAMES]
+        self._where = Where(
+            python_expression,
+            [*NAMES, *metric_names, *self.k_by_variable],
+            shown=expression,
+            example=EXAMPLE,
+        )
 
     def matches(self, group: Sequence[Attempt]) -> bool:
-        """Whether a task's attempts match. A value they do not have makes a comparison false.
+        """Whether a task's attempts match; a comparison with a value they do not have is false.
 
-        Raises UserError BAD_ARGUMENT naming the task when the expression divides by zero, is
+        Raises UserError BAD_ARGUMENT, naming the task, where the expression divides by zero, is
         neither true nor false, or asks for pass@k of fewer than k scored attempts.
         """
         facts = facts_of(group)
         values: dict[str, object] = {**facts.metrics, **vars(facts)}
         scored = facts.n - facts.n_error
-        for name, k in self.ks.items():
+        for name, k in self.k_by_variable.items():
             if k > scored:
-                raise self._bad(
+                raise self._error(
                     f"asks for pass@{k}, but task {group[0].task!r} has {scored} scored attempts",
                     f"Evaluate with attempts = {k}, or ask for pass@{max(scored, 1)}.",
                 )
             values[name] = pass_at_k(scored, facts.n_correct, k)
         return self._where.matches(values, group[0].task)
 
-    def _named(self, match: re.Match[str]) -> str:
-        """`pass@4` as a name that an expression can hold; text in quotes as it is."""
-        quoted, name, k = match.groups()
-        if quoted is not None:
-            return quoted
+    def _variable_of(self, match: re.Match[str]) -> str:
+        """The replacement for a match of `_PASS_AT_K`: for `pass@4` a variable, which is noted.
+
+        Text in quotes is returned unchanged. Raises UserError BAD_ARGUMENT for another name or a
+        bad k.
+        """
+        quoted_text, name, k = match.groups()
+        if quoted_text is not None:
+            return quoted_text
         if name != "pass":
-            raise self._bad(
+            raise self._error(
                 f"uses {name or ''}@{k}; only pass takes @k",
                 "pass@4 is the chance that one of 4 attempts is correct; avg, best and worst are "
                 "over all attempts.",
             )
         if not (k.isascii() and k.isdigit()) or not 1 <= int(k) <= _MOST_K:
-            raise self._bad(
+            raise self._error(
                 f"uses pass@{k}", f"Write pass@ with a whole number from 1 to {_MOST_K}, as pass@4."
             )
         variable = f"pass_at_{int(k)}"
-        self.ks[variable] = int(k)
+        self.k_by_variable[variable] = int(k)
         return f" {variable} "
 
-    def _bad(self, what: str, hint: str) -> UserError:
+    def _error(self, fault: str, hint: str) -> UserError:
+        """The error for this rule; `fault` ends the sentence that its text begins."""
         return UserError(
-            "BAD_ARGUMENT", f"where {self.expression[:200]!r} {what}", hint=hint, field="where"
+            "BAD_ARGUMENT", f"where {self.expression[:200]!r} {fault}", hint=hint, field="where"
         )
 
 
 def facts_of(group: Sequence[Attempt]) -> TaskFacts:
-    """The facts of one task's attempts, of which there is at least one."""
+    """The facts about one task's attempts, of which there must be at least one."""
     scored = [attempt for attempt in group if attempt.error is None]
     rewards = [attempt.reward for attempt in scored]
     names = sorted({name for attempt in scored for name in attempt.metrics})
@@ -190,13 +203,17 @@ def facts_of(group: Sequence[Attempt]) -> TaskFacts:
         task=group[0].task,
         model=group[0].model,
         metrics={
-            name: _mean([a.metrics[name] for a in scored if name in a.metrics]) for name in names
+            name: _mean([attempt.metrics[name] for attempt in scored if name in attempt.metrics])
+            for name in names
         },
     )
 
 
 def check_selection(select: str, max_per_task: int) -> None:
-    """Raises UserError BAD_ARGUMENT for a selection that does not exist or a number it ignores."""
+    """Raises UserError BAD_ARGUMENT for a `select` that does not exist or a bad `max_per_task`.
+
+    That is one below 1, or one that the selection would ignore.
+    """
     if select not in SELECTS:
         raise UserError(
             "BAD_ARGUMENT",
@@ -211,33 +228,37 @@ def check_selection(select: str, max_per_task: int) -> None:
             hint="Give a number of answers per task from 1.",
             field="max_per_task",
         )
-    if select in WHOLE and max_per_task != 1:
-        takes = "the one best answer" if select == "best" else "every answer"
+    if select in FIXED_COUNT and max_per_task != 1:
+        keeps = "the one best answer" if select == "best" else "every answer"
         raise UserError(
             "BAD_ARGUMENT",
-            f"select={select} keeps {takes}, so max_per_task={max_per_task} would do nothing",
+            f"select={select} keeps {keeps}, so max_per_task={max_per_task} would do nothing",
             hint='select="best_n" keeps the best max_per_task answers, "correct" the correct ones.',
             field="max_per_task",
         )
 
 
 def ranked(group: Sequence[Attempt], select: str) -> tuple[list[Attempt], list[Attempt]]:
-    """The attempts `select` considers, the one to take first in front; and those it rules out.
+    """The attempts that `select` may take, the best first; and those that it rules out.
 
-    correct, best, best_n: by reward, then the shorter. shortest: by tokens, then the reward.
-    all: as they came. correct and shortest consider correct attempts alone.
+    - correct, best, best_n: by reward, then the shorter first.
+    - shortest: the shorter first, then by reward.
+    - all: in the order of `sort_key`.
+
+    correct and shortest rule out attempts that are not correct; the others rule out none.
     """
     correct_only = select in ("correct", "shortest")
-    fit = [attempt for attempt in group if attempt.correct or not correct_only]
-    unfit = [attempt for attempt in group if correct_only and not attempt.correct]
+    candidates = [attempt for attempt in group if attempt.correct or not correct_only]
+    ruled_out = [attempt for attempt in group if correct_only and not attempt.correct]
     if select == "shortest":
-        fit.sort(key=lambda a: (a.tokens, -a.reward, a.place))
+        candidates.sort(key=lambda a: (a.tokens, -a.reward, a.sort_key))
     elif select == "all":
-        fit.sort(key=lambda a: a.place)
+        candidates.sort(key=lambda a: a.sort_key)
     else:
-        fit.sort(key=lambda a: (-a.reward, a.tokens, a.place))
-    return fit, unfit
+        candidates.sort(key=lambda a: (-a.reward, a.tokens, a.sort_key))
+    return candidates, ruled_out
 
 
 def _mean(values: Sequence[float]) -> float | None:
+    """The mean, None of no values."""
     return sum(values) / len(values) if values else None

@@ -1,4 +1,4 @@
-"""Answers that runs left: attempts to curate from, files of rows to score again."""
+"""Answers that runs stored: attempts to curate from, and files of rows to score again."""
 
 import hashlib
 from collections.abc import Sequence
@@ -20,20 +20,20 @@ from engine.records.lines.trajectory_record import TrajectoryRecord
 from engine.records.run_config import GRPOConfig, ProbeConfig, RunConfig, TrainConfig
 
 MOST_SOURCES = 32
-MOST_STEPS = 8  # of a training run, whose answers are scored again at once
+MOST_STEPS = 8  # of a training run, whose answers one regrade scores again
 
 Row = TrajectoryRecord | EvaluationRow
 
 
 @dataclass(frozen=True)
 class SourceSummary:
-    """A source in a reply, and in the card of what was made of it.
+    """A source as replies show it, and as the card of the dataset made from it names it.
 
     Attributes:
         id: the reference, as it was given.
         kind: algorithm of a training run, else the kind of run.
         attempts: how many were read.
-        files: SHA-256 by path within the run's folder; in the card alone.
+        files: SHA-256 by path within the run's folder; in the card only, else None.
     """
 
     id: str
@@ -50,7 +50,7 @@ class Source:
 
     Attributes:
         files: SHA-256 by path within the run's folder.
-        skipped: damaged lines in them.
+        skipped: how many damaged lines they hold.
     """
 
     ref: str
@@ -63,10 +63,11 @@ class Source:
 
     @property
     def models(self) -> list[str]:
+        """The models whose attempts these are, each once."""
         return list(dict.fromkeys(attempt.model for attempt in self.attempts))
 
     def summary(self, *, with_files: bool = False) -> SourceSummary:
-        """The source without its attempts."""
+        """The source without its attempts; `with_files` adds the hashes of its files."""
         row = self.row
         return SourceSummary(
             id=self.ref,
@@ -81,7 +82,8 @@ class Source:
 def load_sources(home: Home, source_ids: Sequence[str]) -> list[Source]:
     """The runs behind `source_ids`, each with its attempts.
 
-    Raises UserError BAD_ARGUMENT, RUN_NOT_FOUND, NO_EVALUATION or ENV_NOT_FOUND.
+    Raises UserError BAD_ARGUMENT (too many or none, the same run twice, a step that there is not),
+    RUN_NOT_FOUND, NO_EVALUATION (a run has no answers) or ENV_NOT_FOUND.
     """
     refs = list(dict.fromkeys(str(ref).strip() for ref in source_ids if str(ref).strip()))
     if not 1 <= len(refs) <= MOST_SOURCES:
@@ -96,9 +98,10 @@ def load_sources(home: Home, source_ids: Sequence[str]) -> list[Source]:
         run_id, _, step_name = ref.partition("@")
         with Store(home) as store:
             row = store.get_run(run_id)
-        sources.append(_source(home, ref, row, step_name))
+        sources.append(_load_source(home, ref, row, step_name))
     run_ids = [source.row.run_id for source in sources]
     repeated = [source.ref for source in sources if run_ids.count(source.row.run_id) > 1]
+    # Single steps of a run may stand side by side, but not the whole run beside one of its steps.
     if any("@" not in ref for ref in repeated):
         raise UserError(
             "BAD_ARGUMENT",
@@ -111,7 +114,7 @@ def load_sources(home: Home, source_ids: Sequence[str]) -> list[Source]:
 
 @dataclass(frozen=True)
 class _AnswerFile:
-    """A file of answers: of which model, at which training step (0 in an evaluation)."""
+    """A file of answers, with the model and the training step (0 in an evaluation) they are of."""
 
     path: Path
     model: str
@@ -119,8 +122,11 @@ class _AnswerFile:
     record: type[TrajectoryRecord] | type[EvaluationRow]
 
 
-def _source(home: Home, ref: str, row: RunRow, step_name: str) -> Source:
-    """One source; `step_name` is what follows the @ of its reference, "" where there is none."""
+def _load_source(home: Home, ref: str, row: RunRow, step_name: str) -> Source:
+    """One source with its attempts; `step_name` is what follows the @ of its reference, or "".
+
+    Raises UserError as `load_sources` does.
+    """
     run = home.run(row.run_id)
     config = run.read_config()
     attempts: list[Attempt] = []
@@ -139,21 +145,21 @@ def _source(home: Home, ref: str, row: RunRow, step_name: str) -> Source:
         raise UserError(
             "NO_EVALUATION",
             f"{ref} has no rollouts to choose from (it is {row.state})",
-            hint=_play_first(row),
+            hint=_how_to_get_rollouts(row),
             field="source_ids",
         )
     record = registry.find_env(home, row.env_id)
     return Source(ref, row, record, attempts, hashes, skipped, config)
 
 
-def _play_first(row: RunRow) -> Hint:
-    """How a run without rollouts comes to have some."""
+def _how_to_get_rollouts(row: RunRow) -> Hint:
+    """The advice how a run without rollouts gets some."""
     if row.kind != "train":
         return Hint("Wait until it has some:", Call("wait_run", {"run_id": row.run_id}))
-    plays = {"env_id": row.env_id, "models": [row.run_id], "split": "train", "attempts": 8}
+    evaluation = {"env_id": row.env_id, "models": [row.run_id], "split": "train", "attempts": 8}
     return Hint(
         "Name an evaluation or a GRPO run that has played. SFT plays no training tasks; to play:",
-        Call("evaluate", plays),
+        Call("evaluate", evaluation),
     )
 
 
@@ -162,7 +168,7 @@ def _answer_files(
 ) -> list[_AnswerFile]:
     """The files of a source: one per step of training, or one per model of an evaluation.
 
-    Raises UserError BAD_ARGUMENT for a step that there is not.
+    Raises UserError BAD_ARGUMENT for a step that does not exist.
     """
     if row.kind == "train":
         return [
@@ -183,7 +189,10 @@ def _answer_files(
 
 
 def _chosen_steps(run: RunDir, row: RunRow, step_name: str) -> list[int]:
-    """The steps with rollouts, or the one that is named (`step20`)."""
+    """All steps with rollouts, or only the one that is named (`step20`); "" names none.
+
+    Raises UserError BAD_ARGUMENT where that step has no rollouts.
+    """
     steps = run.rollout_steps()
     if not step_name:
         return steps
@@ -200,7 +209,7 @@ def _chosen_steps(run: RunDir, row: RunRow, step_name: str) -> list[int]:
 
 
 def _attempt(run: RunRow, file: _AnswerFile, index: int, answer: Row) -> Attempt:
-    """A line of the file, the one at `index`, as an attempt."""
+    """The line at `index` of an answer file as an attempt. Missing values get neutral ones."""
     messages = answer.messages
     if not messages:
         messages = [{"role": "assistant", "content": answer.completion or ""}]
@@ -223,7 +232,7 @@ def _attempt(run: RunRow, file: _AnswerFile, index: int, answer: Row) -> Attempt
 
 
 def _member(answer: Row, index: int) -> int:
-    """Which attempt at its task an answer is; its place in the file where the line says nothing."""
+    """Which attempt at its task an answer is; its place in the file where the line does not say."""
     if isinstance(answer, TrajectoryRecord):
         return answer.member
     return (answer.attempt or 0) if "attempt" in answer.model_fields_set else index
@@ -234,10 +243,10 @@ class Stored:
     """The answers of a run that can be scored again.
 
     Attributes:
-        models: (reference, file of rows within the run's folder).
-        tasks: different tasks among them.
-        attempts: at each task; 1 was greedy.
-        sampling: how they were sampled: settings of that run, whatever its algorithm is.
+        models: (reference, path of its rows within the run's folder) of each model.
+        tasks: how many different tasks were answered.
+        attempts: how many at each task; 1 was greedy.
+        sampling: the settings they were sampled with, whatever the run's algorithm.
     """
 
     run_id: str
@@ -250,11 +259,14 @@ class Stored:
 
 
 def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
-    """What `evaluate(regrade=run_id)` scores again.
+    """The answers that `evaluate(regrade=run_id)` scores again.
 
-    Of an evaluation or probe all its models. Of a training run its held-out answers at up to eight
-    steps, the start, the best and the last among them; with `split="train"` its rollouts.
-    Raises UserError RUN_NOT_FOUND, RUN_STATE or NO_EVALUATION.
+    Of an evaluation or a probe: the answers of all its models. Of a training run: its held-out
+    answers at up to eight steps, the first, the best and the last among them; with `split="train"`
+    its rollouts of up to eight steps.
+
+    Raises UserError RUN_NOT_FOUND, RUN_STATE (an evaluation has not ended) or NO_EVALUATION (no
+    answer was scored).
     """
     with Store(home) as store:
         row = store.get_run(run_id)
@@ -271,25 +283,21 @@ def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
     settings, attempts, warnings = config.settings, 1, []
     sampling = settings if isinstance(settings, dict) else settings.model_dump()
     if not isinstance(config, TrainConfig):
-        files = [(model, run.model_evals(i)) for i, model in enumerate(config.model_refs)]
+        files = [(model, run.model_evals(index)) for index, model in enumerate(config.model_refs)]
         attempts = (
             config.settings.group_size if isinstance(config, ProbeConfig) else config.attempts
         )
     elif split == "train":
-        steps = _spread(run.rollout_steps(), best=None)
+        steps = _spread_steps(run.rollout_steps(), best=None)
         files = [(f"{row.run_id}, rollouts of step {step}", run.rollouts(step)) for step in steps]
         attempts = config.settings.group_size if isinstance(config, GRPOConfig) else 1
     else:
-        best = run.resolve_checkpoint("best")
-        steps = _spread(run.eval_steps(), int(best.name.rpartition("_")[2]) if best else None)
-        start = config.model
-        files = [(f"{row.run_id}@step{step}" if step else start, run.evals(step)) for step in steps]
-        sampling |= _sampling_of_own_evaluations(run)
-        left = len(run.eval_steps()) - len(steps)
-        if left:
-            warnings.append(f"{left} of the evaluated steps are left out; at most {MOST_STEPS} are")
+        files, warnings = _heldout_files(run, config.model)
+        sampling |= _evaluation_sampling(run)
     rows = {ref: Answer.read_all(path) for ref, path in files}
-    scored = [answer for each in rows.values() for answer in each if answer.reward is not None]
+    scored = [
+        answer for answers in rows.values() for answer in answers if answer.reward is not None
+    ]
     if not scored:
         raise UserError(
             "NO_EVALUATION",
@@ -308,17 +316,36 @@ def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
     )
 
 
-def _spread(steps: Sequence[int], best: int | None) -> list[int]:
-    """At most eight steps spread over all, the first, the last and the best among them."""
+def _heldout_files(run: RunDir, start_model: str) -> tuple[list[tuple[str, Path]], list[str]]:
+    """The held-out answers of a training run: (model, file) of each chosen step, and warnings.
+
+    Step 0 holds the answers of the model it started from.
+    """
+    evaluated = run.eval_steps()
+    best = run.resolve_checkpoint("best")
+    best_step = int(best.name.rpartition("_")[2]) if best else None  # from "step_000020"
+    steps = _spread_steps(evaluated, best_step)
+    files = [(f"{run.id}@step{step}" if step else start_model, run.evals(step)) for step in steps]
+    left_out = len(evaluated) - len(steps)
+    if not left_out:
+        return files, []
+    return files, [f"{left_out} of the evaluated steps are left out; at most {MOST_STEPS} are"]
+
+
+def _spread_steps(steps: Sequence[int], best: int | None) -> list[int]:
+    """At most `MOST_STEPS` of the steps, evenly spread, with the first, the last and the best.
+
+    `best` is None where there is none, or ignored where it is none of `steps`.
+    """
     if len(steps) <= MOST_STEPS:
         return list(steps)
-    wanted = {steps[0], steps[-1], *([best] if best in steps else [])}
-    room = MOST_STEPS - len(wanted)
-    others = [step for step in steps if step not in wanted]
-    between = {others[round((i + 1) * (len(others) - 1) / (room + 1))] for i in range(room)}
-    return sorted(wanted | between)
+    required = {steps[0], steps[-1], *([best] if best in steps else [])}
+    room = MOST_STEPS - len(required)
+    others = [step for step in steps if step not in required]
+    between = {others[round((index + 1) * (len(others) - 1) / (room + 1))] for index in range(room)}
+    return sorted(required | between)
 
 
-def _sampling_of_own_evaluations(run: RunDir) -> JsonObject:
-    """How a training run samples its evaluations, as its manifest says; {} where it is gone."""
+def _evaluation_sampling(run: RunDir) -> JsonObject:
+    """The settings that a training run samples its evaluations with; {} without a manifest."""
     return dict(read_object(run.manifest).get("eval_sampling") or {})

@@ -1,8 +1,8 @@
-"""The packages an environment names in requirements.txt: are they here, and a place of their own.
+"""The packages an environment names in requirements.txt: which are missing, and installing them.
 
-With `install` a virtual environment is built once per content of requirements.txt, in the home's
-cache, by a process of its own: a long installation outlives the call that started it. pip itself
-runs in the box that user code runs in (envs/host/installer.py).
+`install` builds a virtual environment in the home's cache, once per content of requirements.txt. A
+process of its own does that, so a long installation goes on after the call that started it. pip
+itself runs in the sandbox that user code runs in (envs/host/installer.py).
 """
 
 import contextlib
@@ -35,14 +35,15 @@ from envs.isolation.sandbox import Reach, Sandbox
 
 FILE = "requirements.txt"
 BUILT = "built.json"
-POLL_S = 0.05
-BUILD_S = 3_600.0  # that one installation may take
+POLL_S = 0.05  # seconds between two looks for the result
+BUILD_S = 3_600.0  # seconds that one installation may take
+# Of the sandbox that pip runs in.
 LIMITS = Limits(memory_mb=8192, processes=256, file_mb=8192, open_files=1024)
 
 
 @dataclass(frozen=True)
 class Venv:
-    """Where the packages of one requirements.txt are, or will be."""
+    """The virtual environment of one requirements.txt, which may not be built yet."""
 
     folder: Path
 
@@ -57,7 +58,7 @@ class Venv:
 
     @property
     def lock(self) -> Path:
-        """Held while it is being built."""
+        """The lock that is held while it is being built."""
         return self.folder.with_suffix(".lock")
 
     @property
@@ -65,15 +66,17 @@ class Venv:
         return self.folder.with_suffix(".log")
 
     def is_ready(self) -> bool:
+        """Whether it was built completely."""
         with contextlib.suppress(OSError, ValueError):
             return json.loads(self.outcome.read_text())["ok"] is True
         return False
 
 
 def read_requirements(source: Path) -> list[Requirement]:
-    """The packages named by the environment in `source`; [] where it names none.
+    """The packages that the environment in `source` needs on this machine, by their markers.
 
-    Raises UserError ENV_INVALID with the line that is no package name.
+    [] where it names none. Raises UserError ENV_INVALID where the file is no UTF-8 text, or with
+    the line that names no package; options, addresses and paths are not allowed.
     """
     try:
         text = (source / FILE).read_text("utf-8-sig")
@@ -109,7 +112,7 @@ def read_requirements(source: Path) -> list[Requirement]:
 
 
 def missing(requirements: list[Requirement]) -> list[str]:
-    """Those that this interpreter does not have in the version asked for."""
+    """The requirements that this interpreter does not meet, with the version it has, if any."""
     absent = []
     for requirement in requirements:
         try:
@@ -123,28 +126,29 @@ def missing(requirements: list[Requirement]) -> list[str]:
 
 
 def venv_of(home: Home, requirements: list[Requirement]) -> Venv:
-    """The place of these packages, for this interpreter; it need not exist yet."""
-    named = sorted(str(requirement) for requirement in requirements)
-    key = json.dumps([named, sys.version_info[:3], sys.base_prefix])
+    """The virtual environment for these packages and this interpreter; it need not exist yet."""
+    names = sorted(str(requirement) for requirement in requirements)
+    key = json.dumps([names, sys.version_info[:3], sys.base_prefix])
     return Venv(home.cache / "venvs" / hashlib.sha256(key.encode()).hexdigest()[:16])
 
 
 def install(home: Home, requirements: list[Requirement], patience_s: float) -> Path:
-    """The interpreter that has `requirements`; builds its environment if there is none.
+    """The interpreter that has `requirements`; builds its virtual environment if there is none.
 
-    Raises UserError ENV_DEPS: when pip fails (with its words), or retryable when it is still at
-    work after `patience_s` seconds; it goes on then, and the next push finds the result.
+    Waits up to `patience_s` seconds for it. Raises UserError ENV_DEPS: pip failed (with its
+    message), or, retryable, it is still at work. It goes on then, and a later call finds the
+    result.
     """
-    place = venv_of(home, requirements)
-    if place.is_ready():
-        return place.python
-    place.folder.parent.mkdir(mode=0o700, exist_ok=True)
-    place.folder.mkdir(mode=0o755, exist_ok=True)
-    place.outcome.unlink(missing_ok=True)
-    (place.folder / FILE).write_text("".join(f"{requirement}\n" for requirement in requirements))
-    with open(place.log, "wb") as log:
+    venv = venv_of(home, requirements)
+    if venv.is_ready():
+        return venv.python
+    venv.folder.parent.mkdir(mode=0o700, exist_ok=True)
+    venv.folder.mkdir(mode=0o755, exist_ok=True)
+    venv.outcome.unlink(missing_ok=True)
+    (venv.folder / FILE).write_text("".join(f"{requirement}\n" for requirement in requirements))
+    with open(venv.log, "wb") as log:
         builder = subprocess.Popen(
-            [sys.executable, "-P", "-m", "engine.install.env_packages", str(place.folder)],
+            [sys.executable, "-P", "-m", "engine.install.env_packages", str(venv.folder)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -152,81 +156,82 @@ def install(home: Home, requirements: list[Requirement], patience_s: float) -> P
             start_new_session=True,
         )
     deadline = time.monotonic() + patience_s
-    while not place.outcome.exists():
-        if builder.poll() is not None and not place.outcome.exists() and not is_locked(place.lock):
+    while not venv.outcome.exists():
+        # Our builder ended without a result, and no other one is at work: it was killed.
+        if builder.poll() is not None and not venv.outcome.exists() and not is_locked(venv.lock):
             break
         if time.monotonic() > deadline:
             raise UserError(
                 "ENV_DEPS",
-                f"the packages are still being installed ({place.log})",
+                f"the packages are still being installed ({venv.log})",
                 hint="Push again in a minute; the installation goes on meanwhile.",
                 retryable=True,
             )
         time.sleep(POLL_S)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        builder.wait(5)
-    if place.is_ready():
-        return place.python
-    error, hint = _error_of(place)
+        builder.wait(5)  # the result is there; this only collects its exit status
+    if venv.is_ready():
+        return venv.python
+    error, hint = _failure_of(venv)
     raise UserError(
         "ENV_DEPS",
         f"the packages could not be installed: {error}",
-        hint=f"{hint or f'Correct {FILE}.'} pip's whole output is in {place.log}.",
+        hint=f"{hint or f'Correct {FILE}.'} pip's whole output is in {venv.log}.",
     )
 
 
 def build(folder: Path) -> None:
-    """Runs in a process of its own: makes the environment in `folder` and says how it ended."""
-    place = Venv(folder)
+    """Build the virtual environment in `folder` and write how that ended; a process of its own."""
+    venv = Venv(folder)
     home = Home(folder.parents[2])
-    with open(place.lock, "a") as lock:
+    with open(venv.lock, "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a second builder waits, then finds the work done
-        if place.is_ready():
+        if venv.is_ready():
             return
         requirements = (folder / FILE).read_text().splitlines()
-        _empty(folder)
+        _remake(folder)
         outcome: dict[str, object] = {"ok": False, "error": "", "hint": "", "isolation": ""}
         try:
-            outcome["isolation"] = _install_in_box(home, place, requirements)
+            outcome["isolation"] = _install_in_box(home, venv, requirements)
             outcome["ok"] = True
         except (EnvProblem, Fault, UserError) as problem:
-            lines = (str(problem), _pip_error(place.log))
-            outcome["error"] = ": ".join(filter(None, lines))
+            texts = (str(problem), _pip_error(venv.log))
+            outcome["error"] = ": ".join(filter(None, texts))
             outcome["hint"] = getattr(problem, "hint", "")
-        write_json(place.outcome, outcome)
+        write_json(venv.outcome, outcome)
 
 
-def _install_in_box(home: Home, place: Venv, requirements: list[str]) -> str:
-    """Has pip install into the empty folder of `place`; what held it, in words.
+def _install_in_box(home: Home, venv: Venv, requirements: list[str]) -> str:
+    """Have pip install into the empty folder of `venv`; returns what isolated it, in words.
 
-    Raises EnvProblem, Fault, UserError.
+    Raises EnvProblem, Fault or UserError.
     """
     config = home.user_config()
-    pip = _own_pip()
+    pip = _pip_path()
     index = pip_index.read(pip)
     order = Order(
         tuple(requirements),
-        str(place.folder),
+        str(venv.folder),
         str(pip),
         index.variables,
         source_builds=config.allow_source_builds,
     )
     limits = replace(LIMITS, network=bool(index.ports))
-    reach = Reach((str(pip), *index.paths), (str(place.folder),), index.ports)
+    reach = Reach((str(pip), *index.paths), (str(venv.folder),), index.ports)
     sandbox = Sandbox(config.sandbox, config.allow_root, (str(home.root),))
-    here = packages_of(sys.executable)
-    with tempfile.TemporaryDirectory() as nothing:
-        pipe = Pipe(Path(nothing), here, limits, {}, place.log, sandbox, order, reach)
+    interpreter = packages_of(sys.executable)
+    with tempfile.TemporaryDirectory() as empty_folder:
+        pipe = Pipe(Path(empty_folder), interpreter, limits, {}, venv.log, sandbox, order, reach)
         try:
-            held, _ = pipe.greet(BUILD_S)
+            isolation, _ = pipe.greet(BUILD_S)
         finally:
             pipe.close()  # every process of it has ended
-            _settle(place.folder)
-    return str(held)
+            _take_ownership(venv.folder)
+    return str(isolation)
 
 
-def _own_pip() -> Path:
-    """The folder with this interpreter's pip, or the wheel that comes with Python.
+def _pip_path() -> Path:
+    """The folder that holds this interpreter's pip, or the wheel of pip that comes with Python.
 
     Raises UserError ENV_DEPS where there is neither.
     """
@@ -234,7 +239,7 @@ def _own_pip() -> Path:
     if spec is not None and spec.origin:
         return Path(spec.origin).parents[1]
     with contextlib.suppress(ImportError):
-        import ensurepip  # noqa: PLC0415 - Debian leaves it out of Python
+        import ensurepip  # noqa: PLC0415 - Debian's Python may lack it
 
         bundled = sorted((Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl"))
         if bundled:
@@ -246,52 +251,55 @@ def _own_pip() -> Path:
     )
 
 
-def _empty(folder: Path) -> None:
-    """Nothing of an earlier attempt stays, so nothing of it can run."""
+def _remake(folder: Path) -> None:
+    """Delete a folder and make it anew, so that nothing of an earlier attempt is left in it."""
     shutil.rmtree(folder)
     folder.mkdir(mode=0o755)
     folder.chmod(0o755)  # whatever the umask: the env process may run under another uid
 
 
-def _settle(folder: Path) -> None:
-    """What was installed belongs to this user again, readable by all; links that lead out go."""
-    own = (os.geteuid(), os.getegid())
+def _take_ownership(folder: Path) -> None:
+    """Give what was installed to this user, readable by all.
+
+    Links that lead elsewhere than into the folder or this Python, and special files, are removed.
+    """
+    user_and_group = (os.geteuid(), os.getegid())
     base = Path(sys.base_prefix).resolve()
     for parent, folders, files in os.walk(folder):
         for name in (*folders, *files):
             path = Path(parent, name)
             if path.is_symlink():
-                real = path.resolve()
-                if not real.is_relative_to(folder.resolve()) and not real.is_relative_to(base):
+                target = path.resolve()
+                if not target.is_relative_to(folder.resolve()) and not target.is_relative_to(base):
                     path.unlink()
                 else:
-                    os.lchown(path, *own)
+                    os.lchown(path, *user_and_group)
                 continue
             mode = path.lstat().st_mode
             if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
                 path.unlink()
                 continue
-            os.chown(path, *own, follow_symlinks=False)
-            runs = stat.S_ISDIR(mode) or mode & 0o100
-            path.chmod(0o755 if runs else 0o644)
-    os.chown(folder, *own)
+            os.chown(path, *user_and_group, follow_symlinks=False)
+            executable = stat.S_ISDIR(mode) or mode & 0o100
+            path.chmod(0o755 if executable else 0o644)
+    os.chown(folder, *user_and_group)
     folder.chmod(0o755)
 
 
 def _pip_error(log: Path) -> str:
-    """What pip said was wrong; "" where it said nothing."""
+    """The ERROR lines of pip's log, at most 600 characters; "" where there are none."""
     with contextlib.suppress(OSError):
         lines = read_tail(log, 20_000).splitlines()
         return " ".join(line for line in lines if line.startswith("ERROR"))[:600]
     return ""
 
 
-def _error_of(place: Venv) -> tuple[str, str]:
-    """Why it was not built, and what to do about it."""
+def _failure_of(venv: Venv) -> tuple[str, str]:
+    """Why a virtual environment was not built, and the advice ("" where there is none)."""
     with contextlib.suppress(OSError, ValueError, KeyError):
-        outcome = json.loads(place.outcome.read_text())
+        outcome = json.loads(venv.outcome.read_text())
         return outcome["error"], outcome.get("hint", "")
-    return _pip_error(place.log) or "the installation was ended from outside", "Push again."
+    return _pip_error(venv.log) or "the installation was ended from outside", "Push again."
 
 
 if __name__ == "__main__":

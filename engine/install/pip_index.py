@@ -1,7 +1,7 @@
-"""Where pip looks for packages on this machine: its own configuration, read outside the box.
+"""Where pip looks for packages on this machine: its configuration, read outside the sandbox.
 
-Only what names an index, a proxy or a certificate is passed on; pip in the box reads no file of
-this user.
+Only what names an index, a proxy or a certificate is passed on: pip in the sandbox cannot read the
+files of this user.
 """
 
 import ast
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-# Options of pip, as its configuration spells them.
+# The options of pip that are passed on, as its configuration spells them.
 _OPTIONS = (
     "index-url",
     "extra-index-url",
@@ -29,13 +29,14 @@ _OPTIONS = (
     "prefer-binary",
     "pre",
 )
-_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
-_VARIABLES = (*_PROXIES, "no_proxy", "REQUESTS_CA_BUNDLE")
-_PLACES = ("index-url", "extra-index-url", "find-links")
-_FILES = ("cert", "client-cert")
-_DEFAULT_PORT = 443  # of the index that pip knows by itself
-_PATIENCE_S = 30.0
-# -I: neither this folder nor any variable decides which pip that is.
+_PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy")
+_VARIABLES = (*_PROXY_VARIABLES, "no_proxy", "REQUESTS_CA_BUNDLE")
+# Options whose values are addresses of indexes, several each; and those that name a file.
+_ADDRESS_OPTIONS = ("index-url", "extra-index-url", "find-links")
+_FILE_OPTIONS = ("cert", "client-cert")
+_DEFAULT_PORT = 443  # of the index that pip takes without configuration
+_PATIENCE_S = 30.0  # seconds that `pip config list` may take
+# Runs the pip of a given path; with -I neither this folder nor a variable can put another first.
 _LIST = """
 import runpy, sys
 sys.path.insert(0, sys.argv.pop(1))
@@ -47,10 +48,10 @@ runpy.run_module("pip", run_name="__main__")
 class PipIndex:
     """Where packages come from.
 
-    Args:
-        variables: what tells pip so.
-        paths: folders and files it has to read for it.
-        ports: TCP ports it connects to; none where every index is a folder.
+    Attributes:
+        variables: the environment variables that tell pip.
+        paths: folders and files that it must be able to read.
+        ports: TCP ports that it connects to; none where every index is a folder.
     """
 
     variables: dict[str, str]
@@ -59,28 +60,46 @@ class PipIndex:
 
 
 def read(pip: Path) -> PipIndex:
-    """What the configuration of `pip` (its folder, or a wheel of it) says for this user."""
+    """What the configuration of pip says for this user.
+
+    `pip` is the folder that holds it, or a wheel of it.
+    """
     options = _options(pip)
     variables = {f"PIP_{name.upper().replace('-', '_')}": text for name, text in options.items()}
-    named = {name: os.environ[name] for name in _cased(_VARIABLES) if os.environ.get(name)}
-    no_index = _is_on(options.get("no-index", ""))
-    asked = [name for name in _PLACES if name == "find-links" or not no_index]
-    places = " ".join(options.get(name, "") for name in asked).split()
-    files = [options.get(name, "") for name in _FILES] + [named.get("REQUESTS_CA_BUNDLE", "")]
-    paths = filter(None, [*map(_local, places), *files])
-    ports = {_port(place) for place in places if not _local(place)}
-    if not no_index and not options.get("index-url"):
+    environment = {
+        name: os.environ[name] for name in _both_cases(_VARIABLES) if os.environ.get(name)
+    }
+    # With no-index pip looks at find-links only, which may be folders.
+    index_is_off = _is_on(options.get("no-index", ""))
+    address_options = [
+        name for name in _ADDRESS_OPTIONS if name == "find-links" or not index_is_off
+    ]
+    addresses = " ".join(options.get(name, "") for name in address_options).split()
+    files = [options.get(name, "") for name in _FILE_OPTIONS] + [
+        environment.get("REQUESTS_CA_BUNDLE", "")
+    ]
+    paths = filter(None, [*map(_local_path, addresses), *files])
+    ports = {_port(address) for address in addresses if not _local_path(address)}
+    if not index_is_off and not options.get("index-url"):
         ports.add(_DEFAULT_PORT)
-    if ports:  # a proxy alone is no index
-        proxies = [options.get("proxy", ""), *(named.get(name, "") for name in _cased(_PROXIES))]
+    if ports:  # a proxy counts only where an index is on the network
+        proxies = [
+            options.get("proxy", ""),
+            *(environment.get(name, "") for name in _both_cases(_PROXY_VARIABLES)),
+        ]
         ports |= {_port(proxy) for proxy in proxies if proxy}
-    return PipIndex(variables | named, tuple(map(os.path.abspath, paths)), tuple(sorted(ports)))
+    return PipIndex(
+        variables | environment, tuple(map(os.path.abspath, paths)), tuple(sorted(ports))
+    )
 
 
 def _options(pip: Path) -> dict[str, str]:
-    """Options by name; a variable goes before a command's own, that before what holds for all."""
+    """The configured options by name; {} where pip cannot be asked.
+
+    A variable goes before an option for `pip install`, and that before one for all commands.
+    """
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(
+        listing = subprocess.run(
             [sys.executable, "-I", "-c", _LIST, str(pip), "config", "list"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -90,7 +109,7 @@ def _options(pip: Path) -> dict[str, str]:
             check=False,
         )
         sections: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
-        for line in done.stdout.splitlines():
+        for line in listing.stdout.splitlines():
             key, _, value = line.partition("=")
             section, _, name = key.rpartition(".")
             with contextlib.suppress(ValueError, SyntaxError):
@@ -100,28 +119,31 @@ def _options(pip: Path) -> dict[str, str]:
     return {}
 
 
-def _cased(names: tuple[str, ...]) -> list[str]:
+def _both_cases(names: tuple[str, ...]) -> list[str]:
+    """Each name as it is and in capitals: programs read proxy variables in both forms."""
     return [form for name in names for form in dict.fromkeys((name, name.upper()))]
 
 
-def _local(place: str) -> str:
+def _local_path(address: str) -> str:
     """The path of an index that is a folder, "" for one on the network."""
-    if place.startswith("file:"):
-        path = Path(unquote(urlsplit(place).path))
-        # Its pages link to files beside it.
+    if address.startswith("file:"):
+        path = Path(unquote(urlsplit(address).path))
+        # The pages of a "simple" index link to files beside it, so its parent is needed.
         return str(path.parent if path.name == "simple" else path)
-    return "" if _is_url(place) else os.path.expanduser(place)
+    return "" if _is_url(address) else os.path.expanduser(address)
 
 
-def _is_url(place: str) -> bool:
-    return "://" in place
+def _is_url(address: str) -> bool:
+    return "://" in address
 
 
 def _is_on(text: str) -> bool:
+    """Whether pip takes the text of an option as yes."""
     return text.lower() in ("1", "true", "yes", "on", "y", "t")
 
 
 def _port(url: str) -> int:
+    """The TCP port of an address with or without a scheme; 443 where nothing tells."""
     with contextlib.suppress(ValueError):
         parts = urlsplit(url if _is_url(url) else f"//{url}")
         return parts.port or (80 if parts.scheme == "http" else _DEFAULT_PORT)

@@ -19,15 +19,16 @@ from engine.home.run_dir import Home
 from engine.install import venvs
 from engine.install.venvs import GB, Run, Say, loudly, silently
 
+# Free bytes that building the environment takes.
 NEEDED = {"cpu": 3 * GB, "gpu": 12 * GB}
 PROOF = "import torch, transformers, peft; print(torch.__version__, torch.cuda.is_available())"
-IMPORT_S = 300
+IMPORT_S = 300  # seconds that the proof may take
 
 
 def requirements(extra: str = "train") -> list[str]:
-    """What the package needs, base and `extra`, as its metadata says.
+    """The packages that honesmith needs, those of its base and of `extra`, by its own metadata.
 
-    Raises UserError NO_TORCH when this is no installed package, so nothing says what it needs.
+    Raises UserError NO_TORCH where honesmith is not an installed package and so has no metadata.
     """
     try:
         lines = importlib.metadata.requires("honesmith") or []
@@ -37,29 +38,29 @@ def requirements(extra: str = "train") -> list[str]:
             "honesmith runs from its sources and is not installed, so its needs are unknown",
             hint="Install it: pip install -e '.[train]' in the folder of pyproject.toml.",
         ) from error
-    wanted = []
+    needed = []
     for line in lines:
         requirement, _, marker = line.partition(";")
-        named = re.search(r"extra\s*==\s*['\"]([^'\"]+)['\"]", marker)
-        if named is None or named.group(1) == extra:
-            wanted.append(requirement.strip())
-    return wanted
+        extra_of_line = re.search(r"extra\s*==\s*['\"]([^'\"]+)['\"]", marker)
+        if extra_of_line is None or extra_of_line.group(1) == extra:
+            needed.append(requirement.strip())
+    return needed
 
 
 def setup(
     home: Home, *, again: bool = False, say: Say = silently, run: Run = loudly, proof: str = PROOF
 ) -> dict[str, object]:
-    """Build the training environment unless a working one is there.
+    """Build the training environment unless a working one is there; returns `summary` and `python`.
 
     Args:
-        home: where it goes; it is complete or absent.
-        again: build it anew.
-        say: told what is going on, a line at a time.
-        run: how commands are run; default: with their output on this process's stderr.
-        proof: code the new environment must be able to run.
+        home: where it is built; it appears there complete or not at all.
+        again: build it anew in any case.
+        say: called with each line about what is going on.
+        run: runs a command; by default with its output on this process's stderr.
+        proof: code that the new environment must be able to run.
 
-    Raises UserError DISK_FULL, RUN_STATE (another set-up is going on) or NO_TORCH (the
-    installation failed; what was there before stays).
+    Raises UserError DISK_FULL, RUN_STATE (another set-up is going on) or NO_TORCH (the installation
+    failed; what was there before stays).
     """
     with venvs.alone(home.cache / "setup.lock", "honesmith setup"):
         if not again and works(home.train_python, proof):
@@ -69,15 +70,18 @@ def setup(
 
 
 def works(python: Path, proof: str = PROOF) -> bool:
-    """Whether `python` exists and can run `proof`; importing torch takes seconds."""
+    """Whether `python` exists and can run `proof`. Takes seconds, because torch is imported."""
     return python.is_file() and venvs.complaint(python, proof, IMPORT_S) is None
 
 
 def _build(home: Home, say: Say, run: Run, proof: str) -> dict[str, object]:
-    """Build the training environment beside its final place, try it, and put it there."""
+    """Build the training environment beside its final place, test it, and move it there.
+
+    Arguments and errors as for `setup`.
+    """
     device = hardware.detect(home.root).device.kind
     venvs.require_space(home.root, NEEDED["cpu" if device == "cpu" else "gpu"])
-    wanted = requirements()
+    packages = requirements()
     aside = venvs.aside(home.train_venv)
     shutil.rmtree(aside, ignore_errors=True)
     try:
@@ -85,7 +89,7 @@ def _build(home: Home, say: Say, run: Run, proof: str) -> dict[str, object]:
         uv = shutil.which("uv")
         venv.create(aside, with_pip=uv is None, symlinks=True)
         python = venvs.python_of(aside)
-        _install(python, wanted, uv, device, run, say)
+        _install(python, packages, uv, device, run, say)
         _let_it_import_us(python)
         say("Checking it")
         if not works(python, proof):
@@ -101,22 +105,30 @@ def _build(home: Home, say: Say, run: Run, proof: str) -> dict[str, object]:
 
 
 def _install(
-    python: Path, wanted: list[str], uv: str | None, device: str, run: Run, say: Say
+    python: Path, packages: list[str], uv: str | None, device: str, run: Run, say: Say
 ) -> None:
-    """Install `wanted`, torch in the build this machine can use."""
+    """Install the packages, torch in the build that this machine can use.
+
+    Args:
+        uv: path of uv, None to use pip. Where uv fails, it tries once more with the index's own
+            torch.
+        device: "cpu", or the kind of GPU.
+
+    Raises UserError NO_TORCH.
+    """
     if uv:
-        argv = [uv, "pip", "install", "--python", str(python), *wanted]
+        command = [uv, "pip", "install", "--python", str(python), *packages]
         try:
-            run([*argv, *venvs.torch_backend(device)])
+            run([*command, *venvs.torch_backend(device)])
             return
         except subprocess.CalledProcessError:
             say("The torch build for this machine cannot be had; taking the index's own.")
     else:
         if device == "cpu":
             say("Without uv, pip takes the index's default torch: it may be a large CUDA build.")
-        argv = [str(python), "-m", "pip", "install", "--disable-pip-version-check", *wanted]
+        command = [str(python), "-m", "pip", "install", "--disable-pip-version-check", *packages]
     try:
-        run(argv)
+        run(command)
     except subprocess.CalledProcessError as error:
         raise UserError(
             "NO_TORCH",
@@ -127,15 +139,19 @@ def _install(
 
 
 def _let_it_import_us(python: Path) -> None:
-    """Put this installation on the new environment's path, after its own packages."""
+    """Add this installation to the new environment's path, behind its own packages.
+
+    So workers run the same version of honesmith as the server.
+    """
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True)
-    ours = Path(str(engine.__file__)).resolve().parent.parent
-    (Path(done.stdout.strip()) / "honesmith.pth").write_text(f"{ours}\n", encoding="utf-8")
+    answer = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True)
+    our_folder = Path(str(engine.__file__)).resolve().parent.parent
+    (Path(answer.stdout.strip()) / "honesmith.pth").write_text(f"{our_folder}\n", encoding="utf-8")
 
 
-def _reply(home: Home, how: str) -> dict[str, object]:
+def _reply(home: Home, what_happened: str) -> dict[str, object]:
+    """The reply of `setup`; `what_happened` is a sentence."""
     return {
-        "summary": f"The training environment is {home.train_venv}. {how}",
+        "summary": f"The training environment is {home.train_venv}. {what_happened}",
         "python": str(home.train_python),
     }

@@ -1,7 +1,7 @@
-"""What building a virtual environment in the home takes: one builder at a time, room on the disk,
-a proof that it works, and only then its place.
+"""Steps of building a virtual environment in the home: one builder at a time, enough disk space, a
+proof that it works, and only then moving it to its place.
 
-Which packages go in, and what happens to a half-built one, is the caller's.
+The caller decides which packages it gets and what happens to a half-built one.
 """
 
 import contextlib
@@ -17,23 +17,23 @@ from engine.core.files import take_lock
 
 GB = 1_000_000_000
 
-# How commands are run: returns when one has ended well, raises CalledProcessError otherwise.
+# Runs a command: returns when it succeeded, raises CalledProcessError otherwise.
 Run = Callable[[Sequence[str]], None]
-# Told what is going on, a line at a time.
+# Called with each line about what is going on.
 Say = Callable[[str], None]
 
 
 def loudly(argv: Sequence[str]) -> None:
-    """Run a command with its output on our stderr: stdout may be a protocol."""
+    """Run a command with its output on our stderr, because stdout may be a protocol."""
     subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno())
 
 
 def silently(line: str) -> None:
-    """Tell nobody."""
+    """Ignore the line."""
 
 
 def aside(folder: Path) -> Path:
-    """Where the environment is built that will be `folder`."""
+    """The folder in which the environment is built that will become `folder`."""
     return folder.with_name(folder.name + ".building")
 
 
@@ -43,16 +43,19 @@ def python_of(folder: Path) -> Path:
 
 
 def take_place(folder: Path) -> None:
-    """What was built aside becomes `folder`, in place of what was there."""
+    """Rename what was built aside to `folder`, after deleting what was there."""
     shutil.rmtree(folder, ignore_errors=True)
     aside(folder).rename(folder)
 
 
 @contextlib.contextmanager
 def alone(lock: Path, command: str) -> Iterator[None]:
-    """Inside, no other `command` builds. Raises UserError RUN_STATE while one does."""
-    held = take_lock(lock)
-    if held is None:
+    """Make sure that inside the context no other `command` builds.
+
+    Raises UserError RUN_STATE where one is at work now, which holds the file `lock`.
+    """
+    descriptor = take_lock(lock)
+    if descriptor is None:
         raise UserError(
             "RUN_STATE",
             f"another `{command}` is at work in this home",
@@ -62,7 +65,7 @@ def alone(lock: Path, command: str) -> Iterator[None]:
     try:
         yield
     finally:
-        os.close(held)
+        os.close(descriptor)
 
 
 def require_space(folder: Path, needed: int) -> None:
@@ -82,11 +85,11 @@ def torch_backend(device: str) -> list[str]:
 
 
 def complaint(python: Path, proof: str, patience_s: float) -> str | None:
-    """What `python` last said when it could not run the code `proof`; None when it could.
+    """The last line of `python`'s error when it could not run the code `proof`; None when it could.
 
     Raises subprocess.TimeoutExpired after `patience_s` seconds.
     """
-    done = subprocess.run(
+    process = subprocess.run(
         [str(python), "-P", "-c", proof],
         capture_output=True,
         text=True,
@@ -95,6 +98,6 @@ def complaint(python: Path, proof: str, patience_s: float) -> str | None:
         timeout=patience_s,
         check=False,
     )
-    if done.returncode == 0:
+    if process.returncode == 0:
         return None
-    return (done.stderr.strip().splitlines() or ["it said nothing"])[-1][:300]
+    return (process.stderr.strip().splitlines() or ["it said nothing"])[-1][:300]

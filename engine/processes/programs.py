@@ -1,7 +1,7 @@
 """Which program stands behind each kind of process: what follows `python -P` on its command line.
 
 Tests put scripts in the place of programs that need torch. Supervisors and servers are processes of
-their own, so that choice travels in one environment variable, read here and nowhere else.
+their own, so the choice is passed on in one environment variable, which is read here alone.
 """
 
 import json
@@ -24,15 +24,16 @@ STAND_INS = "HONESMITH_TEST_PROGRAMS"
 
 
 def command(kind: Kind) -> list[str]:
-    """What follows `python -P`, before the program's own arguments."""
+    """The arguments after `python -P` that start a program, before its own arguments."""
     script = _stand_ins().get(kind)
     return [script] if script else ["-m", PROGRAMS[kind]]
 
 
 def trains_without_torch() -> bool:
-    """Whether trainers are stand-ins: then nothing is measured and no library is looked for."""
+    """Whether a test has put stand-ins for trainers: then nothing needs torch or measures speed."""
     return "trainer" in _stand_ins()
 
 
 def _stand_ins() -> Mapping[str, str]:
+    """The scripts that tests put in the place of programs: kind -> path; {} outside tests."""
     return json.loads(os.environ.get(STAND_INS) or "{}")

@@ -1,13 +1,12 @@
 """A vLLM server as a child: started from vLLM's own environment, gone when we are.
 
-The server listens on a socket file in a private folder instead of a port: some of its routes run
-code for whoever reaches them and its key guards only a part of the rest, so nobody but this user
-shall reach any. Between us and it stands a keeper (`python -P -m engine.processes.vllm_process`),
-which reads
-a pipe whose other end is here: when that closes, however this process ended, the keeper kills every
-process of the server and removes the folder.
+The server listens on a socket file in a private folder, not on a port. Some of its routes run code
+for whoever reaches them, and its key guards only a part of the rest; so nobody but this user may
+reach it. Between us and the server stands a keeper (`python -P -m engine.processes.vllm_process`),
+which reads a pipe whose other end is here. When that end closes, however this process ended, the
+keeper kills every process of the server and removes the folder.
 
-Neither torch nor vLLM is imported here; the standard library alone.
+This module imports the standard library and light modules of ours, neither torch nor vLLM.
 """
 
 import contextlib
@@ -35,12 +34,14 @@ BASE = "base"  # the model name that stands for no adapter
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 KEEPER = (sys.executable, "-P", "-m", "engine.processes.vllm_process")
 START_S = 600.0  # importing vLLM takes 30 s on two idle cores and minutes on busy ones
-STOP_S = 5.0
-POLL_S = 0.1
-_STAMP = re.compile(r"^(\([^)]*\) )?[A-Z]+ [^\]]*\] ")  # "(Worker pid=7) ERROR 01-01 [core.py:3] "
-_ASIDE = re.compile(r"(^|\) )(DEBUG|INFO|WARNING) ")
-# What a server needs of our variables. Secrets of environments are not among them.
-_KEPT = (
+STOP_S = 5.0  # seconds that a server has to end after a signal
+POLL_S = 0.1  # seconds between two health checks
+_LOG_PREFIX = re.compile(
+    r"^(\([^)]*\) )?[A-Z]+ [^\]]*\] "
+)  # "(Worker pid=7) ERROR 01-01 [core.py:3] "
+_HARMLESS_LEVEL = re.compile(r"(^|\) )(DEBUG|INFO|WARNING) ")  # levels that do not explain an end
+# The variables of this process that a server gets; no secret of an environment is among them.
+_PASSED_ON = (
     "PATH",
     "HOME",
     "USER",
@@ -90,10 +91,7 @@ class Plan:
 
 
 def rank_limit(rank: int) -> int:
-    """The smallest bound of vLLM's that an adapter of `rank` fits under.
-
-    Raises ValueError above 512, which no bound covers.
-    """
+    """The smallest bound of vLLM's that `rank` fits under. Raises ValueError above 512."""
     for limit in RANKS:
         if rank <= limit:
             return limit
@@ -101,25 +99,25 @@ def rank_limit(rank: int) -> int:
 
 
 def command(plan: Plan, address: Path) -> list[str]:
-    """The server's command line. `address`: the socket file it shall listen on."""
+    """The server's command line. `address` is the socket file that it shall listen on."""
     argv = [str(plan.python), "-P", "-m", "vllm.entrypoints.openai.api_server"]
     argv += ["--model", str(plan.model), "--served-model-name", BASE]
     argv += ["--uds", str(address), "--disable-uvicorn-access-log"]
     argv += ["--dtype", plan.dtype, "--max-model-len", str(plan.max_length)]
     argv += ["--max-num-seqs", str(plan.rows)]
-    # Ids in, ids out; log-probabilities of what was sampled from, temperature included; the
-    # model's own sampling defaults stay out of it.
+    # Requests and answers are token ids. Log-probabilities are those of the distribution that was
+    # sampled from, temperature included. The model's own sampling defaults are ignored.
     argv += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs"]
     argv += ["--generation-config", "vllm", "--enable-prefix-caching"]
     if plan.lora_rank:
         argv += ["--enable-lora", "--max-lora-rank", str(rank_limit(plan.lora_rank))]
-        # One more can be held than answers: the new version is loaded before the old one goes.
+        # One more fits on the CPU: a new version is loaded before the old one is removed.
         argv += ["--max-loras", str(plan.adapters), "--max-cpu-loras", str(plan.adapters + 1)]
     if plan.device == "cpu":
-        # A seeded request whose prompt is read in parts ends the engine on a CPU ("CPU Generator
-        # does not use offset"), so prompts are read whole; and there is nothing to compile for.
-        most = max(plan.max_length, 4096)
-        argv += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(most)]
+        # On a CPU a seeded request whose prompt is read in parts crashes the engine ("CPU Generator
+        # does not use offset"), so prompts are read in one part. Compiling gains nothing there.
+        batch_tokens = max(plan.max_length, 4096)
+        argv += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(batch_tokens)]
         argv += ["--enforce-eager"]
     else:
         argv += ["--gpu-memory-utilization", f"{plan.memory:.3f}"]
@@ -128,11 +126,18 @@ def command(plan: Plan, address: Path) -> list[str]:
     return argv
 
 
-def variables(plan: Plan, key: str, given: Mapping[str, str]) -> dict[str, str]:
-    """The server's environment variables, from those of this process."""
-    kept = {name: given[name] for name in _KEPT if name in given}
-    kept |= {name: value for name, value in given.items() if name.startswith(("NVIDIA_", "NCCL_"))}
-    kept |= {
+def variables(plan: Plan, key: str, own_variables: Mapping[str, str]) -> dict[str, str]:
+    """The server's environment variables: those of `own_variables` it needs, and ours for vLLM.
+
+    `own_variables` are those of this process; `key` is what requests must carry.
+    """
+    result = {name: own_variables[name] for name in _PASSED_ON if name in own_variables}
+    result |= {
+        name: value
+        for name, value in own_variables.items()
+        if name.startswith(("NVIDIA_", "NCCL_"))
+    }
+    result |= {
         "VLLM_API_KEY": key,
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
         "VLLM_NO_USAGE_STATS": "1",
@@ -144,44 +149,47 @@ def variables(plan: Plan, key: str, given: Mapping[str, str]) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
     }
     if plan.sleeps:
-        kept["VLLM_SERVER_DEV_MODE"] = "1"  # /sleep and /wake_up, on a socket only we can open
+        result["VLLM_SERVER_DEV_MODE"] = "1"  # /sleep and /wake_up, on a socket only we can open
     if plan.device == "cpu":
-        kept |= {
+        result |= {
             "CUDA_VISIBLE_DEVICES": "",
             "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(plan.memory / 2**30))),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": str(plan.threads),
             "GOMP_SPINCOUNT": "10000",
         }
-    return kept
+    return result
 
 
 class VllmProcess:
-    """A server that was started; `wait_ready` before it is asked anything.
+    """A server that is starting or runs; call `wait_ready` before anything is asked of it.
 
     Args:
         plan: how to run it.
         log: the file its output is appended to.
-        argv: another program in the server's place, given the socket's path; tests only.
+        argv: another program in the server's place, called with the socket's path; for tests.
+
+    Raises OSError where the process cannot be started.
     """
 
     def __init__(self, plan: Plan, log: Path, argv: Sequence[str] = ()) -> None:
+        """Start the keeper, which starts the server; does not wait for either."""
         self.plan = plan
         self.log = log
         self.key = secrets.token_urlsafe(32)
-        # Short on purpose: a socket's path has at most 107 bytes. mkdtemp makes it private.
+        # A short name, because a socket's path has at most 107 bytes. mkdtemp makes it private.
         self.folder = Path(tempfile.mkdtemp(prefix="honesmith-"))
         self.address = self.folder / "socket"
         self.began = time.monotonic()
         self.ready_s = 0.0  # seconds from start to the first health check that was answered
-        chosen = [*argv, str(self.address)] if argv else command(plan, self.address)
+        server_command = [*argv, str(self.address)] if argv else command(plan, self.address)
         lifeline, self._lifeline = os.pipe()
         try:
             with open(log, "ab") as output:
                 self._keeper = subprocess.Popen(
-                    [*KEEPER, str(lifeline), str(self.folder), *chosen],
+                    [*KEEPER, str(lifeline), str(self.folder), *server_command],
                     cwd=self.folder,
-                    env=_importing_us(variables(plan, self.key, os.environ)),
+                    env=_with_our_path(variables(plan, self.key, os.environ)),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
@@ -197,14 +205,16 @@ class VllmProcess:
 
     @property
     def is_alive(self) -> bool:
+        """Whether the keeper, and so the server, still runs."""
         return self._keeper.poll() is None
 
     def wait_ready(
         self, patience_s: float = START_S, on_wait: Callable[[], None] = lambda: None
     ) -> None:
-        """Until the server answers. `on_wait` is called between looks and may raise.
+        """Wait until the server answers, up to `patience_s` seconds after its start.
 
-        Raises ServerDied when it ends before, or is not ready in time (it is stopped then).
+        `on_wait` is called between two looks; what it raises ends the wait. Raises ServerDied where
+        the server ends, or is not ready in time; it is stopped then.
         """
         if self.ready_s:
             return
@@ -236,24 +246,24 @@ class VllmProcess:
         return last_words(self.log)
 
     def stop(self) -> None:
-        """End the server and everything it started; returns when that is done."""
+        """End the server and every process it started; returns when they are gone."""
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
         try:
             self._keeper.wait(STOP_S + 10)
-        except subprocess.TimeoutExpired:  # a keeper that hangs: its server dies with it
+        except subprocess.TimeoutExpired:  # the keeper hangs; its server dies with it
             self._keeper.kill()
             self._keeper.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def last_words(log: Path) -> str:
-    """The last line that names an error, else the last one that is not empty."""
+    """The last line of a log that names an error, else its last line that is not empty."""
     lines = [line.strip() for line in read_tail(log, 20_000).splitlines() if line.strip()]
-    named = [line for line in lines if "rror: " in line and not _ASIDE.search(line)]
-    for line in reversed(named or lines):
-        return _STAMP.sub("", line)[:300]
+    error_lines = [line for line in lines if "rror: " in line and not _HARMLESS_LEVEL.search(line)]
+    for line in reversed(error_lines or lines):
+        return _LOG_PREFIX.sub("", line)[:300]
     return f"nothing is in {log}"
 
 
@@ -270,17 +280,26 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def _importing_us(kept: dict[str, str]) -> dict[str, str]:
-    """The keeper runs this module; in a checkout that is not installed it must find it too."""
-    return kept | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+def _with_our_path(environment: dict[str, str]) -> dict[str, str]:
+    """The environment with this checkout on its path: the keeper imports this very module."""
+    return environment | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
 
 
 def keep(lifeline: int, folder: Path, argv: Sequence[str]) -> int:
-    """The keeper: run `argv` until it ends or the pipe closes, then leave nothing of it."""
-    kernel.become_subreaper()
+    """The keeper: run `argv` until it ends or the pipe closes, then end all its processes.
+
+    Args:
+        lifeline: file descriptor of our end of the pipe.
+        folder: the private folder, removed at the end.
+
+    Returns the program's exit status, 1 where it could not be started.
+    """
+    kernel.become_subreaper()  # processes that leave the group become children of this one
+    # Only the pipe ends the keeper, so that it always tidies up.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
-    ended, wakeup = os.pipe()
+    # A signal writes to `wakeup`, so `select` below also returns when the child ends.
+    child_signal, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -288,16 +307,16 @@ def keep(lifeline: int, folder: Path, argv: Sequence[str]) -> int:
     try:
         child = subprocess.Popen(
             list(argv),
-            env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
             stdin=subprocess.DEVNULL,
             process_group=0,
-            # Bound to the thread that forks: the keeper has one.
+            # The kernel binds it to the thread that forks; the keeper has only one.
             preexec_fn=kernel.die_with_parent if kernel.LINUX else None,
         )
         while child.poll() is None:
-            readable = select.select([lifeline, ended], [], [])[0]
-            if ended in readable:
-                os.read(ended, 4096)
+            readable = select.select([lifeline, child_signal], [], [])[0]
+            if child_signal in readable:
+                os.read(child_signal, 4096)
             if lifeline in readable and not os.read(lifeline, 1):
                 break
         status = child.poll() or 0
@@ -311,10 +330,10 @@ def keep(lifeline: int, folder: Path, argv: Sequence[str]) -> int:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """SIGTERM to the server's group, so that it may tidy shared memory away, then SIGKILL."""
+    """End the server's processes: SIGTERM, so that it removes its shared memory, then SIGKILL."""
     for number, patience in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
         if child.poll() is not None and number == signal.SIGTERM:
-            continue
+            continue  # it ended; SIGKILL still goes to the rest of its group
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -322,7 +341,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _end_adopted() -> None:
-    """Kill what left the group; as its reaper this process has become its parent."""
+    """Kill processes that left the server's group: they have become children of this process."""
     deadline = time.monotonic() + STOP_S
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, ValueError):

@@ -1,8 +1,8 @@
-"""Runs thrown away: what stands against it, what goes, what stays.
+"""Deleting runs: which may be deleted, what is removed, what stays.
 
-The row and the small files that say what was tried and what came of it stay: an id is never given
-twice, hours that were spent stay spent, and how often held-out tasks were used to choose is still
-counted. What takes room goes: checkpoints, answers, curves, logs.
+The row stays, and so do the small files that say what was tried and with which result: an id is
+never used twice, hours that were spent stay counted, and so does how often held-out tasks were used
+to choose. What takes disk space is removed: checkpoints, answers, curves, logs.
 """
 
 import contextlib
@@ -27,97 +27,109 @@ from engine.home.store import Store
 from engine.processes import deployments, launcher
 from engine.records.run_config import AskingConfig, RegradeConfig
 
-_SHOWN = 5
+_MOST_SHOWN = 5  # names that a message lists
 
 
 def deletable(home: Home, refs: Sequence[str], force: bool = False) -> tuple[list[str], list[str]]:
-    """The ids of runs that may be deleted together, and what to say about it.
+    """Check that runs may be deleted together; returns their ids, without repeats, and warnings.
 
-    Raises UserError RUN_NOT_FOUND, and RUN_STATE for a run that is open or that an open run needs,
-    without `force` also for one that something in the home is built on.
+    Args:
+        refs: ids of runs, or unique beginnings of ids.
+        force: delete a run although something in the home was built on it: another run, a living
+            deployment or a dataset. It stays as it is, and a warning names it.
+
+    Raises UserError RUN_NOT_FOUND, or RUN_STATE for a run that has not ended, that an open run
+    needs, or (without `force`) that something was built on.
     """
     launcher.reap(home)
     with Store(home) as store:
         rows = [store.get_run(ref) for ref in refs]
-        every = store.list_runs(1_000_000)
-    chosen = list({row.run_id: row for row in rows}.values())
-    ids = {row.run_id for row in every}
-    others = [row for row in every if row not in chosen]
+        all_rows = store.list_runs(1_000_000)
+    to_delete = list({row.run_id: row for row in rows}.values())
+    ids = {row.run_id for row in all_rows}
+    others = [row for row in all_rows if row not in to_delete]
     pairs = zip(refs, rows, strict=True)
     warnings = [warning for ref, row in pairs for warning in taken_as("run", ref, row.run_id)]
-    for row in chosen:
+    for row in to_delete:
         _require_ended(home, row)
-        _require_unneeded(home, row, others)
-        built = [other.run_id for other in others if _built_on(home, other, row)]
-        built += _served(home, row) + _datasets(home, row, ids)
-        if built and not force:
+        _require_unused(home, row, others)
+        dependents = [other.run_id for other in others if _depends_on(home, other, row)]
+        dependents += _deployments_using(home, row) + _datasets_from(home, row, ids)
+        if dependents and not force:
             hint = "Keep it, or delete it with --force; what is built on it stays as it is."
-            raise _refused(row, f"is what {_some(built)} came from", hint)
-        if built:
-            warnings.append(f"{_some(built)} came from {row.run_id}")
-    return [row.run_id for row in chosen], warnings
+            raise _not_deletable(row, f"is what {_listed(dependents)} came from", hint)
+        if dependents:
+            warnings.append(f"{_listed(dependents)} came from {row.run_id}")
+    return [row.run_id for row in to_delete], warnings
 
 
 @tells_of_the_disk
 def delete_run(home: Home, run_id: str) -> Reply:
-    """Free the room that an ended run takes; `deletable` says whether it should be.
+    """Free the disk space that an ended run takes. Call `deletable` first: it checks what else
+    depends on the run.
 
-    Returns `run_id`, `bytes` freed and `warnings` of what could not be removed or is elsewhere.
-    Raises UserError RUN_NOT_FOUND or RUN_STATE.
+    Returns `run_id`, `bytes` freed, `summary`, and `warnings` about files that could not be removed
+    or that lie elsewhere. Raises UserError RUN_NOT_FOUND or RUN_STATE.
     """
     with Store(home) as store:
         run = home.run(store.get_run(run_id).run_id)
         _require_ended(home, store.get_run(run.id))
-        before = _held(run.path)
+        bytes_before = _bytes_below(run.path)
         if not run.report.exists():
+            # A folder that lost files may not hold enough for a report.
             with contextlib.suppress(UserError, OSError, ValueError, KeyError, TypeError):
-                write_report(home, run.id)  # a folder that lost files may have none to tell
+                write_report(home, run.id)
 
-        def mark(row: RunRow) -> None:
+        def mark_deleted(row: RunRow) -> None:
+            """Check once more, inside the transaction, and write the marker of a deleted run."""
             _require_ended(home, row)
-            # Since `deletable` looked, somebody may have asked for what is read from it.
-            _require_unneeded(home, row, store.list_runs(1_000_000, states=OPEN))
-            write_json(run.deleted, {"bytes": before})
+            # A run that reads from it may have been queued since `deletable` looked.
+            _require_unused(home, row, store.list_runs(1_000_000, states=OPEN))
+            write_json(run.deleted, {"bytes": bytes_before})
 
-        # A resume or a regrade checks the marker in its transaction: it comes before this one,
-        # which then refuses, or after it, and is refused.
-        store.holding(run.id, mark)
-    warnings = _empty(run)
-    freed = max(0, before - _held(run.path))
+        # A resume or a regrade looks for the marker in its own transaction. If it comes first,
+        # `mark_deleted` refuses; if it comes later, it finds the marker and is refused.
+        store.holding(run.id, mark_deleted)
+    warnings = _remove_contents(run)
+    freed = max(0, bytes_before - _bytes_below(run.path))
     summary = f"{run.id} is gone but for what was asked and what came of it; {size(freed)} free."
     return {"run_id": run.id, "bytes": freed, "summary": summary, "warnings": warnings}
 
 
 def _require_ended(home: Home, row: RunRow) -> None:
+    """Raises UserError RUN_STATE where the run is open, or its processes have not quite ended."""
     if row.state in OPEN:
         cancel = Call("cancel_run", {"run_id": row.run_id})
-        move = Hint("Cancel it, or wait until it has ended; then delete it.", cancel)
-        raise _refused(row, f"is {row.state}", move)
+        advice = Hint("Cancel it, or wait until it has ended; then delete it.", cancel)
+        raise _not_deletable(row, f"is {row.state}", advice)
     if launcher.is_alive(home.run(row.run_id)):
-        raise _refused(row, "is just ending", "Call again in a moment.")
+        raise _not_deletable(row, "is just ending", "Call again in a moment.")
 
 
-def _require_unneeded(home: Home, row: RunRow, others: Sequence[RunRow]) -> None:
-    users = [other for other in others if other.state in OPEN and _built_on(home, other, row)]
+def _require_unused(home: Home, row: RunRow, others: Sequence[RunRow]) -> None:
+    """Raises UserError RUN_STATE where an open run among `others` needs the files of this one."""
+    users = [other for other in others if other.state in OPEN and _depends_on(home, other, row)]
     if users:
-        needed = f"is needed by {_some([other.run_id for other in users])}"
+        reason = f"is needed by {_listed([other.run_id for other in users])}"
         cancel = Call("cancel_run", {"run_id": users[0].run_id})
-        raise _refused(row, needed, Hint("Cancel that, or wait until it has ended.", cancel))
+        raise _not_deletable(row, reason, Hint("Cancel that, or wait until it has ended.", cancel))
 
 
-def _built_on(home: Home, other: RunRow, row: RunRow) -> bool:
-    """Whether a run continues, evaluates, regrades or names another as its parent."""
+def _depends_on(home: Home, other: RunRow, row: RunRow) -> bool:
+    """Whether the run `other` continues, evaluates or regrades this run, or has it as its
+    parent.
+    """
     if other.parent == row.run_id:
         return True
     config = home.run(other.run_id).find_config()
-    if config is None:  # one whose config is damaged builds on nothing it could read
+    if config is None:  # a run with a damaged config cannot read anything of another run
         return False
     refs = [*config.model_refs, *([config.regrade] if isinstance(config, RegradeConfig) else [])]
     return row.run_id in {ref.partition("@")[0] for ref in refs}
 
 
-def _served(home: Home, row: RunRow) -> list[str]:
-    """The living deployments that answer with the run's adapter."""
+def _deployments_using(home: Home, row: RunRow) -> list[str]:
+    """The ids of the living deployments that serve an adapter of the run."""
     return [
         deployment.deployment_id
         for deployment in deployments.living(home)
@@ -127,45 +139,57 @@ def _served(home: Home, row: RunRow) -> list[str]:
     ]
 
 
-def _datasets(home: Home, row: RunRow, known: Collection[str]) -> list[str]:
-    """The datasets curated from the run's answers."""
+def _datasets_from(home: Home, row: RunRow, known_ids: Collection[str]) -> list[str]:
+    """The env ids of the datasets that were curated from the run's answers.
 
-    def of_it(source: Any) -> bool:
+    `known_ids` holds the ids of all runs: it tells a whole id from the beginning of one.
+    """
+
+    def is_this_run(source: Any) -> bool:
+        """Whether a source on a dataset's card names this run."""
         ref = str(source.get("id", "") if isinstance(source, dict) else "").partition("@")[0]
-        # A source may have been named by the beginning of its id.
-        return ref == row.run_id or bool(ref and ref not in known and row.run_id.startswith(ref))
+        # A source may have been named by the beginning of its id only.
+        return ref == row.run_id or bool(
+            ref and ref not in known_ids and row.run_id.startswith(ref)
+        )
 
     return [
         f"{card.parents[2].name}@{card.parents[1].name}"
         for card in sorted(home.envs.glob(f"*/*/{SOURCE}/{CARD}"))
-        if any(map(of_it, read_object(card).get("sources") or []))
+        if any(map(is_this_run, read_object(card).get("sources") or []))
     ]
 
 
-def _empty(run: RunDir) -> list[str]:
-    """Take away what takes room; what to say about links and about what could not be removed.
+def _remove_contents(run: RunDir) -> list[str]:
+    """Remove the files of a run that take disk space; returns warnings about links and about files
+    that could not be removed.
 
-    An evaluation leaves its name, and the report, which nothing could write again, stays.
+    Files of evaluations are emptied instead, so that it can still be seen which there were. The
+    report stays, because nothing could write it again.
     """
-    names = [run.evals(step) for step in run.eval_steps()]
-    config = run.find_config()  # a run with a damaged config can be deleted too
+    to_truncate = [run.evals(step) for step in run.eval_steps()]
+    config = run.find_config()  # None if damaged; such a run can be deleted too
     models = config.models if isinstance(config, AskingConfig) else ()
-    answers = [run.model_evals(index) for index in range(len(models))]
-    names += [path for path in answers if path.exists()]
-    gone = [run.checkpoints, run.rollouts_dir, run.logs, run.start_adapter]
-    gone += [run.model_adapter(0).parent, run.sampled_adapters]
-    gone += [run.metrics, run.events, run.rescored, run.kept("before"), run.kept("after")]
-    # A folder of evaluations that is a link goes first: what it leads to is not the run's.
-    linked = [run.evals_dir] if run.evals_dir.is_symlink() else []
-    warnings = [warning for path in (*linked, *gone) for warning in _remove(path)]
-    for path in names:
-        warnings += _emptied(path)
+    answer_files = [run.model_evals(index) for index in range(len(models))]
+    to_truncate += [path for path in answer_files if path.exists()]
+    to_remove = [run.checkpoints, run.rollouts_dir, run.logs, run.start_adapter]
+    to_remove += [run.model_adapter(0).parent, run.sampled_adapters]
+    to_remove += [run.metrics, run.events, run.rescored, run.kept("before"), run.kept("after")]
+    # A folder of evaluations that is a link is removed before files in it could be emptied: what
+    # the link leads to does not belong to the run.
+    first = [run.evals_dir] if run.evals_dir.is_symlink() else []
+    warnings = [warning for path in (*first, *to_remove) for warning in _remove(path)]
+    for path in to_truncate:
+        warnings += _truncate(path)
     return warnings
 
 
 def _remove(path: Path) -> list[str]:
-    """Remove a file, a folder or a link, never what a link leads to; what to say about it."""
-    warnings = _led_elsewhere(path)
+    """Remove a file, a folder or a link, but never what a link leads to.
+
+    Returns warnings: the path was a link, or it could not be removed.
+    """
+    warnings = _link_warnings(path)
     with contextlib.suppress(OSError):
         if path.is_symlink() or not path.is_dir():
             path.unlink(missing_ok=True)
@@ -176,42 +200,54 @@ def _remove(path: Path) -> list[str]:
     )
 
 
-def _emptied(path: Path) -> list[str]:
-    """Put an empty file in the place of a file or a link; what to say about it."""
-    warnings = _led_elsewhere(path)
+def _truncate(path: Path) -> list[str]:
+    """Put an empty file in the place of a file or a link.
+
+    Returns warnings: the path was a link, or it could not be written.
+    """
+    warnings = _link_warnings(path)
     try:
         path.parent.mkdir(exist_ok=True)
-        write_text(path, "")  # by its name: other links to the same file keep what is in it
+        write_text(path, "")  # a new file under that name: other hard links keep the content
     except OSError as error:
         return [f"{path} could not be emptied: {error.strerror}"]
     return warnings
 
 
-def _led_elsewhere(path: Path) -> list[str]:
+def _link_warnings(path: Path) -> list[str]:
+    """A warning that names what the link `path` leads to; none where it is no link."""
     if not path.is_symlink():
         return []
     return [f"{path} was a link; what it leads to, {os.readlink(path)}, is left as it is"]
 
 
-def _held(folder: Path) -> int:
-    """Bytes on the disk below a folder; a file that others link to as well is not freed."""
-    held = 0
+def _bytes_below(folder: Path) -> int:
+    """Bytes of the files below a folder.
+
+    A file with further hard links counts 0, because removing it frees nothing.
+    """
+    total = 0
     for path in _files(folder):
         with contextlib.suppress(OSError):
-            about = path.lstat()
-            held += about.st_size if about.st_nlink == 1 else 0
-    return held
+            status = path.lstat()
+            total += status.st_size if status.st_nlink == 1 else 0
+    return total
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    for place, _, names in os.walk(folder):
-        yield from (Path(place) / name for name in names)
+    """The paths of all files below a folder, links included."""
+    for parent, _, names in os.walk(folder):
+        yield from (Path(parent) / name for name in names)
 
 
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_SHOWN])
-    return shown + (f" and {counted(len(names) - _SHOWN, 'other')}" * (len(names) > _SHOWN))
+def _listed(names: Sequence[str]) -> str:
+    """Names in a sentence: the first five, and how many others there are."""
+    text = ", ".join(names[:_MOST_SHOWN])
+    return text + (
+        f" and {counted(len(names) - _MOST_SHOWN, 'other')}" * (len(names) > _MOST_SHOWN)
+    )
 
 
-def _refused(row: RunRow, what: str, hint: str | Hint) -> UserError:
-    return UserError("RUN_STATE", f"{row.run_id} {what}", hint=hint, field="run_id")
+def _not_deletable(row: RunRow, reason: str, hint: str | Hint) -> UserError:
+    """The error for a run that may not be deleted; `reason` follows its id in the message."""
+    return UserError("RUN_STATE", f"{row.run_id} {reason}", hint=hint, field="run_id")

@@ -15,55 +15,72 @@ from engine.home.run_dir import Home
 from engine.records.run_config import RunConfig, TrainConfig
 from engine.runs.submit.cautions import verdict_in_words
 
-_SHOWN = 4  # changed settings on a line of the tree
+_MOST_SHOWN = 4  # changed settings on a line of the tree
 
 
 def entry(home: Home, row: RunRow) -> Reply:
-    """One run's line in the ledger: parent, levers moved, prediction and outcome, spend."""
+    """One run's fields in the ledger, each present only where it is known.
+
+    - `parent`, and `changed`: setting or choice -> [the parent's value, this run's].
+    - `expected` and, once the run has a verdict, `as_expected`.
+    - `gpu_hours` spent and `estimated_gpu_hours`.
+    """
     config = home.run(row.run_id).find_config()
-    columns: Reply = {}
+    fields: Reply = {}
     parent = parent_of(row, config)
     if parent:
-        columns["parent"] = parent
+        fields["parent"] = parent
         changed = _changes(home, row, parent)
-        columns |= {"changed": changed} if changed else {}
+        fields |= {"changed": changed} if changed else {}
     if row.expect:
-        columns["expected"] = row.expect
+        fields["expected"] = row.expect
         if row.state == "done" and row.verdict in ("better", "worse", "no_difference"):
-            columns["as_expected"] = row.verdict == row.expect
+            fields["as_expected"] = row.verdict == row.expect
     if row.spent_hours:
-        columns["gpu_hours"] = round(row.spent_hours, 4)
+        fields["gpu_hours"] = round(row.spent_hours, 4)
         if row.estimated_hours:
-            columns["estimated_gpu_hours"] = round(row.estimated_hours, 4)
-    return columns
+            fields["estimated_gpu_hours"] = round(row.estimated_hours, 4)
+    return fields
 
 
 def parent_of(row: RunRow, config: RunConfig | None) -> str:
-    """The run a run was derived from: the one it names, else the one whose model it continues."""
-    trained = config if isinstance(config, TrainConfig) else None
-    model = (trained.model if trained else row.model).partition("@")[0]
+    """The run that a run was derived from: its parent, else the run whose model it continues.
+
+    "" where there is neither: it started from a base model. `config` is None where the run's config
+    is damaged or gone; then only the row is used.
+    """
+    train_config = config if isinstance(config, TrainConfig) else None
+    model = (train_config.model if train_config else row.model).partition("@")[0]
     if row.parent or "/" in model:
         return row.parent
-    return model if ((trained and trained.start_adapter) or "@" in row.model) else ""
+    # A model is a run where the trainer started from its adapter, or the row names a checkpoint.
+    return model if ((train_config and train_config.start_adapter) or "@" in row.model) else ""
 
 
 def _changes(home: Home, row: RunRow, parent: str) -> dict[str, list[Any]]:
-    """Lever -> [the parent's value, ours]."""
-    before, ours = making_of_run(home, parent), making_of_run(home, row.run_id)
-    if not before.config:
+    """What this run chose differently from its parent: name -> [the parent's value, this run's].
+
+    Empty where the parent's config is gone.
+    """
+    of_parent, of_run = making_of_run(home, parent), making_of_run(home, row.run_id)
+    if not of_parent.config:
         return {}
-    choices = (before.choices(), ours.choices())
+    parent_choices, run_choices = of_parent.choices(), of_run.choices()
+    # A name is one of the choices (model, algorithm, env_id), or else a setting.
     return {
         name: [
-            choices[0].get(name, before.settings.get(name)),
-            choices[1].get(name, ours.settings.get(name)),
+            parent_choices.get(name, of_parent.settings.get(name)),
+            run_choices.get(name, of_run.settings.get(name)),
         ]
-        for name in changed_choices(before, ours)
+        for name in changed_choices(of_parent, of_run)
     }
 
 
 def tree(home: Home, rows: Sequence[RunRow]) -> list[str]:
-    """Training runs as indented lines, children under the run they were derived from."""
+    """The training runs among `rows` as lines of text, each run indented below its parent.
+
+    A run whose parent is not among `rows` stands at the left. The oldest comes first.
+    """
     runs = {row.run_id: row for row in rows if row.kind == "train"}
     entries = {run_id: entry(home, row) for run_id, row in runs.items()}
     children: dict[str, list[str]] = {}
@@ -72,29 +89,31 @@ def tree(home: Home, rows: Sequence[RunRow]) -> list[str]:
         children.setdefault(parent if parent in runs else "", []).append(run_id)
     lines: list[str] = []
 
-    def grow(run_id: str, depth: int) -> None:
+    def add_lines(run_id: str, depth: int) -> None:
         lines.append("  " * depth + _line(runs[run_id], entries[run_id]))
         for child in children.get(run_id, []):
-            grow(child, depth + 1)
+            add_lines(child, depth + 1)
 
     for root in children.get("", []):
-        grow(root, 0)
+        add_lines(root, 0)
     return lines
 
 
 def _line(row: RunRow, entry: Mapping[str, Any]) -> str:
-    came = verdict_in_words(row) if row.state == "done" else row.state
+    """A run in the tree: id, verdict or state, whether that was expected, up to four changes."""
+    result = verdict_in_words(row) if row.state == "done" else row.state
     changed = ", ".join(
-        f"{name} {_short(before)}→{_short(now)}"
-        for name, (before, now) in list(entry.get("changed", {}).items())[:_SHOWN]
+        f"{name} {_short(parent_value)}→{_short(value)}"
+        for name, (parent_value, value) in list(entry.get("changed", {}).items())[:_MOST_SHOWN]
     )
-    text = f"{row.run_id}: {came}"
+    text = f"{row.run_id}: {result}"
     if "as_expected" in entry:
         text += " as expected" if entry["as_expected"] else f", {entry['expected']} was expected"
     return text + (f" ({changed})" if changed else "")
 
 
 def _short(value: Any) -> str:
+    """A value of a setting in at most 24 characters."""
     if isinstance(value, float):
         return f"{value:g}"
     text = str(value)
@@ -102,10 +121,12 @@ def _short(value: Any) -> str:
 
 
 def best_runs(home: Home, rows: Sequence[RunRow]) -> dict[str, Reply]:
-    """The best run of each environment version, by the half of the held-out tasks that chooses.
+    """The best run of each environment version, by its score on the held-out tasks that choose the
+    checkpoint: env_id -> run_id, score, verdict and step.
 
-    A run that came out worse, or in which no checkpoint beat its start, is none: its start is the
-    better model.
+    Left out are runs whose verdict is worse or in which no checkpoint beat the start: there the
+    model they started from is the better one. Runs without a readable result or score are left out
+    too.
     """
     best: dict[str, Reply] = {}
     for row in sorted(rows, key=lambda row: row.rowid):
@@ -115,9 +136,9 @@ def best_runs(home: Home, rows: Sequence[RunRow]) -> dict[str, Reply]:
             result = read_json(home.run(row.run_id).result)
             score = float(result["best_score"])
             if (result.get("evidence") or {}).get("go_on_with"):
-                continue
+                continue  # the evidence advises the start model instead
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue
+            continue  # the result is missing, damaged or has no score
         if row.env_id not in best or score > best[row.env_id]["score"]:
             entry = {"run_id": row.run_id, "score": round(score, 4), "verdict": row.verdict}
             best[row.env_id] = entry | {"step": result.get("best_step")}

@@ -1,7 +1,7 @@
-"""What a client may ask about runs: submit, look, wait, cancel, and the state of the home.
+"""What a client may ask about runs: submit, status, wait, cancel, and the state of the home.
 
-Everything here reads the database and the run's files; nothing keeps state in the server, so it
-may be killed at any moment and a second server gives the same answers.
+Everything here reads the database and the run's files. The server keeps no state of its own: it may
+be killed at any moment, and a second server gives the same answers.
 """
 
 import os
@@ -23,7 +23,7 @@ from engine.processes import launcher, outcome
 from engine.records.lines.line_record import Line
 from engine.records.run_config import EvaluateConfig, RegradeConfig
 from engine.runs.overview import overview
-from engine.runs.submit.admission import check_words
+from engine.runs.submit.admission import check_texts
 from engine.runs.submit.evaluation import submit_evaluation
 from engine.runs.submit.probe import submit_probe
 from engine.runs.submit.training import submit
@@ -38,13 +38,14 @@ __all__ = [
     "wait",
 ]
 
-MAX_WAIT_S = 50.0
+MAX_WAIT_S = 50.0  # many clients give up on a call after a minute
 UNTIL = ("end", "first_step", "next_eval", "alert")
-_POLL_S = 0.15
+_POLL_S = 0.15  # seconds between two looks of a wait
 _REAP_S = 2.0  # how often a wait looks for runs that died
-_TELL_S = 1.0  # how often a wait reports although nothing changed
-_EVENT_WORDS = ("event", "time", "message")
-_EVIDENCE = (
+_REPORT_S = 1.0  # how often a wait reports although nothing changed
+_EVENT_KEYS = ("event", "time", "message")  # of every event; the other keys are its values
+# What a status shows of the evidence for a verdict.
+_EVIDENCE_KEYS = (
     "metric",
     "before",
     "after",
@@ -60,7 +61,7 @@ _EVIDENCE = (
 
 
 def status(home: Home, run_id: str) -> Reply:
-    """Everything about one run that fits an answer. Raises UserError RUN_NOT_FOUND."""
+    """Everything about one run that fits into one answer. Raises UserError RUN_NOT_FOUND."""
     launcher.reap(home)
     with Store(home) as store:
         return _status(home, store, store.get_run(run_id))
@@ -74,11 +75,17 @@ def wait(
     cursor: str = "",
     on_progress: Callable[[Reply], None] | None = None,
 ) -> Reply:
-    """The status when `until` has come, the run has ended, or `timeout_s` (0..50) is over.
+    """The status of a run once `until` is reached, the run has ended, or `timeout_s` is over.
 
-    `cursor` from an earlier wait makes an evaluation or alert since then count; without it they
-    count from now. `on_progress` gets the status at every change and about once a second; what it
-    raises ends the wait. Raises UserError RUN_NOT_FOUND, BAD_ARGUMENT, BAD_CURSOR.
+    Args:
+        until: "end", "first_step", "next_eval" or "alert"; `reached` in the reply says whether it
+            came.
+        timeout_s: seconds; values outside 0..50 are moved to the nearer bound.
+        cursor: from an earlier wait: evaluations and alerts since then count. "": from now on.
+        on_progress: called with the status at every change and about once a second; what it raises
+            ends the wait.
+
+    Raises UserError RUN_NOT_FOUND, BAD_ARGUMENT (`until`) or BAD_CURSOR.
     """
     if until not in UNTIL:
         raise UserError(
@@ -92,22 +99,22 @@ def wait(
     with Store(home) as store:
         row = store.get_run(run_id)
         run = home.run(row.run_id)
-        since = _parse_cursor(cursor) if cursor else events_end(run)
-        reap_at, tell_at, seen = time.monotonic() + _REAP_S, 0.0, None
+        since_byte = _parse_cursor(cursor) if cursor else events_end(run)
+        reap_at, report_at, last_reported = time.monotonic() + _REAP_S, 0.0, None
         while True:
             now = time.monotonic()
-            events, end = events_from(run, since)
+            events, end = events_from(run, since_byte)
             reached = _reached(run, row, until, events)
             if reached or row.state in TERMINAL or now >= deadline:
                 status = _status(home, store, row, alerts_in(events) if cursor else None)
                 if until == "next_eval" and reached:
                     status |= _evaluated(events, status)
-                # The cursor ends where this look ended: what came meanwhile is for the next call.
+                # `end` belongs to the events just read: later ones are left to the next call.
                 return status | {"reached": reached, "cursor": str(end)}
-            mark = (row.state, row.attempt, _size(run.metrics), _size(run.events))
-            if on_progress is not None and (mark != seen or now >= tell_at):
+            progress_mark = (row.state, row.attempt, _size(run.metrics), _size(run.events))
+            if on_progress is not None and (progress_mark != last_reported or now >= report_at):
                 on_progress(_status(home, store, row))
-                seen, tell_at = mark, now + _TELL_S
+                last_reported, report_at = progress_mark, now + _REPORT_S
             if now >= reap_at:
                 launcher.reap(home)
                 reap_at = now + _REAP_S
@@ -118,40 +125,43 @@ def wait(
 def cancel(home: Home, run_id: str, reason: str = "") -> Reply:
     """Ask a run to end; asking again changes nothing.
 
-    A queued run is cancelled at once; a running one stops after writing a checkpoint, which its
-    supervisor sees to whether or not any server lives. Raises UserError RUN_NOT_FOUND or
-    BAD_ARGUMENT.
+    A queued or interrupted run is cancelled at once. A running one writes a checkpoint first; its
+    supervisor takes care of that, with or without a server. `reason` is recorded ("" for a
+    default). Raises UserError RUN_NOT_FOUND or BAD_ARGUMENT (`reason` is too long).
     """
-    check_words(reason=reason)
-    reason_given = reason.strip() or "cancelled on request"
+    check_texts(reason=reason)
+    final_reason = reason.strip() or "cancelled on request"
     with Store(home) as store:
         row = store.get_run(run_id)
         run = home.run(row.run_id)
-        values = {"reason_kind": "cancelled", "reason": reason_given}
-        waiting = {"ended": time.time(), "hint": outcome.resume_hint(run), **values}
+        values = {"reason_kind": "cancelled", "reason": final_reason}
+        ended_values = {"ended": time.time(), "hint": outcome.resume_hint(run), **values}
         if not store.set_state(
-            row.run_id, "cancelled", only_from={"queued", "interrupted"}, **waiting
+            row.run_id, "cancelled", only_from={"queued", "interrupted"}, **ended_values
         ):
             store.set_state(row.run_id, "stopping", only_from={"preparing", "running"}, **values)
-        launcher.reap(home)  # nobody may be there to obey
+        launcher.reap(home)  # the supervisor may be dead already; then the run ends here
         row = store.get_run(row.run_id)
         write_status(run, row)
-        saved = outcome.checkpoint_name(run)
+        checkpoint = outcome.checkpoint_name(run)
         return {
             "run_id": row.run_id,
             "state": row.state,
-            "last_checkpoint": saved,
+            "last_checkpoint": checkpoint,
             "resume": str(outcome.resume_hint(run)) if row.state != "done" else "",
-            "summary": _cancel_summary(row, saved),
+            "summary": _cancel_summary(row, checkpoint),
             "next": _after_cancel(row),
             "warnings": taken_as("run_id", run_id, row.run_id),
         }
 
 
 def _status(home: Home, store: Store, row: RunRow, alerts: list[Line] | None = None) -> Reply:
-    """Where a run stands, as `wait_run` answers it; `alerts` replaces those of the whole run."""
+    """Where a run stands, as `wait_run` answers it.
+
+    `alerts` replaces the latest alerts of the whole run; None keeps those.
+    """
     run = home.run(row.run_id)
-    now = read_progress(run, row)
+    progress = read_progress(run, row)
     status: Reply = {
         "run_id": row.run_id,
         "state": row.state,
@@ -161,14 +171,14 @@ def _status(home: Home, store: Store, row: RunRow, alerts: list[Line] | None = N
         "model": row.model,
         "attempt": row.attempt,
         "device": row.device,
-        "step": now.step,
-        "total_steps": now.total_steps,
-        "eta_s": now.eta_s,
-        "metrics": now.metrics,
-        "alerts": now.alerts if alerts is None else alerts[-10:],
+        "step": progress.step,
+        "total_steps": progress.total_steps,
+        "eta_s": progress.eta_s,
+        "metrics": progress.metrics,
+        "alerts": progress.alerts if alerts is None else alerts[-10:],  # the newest ten
         "verdict": row.verdict,
         "spent_hours": round(row.spent_hours, 5),
-        "cursor": str(now.cursor),
+        "cursor": str(progress.cursor),
         "warnings": [],
     }
     if run.deleted.exists():
@@ -176,60 +186,79 @@ def _status(home: Home, store: Store, row: RunRow, alerts: list[Line] | None = N
     if row.state == "queued":
         status["queue_position"] = store.queue_position(row.run_id)
         status["warnings"] += _why_waiting(run)
-    if now.quiet_s is not None and now.quiet_s > 60:
-        status["quiet_s"] = now.quiet_s
-        status["warnings"].append(f"nothing was written for {now.quiet_s:.0f} s")
+    if progress.quiet_s is not None and progress.quiet_s > 60:  # a minute may be a slow step
+        status["quiet_s"] = progress.quiet_s
+        status["warnings"].append(f"nothing was written for {progress.quiet_s:.0f} s")
     if row.state == "done":
-        earlier = status["warnings"]
-        status |= _result(run)
-        status["warnings"] = earlier + [note for note in status["warnings"] if note not in earlier]
-        if row.kind == "evaluate":
-            status["next"] = _after_evaluation(run, row)
-        status = _errors_first(run, row, status)
+        status = _with_result(run, row, status)
     if row.state in ("failed", "cancelled", "stopping") and row.reason_kind:
-        status["error"] = {
-            "kind": row.reason_kind,
-            "message": row.reason,
-            **(row.hint or outcome.resume_hint(run)).as_fields(),
-            "evidence": outcome.evidence(run) if row.state == "failed" else "",
-            "last_checkpoint": outcome.checkpoint_name(run),
-        }
+        status["error"] = _error(run, row)
     if run.deleted.exists():
         status["next"] = []  # nothing is left to read, to deploy or to continue
         if "error" in status:
             status["error"] |= {"hint": "Submit a new run."}
             status["error"].pop("call", None)
-    if row.kind == "train" and (half := chosen_by(now.started)):
+    if row.kind == "train" and (half := chosen_by(progress.started)):
         status["heldout"] = half.to_json()
     status["summary"] = _summary(row, status)
     return status
 
 
+def _with_result(run: RunDir, row: RunRow, status: Reply) -> Reply:
+    """The status of a run that is done, with its result, its warnings and the calls to make."""
+    warnings = status["warnings"]
+    status = status | _result(run)
+    status["warnings"] = warnings + [note for note in status["warnings"] if note not in warnings]
+    if row.kind == "evaluate":
+        status["next"] = _after_evaluation(run, row)
+    return _errors_first(run, row, status)
+
+
+def _error(run: RunDir, row: RunRow) -> Reply:
+    """Why a run ended or is ending, and how to go on with it."""
+    return {
+        "kind": row.reason_kind,
+        "message": row.reason,
+        **(row.hint or outcome.resume_hint(run)).as_fields(),
+        "evidence": outcome.evidence(run) if row.state == "failed" else "",
+        "last_checkpoint": outcome.checkpoint_name(run),
+    }
+
+
 def _evaluated(events: Sequence[Line], status: Reply) -> Reply:
-    """The evaluation that was waited for, from its event: the line of metrics comes after it."""
-    last = [event for event in events if event.get("event") == "evaluated"][-1]
-    scores = {name: value for name, value in last.items() if name not in _EVENT_WORDS}
+    """What `wait` adds for the evaluation it waited for: its scores, its step and the summary.
+
+    Read from the last such event: the metrics get their line only after it.
+    """
+    newest = [event for event in events if event.get("event") == "evaluated"][-1]
+    scores = {name: value for name, value in newest.items() if name not in _EVENT_KEYS}
     half = ChoosingHalf(**status["heldout"]) if "heldout" in status else None
-    text = scores_in_words(scores, half) or str(last.get("message") or "")
-    about: Reply = {"evaluation": scores}
-    where, step = "", scores.get("step")
+    text = scores_in_words(scores, half) or str(newest.get("message") or "")
+    added: Reply = {"evaluation": scores}
+    at_step, step = "", scores.get("step")
     if isinstance(step, int) and not isinstance(step, bool):
-        about["step"] = max(step, status["step"] or 0)
-        where = f" at step {step}"
-    return about | {"summary": f"{status['summary']} Evaluated{where}: {text}."}
+        added["step"] = max(step, status["step"] or 0)
+        at_step = f" at step {step}"
+    return added | {"summary": f"{status['summary']} Evaluated{at_step}: {text}."}
 
 
 def _reached(run: RunDir, row: RunRow, until: str, events: Sequence[Line]) -> bool:
+    """Whether the run has reached `until` (one of UNTIL).
+
+    `events` are those since the wait began, or since its cursor.
+    """
     if until == "end":
         return row.state in TERMINAL
     if until == "first_step":
-        last = last_line(run.metrics) or {}
-        return isinstance(last.get("step"), int) and last["step"] >= 1
-    wanted = "evaluated" if until == "next_eval" else "alert"
-    return any(event.get("event") == wanted for event in events)
+        last_metrics = last_line(run.metrics) or {}
+        return isinstance(last_metrics.get("step"), int) and last_metrics["step"] >= 1
+    event_name = "evaluated" if until == "next_eval" else "alert"
+    return any(event.get("event") == event_name for event in events)
 
 
 def _parse_cursor(cursor: str) -> int:
+    """The cursor of a wait as a byte position in the run's events. Raises UserError BAD_CURSOR."""
+    # A number of more than 15 digits is no position in any file.
     if not (cursor.isascii() and cursor.isdigit()) or len(cursor) > 15:
         raise UserError(
             "BAD_CURSOR",
@@ -241,6 +270,7 @@ def _parse_cursor(cursor: str) -> int:
 
 
 def _size(path: Path) -> int:
+    """Bytes of a file, -1 where there is none."""
     try:
         return os.stat(path).st_size
     except OSError:
@@ -248,6 +278,7 @@ def _size(path: Path) -> int:
 
 
 def _why_waiting(run: RunDir) -> list[str]:
+    """A warning about secrets that the queued run needs and this server lacks, if any."""
     missing = launcher.missing_secrets(run)
     if not missing:
         return []
@@ -256,37 +287,50 @@ def _why_waiting(run: RunDir) -> list[str]:
 
 
 def _result(run: RunDir) -> Reply:
-    """What the worker concluded, without its long lists."""
+    """What a status shows of the worker's result; empty where there is no result.
+
+    That is `result`, with the keys of its evidence that `_EVIDENCE_KEYS` names, and the evidence's
+    `warnings` and `next` where it has any.
+    """
     result = read_object(run.result)
     if not result:
         return {}
     evidence = result.get("evidence")
     evidence = evidence if isinstance(evidence, dict) else {}
-    shown = {name: evidence[name] for name in _EVIDENCE if evidence.get(name) is not None}
-    kept = {key: value for key, value in result.items() if key not in ("evidence", "verdict")}
-    about: Reply = {"result": kept | ({"evidence": shown} if shown else {})}
+    shown_evidence = {
+        name: evidence[name] for name in _EVIDENCE_KEYS if evidence.get(name) is not None
+    }
+    other_values = {
+        key: value for key, value in result.items() if key not in ("evidence", "verdict")
+    }
+    added: Reply = {
+        "result": other_values | ({"evidence": shown_evidence} if shown_evidence else {})
+    }
     if evidence.get("warnings"):
-        about["warnings"] = list(evidence["warnings"])
+        added["warnings"] = list(evidence["warnings"])
     if evidence.get("next"):
-        about["next"] = evidence["next"]
-    return about
+        added["next"] = evidence["next"]
+    return added
 
 
 def _errors_first(run: RunDir, row: RunRow, status: Reply) -> Reply:
-    """Scores that failed stand before whatever was scored, with the calls that say why."""
+    """The status with a warning in front where scores failed, and the calls that show why.
+
+    Returned unchanged where no score failed.
+    """
     failed = _failed_scores(status.get("result") or {})
     if not failed.get("failed"):
         return status
-    asked = {"run_id": row.run_id}
+    argument = {"run_id": row.run_id}
     calls = [
-        Call("diagnose", asked).to_json(),
-        Call("read_rollouts", asked | {"pick": "error"}).to_json(),
+        Call("diagnose", argument).to_json(),
+        Call("read_rollouts", argument | {"pick": "error"}).to_json(),
     ]
     sentence = f"{failed['failed']} of {failed['of']} scores failed"
-    if (last := failed.get("last_step")) and last["failed"]:
-        sentence += f", {last['failed']} of {last['of']} in the last step"
+    if (last_step := failed.get("last_step")) and last_step["failed"]:
+        sentence += f", {last_step['failed']} of {last_step['of']} in the last step"
     sentence += ": the calls in next say why and show them"
-    if row.kind == "evaluate":  # what it measured is read before anything is made of it
+    if row.kind == "evaluate":  # no dataset is curated before the failures were read
         calls += [call for call in status["next"] if call["tool"] != "curate"]
     else:
         calls += status.get("next", [])
@@ -294,7 +338,9 @@ def _errors_first(run: RunDir, row: RunRow, status: Reply) -> Reply:
 
 
 def _failed_scores(result: Mapping[str, Any]) -> Mapping[str, Any]:
-    """How many of how many: of all models of an evaluation, else as the worker counted."""
+    """How many scores `failed` `of` how many: over all models of an evaluation, else as the worker
+    of a training run counted them. Empty where nothing was counted.
+    """
     models = result.get("models")
     if not isinstance(models, list):
         return result.get("failed_scores") or {}
@@ -303,29 +349,35 @@ def _failed_scores(result: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _after_evaluation(run: RunDir, row: RunRow) -> list[Reply]:
-    """Compare what was evaluated, and read it; an evaluation left no model to deploy."""
-    config = run.find_config()  # the end of a run with a damaged config is shown all the same
+    """The calls to make after an evaluation: compare its models, read the answers, and curate where
+    training tasks were tried several times. None deploys: an evaluation makes no model.
+    """
+    config = run.find_config()  # None if damaged; the end of the run is shown all the same
     models = config.model_refs if config else []
-    look = {"run_id": row.run_id}
+    argument = {"run_id": row.run_id}
     if len(models) > 1:
-        both = {"ids": models, "env_id": row.env_id}
-        calls = [Call("compare_runs", both), Call("read_rollouts", look | {"pick": "changed"})]
+        compared = {"ids": models, "env_id": row.env_id}
+        calls = [
+            Call("compare_runs", compared),
+            Call("read_rollouts", argument | {"pick": "changed"}),
+        ]
     else:
-        calls = [Call("read_rollouts", look)]
+        calls = [Call("read_rollouts", argument)]
     evaluation = config if isinstance(config, EvaluateConfig | RegradeConfig) else None
+    # Rewards that differ within a task are what a dataset of the best answers can be made of.
     if evaluation and evaluation.split == "train" and evaluation.attempts > 1:
-        name = f"{row.env_id.partition('@')[0][:35]}-best"
-        chosen = {"source_ids": [row.run_id], "name": name, "where": "0 < avg < 1"}
-        calls.insert(0, Call("curate", chosen))
+        dataset = f"{row.env_id.partition('@')[0][:35]}-best"
+        choices = {"source_ids": [row.run_id], "name": dataset, "where": "0 < avg < 1"}
+        calls.insert(0, Call("curate", choices))
     return [call.to_json() for call in calls]
 
 
 def _summary(row: RunRow, status: Reply) -> str:
-    """One sentence for the state a run is in."""
-    where = ""
+    """One sentence about the state that a run is in, from its row and its status."""
+    at_step = ""
     if status["step"] is not None:
-        of = f" of {status['total_steps']}" if status["total_steps"] is not None else ""
-        where = f" at step {status['step']}{of}"
+        of_steps = f" of {status['total_steps']}" if status["total_steps"] is not None else ""
+        at_step = f" at step {status['step']}{of_steps}"
     match row.state:
         case "queued":
             return f"{row.run_id} is queued at position {status['queue_position']}."
@@ -334,20 +386,21 @@ def _summary(row: RunRow, status: Reply) -> str:
             verdict = f", verdict {row.verdict}" if row.kind == "train" else ""
             return f"{row.run_id} is done{verdict}. {text}".strip()
         case "failed":
-            return f"{row.run_id} failed{where} ({row.reason_kind}): {row.reason.rstrip('.')}."
+            return f"{row.run_id} failed{at_step} ({row.reason_kind}): {row.reason.rstrip('.')}."
         case "cancelled":
-            return f"{row.run_id} is cancelled{where}: {row.reason.rstrip('.')}."
+            return f"{row.run_id} is cancelled{at_step}: {row.reason.rstrip('.')}."
         case _:
-            left = status["eta_s"]
-            return f"{row.run_id} is {row.state}{where}" + (
-                f", {left:.0f} s left." if left else "."
+            seconds_left = status["eta_s"]
+            return f"{row.run_id} is {row.state}{at_step}" + (
+                f", {seconds_left:.0f} s left." if seconds_left else "."
             )
 
 
-def _cancel_summary(row: RunRow, saved: str) -> str:
+def _cancel_summary(row: RunRow, checkpoint: str) -> str:
+    """What `cancel` did, in a sentence; `checkpoint` names the last one, "" for none."""
     match row.state:
         case "cancelled":
-            return f"{row.run_id} is cancelled; last checkpoint: {saved or 'none'}."
+            return f"{row.run_id} is cancelled; last checkpoint: {checkpoint or 'none'}."
         case "stopping":
             return f"{row.run_id} is stopping: it writes a checkpoint first."
         case _:
@@ -355,6 +408,7 @@ def _cancel_summary(row: RunRow, saved: str) -> str:
 
 
 def _after_cancel(row: RunRow) -> list[Reply]:
+    """The call to make after `cancel`: wait while it stops, resume what has ended, or none."""
     if row.state == "stopping":
         return [Call("wait_run", {"run_id": row.run_id}).to_json()]
     if row.state in ("cancelled", "failed"):

@@ -20,14 +20,20 @@ from engine.processes import deployments, launcher
 from engine.runs import ledger
 from engine.runs.submit.cautions import LOOK_BACK
 
-_MOST = 10_000  # runs that are open at a time, far above any queue
+_MOST_OPEN = 10_000  # open runs that are read; far more than any queue holds
 SCOPES = ("all", "hardware", "runs", "envs", "models", "datasets", "deployments")
 
 
 def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") -> Reply:
-    """What `scope` holds, newest first; `next_cursor` where more would follow.
+    """The state of the home, newest first: machine, queue, budget and every list, or one of them.
 
-    Raises UserError BAD_ARGUMENT for another scope, BAD_CURSOR.
+    Args:
+        scope: one of SCOPES; "all" for everything.
+        limit: entries per list.
+        cursor: `next_cursor` of the last answer with the same scope; "" for the start. It is
+            present where more entries follow, but never with scope "all".
+
+    Raises UserError BAD_ARGUMENT for an unknown scope, BAD_CURSOR for a cursor that is none.
     """
     if scope not in SCOPES:
         raise UserError(
@@ -37,9 +43,9 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
             field="scope",
         )
     launcher.reap(home)
-    after = _parse_cursor(cursor)
+    position = _parse_cursor(cursor)
     reply: Reply = {}
-    whole: dict[str, int] = {}  # how many there are where all lists are told of, shown or not
+    totals: dict[str, int] = {}  # length of each list before it is cut to `limit`
     open_runs: list[RunRow] = []
     with Store(home) as store:
         if scope in ("all", "hardware"):
@@ -47,32 +53,35 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
         if scope == "all":
             reply["queue"] = [row.run_id for row in store.queue()]
             reply["budget"] = _budget(home, store)
-            open_runs = store.list_runs(_MOST, states=OPEN)
+            open_runs = store.list_runs(_MOST_OPEN, states=OPEN)
         if scope in ("all", "runs"):
-            rows = store.list_runs(limit + 1, before_rowid=after or None)
+            # One more than is shown tells whether more follow; `position` is a row id here.
+            rows = store.list_runs(limit + 1, before_rowid=position or None)
             reply["runs"] = [_run(home, row) for row in rows[:limit]]
             reply["tree"] = ledger.tree(home, rows[:limit])
             reply["best"] = ledger.best_runs(home, store.list_runs(LOOK_BACK, kind="train"))
-            whole["runs"] = len(rows)
+            totals["runs"] = len(rows)
             if scope == "runs" and len(rows) > limit:
                 reply["next_cursor"] = str(rows[limit - 1].rowid)
-    for name, read in _LISTS.items():
+    # Lists that are read as a whole and then cut; `position` counts their entries.
+    for name, read_list in _LISTS.items():
         if scope in ("all", name):
-            items = read(home)
-            whole[name] = len(items)
-            reply[name] = items[after : after + limit] if scope == name else items[:limit]
-            if scope == name and after + limit < len(items):
-                reply["next_cursor"] = str(after + limit)
+            items = read_list(home)
+            totals[name] = len(items)
+            reply[name] = items[position : position + limit] if scope == name else items[:limit]
+            if scope == name and position + limit < len(items):
+                reply["next_cursor"] = str(position + limit)
     if any("exam_use" in env for env in reply.get("envs", [])):
         reply["about"] = {"exam_use": ABOUT_USE}
     return reply | {
-        "summary": _summary(scope, reply, whole, open_runs),
+        "summary": _summary(scope, reply, totals, open_runs),
         "next": _next(scope, reply, open_runs),
         "warnings": _warnings(home),
     }
 
 
 def _warnings(home: Home) -> list[str]:
+    """A warning where a database of this home was found damaged: about the last such time."""
     return [
         f"the database was found damaged; it is kept as {path.name}, and the run list was made "
         "again from the run folders (request ids and the course of estimates are lost)"
@@ -81,8 +90,13 @@ def _warnings(home: Home) -> list[str]:
 
 
 def _parse_cursor(cursor: str) -> int:
+    """The cursor as a number: the last row id of a list of runs, else how many entries were shown.
+
+    0 for the start. Raises UserError BAD_CURSOR.
+    """
     if not cursor:
         return 0
+    # A number of more than 15 digits is no position in any list.
     if not (cursor.isascii() and cursor.isdigit()) or len(cursor) > 15:
         raise UserError(
             "BAD_CURSOR",
@@ -94,7 +108,10 @@ def _parse_cursor(cursor: str) -> int:
 
 
 def _hardware(home: Home, store: Store) -> Reply:
-    """The machine: its devices with the run on each, memory and disk in GB."""
+    """The machine: devices with the run on each ("" for none), cores, memory and disk in GB.
+
+    `training` says whether it can train.
+    """
     machine = hardware.detect(home.root)
     busy = {row.device: row.run_id for row in store.list_runs(100, states=HOLDS_DEVICE)}
     devices = [
@@ -118,25 +135,30 @@ def _hardware(home: Home, store: Store) -> Reply:
 
 
 def _training(home: Home) -> str:
-    """Which interpreter trains, or what to do so that one can."""
+    """Whether training can run: "ready", with its interpreter if not this one; or what to do
+    first.
+    """
     try:
         python = launcher.worker_python(home)
     except UserError as error:
         return f"not possible yet: {error.hint}"
-    own = importlib.util.find_spec("torch") is not None
-    return "ready" if own else f"ready ({python})"
+    torch_is_here = importlib.util.find_spec("torch") is not None
+    return "ready" if torch_is_here else f"ready ({python})"
 
 
 def _budget(home: Home, store: Store) -> Reply:
-    """GPU-hours spent, and what is left of the home's total where it has one."""
+    """GPU-hours spent, and what is left of the home's total where it has one.
+
+    Also the money spent, where the config gives a price per GPU-hour.
+    """
     config = home.user_config()
     spent = store.spent_hours()
     budget: Reply = {"spent_gpu_hours": round(spent, 3)}
     if config.max_gpu_hours_total is not None:
-        left = max(0.0, config.max_gpu_hours_total - store.committed_hours())
+        hours_left = max(0.0, config.max_gpu_hours_total - store.committed_hours())
         budget |= {
             "max_gpu_hours_total": config.max_gpu_hours_total,
-            "left_gpu_hours": round(left, 3),
+            "left_gpu_hours": round(hours_left, 3),
         }
     if config.gpu_hour_price:
         budget["spent_money"] = round(spent * config.gpu_hour_price, 2)
@@ -144,7 +166,10 @@ def _budget(home: Home, store: Store) -> Reply:
 
 
 def _run(home: Home, row: RunRow) -> Reply:
-    """A run in a listing."""
+    """A run as an entry of a list; empty fields are left out.
+
+    Progress is given while the run holds a device.
+    """
     entry: Reply = {
         "run_id": row.run_id,
         "state": row.state,
@@ -154,8 +179,12 @@ def _run(home: Home, row: RunRow) -> Reply:
         "created": round(row.created, 1),
     }
     if row.state in HOLDS_DEVICE:
-        now = read_progress(home.run(row.run_id), row)
-        entry |= {"step": now.step, "total_steps": now.total_steps, "eta_s": now.eta_s}
+        progress = read_progress(home.run(row.run_id), row)
+        entry |= {
+            "step": progress.step,
+            "total_steps": progress.total_steps,
+            "eta_s": progress.eta_s,
+        }
     for name in ("verdict", "reason_kind", "note"):
         if value := getattr(row, name):
             entry[name] = value
@@ -169,7 +198,10 @@ def _run(home: Home, row: RunRow) -> Reply:
 
 
 def _environments(home: Home) -> list[Reply]:
-    """Versions, each with how often its held-out tasks were used to choose."""
+    """The environment versions.
+
+    `exam_use`, where it is not 0, is how often a version's held-out tasks were used to choose.
+    """
     used = holdout_reuse.use_by_env(home)
     return [
         env.to_json() | ({"exam_use": use.total} if (use := used.get(env.env_id)) else {})
@@ -178,6 +210,7 @@ def _environments(home: Home) -> list[Reply]:
 
 
 def _datasets(home: Home) -> list[Reply]:
+    """The environment versions that are datasets for SFT."""
     return [env.to_json() for env in registry.list_envs(home) if env.kind == "sft"]
 
 
@@ -193,27 +226,34 @@ _LISTS: dict[str, Callable[[Home], list[Reply]]] = {
 }
 
 
-def _summary(scope: str, reply: Reply, whole: dict[str, int], open_runs: list[RunRow]) -> str:
-    """Counts of the whole home, whatever part of its lists is shown."""
+def _summary(scope: str, reply: Reply, totals: dict[str, int], open_runs: list[RunRow]) -> str:
+    """One sentence: how much there is in the home, or how many entries of one list are shown.
+
+    `totals`: length of each list, shown or not.
+    """
     if scope == "hardware":
         devices = reply["hardware"]["devices"]
-        named = ", ".join(item["name"] for item in devices)
-        return f"{counted(len(devices), 'device')}: {named}."
+        names = ", ".join(item["name"] for item in devices)
+        return f"{counted(len(devices), 'device')}: {names}."
     if scope != "all":
         more = " (more follow)" if "next_cursor" in reply else ""
         return f"{counted(len(reply[scope]), scope[:-1])}{more}."
     active = sum(row.state in HOLDS_DEVICE for row in open_runs)
-    cut = [name for name, count in whole.items() if count > len(reply[name])]
-    more = f" More {', '.join(cut)} follow with scope {cut[0]}." if cut else ""
+    shortened = [name for name, count in totals.items() if count > len(reply[name])]
+    more = f" More {', '.join(shortened)} follow with scope {shortened[0]}." if shortened else ""
     return (
         f"{active} running, {len(reply['queue'])} queued, "
-        f"{counted(whole['envs'], 'environment')}, {counted(whole['models'], 'model')}, "
-        f"{counted(whole['deployments'], 'deployment')}.{more}"
+        f"{counted(totals['envs'], 'environment')}, {counted(totals['models'], 'model')}, "
+        f"{counted(totals['deployments'], 'deployment')}.{more}"
     )
 
 
 def _next(scope: str, reply: Reply, open_runs: list[RunRow]) -> list[Reply]:
-    """What to do first in a home that is empty or idle."""
+    """The call to make next; none unless the scope is "all".
+
+    Wait for a run that is active, push an environment into an empty home, or else try the newest
+    one.
+    """
     if scope != "all":
         return []
     for row in open_runs:
@@ -228,4 +268,5 @@ def _next(scope: str, reply: Reply, open_runs: list[RunRow]) -> list[Reply]:
 
 
 def _gb(size: int) -> float:
+    """Bytes as GB (10^9)."""
     return round(size / 1e9, 2)

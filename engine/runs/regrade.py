@@ -46,7 +46,12 @@ SKIPPED = stored_answers.SKIPPED | {
     "unknown_task": "this environment has no task of that id",
     "changed_prompt": "the task of that id asks something else here",
 }
-_SETTLED = ("ids", "prompt_ids", "loss_mask", "advantage")  # of training, not of the answer
+_TRAINING_ONLY = (
+    "ids",
+    "prompt_ids",
+    "loss_mask",
+    "advantage",
+)  # fields of a rollout that are not copied
 
 
 class Stopped(Exception):
@@ -55,13 +60,14 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class ModelScores:
-    """What the stored answers of one model come to, scored again.
+    """The means over the stored answers of one model, scored again.
 
     Attributes:
         ref: the model.
-        success: mean; None where the environment does not say.
+        success: mean; None where the environment does not report success.
+        tasks, attempts: how many of each were scored.
         reward, reward_before: means of the new scores and of the stored ones.
-        errors: scores that failed.
+        errors: how many scores failed.
     """
 
     ref: str
@@ -74,14 +80,20 @@ class ModelScores:
 
 
 class Regrade:
-    """One run under way.
+    """The scoring of one run, from its config to its result.
 
     Args:
         folder: `runs/<id>` with the config.json that submit wrote: `regrade` names the source run,
             each of `models` the file of its rows there.
+
+    Raises DamagedRecord where the config is none of a regrade. Ends at SIGTERM with Stopped.
     """
 
     def __init__(self, folder: Path) -> None:
+        """Read the config and the tasks, and prepare to be stopped by SIGTERM.
+
+        Raises DamagedRecord where the config is none of a regrade, and UserError ENV_*.
+        """
         self.run = RunDir(folder)
         config = self.run.read_config()
         if not isinstance(config, RegradeConfig):
@@ -97,33 +109,39 @@ class Regrade:
         self._stop = False
         signal.signal(signal.SIGTERM, self._on_term)
         if lifeline := os.environ.get("HONESMITH_LIFELINE_FD"):
-            threading.Thread(target=_die_with, args=(int(lifeline),), daemon=True).start()
+            threading.Thread(target=_exit_with_parent, args=(int(lifeline),), daemon=True).start()
 
     def go(self) -> Reply:
-        """Score everything; returns the result record. Raises Stopped, EnvProblem, UserError."""
+        """Score everything; returns the content of result.json.
+
+        Raises Stopped, EnvProblem, OSError, and UserError: NOT_COMPARABLE where no stored answer
+        could be scored.
+        """
         models = self.config.models
         self.event("started", counted(len(models), "model"), total_steps=len(models))
         stored = {model.ref: load_rows(self.source.path / model.rows) for model in models}
-        chosen = self._chosen(stored.values())
-        done: dict[str, list[Line]] = {}
+        task_ids = self._task_ids(stored.values())
+        regraded: dict[str, list[Line]] = {}
         with open_process(self.record, log=self.run.logs / "environment.log") as process:
             process.describe()
             for index, (ref, rows) in enumerate(stored.items()):
-                done[ref] = self._model(process, index, ref, rows, chosen)
-                scores = _scores_of(ref, done[ref])
+                regraded[ref] = self._score_model(process, index, ref, rows, task_ids)
+                scores = _scores_of(ref, regraded[ref])
                 self.event("evaluated", f"{ref}: reward {scores.reward:.3f}", **asdict(scores))
-                self._line(index + 1, {"model": ref, "heldout_reward": scores.reward})
-        if not any(done.values()):
-            reasons = ", ".join(f"{count} {SKIPPED[why]}" for why, count in self.skipped.items())
+                self._write_metrics(index + 1, {"model": ref, "heldout_reward": scores.reward})
+        if not any(regraded.values()):
+            reasons = ", ".join(
+                f"{count} {SKIPPED[reason]}" for reason, count in self.skipped.items()
+            )
             raise UserError(
                 "NOT_COMPARABLE",
                 f"none of the stored answers can be scored by {self.record.env_id}: {reasons}",
                 hint="Regrade with a version of the environment that asks the same tasks.",
             )
-        changes = rank_changes({ref: _records(rows) for ref, rows in done.items()})
+        changes = rank_changes({ref: _records(rows) for ref, rows in regraded.items()})
         evidence = run_verdict(self.run).to_json()
         return {
-            "models": [asdict(_scores_of(ref, rows)) for ref, rows in done.items()],
+            "models": [asdict(_scores_of(ref, rows)) for ref, rows in regraded.items()],
             "regrade": changes.to_json() | {"source": self.source.id, "skipped": self.skipped},
             "source_files": {
                 model.rows: _digest(self.source.path / model.rows) for model in models
@@ -134,21 +152,29 @@ class Regrade:
         }
 
     def event(self, name: str, message: str, **fields: Any) -> None:
+        """Append a line to the run's events.jsonl."""
         self._events.append({"time": time.time(), "event": name, "message": message, **fields})
 
-    def _line(self, step: int, values: Mapping[str, Any]) -> None:
+    def _write_metrics(self, step: int, values: Mapping[str, Any]) -> None:
+        """Append a line to the run's metrics.jsonl."""
         self._metrics.append({"step": step, "time": time.time(), **values})
 
-    def _chosen(self, stored: Iterable[Sequence[Line]]) -> set[str]:
-        """At most `rows` tasks, by the hash of their ids: the order evaluations take them in."""
-        ids = {str(row.get("task")) for rows in stored for row in rows}
-        return set(sorted(ids, key=lambda task: _hash(task))[: self.config.rows])
+    def _task_ids(self, stored: Iterable[Sequence[Line]]) -> set[str]:
+        """The ids of at most `rows` tasks, in the order in which evaluations take tasks.
 
-    def _model(
-        self, process: EnvProcess, index: int, ref: str, rows: Sequence[Line], chosen: set[str]
+        `stored` holds the rows of each model.
+        """
+        ids = {str(row.get("task")) for rows in stored for row in rows}
+        return set(sorted(ids, key=lambda task: _task_order(task))[: self.config.rows])
+
+    def _score_model(
+        self, process: EnvProcess, index: int, ref: str, rows: Sequence[Line], task_ids: set[str]
     ) -> list[Line]:
-        """Score the stored rows of one model and write them to its file; returns the written
-        lines."""
+        """Score the stored rows of one model and write them to its file; returns the written lines.
+
+        Rows of tasks outside `task_ids` are left out. Rows that cannot be scored are counted in
+        `skipped` by reason. Raises Stopped.
+        """
         path = self.run.model_evals(index)
         path.unlink(missing_ok=True)
         written: list[Line] = []
@@ -156,19 +182,19 @@ class Regrade:
             for position, row in enumerate(rows):
                 if self._stop:
                     raise Stopped
-                if str(row.get("task")) not in chosen:
+                if str(row.get("task")) not in task_ids:
                     continue
-                score = self._scored(process, row)
+                score = self._new_score(process, row)
                 if isinstance(score, str):
                     self.skipped[score] = self.skipped.get(score, 0) + 1
                     continue
-                line = _line_of(row, score, ref, position)
-                file.append(line)
-                written.append(line)
+                new_row = _new_row_of(row, score, ref, position)
+                file.append(new_row)
+                written.append(new_row)
         return written
 
-    def _scored(self, process: EnvProcess, row: Line) -> ScoreReply | str:
-        """The new score of a stored answer, or why there is none (see SKIPPED)."""
+    def _new_score(self, process: EnvProcess, row: Line) -> ScoreReply | str:
+        """The new score of a stored answer, or the key in SKIPPED that says why it has none."""
         task = self.tasks.get(str(row.get("task")))
         if task is None:
             return "unknown_task"
@@ -177,25 +203,30 @@ class Regrade:
         return score_stored(process, task, row, multi=self.multi)
 
     def _on_term(self, *_: object) -> None:
+        """Note that the run shall stop; that is looked at before each answer."""
         self._stop = True
 
 
-def _line_of(row: Line, score: Mapping[str, Any], ref: str, position: int) -> Line:
-    """The stored row under its new score, with the old one beside it."""
-    kept = {name: value for name, value in row.items() if name not in _SETTLED}
-    reason = row.get("stop_reason")
+def _new_row_of(row: Line, score: Mapping[str, Any], ref: str, position: int) -> Line:
+    """The stored row with its new score; the old one beside it as `..._before`.
+
+    `ref` is the model. `position` in the file counts as the attempt where the row names none.
+    """
+    copied = {name: value for name, value in row.items() if name not in _TRAINING_ONLY}
+    # The stop reason "error" follows the new score, not the old one.
+    stop_reason = row.get("stop_reason")
     if score["error"]:
-        reason = "error"
-    elif reason == "error":
-        reason = "stop"
-    return kept | {
+        stop_reason = "error"
+    elif stop_reason == "error":
+        stop_reason = "stop"
+    return copied | {
         "model": ref,
         "attempt": row.get("attempt", row.get("member", position)),
         "reward": score["reward"],
         "success": None if score["error"] else score["success"],
         "metrics": score["metrics"],
         "error": score["error"],
-        "stop_reason": reason,
+        "stop_reason": stop_reason,
         "reward_before": float(row.get("reward") or 0.0),
         "success_before": row.get("success"),
         "error_before": row.get("error"),
@@ -203,15 +234,16 @@ def _line_of(row: Line, score: Mapping[str, Any], ref: str, position: int) -> Li
 
 
 def _records(rows: Sequence[Line]) -> list[EvaluationRow]:
+    """The lines as typed rows of an evaluation."""
     return [EvaluationRow.of(row, "a row that was scored again") for row in rows]
 
 
 def _scores_of(ref: str, rows: Sequence[Line]) -> ModelScores:
-    """The means over the rows of one model."""
+    """The means over the lines of one model; 0 where there is no line."""
     records = _records(rows)
     measure = measure_of(records)
     errors = side(records, measure or "reward").errors
-    count = max(1, len(rows))
+    count = max(1, len(rows))  # without rows every sum is 0
     solved = sum(bool(row["success"]) for row in rows)
     return ModelScores(
         ref=ref,
@@ -224,16 +256,18 @@ def _scores_of(ref: str, rows: Sequence[Line]) -> ModelScores:
     )
 
 
-def _hash(task: str) -> bytes:
+def _task_order(task: str) -> bytes:
+    """A sort key that is random among tasks but the same for the same id."""
     return hashlib.sha256(task.encode()).digest()
 
 
 def _digest(path: Path) -> str:
+    """The SHA-256 of a file, "" where there is none."""
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
 def main(folder: Path) -> int:
-    """Regrade as the run in `folder` says; returns the exit status."""
+    """Regrade as the config of the run in `folder` says; returns the exit status."""
     run = RunDir(folder)
     job: Regrade | None = None
     try:
@@ -246,7 +280,7 @@ def main(folder: Path) -> int:
             if job is not None:
                 job.event("stopped", "stopped on request")
         return EXIT_STOPPED
-    except Exception as error:  # noqa: BLE001 - the top of the process: every failure is a row
+    except Exception as error:  # noqa: BLE001 - the top of the process: every failure is recorded
         traceback.print_exc()
         write_json(run.failure, _failure(error).to_json())
         return EXIT_FAILED
@@ -254,8 +288,8 @@ def main(folder: Path) -> int:
     return EXIT_DONE
 
 
-def _die_with(descriptor: int) -> None:
-    """Block until the other end of the pipe closes: the supervisor is gone, so are we."""
+def _exit_with_parent(descriptor: int) -> None:
+    """Block until the supervisor, at the other end of the pipe, is gone; then end this process."""
     with contextlib.suppress(OSError):
         while os.read(descriptor, 1):
             pass
@@ -263,7 +297,7 @@ def _die_with(descriptor: int) -> None:
 
 
 def _failure(error: Exception) -> Failure:
-    """The failure record of an exception that ended the regrade."""
+    """The failure record for the exception that ended the regrade."""
     if isinstance(error, EnvProblem):
         kind, message = "env_import", "The environment could not be started."
         hint = "Push a version that loads, and regrade with that."

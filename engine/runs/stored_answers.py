@@ -1,8 +1,9 @@
 """Stored answers scored by an env process: one at a time, replayed where they have several turns.
 
 A run has a sample of its last exam scored again by a process that has scored nothing else
-(envs/audit/rescore.py), beside what its worker is doing: nobody waits for that process to start.
-What came of it stands in `evals/rescored.json`; engine/evidence/verdict/fresh_scores.py judges it.
+(envs/audit/rescore.py). This happens in a thread while the worker goes on, so that nobody waits for
+that process to start. The result is in `evals/rescored.json`;
+engine/evidence/verdict/fresh_scores.py judges it.
 """
 
 import contextlib
@@ -24,9 +25,9 @@ from envs.config.problem import EnvProblem
 from envs.host.process import EnvProcess, EpisodeFailed, failed_score
 from envs.json_types import ScoreReply
 
-MOST = 24  # answers
-SECONDS = 3.0  # after which the rest is left; one call more may be under way
-PATIENCE = 10.0  # seconds a run that is otherwise done waits for it
+MOST = 24  # answers that are scored again
+SECONDS = 3.0  # no further answer is begun after this time
+PATIENCE = 10.0  # seconds that a run which is otherwise done waits for the result
 # Why a stored answer was not scored.
 SKIPPED = {
     "no_answer": "no answer is stored",
@@ -40,7 +41,12 @@ Begin = Callable[[Path, str, Mapping[str, Task]], None]
 def score_stored(
     process: EnvProcess, task: Task, row: Mapping[str, Any], *, multi: bool
 ) -> ScoreReply | str:
-    """The score of the answer in a row of an evaluation, or why there is none (see SKIPPED)."""
+    """The score of one stored answer, or the key in SKIPPED that says why it cannot be scored.
+
+    Args:
+        row: the line of an evaluation or rollout that holds the answer.
+        multi: the environment has several turns, so the conversation is played again.
+    """
     messages = row.get("messages") or []
     turns = [message for message in messages if message.get("role") == "assistant"]
     if not turns and row.get("completion") is None:
@@ -55,10 +61,11 @@ def score_stored(
 
 
 def replayed(process: EnvProcess, task: Task, messages: Sequence[Mapping[str, Any]]) -> ScoreReply:
-    """The score of a stored conversation, played again.
+    """The score of a stored conversation, played again turn by turn.
 
-    An environment that answers otherwise than it did makes another conversation of it: that is an
-    error of the sample and not a score.
+    `messages` are those of model and environment after the prompt. The score is a failed one, with
+    the reason as its error, where the episode fails or where the environment answers differently
+    than it did then: that would be another conversation.
     """
     try:
         episode = process.start(task)
@@ -69,11 +76,11 @@ def replayed(process: EnvProcess, task: Task, messages: Sequence[Mapping[str, An
         while position < len(messages):
             reply = episode.step(messages[position])
             position += 1
-            heard = []
+            stored_reply = []
             while position < len(messages) and messages[position].get("role") != "assistant":
-                heard.append(dict(messages[position]))
+                stored_reply.append(dict(messages[position]))
                 position += 1
-            if position < len(messages) and reply != heard:
+            if position < len(messages) and reply != stored_reply:
                 return failed_score(SKIPPED["unrepeatable"])
         return episode.score()
     except EpisodeFailed as error:
@@ -84,22 +91,27 @@ def replayed(process: EnvProcess, task: Task, messages: Sequence[Mapping[str, An
 
 @contextlib.contextmanager
 def beside(run: RunDir, record: EnvRecord, skipped: Callable[[str], None]) -> Iterator[Begin]:
-    """Gives `begin(file, half, tasks)`: rescore answers of that file ("" for both halves), their
-    tasks by id, while the caller goes on; leaving waits for it, `PATIENCE` at most. A process is
-    started at once, and ended at once when the caller fails or is told to stop.
+    """Rescore answers in a thread while the caller goes on.
+
+    Yields `begin(file, half, tasks)`, which queues a sample of the answers in `file`: those of one
+    half of the held-out tasks, or of both where `half` is ""; `tasks` by id. Leaving the context
+    waits up to `PATIENCE` seconds for the result. The env process is started at once, and ended at
+    once where the caller fails or is told to stop.
 
     Args:
-        skipped: is told why when nothing could be scored: that costs the run nothing.
+        run: where `evals/rescored.json` is written.
+        record: the environment version that scores.
+        skipped: called with the reason where nothing could be scored; the run goes on without.
     """
-    fresh = _Fresh(record)
+    fresh = _FreshProcess(record)
     thread = ThreadPoolExecutor(1, "rescoring")
-    given: list[Future[None]] = []
+    futures: list[Future[None]] = []
     try:
         thread.submit(fresh.warm_up)
-        yield lambda path, half, tasks: given.append(
+        yield lambda path, half, tasks: futures.append(
             thread.submit(_rescore, run, record, fresh, path, half, tasks, skipped)
         )
-        if wait(given, PATIENCE).not_done:
+        if wait(futures, PATIENCE).not_done:
             skipped(f"a fresh env process took longer than {PATIENCE:g} s")
     finally:
         fresh.abandon()
@@ -107,37 +119,43 @@ def beside(run: RunDir, record: EnvRecord, skipped: Callable[[str], None]) -> It
         fresh.close()
 
 
-class _Fresh:
-    """A process that has scored nothing; a new one whenever it is asked for."""
+class _FreshProcess:
+    """Gives an env process that has scored nothing: every call ends the last one for a new one."""
 
     def __init__(self, record: EnvRecord) -> None:
         self.record = record
         self.abandoned = False
         self._process: EnvProcess | None = None
-        self._given = False
+        self._handed_out = False
 
     def warm_up(self) -> None:
-        """Start it before it is needed; whoever asks for it is told why that fails."""
+        """Start the process before it is needed. `__call__` meets the same errors again."""
         with contextlib.suppress(UserError, EnvProblem, OSError):
             self._start()
 
     def __call__(self) -> EnvProcess:
-        if self._given:
+        """A started process that has scored nothing. Raises UserError, EnvProblem or OSError."""
+        if self._handed_out:
             self.close()
-        self._given = True
+        self._handed_out = True
         return self._start()
 
     def abandon(self) -> None:
-        """End it, whatever another thread asks of it just now, and start no other."""
+        """End the process even while another thread uses it, and start no other."""
         self.abandoned = True
         if self._process is not None:
             self._process.abandon()
 
     def close(self) -> None:
+        """End the process, if there is one."""
         if self._process is not None:
             self._process.close()
 
     def _start(self) -> EnvProcess:
+        """The process, started and answering.
+
+        Raises UserError or OSError, or EnvProblem: it does not start, or it was abandoned.
+        """
         if self.abandoned:
             raise EnvProblem("ENV_IMPORT", "nobody waits for it any more")
         self._process = self._process or open_process(self.record)
@@ -148,38 +166,44 @@ class _Fresh:
 def _rescore(
     run: RunDir,
     record: EnvRecord,
-    fresh: _Fresh,
+    fresh: _FreshProcess,
     path: Path,
     half: str,
     tasks: Mapping[str, Task],
     skipped: Callable[[str], None],
 ) -> None:
-    """Score a sample of the answers in `path` in a fresh process, and write what came of it."""
-    began = time.monotonic()
+    """Score a sample of the answers in `path` in a fresh process and write `evals/rescored.json`.
+
+    Nothing is written where it was abandoned meanwhile. `skipped` gets the error where it fails.
+    """
+    started_at = time.monotonic()
     multi = record.kind == "multi"
     try:
         result = score_again(
-            [_scored(tasks[row["task"]], row, multi) for row in _sample(path, half, tasks)],
+            [_to_score(tasks[row["task"]], row, multi) for row in _sample(path, half, tasks)],
             fresh,
-            lambda: fresh.abandoned or time.monotonic() - began > SECONDS,
+            lambda: fresh.abandoned or time.monotonic() - started_at > SECONDS,
         )
         if fresh.abandoned:
             return
-        about = {
+        identity = {
             "env_id": record.env_id,
             "file": path.name,
             "half": half,
             "deterministic": record.audit.deterministic,
             "network": record.limits.network,
         }
-        seconds = round(time.monotonic() - began, 3)
-        write_json(run.rescored, about | result | {"seconds": seconds})
-    except Exception as problem:  # noqa: BLE001 - whatever goes wrong beside a run, the run is whole
+        seconds = round(time.monotonic() - started_at, 3)
+        write_json(run.rescored, identity | result | {"seconds": seconds})
+    except Exception as problem:  # noqa: BLE001 - no error in this thread may harm the run
         skipped(f"{type(problem).__name__}: {problem}"[:300])
 
 
 def _sample(path: Path, half: str, tasks: Mapping[str, Task]) -> list[Line]:
-    """Up to `MOST` answers that were scored, the same ones for the same file."""
+    """Up to `MOST` of the answers that were scored, of one half or (`half` = "") of both.
+
+    The seed is the number of answers, so the same file gives the same sample.
+    """
     rows = load_rows(path)
     rows = [
         row
@@ -192,12 +216,16 @@ def _sample(path: Path, half: str, tasks: Mapping[str, Task]) -> list[Line]:
     return random.Random(len(rows)).sample(rows, min(MOST, len(rows)))
 
 
-def _scored(task: Task, row: Mapping[str, Any], multi: bool) -> Scored:
-    def again(process: EnvProcess) -> ScoreReply | str:
+def _to_score(task: Task, row: Mapping[str, Any], multi: bool) -> Scored:
+    """The stored answer with its reward, and how to score it again, as the audit takes it."""
+
+    def score_anew(process: EnvProcess) -> ScoreReply | str:
+        """The new score, or the key in SKIPPED that says why there is none."""
         score = score_stored(process, task, row, multi=multi)
+        # `score_stored` returns this reason as a failed score; here it is a reason to skip.
         if isinstance(score, dict) and score["error"] == SKIPPED["unrepeatable"]:
             return "unrepeatable"
         return score
 
-    about = {"task": row["task"], "attempt": row.get("attempt", 0)}
-    return Scored(about, float(row["reward"]), again)
+    identity = {"task": row["task"], "attempt": row.get("attempt", 0)}
+    return Scored(identity, float(row["reward"]), score_anew)

@@ -1,7 +1,7 @@
-"""Taking a trained model elsewhere: its adapter as a PEFT folder, or merged into the base.
+"""Exporting a trained model: its adapter as a PEFT folder, or merged into the base.
 
-The files appear at their place whole or not at all. Merging needs torch, so a worker does it; a
-merge that outlasts the call goes on, and the same call again returns it.
+The target folder appears complete or not at all. Merging needs torch, so a worker does it. A merge
+that takes longer than the call goes on, and the same call again returns its result.
 """
 
 import hashlib
@@ -21,15 +21,21 @@ from engine.models.catalog import ModelRef
 from engine.processes import launcher, programs
 
 FORMATS = ("adapter", "merged")
-ORIGIN = "honesmith.json"  # says where exported files came from
-WAIT_S = 40.0
+ORIGIN = "honesmith.json"  # the file that says where exported files came from
+WAIT_S = 40.0  # seconds that one call waits for a merge
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "README.md")
 
 
 def export(home: Home, ref: str, export_format: str = "adapter", path: str = "") -> Reply:
-    """Write the files of a run's checkpoint to `path` (default: the home's `exports/`).
+    """Write the files of a run's checkpoint to `path`, by default below the home's `exports/`.
 
-    Raises UserError BAD_ARGUMENT, MODEL_*, DEPLOY_FAILED, NO_TORCH, DISK_FULL.
+    Args:
+        ref: the model, such as "arith-grpo-7@best".
+        export_format: "adapter" or "merged".
+
+    The reply's `state` is "exported", or "exporting" while a merge goes on: the same call again
+    returns it. Nothing is overwritten. Raises UserError BAD_ARGUMENT, MODEL_*, DEPLOY_FAILED (the
+    merge failed), NO_TORCH, DISK_FULL.
     """
     if export_format not in FORMATS:
         raise UserError(
@@ -56,33 +62,37 @@ def export(home: Home, ref: str, export_format: str = "adapter", path: str = "")
     }
     if path:
         refuse_agent_place(target, "path")
-    if _is_ours(target, origin):
-        return _exported(model, target, export_format, "already")
+    if _is_this_export(target, origin):
+        return _export_reply(model, target, export_format, "already")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if export_format == "adapter":
             _copy_adapter(model, target, origin)
         elif not _merge(home, model, target, origin):
-            return _going_on(ref, target)
+            return _still_merging(ref, target)
     except OSError as error:
         raise UserError(
-            "DISK_FULL" if error.errno == 28 else "BAD_ARGUMENT",
+            "DISK_FULL" if error.errno == 28 else "BAD_ARGUMENT",  # 28: ENOSPC
             f"{target} cannot be written: {error.strerror or error}",
             hint="Choose another path.",
             field="path",
         ) from error
-    return _exported(model, target, export_format, "now")
+    return _export_reply(model, target, export_format, "now")
 
 
-def _is_ours(target: Path, origin: dict[str, str]) -> bool:
-    """Whether this very export is there. Raises UserError when something else is."""
+def _is_this_export(target: Path, origin: dict[str, str]) -> bool:
+    """Whether this very export is at `target` already.
+
+    False where nothing is there, or an empty folder. `origin` is what its ORIGIN file would hold.
+    Raises UserError BAD_ARGUMENT where something else is there.
+    """
     if not os.path.lexists(target) or (target.is_dir() and not os.listdir(target)):
         return False
     try:
         if read_json(target / ORIGIN) == origin:
             return True
     except (OSError, ValueError):
-        pass
+        pass  # no readable ORIGIN file: something else
     raise UserError(
         "BAD_ARGUMENT",
         f"{target} exists and is not this export; nothing is overwritten",
@@ -92,24 +102,29 @@ def _is_ours(target: Path, origin: dict[str, str]) -> bool:
 
 
 def _copy_adapter(model: ModelRef, target: Path, origin: dict[str, str]) -> None:
-    """Copy a PEFT adapter to `target`, its base named so that others find it."""
+    """Copy a PEFT adapter to `target`, with the name of its base as others can find it."""
     source = model.adapter
-    assert source is not None
-    aside = _fresh_aside(target)
+    assert source is not None  # `export` refuses base models
+    folder = _new_folder_beside(target)
     for name in _ADAPTER_FILES:
         if (source / name).is_file():
-            shutil.copy2(source / name, aside / name)
-    config = read_json(aside / "adapter_config.json")
+            shutil.copy2(source / name, folder / name)
+    config = read_json(folder / "adapter_config.json")
     if model.kind == "run" and model.base_path.is_dir():
-        # A reader elsewhere knows no names of ours; a hub id it does know.
-        known = "/" in model.base_ref and not os.path.isabs(model.base_ref)
-        config["base_model_name_or_path"] = model.base_ref if known else str(model.base_path)
-    write_json(aside / "adapter_config.json", config)
-    _put(aside, target, origin)
+        # Elsewhere our own model names mean nothing, while a hub id does; else the path is given.
+        is_hub_id = "/" in model.base_ref and not os.path.isabs(model.base_ref)
+        config["base_model_name_or_path"] = model.base_ref if is_hub_id else str(model.base_path)
+    write_json(folder / "adapter_config.json", config)
+    _move_into_place(folder, target, origin)
 
 
 def _merge(home: Home, model: ModelRef, target: Path, origin: dict[str, str]) -> bool:
-    """Merge in a worker; False when it is still going on. Raises UserError DEPLOY_FAILED."""
+    """Merge the adapter into its base by a worker and put the result at `target`.
+
+    Returns False where the merge is still going on after `WAIT_S` seconds. Raises UserError
+    DEPLOY_FAILED with the end of the worker's log.
+    """
+    # The same merge to the same place has the same key, so that a later call finds it.
     key = hashlib.sha256(f"{model.adapter} {target}".encode()).hexdigest()[:16]
     job = home.export_job(key)
     job.mkdir(parents=True, exist_ok=True)
@@ -124,15 +139,18 @@ def _merge(home: Home, model: ModelRef, target: Path, origin: dict[str, str]) ->
         time.sleep(0.05)
     if not _is_model(home, aside):
         shutil.rmtree(aside, ignore_errors=True)
-        last = " | ".join(read_tail(log, 2000).strip().splitlines()[-3:])[:400]
-        raise UserError("DEPLOY_FAILED", "the merge did not finish", hint=f"Its log: {last}")
-    _put(aside, target, origin)
+        log_end = " | ".join(read_tail(log, 2000).strip().splitlines()[-3:])[:400]
+        raise UserError("DEPLOY_FAILED", "the merge did not finish", hint=f"Its log: {log_end}")
+    _move_into_place(aside, target, origin)
     shutil.rmtree(job, ignore_errors=True)
     return True
 
 
 def _start_merge(home: Home, model: ModelRef, job: Path, aside: Path) -> None:
-    """Start the worker that merges the adapter into its base, unless one is at it."""
+    """Start the worker that merges, unless one is at work; it writes to `aside`.
+
+    `job` is the folder of its config, lock and log.
+    """
     python = launcher.worker_python(home)
     shutil.rmtree(aside, ignore_errors=True)
     config = {
@@ -142,7 +160,7 @@ def _start_merge(home: Home, model: ModelRef, job: Path, aside: Path) -> None:
     }
     write_json(job / "config.json", config)
     lock = take_lock(job / "alive.lock")
-    if lock is None:  # another call was quicker; wait for its worker
+    if lock is None:  # another call has just started a worker; wait for that
         return
     try:
         argv = [python, "-P", *programs.command("merger"), str(job / "config.json")]
@@ -152,6 +170,7 @@ def _start_merge(home: Home, model: ModelRef, job: Path, aside: Path) -> None:
 
 
 def _is_model(home: Home, folder: Path) -> bool:
+    """Whether the folder holds a complete model."""
     if not folder.is_dir():
         return False
     try:
@@ -161,43 +180,46 @@ def _is_model(home: Home, folder: Path) -> bool:
         return False
 
 
-def _fresh_aside(target: Path) -> Path:
+def _new_folder_beside(target: Path) -> Path:
+    """An empty folder beside `target`, on the same disk, so that it can be renamed to it."""
     aside = target.with_name(f".{target.name}.{os.getpid()}.aside")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     return aside
 
 
-def _put(aside: Path, target: Path, origin: dict[str, str]) -> None:
+def _move_into_place(aside: Path, target: Path, origin: dict[str, str]) -> None:
+    """Add the ORIGIN file to a finished folder and rename it to `target`, durably."""
     write_json(aside / ORIGIN, origin)
     sync_folder(aside)
-    os.replace(aside, target)  # over an empty folder or nothing
+    os.replace(aside, target)  # at most an empty folder is there
     sync_folder(target.parent)
 
 
-def _exported(model: ModelRef, target: Path, export_format: str, when: str) -> Reply:
-    """The reply about an export that is there."""
+def _export_reply(model: ModelRef, target: Path, export_format: str, when: str) -> Reply:
+    """The reply about a finished export; `when` is "now", or "already" for an earlier one."""
     files = sorted(entry.name for entry in target.iterdir())
-    was = " already" if when == "already" else ""
+    already = " already" if when == "already" else ""
     return {
         "model": model.ref,
         "state": "exported",
         "path": str(target),
         "format": export_format,
         "files": files,
-        "summary": f"{model.ref} is{was} exported as {export_format} to {target}.",
+        "summary": f"{model.ref} is{already} exported as {export_format} to {target}.",
         "next": [],
         "warnings": [],
     }
 
 
-def _going_on(ref: str, target: Path) -> Reply:
-    again = {"run_id": ref, "action": "export", "format": "merged", "path": str(target)}
+def _still_merging(ref: str, target: Path) -> Reply:
+    """The reply about a merge that is still going on, with the call that returns it later."""
+    same_call = {"run_id": ref, "action": "export", "format": "merged", "path": str(target)}
     return {
         "model": ref,
         "state": "exporting",
         "path": str(target),
         "summary": f"{ref} is being merged; the same call again returns the files.",
-        "next": [Call("deploy", again).to_json()],
+        "next": [Call("deploy", same_call).to_json()],
         "warnings": [],
     }

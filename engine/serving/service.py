@@ -1,8 +1,8 @@
-"""Talking to models: serve a base with its adapters, ask it something, stop it.
+"""Talking to models: serve a base model with its adapters, ask it something, stop it.
 
-One process per base model, adapters addressed by model name. The process is detached and ends by
-itself when nobody talks to it; a server of ours may come and go meanwhile. Every start is
-idempotent: what is served already is returned as it is.
+There is one process per base model; adapters are addressed by model name. The process is detached
+and ends by itself when nobody talks to it, whether or not our server still lives. Serving a model
+that is served already returns the deployment that there is.
 """
 
 import contextlib
@@ -41,26 +41,32 @@ from engine.serving.export import export
 
 __all__ = ["chat", "deploy", "export", "list_deployments"]
 
-START_S = 40.0  # what one call waits for a process to become ready
-CALL_S = 48.0  # what one chat takes at most, starts included
+START_S = 40.0  # seconds that one call waits for a process to become ready
+CALL_S = 48.0  # seconds that one chat takes at most, starts included
 _POLL_S = 0.05
-# What a serving process holds beside the weights: the libraries, activations, caches.
+# Bytes that a serving process holds beside the weights: libraries, activations, caches.
 _OVERHEAD = {
     ("torch", "cpu"): 700_000_000,
     ("torch", "cuda"): 2_500_000_000,
     ("vllm", "cpu"): 4_500_000_000,
     ("vllm", "cuda"): 8_000_000_000,
 }
-_WEIGHT_BYTES = {"cpu": 4, "cuda": 2}
+_WEIGHT_BYTES = {"cpu": 4, "cuda": 2}  # per parameter: float32 and bfloat16
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What shall be served: a model name on a base, with its adapter if it has one."""
+class Target:
+    """A model to serve, on its base.
+
+    Attributes:
+        name: the model name that requests give.
+        adapter: folder of its adapter, "" for the base itself.
+        thinking: it was trained with thinking on, and is served so.
+    """
 
     ref: ModelRef
     name: str
-    adapter: str  # "" for the base itself
+    adapter: str
     thinking: bool
 
 
@@ -72,10 +78,12 @@ def deploy(
     path: str = "",
     asker: Asker = ANYBODY,
 ) -> Reply:
-    """Serve a model, stop serving it, or export its files.
+    """Serve a model, stop serving it, or export its files (`action`: start, stop or export).
 
-    Raises UserError MODEL_*, DEVICE_BUSY, DOES_NOT_FIT, DEPLOY_FAILED, DEPLOYMENT_NOT_FOUND,
-    NO_TORCH, NO_VLLM, BAD_ARGUMENT, QUOTA.
+    `ref` is the model; to stop, a deployment's id will do too. `export_format` and `path` are those
+    of `export`. A start counts against the quota of `asker`. Raises UserError MODEL_*, DEVICE_BUSY,
+    DOES_NOT_FIT, DEPLOY_FAILED (retryable while it still loads), DEPLOYMENT_NOT_FOUND, NO_TORCH,
+    NO_VLLM, BAD_ARGUMENT, QUOTA.
     """
     if action == "export":
         return export(home, ref, export_format, path)
@@ -88,15 +96,15 @@ def deploy(
             hint="Use start, stop or export.",
             field="action",
         )
-    wanted = _wanted(home, ref)
-    row, _ = _serve(home, wanted, time.monotonic() + START_S, asker, asked_for=True)
+    target = _target_of(home, ref)
+    row, _ = _serve(home, target, time.monotonic() + START_S, asker, by_deploy=True)
     return {
-        "model": wanted.name,
+        "model": target.name,
         "base_url": row.url,
         "api_key_file": str(home.deployment(row.deployment_id).key),
         **describe(home, row),
-        "summary": f"{wanted.name} answers at {row.url}.",
-        "next": [Call("chat", {"model": wanted.name, "message": "..."}).to_json()],
+        "summary": f"{target.name} answers at {row.url}.",
+        "next": [Call("chat", {"model": target.name, "message": "..."}).to_json()],
         "warnings": [],
     }
 
@@ -111,111 +119,136 @@ def chat(
     temperature: float = 0.0,
     asker: Asker = ANYBODY,
 ) -> Reply:
-    """Ask a model, and a second one with `compare_to`; starts a deployment where none serves it.
+    """Ask a model, and with `compare_to` a second one; starts a deployment where none serves it.
 
-    Each answer: model, answer, finish_reason, prompt_tokens, tokens, latency_s (its own, without
-    a start). `started`: what had to be started for it, {"deployment_id", "seconds", "memory_gb"}.
-    Raises UserError.
+    `system` is the system prompt ("" for none), `max_tokens` counts per answer, temperature 0 is
+    greedy. A start counts against the quota of `asker`.
+
+    In the reply: `answers`, each with model, answer, finish_reason, prompt_tokens, tokens and
+    latency_s (seconds for the answer, without starting); `started`, only where something was: the
+    deployments that this call started, each with deployment_id, seconds and memory_gb.
+
+    Raises UserError BAD_ARGUMENT (no message, or the model refuses it), DEPLOY_FAILED (also where
+    the answer takes too long), and as `deploy` does.
     """
     if not message.strip():
         raise UserError("BAD_ARGUMENT", "message is empty", hint="Ask something.", field="message")
     deadline = time.monotonic() + CALL_S
     names = [model] + ([compare_to] if compare_to and compare_to != model else [])
-    wanted = [_wanted(home, name) for name in names]
+    targets = [_target_of(home, name) for name in names]
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": message})
     body = {"messages": messages, "max_tokens": max_tokens, "temperature": temperature}
-    started: list[Reply] = []
-    answers = [_ask(home, one, body, deadline, asker, started) for one in wanted]
+    answers_and_starts = [_ask(home, target, body, deadline, asker) for target in targets]
+    answers = [answer for answer, _ in answers_and_starts]
+    started = [
+        deployment
+        for _, deployments_started in answers_and_starts
+        for deployment in deployments_started
+    ]
     seconds = sum(answer["latency_s"] for answer in answers)
-    cut = [
-        f"{answer['model']} was cut at {answer['tokens']} tokens"
-        for answer in answers
-        if answer["finish_reason"] == "length"
-    ]
-    idle = home.user_config().idle_stop_minutes
-    left = [
-        f"{one['deployment_id']} was started for this in {one['seconds']:.1f} s and holds about "
-        f"{one['memory_gb']:g} GB; it stops by itself after {idle:g} idle minutes"
-        for one in started
-    ]
-    stop = [
-        Call("deploy", {"run_id": one["deployment_id"], "action": "stop"}).to_json()
-        for one in started
+    stop_calls = [
+        Call("deploy", {"run_id": deployment["deployment_id"], "action": "stop"}).to_json()
+        for deployment in started
     ]
     return {
         "answers": answers,
         **({"started": started} if started else {}),
         "summary": f"{' and '.join(names)} answered in {seconds:.1f} s.",
-        "next": stop,
-        "warnings": cut + left,
+        "next": stop_calls,
+        "warnings": _chat_warnings(answers, started, home.user_config().idle_stop_minutes),
     }
 
 
-def _wanted(home: Home, name: str) -> Wanted:
+def _chat_warnings(answers: list[Reply], started: list[Reply], idle_minutes: float) -> list[str]:
+    """Warnings about answers that were cut off, and about deployments that were started."""
+    cut_off = [
+        f"{answer['model']} was cut at {answer['tokens']} tokens"
+        for answer in answers
+        if answer["finish_reason"] == "length"
+    ]
+    return cut_off + [
+        f"{deployment['deployment_id']} was started for this in {deployment['seconds']:.1f} s and "
+        f"holds about {deployment['memory_gb']:g} GB; it stops by itself after "
+        f"{idle_minutes:g} idle minutes"
+        for deployment in started
+    ]
+
+
+def _target_of(home: Home, name: str) -> Target:
+    """What to serve for a model reference. Raises UserError MODEL_* where there is none."""
     ref = catalog.resolve_model(home, name)
     if ref.adapter is None:
-        return Wanted(ref, ref.base_ref, "", False)
+        return Target(ref, ref.base_ref, "", False)
     config = home.run(ref.run_id).read_config()
     thinking = isinstance(config, GRPOConfig) and config.settings.thinking
-    return Wanted(ref, ref.ref, str(ref.adapter), thinking)
+    return Target(ref, ref.ref, str(ref.adapter), thinking)
 
 
 def _serve(
-    home: Home, wanted: Wanted, deadline: float, asker: Asker, *, asked_for: bool = False
+    home: Home, target: Target, deadline: float, asker: Asker, *, by_deploy: bool = False
 ) -> tuple[DeploymentRow, float | None]:
-    """The living, ready deployment that serves `wanted`, started or extended where needed; and
-    the seconds that starting it took, None where it was there.
+    """The ready deployment that serves the target, and the seconds that starting it took (None
+    where nothing was started). One of the same base gets the adapter added.
 
-    `asked_for`: it stays until it is stopped or idle; what only a chat needed holds no process.
+    `by_deploy`: the model is served until it is stopped or idle; one that only a chat needed does
+    not keep the process. Raises UserError as `deploy` does; retryable DEPLOY_FAILED at `deadline`.
     """
     launcher.worker_python(home)
     lock = take_lock(home.deploy_lock, wait_s=max(0.0, deadline - time.monotonic()))
     if lock is None:
-        raise _not_yet("another deployment of this home is being started")
+        raise _try_again("another deployment of this home is being started")
     try:
-        row = _find(home, wanted)
+        row = _find_serving(home, target)
         row = _until_ready(home, row, deadline) if row is not None else None
-        took, began = None, time.monotonic()
+        start_seconds, started_at = None, time.monotonic()
         if row is None:
-            row = _until_ready(home, _start(home, wanted, asker), deadline)
-            took = time.monotonic() - began
+            row = _until_ready(home, _start(home, target, asker), deadline)
+            start_seconds = time.monotonic() - started_at
         if row is None:
-            raise _not_yet("the process ended while it was looked at")
-        if wanted.adapter and not _load_adapter(home.deployment(row.deployment_id), wanted):
-            # It was on its way out, idle for too long or to make room for a run.
-            row = _until_ready(home, _start(home, wanted, asker), deadline)
-            took = time.monotonic() - began
-            if row is None or not _load_adapter(home.deployment(row.deployment_id), wanted):
-                raise _not_yet("the process ended while it was looked at")
-        return (_ask_for(home, row, wanted) if asked_for else row), took
+            raise _try_again("the process ended while it was looked at")
+        if target.adapter and not _load_adapter(home.deployment(row.deployment_id), target):
+            # The process was just ending: it was idle for too long, or a run needs its memory.
+            row = _until_ready(home, _start(home, target, asker), deadline)
+            start_seconds = time.monotonic() - started_at
+            if row is None or not _load_adapter(home.deployment(row.deployment_id), target):
+                raise _try_again("the process ended while it was looked at")
+        return (_keep_serving(home, row, target) if by_deploy else row), start_seconds
     finally:
         os.close(lock)
 
 
-def _find(home: Home, wanted: Wanted) -> DeploymentRow | None:
+def _find_serving(home: Home, target: Target) -> DeploymentRow | None:
+    """The living deployment of the target's base, and for an adapter of its thinking; or None."""
     for row in deployments.living(home):
-        if row.base_path != str(wanted.ref.base_path):
+        if row.base_path != str(target.ref.base_path):
             continue
-        if not wanted.adapter or _thinks(home.deployment(row.deployment_id)) == wanted.thinking:
+        if not target.adapter:
+            return row
+        if _is_thinking(home.deployment(row.deployment_id)) == target.thinking:
             return row
     return None
 
 
-def _thinks(folder: DeployDir) -> bool:
+def _is_thinking(folder: DeployDir) -> bool:
+    """Whether a deployment was started with thinking on."""
     return bool(deployments.config_of(folder).get("thinking"))
 
 
-def _start(home: Home, wanted: Wanted, asker: Asker) -> DeploymentRow:
-    """Start a deployment of what is wanted, where there is room for it. Raises UserError."""
+def _start(home: Home, target: Target, asker: Asker) -> DeploymentRow:
+    """Start a deployment of the target on the device with the most room for it; returns its row.
+
+    Raises UserError QUOTA, DOES_NOT_FIT, DEVICE_BUSY, NO_VLLM, NO_TORCH, DEPLOY_FAILED.
+    """
     deployments.check_number(home, asker)
-    engines = {d.id: _engine(home, d) for d in hardware.detect(home.root).devices}
-    device, memory = _room(home, wanted, engines)
-    adapters = [{"name": wanted.name, "path": wanted.adapter}] if wanted.adapter else []
+    devices = hardware.detect(home.root).devices
+    engines = {device.id: _engine(home, device) for device in devices}
+    device, memory = _device_with_room(home, target, engines)
+    adapters = [{"name": target.name, "path": target.adapter}] if target.adapter else []
     with Store(home) as store:
         row = store.add_deployment(
-            base_name=wanted.ref.base_ref,
-            base_path=str(wanted.ref.base_path),
+            base_name=target.ref.base_ref,
+            base_path=str(target.ref.base_path),
             adapters=[],
             serve_base=False,
             memory_bytes=memory,
@@ -231,10 +264,10 @@ def _start(home: Home, wanted: Wanted, asker: Asker) -> DeploymentRow:
             "adapters": adapters,
             "port": 0,
             "idle_stop_minutes": home.user_config().idle_stop_minutes,
-            "thinking": wanted.thinking,
+            "thinking": target.thinking,
             "serve_with": engines[device.id],
             "memory_share": round(memory / device.memory_total, 3),
-            "lora_rank": wanted.ref.adapter_facts.rank if wanted.ref.adapter_facts else 0,
+            "lora_rank": target.ref.adapter_facts.rank if target.ref.adapter_facts else 0,
             "memory_bytes": memory,
             "asker": asker.name,
         },
@@ -244,7 +277,7 @@ def _start(home: Home, wanted: Wanted, asker: Asker) -> DeploymentRow:
 
 
 def _spawn(home: Home, folder: DeployDir, device: Device) -> None:
-    """Start the server's process, detached from this one."""
+    """Start the server's process, detached. Raises UserError DEPLOY_FAILED or NO_TORCH."""
     env = {
         **os.environ,
         "HONESMITH_HOME": str(home.root),
@@ -257,7 +290,7 @@ def _spawn(home: Home, folder: DeployDir, device: Device) -> None:
     }
     alive = take_lock(folder.alive)
     if alive is None:
-        raise _failed(folder, "its folder is in use by another process")
+        raise _deploy_failed(folder, "its folder is in use by another process")
     try:
         argv = [launcher.worker_python(home), "-P", *programs.command("server"), str(folder.path)]
         pid = launcher.spawn_detached(argv, folder.path, folder.log, env, pass_fds=(alive,))
@@ -269,27 +302,33 @@ def _spawn(home: Home, folder: DeployDir, device: Device) -> None:
 def _engine(home: Home, device: Device) -> str:
     """What answers on this device: "torch" (our own sampler) or "vllm".
 
-    Left to itself vLLM is for GPUs: on a CPU it takes longer to start and to answer.
-    Raises UserError NO_VLLM when `serve_with` asks for what is not set up.
+    `serve_with` = "auto" takes vLLM for GPUs only: on a CPU it is slower to start and to answer.
+    Raises UserError NO_VLLM where vLLM is asked for and not set up.
     """
-    chosen = home.user_config().serve_with
-    if chosen == "vllm":
+    engine = home.user_config().serve_with
+    if engine == "vllm":
         vllm_env.require_python(home)
-    elif chosen == "auto":
-        here = device.kind == "cuda" and vllm_env.find_python(home) is not None
-        return "vllm" if here else "torch"
-    return chosen
+    elif engine == "auto":
+        use_vllm = device.kind == "cuda" and vllm_env.find_python(home) is not None
+        return "vllm" if use_vllm else "torch"
+    return engine
 
 
-def _room(home: Home, wanted: Wanted, engines: dict[str, str]) -> tuple[Device, int]:
-    """A device with memory for the model beside what runs, and the bytes it will take."""
+def _device_with_room(home: Home, target: Target, engines: dict[str, str]) -> tuple[Device, int]:
+    """The device with the most memory left for the model, and the bytes it will take.
+
+    `engines`: device id -> "torch" or "vllm". Raises UserError DOES_NOT_FIT where no device is
+    large enough, DEVICE_BUSY where the best one is too full now.
+    """
     devices = hardware.detect(home.root).devices
-    needs = {device.id: _memory(wanted.ref, device, engines[device.id]) for device in devices}
+    needs = {
+        device.id: _memory_needed(target.ref, device, engines[device.id]) for device in devices
+    }
     best = max(devices, key=lambda device: device.memory_free - needs[device.id])
     need = needs[best.id]
     if need <= best.memory_free:
         return best, need
-    message = f"{wanted.name} needs about {need / 1e9:.1f} GB"
+    message = f"{target.name} needs about {need / 1e9:.1f} GB"
     if need > max(device.memory_total for device in devices):
         raise UserError(
             "DOES_NOT_FIT",
@@ -298,39 +337,43 @@ def _room(home: Home, wanted: Wanted, engines: dict[str, str]) -> tuple[Device, 
         )
     raise UserError(
         "DEVICE_BUSY",
-        f"{message}; {best.memory_free / 1e9:.1f} GB of {best.id} are free{_until_free(home)}",
-        hint=_free_a_device(home),
+        f"{message}; {best.memory_free / 1e9:.1f} GB of {best.id} are free{_busy_with(home)}",
+        hint=_advice_to_free(home),
         retryable=True,
     )
 
 
-def _free_a_device(home: Home) -> Hint:
+def _advice_to_free(home: Home) -> Hint:
+    """How to free a device, with the call that stops the oldest deployment if there is one."""
     living = deployments.living(home)
     text = "Wait for what runs, or stop a deployment; then call again."
     if not living:
         return Hint(text)
-    stop = {"run_id": living[-1].deployment_id, "action": "stop"}
-    return Hint(text, Call("deploy", stop))
+    arguments = {"run_id": living[-1].deployment_id, "action": "stop"}
+    return Hint(text, Call("deploy", arguments))
 
 
-def _memory(ref: ModelRef, device: Device, engine: str) -> int:
+def _memory_needed(ref: ModelRef, device: Device, engine: str) -> int:
+    """Bytes that serving takes: the weights and a tenth more, and what the process holds."""
     weights = int(ref.facts.params * _WEIGHT_BYTES[device.kind] * 1.1)
     return weights + _OVERHEAD[engine, device.kind]
 
 
-def _until_free(home: Home) -> str:
+def _busy_with(home: Home) -> str:
+    """The end of a message: the run that holds a device, and its time left. "" for no run."""
     with Store(home) as store:
         for row in store.list_runs(10, states=HOLDS_DEVICE):
-            left = read_progress(home.run(row.run_id), row).eta_s
-            about = f", about {left:.0f} s more" if left else ""
-            return f" while {row.run_id} runs{about}"
+            seconds_left = read_progress(home.run(row.run_id), row).eta_s
+            remaining = f", about {seconds_left:.0f} s more" if seconds_left else ""
+            return f" while {row.run_id} runs{remaining}"
     return ""
 
 
 def _until_ready(home: Home, row: DeploymentRow, deadline: float) -> DeploymentRow | None:
-    """Wait until the process answers its health check; None when it was ready once and ended.
+    """Wait until the process answers its health check; returns its row.
 
-    Raises UserError DEPLOY_FAILED.
+    None where it had been ready before and ended. Raises UserError DEPLOY_FAILED: it ended while
+    starting, or (retryable) it is still loading at `deadline`.
     """
     folder = home.deployment(row.deployment_id)
     while True:
@@ -345,42 +388,47 @@ def _until_ready(home: Home, row: DeploymentRow, deadline: float) -> DeploymentR
             deployments.living(home)  # closes the row
             if row.state == "ready":
                 return None
-            raise _failed(folder, deployments.failure_message(folder))
+            raise _deploy_failed(folder, deployments.failure_message(folder))
         if time.monotonic() > deadline:
-            raise _not_yet(f"{row.base_name} is still being loaded")
+            raise _try_again(f"{row.base_name} is still being loaded")
         time.sleep(_POLL_S)
 
 
 def _healthy(folder: DeployDir) -> bool:
+    """Whether the server answers its health check within two seconds."""
     try:
         return deployments.request(folder, "GET", "/health", timeout_s=2.0)[0] == 200
     except Unreachable:
         return False
 
 
-def _load_adapter(folder: DeployDir, wanted: Wanted) -> bool:
-    """Add the adapter to the process; one that it has already costs nothing. False where the
-    process ends instead of answering. Raises UserError DEPLOY_FAILED."""
-    entry = {"name": wanted.name, "path": wanted.adapter}
+def _load_adapter(folder: DeployDir, target: Target) -> bool:
+    """Add the adapter to the process, at no cost where it has it; False where the process ends.
+
+    Raises UserError DEPLOY_FAILED.
+    """
+    entry = {"name": target.name, "path": target.adapter}
     try:
         status, reply = deployments.request(folder, "POST", "/admin/adapters", entry, START_S)
     except Unreachable as error:
         if deployments.ends(folder):
             return False
-        raise _failed(folder, f"it did not take the adapter: {error}") from error
+        raise _deploy_failed(folder, f"it did not take the adapter: {error}") from error
     if status != 200:
-        raise _failed(folder, _error_text(reply) or f"it answered {status}")
+        raise _deploy_failed(folder, _error_text(reply) or f"it answered {status}")
     return True
 
 
-def _ask_for(home: Home, row: DeploymentRow, wanted: Wanted) -> DeploymentRow:
-    if not wanted.adapter:
+def _keep_serving(home: Home, row: DeploymentRow, target: Target) -> DeploymentRow:
+    """Note in the row that the target is to be served until it is stopped; returns the new row."""
+    if not target.adapter:
         return _update(home, row, serve_base=True)
-    kept = [adapter for adapter in row.adapters if adapter["name"] != wanted.name]
-    return _update(home, row, adapters=[*kept, {"name": wanted.name, "path": wanted.adapter}])
+    others = [adapter for adapter in row.adapters if adapter["name"] != target.name]
+    return _update(home, row, adapters=[*others, {"name": target.name, "path": target.adapter}])
 
 
 def _update(home: Home, row: DeploymentRow, **values: Any) -> DeploymentRow:
+    """Write values to a deployment's row where they differ; returns the row as it is then."""
     if all(getattr(row, name) == value for name, value in values.items()):
         return row
     with Store(home) as store:
@@ -389,29 +437,33 @@ def _update(home: Home, row: DeploymentRow, **values: Any) -> DeploymentRow:
 
 
 def _stop(home: Home, ref: str) -> Reply:
-    """Stop serving a model, or a deployment by its id; the process ends with the last asked for."""
+    """Stop serving the model `ref`, or the deployment with that id.
+
+    A process ends once nothing is left that it was deployed for. Where nothing was stopped, the
+    reply says why. Raises UserError MODEL_* where there is no such model, run or deployment.
+    """
     stopped = False
     for row in deployments.living(home):
         if ref == row.deployment_id:
-            left, base = [], False
+            adapters, serve_base = [], False
         elif ref in deployments.served(home, row):
-            left = [adapter for adapter in row.adapters if adapter["name"] != ref]
-            base = row.serve_base and ref != row.base_name
+            adapters = [adapter for adapter in row.adapters if adapter["name"] != ref]
+            serve_base = row.serve_base and ref != row.base_name
         else:
             continue
         stopped = True
-        if left or base:
-            _update(home, row, adapters=left, serve_base=base)
+        if adapters or serve_base:
+            _update(home, row, adapters=adapters, serve_base=serve_base)
         else:
             deployments.stop(home, row, "stopped on request")
     reply = {"model": ref, "state": "stopped", "next": [], "warnings": []}
     if stopped:
         return reply | {"summary": f"{ref} is no longer served."}
-    if said := _how_it_ended(home, ref):
-        return reply | {"summary": f"{ref} is not served any more: {said}."}
+    if ending := _how_it_ended(home, ref):
+        return reply | {"summary": f"{ref} is not served any more: {ending}."}
     if not _is_run(home, ref):
-        catalog.resolve_model(home, ref)  # says so when there is no such thing at all
-    others = _served_of(home, ref)
+        catalog.resolve_model(home, ref)  # raises where there is no such model
+    others = _served_names_of(home, ref)
     also = f"; {', '.join(others)} is" if others else ""
     return reply | {
         "state": "not_served",
@@ -421,7 +473,7 @@ def _stop(home: Home, ref: str) -> Reply:
 
 
 def _how_it_ended(home: Home, ref: str) -> str:
-    """Why the deployment `ref`, or the last one that served it, ended; empty where none did."""
+    """Why the deployment `ref`, or the last one that served that model, ended; "" for none."""
     with Store(home) as store:
         for row in store.list_deployments():
             if ref == row.deployment_id or ref in deployments.served(home, row):
@@ -430,14 +482,14 @@ def _how_it_ended(home: Home, ref: str) -> str:
 
 
 def _is_run(home: Home, ref: str) -> bool:
-    """Whether `ref` is a run, be it one that left no model."""
+    """Whether `ref` is the id of a run, with or without a model."""
     with Store(home) as store, contextlib.suppress(UserError):
         return store.get_run(ref).run_id == ref
     return False
 
 
-def _served_of(home: Home, ref: str) -> list[str]:
-    """What is served of the run of `ref`, under the other names it has."""
+def _served_names_of(home: Home, ref: str) -> list[str]:
+    """The model names served that belong to the run of `ref`."""
     run_id = ref.partition("@")[0]
     names = [name for row in deployments.living(home) for name in deployments.served(home, row)]
     return [name for name in names if name.partition("@")[0] == run_id]
@@ -445,48 +497,51 @@ def _served_of(home: Home, ref: str) -> list[str]:
 
 def _ask(
     home: Home,
-    wanted: Wanted,
+    target: Target,
     body: Json,
     deadline: float,
     asker: Asker,
-    started: list[Reply],
-) -> Reply:
-    """One answer; what is started for it is added to `started`.
+) -> tuple[Reply, list[Reply]]:
+    """The answer of one model, and the deployments that were started for it.
 
-    A process that ended between the look and the question is started again once.
+    A process that ended just before the question is started again once. Errors as of `chat`.
     """
-    for last in (False, True):
-        row, took = _serve(home, wanted, min(deadline, time.monotonic() + START_S), asker)
-        if took is not None:
-            about = {"deployment_id": row.deployment_id, "seconds": round(took, 2)}
-            started.append(about | {"memory_gb": round(row.memory_bytes / 1e9, 2)})
+    started: list[Reply] = []
+    for is_last_try in (False, True):
+        row, start_seconds = _serve(home, target, min(deadline, time.monotonic() + START_S), asker)
+        if start_seconds is not None:
+            deployment = {"deployment_id": row.deployment_id, "seconds": round(start_seconds, 2)}
+            started.append(deployment | {"memory_gb": round(row.memory_bytes / 1e9, 2)})
         folder = home.deployment(row.deployment_id)
-        asked = time.monotonic()
+        asked_at = time.monotonic()
         try:
             response = httpx.post(
                 f"{row.url}/chat/completions",
-                json=body | {"model": wanted.name},
+                json=body | {"model": target.name},
                 headers={"Authorization": f"Bearer {folder.key.read_text().strip()}"},
-                timeout=max(1.0, deadline - asked),
-                trust_env=False,  # loopback: no proxy of the user's has a say
+                timeout=max(1.0, deadline - asked_at),
+                trust_env=False,  # a local address: no proxy of the user applies
             )
         except httpx.TimeoutException as error:
             raise UserError(
                 "DEPLOY_FAILED",
-                f"{wanted.name} did not answer within {time.monotonic() - asked:.0f} s",
+                f"{target.name} did not answer within {time.monotonic() - asked_at:.0f} s",
                 hint="Lower max_tokens, or wait until nothing trains on this machine.",
                 retryable=True,
             ) from error
         except httpx.HTTPError as error:
-            if last or time.monotonic() > deadline:
-                raise _failed(folder, f"it did not answer: {error}") from error
+            if is_last_try or time.monotonic() > deadline:
+                raise _deploy_failed(folder, f"it did not answer: {error}") from error
             continue
-        return _answer(wanted, folder, response, time.monotonic() - asked)
+        return _answer(target, folder, response, time.monotonic() - asked_at), started
     raise AssertionError("unreachable")
 
 
-def _answer(wanted: Wanted, folder: DeployDir, response: httpx.Response, seconds: float) -> Reply:
-    """The server's answer as a reply. Raises UserError for a refusal or a failure."""
+def _answer(target: Target, folder: DeployDir, response: httpx.Response, seconds: float) -> Reply:
+    """The server's answer as a reply; `seconds` is how long it took.
+
+    Raises UserError BAD_ARGUMENT (the server refuses the request) or DEPLOY_FAILED.
+    """
     try:
         reply = response.json()
     except ValueError:
@@ -494,15 +549,15 @@ def _answer(wanted: Wanted, folder: DeployDir, response: httpx.Response, seconds
     if response.status_code != 200:
         text = _error_text(reply) or f"it answered {response.status_code}"
         if response.status_code >= 500:
-            raise _failed(folder, text)
+            raise _deploy_failed(folder, text)
         raise UserError(
             "BAD_ARGUMENT",
-            f"{wanted.name} refused: {text}",
+            f"{target.name} refused: {text}",
             hint="Shorten the message or lower max_tokens.",
         )
     choice, usage = reply["choices"][0], reply.get("usage") or {}
     answer = {
-        "model": wanted.name,
+        "model": target.name,
         "answer": choice["message"].get("content") or "",
         "finish_reason": choice["finish_reason"],
         "prompt_tokens": usage.get("prompt_tokens"),
@@ -515,21 +570,25 @@ def _answer(wanted: Wanted, folder: DeployDir, response: httpx.Response, seconds
 
 
 def _error_text(reply: Json) -> str:
+    """The message of an OpenAI-style error reply; "" where it has none."""
     error = reply.get("error")
     return str(error.get("message", "")) if isinstance(error, dict) else str(error or "")
 
 
-def _failed(folder: DeployDir, message: str) -> UserError:
-    tail = read_tail(folder.log, 4000).strip().splitlines()[-3:]
-    last = " | ".join(line.strip() for line in tail)[:400]
+def _deploy_failed(folder: DeployDir, message: str) -> UserError:
+    """The error for a deployment that failed, with the end of its log."""
+    last_lines = read_tail(folder.log, 4000).strip().splitlines()[-3:]
+    log_end = " | ".join(line.strip() for line in last_lines)[:400]
     return UserError(
         "DEPLOY_FAILED",
-        f"the deployment {folder.id} failed: {message}" + (f" (its log ends: {last})" * bool(last)),
-        hint=f"Read {folder.log}." if last else f"Nothing is in {folder.log}.",
+        f"the deployment {folder.id} failed: {message}"
+        + (f" (its log ends: {log_end})" * bool(log_end)),
+        hint=f"Read {folder.log}." if log_end else f"Nothing is in {folder.log}.",
     )
 
 
-def _not_yet(message: str) -> UserError:
+def _try_again(message: str) -> UserError:
+    """The error for a deployment that needs more time; the same call again helps."""
     return UserError(
         "DEPLOY_FAILED", message, hint="Nothing is wrong yet: call again.", retryable=True
     )

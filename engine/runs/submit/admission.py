@@ -1,6 +1,6 @@
-"""What may not be queued: too dear, too large, too risky, or missing what it needs.
+"""What may not be queued: too expensive, too large, too risky, or without what it needs.
 
-Every check raises the UserError that says what to change; none of them changes anything.
+Every check raises a UserError that says what to change; none of them changes anything.
 """
 
 import math
@@ -25,16 +25,16 @@ from engine.records.estimate import Estimate
 from engine.records.settings import SFTSettings, TrainSettings
 from engine.settings.defaults import SamplingLimits
 
-LOOK_HOURS = 0.1  # of an evaluation or a probe, which nobody has to agree to
+LOOK_HOURS = 0.1  # GPU-hours of an evaluation or a probe that need nobody's agreement
 EVALUATION_WALL_HOURS = 6.0  # an evaluation has no cap of its own, but it must end
-SCORE_S = 1.0  # of a stored answer, where the audit could not say how long a score takes
-# The cap of work that takes at most so many device hours; raises UserError QUOTA.
+SCORE_S = 1.0  # seconds per stored answer, where the audit did not measure how long a score takes
+# From the device hours that some work takes at most, its cap by the quota; raises UserError QUOTA.
 Afford = Callable[[float], float]
 
 
 @dataclass(frozen=True)
-class Playing:
-    """What an evaluation or a probe plays: `tasks` of an environment, `attempts` times each."""
+class SamplingWork:
+    """What an evaluation or a probe samples: `tasks` of an environment, `attempts` times each."""
 
     limits: SamplingLimits
     env: EnvFacts
@@ -42,29 +42,30 @@ class Playing:
     attempts: int
 
 
-def sampling_hours(home: Home, models: Sequence[ModelRef], plays: Playing) -> float:
-    """Device hours that sampling and scoring takes at most."""
+def sampling_hours(home: Home, models: Sequence[ModelRef], work: SamplingWork) -> float:
+    """The device hours that sampling and scoring take at most, for all models together."""
     return estimate.evaluation_hours(
         home,
-        plays.limits,
+        work.limits,
         [(ref.facts, ref.base_path) for ref in models],
-        plays.env,
+        work.env,
         hardware.detect(home.root),
-        rows=plays.tasks,
-        attempts=plays.attempts,
+        rows=work.tasks,
+        attempts=work.attempts,
     )
 
 
 def scoring_hours(record: EnvRecord, answers: int) -> float:
-    """Device hours that scoring stored answers takes."""
+    """The device hours that scoring this many stored answers takes."""
     return answers * (record.audit.score_seconds_p95 or SCORE_S) / 3600
 
 
 def cap_of(home: Home, afford: Afford | None, hours: Callable[[], float]) -> float:
-    """The device hours that an evaluation or a probe is held to, 0 where nobody counts them.
+    """The cap on device hours of an evaluation or a probe; 0 where neither quota nor limit applies.
 
-    `hours` it takes at most. Raises UserError QUOTA by `afford`, and by the home's limits BUDGET
-    and NOT_APPROVED.
+    `hours` returns what it takes at most; it is called only where a cap is needed. `afford` is the
+    quota, None for none. Raises UserError QUOTA (by `afford`), BUDGET (the home's total is spent)
+    or NOT_APPROVED (more than may be spent without a person).
     """
     with Store(home) as store:
         check_hours_left(home, store)
@@ -85,41 +86,47 @@ def cap_of(home: Home, afford: Afford | None, hours: Callable[[], float]) -> flo
 
 
 def cap_warnings(cap: float) -> list[str]:
-    """What to tell a client of the cap in device hours that a run was given; 0 is none."""
+    """The warning that names the cap in device hours of a run; none for 0, which is no cap."""
     return [f"it is ended after {cap:.3g} GPU-hours"] if cap else []
 
 
-def check_cap(max_gpu_hours: float) -> None:
-    """Raises UserError BAD_ARGUMENT unless it is a number of hours."""
-    number = isinstance(max_gpu_hours, int | float) and not isinstance(max_gpu_hours, bool)
-    if not number or not math.isfinite(max_gpu_hours) or max_gpu_hours <= 0:
+def check_gpu_hours_cap(max_gpu_hours: float) -> None:
+    """Raises UserError BAD_ARGUMENT unless it is a finite number of hours above 0."""
+    is_number = isinstance(max_gpu_hours, int | float) and not isinstance(max_gpu_hours, bool)
+    if not is_number or not math.isfinite(max_gpu_hours) or max_gpu_hours <= 0:
         raise bad_argument(
             "max_gpu_hours", max_gpu_hours, "Give a number of hours above 0, such as 2."
         )
 
 
-def check_words(**texts: str) -> None:
-    """Refuse free text that would not fit where it is shown and stored."""
+def check_texts(**texts: str) -> None:
+    """Raises UserError BAD_ARGUMENT for a text, named by its argument, that is too long to be
+    stored and shown, or that has a NUL in it.
+    """
     for name, text in texts.items():
         limit = 200 if name == "request_id" else 4_000
         if len(text) > limit or "\0" in text:
-            what = "a NUL in it" if "\0" in text else f"{len(text)} characters"
+            fault = "a NUL in it" if "\0" in text else f"{len(text)} characters"
             raise UserError(
                 "BAD_ARGUMENT",
-                f"{name} has {what}",
+                f"{name} has {fault}",
                 hint=f"Say it in at most {limit:,} characters of plain text.",
                 field=name,
             )
 
 
 def check_secrets(record: EnvRecord) -> None:
+    """Raises UserError ENV_SECRETS where a secret of the environment is not set in this process."""
     missing = [name for name in record.secrets if not os.environ.get(name)]
     if missing:
         raise no_secrets(missing, record.env_id)
 
 
-def check_kept(run: RunDir, field: str = "resume") -> None:
-    """Raises UserError RUN_STATE when the run's files, which are needed, were deleted."""
+def check_not_deleted(run: RunDir, field: str = "resume") -> None:
+    """Raises UserError RUN_STATE where the run's files were deleted.
+
+    `field` is the argument of the request that needs them.
+    """
     if run.deleted.exists():
         raise UserError(
             "RUN_STATE",
@@ -130,9 +137,10 @@ def check_kept(run: RunDir, field: str = "resume") -> None:
 
 
 def scored_env(home: Home, env_id: str, what: str) -> EnvRecord:
-    """The version that `env_id` means, which scores answers and whose process can be started.
+    """The environment version that `env_id` means, which scores and whose process can be started.
 
-    `what` no model can be on another: evaluated, probed. Raises UserError ENV_*.
+    `what` is the word for the message: evaluated, probed or regraded. Raises UserError
+    ENV_NOT_FOUND, ENV_INVALID (it scores nothing), ENV_SECRETS or ENV_DEPS.
     """
     record = registry.find_env(home, env_id)
     if not record.scored:
@@ -148,7 +156,7 @@ def scored_env(home: Home, env_id: str, what: str) -> EnvRecord:
 
 
 def require_files(model: ModelRef) -> None:
-    """Raises UserError MODEL_NOT_FOUND where the files of the base are gone."""
+    """Raises UserError MODEL_NOT_FOUND where the files of the base model are gone."""
     if not model.base_path.is_dir():
         raise UserError(
             "MODEL_NOT_FOUND",
@@ -162,6 +170,7 @@ def require_files(model: ModelRef) -> None:
 
 
 def no_env() -> UserError:
+    """The error for a request that names no environment."""
     return UserError(
         "BAD_ARGUMENT",
         "no environment was named",
@@ -171,6 +180,7 @@ def no_env() -> UserError:
 
 
 def no_secrets(missing: list[str], env_id: str) -> UserError:
+    """The error for an environment whose secrets (`missing`) this process does not have."""
     return UserError(
         "ENV_SECRETS",
         f"{env_id} needs {', '.join(missing)}, which this server's environment does not have",
@@ -181,9 +191,11 @@ def no_secrets(missing: list[str], env_id: str) -> UserError:
 
 
 def check_audit(record: EnvRecord, settings: TrainSettings) -> list[str]:
-    """Refuse to reinforce a reward that the stored audit found to pay for degenerate answers.
+    """Check that the environment's reward may be trained on; returns a warning for a known risk.
 
-    Returns the warning for a run that may train all the same.
+    A risk is a reward that the stored audit found to pay for degenerate answers. It is allowed for
+    SFT, which does not learn from the reward, and by `accept_reward_risk`. Raises UserError
+    REWARD_RISK.
     """
     if record.audit.verdict != "risk":
         return []
@@ -204,16 +216,19 @@ def check_audit(record: EnvRecord, settings: TrainSettings) -> list[str]:
 
 
 def check_size(forecast: Forecast, disk_free: int) -> None:
-    """Refuse what cannot fit into memory or onto the disk, by its forecast."""
+    """Check by the forecast that the run fits into memory and onto the disk.
+
+    `disk_free`: bytes, named in the message. Raises UserError DOES_NOT_FIT or DISK_FULL.
+    """
     figures = forecast.estimate
     if not figures.fits:
-        need, have = figures.peak_memory.total, figures.memory_available
-        lower = figures.lower_this or "max_length"
+        needed, available = figures.peak_memory.total, figures.memory_available
+        setting = figures.lower_this or "max_length"
         raise UserError(
             "DOES_NOT_FIT",
-            f"the run needs about {size(need)} of memory; {figures.device} has {size(have)}",
+            f"the run needs about {size(needed)} of memory; {figures.device} has {size(available)}",
             hint=Hint(
-                f"Lower {lower}; an estimate itemises the memory.",
+                f"Lower {setting}; an estimate itemises the memory.",
                 change=estimate.change_of(forecast.lower_to),
             ),
         )
@@ -229,7 +244,10 @@ def check_size(forecast: Forecast, disk_free: int) -> None:
 
 
 def check_approval(home: Home, figures: Estimate, approved: bool) -> None:
-    """Refuse a spend above `auto_approve_gpu_hours` that no person agreed to."""
+    """Raises UserError NOT_APPROVED where nobody approved the run and it likely takes too long.
+
+    The limit is `auto_approve_gpu_hours` of the home's config; without it nothing needs approval.
+    """
     likely, limit = figures.gpu_hours.likely, home.user_config().auto_approve_gpu_hours
     if limit is not None and likely > limit and not approved:
         raise UserError(
@@ -244,16 +262,16 @@ def check_approval(home: Home, figures: Estimate, approved: bool) -> None:
 
 
 def _fewer_steps(figures: Estimate, limit: float) -> Change | None:
-    """Steps that take at most `limit` device hours, if a run can be that short."""
+    """The change to as many steps as fit into `limit` device hours; None where no step does."""
     startup = figures.seconds["startup"] / 3600
     likely = figures.gpu_hours.likely
-    share = (0.9 * limit - startup) / max(likely - startup, 1e-9)  # the rest is rounding
+    share = (0.9 * limit - startup) / max(likely - startup, 1e-9)  # a tenth is left for rounding
     steps = math.floor(figures.steps * share)
     return Change(settings={"steps": steps}, without=("epochs",)) if steps >= 1 else None
 
 
 def check_hours_left(home: Home, store: Store) -> None:
-    """Refuse any work once the home's total is spent or promised away."""
+    """Raises UserError BUDGET where the home's total is spent, or promised to open runs."""
     total = home.user_config().max_gpu_hours_total
     if total is not None and store.committed_hours() >= total:
         raise UserError(
@@ -264,4 +282,5 @@ def check_hours_left(home: Home, store: Store) -> None:
 
 
 def bad_argument(field: str, value: Any, hint: str) -> UserError:
+    """The error for an argument (`field`) with a value that cannot be used."""
     return UserError("BAD_ARGUMENT", f"{field}={value!r} cannot be used", hint=hint, field=field)

@@ -1,5 +1,5 @@
-"""What earlier runs say against a new one: nearly the same was tried and failed, or several
-settings change at once, so that none of them will be known to be the cause."""
+"""Warnings about a new run that follow from earlier ones: nearly the same was tried and failed, or
+several settings change at once, so that the cause of a difference will stay unknown."""
 
 import math
 from collections.abc import Sequence
@@ -11,41 +11,48 @@ from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.records.run_config import TrainConfig
 
-NEAR = 0.1  # a number this close to an earlier one is the same idea
-LOOK_BACK = 200  # runs
-# Kinds of failure that no setting of the run is the cause of.
+NEAR = 0.1  # two numbers whose ratio is at most 1.1 count as the same idea
+LOOK_BACK = 200  # the newest runs that are compared: older ones say little about a new one
+# Kinds of failure that are not caused by a setting of the run.
 _OUTSIDE = frozenset({"infra", "budget", "killed", "interrupted", "cancelled", "timeout"})
-_SHOWN = 4  # settings that a caution names
+_MOST_NAMED = 4  # settings that a caution names
 
 
 def cautions(home: Home, store: Store, config: TrainConfig) -> list[str]:
-    """What earlier runs say against one with this config, before it is queued."""
+    """Warnings about a run with this config, before it is queued; empty where there are none.
+
+    It is compared with the newest runs of the same environment version, algorithm and start model.
+    """
     new = Making("", config)
-    past = [
+    earlier = [
         (row, making_of_run(home, row.run_id))
         for row in store.list_runs(LOOK_BACK, kind="train")
         if row.env_id == config.env_id and row.algorithm == config.algorithm
     ]
-    alike = [(row, made) for row, made in past if made.start == new.start]
-    return [*_again(new, alike)[:1], *_several(home, new, alike)]
+    same_start = [(row, making) for row, making in earlier if making.start == new.start]
+    return [*_repeats(new, same_start)[:1], *_many_changes(home, new, same_start)]
 
 
-def _again(new: Making, past: Sequence[tuple[RunRow, Making]]) -> list[str]:
-    """Earlier runs of nearly these settings that failed or came to nothing, newest first."""
+def _repeats(new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]:
+    """Sentences about earlier runs that this one nearly repeats; newest first.
+
+    An earlier run counts where its settings are nearly the same and it failed or brought nothing,
+    or where it is exactly the same, seed included. `earlier`: (row, making), newest first.
+    """
     sentences = []
-    for row, made in past:
-        if _far(new, made):
+    for row, making in earlier:
+        if _differs_clearly(new, making):
             continue
-        outcome = _came_to_nothing(row)
-        same_seed = new.settings.get("seed") == made.settings.get("seed")
-        apart = _near(new, made)
+        outcome = _failure_in_words(row)
+        same_seed = new.settings.get("seed") == making.settings.get("seed")
+        differences = _difference_in_words(new, making)
         if outcome:
-            close = f" but for {apart}" if apart else ""
+            but_for = f" but for {differences}" if differences else ""
             sentences.append(
-                f"nearly the same as {row.run_id}{close}, which {outcome}: read it before "
+                f"nearly the same as {row.run_id}{but_for}, which {outcome}: read it before "
                 "spending this again"
             )
-        elif row.state == "done" and same_seed and not apart:
+        elif row.state == "done" and same_seed and not differences:
             verdict = verdict_in_words(row)
             sentences.append(
                 f"the same as {row.run_id} ({verdict}), seed included: it will repeat it"
@@ -53,8 +60,11 @@ def _again(new: Making, past: Sequence[tuple[RunRow, Making]]) -> list[str]:
     return sentences
 
 
-def _came_to_nothing(row: RunRow) -> str:
-    """How an earlier run failed by its own settings, "" when it did not."""
+def _failure_in_words(row: RunRow) -> str:
+    """How an earlier run failed because of its own settings, or that its result was not better.
+
+    "" where neither is so.
+    """
     if row.state == "failed" and row.reason_kind not in _OUTSIDE:
         return f"failed ({row.reason_kind})"
     if row.state == "done" and row.verdict in ("worse", "no_difference"):
@@ -63,53 +73,61 @@ def _came_to_nothing(row: RunRow) -> str:
 
 
 def verdict_in_words(row: RunRow) -> str:
-    """The verdict of a run as people say it."""
+    """The verdict of a run in words, such as "no difference"; "unknown" where it has none."""
     return (row.verdict or "unknown").replace("_", " ")
 
 
-def _several(home: Home, new: Making, past: Sequence[tuple[RunRow, Making]]) -> list[str]:
-    """Several levers moved at once, against the parent or the newest run of the kind."""
+def _many_changes(home: Home, new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]:
+    """A warning where several choices change at once, so that no effect can be put down to one.
+
+    Compared with the parent, or without a parent with the newest of the earlier runs.
+    """
     parent = new.config.parent if new.config else ""
     if parent:
-        before = making_of_run(home, parent)
-    elif past:
-        before = past[0][1]
+        base = making_of_run(home, parent)
+    elif earlier:
+        base = earlier[0][1]
     else:
         return []
-    levers = changed_choices(before, new)
-    if not before.config or len(levers) < 2:
+    changes = changed_choices(base, new)
+    if not base.config or len(changes) < 2:
         return []
-    named = ", ".join(levers[:_SHOWN]) + (", ..." if len(levers) > _SHOWN else "")
+    names = ", ".join(changes[:_MOST_NAMED]) + (", ..." if len(changes) > _MOST_NAMED else "")
     return [
-        f"{len(levers)} levers move at once against {before.run_id} ({named}): whatever comes of "
+        f"{len(changes)} levers move at once against {base.run_id} ({names}): whatever comes of "
         "it, no one of them will be known to be the cause"
     ]
 
 
-def _values(one: Making, other: Making) -> dict[str, tuple[Any, Any]]:
-    """The settings that were chosen, or follow from a choice, and differ."""
+def _setting_pairs(new: Making, old: Making) -> dict[str, tuple[Any, Any]]:
+    """The settings that differ, chosen or following from a choice: name -> (old, new) value."""
     return {
-        name: (other.settings.get(name), one.settings.get(name))
-        for name in changed_choices(other, one)
-        if name in one.settings or name in other.settings
+        name: (old.settings.get(name), new.settings.get(name))
+        for name in changed_choices(old, new)
+        if name in new.settings or name in old.settings
     }
 
 
-def _far(one: Making, other: Making) -> bool:
-    if any(name not in {**one.settings, **other.settings} for name in changed_choices(other, one)):
-        return True
-    return any(not _close(*pair) for pair in _values(one, other).values())
+def _differs_clearly(new: Making, old: Making) -> bool:
+    """Whether the runs differ in more than numbers that are nearly the same."""
+    if any(name not in {**new.settings, **old.settings} for name in changed_choices(old, new)):
+        return True  # another model, algorithm or environment
+    return any(not _is_near(*values) for values in _setting_pairs(new, old).values())
 
 
-def _near(one: Making, other: Making) -> str:
-    pairs = _values(one, other).items()
-    return ", ".join(f"{name} ({before:g} then, {now:g} now)" for name, (before, now) in pairs)
-
-
-def _close(before: Any, now: Any) -> bool:
-    numbers = all(
-        isinstance(value, int | float) and not isinstance(value, bool) for value in (before, now)
+def _difference_in_words(new: Making, old: Making) -> str:
+    """The numbers that differ between two runs of nearly the same settings, "" where none does."""
+    pairs = _setting_pairs(new, old).items()
+    return ", ".join(
+        f"{name} ({old_value:g} then, {new_value:g} now)" for name, (old_value, new_value) in pairs
     )
-    if not numbers or before <= 0 or now <= 0:
-        return before == now
-    return abs(math.log(now / before)) <= math.log1p(NEAR)
+
+
+def _is_near(old: Any, new: Any) -> bool:
+    """Whether two values are equal, or positive numbers within the ratio that `NEAR` allows."""
+    are_numbers = all(
+        isinstance(value, int | float) and not isinstance(value, bool) for value in (old, new)
+    )
+    if not are_numbers or old <= 0 or new <= 0:
+        return old == new
+    return abs(math.log(new / old)) <= math.log1p(NEAR)

@@ -1,8 +1,8 @@
-"""Which held-out tasks a model was taught: its training rows held against an exam.
+"""Which held-out tasks a model has seen in training: its training rows are compared with an exam.
 
-Every environment version is compared with itself when it is pushed. A model that was trained on
-other versions (its own run's, or those of the runs it continues) is compared with the exam's
-held-out tasks when it is submitted or evaluated; what was compared once is kept in the home.
+Every environment version is compared with itself when it is pushed. A model may have been trained
+on other versions: those of its own run, or of the runs it continues. They are compared with the
+exam's held-out tasks when it is submitted or evaluated. Every comparison is stored in the home.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from engine.evidence.stats.overlap import scan
 from engine.evidence.verdict.lineage import trained_by
 from engine.home.run_dir import Home
 
-BUDGET_S = 2.0  # for all comparisons of one call that are not kept yet
-_WORST = ("clean", "overlap", "leak")
+BUDGET_S = 2.0  # for all comparisons of one call that are not stored yet
+_SEVERITY = ("clean", "overlap", "leak")  # the worst last
 _COUNTS = ("exact", "normalised", "ngram")
 
 
@@ -42,78 +42,97 @@ class Contamination:
 
     @property
     def warnings(self) -> list[str]:
-        """What to say of it at a submit."""
+        """The warning at a submit; none where nothing was found."""
         return [] if self.verdict == "clean" else [f"contamination: {self.headline}"]
 
 
 def of_training(home: Home, record: EnvRecord, model: str = "") -> Contamination:
-    """The training rows of `record`, and of the runs that `model` descends from, against its
-    held-out tasks."""
-    lessons = [("", record.env_id), *_lessons(home, model)]
-    return _against(home, record, [("", run, env) for run, env in lessons])
+    """Compare the held-out tasks of `record` with its own training rows, and with those of the runs
+    that `model` descends from ("" for none).
+    """
+    trainings = [("", record.env_id), *_trainings(home, model)]
+    return _compare_all(home, record, [("", run, env_id) for run, env_id in trainings])
 
 
 def of_models(home: Home, record: EnvRecord, models: Sequence[str]) -> Contamination:
-    """What `models` were trained on against the held-out tasks of `record`; as `of_training`."""
-    lessons = [(ref, run, env) for ref in models for run, env in _lessons(home, ref)]
-    return _against(home, record, lessons)
+    """Compare the held-out tasks of `record` with the training rows of all runs that `models`
+    descend from.
+    """
+    trainings = [(ref, run, env_id) for ref in models for run, env_id in _trainings(home, ref)]
+    return _compare_all(home, record, trainings)
 
 
-def _lessons(home: Home, ref: str) -> list[tuple[str, str]]:
-    """(run, environment version) of every training a model went through, the last first."""
+def _trainings(home: Home, ref: str) -> list[tuple[str, str]]:
+    """(run, environment version) of every training a model went through, the last first.
+
+    Empty for a model that was not trained in this home.
+    """
     run_id = trained_by(home, ref) if ref else ""
     if not run_id:
         return []
-    line = ancestors(home, making_of_run(home, run_id))
-    configs = [(name, home.run(name).find_config()) for name in line if "/" not in name]
+    ancestor_names = ancestors(home, making_of_run(home, run_id))
+    # The last ancestor may be a base model, whose name has a slash.
+    configs = [(name, home.run(name).find_config()) for name in ancestor_names if "/" not in name]
     return [(name, config.env_id) for name, config in configs if config]
 
 
-def _against(home: Home, exam: EnvRecord, lessons: Sequence[tuple[str, str, str]]) -> Contamination:
-    """The training rows of every lesson (model, run, environment version) against one exam."""
+def _compare_all(
+    home: Home, exam: EnvRecord, trainings: Sequence[tuple[str, str, str]]
+) -> Contamination:
+    """Compare an exam with the training rows of every training (model, run, environment version).
+
+    Versions that are gone or unreadable are named in the headline and left out.
+    """
     deadline = time.monotonic() + BUDGET_S
     sources: list[Mapping[str, object]] = []
     scans: dict[str, Mapping[str, Any]] = {}
     missing: list[str] = []
-    for model, run, env_id in lessons:
+    for model, run, env_id in trainings:  # several may share a version, which is scanned once
         if env_id not in scans:
             try:
-                taught = exam if env_id == exam.env_id else find_env(home, env_id)
-                scans[env_id] = _compared(home, taught, exam, deadline)
-            except (UserError, OSError, ValueError):
+                trained_on = exam if env_id == exam.env_id else find_env(home, env_id)
+                scans[env_id] = _compare(home, trained_on, exam, deadline)
+            except (UserError, OSError, ValueError):  # the version or its rows are gone
                 missing.append(env_id)
                 continue
         overlap = scans[env_id]
-        named = {"model": model, "run_id": run, "env_id": env_id}
-        shown = {key: value for key, value in overlap.items() if key != "leaked"}
-        sources.append({key: value for key, value in named.items() if value} | shown)
+        origin = {"model": model, "run_id": run, "env_id": env_id}
+        counts = {key: value for key, value in overlap.items() if key != "leaked"}
+        sources.append({key: value for key, value in origin.items() if value} | counts)
     leaked = sorted({task for overlap in scans.values() for task in overlap["leaked"]})
     verdicts = [overlap["verdict"] for overlap in scans.values()]
-    worst = max(scans.values(), key=_weight) if scans else None
+    worst = max(scans.values(), key=_severity) if scans else None
     headline = "none of these models was trained in this home"
     if worst is not None:
         headline = worst["headline"]
     if missing:
         headline += f"; {', '.join(sorted(set(missing)))[:120]} is gone and was not compared"
-    verdict = max(verdicts, key=_WORST.index, default="clean")
+    verdict = max(verdicts, key=_SEVERITY.index, default="clean")
     return Contamination(verdict, leaked, sources, headline)
 
 
-def _weight(overlap: Mapping[str, Any]) -> tuple[int, int]:
-    return (_WORST.index(overlap["verdict"]), sum(overlap[kind] for kind in _COUNTS))
+def _severity(overlap: Mapping[str, Any]) -> tuple[int, int]:
+    """How bad an overlap is, to be sorted by: its verdict, then how many rows match."""
+    return (_SEVERITY.index(overlap["verdict"]), sum(overlap[count] for count in _COUNTS))
 
 
-def _compared(home: Home, taught: EnvRecord, exam: EnvRecord, deadline: float) -> Mapping[str, Any]:
-    """The scan of one version's training rows against the exam, kept in the home once it is
-    whole."""
-    if taught.hash == exam.hash and exam.contamination:
+def _compare(
+    home: Home, trained_on: EnvRecord, exam: EnvRecord, deadline: float
+) -> Mapping[str, Any]:
+    """The overlap of one version's training rows with the exam's held-out tasks.
+
+    It is read from the environment or the home where it is stored; a complete scan is stored.
+    `deadline` (monotonic clock) ends a scan, which then covers a part only.
+    """
+    if trained_on.hash == exam.hash and exam.contamination:
         return exam.contamination
-    kept = home.overlap(taught.hash, exam.hash)
+    stored = home.overlap(trained_on.hash, exam.hash)
     with contextlib.suppress(OSError, ValueError):
-        return read_json(kept)
-    rows, tasks = read_tasks(taught, "train"), read_tasks(exam, "heldout")
+        return read_json(stored)
+    rows, tasks = read_tasks(trained_on, "train"), read_tasks(exam, "heldout")
     overlap = scan(rows, tasks, max(0.1, deadline - time.monotonic()))
-    if min(overlap["compared"]) == 1:  # a part only: the next call may have time for all of it
-        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_json(kept, overlap)
+    # A scan of only a part is not stored, so that the next call may complete it.
+    if min(overlap["compared"]) == 1:
+        stored.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_json(stored, overlap)
     return overlap

@@ -1,6 +1,6 @@
-"""Queuing an evaluation: up to eight models, asked the same tasks."""
+"""Queuing an evaluation: up to eight models answer the same tasks."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from engine.core.reply import Reply
 from engine.environments import env_facts, registry
@@ -18,7 +18,7 @@ from engine.runs.submit import contamination
 from engine.runs.submit.admission import (
     EVALUATION_WALL_HOURS,
     Afford,
-    Playing,
+    SamplingWork,
     bad_argument,
     cap_of,
     cap_warnings,
@@ -33,17 +33,19 @@ from engine.runs.submit.run_folder import RunFiles, adapters_of
 from engine.settings import resolution
 from engine.settings.defaults import SamplingLimits
 
-MAX_MODELS = 8
+MAX_MODELS = 8  # of one evaluation
 
 
 @tells_of_the_disk
 def submit_evaluation(
     home: Home, request: EvaluationRequest, afford: Afford | None = None
 ) -> Reply:
-    """Queue an evaluation of up to eight models on the same tasks, or with `regrade` the scoring
-    of that run's stored answers by this environment, without any model.
+    """Queue an evaluation of up to eight models on the same tasks; with `regrade`, queue the
+    scoring of that run's stored answers by this environment instead, without any model.
 
-    `afford` gives it a cap on device hours, to which it is held. Raises UserError.
+    `afford` gives the run its cap of device hours; None where no quota applies. Raises UserError:
+    BAD_ARGUMENT, ENV_*, MODEL_*, SETTING_*, NO_TORCH, QUOTA, BUDGET, NOT_APPROVED, and for
+    `regrade` RUN_NOT_FOUND, RUN_STATE, NO_EVALUATION.
     """
     if request.regrade:
         return submit_regrade(home, request, afford)
@@ -55,13 +57,55 @@ def submit_evaluation(
         require_files(model)
     resolved, facts = _sampling(home, record, models, request)
     available = facts.heldout_rows if request.split == "heldout" else facts.train_rows
-    used = min(request.rows, available)
+    tasks_used = min(request.rows, available)
     max_length = min(model.facts.max_positions for model in models)
     settings = EvaluationSettings(**resolved.settings.model_dump(), max_length=max_length)
     limits = SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length)
-    plays = Playing(limits, facts, used, request.attempts)
-    cap = cap_of(home, afford, lambda: sampling_hours(home, models, plays))
-    config = {
+    work = SamplingWork(limits, facts, tasks_used, request.attempts)
+    cap = cap_of(home, afford, lambda: sampling_hours(home, models, work))
+    config = _config(request, record, models, settings, resolved.sources) | {"max_gpu_hours": cap}
+    warnings = [
+        *registry.prefix_meant(request.env_id, record),
+        *resolved.warnings,
+        *cap_warnings(cap),
+    ]
+    if request.rows > available:
+        warnings.append(f"the {request.split} split has {available} rows; all of them are used")
+    contaminated = None
+    if request.split == "heldout":
+        contaminated = contamination.of_models(home, record, request.models)
+    warnings += contaminated.warnings if contaminated else []
+    new = NewRun(
+        name=f"{record.name}-eval",
+        kind="evaluate",
+        algorithm="evaluate",
+        env_id=record.env_id,
+        model=", ".join(request.models),
+        max_gpu_hours=cap,
+    )
+    files = RunFiles(config, model_adapters=adapters_of(models), contamination=contaminated)
+    with Store(home) as store:
+        row = store.insert_run(new, files.writer(home))
+    reply = start_and_reply(home, row, warnings)
+    return reply | {
+        "models": list(request.models),
+        "rows": tasks_used,
+        "attempts": request.attempts,
+    }
+
+
+def _config(
+    request: EvaluationRequest,
+    record: EnvRecord,
+    models: Sequence[ModelRef],
+    settings: EvaluationSettings,
+    sources: Mapping[str, str],
+) -> dict[str, object]:
+    """The content of config.json, without the run's id and its cap.
+
+    `sources` says where each setting comes from.
+    """
+    return {
         "kind": "evaluate",
         "algorithm": "evaluate",
         "env_id": record.env_id,
@@ -71,44 +115,20 @@ def submit_evaluation(
         "rows": request.rows,
         "attempts": request.attempts,
         "settings": settings.model_dump(),
-        "sources": resolved.sources,
+        "sources": sources,
         "regrade": "",
         "wall_limit_hours": EVALUATION_WALL_HOURS,
-        "max_gpu_hours": cap,
     }
-    warnings = [
-        *registry.prefix_meant(request.env_id, record),
-        *resolved.warnings,
-        *cap_warnings(cap),
-    ]
-    if request.rows > available:
-        warnings.append(f"the {request.split} split has {available} rows; all of them are used")
-    shared = None
-    if request.split == "heldout":
-        shared = contamination.of_models(home, record, request.models)
-    warnings += shared.warnings if shared else []
-    new = NewRun(
-        name=f"{record.name}-eval",
-        kind="evaluate",
-        algorithm="evaluate",
-        env_id=record.env_id,
-        model=", ".join(request.models),
-        max_gpu_hours=cap,
-    )
-    files = RunFiles(config, model_adapters=adapters_of(models), contamination=shared)
-    with Store(home) as store:
-        row = store.insert_run(new, files.writer(home))
-    reply = start_and_reply(home, row, warnings)
-    return reply | {"models": list(request.models), "rows": used, "attempts": request.attempts}
 
 
 def model_entry(model: ModelRef) -> Mapping[str, str | None]:
-    """A model as config.json of an evaluation or a probe names it."""
+    """A model as an entry of `models` in config.json of an evaluation or a probe."""
     adapter = str(model.adapter) if model.adapter is not None else None
     return {"ref": model.ref, "base_path": str(model.base_path), "adapter": adapter}
 
 
 def _check_request(request: EvaluationRequest) -> None:
+    """Raises UserError BAD_ARGUMENT for models, tasks or attempts that cannot be evaluated."""
     models = list(request.models)
     if not 1 <= len(models) <= MAX_MODELS:
         raise bad_argument("models", len(models), f"Name 1 to {MAX_MODELS} models.")
@@ -122,7 +142,10 @@ def _check_request(request: EvaluationRequest) -> None:
 def _sampling(
     home: Home, record: EnvRecord, models: list[ModelRef], request: EvaluationRequest
 ) -> tuple[resolution.ResolvedSampling, EnvFacts]:
-    """Sampling settings that fit every model; the room is that of the smallest."""
+    """Sampling settings that fit every model, and what is known of the environment's tasks.
+
+    Both are worked out for the model that takes the fewest tokens.
+    """
     smallest = min(models, key=lambda model: model.facts.max_positions)
     facts = env_facts.env_facts(
         home, record, smallest.base_path, thinking=bool(request.settings.get("thinking"))

@@ -21,7 +21,7 @@ from engine.records.settings import GRPOSettings
 from engine.runs.submit.admission import (
     EVALUATION_WALL_HOURS,
     Afford,
-    Playing,
+    SamplingWork,
     cap_of,
     cap_warnings,
     require_files,
@@ -35,15 +35,17 @@ from engine.runs.submit.run_folder import RunFiles, adapters_of
 from engine.settings import resolution
 from engine.settings.defaults import SamplingLimits
 
-_TRIES = 1000  # runs that one probe may have after failed ones
+_MOST_RETRIES = 1000  # runs that one probe may have, each after a failed one
 
 
 @tells_of_the_disk
 def submit_probe(home: Home, request: ProbeRequest, afford: Afford | None = None) -> Reply:
     """Queue a short run that samples `samples` tasks `group_size` times each.
 
-    The same probe asked for again is the run that was made first, with its `result` once it is
-    done; after a failed one a new run is queued. Raises UserError.
+    The same probe again gives the run that exists, with its `result` once it is done; after a
+    failed one a new run is queued. `afford` gives its cap of device hours, None where no quota
+    applies. Raises UserError: ENV_*, MODEL_*, SETTING_*, NO_TORCH, QUOTA, BUDGET, NOT_APPROVED,
+    RUN_STATE.
     """
     launcher.worker_python(home)
     record = scored_env(home, request.env_id, "probed")
@@ -52,19 +54,23 @@ def submit_probe(home: Home, request: ProbeRequest, afford: Afford | None = None
     facts = env_facts.env_facts(home, record, model.base_path)
     machine = hardware.detect(home.root)
     # A probe samples for seconds; vLLM would take longer to start.
-    given = {name: value for name, value in request.settings.items() if name != "sampler"}
-    resolved = resolution.resolve("grpo", given, model=model.facts, env=facts, hardware=machine)
+    settings_but_sampler = {
+        name: value for name, value in request.settings.items() if name != "sampler"
+    }
+    resolved = resolution.resolve(
+        "grpo", settings_but_sampler, model=model.facts, env=facts, hardware=machine
+    )
     config = _config(request, record, model, resolved)
     key = f"probe-{hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:24]}"
-    settings = resolved.settings
+    settings = resolved.settings  # of GRPO, as asked for above
     assert isinstance(settings, GRPOSettings)
     limits = SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length)
-    plays = Playing(limits, facts, min(request.samples, facts.train_rows), settings.group_size)
+    work = SamplingWork(limits, facts, min(request.samples, facts.train_rows), settings.group_size)
     body = {"probe": key}
     with Store(home) as store:
-        request_id, row = _made_before(store, key, body)
-        if row is None:  # one that was made before costs nothing more
-            cap = cap_of(home, afford, lambda: sampling_hours(home, [model], plays))
+        request_id, row = _earlier_probe(store, key, body)
+        if row is None:  # a probe that exists costs nothing more
+            cap = cap_of(home, afford, lambda: sampling_hours(home, [model], work))
             new = NewRun(
                 name=f"{record.name}-probe",
                 kind="probe",
@@ -86,7 +92,9 @@ def submit_probe(home: Home, request: ProbeRequest, afford: Afford | None = None
 def _config(
     request: ProbeRequest, record: EnvRecord, model: ModelRef, resolved: resolution.Resolved
 ) -> Mapping[str, object]:
-    """The content of config.json, but for the cap; its hash says which probes are the same."""
+    """The content of config.json without the run's id and cap; probes with the same content count
+    as the same.
+    """
     return {
         "kind": "probe",
         "algorithm": "probe",
@@ -100,10 +108,16 @@ def _config(
     }
 
 
-def _made_before(store: Store, key: str, body: Mapping[str, str]) -> tuple[str, RunRow | None]:
-    """The request id to use, and the run that this probe led to before unless it failed."""
-    for request_id in (f"{key}-{attempt}" for attempt in range(_TRIES)):
+def _earlier_probe(store: Store, key: str, body: Mapping[str, str]) -> tuple[str, RunRow | None]:
+    """The request id to use, and the run that this probe led to before.
+
+    The run is None where there is none yet, or where every earlier one failed or was cancelled.
+    Raises UserError RUN_STATE after `_MOST_RETRIES` of those.
+    """
+    for request_id in (f"{key}-{attempt}" for attempt in range(_MOST_RETRIES)):
         row = store.requested_run(request_id, body)
         if row is None or row.state not in ("failed", "cancelled"):
             return request_id, row
-    raise UserError("RUN_STATE", f"this probe failed {_TRIES} times", hint="Read the log of one.")
+    raise UserError(
+        "RUN_STATE", f"this probe failed {_MOST_RETRIES} times", hint="Read the log of one."
+    )

@@ -1,4 +1,4 @@
-"""The reply to whoever queued a run: where it stands, what it will take, what differs."""
+"""The reply about a queued run: where it stands, its estimate, what differs from its parent."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ from engine.records.run_config import RunConfig, TrainConfig
 
 
 def start_and_reply(home: Home, row: RunRow, warnings: list[str]) -> Reply:
-    """Start what can start, and say how the run that was just queued stands then."""
+    """Start what can start, and return the reply about the run that was just queued."""
     with Store(home) as store:
         write_status(home.run(row.run_id), row)
         launcher.reap(home)
@@ -22,12 +22,14 @@ def start_and_reply(home: Home, row: RunRow, warnings: list[str]) -> Reply:
 
 
 def reply_of(home: Home, row: RunRow, warnings: list[str]) -> Reply:
-    """The reply about a run that was queued, now or by an earlier call."""
+    """The reply about a run that was queued, now or by an earlier call: state, position in the
+    queue, estimate, what differs from its parent, and `warnings`.
+    """
     run = home.run(row.run_id)
     config = run.read_config()
     with Store(home) as store:
         position = store.queue_position(row.run_id)
-    where = f"queued at position {position}" if row.state == "queued" else row.state
+    state_text = f"queued at position {position}" if row.state == "queued" else row.state
     if row.state == "queued" and (missing := launcher.missing_secrets(run)):
         warnings = [*warnings, f"it waits for a server that has the secrets {', '.join(missing)}"]
     return {
@@ -37,29 +39,34 @@ def reply_of(home: Home, row: RunRow, warnings: list[str]) -> Reply:
         "estimate": _shown_estimate(config),
         "settings_changed_from_parent": _changed_from_parent(home, config),
         "metrics_uri": f"run://{row.run_id}/metrics",
-        "summary": f"{row.run_id} is {where}.",
+        "summary": f"{row.run_id} is {state_text}.",
         "next": [Call("wait_run", {"run_id": row.run_id}).to_json()],
         "warnings": warnings,
     }
 
 
 def _shown_estimate(config: RunConfig) -> Reply:
+    """The estimate as replies show it, empty for a run that is no training run."""
     return estimate.shown(config.estimate) if isinstance(config, TrainConfig) else {}
 
 
 def _changed_from_parent(home: Home, config: RunConfig) -> Reply:
-    """Settings, model, env and algorithm that differ from the parent: {"name": [its, ours]}."""
+    """Settings, model, environment and algorithm that differ from the parent: {"name": [parent's
+    value, this run's]}.
+
+    Empty without a parent that is a training run with a readable config.
+    """
     if not isinstance(config, TrainConfig) or not config.parent:
         return {}
     parent = home.run(config.parent).find_config()
     if not isinstance(parent, TrainConfig):  # an evaluation, or one that is damaged
         return {}
-    ours, its = _choices(config), _choices(parent)
-    names = [name for name in {**its, **ours} if its.get(name) != ours.get(name)]
-    return {name: [its.get(name), ours.get(name)] for name in names}
+    of_run, of_parent = _choices(config), _choices(parent)
+    names = [name for name in {**of_parent, **of_run} if of_parent.get(name) != of_run.get(name)]
+    return {name: [of_parent.get(name), of_run.get(name)] for name in names}
 
 
 def _choices(config: TrainConfig) -> Mapping[str, object]:
-    """The settings of a run, with what they were chosen for."""
+    """The settings of a run, and with them its algorithm, model and environment."""
     chosen_for = {"algorithm": config.algorithm, "model": config.model, "env_id": config.env_id}
     return config.settings.model_dump() | chosen_for

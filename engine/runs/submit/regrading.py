@@ -27,7 +27,8 @@ from engine.runs.submit.run_folder import RunFiles
 def submit_regrade(home: Home, request: EvaluationRequest, afford: Afford | None) -> Reply:
     """Queue the scoring of a run's stored answers by the request's environment version.
 
-    Raises UserError.
+    `afford` gives the run its cap of device hours; None where no quota applies. Raises UserError:
+    BAD_ARGUMENT, ENV_*, RUN_NOT_FOUND, RUN_STATE, NO_EVALUATION, QUOTA, BUDGET, NOT_APPROVED.
     """
     _check_request(request)
     record = scored_env(home, request.env_id, "regraded")
@@ -47,8 +48,10 @@ def submit_regrade(home: Home, request: EvaluationRequest, afford: Afford | None
         warnings.append(
             f"{request.rows} of the {stored.tasks} stored tasks are scored; rows takes more"
         )
-    shared = contamination.of_models(home, record, refs) if request.split == "heldout" else None
-    warnings += shared.warnings if shared else []
+    contaminated = (
+        contamination.of_models(home, record, refs) if request.split == "heldout" else None
+    )
+    warnings += contaminated.warnings if contaminated else []
     new = NewRun(
         name=f"{record.name}-regrade",
         kind="evaluate",
@@ -57,7 +60,7 @@ def submit_regrade(home: Home, request: EvaluationRequest, afford: Afford | None
         model=", ".join(refs),
         max_gpu_hours=cap,
     )
-    files = RunFiles(config, contamination=shared, needs=stored.run_id)
+    files = RunFiles(config, contamination=contaminated, needs=stored.run_id)
     with Store(home) as store:
         row = store.insert_run(new, files.writer(home))
     reply = start_and_reply(home, row, warnings)
@@ -65,7 +68,7 @@ def submit_regrade(home: Home, request: EvaluationRequest, afford: Afford | None
 
 
 def check_tasks(request: EvaluationRequest) -> None:
-    """Refuse a choice of tasks that there is not. Raises UserError BAD_ARGUMENT."""
+    """Raises UserError BAD_ARGUMENT for a split that does not exist or for less than one task."""
     if request.split not in ("heldout", "train"):
         raise bad_argument("split", request.split, 'Use "heldout" or "train".')
     if request.rows < 1:
@@ -73,13 +76,13 @@ def check_tasks(request: EvaluationRequest) -> None:
 
 
 def _check_request(request: EvaluationRequest) -> None:
-    """Refuse arguments that a regrade does not take, and a choice of tasks that there is not."""
-    given = [
+    """Raises UserError BAD_ARGUMENT for what a regrade does not take, and as `check_tasks`."""
+    not_taken = [
         ("models", request.models, []),
         ("attempts", request.attempts, 1),
         ("settings", request.settings, {}),
     ]
-    for name, value, default in given:
+    for name, value, default in not_taken:
         if value and value != default:
             raise bad_argument(
                 name, value, "regrade scores the answers that are stored; leave it out."
@@ -90,7 +93,7 @@ def _check_request(request: EvaluationRequest) -> None:
 def _config(
     request: EvaluationRequest, record: EnvRecord, stored: Stored, cap: float
 ) -> Mapping[str, object]:
-    """The content of config.json."""
+    """The content of config.json, without the run's id. `cap`: device hours, 0 for none."""
     return {
         "kind": "evaluate",
         "algorithm": "regrade",

@@ -1,6 +1,6 @@
 """What a client asks for when it queues work.
 
-Built once, by the command line or by the tool, and passed on as it is until the run exists.
+The command line or the tool builds it once; it is passed on unchanged until the run exists.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,6 +10,7 @@ from typing import Any
 from engine.home.rows import DEFAULT_GPU_HOURS
 from engine.records.settings import GivenSettings
 
+# The arguments that count when a run is resumed.
 _RESUME_TAKES = frozenset({"resume", "max_gpu_hours", "request_id", "approved", "profile"})
 
 
@@ -52,7 +53,7 @@ class TrainRequest:
         return float(DEFAULT_GPU_HOURS if self.max_gpu_hours is None else self.max_gpu_hours)
 
     def body(self) -> Mapping[str, Any]:
-        """What `request_id` stands for. Its hash is stored, so no key may change."""
+        """What `request_id` stands for. Its hash is stored, so keys must never change."""
         return {
             **self.plan(),
             "note": self.note,
@@ -72,10 +73,13 @@ class TrainRequest:
         }
 
     def given_beside_resume(self) -> list[str]:
-        """Names of arguments that were given and that a resumed run does not take."""
-        fresh = TrainRequest()
+        """The names of arguments that were given although a resumed run does not take them.
+
+        Given means: different from the default.
+        """
+        defaults = TrainRequest()
         names = [item.name for item in fields(self) if item.name not in _RESUME_TAKES]
-        return [name for name in names if getattr(self, name) != getattr(fresh, name)]
+        return [name for name in names if getattr(self, name) != getattr(defaults, name)]
 
 
 @dataclass(frozen=True)

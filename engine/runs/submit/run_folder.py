@@ -1,6 +1,6 @@
-"""What is on disk of a run before its row exists: config.json, adapters, contamination.
+"""The folder of a new run: config.json, adapters, contamination.
 
-The folder is durable before its row is, so a row never points at nothing.
+It is on the disk before the row is written, so a row never points at nothing.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 from engine.core.files import sync_folder, write_json
 from engine.home.run_dir import Home, RunDir
 from engine.models.catalog import ModelRef
-from engine.runs.submit.admission import bad_argument, check_kept
+from engine.runs.submit.admission import bad_argument, check_not_deleted
 from engine.runs.submit.contamination import Contamination
 
 
@@ -37,9 +37,10 @@ class RunFiles:
     needs: str = ""
 
     def writer(self, home: Home) -> Callable[[str], None]:
-        """What makes the folder durable, called with the run's id just before its row is written.
+        """A function that writes the folder; it is called with the run's id just before the row is
+        written.
 
-        Raises UserError BAD_ARGUMENT for a number that is not finite.
+        Raises UserError BAD_ARGUMENT where a number in the config is not finite.
         """
         try:
             json.dumps(self.config, allow_nan=False)
@@ -49,13 +50,13 @@ class RunFiles:
 
 
 def write_folder(run: RunDir, files: RunFiles) -> None:
-    """Make a run's folder with its files and sync it.
+    """Make a run's folder with its files, durably.
 
-    Raises UserError RUN_STATE when the run it reads from was deleted meanwhile.
+    Raises UserError RUN_STATE where the run that it reads from (`needs`) was deleted meanwhile.
     """
     home = run.home
     if files.needs:
-        check_kept(home.run(files.needs), "regrade")
+        check_not_deleted(home.run(files.needs), "regrade")
     run.create()
     config = {"run_id": run.id, **files.config}
     if files.start_adapter is not None:
@@ -77,17 +78,19 @@ def adapters_of(models: list[ModelRef]) -> dict[int, Path]:
 
 
 def _link_folder(source: Path, target: Path) -> Path:
-    """A copy of a checkpoint that lives as long as the run: hard links where the disk can.
+    """Fill `target` with the files of a checkpoint: hard links, or copies where the disk has no
+    links.
 
-    The run it comes from may tidy its checkpoints away while this one waits.
+    Returns `target`. It lives as long as the run that owns it, while the run it comes from may
+    delete its checkpoints.
     """
     target.mkdir(parents=True, exist_ok=True)
     for name in os.listdir(source):
         try:
             os.link(source / name, target / name)
         except FileExistsError:
-            continue
-        except OSError:
+            continue  # an earlier attempt to write this folder made it
+        except OSError:  # no hard links here, or another disk
             shutil.copy2(source / name, target / name)
     sync_folder(target)
     return target

@@ -1,6 +1,6 @@
 """Queuing a training run, or a new attempt of one.
 
-The whole takes well under a second because nothing here loads a model.
+A submit takes well under a second, because nothing here loads a model.
 """
 
 from collections.abc import Mapping
@@ -29,12 +29,12 @@ from engine.runs.submit.admission import (
     bad_argument,
     check_approval,
     check_audit,
-    check_cap,
+    check_gpu_hours_cap,
     check_hours_left,
-    check_kept,
+    check_not_deleted,
     check_secrets,
     check_size,
-    check_words,
+    check_texts,
     no_env,
     no_secrets,
     require_files,
@@ -45,6 +45,7 @@ from engine.runs.submit.requests import TrainRequest
 from engine.runs.submit.run_folder import RunFiles
 from engine.settings import resolution
 
+# What a user may predict; "" for nothing.
 _EXPECTED = ("", "better", "no_difference")
 
 
@@ -63,16 +64,17 @@ class _Plan:
 def submit(home: Home, request: TrainRequest) -> Reply:
     """Queue a training run, or a new attempt of one (`resume`), and start what can start.
 
-    Idempotent by `request_id`. Raises UserError: SETTING_*, ENV_*, MODEL_*, BAD_ARGUMENT,
-    REWARD_RISK, BUDGET, NOT_APPROVED, DOES_NOT_FIT, DISK_FULL, NO_TORCH, REQUEST_CONFLICT, and
-    for a resume RUN_NOT_FOUND, RUN_STATE.
+    The same `request_id` with the same request again gives the run that exists already. Raises
+    UserError: SETTING_*, ENV_*, MODEL_*, BAD_ARGUMENT, REWARD_RISK, BUDGET, NOT_APPROVED,
+    DOES_NOT_FIT, DISK_FULL, NO_TORCH, REQUEST_CONFLICT (the `request_id` stands for another
+    request), and for a resume RUN_NOT_FOUND, RUN_STATE.
     """
     _check_request(request)
     with Store(home) as store:
-        known = store.requested_run(request.request_id, request.body())
-        if known is not None:
+        earlier = store.requested_run(request.request_id, request.body())
+        if earlier is not None:
             launcher.reap(home)
-            row = store.get_run(known.run_id)
+            row = store.get_run(earlier.run_id)
             return reply_of(home, row, ["this request was answered before"])
         if request.resume:
             return _resume(home, store, request)
@@ -81,19 +83,23 @@ def submit(home: Home, request: TrainRequest) -> Reply:
         parent = store.get_run(request.parent).run_id if request.parent else ""
         warnings += taken_as("parent", request.parent, parent)
         config = _config(request, plan, parent)
-        warnings += cautions(home, store, _typed(config))
-        shared = contamination.of_training(home, plan.record, plan.model.ref)
-        warnings += shared.warnings
-        files = RunFiles(config, start_adapter=plan.model.adapter, contamination=shared)
+        warnings += cautions(home, store, _as_train_config(config))
+        contaminated = contamination.of_training(home, plan.record, plan.model.ref)
+        warnings += contaminated.warnings
+        files = RunFiles(config, start_adapter=plan.model.adapter, contamination=contaminated)
         row = store.insert_run(_new_run(request, plan, parent), files.writer(home))
     return start_and_reply(home, row, warnings)
 
 
 def _check_request(request: TrainRequest) -> None:
-    """Refuse what no environment, model or home has to be looked at for."""
+    """Check what needs no look at the environment, the model or the home.
+
+    Raises UserError BAD_ARGUMENT: a cap that is no number of hours, text that is too long, an
+    unknown `expect`, or `profile` of a resumed run.
+    """
     if request.max_gpu_hours is not None:
-        check_cap(request.max_gpu_hours)
-    check_words(note=request.note, request_id=request.request_id)
+        check_gpu_hours_cap(request.max_gpu_hours)
+    check_texts(note=request.note, request_id=request.request_id)
     if request.expect not in _EXPECTED:
         raise bad_argument("expect", request.expect, 'Say "better", "no_difference" or nothing.')
     if request.resume and request.profile:
@@ -101,7 +107,10 @@ def _check_request(request: TrainRequest) -> None:
 
 
 def _resolve(home: Home, request: TrainRequest) -> _Plan:
-    """Find environment and model, choose every setting, estimate what the run will take."""
+    """Find environment and model, choose every setting, estimate what the run will take.
+
+    Raises UserError: BAD_ARGUMENT, NO_TORCH, SETTING_*, ENV_*, MODEL_*.
+    """
     resolution.check_algorithm(request.algorithm)
     if not request.env_id:
         raise no_env()
@@ -130,7 +139,11 @@ def _resolve(home: Home, request: TrainRequest) -> _Plan:
 
 
 def _admit(home: Home, store: Store, request: TrainRequest, plan: _Plan) -> list[str]:
-    """Refuse what cannot run or may not be spent; what to say of the rest."""
+    """Check that the run can run and that its cost may be spent; returns warnings about the rest.
+
+    Raises UserError: ENV_*, NO_TORCH, SETTING_INVALID, REWARD_RISK, DOES_NOT_FIT, DISK_FULL,
+    BUDGET, NOT_APPROVED.
+    """
     record, resolved, figures = plan.record, plan.resolved, plan.forecast.estimate
     warnings = [*registry.prefix_meant(request.env_id, record), *resolved.warnings]
     warnings += plan.forecast.left_out
@@ -146,7 +159,9 @@ def _admit(home: Home, store: Store, request: TrainRequest, plan: _Plan) -> list
 
 
 def _config(request: TrainRequest, plan: _Plan, parent: str) -> Mapping[str, object]:
-    """The content of config.json; `parent` is the whole id of what the request names."""
+    """The content of config.json, without the run's id. `parent` is the full id of the run that the
+    request names, "" for none.
+    """
     config = {
         "kind": "train",
         "algorithm": request.algorithm,
@@ -167,14 +182,15 @@ def _config(request: TrainRequest, plan: _Plan, parent: str) -> Mapping[str, obj
     return config | ({"profile": True} if request.profile else {})
 
 
-def _typed(content: Mapping[str, object]) -> TrainConfig:
+def _as_train_config(content: Mapping[str, object]) -> TrainConfig:
+    """The content of config.json as a typed config, without the run's id."""
     config = as_run_config({"run_id": "", **content})
     assert isinstance(config, TrainConfig)
     return config
 
 
 def _new_run(request: TrainRequest, plan: _Plan, parent: str) -> NewRun:
-    """The row of the new run, without its number."""
+    """The row of the new run, without its number. `parent` as in `_config`."""
     return NewRun(
         name=f"{plan.record.name}-{request.algorithm}",
         kind="train",
@@ -192,14 +208,18 @@ def _new_run(request: TrainRequest, plan: _Plan, parent: str) -> NewRun:
 
 
 def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
-    """Queue a further attempt of a run that ended, from its last complete checkpoint."""
-    if extra := request.given_beside_resume():
+    """Queue a further attempt of a run that ended, from its last complete checkpoint.
+
+    Without a checkpoint it starts again from step 0, with a warning. Raises UserError: BAD_ARGUMENT
+    (settings were given beside `resume`), RUN_NOT_FOUND, RUN_STATE, NO_TORCH, ENV_SECRETS, BUDGET.
+    """
+    if extra_arguments := request.given_beside_resume():
         raise UserError(
             "BAD_ARGUMENT",
-            f"resume continues a run as it was, so {', '.join(extra)} cannot be given",
+            f"resume continues a run as it was, so {', '.join(extra_arguments)} cannot be given",
             hint="Beside resume only max_gpu_hours and request_id count. For other settings submit "
             "a new run.",
-            field=extra[0],
+            field=extra_arguments[0],
         )
     launcher.worker_python(home)
     launcher.reap(home)
@@ -209,18 +229,18 @@ def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
     if missing:
         raise no_secrets(missing, row.env_id)
     check_hours_left(home, store)
-    saved = outcome.checkpoint_name(run)
+    checkpoint = outcome.checkpoint_name(run)
     row = store.resume_run(
         row.run_id,
         max_gpu_hours=float(request.max_gpu_hours or row.max_gpu_hours or DEFAULT_GPU_HOURS),
         request_id=request.request_id,
         body=request.body(),
-        check=lambda: check_kept(run),
+        check=lambda: check_not_deleted(run),
     )
-    from_where = f"continues from {saved}" if saved else "starts again from step 0"
-    outcome.note_event(run, "resumed_by_request", from_where, attempt=row.attempt)
+    message = f"continues from {checkpoint}" if checkpoint else "starts again from step 0"
+    outcome.note_event(run, "resumed_by_request", message, attempt=row.attempt)
     warnings = taken_as("resume", request.resume, row.run_id)
-    if not saved:
+    if not checkpoint:
         warnings.append("no checkpoint was complete: the run starts again from step 0")
     reply = start_and_reply(home, row, warnings)
-    return reply | {"attempt": row.attempt, "resumed_from": saved}
+    return reply | {"attempt": row.attempt, "resumed_from": checkpoint}

@@ -138,7 +138,7 @@ def test_only_the_ports_of_the_indexes_are_left_open(monkeypatch, settings, port
             monkeypatch.delenv(name)
     for name, value in {"PIP_CONFIG_FILE": "/dev/null", **settings}.items():
         monkeypatch.setenv(name, value)
-    found = pip_index.read(env_packages._own_pip())
+    found = pip_index.read(env_packages._pip_path())
     assert found.ports == ports
     assert {name: found.variables[name] for name in settings} == settings
     if settings.get("PIP_INDEX_URL", "").startswith("file:"):

@@ -9,7 +9,7 @@ from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.records.estimate import Estimate
-from engine.runs.submit.admission import LOOK_HOURS, cap_of, check_size, check_words
+from engine.runs.submit.admission import LOOK_HOURS, cap_of, check_size, check_texts
 
 
 def test_a_full_disk_is_told_with_what_has_to_stay_free():
@@ -26,13 +26,13 @@ def test_a_full_disk_is_told_with_what_has_to_stay_free():
 )
 def test_words_that_nobody_could_show_are_refused(name: str, text: str):
     with pytest.raises(UserError) as caught:
-        check_words(**{name: text})
+        check_texts(**{name: text})
     assert caught.value.code == "BAD_ARGUMENT" and caught.value.field == name
     assert caught.value.hint and len(caught.value.message) < 100
 
 
 def test_words_of_an_ordinary_length_pass():
-    check_words(note="x" * 4_000, request_id="try-1", reason="")
+    check_texts(note="x" * 4_000, request_id="try-1", reason="")
 
 
 @pytest.mark.parametrize(("limit", "most"), [(0, LOOK_HOURS), (3.5, 3.5)])
