@@ -197,7 +197,7 @@ class DryRun:
             self.home,
             required(self.facts.record),
             ref.base_path,
-            thinking=self.settings.get("thinking") is True,
+            thinking=resolution.wants(self.settings, "thinking"),
         )
         self.facts.rows = rows
         resolved = self.facts.resolved = resolution.resolve(
@@ -297,7 +297,7 @@ class DryRun:
         if audit.get("verdict") != "risk":
             return Outcome("pass", headline)
         fix = "Mend the reward and push again"
-        if self.algorithm == "grpo" and not self.settings.get("accept_reward_risk"):
+        if self.algorithm == "grpo" and not resolution.wants(self.settings, "accept_reward_risk"):
             fix += ", or set accept_reward_risk = true to train on it knowingly."
             accept_risk = Change(settings={"accept_reward_risk": True})
             return Outcome("fail", headline, Hint(fix, change=accept_risk), "REWARD_RISK")

@@ -69,8 +69,8 @@ def _changes(home: Home, row: RunRow, parent: str) -> dict[str, list[Any]]:
     # A name is one of the choices (model, algorithm, env_id), or else a setting.
     return {
         name: [
-            parent_choices.get(name, of_parent.settings.get(name)),
-            run_choices.get(name, of_run.settings.get(name)),
+            parent_choices.get(name, of_parent.setting_values.get(name)),
+            run_choices.get(name, of_run.setting_values.get(name)),
         ]
         for name in changed_choices(of_parent, of_run)
     }

@@ -10,7 +10,7 @@ import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import ValidationError
 
@@ -84,6 +84,11 @@ class TrainFile(NamedTuple):
     algorithm: str
     env: str
     settings: GivenSettings
+
+
+def wants(given: GivenSettings, name: Literal["thinking", "accept_reward_risk"]) -> bool:
+    """Whether a caller switched this setting on, before the settings are resolved."""
+    return given.get(name) is True
 
 
 def check_algorithm(algorithm: str) -> None:

@@ -19,6 +19,7 @@ import torch
 
 from engine.evidence.detect.alerts import Watch, alert_fields
 from engine.evidence.verdict.verdict import run_verdict
+from engine.records.known_settings import KnownSettings
 from engine.records.lines.trajectory_record import TrajectoryRecord
 from engine.records.run_config import TrainConfig
 from engine.worker.components import Components
@@ -75,7 +76,7 @@ class Training:
         self.done = 0  # steps
         self.state: LoopState = {}
         self.evaluation: HeldoutEvaluation | None = None
-        self.watch = Watch(job.run, job.config.algorithm, self.settings.model_dump())
+        self.watch = Watch(job.run, job.config.algorithm, KnownSettings.of(self.settings))
         self.alarmed = False  # an alert has ended the run
         self.spent = {"exam_s": 0.0, "save_s": 0.0}  # seconds between the steps
         self._start_fingerprint = self._fingerprint()

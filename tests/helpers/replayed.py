@@ -20,7 +20,7 @@ def replay(run: Simulated, folder: Path) -> list[tuple[int, str]]:
     """(step, id) of every alert a run raises while it goes on."""
     place = RunDir(folder / f"{run.kind}-{run.seed}")
     place.create()
-    watch = Watch(place, run.algorithm, run.settings, run.exam_tasks)
+    watch = Watch(place, run.algorithm, run.known, run.exam_tasks)
     watch.rows = TrainingRows(**run.rows)
     watch.lines = [line for line in run.lines if line["step"] == 0]
     place.evals(0).write_text(lines_of(run.exams.get(0, [])))

@@ -22,6 +22,7 @@ from engine.evidence.detect.views import (
 from engine.evidence.stats.inference import PairedVerdict
 from engine.evidence.verdict.comparison import Comparison, compare_rows
 from engine.evidence.verdict.regression import KeptSkills, compare_skills
+from engine.records.known_settings import KnownSettings
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.lines.trajectory_record import TrajectoryRecord
 from envs.audit.rescore import Scored, score_again
@@ -58,23 +59,27 @@ class Simulated:
     heldout_rows: int | None = None
     kept: KeptSkills | None = None
 
+    @property
+    def known(self) -> KnownSettings:
+        """The settings as detectors read them."""
+        return KnownSettings.of(self.settings)
+
     def facts(self) -> Facts:
         views = [
-            view_of(step, rollout_records(rows), self.settings)
-            for step, rows in self.rollouts.items()
+            view_of(step, rollout_records(rows), self.known) for step, rows in self.rollouts.items()
         ]
         return Facts(
             algorithm=self.algorithm,
-            settings=self.settings,
+            settings=self.known,
             lines=self.lines,
             views=[view for view in views if view is not None],
-            exam=view_of(0, exam_records(self.exam_rows), self.settings),
+            exam=view_of(0, exam_records(self.exam_rows), self.known),
             exam_tasks=self.exam_tasks,
             rows=TrainingRows(**self.rows),
             failure=Failure(**self.failure) if self.failure else None,
             comparison=self.verdict,
             rescored=self.rescored,
-            exam_start=view_of(0, exam_records(self.exams.get(0, [])), self.settings),
+            exam_start=view_of(0, exam_records(self.exams.get(0, [])), self.known),
             against_start=self.against_start(),
             gold_tokens=self.gold_tokens,
             heldout_rows=self.heldout_rows,

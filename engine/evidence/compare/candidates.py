@@ -308,18 +308,17 @@ def sampling_of(config: RunConfig | None, manifest: Mapping[str, Any] | None = N
     None for either means that it is missing. Held-out evaluations of a training run, and
     evaluations with one attempt, are greedy: there temperature and top_p are fixed.
     """
-    recorded = (manifest or {}).get("eval_sampling")
-    configured = config.settings if config else {}
-    settings = configured if isinstance(configured, dict) else configured.model_dump()
-    settings = settings | dict(recorded or {})
+    recorded = (manifest or {}).get("eval_sampling") or {}
+    configured = KnownSettings.of(config.settings if config else None)
+    settings = KnownSettings.of(asdict(configured) | dict(recorded))
     greedy = not (isinstance(config, EvaluateConfig | RegradeConfig) and config.attempts != 1)
     return Sampling(
-        temperature=0.0 if greedy else settings.get("temperature"),
-        top_p=1.0 if greedy else settings.get("top_p"),
-        max_tokens=settings.get("max_tokens"),
-        stop=sorted(settings.get("stop") or []),
-        thinking=bool(settings.get("thinking", False)),
-        max_turns=settings.get("max_turns"),
+        temperature=0.0 if greedy else settings.temperature,
+        top_p=1.0 if greedy else settings.top_p,
+        max_tokens=settings.max_tokens,
+        stop=sorted(settings.stop or []),
+        thinking=bool(settings.thinking),
+        max_turns=settings.max_turns,
     )
 
 

@@ -42,7 +42,7 @@ def grouped(home: Home, candidates: Sequence[Candidate]) -> list[Candidate]:
 
 def seed_of(home: Home, candidate: Candidate) -> object:
     """The seed of the training that made the candidate, None for a base model."""
-    return making_of(home, candidate).settings.get("seed")
+    return making_of(home, candidate).seed
 
 
 def compare_candidates(home: Home, first: Candidate, other: Candidate) -> Comparison:
@@ -87,11 +87,11 @@ def _identity(home: Home, candidate: Candidate) -> str:
     A candidate whose training is not known, or has no seed, equals no other.
     """
     training = making_of(home, candidate)
-    if not training.config or "seed" not in training.settings:
+    if not training.config or "seed" not in training.setting_values:
         return f"alone: {candidate.label} in {candidate.source}"
     settings = {
         name: value
-        for name, value in training.settings.items()
+        for name, value in training.setting_values.items()
         if name not in NEUTRAL and name != "seed"
     }
     checkpoint = candidate.label.partition("@")[2]  # two checkpoints of a run are no two seeds

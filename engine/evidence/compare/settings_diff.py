@@ -8,7 +8,6 @@ difference of results may be attributed to it. When several differ, it may not, 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from engine.evidence.compare.candidates import Candidate
 from engine.evidence.verdict.lineage import trained_by
@@ -45,9 +44,14 @@ class Making:
     run_id: str = ""
     config: TrainConfig | None = None
 
+    @property
+    def seed(self) -> int | None:
+        """The seed of the training run."""
+        return self.config.settings.seed if self.config else None
+
     @cached_property
-    def settings(self) -> Mapping[str, Any]:
-        """Every setting by name, defaults included."""
+    def setting_values(self) -> Mapping[str, object]:
+        """Setting -> value, defaults included, to be compared name by name."""
         return self.config.settings.model_dump() if self.config else {}
 
     @property
@@ -150,11 +154,7 @@ def attribution(home: Home, one: Candidate, other: Candidate) -> Attribution:
             "attributed to one of them"
         )
         return Attribution(changed, reason)
-    seeds = {
-        str(training.settings.get("seed"))
-        for training in (one_training, other_training)
-        if training.config
-    }
+    seeds = {str(training.seed) for training in (one_training, other_training) if training.config}
     reason = "only the seed differs" if len(seeds) > 1 else "no lever differs"
     return Attribution([], f"{reason}: what is left is noise")
 
@@ -171,7 +171,7 @@ def differing_settings(home: Home, candidates: Sequence[Candidate]) -> dict[str,
     if len(trained) < 2:
         return {}
     values_by_label = {
-        label: making.choices() | dict(making.settings) for label, making in trained.items()
+        label: making.choices() | dict(making.setting_values) for label, making in trained.items()
     }
     setting_names = dict.fromkeys(
         name for candidate_values in values_by_label.values() for name in candidate_values
@@ -219,7 +219,7 @@ def _trainings_between(
 def _was_chosen(training: Making, name: str) -> bool:
     """Whether a person chose the value, in this run or its parent. A setting whose source was not
     recorded counts as chosen."""
-    return name in training.settings and training.sources.get(name, "user") in _CHOSEN
+    return name in training.setting_values and training.sources.get(name, "user") in _CHOSEN
 
 
 def changed_choices(first: Making, second: Making) -> list[str]:
@@ -229,13 +229,13 @@ def changed_choices(first: Making, second: Making) -> list[str]:
     defaults) are listed only where nothing else changed.
     """
     choices = [name for name, value in first.choices().items() if value != second.choices()[name]]
-    names = dict.fromkeys([*first.settings, *second.settings])
+    names = dict.fromkeys([*first.setting_values, *second.setting_values])
     differing = [
         name
         for name in names
         if name not in NEUTRAL
         and name != "seed"
-        and first.settings.get(name) != second.settings.get(name)
+        and first.setting_values.get(name) != second.setting_values.get(name)
     ]
     chosen_settings = [
         name

@@ -28,6 +28,7 @@ from engine.evidence.detect.views import (
 )
 from engine.evidence.stats import thresholds as limits
 from engine.home.run_dir import RunDir
+from engine.records.known_settings import KnownSettings
 from engine.records.lines.curves import load_metrics
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.lines.event import Event, read_events
@@ -57,7 +58,7 @@ class Watch:
     """
 
     def __init__(
-        self, run: RunDir, algorithm: str, settings: Mapping[str, Any], exam_tasks: int = 0
+        self, run: RunDir, algorithm: str, settings: KnownSettings, exam_tasks: int = 0
     ) -> None:
         """Start watching at step 0; `catch_up` moves on to a later step."""
         self.run = run
@@ -168,7 +169,7 @@ class Watch:
 
     def _planned_evaluations(self) -> int:
         """How many evaluations the run will have after step 0; 0 where the settings do not say."""
-        steps, eval_every = self.settings.get("steps"), self.settings.get("eval_every")
+        steps, eval_every = self.settings.steps, self.settings.eval_every
         return math.ceil(steps / eval_every) if steps and eval_every else 0
 
     def _read_view(self, step: int) -> None:

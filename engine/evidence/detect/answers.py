@@ -28,7 +28,7 @@ def truncation(facts: Facts) -> Finding | None:
         "truncated_share": cut_share,
         "out_of_turns": out_of_turns_share,
         "length_p95": mean_or_none(facts.recent("length_p95")),
-        "max_tokens": facts.settings.get("max_tokens"),
+        "max_tokens": facts.settings.max_tokens,
         "reward_when_cut": mean_or_none(window(facts.of_views("cut_reward"))),
         "reward_when_whole": mean_or_none(window(facts.of_views("whole_reward"))),
     }
@@ -44,7 +44,7 @@ def length_grew(facts: Facts) -> Finding | None:
     reason = _why_longer(facts)
     if cut_share is None or not reason:
         return None
-    max_tokens = facts.settings.get("max_tokens")
+    max_tokens = facts.settings.max_tokens
     length_start, cut_share_start = _level_at_start(facts)
     evidence = {
         "truncated_share": cut_share,
@@ -116,7 +116,7 @@ def _cut_exam(facts: Facts) -> Finding | None:
         "truncated_share": view.cut,
         "out_of_turns": view.out_of_turns,
         "answers": view.n,
-        "max_tokens": facts.settings.get("max_tokens"),
+        "max_tokens": facts.settings.max_tokens,
         "reward_when_cut": view.cut_reward,
         "reward_when_whole": view.whole_reward,
     }
@@ -143,7 +143,7 @@ def _cut_finding(
     the model does not think first, the advice is to shorten the answers instead.
     """
     if out_of_turns_share > cut_share / 2:
-        current_limit = facts.settings.get("max_turns")
+        current_limit = facts.settings.max_turns
         what = (
             f"{cut_share:.0%} of the answers {when} ran out of turns (max_turns = {current_limit})."
         )
@@ -153,7 +153,7 @@ def _cut_finding(
             2 * current_limit if isinstance(current_limit, int) else None,
         )
     else:
-        current_limit, gold_tokens = facts.settings.get("max_tokens"), facts.gold_tokens
+        current_limit, gold_tokens = facts.settings.max_tokens, facts.gold_tokens
         what = f"{cut_share:.0%} of the answers {when} were cut at max_tokens = {current_limit}."
         lever = setting_lever(
             "max_tokens",
@@ -165,7 +165,7 @@ def _cut_finding(
             and isinstance(current_limit, int)
             and gold_tokens <= limits.GOLD_FITS * current_limit
         )
-        if gold_tokens is not None and gold_fits_easily and not facts.settings.get("thinking"):
+        if gold_tokens is not None and gold_fits_easily and not facts.settings.thinking:
             evidence = {**evidence, "gold_tokens": gold_tokens}
             what += f" Reference answers take {gold_tokens:.0f} tokens."
             edit = "ask for short answers in the prompt, or show them by SFT"
@@ -185,7 +185,7 @@ def _cut_rows(facts: Facts) -> Finding | None:
     ):
         return None
     share = (cut_rows + dropped_rows) / (kept_rows + dropped_rows)
-    max_length = facts.settings.get("max_length")
+    max_length = facts.settings.max_length
     evidence = {
         "rows": kept_rows + dropped_rows,
         "cut": cut_rows,
@@ -219,12 +219,12 @@ def overthinking(facts: Facts) -> Finding | None:
         "truncated_share": cut_share,
         "reward_when_cut": mean_or_none(facts.recent_views("cut_reward")),
         "reward_when_whole": mean_or_none(facts.recent_views("whole_reward")),
-        "max_tokens": facts.settings.get("max_tokens"),
+        "max_tokens": facts.settings.max_tokens,
     }
-    max_tokens = facts.settings.get("max_tokens")
+    max_tokens = facts.settings.max_tokens
     what = f"The median think block takes {think_size:.0%} of max_tokens = {max_tokens}."
-    if facts.settings.get("thinking") and facts.algorithm == "grpo":
-        penalty = facts.settings.get("thinking_length_penalty") or 0.0
+    if facts.settings.thinking and facts.algorithm == "grpo":
+        penalty = facts.settings.thinking_length_penalty or 0.0
         lever = setting_lever("thinking_length_penalty", penalty, min(1.0, max(0.1, 2 * penalty)))
     else:
         lever = setting_lever(
@@ -260,8 +260,8 @@ def repetition(facts: Facts) -> Finding | None:
         "repeated_share": share,
         "repeated_share_start": share_start,
         "length_mean": mean_or_none(facts.recent("length_mean")),
-        "kl_coef": facts.settings.get("kl_coef"),
-        "temperature": facts.settings.get("temperature"),
+        "kl_coef": facts.settings.kl_coef,
+        "temperature": facts.settings.temperature,
     }
     what = f"{share:.0%} of the four-word phrases of an answer repeat an earlier one"
     if from_start:
@@ -270,7 +270,7 @@ def repetition(facts: Facts) -> Finding | None:
         what += ", and did so from the start."
     else:
         what += f"; at the start {share_start:.0%} did."
-        kl_coef = facts.settings.get("kl_coef") or 0.0
+        kl_coef = facts.settings.kl_coef or 0.0
         lever = setting_lever(
             "kl_coef", kl_coef, max(0.02, 2 * kl_coef), "and start from before it began"
         )

@@ -1,9 +1,8 @@
 """What a run began with, for detectors: its first exam, and later exams compared with it."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from engine.core.files import read_lines
 from engine.evidence.detect.views import StartComparison, View, mean, view_of
@@ -11,6 +10,7 @@ from engine.evidence.stats.results import VALIDATION, in_half, rounded
 from engine.evidence.verdict.comparison import compare_rows
 from engine.evidence.verdict.contamination import taught_tasks, without_tasks
 from engine.home.run_dir import RunDir
+from engine.records.known_settings import KnownSettings
 from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
 from envs.json_types import ChatMessage
 
@@ -78,7 +78,7 @@ def compared_with_start(
     )
 
 
-def first_exam(run: RunDir, settings: Mapping[str, Any]) -> View | None:
+def first_exam(run: RunDir, settings: KnownSettings) -> View | None:
     """The answers of step 0 as a view, None where no answers were sampled."""
     rows = [row for row in read_evaluation(run.evals(0)) if row.completion is not None]
     return view_of(0, rows, settings)

@@ -6,7 +6,6 @@ an environment; they are cleaned, and secrets in them are hidden.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from engine.core.files import read_object
 from engine.core.format import counted
@@ -27,6 +26,7 @@ from engine.home.rows import TERMINAL, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import Redactor, json_chars, redactor_for
 from engine.home.store import Store
+from engine.records.known_settings import KnownSettings
 from engine.records.lines.curves import load_metrics
 from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
 from engine.records.lines.event import read_events
@@ -154,7 +154,7 @@ def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
 
     Raises DamagedRecord for any other damaged file.
     """
-    settings = _settings_of(config)
+    settings = KnownSettings.of(config.settings if config else None)
     evaluation_config = config if isinstance(config, EvaluateConfig | RegradeConfig) else None
     training = row.kind == "train"
     algorithm = row.algorithm if training else "evaluate"
@@ -166,7 +166,7 @@ def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
     views = _training_views(run, settings) if training else _evaluation_views(run, config, settings)
     return Facts(
         algorithm=algorithm,
-        settings=settings if training else {**settings, "rows": rows_asked},
+        settings=settings if training else replace(settings, rows=rows_asked),
         lines=load_metrics(run.metrics).lines,
         views=views,
         exam=view_of(0, exam_rows, settings) if exam_rows else None,
@@ -184,14 +184,6 @@ def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
     )
 
 
-def _settings_of(config: RunConfig | None) -> Mapping[str, Any]:
-    """The settings by name, {} without a config."""
-    if config is None:
-        return {}
-    settings = config.settings
-    return settings if isinstance(settings, dict) else settings.model_dump()
-
-
 def _failure(run: RunDir, row: RunRow) -> Failure | None:
     """How the run failed, None in any other state."""
     if row.state != "failed":
@@ -206,7 +198,7 @@ def _last_training_rows(run: RunDir) -> TrainingRows:
     return training_rows(events[-1]) if events else TrainingRows()
 
 
-def _training_views(run: RunDir, settings: Mapping[str, Any]) -> list[View]:
+def _training_views(run: RunDir, settings: KnownSettings) -> list[View]:
     """The views of the first and last steps, and of as many in between as the byte limit allows.
 
     Steps in between are chosen evenly. Steps without rollouts have no view.
@@ -233,9 +225,7 @@ def _rollout_bytes(run: RunDir, step: int) -> int:
         return 0
 
 
-def _evaluation_views(
-    run: RunDir, config: RunConfig | None, settings: Mapping[str, Any]
-) -> list[View]:
+def _evaluation_views(run: RunDir, config: RunConfig | None, settings: KnownSettings) -> list[View]:
     """The view of the last model of an evaluation that has answers, as a list. A probe writes
     rollouts instead; then their views."""
     for index in reversed(range(len(config.model_refs if config else []))):

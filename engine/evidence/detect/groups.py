@@ -35,15 +35,15 @@ def uniform_groups(facts: Facts) -> Finding | None:
         "groups_too_hard": mean(unsolved),
         "groups_too_easy": all_solved_share,
         "distinct_in_group": distinct,
-        "temperature": facts.settings.get("temperature"),
-        "group_size": facts.settings.get("group_size"),
+        "temperature": facts.settings.temperature,
+        "group_size": facts.settings.group_size,
         "cause": "equal texts" if same_text else "equal rewards",
     }
     start_of_sentence = (
         f"{mean(no_advantage):.0%} of the completions of the last steps have no advantage"
     )
     if same_text:
-        temperature = facts.settings.get("temperature") or 1.0
+        temperature = facts.settings.temperature or 1.0
         if temperature < 1.0:
             lever = setting_lever("temperature", temperature, 1.0)
         else:
@@ -85,7 +85,7 @@ def too_hard(facts: Facts) -> Finding | None:
         "groups_too_hard": mean(facts.recent("groups_too_hard") or [0.0]),
         "solved": mean_or_none(solved_shares),
         "reward_mean": mean_or_none(facts.recent("reward_mean")),
-        "group_size": facts.settings.get("group_size"),
+        "group_size": facts.settings.group_size,
     }
     what = (
         f"{mean(effective):.0%} of the groups of the last steps carry a gradient and "
@@ -179,7 +179,7 @@ def _entropy_lost_slowly(facts: Facts) -> Finding | None:
         f"Entropy fell to {entropy / entropy_start:.0%} of its start, and in the {steps_since} "
         f"steps since the share of right answers stays at {solved_end:.0%}."
     )
-    learning_rate = facts.settings.get("learning_rate")
+    learning_rate = facts.settings.learning_rate
     lever = setting_lever(
         "learning_rate",
         learning_rate,
@@ -245,7 +245,7 @@ def _entropy_lost_at_once(facts: Facts) -> Finding | None:
         f"{limits.ENTROPY_EARLY} steps, and held-out {exam.measure} is not above its start "
         f"({before:.2g} to {after:.2g} on {n} tasks, which may be chance)."
     )
-    learning_rate = facts.settings.get("learning_rate")
+    learning_rate = facts.settings.learning_rate
     new_rate = rounded_part(learning_rate, 3)
     lever = setting_lever("learning_rate", learning_rate, new_rate, "from the start again")
     return Finding(

@@ -71,10 +71,10 @@ def overfitting(facts: Facts) -> Finding | None:
         f"{mean(train_loss_then):.3g} to {mean(train_loss_now):.3g}."
     )
     lever = setting_lever(
-        "steps", facts.settings.get("steps"), best_step, "fewer passes; more rows if there are any"
+        "steps", facts.settings.steps, best_step, "fewer passes; more rows if there are any"
     )
     if best_step == 0:  # every step did harm, so fewer of them would not help
-        learning_rate = facts.settings.get("learning_rate")
+        learning_rate = facts.settings.learning_rate
         reason = "and see whether the rows are like the held-out ones: no step made those likelier"
         lever = setting_lever(
             "learning_rate", learning_rate, rounded_part(learning_rate, 3), reason
@@ -114,9 +114,7 @@ def too_short(facts: Facts) -> Finding | None:
         f"but the loss still falls: {losses[0][1]:.3g}, {halfway_loss:.3g} halfway, "
         f"{last_loss:.3g} at the end."
     )
-    lever = setting_lever(
-        "steps", facts.settings.get("steps"), 2 * last_step, "nothing says it is done"
-    )
+    lever = setting_lever("steps", facts.settings.steps, 2 * last_step, "nothing says it is done")
     return Finding("too_short", what, evidence, lever, playbook="sft", pick="best")
 
 
@@ -139,7 +137,7 @@ def no_update(facts: Facts) -> Finding | None:
         if not (steps_too_small or no_gradient):
             return None
     evidence = {
-        "learning_rate": facts.settings.get("learning_rate"),
+        "learning_rate": facts.settings.learning_rate,
         "sum_of_lr": sum(rates),
         "grad_norm": statistics.median(norms) if norms else None,
         "steps": len(rates),
@@ -148,7 +146,7 @@ def no_update(facts: Facts) -> Finding | None:
         f"In {len(rates)} steps no weight of the adapter can have moved by more than "
         f"{sum(rates):.1g} (gradient norm {evidence['grad_norm'] or 0.0:.2g})."
     )
-    learning_rate = facts.settings.get("learning_rate")
+    learning_rate = facts.settings.learning_rate
     new_rate = (
         float(f"{10 * learning_rate:.2g}") if isinstance(learning_rate, int | float) else None
     )
@@ -172,7 +170,7 @@ def unstable(facts: Facts) -> Finding | None:
         evidence = {"error": (facts.failure.evidence if facts.failure else "")[:_ERROR_CHARS]}
         what = f"The run ended on a number that is none: {evidence['error'] or 'NaN'}."
         return _unstable_finding(facts, what, evidence, 3.0)
-    clip_limit = facts.settings.get("max_grad_norm") or 1.0
+    clip_limit = facts.settings.max_grad_norm or 1.0
     gradient_spikes = _spikes(facts.curve("grad_norm"), float(clip_limit))
     divergence_jumps = _spikes(facts.curve("kl"), limits.KL_FLOOR)
     if divergence_jumps:
@@ -255,7 +253,7 @@ def _more_tasks(facts: Facts, n: int, needed: int | None) -> Lever:
     # A training run reports only half of its held-out tasks.
     rows_wanted = 2 * needed if needed and training else needed
     setting = "eval_rows" if training else "rows"
-    current = facts.settings.get(setting)
+    current = getattr(facts.settings, setting)
     if isinstance(current, int):
         rows_used = current
     else:  # the setting is unset; a training run reports `n` tasks, half of its rows
@@ -286,12 +284,12 @@ def infra(facts: Facts) -> Finding | None:
     evidence = {"kind": facts.failed, "error": error}
     if facts.failed == "oom":
         size_setting = "batch_size" if facts.algorithm == "sft" else "prompts_per_step"
-        if not facts.settings.get("gradient_checkpointing"):
+        if not facts.settings.gradient_checkpointing:
             lever = setting_lever(
                 "gradient_checkpointing", False, True, "the same mathematics in less memory"
             )
         else:
-            current_size = facts.settings.get(size_setting)
+            current_size = getattr(facts.settings, size_setting)
             lever = setting_lever(
                 size_setting,
                 current_size,
@@ -306,7 +304,7 @@ def _unstable_finding(
     facts: Facts, what: str, evidence: Mapping[str, object], divisor: float
 ) -> Finding:
     """The finding `unstable`, with a learning rate divided by `divisor` as its lever."""
-    learning_rate = facts.settings.get("learning_rate")
+    learning_rate = facts.settings.learning_rate
     new_rate = None
     if isinstance(learning_rate, int | float):
         new_rate = rounded_half(learning_rate * 2 / divisor)  # which divides by two

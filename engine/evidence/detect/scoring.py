@@ -250,7 +250,7 @@ def _signs_of_exploit(facts: Facts, *, success_known: bool) -> dict[str, float]:
     judge_trend = trend(facts.of_views("judge_gap"))
     if judge_trend is not None and judge_trend.last > limits.JUDGE_GAP and judge_trend.rose:
         signals["judge"] = judge_trend.last
-    if facts.settings.get("accept_reward_risk"):
+    if facts.settings.accept_reward_risk:
         signals["audit"] = 1.0
     return signals
 

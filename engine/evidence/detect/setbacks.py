@@ -43,7 +43,7 @@ def below_start(facts: Facts) -> Finding | None:
         "reward_after": exam.reward_after,
         "truncated_share": mean_or_none(window(facts.of_views("cut"))),
         "reward_when_cut": mean_or_none(window(facts.of_views("cut_reward"))),
-        "learning_rate": facts.settings.get("learning_rate"),
+        "learning_rate": facts.settings.learning_rate,
     }
     pick = "best" if facts.algorithm == "grpo" else "changed"
     playbook_section = "rewards" if not lever.setting else "failures"
@@ -71,7 +71,7 @@ def _reason_and_lever(facts: Facts, exam: StartComparison) -> tuple[str, Lever]:
             pay_of_cut = mean(window(facts.of_views("cut_reward")))
             reason = f"; answers that are cut earn {pay_of_cut:.2g}, as much as the mean"
             return reason, edit_lever(_PAYS_CUT)
-    learning_rate = facts.settings.get("learning_rate")
+    learning_rate = facts.settings.learning_rate
     new_rate = rounded_part(learning_rate, 3)
     return "", setting_lever(
         "learning_rate", learning_rate, new_rate, "from the start again: this run forgot it"

@@ -16,6 +16,7 @@ from engine.evidence.stats.results import rounded
 from engine.evidence.stats.text_metrics import alike_share, plain, repeated_share, wrapped
 from engine.evidence.verdict.comparison import Comparison
 from engine.evidence.verdict.regression import KeptSkills
+from engine.records.known_settings import KnownSettings
 from engine.records.lines.answer import Answer
 from engine.records.lines.curves import number
 from engine.records.lines.trajectory_record import TrajectoryRecord
@@ -160,7 +161,7 @@ class Facts:
     """
 
     algorithm: str
-    settings: Mapping[str, Any]
+    settings: KnownSettings
     lines: Sequence[Line] = ()
     views: Sequence[View] = ()
     exam: View | None = None
@@ -185,7 +186,7 @@ class Facts:
     def early(self) -> bool:
         """Whether less than half of the planned steps are done, and the run has not failed."""
         last_step = self.lines[-1]["step"] if self.lines else 0
-        planned_steps = self.settings.get("steps")
+        planned_steps = self.settings.steps
         return (
             self.failure is None
             and isinstance(planned_steps, int)
@@ -300,7 +301,7 @@ def stuck_at(values: Sequence[float], limit: float) -> float | None:
 # --- from rollouts ----------------------------------------------------------------------------
 
 
-def view_of(step: int, rows: Sequence[Answer], settings: Mapping[str, Any]) -> View | None:
+def view_of(step: int, rows: Sequence[Answer], settings: KnownSettings) -> View | None:
     """The view of one step's rollouts, or of one evaluation's answers; None without any. `settings`
     are the run's."""
     if not rows:
@@ -422,7 +423,7 @@ def _one_per_task(rows: Sequence[Answer]) -> list[str]:
     return [_all_text(answers[len(answers) // 2]) for answers in by_task.values()]
 
 
-def _think_share(row: Answer, settings: Mapping[str, Any]) -> float | None:
+def _think_share(row: Answer, settings: KnownSettings) -> float | None:
     """The size of the think block as a part of the tokens that an answer may take; None without
     one.
 
@@ -432,9 +433,9 @@ def _think_share(row: Answer, settings: Mapping[str, Any]) -> float | None:
     last_message = row.messages[-1] if row.messages else {}
     if last_message.get("reasoning_content"):
         thinking = str(last_message["reasoning_content"])
-    elif "<think>" in text or (settings.get("thinking") and _THINK_END not in text):
+    elif "<think>" in text or (settings.thinking and _THINK_END not in text):
         thinking, text = text, ""  # the block was never closed: the whole text is thinking
-    budget = number(settings.get("max_tokens")) or 0.0
+    budget = number(settings.max_tokens) or 0.0
     if not thinking or budget <= 0:
         return None
     turns = max(1, row.turns) if isinstance(row, TrajectoryRecord) else 1

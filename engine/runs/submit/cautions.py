@@ -44,7 +44,7 @@ def _repeats(new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]
         if _differs_clearly(new, making):
             continue
         outcome = _failure_in_words(row)
-        same_seed = new.settings.get("seed") == making.settings.get("seed")
+        same_seed = new.seed == making.seed
         differences = _difference_in_words(new, making)
         if outcome:
             but_for = f" but for {differences}" if differences else ""
@@ -102,15 +102,18 @@ def _many_changes(home: Home, new: Making, earlier: Sequence[tuple[RunRow, Makin
 def _setting_pairs(new: Making, old: Making) -> dict[str, tuple[Any, Any]]:
     """The settings that differ, chosen or following from a choice: name -> (old, new) value."""
     return {
-        name: (old.settings.get(name), new.settings.get(name))
+        name: (old.setting_values.get(name), new.setting_values.get(name))
         for name in changed_choices(old, new)
-        if name in new.settings or name in old.settings
+        if name in new.setting_values or name in old.setting_values
     }
 
 
 def _differs_clearly(new: Making, old: Making) -> bool:
     """Whether the runs differ in more than numbers that are nearly the same."""
-    if any(name not in {**new.settings, **old.settings} for name in changed_choices(old, new)):
+    if any(
+        name not in {**new.setting_values, **old.setting_values}
+        for name in changed_choices(old, new)
+    ):
         return True  # another model, algorithm or environment
     return any(not _is_near(*values) for values in _setting_pairs(new, old).values())
 

@@ -148,7 +148,7 @@ def _sampling(
     """
     smallest = min(models, key=lambda model: model.facts.max_positions)
     facts = env_facts.env_facts(
-        home, record, smallest.base_path, thinking=bool(request.settings.get("thinking"))
+        home, record, smallest.base_path, thinking=resolution.wants(request.settings, "thinking")
     )
     resolved = resolution.resolve_sampling(
         dict(request.settings), model=smallest.facts, env=facts, attempts=request.attempts

@@ -130,7 +130,7 @@ def test_the_first_of_many_planned_exams_is_not_looked_at_as_if_it_were_the_only
 ):
     run, place = healthy(2001), RunDir(tmp_path / "run")
     place.create()
-    watch = Watch(place, "grpo", run.settings | {"steps": 40, "eval_every": every})
+    watch = Watch(place, "grpo", replace(run.known, steps=40, eval_every=every))
     run.exams = {}
     for step, level in ((0, 0.6), (5, 0.54)):
         examined(run, step, level)

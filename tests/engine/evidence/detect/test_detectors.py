@@ -17,6 +17,7 @@ from engine.evidence.detect.findings import ORDER, Finding, edit_lever, ranked, 
 from engine.evidence.detect.views import Facts, View, is_pleased_and_wrong, stuck_at, trend, view_of
 from engine.evidence.stats import text_metrics, thresholds
 from engine.home.run_dir import RunDir
+from engine.records.known_settings import KnownSettings
 from engine.records.settings import SCHEMAS
 from playbook import sections
 
@@ -102,7 +103,7 @@ def paid_run(right: float, wrong: tuple[float, float], longer: float) -> Facts:
             )
         )
         lines.append({"step": step, "reward_mean": pays + right * solved})
-    return Facts("grpo", {}, lines, views)
+    return Facts("grpo", KnownSettings(), lines, views)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +210,7 @@ def test_a_lever_is_what_to_change_in_the_call_and_reads_as_it_always_did():
 
 
 def test_detectors_without_anything_to_read_are_named():
-    facts = Facts("grpo", {}, lines=[{"step": 1, "grad_norm": 0.5, "lr": 1e-3}])
+    facts = Facts("grpo", KnownSettings(), lines=[{"step": 1, "grad_norm": 0.5, "lr": 1e-3}])
     assert "overthinking" in not_judged(facts) and "too_hard" in not_judged(facts)
     assert not {"unstable", "no_update", "infra"} & set(not_judged(facts))
     assert find_all(facts) == []
@@ -292,7 +293,7 @@ def test_a_view_counts_what_its_rows_say():
         row(1, "7"),
         row(1, "x", error="ValueError", success=None),
     ]
-    view = view_of(3, rollout_records(rows), {"max_tokens": 40})
+    view = view_of(3, rollout_records(rows), KnownSettings(max_tokens=40))
     assert view is not None and (view.step, view.n) == (3, 6)
     assert view.solved == pytest.approx(1 / 5) and view.reward == pytest.approx(1 / 5)
     assert view.errors == pytest.approx(1 / 6) and view.cut == pytest.approx(1 / 6)
@@ -301,7 +302,7 @@ def test_a_view_counts_what_its_rows_say():
     assert view.distinct == pytest.approx((2 / 2 + 1 / 2) / 2)
     assert (view.form_name, view.form) == ("parsed", pytest.approx(4 / 5))
     assert view.judge_gap is None and view.think is None
-    assert view_of(3, [], {}) is None
+    assert view_of(3, [], KnownSettings()) is None
 
 
 @pytest.mark.parametrize(
@@ -316,7 +317,7 @@ def test_a_view_counts_what_its_rows_say():
 )
 def test_a_metric_about_the_form_is_known_by_its_name(metrics: dict[str, float], form: float):
     row = {"task": "t", "completion": "4", "reward": 0.0, "metrics": metrics}
-    assert view_of(0, rollout_records([row]), {}).form == form
+    assert view_of(0, rollout_records([row]), KnownSettings()).form == form
 
 
 @pytest.mark.parametrize(
@@ -342,17 +343,19 @@ def test_a_think_block_is_measured_against_its_budget():
     thought = {"role": "assistant", "reasoning_content": "a" * 90, "content": "b" * 10}
     row = {"task": "t", "completion": "b" * 10, "messages": [thought], "tokens": 80, "reward": 0.0}
     # 90 of 100 characters of 80 tokens, of a budget of 100.
-    assert view_of(0, rollout_records([row]), {"max_tokens": 100}).think == pytest.approx(0.72)
+    assert view_of(0, rollout_records([row]), KnownSettings(max_tokens=100)).think == pytest.approx(
+        0.72
+    )
     never_closed = {"task": "t", "completion": "<think> and on", "tokens": 100, "reward": 0.0}
-    assert view_of(0, rollout_records([never_closed]), {"max_tokens": 100}).think == 1.0
+    assert view_of(0, rollout_records([never_closed]), KnownSettings(max_tokens=100)).think == 1.0
     plain = {"task": "t", "completion": "4", "tokens": 1, "reward": 1.0}
-    assert view_of(0, rollout_records([plain]), {"max_tokens": 100}).think is None
+    assert view_of(0, rollout_records([plain]), KnownSettings(max_tokens=100)).think is None
 
 
 def test_a_raised_alert_is_not_raised_again_until_it_was_silent_for_a_while(tmp_path: Path):
     run = RunDir(tmp_path / "r")
     run.create()
-    watch = Watch(run, "grpo", {"max_tokens": 20, "steps": 400})
+    watch = Watch(run, "grpo", KnownSettings(max_tokens=20, steps=400))
     rng = random.Random(4)
 
     def steps(first: int, count: int, cut: float) -> tuple[list[str], list[str]]:
@@ -382,7 +385,7 @@ def test_a_watch_takes_up_a_run_where_its_checkpoint_left_it(tmp_path: Path):
         {"event": "alert_cleared", "id": "too_hard", "step": 9},
     ]
     run.events.write_text("".join(json.dumps({"time": 0.0} | event) + "\n" for event in events))
-    watch = Watch(run, "grpo", {"max_tokens": 20, "steps": 40})
+    watch = Watch(run, "grpo", KnownSettings(max_tokens=20, steps=40))
     watch.catch_up(10)
     assert [line["step"] for line in watch.lines] == list(range(1, 11))
     assert set(watch.active) == {"truncation"} and watch.rows.rows == 10

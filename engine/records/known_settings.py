@@ -1,0 +1,53 @@
+"""The settings that readers of a run ask for by name, whatever its algorithm."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from engine.records.settings import Settings
+
+
+@dataclass(frozen=True)
+class KnownSettings:
+    """Settings of a run of any kind; None where its kind has no such setting.
+
+    Each attribute is the setting of that name (engine/records/settings.py) and keeps its meaning
+    and unit. `rows` is the one exception: how many tasks an evaluation plays, None for all of them.
+    """
+
+    learning_rate: float | None = None
+    max_grad_norm: float | None = None
+    max_length: int | None = None
+    steps: int | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    prompts_per_step: int | None = None
+    group_size: int | None = None
+    eval_every: int | None = None
+    eval_rows: int | None = None
+    accept_reward_risk: bool | None = None
+    gradient_checkpointing: bool | None = None
+    kl_coef: float | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: list[str] | None = None
+    thinking: bool | None = None
+    thinking_length_penalty: float | None = None
+    max_turns: int | None = None
+    rows: int | None = None
+
+    @staticmethod
+    def of(settings: Settings | Mapping[str, object] | None) -> "KnownSettings":
+        """Those of a run's settings that have a name here.
+
+        Args:
+            settings: typed, or by name as a file of another version holds them; None for a run
+                whose config is gone.
+        """
+        if settings is None:
+            return KnownSettings()
+        values = settings if isinstance(settings, Mapping) else settings.model_dump()
+        return KnownSettings(**{name: values[name] for name in NAMES if name in values})  # type: ignore[arg-type]
+
+
+NAMES = tuple(field.name for field in fields(KnownSettings))
