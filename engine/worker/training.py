@@ -91,6 +91,7 @@ class Training:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Save a checkpoint if the run was asked to stop after at least one step."""
         if isinstance(error, Stopped) and self.done > 0:
             self.save()
 

@@ -91,6 +91,7 @@ class DecoderSampler:
         params: SamplingParams,
         done: Done | None = None,
     ) -> list[list[Completion]]:
+        """See `Sampler.generate`."""
         rows = new_rows(len(prompts), n, params.seed)
         for _ in self._play(prompts, rows, params, done):
             pass

@@ -365,6 +365,8 @@ class AdaptedLinear:
         return self.linear.weight if self.merged is None else self.merged
 
     def __call__(self, x: torch.Tensor, dropout: float) -> torch.Tensor:
+        """The layer's output. With dropout the product is taken apart, as merged weights have
+        none."""
         factors = self.factors
         if factors is None:
             return FrozenLinear.apply(x, self.linear.weight, self.linear.bias)

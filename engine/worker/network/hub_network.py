@@ -62,6 +62,7 @@ class HubAdapter:
             parameter.grad = None
 
     def gradients(self) -> dict[str, torch.Tensor]:
+        """See `Adapter.gradients`; a tensor without a gradient is left out."""
         mark = f".{self.slot}."
         return {
             name.replace(mark, "."): p.grad

@@ -65,6 +65,7 @@ class HubSampler:
         params: SamplingParams,
         done: Done | None = None,
     ) -> list[list[Completion]]:
+        """See `Sampler.generate`. Prompts of similar length go through the model together."""
         rows = new_rows(len(prompts), n, params.seed)
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         size = max(1, self.needs.max_rows // n)
