@@ -10,6 +10,9 @@ from typing import Any
 # A JSON object; which keys it has is part of the tool's description (docs/tools.md).
 Reply = dict[str, Any]
 
+# Metadata of a field that is shown as null where it is None, instead of being left out.
+SHOWN_AS_NULL = {"shown_as_null": True}
+
 # Characters of a tool's result as compact JSON; one client cuts results in the middle at 12,400.
 RESULT_CHARS = 10_000
 # Of it what an engine function fills; the rest is for the summary, the next calls and warnings.
@@ -19,12 +22,17 @@ BODY_CHARS = 9_300
 def as_json(value: Any) -> Any:
     """`value` as JSON can hold it.
 
-    A dataclass becomes an object with its fields in order, without those that are None. Whatever is
-    inside objects, lists and tuples is converted likewise. Other values stay as they are.
+    A dataclass becomes an object with its fields in order, without those that are None (but see
+    `SHOWN_AS_NULL`). Whatever is inside objects, lists and tuples is converted likewise. Other
+    values stay as they are.
     """
     if is_dataclass(value) and not isinstance(value, type):
-        items = ((field.name, getattr(value, field.name)) for field in fields(value))
-        return {name: as_json(item) for name, item in items if item is not None}
+        items = ((field, getattr(value, field.name)) for field in fields(value))
+        return {
+            field.name: as_json(item)
+            for field, item in items
+            if item is not None or "shown_as_null" in field.metadata
+        }
     if isinstance(value, Mapping):
         return {name: as_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

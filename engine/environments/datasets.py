@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.format import counted
-from engine.core.reply import ReplyBase
+from engine.core.reply import SHOWN_AS_NULL, ReplyBase
 from engine.core.split import UnknownSplit, prompt_key, split_rows
 from envs.base import Task
 from envs.config.problem import EnvProblem
@@ -52,7 +52,7 @@ class SampleRow:
     id: str
     prompt: str
     answer: str
-    split: str | None
+    split: str | None = field(metadata=SHOWN_AS_NULL)  # None: a push decides
 
 
 @dataclass(frozen=True)

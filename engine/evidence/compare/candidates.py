@@ -19,6 +19,7 @@ from engine.evidence.verdict.sides import evaluated_models, result_step
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
+from engine.records.known_settings import KnownSettings
 from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
 from engine.records.run_config import EvaluateConfig, RegradeConfig, RunConfig
 
