@@ -13,7 +13,12 @@ from typing import Any
 
 from engine.evidence.stats import thresholds as limits
 from engine.evidence.stats.results import rounded
-from engine.evidence.stats.text_metrics import alike_share, plain, repeated_share, wrapped
+from engine.evidence.stats.text_metrics import (
+    alike_share,
+    is_wrapped,
+    repeated_share,
+    without_case_and_blanks,
+)
 from engine.evidence.verdict.comparison import Comparison
 from engine.evidence.verdict.regression import KeptSkills
 from engine.records.known_settings import KnownSettings
@@ -308,8 +313,8 @@ def view_of(step: int, rows: Sequence[Answer], settings: KnownSettings) -> View 
         return None
     scored = [row for row in rows if not row.error]
     cut_rows = [row for row in rows if row.cut]
-    wrapped_rows = [row for row in scored if wrapped(row.completion or "")]
-    bare_rows = [row for row in scored if not wrapped(row.completion or "")]
+    wrapped_rows = [row for row in scored if is_wrapped(row.completion or "")]
+    bare_rows = [row for row in scored if not is_wrapped(row.completion or "")]
     form_name, form = _form_metric(scored)
     think_shares = [share for row in rows if (share := _think_share(row, settings)) is not None]
     return View(
@@ -408,7 +413,7 @@ def _distinct(rows: Sequence[Answer]) -> float | None:
     """How different the texts of a group are, mean over groups: 1 when all differ, 0 when all are
     equal. None where no group has two answers."""
     shares = [
-        (len({plain(_all_text(row)) for row in group}) - 1) / (len(group) - 1)
+        (len({without_case_and_blanks(_all_text(row)) for row in group}) - 1) / (len(group) - 1)
         for group in _groups(rows)
         if len(group) > 1
     ]
