@@ -4,7 +4,15 @@ from collections.abc import Sequence
 
 from engine.core.hints import Change
 from engine.evidence.detect.findings import Finding, edit_lever, setting_lever
-from engine.evidence.detect.views import AT_START, Facts, mean, mean_or_none, moved, trend, window
+from engine.evidence.detect.views import (
+    AT_START,
+    Facts,
+    change_between,
+    mean,
+    mean_or_none,
+    trend,
+    window,
+)
 from engine.evidence.stats import thresholds as limits
 
 
@@ -328,7 +336,7 @@ def _still_rising(facts: Facts, steps: int) -> bool:
     half_length = len(values) // 2
     if half_length < 2:
         return False
-    change = moved(values[:half_length], values[-half_length:])
+    change = change_between(values[:half_length], values[-half_length:])
     return change.change > limits.SUCCESS_FOLLOWS and change.z >= limits.RISING_Z
 
 
