@@ -17,7 +17,7 @@ from engine.evidence.stats.results import HIGHER_IS_BETTER, Measure, by_prompt, 
 from engine.evidence.verdict.comparison import (
     Comparison,
     compare_rows,
-    heed_errors,
+    inconclusive_if_errors_decide,
     values_of_failures,
 )
 from engine.home.run_dir import Home
@@ -79,7 +79,7 @@ def compare_candidates(home: Home, first: Candidate, other: Candidate) -> Compar
     # rows was kept, and what decided that one is kept too.
     errors_decide = comparison.errors_decide and bool(outcomes[0].reason)
     comparison = replace(comparison, outcome=outcomes[0], errors_decide=errors_decide)
-    return heed_errors(comparison, outcomes[-1])
+    return inconclusive_if_errors_decide(comparison, outcomes[-1])
 
 
 def _configuration_key(home: Home, candidate: Candidate) -> str:
