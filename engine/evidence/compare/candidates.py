@@ -152,7 +152,10 @@ class _Finder:
     """Looks up the offers of ids in the home; reads the past evaluation runs once."""
 
     def __init__(self, home: Home, store: Store, ids: Sequence[str]) -> None:
-        """`ids` are all compared ids. Evaluations whose files were deleted are left out."""
+        """Read the past evaluation runs, except those whose files were deleted.
+
+        `ids` are all ids that are to be compared.
+        """
         self.home = home
         self.store = store
         self.ids = ids

@@ -19,10 +19,10 @@ from engine.evidence.stats.results import (
     VALIDATION,
     Level,
     Measure,
-    by_prompt,
     level,
     measure_of,
     side,
+    with_one_id_per_prompt,
 )
 from engine.evidence.verdict.comparison import (
     Comparison,
@@ -402,7 +402,8 @@ def _evidence_to_gather(home: Home, contest: Contest) -> Evidence:
         rows_to_ask = min(max(400, tasks_needed or 2 * comparison.outcome.n), split_size or 10**6)
         return Evidence(calls=[Call("evaluate", arguments | {"rows": rows_to_ask})])
     sides_by_task = [
-        side(rows_of_side, measure) for rows_of_side in by_prompt(first.rows, other.rows)
+        side(rows_of_side, measure)
+        for rows_of_side in with_one_id_per_prompt(first.rows, other.rows)
     ]
     attempts = attempts_wanted(sides_by_task[0], sides_by_task[1], comparison.outcome.margin)
     all_used = f"All {split_size} rows of the {split} split are used"

@@ -13,7 +13,7 @@ from engine.evidence.compare.candidates import Candidate
 from engine.evidence.compare.settings_diff import NEUTRAL, making_of
 from engine.evidence.stats.distributions import t_cdf, t_quantile
 from engine.evidence.stats.inference import ALPHA, POWER, Interval, PairedVerdict
-from engine.evidence.stats.results import HIGHER_IS_BETTER, Measure, by_prompt, side
+from engine.evidence.stats.results import HIGHER_IS_BETTER, Measure, side, with_one_id_per_prompt
 from engine.evidence.verdict.comparison import (
     Comparison,
     compare_rows,
@@ -56,10 +56,12 @@ def compare_candidates(home: Home, first: Candidate, other: Candidate) -> Compar
     measure = comparison.measure
     if max(map(len, members_of_sides)) < 2 or comparison.outcome.diff is None or measure is None:
         return comparison
-    # by_prompt needs all sides at once to find a common id; it returns their rows in the same
-    # order, and each member takes its own back.
+    # All sides are needed at once to find a common id. Their rows come back in the same order, and
+    # each member takes its own.
     rows_by_prompt = iter(
-        by_prompt(*(candidate.rows for members in members_of_sides for candidate in members))
+        with_one_id_per_prompt(
+            *(candidate.rows for members in members_of_sides for candidate in members)
+        )
     )
     rows_of_sides = [[next(rows_by_prompt) for _ in members] for members in members_of_sides]
     all_rows = [seed_rows for members in rows_of_sides for seed_rows in members]

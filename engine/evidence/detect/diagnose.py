@@ -212,6 +212,7 @@ def _training_views(run: RunDir, settings: KnownSettings) -> list[View]:
     chosen = {*steps[: limits.WINDOW], *steps[-2 * limits.WINDOW :]}
     bytes_left = _ROLLOUT_BYTES - sum(sizes[step] for step in chosen)
     middle_steps = [step for step in steps if step not in chosen]
+    # As many of the middle steps as fit, if they are of mean size.
     mean_size = max(1, sum(sizes[step] for step in middle_steps) // max(1, len(middle_steps)))
     middle_count = max(0, min(len(middle_steps), bytes_left // mean_size))
     chosen |= {middle_steps[i * len(middle_steps) // middle_count] for i in range(middle_count)}

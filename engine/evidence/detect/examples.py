@@ -88,7 +88,10 @@ class Examples:
     def __init__(
         self, run: RunDir, algorithm: str, exam: Sequence[Answer], redact: Redactor
     ) -> None:
-        """`exam` is the last exam of the run, used for SFT runs only; `redact` hides secrets."""
+        """Read the rollouts to choose from.
+
+        `exam` is the last exam of the run, used for SFT runs only; `redact` hides secrets.
+        """
         steps = run.rollout_steps()
         self.run = run
         self.redact = redact

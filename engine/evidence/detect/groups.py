@@ -269,7 +269,10 @@ def _entropy_lost_at_once(facts: Facts) -> Finding | None:
 
 
 def is_learning(facts: Facts) -> bool:
-    """Whether the share of right answers clearly rises, in training or on the held-out tasks."""
+    """Whether the share of right answers clearly rises, in training or on the held-out tasks.
+
+    Clearly means by at least `LEARNING_GAIN`, and by more than its noise.
+    """
     solved_trend = trend(facts.of_views("solved"))
     if (
         solved_trend is not None

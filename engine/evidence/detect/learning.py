@@ -52,7 +52,7 @@ def overfitting(facts: Facts) -> Finding | None:
         return None
     success_by_step = dict(facts.curve("heldout_success"))
     success_then = success_by_step.get(best_step, 0.0)
-    noise = 0.0
+    noise = 0.0  # while the number of tasks is not known
     if facts.exam_tasks:  # two standard errors of the difference between two shares
         noise = 2 * math.sqrt(2 * success_then * (1 - success_then) / facts.exam_tasks)
     if success_by_step.get(last_step, 0.0) - success_then > max(limits.OVERFIT_SUCCESS, noise):
@@ -312,7 +312,10 @@ def infra(facts: Facts) -> Finding | None:
 def _unstable_finding(
     facts: Facts, what: str, evidence: Mapping[str, object], divisor: float
 ) -> Finding:
-    """The finding `unstable`, with a learning rate divided by `divisor` as its lever."""
+    """The finding `unstable`; its lever is the learning rate divided by `divisor`.
+
+    `what` is its sentence. The lever names no value where the learning rate is not known.
+    """
     learning_rate = facts.settings.learning_rate
     new_rate = None
     if isinstance(learning_rate, int | float):

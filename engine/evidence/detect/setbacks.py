@@ -136,7 +136,9 @@ def forgetting(facts: Facts) -> Finding | None:
         battery = _first_forgotten(kept.batteries)
         edit = f"{mix_rows}, fewer steps, and train from the start again"
         lever = edit_lever(edit)
-        return Finding("forgetting", sentence_of(battery), _numbers(battery), lever, playbook="sft")
+        return Finding(
+            "forgetting", sentence_of(battery), _battery_evidence(battery), lever, playbook="sft"
+        )
     against_base = kept.against_base
     if against_base is None or against_base.verdict != "forgotten":
         return None
@@ -144,7 +146,7 @@ def forgetting(facts: Facts) -> Finding | None:
     # `lost_by` is empty where no single run shows the loss.
     culprits = ", ".join(against_base.lost_by) or "a run before it"
     evidence = {
-        **_numbers(battery),
+        **_battery_evidence(battery),
         "base": against_base.base,
         "lost_by": list(against_base.lost_by),
     }
@@ -159,11 +161,11 @@ def forgetting(facts: Facts) -> Finding | None:
 
 
 def _first_forgotten(batteries: Sequence[Battery]) -> Battery:
-    """The first battery with a loss; there must be one."""
+    """The first battery with the verdict "forgotten"; there must be one."""
     return next(battery for battery in batteries if battery.verdict == "forgotten")
 
 
-def _numbers(battery: Battery) -> dict[str, object]:
+def _battery_evidence(battery: Battery) -> dict[str, object]:
     """The results of a battery as the evidence of a finding."""
     return {
         "battery": battery.battery,

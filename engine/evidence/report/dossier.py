@@ -222,8 +222,8 @@ def gather(home: Home, run_id: str) -> Dossier:
         flips=flips,
         metrics=load_metrics(run.metrics),
         checked=_evaluation_results(run) if training else [],
-        audit=_audit(config, redact),
-        contamination=_contamination(run, redact),
+        audit=_redacted_audit(config, redact),
+        contamination=_redacted_contamination(run, redact),
         failure_evidence=redact.text(str(read_object(run.failure).get("evidence") or "")),
         hours=row.spent_hours or _hours_between(row.started, row.ended),
         lineage=lineage(home, row, config),
@@ -298,7 +298,7 @@ def _evaluation_results(run: RunDir) -> list[Checked]:
     return results
 
 
-def _audit(config: RunConfig | None, redact: Redactor) -> Audit | None:
+def _redacted_audit(config: RunConfig | None, redact: Redactor) -> Audit | None:
     """The redacted audit of the environment's scorer, None where there is none."""
     if config is None:
         return None
@@ -314,6 +314,6 @@ def _hours_between(start: float | None, end: float | None) -> float | None:
     return (end - start) / 3600 if start and end else None
 
 
-def _contamination(run: RunDir, redact: Redactor) -> Contamination:
+def _redacted_contamination(run: RunDir, redact: Redactor) -> Contamination:
     """The redacted comparison of training rows with held-out tasks."""
     return Contamination.model_validate(redact.value(read_contamination(run).to_json()))

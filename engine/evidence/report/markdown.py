@@ -162,7 +162,10 @@ def _step_text(step: Station) -> str:
 
 
 def _line_text(line: blocks.Line) -> str:
-    """Text, code and tags as one line of Markdown; a tag is followed by a colon."""
+    """Text, code and tags as one line of Markdown, such as "passed: The audit found nothing."
+
+    Code stands in backticks, and a tag is followed by a colon.
+    """
     text = ""
     for part in line:
         if isinstance(part, blocks.Code):

@@ -261,7 +261,11 @@ def hashes(dossier: Dossier) -> Section | None:
 
 
 def card_head(dossier: Dossier) -> str:
-    """The first sentence of a model card: what the model is and when it was made."""
+    """The first sentence of a model card: what the model is and when it was made.
+
+    For example "A LoRA adapter trained by grpo from pebble on the environment sums@3f2a,
+    2026-03-01."
+    """
     row = dossier.row
     when = time.strftime("%Y-%m-%d", time.gmtime(row.ended or row.created))
     if row.kind != "train":
@@ -278,6 +282,7 @@ def training(dossier: Dossier) -> Section | None:
     if row.kind != "train":
         return None
     seed = config.settings.seed if isinstance(config, TrainConfig) else None
+    # The manifest says what the trainer used, which counts more than what was asked for.
     facts = [
         ("algorithm", row.algorithm),
         ("started from", dossier.started_from),

@@ -128,7 +128,10 @@ def _held_out_name(dossier: Dossier) -> str:
 
 
 def _small_charts(dossier: Dossier) -> list[blocks.Panel]:
-    """A small chart, with its meaning, for each main metric that is not drawn large already."""
+    """A small chart, with its meaning, for each main metric that is not drawn large already.
+
+    At most `_SMALL_CHARTS` of them. A metric with fewer than two values gets none.
+    """
     drawn_already = {_held_out_name(dossier), "heldout_reward"}
     names = [name for name in dossier.metrics.columns if name not in drawn_already]
     panels = []

@@ -334,7 +334,7 @@ def _critical_losses(pairs: int, alpha: float) -> int:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's (1979) adjusted p values, in the order of `p_values`."""
+    """The p values of several tests, corrected by Holm (1979) for being several, in their order."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     adjusted = [0.0] * len(p_values)
     largest = 0.0  # an adjusted p is never below that of a smaller p

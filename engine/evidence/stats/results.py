@@ -76,7 +76,7 @@ def value_of(row: EvaluationRow, measure: Measure) -> float | None:
     return None if value is None else float(value)
 
 
-def by_prompt(*row_sets: Iterable[EvaluationRow]) -> list[list[EvaluationRow]]:
+def with_one_id_per_prompt(*row_sets: Iterable[EvaluationRow]) -> list[list[EvaluationRow]]:
     """The same rows, with one common task id for all tasks that have the same prompt.
 
     Such tasks ask one question, so their answers are several attempts at one task. That holds only
@@ -175,7 +175,7 @@ def level(rows: Sequence[EvaluationRow], measure: Measure) -> Level:
     Tasks with the same prompt count as one. The interval is Wilson's where each task is either
     solved or not, else a bootstrap over tasks. The numbers are None where nothing was scored.
     """
-    (rows_by_prompt,) = by_prompt(rows)
+    (rows_by_prompt,) = with_one_id_per_prompt(rows)
     results = side(rows_by_prompt, measure)
     means = {task: math.fsum(values) / len(values) for task, values in results.values.items()}
     n = len(means)

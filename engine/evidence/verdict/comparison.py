@@ -9,7 +9,6 @@ from engine.evidence.stats.results import (
     HIGHER_IS_BETTER,
     Level,
     Measure,
-    by_prompt,
     level,
     measure_of,
     rounded,
@@ -18,6 +17,7 @@ from engine.evidence.stats.results import (
     show_change,
     side,
     value_of,
+    with_one_id_per_prompt,
 )
 from engine.evidence.verdict.holdout_reuse import correction_factor
 from engine.records.lines.evaluation_row import EvaluationRow
@@ -117,12 +117,12 @@ def without_evidence(measure: Measure | None, reason: str) -> Comparison:
 def compare_rows(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> Comparison:
     """Compare two evaluations task by task, by a measure that both have.
 
-    Tasks with the same prompt count as one task (`results.by_prompt`). The verdict is "unknown"
-    where the two have no measure in common, and "inconclusive" where it depends on how failed
-    scorings are counted.
+    Tasks with the same prompt count as one task (`results.with_one_id_per_prompt`). The verdict is
+    "unknown" where the two have no measure in common, and "inconclusive" where it depends on how
+    failed scorings are counted.
     """
     id_count = len({row.task for rows in (before, after) for row in rows})
-    before, after = by_prompt(before, after)
+    before, after = with_one_id_per_prompt(before, after)
     prompt_count = len({row.task for rows in (before, after) for row in rows})
     measure = measure_of(before, after)
     if measure is None:

@@ -104,7 +104,7 @@ def flip_examples(
     old_rows, new_rows = _first_by_task(before), _first_by_task(after)
 
     def example(task: str) -> FlipExample:
-        """The example of one task; its prompt comes from whichever side has it."""
+        """The example of one task; its prompt is that of the second side, else of the first."""
         old, new = old_rows.get(task), new_rows.get(task)
         prompt = (new and new.prompt) or (old and old.prompt) or ""
         return FlipExample(

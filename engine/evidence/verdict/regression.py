@@ -277,9 +277,9 @@ def _skill_verdict(outcome: PairedVerdict, p: float | None) -> Word:
 
 
 def _skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> list[Skill]:
-    """Mean rewards by kind of task (`family`), the largest loss first.
+    """Mean rewards before and after by kind of task (`family`), the largest loss first.
 
-    [] where no task names its kind.
+    Tasks without a kind are one kind with the name "". [] where no task names its kind.
     """
     names = list(dict.fromkeys(row.family or "" for row in before))
     if names == [""]:  # all tasks are of one kind without a name
@@ -287,7 +287,7 @@ def _skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> 
     skills = [
         Skill(
             name,
-            *(
+            *(  # before and after
                 _mean_reward([row for row in rows if (row.family or "") == name])
                 for rows in (before, after)
             ),
