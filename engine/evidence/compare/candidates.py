@@ -130,9 +130,9 @@ def find_candidates(
 
 
 def _offers_on(env_id: str, ref: str, offers: Sequence[Offer]) -> list[Offer]:
-    """Those of the offers of `ref` that are on the environment asked for.
+    """The offers on the requested environment, out of all `offers` of the id `ref`.
 
-    Raises UserError NO_EVALUATION where it was evaluated on others only.
+    Raises UserError NO_EVALUATION where `ref` was evaluated on other environments only.
     """
     on_env = [offer for offer in offers if _env_matches(offer.env_id, env_id)]
     if offers and not on_env:

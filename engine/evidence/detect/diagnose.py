@@ -173,7 +173,7 @@ def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
         settings=settings if training else replace(settings, rows=rows_asked),
         lines=load_metrics(run.metrics).lines,
         views=views,
-        exam=view_of(0, exam_rows, settings) if exam_rows else None,
+        exam=view_of(0, exam_rows, settings) if exam_rows else None,  # its step is not used
         exam_tasks=len({exam_row.task for exam_row in validation_rows}),
         rows=_last_training_rows(run),
         failure=_failure(run, row),
@@ -246,6 +246,7 @@ def last_exam(run: RunDir) -> Sequence[EvaluationRow]:
     """The answers of the last evaluation after step 0 that sampled any; empty without one."""
     for step in reversed([step for step in run.eval_steps() if step > 0]):
         evaluation = read_evaluation(run.evals(step))
+        # Where only the loss was measured, rows have no completion.
         rows = [row for row in evaluation if row.completion is not None]
         if rows:
             return rows
@@ -321,7 +322,7 @@ def _next_calls(row: RunRow, findings: Sequence[Finding], step: int) -> list[Cal
         return [error] if row.state == "failed" else []
     first = findings[0]
     calls = []
-    if first.pick:
+    if first.pick:  # "" where rollouts do not show the finding
         arguments: dict[str, object] = {"run_id": row.run_id, "pick": first.pick}
         # "changed" shows held-out answers, to which the training step and the filter do not apply.
         if step >= 0 and first.pick != "changed":

@@ -51,6 +51,7 @@ def overfitting(facts: Facts) -> Finding | None:
     if not train_loss_then or not train_loss_now or mean(train_loss_now) >= mean(train_loss_then):
         return None
     success_by_step = dict(facts.curve("heldout_success"))
+    # Where success was not measured it did not rise: 0 both times.
     success_then = success_by_step.get(best_step, 0.0)
     noise = 0.0  # while the number of tasks is not known
     if facts.exam_tasks:  # two standard errors of the difference between two shares
@@ -291,7 +292,7 @@ def infra(facts: Facts) -> Finding | None:
     failure = facts.failure
     error = (failure.evidence or failure.message)[:_ERROR_CHARS] if failure else ""
     evidence = {"kind": facts.failed, "error": error}
-    if facts.failed == "oom":
+    if facts.failed == "oom":  # out of memory
         size_setting = "batch_size" if facts.algorithm == "sft" else "prompts_per_step"
         if not facts.settings.gradient_checkpointing:
             lever = setting_lever(

@@ -264,7 +264,10 @@ class Trend:
 
 
 def trend(values: Sequence[float]) -> Trend | None:
-    """The last third of a series compared with its first; None where the series is too short."""
+    """The last third of a series compared with its first third.
+
+    None where the series has fewer than `TREND_STEPS` values.
+    """
     if len(values) < limits.TREND_STEPS:
         return None
     third = len(values) // 3

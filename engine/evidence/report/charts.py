@@ -170,6 +170,7 @@ def range_bar(estimate: Range, width: int, label: str) -> Markup:
     axis_end = max(high, actual or 0.0, 1e-9) * 1.06
 
     def x_of(number: float) -> float:
+        """Pixels from the left; the axis begins at 0."""
         return left + number / axis_end * (width - left - right)
 
     svg_parts = [
@@ -256,7 +257,10 @@ def signed(value: float, share: bool) -> str:
 
 
 def axis_text(value: float, share: bool) -> str:
-    """A value as text, short enough for an axis: "12 %" for shares, else "0.5", "12k", "3e−5"."""
+    """A value as text, short enough for an axis: "12 %" for shares, else "0.5", "12k", "3e−5".
+
+    A negative number begins with a minus sign, not with a hyphen.
+    """
     if share:  # from 10 % on without decimals; 9.95 % would be rounded to 10.0
         text = f"{100 * value:.0f}" if abs(value) >= 0.0995 else f"{100 * value:.1f}"
         return f"{text.removesuffix('.0')} %".replace("-0 %", "0 %")

@@ -96,7 +96,7 @@ def _block_text(block: Block) -> str:
         case blocks.Shares(total=total, parts=parts):
             return f"Of {total} tasks: {', '.join(f'{count} {what}' for what, count, _ in parts)}."
         case blocks.Skills(batteries=batteries):
-            return _skills(batteries)
+            return _skills_table(batteries)
         case blocks.Answers():
             return _answers(block)
         case blocks.Steps(steps=steps):
@@ -127,8 +127,8 @@ def _cell_text(cell: str | blocks.Tag | blocks.Cell) -> str:
     return _escaped(clip(text, _CELL_CHARS))
 
 
-def _skills(batteries: Sequence[blocks.Battery]) -> str:
-    """A table with one row per battery of questions."""
+def _skills_table(batteries: Sequence[blocks.Battery]) -> str:
+    """A table as Markdown, with one row per battery of questions."""
     rows = []
     for battery in batteries:
         numbers = (battery.before, battery.after, battery.n, battery.lost)

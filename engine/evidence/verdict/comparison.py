@@ -248,8 +248,8 @@ def sentence(comparison: Comparison, measure_prefix: str = "") -> str:
 def notes_on_counting(comparison: Comparison) -> list[str]:
     """Sentences about how the rows were counted, for the reader of a comparison.
 
-    One where failed scorings decide the verdict, one where several tasks share a prompt; usually
-    there are none.
+    There is one where failed scorings decide the verdict, and one where several tasks share a
+    prompt; usually there is neither.
     """
     notes = []
     if comparison.errors_decide:

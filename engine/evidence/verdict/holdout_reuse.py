@@ -89,8 +89,8 @@ def use_by_env(home: Home) -> dict[str, HoldoutUse]:
     """
     with Store(home) as store:
         marks = {env_id: mark for env_id, mark in store.env_marks().items() if env_id}
-        # mark[1] counts the runs under way; a mark changes with any run of its version. A version
-        # that was never counted has None for a mark.
+        # mark[1] counts the runs under way; a mark changes with any run of its version. The mark of
+        # a version that was never counted is None, which equals no mark.
         stale = {
             env_id
             for env_id, mark in marks.items()
