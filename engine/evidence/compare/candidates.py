@@ -126,13 +126,13 @@ def find_candidates(
             hint="Give two or more runs, evaluations or model references.",
             field="ids",
         )
-    return candidates, warnings + _check_sampling(candidates)
+    return candidates, warnings + _sampling_warnings(candidates)
 
 
 def _offers_on(env_id: str, ref: str, offers: Sequence[Offer]) -> list[Offer]:
-    """Those of the offers of `ref` that are on the environment asked for.
+    """The offers on the requested environment, out of all `offers` of the id `ref`.
 
-    Raises UserError NO_EVALUATION where it was evaluated on others only.
+    Raises UserError NO_EVALUATION where `ref` was evaluated on other environments only.
     """
     on_env = [offer for offer in offers if _env_matches(offer.env_id, env_id)]
     if offers and not on_env:
@@ -152,7 +152,10 @@ class _Finder:
     """Looks up the offers of ids in the home; reads the past evaluation runs once."""
 
     def __init__(self, home: Home, store: Store, ids: Sequence[str]) -> None:
-        """`ids` are all compared ids. Evaluations whose files were deleted are left out."""
+        """Read the past evaluation runs, except those whose files were deleted.
+
+        `ids` are all ids that are to be compared.
+        """
         self.home = home
         self.store = store
         self.ids = ids
@@ -175,17 +178,19 @@ class _Finder:
         name, _, checkpoint = ref.partition("@")
         row = self._run_with_id(name)  # None for the reference of a model that is no run here
         files_deleted = row is not None and self.home.run(row.run_id).deleted.exists()
+        # The id of an evaluation run stands for all models of that evaluation, and for no other.
         if row is not None and row.kind != "train" and not files_deleted:
-            return [self._of_evaluation_run(row, self.home.run(name).find_config(), None)]
+            return [self._offer_of_evaluation(row, self.home.run(name).find_config(), None)]
         offers = [
-            self._of_evaluation_run(evaluation, config, ref)
+            self._offer_of_evaluation(evaluation, config, ref)
             for evaluation, config in self.evaluations
             if config is not None and ref in config.model_refs
         ]
         if row is not None and row.kind == "train" and not files_deleted:
-            offers = self._own_evaluation(row, checkpoint) + offers
-        elif not checkpoint:
-            offers += self._start_evaluations(ref)
+            # First in the list, so that a run's own evaluation is preferred.
+            offers = self._own_evaluation_offers(row, checkpoint) + offers
+        elif not checkpoint:  # a training run starts from a model, whose evaluation is its step 0
+            offers += self._start_evaluation_offers(ref)
         if not offers and row is None:
             row = self.store.get_run(name)  # a unique prefix, or RUN_NOT_FOUND naming the nearest
             if row.run_id != name:
@@ -214,8 +219,8 @@ class _Finder:
     def _evaluate_first(self, ref: str, row: RunRow | None) -> Hint:
         """The advice how to get `ref` evaluated.
 
-        It contains a call where the environment can be guessed: that of `row`, the run of `ref`,
-        else that of the first compared id that is a run.
+        It contains the call to make where an environment can be guessed: the one of `row` (the run
+        of `ref`, None where it is no run), else the one of the first compared id that is a run.
         """
         text = "A running run has one at its end."
         compared_runs = (self._run_with_id(other) for other in self.ids)
@@ -228,17 +233,20 @@ class _Finder:
     def _run_with_id(self, name: str) -> RunRow | None:
         """The run with exactly this id, None where there is none; prefixes do not count."""
         try:
-            row = self.store.get_run(name)
-        except UserError:
+            row = self.store.get_run(name)  # which accepts a unique prefix too
+        except UserError:  # no such run, or several that begin like this
             return None
         return row if row.run_id == name else None
 
-    def _of_evaluation_run(self, row: RunRow, config: RunConfig | None, ref: str | None) -> Offer:
-        """An evaluation run as an offer: all its models, or only `ref` unless that is None.
+    def _offer_of_evaluation(self, row: RunRow, config: RunConfig | None, ref: str | None) -> Offer:
+        """An evaluation run as an offer of its models.
 
-        A `config` of None means that it is missing or damaged.
+        Args:
+            config: of the run; None where it is missing or damaged.
+            ref: the only model to offer; None offers all models.
         """
-        run, sampling = self.home.run(row.run_id), sampling_of(config)
+        run = self.home.run(row.run_id)
+        sampling = sampling_of(config)
 
         def load() -> list[Candidate]:
             """Read the rows of the models from disk."""
@@ -258,21 +266,21 @@ class _Finder:
 
         return Offer(run.id, row.env_id, sampling, load)
 
-    def _own_evaluation(self, row: RunRow, checkpoint: str) -> list[Offer]:
-        """A training run's own held-out evaluation, as a list of one offer, or of none without
-        rows.
+    def _own_evaluation_offers(self, row: RunRow, checkpoint: str) -> list[Offer]:
+        """A training run's own held-out evaluation as a list of one offer; [] where it has no rows.
 
-        `checkpoint` is the part of the id after "@", "" for the checkpoint that the run reports.
-        Only the half of the tasks that no checkpoint was chosen on is used.
+        Only the half of the tasks that no checkpoint was chosen on is used. `checkpoint` is the
+        part of the id after "@"; "" stands for the checkpoint that the run reports.
         """
         run = self.home.run(row.run_id)
-        step = _step_of(run, checkpoint)
+        step = _step_of_checkpoint(run, checkpoint)
         if step is None or not _reported_rows(run, step):
             return []
         sampling = sampling_of(run.find_config(), read_object(run.manifest))
         label = f"{row.run_id}@{checkpoint}" if checkpoint else row.run_id
 
         def load() -> list[Candidate]:
+            """Read the rows of the checkpoint from disk."""
             rows = _reported_rows(run, step)
             return [
                 Candidate(label, run.id, row.env_id, rows, sampling, run_id=row.run_id, step=step)
@@ -280,8 +288,11 @@ class _Finder:
 
         return [Offer(run.id, row.env_id, sampling, load)]
 
-    def _start_evaluations(self, ref: str) -> list[Offer]:
-        """The evaluations at step 0 of the compared training runs that started from model `ref`."""
+    def _start_evaluation_offers(self, ref: str) -> list[Offer]:
+        """The evaluations at step 0 of those compared training runs that started from model `ref`.
+
+        At step 0 a run evaluates the model that it starts from.
+        """
         offers = []
         for other in self.ids:
             row = self._run_with_id(other.partition("@")[0])
@@ -305,9 +316,9 @@ class _Finder:
 def sampling_of(config: RunConfig | None, manifest: Mapping[str, Any] | None = None) -> Sampling:
     """How the answers of a run's evaluation were sampled.
 
-    What the manifest recorded (`eval_sampling`) takes precedence over the settings in `config`;
-    None for either means that it is missing. Held-out evaluations of a training run, and
-    evaluations with one attempt, are greedy: there temperature and top_p are fixed.
+    What the manifest recorded (`eval_sampling`) takes precedence over the settings in `config`.
+    Held-out evaluations of a training run, and evaluations with one attempt, are greedy: their
+    temperature is 0 and top_p is 1. `config` or `manifest` is None where the file is missing.
     """
     recorded = (manifest or {}).get("eval_sampling") or {}
     configured = KnownSettings.of(config.settings if config else None)
@@ -326,13 +337,15 @@ def sampling_of(config: RunConfig | None, manifest: Mapping[str, Any] | None = N
 def _choose_offers(
     ids: Sequence[str], offers: Mapping[str, list[Offer]]
 ) -> tuple[list[Offer], list[str]]:
-    """One offer per id, all on one environment, and the other environments that all ids share.
+    """Choose one offer per id, all on one environment.
 
     The environment is the first that all ids share, in the order of the first id's offers (a run's
-    own evaluation, then the newest first). The first id's offers are tried in turn, each with the
-    nearest offers of the other ids; the best choice has the most ids with the same source, then the
-    most with the same sampling, then the newest offer. Raises UserError NOT_COMPARABLE where the
-    ids share no environment.
+    own evaluation, then the newest first). The first id's offers on it are tried in turn, each with
+    the nearest offers of the other ids. The best choice has the most ids with the same source; then
+    the most with the same sampling; then the newest offer.
+
+    Returns (the offers in the order of `ids`, the other environments that all ids share). Raises
+    UserError NOT_COMPARABLE where the ids share no environment.
     """
     common_env_ids = [
         env_id
@@ -363,7 +376,7 @@ def _choose_offers(
 def _nearest_offer(first: Offer, offers: Iterable[Offer]) -> Offer:
     """The offer that shares most with `first`: its source, then its sampling; then the newest.
 
-    Only offers on the environment of `first` count; there must be one.
+    Only offers on the environment of `first` count, and there must be one.
     """
     on_env = [offer for offer in offers if offer.env_id == first.env_id]
     return max(
@@ -371,17 +384,18 @@ def _nearest_offer(first: Offer, offers: Iterable[Offer]) -> Offer:
         key=lambda offer: (
             offer.source == first.source,
             not offer.sampling.differs_in(first.sampling),
-            -on_env.index(offer),
+            -on_env.index(offer),  # offers come newest first
         ),
     )
 
 
-def _check_sampling(candidates: Sequence[Candidate]) -> list[str]:
-    """Warnings where the token limit was recorded for some candidates only.
+def _sampling_warnings(candidates: Sequence[Candidate]) -> list[str]:
+    """A warning where the token limit was recorded for some of the candidates only; else [].
 
     Raises UserError NOT_COMPARABLE where a candidate was sampled differently from the first.
     """
-    first, warnings = candidates[0], []
+    first = candidates[0]
+    warnings = []
     for candidate in candidates[1:]:
         unequal = first.sampling.differs_in(candidate.sampling)
         if unequal:
@@ -410,28 +424,32 @@ def _reported_rows(run: RunDir, step: int) -> list[EvaluationRow]:
     return in_half(rows, TEST) if any(row.half for row in rows) else rows
 
 
-def _step_of(run: RunDir, checkpoint: str) -> int | None:
-    """The step of a checkpoint such as "step20"; by default the one that the run reports."""
+def _step_of_checkpoint(run: RunDir, checkpoint: str) -> int | None:
+    """The step of a checkpoint: 20 for "step20".
+
+    Any other name, "" included, stands for the checkpoint that the run reports; None where no step
+    was evaluated.
+    """
     named_step = _step_in_ref(f"@{checkpoint}")
     return result_step(run) if named_step is None else named_step
 
 
 def _step_in_ref(ref: str) -> int | None:
-    """The step in a model reference: 20 for `run@step20`, None without one."""
+    """The step in a model reference: 20 for `run@step20`; None where it names no step."""
     checkpoint = ref.partition("@")[2]
     digits = checkpoint.removeprefix("step")
     return int(digits) if checkpoint.startswith("step") and digits.isdigit() else None
 
 
 def _env_matches(env_id: str, requested: str) -> bool:
-    """Whether an environment id is the requested one, has its name, or begins with it."""
+    """Whether `env_id` (name@hash) is the requested id, has that name or begins with it."""
     return (
         env_id == requested or env_id.partition("@")[0] == requested or env_id.startswith(requested)
     )
 
 
 def _env_ids_text(offers: Iterable[Offer]) -> str:
-    """The environments of the offers as text for a message."""
+    """The environments of the offers as text for a message, such as "sums@3f2a, words@91bc"."""
     return ", ".join(dict.fromkeys(offer.env_id for offer in offers)) or "none"
 
 
@@ -441,13 +459,13 @@ def _with_distinct_labels(candidates: Sequence[Candidate]) -> list[Candidate]:
     Where two evaluations hold the same model, each label also names its source. Exact repeats (same
     label and source) are kept once, the last of them.
     """
-    count: dict[str, int] = {}
+    uses_of_label: dict[str, int] = {}
     for candidate in candidates:
-        count[candidate.label] = count.get(candidate.label, 0) + 1
-    with_labels = [
+        uses_of_label[candidate.label] = uses_of_label.get(candidate.label, 0) + 1
+    relabelled = [
         replace(candidate, label=f"{candidate.label} in {candidate.source}")
-        if count[candidate.label] > 1
+        if uses_of_label[candidate.label] > 1
         else candidate
         for candidate in candidates
     ]
-    return list({candidate.label: candidate for candidate in with_labels}.values())
+    return list({candidate.label: candidate for candidate in relabelled}.values())

@@ -12,17 +12,17 @@ from engine.evidence.compare.candidates import (
     Sampling,
     find_candidates,
 )
-from engine.evidence.compare.seeds import compare_candidates, grouped, seed_of
+from engine.evidence.compare.seeds import compare_candidates, seed_of, with_seeds_joined
 from engine.evidence.compare.settings_diff import Attribution, attribution, differing_settings
 from engine.evidence.stats.power import attempts_wanted, more_rows, split_rows, tasks_wanted
 from engine.evidence.stats.results import (
     VALIDATION,
     Level,
     Measure,
-    by_prompt,
     level,
     measure_of,
     side,
+    with_one_id_per_prompt,
 )
 from engine.evidence.verdict.comparison import (
     Comparison,
@@ -103,6 +103,7 @@ class Contest:
         numbers = self.comparison.to_json()
         if not method:
             del numbers["method"]
+        # Three significant digits.
         p = None if self.p_adjusted is None else float(f"{self.p_adjusted:.3g}")
         return {
             "model": self.other.label,
@@ -115,8 +116,14 @@ class Contest:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What would settle an inconclusive comparison, as sentences and as calls; empty where nothing
-    is needed or known."""
+    """What would settle an inconclusive comparison.
+
+    Attributes:
+        notes: sentences for a person.
+        calls: the calls that gather it.
+
+    Both are empty where nothing is needed, or nothing is known that would help.
+    """
 
     notes: Sequence[str] = ()
     calls: Sequence[Call] = ()
@@ -195,7 +202,7 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
     """
     candidates, warnings = find_candidates(home, _checked_ids(ids), env_id)
     candidates, contamination_notes = _without_contaminated(home, candidates)
-    candidates = grouped(home, candidates)
+    candidates = with_seeds_joined(home, candidates)
     first, others = candidates[0], candidates[1:]
     measure = measure_of(*(candidate.rows for candidate in candidates))
     comparisons = [compare_candidates(home, first, other) for other in others]
@@ -243,10 +250,9 @@ def _redactor(home: Home, run_id: str) -> Redactor:
 
 
 def _times_compared(home: Home, first: Candidate, other: Candidate) -> int:
-    """How often the two models were evaluated against each other, for the correction of the p
-    value.
+    """How often the two models were evaluated against each other, to correct the p value for it.
 
-    1 where either side stands for several seeds.
+    1 where either side stands for several seeds: repeats are counted for single models only.
     """
     if first.members or other.members:
         return 1
@@ -308,8 +314,12 @@ def _candidate_row(home: Home, candidate: Candidate, measure: Measure | None) ->
 
 
 def _summary(main: Contest, number_of_contests: int) -> str:
-    """The main contest in a sentence or three: the result, that it is the best of several, the
-    cause."""
+    """The main contest in up to three sentences.
+
+    The first is the result. The second says that it is the best of several, if it is. The third
+    names the cause of a difference, or says that there are several; it is left out where the
+    verdict is neither better nor worse.
+    """
     text = f"{main.other.label} against {main.first.label}: {sentence(main.comparison)}"
     if number_of_contests > 1:
         text += f" It is the best of {number_of_contests} compared with {main.first.label}."
@@ -326,8 +336,10 @@ def _cautions(
 ) -> list[str]:
     """Sentences on what weakens these comparisons, at most `_MOST_NOTES`.
 
-    Tasks scored on one side only, how answers were counted, and answers to the tasks on which a
-    checkpoint was chosen.
+    In this order:
+        tasks that were scored on one side only;
+        how the answers were counted;
+        answers to tasks on which the candidate's checkpoint was chosen.
     """
     notes = []
     unpaired = max(comparison.outcome.unpaired for comparison in comparisons)
@@ -353,20 +365,24 @@ def _cautions(
 def _evidence_to_gather(home: Home, contest: Contest) -> Evidence:
     """What would settle an inconclusive comparison; empty for any other verdict.
 
-    If errors decide it, their cause is to be looked at. If one side stands for several seeds, more
-    seeds: no number of tasks removes the differences between seeds. Otherwise, in this order: tasks
-    of the split that were not asked yet, more attempts at each task where that helps, new tasks.
+    The first of these that applies:
+        failed scorings decide the verdict: a look at them.
+        one side stands for several seeds: more seeds, because no number of tasks removes the
+            differences between seeds.
+        the split has tasks that were not asked yet: an evaluation on more of them.
+        more attempts would show a change worth having: an evaluation with so many attempts.
+        otherwise: new tasks for the environment.
     """
     first, other, comparison = contest.first, contest.other, contest.comparison
     measure = comparison.measure
     if comparison.outcome.verdict != "inconclusive" or measure is None:
         return Evidence()
     if comparison.errors_decide:
-        most_errors = max(
+        with_most_errors = max(
             (first, other),
             key=lambda side_candidate: sum(bool(row.error) for row in side_candidate.rows),
         )
-        return Evidence(calls=calls_for_errors(most_errors.source))
+        return Evidence(calls=calls_for_errors(with_most_errors.source))
     if first.members or other.members:
         return Evidence(["One more seed on each side would tell more than tasks or attempts."])
     tasks_needed = tasks_wanted(comparison.outcome)
@@ -374,6 +390,7 @@ def _evidence_to_gather(home: Home, contest: Contest) -> Evidence:
     split = config.split if isinstance(config, EvaluateConfig | RegradeConfig) else "heldout"
     split_size = split_rows(home, first.env_id, split)
     asked_tasks = {row.task for candidate in (first, other) for row in candidate.rows}
+    # Contaminated tasks were asked too; their rows were taken out before the comparison.
     asked_tasks |= taught_tasks(home.run(first.source)) | taught_tasks(home.run(other.source))
     arguments: dict[str, object] = {
         "env_id": first.env_id,
@@ -385,7 +402,8 @@ def _evidence_to_gather(home: Home, contest: Contest) -> Evidence:
         rows_to_ask = min(max(400, tasks_needed or 2 * comparison.outcome.n), split_size or 10**6)
         return Evidence(calls=[Call("evaluate", arguments | {"rows": rows_to_ask})])
     sides_by_task = [
-        side(rows_of_side, measure) for rows_of_side in by_prompt(first.rows, other.rows)
+        side(rows_of_side, measure)
+        for rows_of_side in with_one_id_per_prompt(first.rows, other.rows)
     ]
     attempts = attempts_wanted(sides_by_task[0], sides_by_task[1], comparison.outcome.margin)
     all_used = f"All {split_size} rows of the {split} split are used"
@@ -398,7 +416,7 @@ def _evidence_to_gather(home: Home, contest: Contest) -> Evidence:
 
 
 def _first_settings(table: dict[str, dict[str, object]]) -> dict[str, dict[str, object]]:
-    """The first `_MOST_SETTINGS` entries of the table."""
+    """The first `_MOST_SETTINGS` settings of the table (setting -> candidate -> value)."""
     return {name: table[name] for name in list(table)[:_MOST_SETTINGS]}
 
 

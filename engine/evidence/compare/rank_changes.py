@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from engine.evidence.stats.results import rounded
 from engine.records.lines.evaluation_row import EvaluationRow
 
-# Distinct (before, after) values that are compared with each other; beyond it a sample of tasks is.
+# Distinct (before, after) values that are compared with each other; of more, a sample is.
 MOST_TASKS = 1000
 SHOWN = 5  # tasks named, those whose rank moved furthest
 Pair = tuple[float, float]  # (value before, value after)
@@ -39,13 +39,14 @@ class PairCounts:
     parted: int = 0
 
     def __add__(self, other: "PairCounts") -> "PairCounts":
+        """The sums of the numbers, field by field."""
         return PairCounts(
             *(getattr(self, each.name) + getattr(other, each.name) for each in fields(self))
         )
 
     @property
     def ordered_before(self) -> int:
-        """Pairs that had an order before."""
+        """How many pairs had an order before, whatever became of it."""
         return self.kept + self.reversed + self.tied
 
 
@@ -60,7 +61,7 @@ class RankMove:
     rank_after: int
 
     def to_json(self, kind: str) -> dict[str, object]:
-        """`kind` is the key for the name: "model" or "task"."""
+        """The fields as JSON; the name stands under the key `kind`, "model" or "task"."""
         body = asdict(self)
         return {kind: body.pop("name")} | body
 
@@ -105,16 +106,20 @@ class RankChanges:
 
 
 def rank_changes(models: Mapping[str, Sequence[EvaluationRow]]) -> RankChanges:
-    """Compare the old and the new reward of the same answers; `models` maps a model to its rows."""
-    scored = {ref: [row for row in rows if _scored_twice(row)] for ref, rows in models.items()}
-    all_scored = [row for rows in scored.values() for row in rows]
+    """Compare the old and the new reward of the same answers.
+
+    `models` maps a model's reference to its rows. Rows that were not scored by both rewards are
+    left out.
+    """
+    scored_rows = {ref: [row for row in rows if _scored_twice(row)] for ref, rows in models.items()}
+    all_scored = [row for rows in scored_rows.values() for row in rows]
     task_means = {task: _mean_rewards(rows) for task, rows in _rows_by_task(all_scored).items()}
     attempts = PairCounts()
-    for model_rows in scored.values():
+    for model_rows in scored_rows.values():
         for rows in _rows_by_task(model_rows).values():
             attempts += count_pairs([_reward_pair(row) for row in rows])
     successes = [(row.success_before, row.success) for row in all_scored]
-    model_means = {ref: _mean_rewards(rows) for ref, rows in scored.items() if rows}
+    model_means = {ref: _mean_rewards(rows) for ref, rows in scored_rows.items() if rows}
     model_moves = _rank_moves(model_means)
     return RankChanges(
         rows=len(all_scored),
@@ -130,10 +135,11 @@ def rank_changes(models: Mapping[str, Sequence[EvaluationRow]]) -> RankChanges:
 
 
 def count_pairs(values: Iterable[Pair]) -> PairCounts:
-    """Count pairs of items by what happened to their order; `values` has one (before, after) per
-    item.
+    """Count pairs of items by what happened to their order.
 
-    Equal values are grouped first, so the work is quadratic in the number of distinct values only.
+    `values` holds one (value before, value after) per item. Pairs that were equal before and are
+    equal after are not counted. Items with equal values are grouped first, so the work is quadratic
+    in the number of distinct values only.
     """
     kept = reversed_pairs = tied = untied = 0
     counts = list(Counter(values).items())
@@ -153,7 +159,11 @@ def count_pairs(values: Iterable[Pair]) -> PairCounts:
 
 
 def sentence(changes: RankChanges) -> str:
-    """The changes in one sentence; at most three reversed pairs of models are named."""
+    """The changes in one sentence; at most three reversed pairs of models are named.
+
+    For example "12 of 80 rewards changed; the models keep their order; 3 of 40 ordered pairs of
+    tasks are reversed."
+    """
     if not changes.rows:
         return "No answer was scored by both rewards."
     text = f"{changes.changed} of {changes.rows} rewards changed"
@@ -176,7 +186,10 @@ def sentence(changes: RankChanges) -> str:
 
 
 def _rank_moves(means: Mapping[str, Pair]) -> list[RankMove]:
-    """The mean values and ranks of each name, before and after."""
+    """The mean rewards and the ranks of each model or task, before and after.
+
+    `means` maps its name to (mean before, mean after).
+    """
     before = _ranks({name: pair[0] for name, pair in means.items()})
     after = _ranks({name: pair[1] for name, pair in means.items()})
     return [
@@ -186,7 +199,10 @@ def _rank_moves(means: Mapping[str, Pair]) -> list[RankMove]:
 
 
 def _model_flips(moves: Sequence[RankMove]) -> list[tuple[str, str]]:
-    """The pairs whose order is reversed, as (was ahead, is ahead now). Ties reverse nothing."""
+    """The pairs of models whose order is reversed, as (was ahead, is ahead now).
+
+    A pair that is tied before or after does not count.
+    """
     return [
         (ahead_before.name, behind_before.name)
         for ahead_before in moves
@@ -221,12 +237,13 @@ def _rows_by_task(rows: Iterable[EvaluationRow]) -> dict[str, list[EvaluationRow
 
 
 def _mean_rewards(rows: Sequence[EvaluationRow]) -> Pair:
-    """The mean reward before and after: over tasks, of the mean over attempts.
+    """The mean reward (before, after) of these rows, of which there must be one at least.
 
-    Rounded to 9 digits, so that equal means stay equal in spite of rounding errors.
+    The attempts at a task are averaged first, then the tasks. Rounded to 9 digits, so that equal
+    means stay equal in spite of rounding errors.
     """
     pairs_by_task = [
-        [_reward_pair(row) for row in task_pairs] for task_pairs in _rows_by_task(rows).values()
+        [_reward_pair(row) for row in task_rows] for task_rows in _rows_by_task(rows).values()
     ]
     means_of_sides = []
     for index in (0, 1):
@@ -249,12 +266,15 @@ def _scored_twice(row: EvaluationRow) -> bool:
 
 
 def _sampled(values: list[Pair]) -> list[Pair]:
-    """All values, or a fixed random sample where too many of them are distinct."""
+    """All values, or a random sample of `MOST_TASKS` where more of them are distinct.
+
+    The sample is the same for the same values.
+    """
     if len(set(values)) <= MOST_TASKS:
         return values
     return random.Random(len(values)).sample(values, MOST_TASKS)
 
 
 def _sign(value: float) -> int:
-    """-1, 0 or 1."""
+    """The sign of a number: -1, 0 or 1."""
     return (value > 0) - (value < 0)

@@ -1,8 +1,7 @@
-"""Seeds of one configuration, compared as a group.
+"""Runs that differ in nothing but their seed, compared as one candidate.
 
-One run says what one seed came to. Runs that differ in nothing but the seed are taken together: a
-group's value on a task is the mean over its seeds, and the uncertainty of the difference counts
-both the tasks and how far apart the seeds of one configuration came out.
+The value of such a candidate on a task is the mean over its seeds. The uncertainty of a difference
+counts both the tasks and how far apart the seeds of one configuration came out.
 """
 
 import json
@@ -14,30 +13,30 @@ from engine.evidence.compare.candidates import Candidate
 from engine.evidence.compare.settings_diff import NEUTRAL, making_of
 from engine.evidence.stats.distributions import t_cdf, t_quantile
 from engine.evidence.stats.inference import ALPHA, POWER, Interval, PairedVerdict
-from engine.evidence.stats.results import HIGHER_IS_BETTER, Measure, by_prompt, side
+from engine.evidence.stats.results import HIGHER_IS_BETTER, Measure, side, with_one_id_per_prompt
 from engine.evidence.verdict.comparison import (
     Comparison,
     compare_rows,
-    heed_errors,
+    inconclusive_if_errors_decide,
     values_of_failures,
 )
 from engine.home.run_dir import Home
 from engine.records.lines.evaluation_row import EvaluationRow
 
 
-def grouped(home: Home, candidates: Sequence[Candidate]) -> list[Candidate]:
+def with_seeds_joined(home: Home, candidates: Sequence[Candidate]) -> list[Candidate]:
     """The candidates, with those that differ only in their seed joined to one.
 
-    A group keeps the place of its first candidate; `members` are its seeds, `rows` the rows of all.
-    The list stays as it is where nothing can be joined, or where everything would become one
-    candidate and nothing would be left to compare.
+    A joined candidate stands at the place of its first seed; its `members` are the seeds, its
+    `rows` the rows of all of them. The list stays as it is where nothing can be joined, or where
+    only one candidate would be left and there would be nothing to compare.
     """
     by_configuration: dict[str, list[Candidate]] = {}
     for candidate in candidates:
-        by_configuration.setdefault(_identity(home, candidate), []).append(candidate)
+        by_configuration.setdefault(_configuration_key(home, candidate), []).append(candidate)
     if len(by_configuration) < 2 or len(by_configuration) == len(candidates):
         return list(candidates)
-    return [_joined(home, members) for members in by_configuration.values()]
+    return [_joined_candidate(home, members) for members in by_configuration.values()]
 
 
 def seed_of(home: Home, candidate: Candidate) -> object:
@@ -57,13 +56,17 @@ def compare_candidates(home: Home, first: Candidate, other: Candidate) -> Compar
     measure = comparison.measure
     if max(map(len, members_of_sides)) < 2 or comparison.outcome.diff is None or measure is None:
         return comparison
-    # by_prompt wants all sides at once; its answer is dealt back to the members in order.
+    # All sides are needed at once to find a common id. Their rows come back in the same order, and
+    # each member takes its own.
     rows_by_prompt = iter(
-        by_prompt(*(candidate.rows for members in members_of_sides for candidate in members))
+        with_one_id_per_prompt(
+            *(candidate.rows for members in members_of_sides for candidate in members)
+        )
     )
     rows_of_sides = [[next(rows_by_prompt) for _ in members] for members in members_of_sides]
     all_rows = [seed_rows for members in rows_of_sides for seed_rows in members]
-    # One verdict for every value that a failed row may be counted as, to see if that decides.
+    # One verdict for each value that a failed row can be counted as: left out first, then 0. If
+    # they differ, the failed rows decide.
     outcomes = [
         _verdict_over_seeds(
             comparison,
@@ -74,17 +77,17 @@ def compare_candidates(home: Home, first: Candidate, other: Candidate) -> Compar
         )
         for failed in values_of_failures(measure, *all_rows)
     ]
-    # A new verdict over the seeds has no reason. Only where the verdict of the rows stayed does
-    # what decided it stay too.
+    # A verdict over the seeds that was reached has no reason. Where it has one, the verdict of the
+    # rows was kept, and what decided that one is kept too.
     errors_decide = comparison.errors_decide and bool(outcomes[0].reason)
     comparison = replace(comparison, outcome=outcomes[0], errors_decide=errors_decide)
-    return heed_errors(comparison, outcomes[-1])
+    return inconclusive_if_errors_decide(comparison, outcomes[-1])
 
 
-def _identity(home: Home, candidate: Candidate) -> str:
-    """A text that is equal for two candidates that are seeds of one configuration.
+def _configuration_key(home: Home, candidate: Candidate) -> str:
+    """A text that is equal for candidates that differ only in the seed of their training.
 
-    A candidate whose training is not known, or has no seed, equals no other.
+    A candidate whose training is not known, or has no seed, gets a text of its own.
     """
     training = making_of(home, candidate)
     if not training.config or "seed" not in training.setting_values:
@@ -95,16 +98,20 @@ def _identity(home: Home, candidate: Candidate) -> str:
         if name not in NEUTRAL and name != "seed"
     }
     checkpoint = candidate.label.partition("@")[2]  # two checkpoints of a run are no two seeds
-    identity = [training.choices(), settings, checkpoint]
-    return json.dumps(identity, sort_keys=True, default=str)
+    configuration = [training.choices(), settings, checkpoint]
+    return json.dumps(configuration, sort_keys=True, default=str)
 
 
-def _joined(home: Home, members: list[Candidate]) -> Candidate:
-    """The candidates of one configuration as one; where a seed repeats, only the newest."""
+def _joined_candidate(home: Home, members: list[Candidate]) -> Candidate:
+    """The candidates of one configuration as one candidate, with a label that says so.
+
+    A single candidate is returned as it is. Where two have the same seed, only the newest is
+    returned.
+    """
     if len(members) == 1:
         return members[0]
     seeds = [seed_of(home, candidate) for candidate in members]
-    if len(set(map(str, seeds))) < len(seeds):
+    if len(set(map(str, seeds))) < len(seeds):  # a seed repeats
         return _newest(members)
     label = f"{members[0].label} and {len(members) - 1} more seeds"
     if len(members) == 2:
@@ -114,15 +121,20 @@ def _joined(home: Home, members: list[Candidate]) -> Candidate:
 
 
 def _newest(members: list[Candidate]) -> Candidate:
-    """The last candidate: repeats of one seed tell nothing about seeds, so the newest stands for
-    them."""
+    """The last candidate, which is the newest.
+
+    It stands for all of them, because repeats of one seed tell nothing about other seeds.
+    """
     return members[-1]
 
 
 def _task_means(
     rows: Sequence[EvaluationRow], measure: Measure, failed: float | None
 ) -> dict[str, float]:
-    """The mean value of each task; `failed` is the value of a failed row, None leaves it out."""
+    """Task id -> mean value over its attempts.
+
+    `failed` is the value to count a failed row as; None leaves the row out.
+    """
     values = side(rows, measure, failed).values
     return {task: math.fsum(task_values) / len(task_values) for task, task_values in values.items()}
 
@@ -132,9 +144,11 @@ def _verdict_over_seeds(
 ) -> PairedVerdict:
     """The verdict on several seeds, with a t interval over tasks and seeds.
 
-    `means` holds two sides, each a list of seeds, each task -> mean value. The variance of the
-    difference is that over tasks plus that over seeds, with Satterthwaite's degrees of freedom.
-    "unknown" with fewer than two shared tasks; the verdict of the rows stays where nothing varies.
+    The variance of the difference is the one over tasks plus the one over seeds, with
+    Satterthwaite's degrees of freedom. The verdict is "unknown" with fewer than two shared tasks.
+    Where nothing varies the verdict of `comparison`, which is over the rows, is kept.
+
+    `means` holds two sides; each side is a list of seeds, and each seed maps task -> mean value.
     """
     verdict_of_rows = comparison.outcome
     seeds_before, seeds_after = means
@@ -189,9 +203,9 @@ def _verdict_over_seeds(
     )
 
 
-def _mean_over_tasks(run: dict[str, float], tasks: set[str]) -> float:
-    """The mean of one seed over the tasks."""
-    return math.fsum(run[task] for task in tasks) / len(tasks)
+def _mean_over_tasks(task_means: dict[str, float], tasks: set[str]) -> float:
+    """The mean of one seed over `tasks`; `task_means` maps task -> mean value."""
+    return math.fsum(task_means[task] for task in tasks) / len(tasks)
 
 
 def _mean(values: Sequence[float]) -> float:

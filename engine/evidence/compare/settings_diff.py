@@ -33,12 +33,12 @@ _MOST_GENERATIONS = 12  # of ancestors; longer chains are cut, so that a search 
 
 @dataclass(frozen=True)
 class Making:
-    """The run that trained a model, as it was submitted.
+    """How a model was made: the training run that made it, as the run was submitted.
 
     Attributes:
-        run_id: "" for a base model.
-        config: None for a base model, and where the run's config is gone or damaged; then all
-            properties are empty.
+        run_id: the training run; "" for a base model, which no run of this home made.
+        config: what was submitted. None for a base model, and where the run's config is gone or
+            damaged; then all properties are empty.
     """
 
     run_id: str = ""
@@ -46,12 +46,12 @@ class Making:
 
     @property
     def seed(self) -> int | None:
-        """The seed of the training run."""
+        """The seed of the training run; None without a config."""
         return self.config.settings.seed if self.config else None
 
     @cached_property
     def setting_values(self) -> Mapping[str, object]:
-        """Setting -> value, defaults included, to be compared name by name."""
+        """Setting -> value, defaults included."""
         return self.config.settings.model_dump() if self.config else {}
 
     @property
@@ -61,12 +61,15 @@ class Making:
 
     @property
     def start(self) -> str:
-        """The reference of the model that training started from."""
+        """The reference of the model that training started from; "" without a config."""
         return self.config.model if self.config else ""
 
     def choices(self) -> dict[str, object]:
-        """What identifies the training besides its settings: start model, algorithm, environment.
-        The values are empty or None without a config."""
+        """What identifies the training besides its settings.
+
+        The keys are model (that training started from), algorithm and env_id. The values are empty
+        or None without a config.
+        """
         algorithm, env_id = (
             (self.config.algorithm, self.config.env_id) if self.config else (None, None)
         )
@@ -74,14 +77,17 @@ class Making:
 
 
 def making_of_run(home: Home, run_id: str) -> Making:
-    """The training of a run. Its config is None where it is gone or damaged, or where the run is no
-    training run."""
+    """How the model of a run was made.
+
+    The config in the result is None where the run's own is gone or damaged, or where the run is not
+    a training run.
+    """
     config = home.run(run_id).find_config()
     return Making(run_id, config if isinstance(config, TrainConfig) else None)
 
 
 def making_of(home: Home, candidate: Candidate) -> Making:
-    """The training of a candidate's model; an empty `Making` for a base model."""
+    """How the model of a candidate was made; an empty `Making` for a base model."""
     return making_of_run(home, candidate.run_id) if candidate.run_id else Making()
 
 
@@ -93,10 +99,11 @@ def ancestors(home: Home, making: Making) -> list[str]:
     the training is not known.
     """
     descent: list[str] = []
+    # The last condition ends a chain that leads back to itself.
     while making.config and len(descent) < _MOST_GENERATIONS and making.run_id not in descent:
         descent.append(making.run_id)
         parent = trained_by(home, making.start)
-        if not parent:
+        if not parent:  # the start is a base model
             descent.append(making.start)
             break
         making = making_of_run(home, parent)
@@ -136,11 +143,11 @@ class Attribution:
 
 
 def attribution(home: Home, one: Candidate, other: Candidate) -> Attribution:
-    """What differs between two candidates, and whether a difference of results may be attributed to
-    it.
+    """What differs between two candidates, and whether a difference of results is attributed to it.
 
-    Where one model descends from the other, the trainings in between are what differs; otherwise
-    choices and settings are. It is attributed only if exactly one thing differs.
+    Where one model descends from the other, the trainings in between are what differs. Otherwise
+    the start model, the algorithm, the environment and the settings are compared. A difference of
+    results is attributed only if exactly one thing differs.
     """
     one_training, other_training = making_of(home, one), making_of(home, other)
     changed = _trainings_between(home, one, other, one_training, other_training)
@@ -160,11 +167,12 @@ def attribution(home: Home, one: Candidate, other: Candidate) -> Attribution:
 
 
 def differing_settings(home: Home, candidates: Sequence[Candidate]) -> dict[str, dict[str, object]]:
-    """The settings and choices that are not equal for all candidates.
+    """The settings, start models, algorithms and environments that are not the same for all.
 
-    The result maps name -> candidate's label -> value (None where it has no such setting).
-    Candidates that no run of this home trained have no settings and are left out; {} where fewer
-    than two are left.
+    The result maps setting -> candidate's label -> value, such as
+    {"learning_rate": {"r-1": 1e-5, "r-2": 3e-5}}; None where a candidate has no such setting.
+    Candidates that no run of this home trained have no settings and are left out. {} where fewer
+    than two candidates are left.
     """
     trainings = {candidate.label: making_of(home, candidate) for candidate in candidates}
     trained = {label: making for label, making in trainings.items() if making.config}
@@ -189,12 +197,15 @@ def differing_settings(home: Home, candidates: Sequence[Candidate]) -> dict[str,
 def _trainings_between(
     home: Home, one: Candidate, other: Candidate, one_training: Making, other_training: Making
 ) -> list[str] | None:
-    """What lies between two models of which one descends from the other, as texts for `changed`.
+    """The trainings that lie between two models, as texts for `Attribution.changed`.
 
-    Two checkpoints of one run differ by "checkpoint", or by nothing. Otherwise the trainings from
-    the older model to the younger are listed; where one of the two is an unrelated base model,
-    "base model" and the other's training. None where both were trained and neither descends from
-    the other: then their choices are to be compared.
+    Depending on how the models are related:
+        two checkpoints of one run: ["checkpoint"], or [] for the same checkpoint.
+        one descends from the other: "training of <run>" for each run between them.
+        one is a base model that the other does not descend from: "base model", and "training of
+            <run>" for the other.
+        both were trained, and neither descends from the other: None, as their settings are to be
+            compared.
     """
     if one_training.run_id and one_training.run_id == other_training.run_id:
         return ["checkpoint"] if (one.step, one.label) != (other.step, other.label) else []
@@ -217,16 +228,19 @@ def _trainings_between(
 
 
 def _was_chosen(training: Making, name: str) -> bool:
-    """Whether a person chose the value, in this run or its parent. A setting whose source was not
-    recorded counts as chosen."""
+    """Whether the value of a setting was chosen by somebody, for this run or for its parent run.
+
+    A setting whose source was not recorded counts as chosen.
+    """
     return name in training.setting_values and training.sources.get(name, "user") in _CHOSEN
 
 
 def changed_choices(first: Making, second: Making) -> list[str]:
-    """The names of what was changed from one training to another: choices first, then settings.
+    """The names of what was changed from one training to another.
 
-    Seeds and neutral settings do not count. Settings that only follow from other changes (computed
-    defaults) are listed only where nothing else changed.
+    First those of model, algorithm and env_id that differ, then the settings that somebody chose.
+    Seeds and neutral settings do not count. Computed defaults that differ are listed only where
+    nothing else changed, because they usually follow from another change.
     """
     choices = [name for name, value in first.choices().items() if value != second.choices()[name]]
     names = dict.fromkeys([*first.setting_values, *second.setting_values])

@@ -41,8 +41,13 @@ _SLACK = 100  # more steps than these are let in before the middle is dropped, a
 
 @dataclass(frozen=True)
 class _Beginning:
-    """The exam of step 0 (None without one), and the length of reference answers in tokens (None if
-    unknown)."""
+    """What a run began with.
+
+    Attributes:
+        exam: the answers of step 0; None where none were sampled.
+        gold_tokens: length in tokens that nearly all reference answers stay below; None where it is
+            not known.
+    """
 
     exam: View | None
     gold_tokens: float | None
@@ -75,8 +80,10 @@ class Watch:
         self._against_start: StartComparison | None = None
 
     def catch_up(self, step: int) -> None:
-        """Continue watching a run that has done `step` steps: read their metrics, rollouts and
-        alerts."""
+        """Read the metrics, rollouts and alerts of a run that has already done `step` steps.
+
+        Afterwards `look` continues as if it had seen those steps.
+        """
         self.lines = [line for line in load_metrics(self.run.metrics).lines if line["step"] <= step]
         past_steps = [past_step for past_step in self.run.rollout_steps() if past_step <= step]
         # Steps in the middle of a long run would be dropped anyway; dict.fromkeys removes repeats.
@@ -88,9 +95,11 @@ class Watch:
         self._trim()
 
     def _restore(self, event: Event, step: int) -> None:
-        """Restore from a past event what it says: counts of training rows, an alert raised or
-        cleared."""
-        if event.event == "data":
+        """Take over from a past event the counts of training rows, or an alert raised or cleared.
+
+        Events after `step` are ignored, and so are all other kinds of event.
+        """
+        if event.event == "data":  # the rows are the same at every step
             self.rows = training_rows(event)
         elif event.step is None or event.step > step:
             return  # these steps will be repeated, and their alerts with them
@@ -109,9 +118,9 @@ class Watch:
         """Run the detectors after a step. Returns (alerts to raise, ids of alerts that are over).
 
         Args:
-            values: the metrics of the step.
+            values: the metrics of the step, by name.
             rollouts: of the step; empty for SFT.
-            evaluated: the rows of its evaluation, empty where it had none.
+            evaluated: the rows of the step's evaluation; empty where it had none.
         """
         self.lines.append({"step": step, **values})
         self._add_view(view_of(step, rollouts, self.settings))
@@ -139,9 +148,13 @@ class Watch:
     def _update_alerts(
         self, findings_now: Mapping[str, Finding]
     ) -> tuple[list[Finding], list[str]]:
-        """Update the counts with the findings of this step (id -> finding).
+        """Count how long each finding is present or absent, after one more step.
 
-        Returns (findings to raise as alerts, ids of alerts that are over).
+        A finding is raised when it was present `RAISE_AFTER` times in a row and no alert of it is
+        active. An alert is over when its finding was absent `CLEAR_AFTER` times in a row.
+
+        `findings_now` are the findings of this step by id. Returns (findings to raise as alerts,
+        ids of alerts that are over).
         """
         self._steps_present = {
             finding_id: self._steps_present.get(finding_id, 0) + 1 for finding_id in findings_now
@@ -191,7 +204,7 @@ def _drop_middle(steps: MutableSequence[Any]) -> None:
 
 
 def training_rows(event: Event) -> TrainingRows:
-    """The counts of training rows in a `data` event; 0 where one is missing."""
+    """The counts of training rows in a `data` event; a count that is missing is 0."""
     counts = [int(event.fields.get(name) or 0) for name in ("rows", "truncated", "dropped")]
     return TrainingRows(*counts)
 

@@ -4,7 +4,7 @@ repetition, unreadable answers. Each returns a finding, or None where it sees no
 from collections.abc import Mapping
 
 from engine.evidence.detect.findings import Finding, edit_lever, setting_lever
-from engine.evidence.detect.groups import learning
+from engine.evidence.detect.groups import is_learning
 from engine.evidence.detect.setbacks import cut_is_paid
 from engine.evidence.detect.views import AT_START, Facts, mean, mean_or_none, stuck_at, window
 from engine.evidence.stats import thresholds as limits
@@ -13,8 +13,13 @@ from engine.evidence.stats import thresholds as limits
 def truncation(facts: Facts) -> Finding | None:
     """Detect that too many answers are cut by `max_tokens` or run out of turns.
 
-    For an SFT run: training rows cut at `max_length`, else cut held-out answers. None where few are
-    cut, and where they grew longer for a reason that more room does not mend (see `length_grew`).
+    What is looked at depends on the kind of run:
+        grpo: the answers of the last steps.
+        sft: training rows cut at `max_length`, else the answers of the last exam.
+        evaluate: the answers of the evaluation.
+
+    None where few are cut. Also None where the answers grew longer for a reason that more room does
+    not mend (see `length_grew`).
     """
     if facts.algorithm == "sft":
         return _cut_rows(facts) or _cut_exam(facts)
@@ -67,10 +72,10 @@ def length_grew(facts: Facts) -> Finding | None:
 
 
 def _why_longer(facts: Facts) -> str:
-    """Why answers are cut although more room is not what they lack, as the end of a sentence.
+    """Why answers are cut for another reason than a lack of room, as the end of a sentence.
 
-    "" where more room may be needed: answers run out of turns, or get longer while more of them
-    become right.
+    For example "at the start 2% were: their length grew from 80 to 210". "" where more room may be
+    what is needed: answers run out of turns, or get longer while more of them become right.
     """
     lengths = facts.of_views("length")
     # Without the reward of answers that are not cut there is nothing to compare with.
@@ -79,7 +84,8 @@ def _why_longer(facts: Facts) -> str:
     # With many answers out of turns the cuts are not mainly about length.
     if (mean_or_none(window(facts.of_views("out_of_turns"))) or 0.0) > 0.5 * limits.TRUNCATED:
         return ""
-    if len(lengths) >= limits.LEAST and (cut_answers_paid or not learning(facts)):
+    # In a run that learns, and does not pay cut answers, longer answers may simply be better ones.
+    if len(lengths) >= limits.LEAST and (cut_answers_paid or not is_learning(facts)):
         length_start, cut_share_start = _level_at_start(facts)
         length_now = mean(window(lengths))
         if cut_share_start <= limits.TRUNCATED and length_now >= limits.LENGTH_UP * length_start:
@@ -93,8 +99,8 @@ def _why_longer(facts: Facts) -> str:
 def _level_at_start(facts: Facts) -> tuple[float, float]:
     """(mean length in tokens, share of cut answers) at the start of the run.
 
-    Of the exam before training or of the first rollouts, whichever is larger: the exam is greedy,
-    and sampled answers are longer without any training.
+    Each is the larger one of two values, that of the exam before training and that of the first
+    rollouts: the exam is greedy, and sampled answers are longer without any training.
     """
     lengths, cut_shares = facts.of_views("length"), facts.of_views("cut")
     if facts.exam_start is None:
@@ -136,11 +142,15 @@ def _cut_finding(
     out_of_turns_share: float,
     when: str,
 ) -> Finding:
-    """The finding that answers are cut, with the limit to raise: turns if they cause most cuts,
-    else tokens.
+    """The finding that answers are cut, with the limit to raise as its lever.
 
-    `when` says which answers, as in "of the last steps". Where the reference answers fit easily and
-    the model does not think first, the advice is to shorten the answers instead.
+    The limit is the number of turns if it causes most of the cuts, else the number of tokens. Where
+    the reference answers fit easily and the model does not think first, the advice is to shorten
+    the answers instead.
+
+    Args:
+        evidence: the numbers of the finding; the length of reference answers is added to them.
+        when: which answers, such as "of the last steps".
     """
     if out_of_turns_share > cut_share / 2:
         current_limit = facts.settings.max_turns
@@ -176,7 +186,7 @@ def _cut_finding(
 def _cut_rows(facts: Facts) -> Finding | None:
     """Detect that too many training rows of SFT were cut or dropped at `max_length`.
 
-    From rows that are cut the model learns answers that stop in the middle. None where few are.
+    From a row that is cut the model learns to stop in the middle. None where few rows are cut.
     """
     kept_rows, cut_rows, dropped_rows = facts.rows.rows, facts.rows.truncated, facts.rows.dropped
     if (
@@ -202,9 +212,9 @@ def _cut_rows(facts: Facts) -> Finding | None:
 def overthinking(facts: Facts) -> Finding | None:
     """Detect think blocks that take so much of `max_tokens` that little is left for the answer.
 
-    None where few answers think at all, or the blocks are short. The lever is a penalty on thinking
-    for GRPO with thinking switched on, else more tokens. The finding counts as a root cause where
-    many answers are cut.
+    None where few answers have a think block, or the blocks are short. The lever is a penalty on
+    the length of thinking for GRPO with thinking switched on, else more tokens. The finding counts
+    as a root cause where many answers are cut.
     """
     thinking_shares, think_sizes = facts.recent_views("thinking"), facts.recent_views("think")
     if not thinking_shares or mean(thinking_shares) < limits.THINKING_AT_ALL or not think_sizes:
@@ -225,6 +235,7 @@ def overthinking(facts: Facts) -> Finding | None:
     what = f"The median think block takes {think_size:.0%} of max_tokens = {max_tokens}."
     if facts.settings.thinking and facts.algorithm == "grpo":
         penalty = facts.settings.thinking_length_penalty or 0.0
+        # Twice as much, between 0.1 and 1.
         lever = setting_lever("thinking_length_penalty", penalty, min(1.0, max(0.1, 2 * penalty)))
     else:
         lever = setting_lever(
@@ -244,8 +255,8 @@ def overthinking(facts: Facts) -> Finding | None:
 def repetition(facts: Facts) -> Finding | None:
     """Detect answers that repeat phrases: far more than at the start, or heavily from the start on.
 
-    Measured is the share of four-word phrases that repeat an earlier one. An evaluation has no
-    start, so only heavy repetition counts there. None where answers repeat little.
+    What is measured is the share of four-word phrases that repeat an earlier one. An evaluation has
+    no start, so only heavy repetition counts there. None where answers repeat little.
     """
     values = facts.of_views("repeated")
     recent = facts.recent_views("repeated")
@@ -278,17 +289,19 @@ def repetition(facts: Facts) -> Finding | None:
 
 
 def unparsed(facts: Facts) -> Finding | None:
-    """Detect answers that the scorer cannot read, or pays less for their wrapping; None where it
-    reads them."""
+    """Detect answers that the scorer cannot read, or pays less because they are wrapped.
+
+    None where it reads them and pays them alike.
+    """
     return _unreadable_form(facts) or _wrapping_paid_less(facts)
 
 
 def _unreadable_form(facts: Facts) -> Finding | None:
-    """Detect answers in a form that, by the scorer's own metric, it cannot read.
+    """Detect that, by the scorer's own metric, it cannot read many of the answers.
 
-    For GRPO: the level at which training is stuck; in the first half of a run moderate levels are
-    left alone. Else: the level of the last exam or evaluation, if it has enough answers. None where
-    the level is low or not measured.
+    For GRPO the level counts at which training is stuck; in the first half of a run only a high
+    level does. For other runs the last exam or evaluation counts, if it has enough answers. None
+    where the level is low or not measured.
     """
     unread_shares = [1.0 - value for value in facts.of_views("form")]
     if facts.algorithm == "grpo":
@@ -303,6 +316,7 @@ def _unreadable_form(facts: Facts) -> Finding | None:
             unread_share = share if share > limits.UNPARSED else None
     if unread_share is None:
         return None
+    # The name of the scorer's metric, as the last view that has one gives it.
     views = [view for view in (*facts.views, facts.exam) if view is not None and view.form_name]
     metric = views[-1].form_name if views else ""
     evidence = {

@@ -22,9 +22,11 @@ def against_start(
 ) -> StartComparison | None:
     """The last evaluation compared with step 0, both read from their files.
 
-    `last_step` leaves out later evaluations, None takes all; `planned` as in
-    `evaluation_against_start`. None where nothing was evaluated after step 0, or nothing can be
-    compared.
+    None where nothing was evaluated after step 0, or nothing can be compared.
+
+    Args:
+        last_step: evaluations after this step are ignored; None ignores none.
+        planned: how many evaluations the run will have, see `evaluation_against_start`.
     """
     steps = _evaluated_steps(run, last_step)
     if not steps:
@@ -38,8 +40,8 @@ def evaluation_against_start(
 ) -> StartComparison | None:
     """The evaluation of `step` compared with step 0, task by task.
 
-    Only the half of the tasks that every evaluation asks counts, without contaminated tasks. None
-    where either evaluation has no such rows.
+    Only the half of the tasks that every evaluation asks is compared, without contaminated tasks.
+    None where either evaluation has no such rows.
 
     Args:
         rows: of the evaluation of `step`.
@@ -67,8 +69,10 @@ def _evaluated_steps(run: RunDir, last_step: int | None) -> list[int]:
 def compared_with_start(
     before: Sequence[EvaluationRow], after: Sequence[EvaluationRow], step: int, evaluations: int
 ) -> StartComparison:
-    """The rows of step 0 compared with those of `step`; `evaluations` is how many are tested in
-    all."""
+    """The rows of step 0 (`before`) compared with those of `step` (`after`).
+
+    `evaluations` is how many evaluations of the run are tested in all.
+    """
     return StartComparison(
         comparison=compare_rows(before, after),
         step=step,
@@ -80,15 +84,16 @@ def compared_with_start(
 
 def first_exam(run: RunDir, settings: KnownSettings) -> View | None:
     """The answers of step 0 as a view, None where no answers were sampled."""
+    # Where only the loss was measured, rows have no completion.
     rows = [row for row in read_evaluation(run.evals(0)) if row.completion is not None]
     return view_of(0, rows, settings)
 
 
 def references(run: RunDir) -> dict[str, str]:
-    """The text of each task's reference answer at its longest turn, by task.
+    """Task id -> the longest turn of its reference answer, as text.
 
-    {} where the config is gone or no task has a reference. Only the first `_TASK_BYTES` of the task
-    file are read.
+    Tasks without a reference are left out. {} where the config is gone. Only the first
+    `_TASK_BYTES` of the task file are read.
     """
     config = run.find_config()
     if config is None:

@@ -33,7 +33,11 @@ class Detector:
     live: bool = True
 
     def could_judge(self, facts: Facts) -> bool:
-        """Whether the run left at least one of the things that this detector reads."""
+        """Whether the run left at least one of the things that this detector reads.
+
+        True for a detector that needs none.
+        """
+        # These two are neither metrics nor attributes of a view.
         if "rescored" in self.reads and facts.rescored.get("scored"):
             return True
         if "kept" in self.reads and facts.kept is not None:
@@ -78,8 +82,10 @@ IDS = tuple(detector.id for detector in DETECTORS)
 
 
 def find_all(facts: Facts, *, live: bool = False) -> list[Finding]:
-    """Every finding, causes before effects. With `live` only the detectors for running runs are
-    asked."""
+    """Every finding on a run, causes before effects.
+
+    With `live` only those detectors are run that also run while training goes on.
+    """
     findings = [
         finding
         for detector in DETECTORS

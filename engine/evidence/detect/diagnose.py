@@ -136,8 +136,11 @@ def diagnose(home: Home, run_id: str) -> Reply:
 
 
 def _within_limit(diagnosis: Diagnosis) -> Diagnosis:
-    """The diagnosis within the size limit of a reply: examples are dropped, those of the last
-    findings first."""
+    """The diagnosis within the size limit of a reply.
+
+    Examples are dropped one by one, those of the last findings first. Without any examples it is
+    returned whatever its size.
+    """
     while json_chars(diagnosis.to_json()) > BODY_CHARS:
         with_examples = [i for i, each in enumerate(diagnosis.findings) if each.examples]
         if not with_examples:
@@ -161,15 +164,16 @@ def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
     rows_asked = evaluation_config.rows if evaluation_config else None
     split = evaluation_config.split if evaluation_config else "heldout"
     exam_rows = last_exam(run)
-    validation_rows = in_half(exam_rows, VALIDATION) or exam_rows
+    validation_rows = in_half(exam_rows, VALIDATION) or exam_rows  # all rows without halves
     verdict = run_verdict(run) if row.state == "done" else None
     views = _training_views(run, settings) if training else _evaluation_views(run, config, settings)
     return Facts(
         algorithm=algorithm,
+        # The number of rows is an argument of an evaluation, not one of its settings.
         settings=settings if training else replace(settings, rows=rows_asked),
         lines=load_metrics(run.metrics).lines,
         views=views,
-        exam=view_of(0, exam_rows, settings) if exam_rows else None,
+        exam=view_of(0, exam_rows, settings) if exam_rows else None,  # its step is not used
         exam_tasks=len({exam_row.task for exam_row in validation_rows}),
         rows=_last_training_rows(run),
         failure=_failure(run, row),
@@ -201,13 +205,14 @@ def _last_training_rows(run: RunDir) -> TrainingRows:
 def _training_views(run: RunDir, settings: KnownSettings) -> list[View]:
     """The views of the first and last steps, and of as many in between as the byte limit allows.
 
-    Steps in between are chosen evenly. Steps without rollouts have no view.
+    Steps in between are chosen at even distances. Steps without rollouts have no view.
     """
     steps = run.rollout_steps()
     sizes = {step: _rollout_bytes(run, step) for step in steps}
     chosen = {*steps[: limits.WINDOW], *steps[-2 * limits.WINDOW :]}
     bytes_left = _ROLLOUT_BYTES - sum(sizes[step] for step in chosen)
     middle_steps = [step for step in steps if step not in chosen]
+    # As many of the middle steps as fit, if they are of mean size.
     mean_size = max(1, sum(sizes[step] for step in middle_steps) // max(1, len(middle_steps)))
     middle_count = max(0, min(len(middle_steps), bytes_left // mean_size))
     chosen |= {middle_steps[i * len(middle_steps) // middle_count] for i in range(middle_count)}
@@ -226,8 +231,10 @@ def _rollout_bytes(run: RunDir, step: int) -> int:
 
 
 def _evaluation_views(run: RunDir, config: RunConfig | None, settings: KnownSettings) -> list[View]:
-    """The view of the last model of an evaluation that has answers, as a list. A probe writes
-    rollouts instead; then their views."""
+    """The view of an evaluation's last model that has answers, as a list of one.
+
+    Where no model has answers, the views of the rollouts: a probe writes those instead.
+    """
     for index in reversed(range(len(config.model_refs if config else []))):
         view = view_of(0, read_evaluation(run.model_evals(index)), settings)
         if view is not None:
@@ -239,6 +246,7 @@ def last_exam(run: RunDir) -> Sequence[EvaluationRow]:
     """The answers of the last evaluation after step 0 that sampled any; empty without one."""
     for step in reversed([step for step in run.eval_steps() if step > 0]):
         evaluation = read_evaluation(run.evals(step))
+        # Where only the loss was measured, rows have no completion.
         rows = [row for row in evaluation if row.completion is not None]
         if rows:
             return rows
@@ -252,7 +260,8 @@ def _shown_finding(finding: Finding, examples: Examples, redact: Redactor) -> Sh
 
 
 def _looked_at(facts: Facts) -> LookedAt:
-    """Counts of what the detectors could read; step 0 is no step."""
+    """How much the detectors could read."""
+    # Step 0 is the evaluation before training, not a step.
     steps = [line["step"] for line in facts.lines if line.get("step", 0) > 0]
     names = ("heldout_success", "heldout_reward", "heldout_loss")
     evaluated = {step for name in names for step, _ in facts.curve(name)}
@@ -268,30 +277,30 @@ def _summary(row: RunRow, facts: Facts, findings: Sequence[Finding]) -> str:
 
 
 def _findings_sentence(row: RunRow, facts: Facts, findings: Sequence[Finding]) -> str:
-    """The first finding with its lever and the ids of the others.
+    """The first finding with its lever, and the ids of the others.
 
-    Without findings: that nothing was found, or nothing explains the failure, and what was looked
-    at.
+    Without findings the sentence says that nothing was found, or that nothing explains the failure,
+    and how much was looked at.
     """
     if findings:
         first, *others = findings
-        also = f" Also: {', '.join(finding.id for finding in others)}." if others else ""
-        return f"{row.run_id}: {first.id}. {first.what} Try: {first.lever.words()}.{also}"
-    looked = _looked_at(facts)
-    extent = f"{counted(looked.steps, 'step')}, {counted(looked.rollouts, 'rollout')}"
+        other_ids = f" Also: {', '.join(finding.id for finding in others)}." if others else ""
+        return f"{row.run_id}: {first.id}. {first.what} Try: {first.lever.words()}.{other_ids}"
+    looked_at = _looked_at(facts)
+    extent = f"{counted(looked_at.steps, 'step')}, {counted(looked_at.rollouts, 'rollout')}"
     if facts.failed:
         return (
             f"{row.run_id} failed ({facts.failed}); no detector explains it ({extent} looked at): "
             "read the error."
         )
-    if not looked.steps and not looked.rollouts:
+    if not looked_at.steps and not looked_at.rollouts:
         return f"{row.run_id} is {row.state} and has left nothing to diagnose yet."
-    extent += f", {counted(looked.evaluations, 'evaluation')}"
+    extent += f", {counted(looked_at.evaluations, 'evaluation')}"
     return f"Nothing found in {row.run_id} ({extent} looked at)."
 
 
 def _warnings(row: RunRow, facts: Facts) -> list[str]:
-    """A warning for a run that is going on and has too few steps for most detectors."""
+    """A warning for a run that is going on and has too few steps for most detectors; else []."""
     if row.state in TERMINAL or not facts.lines:
         return []
     steps = _looked_at(facts).steps
@@ -303,18 +312,19 @@ def _warnings(row: RunRow, facts: Facts) -> list[str]:
 
 
 def _next_calls(row: RunRow, findings: Sequence[Finding], step: int) -> list[Call]:
-    """Calls that show rollouts of the first finding and what the playbook says about it.
+    """The calls that show rollouts of the first finding and what the playbook says about it.
 
-    Without findings: the error log of a failed run, else none. `step` is that of the example
-    rollouts, -1 where there are none.
+    Without findings: the call that reads the error of a failed run, else none. `step` is that of
+    the example rollouts, -1 where there are none.
     """
     if not findings:
         error = Call("read_logs", {"run_id": row.run_id, "view": "error"})
         return [error] if row.state == "failed" else []
     first = findings[0]
     calls = []
-    if first.pick:
+    if first.pick:  # "" where rollouts do not show the finding
         arguments: dict[str, object] = {"run_id": row.run_id, "pick": first.pick}
+        # "changed" shows held-out answers, to which the training step and the filter do not apply.
         if step >= 0 and first.pick != "changed":
             arguments["step"] = step
         if first.where and first.pick != "changed":

@@ -88,7 +88,10 @@ class Examples:
     def __init__(
         self, run: RunDir, algorithm: str, exam: Sequence[Answer], redact: Redactor
     ) -> None:
-        """`exam` is the last exam of the run, used for SFT runs only; `redact` hides secrets."""
+        """Read the rollouts to choose from.
+
+        `exam` is the last exam of the run, used for SFT runs only; `redact` hides secrets.
+        """
         steps = run.rollout_steps()
         self.run = run
         self.redact = redact
@@ -101,8 +104,7 @@ class Examples:
             self.rows = exam
 
     def of(self, finding: Finding) -> list[Example]:
-        """At most two rollouts that show the finding, of different tasks; empty where rollouts show
-        nothing."""
+        """At most two rollouts of different tasks that show the finding; [] where none does."""
         if not finding.pick or (finding.pick == "changed" and self.step >= 0):
             return []  # training rollouts cannot show what changed on held-out tasks
         shows = _SHOWS.get(finding.id, lambda _row: True)
@@ -110,19 +112,20 @@ class Examples:
         rows.sort(key=_reward_or_zero, reverse=finding.id in _BEST_FIRST)
         if finding.id == "too_short":
             return self._nearest_to_reference(rows)
-        by_task: dict[str, Answer] = {}
+        first_by_task: dict[str, Answer] = {}
         for row in rows:
-            by_task.setdefault(row.task, row)
-        return [self._example(row) for row in list(by_task.values())[:_EXAMPLES]]
+            first_by_task.setdefault(row.task, row)
+        return [self._example(row) for row in list(first_by_task.values())[:_EXAMPLES]]
 
     def _nearest_to_reference(self, rows: Sequence[Answer]) -> list[Example]:
         """One example: of the answers with the highest reward, the one most like its reference.
 
-        `rows` are sorted by reward, highest first; with no rows there is no example.
+        `rows` are sorted by reward, highest first. Without rows there is no example.
         """
         reference_by_task = references(self.run)
 
         def likeness(row: Answer) -> float:
+            """How like an answer is to its reference, 0 to 1; 0 without a reference."""
             reference, answer = reference_by_task.get(row.task, ""), answer_text(row)
             matcher = SequenceMatcher(None, reference[:_COMPARED_CHARS], answer[:_COMPARED_CHARS])
             return matcher.ratio() if reference else 0.0

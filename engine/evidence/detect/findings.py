@@ -80,30 +80,41 @@ class Lever:
         return {**change.settings, **change.arguments}.get(self.setting)
 
     def to_json(self) -> dict[str, object]:
-        """{setting, now, to, and why if given} for a setting, {edit} for an edit."""
+        """The lever as JSON.
+
+        The keys are setting, now, to and (if there is a reason) why; for an edit only edit.
+        """
         if self.setting:
             change: dict[str, object] = {"setting": self.setting, "now": self.now, "to": self.to}
             return change | ({"why": self.edit} if self.edit else {})
         return {"edit": self.edit}
 
     def words(self) -> str:
-        """The change as text for a sentence."""
+        """The change as text for a sentence.
+
+        For a setting such as "temperature = 1.0 (a reason)"; for an edit its text.
+        """
         if not self.setting:
             return self.edit
         return f"{self.setting} = {self.to}" + (f" ({self.edit})" if self.edit else "")
 
 
 def setting_lever(name: str, now: object, to: object, why: str = "") -> Lever:
-    """A lever that changes setting `name` from `now` to `to`; `to` is None where the new value is
-    not known."""
+    """A lever that changes setting `name` from `now` to `to`.
+
+    `to` is None where the new value is not known; `why` is the reason, "" without one.
+    """
     new_values = {} if to is None else {name: to}
     change = Change(arguments=new_values) if name in _ARGUMENTS else Change(settings=new_values)
     return Lever(Hint(why, change=change), name, now)
 
 
 def edit_lever(text: str, change: Change | None = None) -> Lever:
-    """A lever in words; `change` says what it changes in the call that submitted the run, if
-    anything."""
+    """A lever in words.
+
+    `change` is what it changes in the call that submitted the run; None where it changes nothing
+    there.
+    """
     return Lever(Hint(text, change=change))
 
 
@@ -133,7 +144,9 @@ class Finding:
     severity: Severity | Literal[""] = ""
 
     def __post_init__(self) -> None:
+        """Fill in the usual severity of the id where none was given."""
         usual: Severity = "high" if self.id in _HIGH else "low" if self.id in _LOW else "medium"
+        # A frozen dataclass refuses a plain assignment.
         object.__setattr__(self, "severity", self.severity or usual)
 
     @property

@@ -4,27 +4,37 @@ from collections.abc import Sequence
 
 from engine.core.hints import Change
 from engine.evidence.detect.findings import Finding, edit_lever, setting_lever
-from engine.evidence.detect.views import AT_START, Facts, mean, mean_or_none, moved, trend, window
+from engine.evidence.detect.views import (
+    AT_START,
+    Facts,
+    change_between,
+    mean,
+    mean_or_none,
+    trend,
+    window,
+)
 from engine.evidence.stats import thresholds as limits
 
 
 def uniform_groups(facts: Facts) -> Finding | None:
-    """Detect groups that give no gradient because their answers are alike without being solved.
+    """Detect groups that give no gradient because their answers are alike without being right.
 
-    If their texts were alike from the start, the lever is the temperature (or another start model).
-    If only their rewards are alike, it is the reward, or the tasks where many are solved always.
-    None while the run learns or most groups give a gradient. Groups that are alike because hardly
-    any task is ever solved are left to `too_hard`.
+    The lever depends on what is alike:
+        the texts, from the start on: the temperature, or another start model.
+        only the rewards: the reward; or the choice of tasks, where many are always solved.
+
+    None while the run learns, or where most groups give a gradient. Groups that are alike because
+    hardly any task is ever solved are left to `too_hard`.
     """
     no_advantage, unsolved, effective = (
         facts.recent(name)
         for name in ("zero_advantage_share", "groups_too_hard", "groups_effective")
     )
-    if not no_advantage or not unsolved or not effective or learning(facts):
+    if not no_advantage or not unsolved or not effective or is_learning(facts):
         return None
     if mean(effective) >= limits.EFFECTIVE_LOW:
         return None
-    same_text = _alike_from_start(facts)
+    same_text = _same_text_from_start(facts)
     if not same_text and (mean(unsolved) < limits.UNSOLVED_FLAT or never_solved(facts)):
         return None
     all_solved_share = mean(facts.recent("groups_too_easy") or [0.0])
@@ -69,15 +79,17 @@ def uniform_groups(facts: Facts) -> Finding | None:
 def too_hard(facts: Facts) -> Finding | None:
     """Detect that hardly any task is ever solved, and that partial progress is not rewarded either.
 
-    None while the run learns, if an exam of it (step 0 included) saw a fair share of tasks solved,
-    or if the answers of a group are the same text (see `uniform_groups`).
+    None in these cases:
+        the run learns;
+        an exam of it (step 0 included) saw a fair share of the tasks solved;
+        the answers of a group are the same text (see `uniform_groups`).
     """
     effective = facts.recent("groups_effective")
     if any(value >= limits.SOLVED_ONCE for _, value in facts.curve("heldout_success")):
         return None
-    if not effective or mean(effective) >= limits.EFFECTIVE_NONE or learning(facts):
+    if not effective or mean(effective) >= limits.EFFECTIVE_NONE or is_learning(facts):
         return None
-    if not never_solved(facts) or _alike_from_start(facts):
+    if not never_solved(facts) or _same_text_from_start(facts):
         return None
     solved_shares = window(facts.of_views("solved"))
     evidence = {
@@ -135,16 +147,17 @@ def too_easy(facts: Facts) -> Finding | None:
 
 
 def entropy_collapse(facts: Facts) -> Finding | None:
-    """Detect that the answers lost their variety too early, slowly or within the first steps; None
-    where they did not."""
+    """Detect that the answers lost their variety (entropy) before the tasks were solved.
+
+    They may lose it slowly or within the first steps. None where they did not.
+    """
     return _entropy_lost_slowly(facts) or _entropy_lost_at_once(facts)
 
 
 def _entropy_lost_slowly(facts: Facts) -> Finding | None:
     """Detect entropy that fell and stayed low, while tasks are unsolved and progress has stopped.
 
-    None where the run had solved a good part of its tasks by then: then the entropy was lost to
-    learning.
+    None where the run has learnt to solve a good part of its tasks: that costs entropy too.
     """
     values = facts.series("entropy")
     if len(values) < limits.WINDOW + limits.ENTROPY_FLAT_STEPS:
@@ -159,6 +172,7 @@ def _entropy_lost_slowly(facts: Facts) -> Finding | None:
     if len(solved) < 2:
         return None
     solved_start, solved_end = mean(solved[:AT_START]), mean(solved[-limits.LEAST :])
+    # It came a good part of the way from its start to solving everything.
     if solved_end >= solved_start + limits.WAY_GONE * (1.0 - solved_start):
         return None
     if solved_end >= 1 - limits.UNPARSED:  # nearly everything is solved
@@ -190,9 +204,9 @@ def _entropy_lost_slowly(facts: Facts) -> Finding | None:
 
 
 def _steps_since_below(values: Sequence[float], limit: float) -> int:
-    """How many steps ago a series first was below a limit, 0 where it never was.
+    """How many steps ago a series was below a limit for the first time; 0 where it never was.
 
-    Means of three steps in a row are looked at, so that one low step does not count.
+    The means of three steps in a row are compared, so that a single low step does not count.
     """
     is_low = [mean(values[i - 2 : i + 1]) < limit for i in range(2, len(values))]
     first_low_step = 2 + is_low.index(True) if any(is_low) else len(values)
@@ -202,7 +216,8 @@ def _steps_since_below(values: Sequence[float], limit: float) -> int:
 def _entropy_lost_at_once(facts: Facts) -> Finding | None:
     """Detect entropy that fell within the first steps, where the last exam is not above the start.
 
-    None for a run without a verdict. Severity is low: the missing gain may be chance.
+    None for a run without a verdict, or with the verdict "better". The severity is low, because the
+    missing gain may be chance.
     """
     values = facts.series("entropy")
     # The second half of the first steps: the fall itself is over by then.
@@ -253,8 +268,11 @@ def _entropy_lost_at_once(facts: Facts) -> Finding | None:
     )
 
 
-def learning(facts: Facts) -> bool:
-    """Whether the share of right answers clearly rises, in training or on the held-out tasks."""
+def is_learning(facts: Facts) -> bool:
+    """Whether the share of right answers clearly rises, in training or on the held-out tasks.
+
+    Clearly means by at least `LEARNING_GAIN`, and by more than its noise.
+    """
     solved_trend = trend(facts.of_views("solved"))
     if (
         solved_trend is not None
@@ -271,8 +289,10 @@ def learning(facts: Facts) -> bool:
 
 
 def never_solved(facts: Facts) -> bool:
-    """Whether hardly any answer is right. Where the environment reports no success: whether nearly
-    all groups count as too hard."""
+    """Whether hardly any answer is right.
+
+    Where the environment reports no success: whether nearly all groups count as too hard.
+    """
     solved_shares = window(facts.of_views("solved"))
     if solved_shares:
         return mean(solved_shares) <= limits.SOLVED_NEVER
@@ -290,7 +310,7 @@ def rounded_part(value: object, parts: int) -> float | None:
     return float(f"{value / parts:.2g}") if isinstance(value, int | float) else None
 
 
-def _alike_from_start(facts: Facts) -> bool:
+def _same_text_from_start(facts: Facts) -> bool:
     """Whether the answers of a group were the same text in the first steps, without being right."""
     distinct_at_start = facts.of_views("distinct")[: limits.LEAST]
     return (
@@ -301,8 +321,10 @@ def _alike_from_start(facts: Facts) -> bool:
 
 
 def _not_all_solved(facts: Facts) -> bool:
-    """Whether the first steps left tasks unsolved: equal texts that are right come from a model
-    that knows the answer."""
+    """Whether the first steps left tasks unsolved.
+
+    Equal texts that are right are no fault: they come from a model that knows the answer.
+    """
     solved_at_start = facts.of_views("solved")[: limits.LEAST]
     return not solved_at_start or mean(solved_at_start) < limits.SOLVED_ALWAYS
 
@@ -317,7 +339,7 @@ def _still_rising(facts: Facts, steps: int) -> bool:
     half_length = len(values) // 2
     if half_length < 2:
         return False
-    change = moved(values[:half_length], values[-half_length:])
+    change = change_between(values[:half_length], values[-half_length:])
     return change.change > limits.SUCCESS_FOLLOWS and change.z >= limits.RISING_Z
 
 

@@ -37,6 +37,7 @@ def overfitting(facts: Facts) -> Finding | None:
     exams = facts.curve("heldout_loss")
     if len(exams) <= limits.OVERFIT_EVALS:
         return None
+    # So many rises in a row need one value more.
     last_losses = [value for _, value in exams[-limits.OVERFIT_EVALS - 1 :]]
     if any(later <= earlier for earlier, later in itertools.pairwise(last_losses)):
         return None
@@ -50,8 +51,9 @@ def overfitting(facts: Facts) -> Finding | None:
     if not train_loss_then or not train_loss_now or mean(train_loss_now) >= mean(train_loss_then):
         return None
     success_by_step = dict(facts.curve("heldout_success"))
+    # Where success was not measured it did not rise: 0 both times.
     success_then = success_by_step.get(best_step, 0.0)
-    noise = 0.0
+    noise = 0.0  # while the number of tasks is not known
     if facts.exam_tasks:  # two standard errors of the difference between two shares
         noise = 2 * math.sqrt(2 * success_then * (1 - success_then) / facts.exam_tasks)
     if success_by_step.get(last_step, 0.0) - success_then > max(limits.OVERFIT_SUCCESS, noise):
@@ -83,8 +85,7 @@ def overfitting(facts: Facts) -> Finding | None:
 
 
 def too_short(facts: Facts) -> Finding | None:
-    """Detect an SFT run that ended while its held-out loss still fell and hardly anything was
-    solved.
+    """Detect an SFT run that ended too early: its held-out loss still fell and little was solved.
 
     None for a run that is not finished, or whose last loss is not its lowest.
     """
@@ -98,6 +99,7 @@ def too_short(facts: Facts) -> Finding | None:
         return None
     _, halfway_loss = losses[(len(losses) - 1) // 2]
     last_step, last_loss = losses[-1]
+    # Only a finished run has a comparison.
     if facts.comparison is None or last_loss > min(value for _, value in losses):
         return None
     if last_loss > (1 - limits.STILL_FALLING) * halfway_loss:
@@ -131,7 +133,7 @@ def no_update(facts: Facts) -> Finding | None:
         [value for line in steps_with_signal if (value := number(line.get(name))) is not None]
         for name in ("lr", "grad_norm")
     )
-    if facts.failed != "no_update":
+    if facts.failed != "no_update":  # else the trainer itself has found it already
         steps_too_small = len(rates) >= limits.WINDOW and sum(rates) < limits.FARTHEST_MOVE
         no_gradient = len(norms) >= limits.LEAST and statistics.median(norms) < limits.NO_GRADIENT
         if not (steps_too_small or no_gradient):
@@ -160,11 +162,14 @@ def no_update(facts: Facts) -> Finding | None:
 
 
 def unstable(facts: Facts) -> Finding | None:
-    """Detect unstable training: it ended on NaN, the divergence (KL) jumped, or the gradient
-    spiked.
+    """Detect unstable training.
 
-    Gradient spikes count only if there are several, or if training got worse after one. None
-    without any of these.
+    The signs, in the order in which they are looked for:
+        the run ended on NaN or infinity;
+        the divergence from the start (KL) jumped;
+        the gradient norm spiked several times, or once and training got worse after it.
+
+    None without any of these.
     """
     if facts.failed == "nonfinite":
         evidence = {"error": (facts.failure.evidence if facts.failure else "")[:_ERROR_CHARS]}
@@ -209,15 +214,15 @@ def unstable(facts: Facts) -> Finding | None:
 
 
 def underpowered(facts: Facts) -> Finding | None:
-    """Detect an inconclusive verdict whose exam has too few tasks to show the change hoped for.
+    """Detect an inconclusive verdict whose exam has too few tasks to show a change that matters.
 
-    None where the exam would have shown a change that matters, and for SFT runs that were merely
-    too short.
+    None where the exam has enough tasks, and for SFT runs that were merely too short.
     """
     comparison = facts.comparison
     if comparison is None or comparison.outcome.verdict != "inconclusive":
         return None
-    smallest_gap, n = rounded(comparison.outcome.detectable), comparison.outcome.n
+    smallest_gap = rounded(comparison.outcome.detectable)
+    n = comparison.outcome.n
     if smallest_gap is None or not n:
         return None
     is_share = comparison.measure == "success"
@@ -232,6 +237,7 @@ def underpowered(facts: Facts) -> Finding | None:
     tasks_wanted = None
     if is_share:
         flips = len(comparison.outcome.gained) + len(comparison.outcome.lost)
+        # One more flip than was seen, so that a sample without any does not promise too much.
         tasks_wanted = evidence["tasks_needed"] = tasks_needed(MARGIN, (flips + 1) / (n + 1))
     gap_text = f"{100 * smallest_gap:.1f} points" if is_share else f"{smallest_gap:.3g}"
     what = (
@@ -246,10 +252,14 @@ def underpowered(facts: Facts) -> Finding | None:
 def _more_tasks(facts: Facts, n: int, needed: int | None) -> Lever:
     """The lever to get more tasks into the exam.
 
-    It raises the number of rows asked, or asks for new rows where the environment has no more. `n`
-    is the number of tasks in the verdict, `needed` how many it would take (None: not known).
+    It raises the number of rows asked, or asks for new rows where the environment has no more.
+
+    Args:
+        n: the number of tasks in the verdict.
+        needed: how many tasks it would take; None where that is not known.
     """
-    rows_available, training = facts.heldout_rows, facts.algorithm != "evaluate"
+    rows_available = facts.heldout_rows
+    training = facts.algorithm != "evaluate"
     # A training run reports only half of its held-out tasks.
     rows_wanted = 2 * needed if needed and training else needed
     setting = "eval_rows" if training else "rows"
@@ -274,15 +284,15 @@ def _more_tasks(facts: Facts, n: int, needed: int | None) -> Lever:
 def infra(facts: Facts) -> Finding | None:
     """Detect a run that failed because of the machine, not because of the model; None for others.
 
-    Where memory ran out the lever is gradient checkpointing, or a smaller batch where that is on
-    already; else it is to repair the machine.
+    Where memory ran out, the lever is gradient checkpointing, or a smaller batch if checkpointing
+    is on already. For other failures it is to repair the machine.
     """
     if facts.failed not in _MACHINE:
         return None
     failure = facts.failure
     error = (failure.evidence or failure.message)[:_ERROR_CHARS] if failure else ""
     evidence = {"kind": facts.failed, "error": error}
-    if facts.failed == "oom":
+    if facts.failed == "oom":  # out of memory
         size_setting = "batch_size" if facts.algorithm == "sft" else "prompts_per_step"
         if not facts.settings.gradient_checkpointing:
             lever = setting_lever(
@@ -303,7 +313,10 @@ def infra(facts: Facts) -> Finding | None:
 def _unstable_finding(
     facts: Facts, what: str, evidence: Mapping[str, object], divisor: float
 ) -> Finding:
-    """The finding `unstable`, with a learning rate divided by `divisor` as its lever."""
+    """The finding `unstable`; its lever is the learning rate divided by `divisor`.
+
+    `what` is its sentence. The lever names no value where the learning rate is not known.
+    """
     learning_rate = facts.settings.learning_rate
     new_rate = None
     if isinstance(learning_rate, int | float):
@@ -328,7 +341,8 @@ class _Spike(NamedTuple):
 def _spikes(points: Sequence[tuple[int, float]], floor: float) -> list[_Spike]:
     """The points of a curve that are far above the median of the steps before them.
 
-    Points up to `floor` never count; step 0 and values of 0 or less are ignored.
+    Points up to `floor` never count. Step 0 and values of 0 or less are ignored altogether. A point
+    with too few steps before it is no spike.
     """
     spikes: list[_Spike] = []
     earlier_values: list[float] = []
@@ -351,6 +365,7 @@ def _worse_after(facts: Facts, step: int) -> bool:
     Compares the means of the five steps before and after: the loss for SFT, the reward for GRPO.
     False where either side has fewer steps.
     """
+    # A loss gets worse by rising, a reward by falling.
     name, direction = ("loss", -1.0) if facts.algorithm == "sft" else ("reward_mean", 1.0)
     curve = facts.curve(name)
     before = [value for at_step, value in curve if 0 < at_step < step][-limits.LEAST :]
@@ -358,10 +373,14 @@ def _worse_after(facts: Facts, step: int) -> bool:
     if len(before) < limits.LEAST or len(after) < limits.LEAST:
         return False
     noise = max(statistics.stdev(before), statistics.stdev(after), 1e-9)
+    # Two standard errors of the difference of two means over so many steps.
     return direction * (mean(before) - mean(after)) > 2 * noise * (2 / limits.LEAST) ** 0.5
 
 
 def _values_up_to(points: Sequence[tuple[int, float]], step: int) -> list[float]:
-    """The last five values up to a step; where there are none, the first five of all."""
+    """The last values of a curve up to a step, at most five.
+
+    Where there are none, the first five values of the curve.
+    """
     values_until = [value for at_step, value in points if at_step <= step][-limits.LEAST :]
     return values_until or [value for _, value in points[: limits.LEAST]]

@@ -3,7 +3,7 @@
 from engine.evidence.detect.findings import Finding, edit_lever
 from engine.evidence.detect.views import AT_START, Facts, Trend, mean, mean_or_none, stuck_at, trend
 from engine.evidence.stats import thresholds as limits
-from engine.evidence.verdict.fresh_scores import moved
+from engine.evidence.verdict.fresh_scores import rewards_depend_on_past
 from envs.audit import rescore
 
 # Name of a sign of an exploit -> how a finding describes it, in this order.
@@ -23,8 +23,8 @@ _SIGNAL_TEXTS = {
 def reward_errors(facts: Facts) -> Finding | None:
     """Detect that scoring raised, hung or crashed on too many answers, or ended the run.
 
-    For GRPO the last steps count (all, where they are few), else the last exam or evaluation. None
-    where scoring works.
+    For GRPO the last steps count, or all steps while they are few. For other runs the last exam or
+    evaluation counts. None where scoring works.
     """
     if facts.algorithm == "grpo":
         error_shares = facts.recent("reward_errors") or facts.series("reward_errors")
@@ -47,15 +47,15 @@ def reward_errors(facts: Facts) -> Finding | None:
 
 
 def scorer_moves(facts: Facts) -> Finding | None:
-    """Detect that answers get another reward from a fresh env process that has scored nothing
-    before.
+    """Detect that answers get another reward from an env process that has scored nothing before.
 
-    None where no answers were scored again, or too few differ.
+    None where no answers were scored again, or where too few rewards differ.
     """
-    if not moved(facts.rescored):
+    if not rewards_depend_on_past(facts.rescored):
         return None
     names = ("scored", "differing", "wavering")
     evidence: dict[str, object] = {name: facts.rescored[name] for name in names}
+    # Where rewards depend on the past, there is an example.
     example = facts.rescored["examples"][0]
     evidence |= {
         "task": str(example["task"])[:80],
@@ -68,8 +68,10 @@ def scorer_moves(facts: Facts) -> Finding | None:
 
 
 def slow_reward(facts: Facts) -> Finding | None:
-    """Detect that scoring takes longer than sampling and training together, and long enough to
-    matter; None where it does not."""
+    """Detect that scoring takes longer than sampling and training together.
+
+    None where it does not, where it takes no noticeable time, or where times were not measured.
+    """
     score_seconds, sample_seconds, train_seconds = (
         facts.recent(name) for name in ("reward_s", "sample_s", "train_s")
     )
@@ -93,8 +95,8 @@ def slow_reward(facts: Facts) -> Finding | None:
 def judge_pleasing(facts: Facts) -> Finding | None:
     """Detect that a judge rates many answers highly that fail the hard check.
 
-    For GRPO: the level at which training is stuck; for an evaluation: its mean. None where it is
-    low or not measured.
+    For GRPO the share of such answers counts at which training is stuck; for an evaluation its
+    mean. None where it is low or not measured.
     """
     shares = facts.of_views("judge_gap")
     if facts.algorithm == "grpo":
@@ -125,9 +127,12 @@ def judge_pleasing(facts: Facts) -> Finding | None:
 def reward_hacking(facts: Facts) -> Finding | None:
     """Detect a reward that rises without the success it stands for, while the answers change oddly.
 
-    Two kinds of evidence are needed: success does not follow the reward, or wrong answers come to
-    be paid; and a change in the answers themselves. Where success is not reported or rises too,
-    only answers that grow longer and become alike across tasks count. None without both.
+    Two kinds of evidence are needed, and None is returned without both:
+        the reward: success does not follow it, or wrong answers come to be paid.
+        the answers: a sign of an exploit, such as the same answer to different tasks.
+
+    Where success is not reported, or rises too without wrong answers being paid, the only proof is
+    that answers grow longer and become alike across tasks.
     """
     reward_trend = trend(facts.series("reward_mean"))
     if reward_trend is None or not reward_trend.rose:
@@ -176,8 +181,8 @@ def reward_hacking(facts: Facts) -> Finding | None:
 def _success_follows(facts: Facts, solved_shares: list[float], reward_trend: Trend) -> bool | None:
     """Whether the share of right answers rose together with the reward.
 
-    None where the environment reports no success or the series is too short; True where nearly all
-    answers were right from the start.
+    True where nearly all answers were right from the start. None where the environment reports no
+    success, or where the series is too short.
     """
     success_trend = trend(solved_shares)
     if success_trend is None:
@@ -193,9 +198,11 @@ def _success_follows(facts: Facts, solved_shares: list[float], reward_trend: Tre
 def _pay_of_wrong_answers(facts: Facts, reward_trend: Trend) -> float | None:
     """The reward that wrong answers now earn, if most of the reward's rise was not earned.
 
-    A rise of the mean reward has two parts: (rise of success) x (extra pay of a right answer), and
-    the change of the pay itself, of right and of wrong answers, which is unearned. None where the
-    unearned part is small, wrong answers earn little or no more than before, or a trend is missing.
+    A rise of the mean reward has two parts. One is earned: (rise of success) x (extra pay of a
+    right answer). The other is not: the change of what right and wrong answers are paid.
+
+    None where the unearned part is small, where wrong answers earn little or no more than before,
+    or where a trend is missing.
     """
     wrong_trend = trend(facts.of_views("wrong_reward"))
     right_trend = trend(facts.of_views("right_reward"))
@@ -222,11 +229,11 @@ def _signs_of_exploit(facts: Facts, *, success_known: bool) -> dict[str, float]:
     alone is no sign.
     """
     signals: dict[str, float] = {}
-    length = _ratio(trend(facts.of_views("length")))
-    if length >= limits.LENGTH_UP:
-        signals["longer"] = length
-    elif length <= limits.LENGTH_DOWN:
-        signals["shorter"] = length
+    growth = _growth(trend(facts.of_views("length")))
+    if growth >= limits.LENGTH_UP:
+        signals["longer"] = growth
+    elif growth <= limits.LENGTH_DOWN:
+        signals["shorter"] = growth
     alike_trend = trend(facts.of_views("alike"))
     if (
         alike_trend is not None
@@ -255,6 +262,6 @@ def _signs_of_exploit(facts: Facts, *, success_known: bool) -> dict[str, float]:
     return signals
 
 
-def _ratio(change: Trend | None) -> float:
-    """The last part of a trend relative to its first; 1 without a trend or if it began at 0."""
+def _growth(change: Trend | None) -> float:
+    """By which factor a series grew over its trend, such as 1.5; 1 without one or from 0 on."""
     return 1.0 if change is None or change.first <= 0 else change.last / change.first

@@ -13,13 +13,15 @@ from engine.evidence.verdict.regression import Battery, sentence_of
 def below_start(facts: Facts) -> Finding | None:
     """Detect that the last exam is clearly worse than step 0 on the same tasks.
 
-    Which checkpoint was best does not matter. The p value is multiplied by the number of exams,
-    since each one is a chance to be wrong. None without an exam after step 0.
+    It does not matter whether an earlier checkpoint was better. The p value is multiplied by the
+    number of exams, since each one is a chance to be wrong. None where the last exam is not clearly
+    worse, or where there is none after step 0.
     """
     exam = facts.against_start
     if exam is None:
         return None
-    outcome, p = exam.comparison.outcome, exam.comparison.p
+    outcome = exam.comparison.outcome
+    p = exam.comparison.p
     if outcome.verdict != "worse" or p is None or p * exam.evaluations >= ALPHA:
         return None  # corrected for chance: a run that only fluctuates is tested at every exam
     is_share = exam.measure == "success"
@@ -53,10 +55,10 @@ def below_start(facts: Facts) -> Finding | None:
 
 
 def _reason_and_lever(facts: Facts, exam: StartComparison) -> tuple[str, Lever]:
-    """(the end of the sentence with the reason, the lever) for a fall below the start.
+    """The reason for a fall below the start, as the end of a sentence, and the lever.
 
-    The reward is the cause if it did not fall with success, or pays answers that are cut. Otherwise
-    no reason is named ("") and the lever is a lower learning rate.
+    The reward is the cause if it did not fall with success, or if it pays answers that are cut.
+    Otherwise the reason is "" and the lever is a lower learning rate.
     """
     reward_before, reward_after = exam.reward_before, exam.reward_after
     if facts.algorithm == "grpo" and exam.measure == "success":
@@ -81,8 +83,8 @@ def _reason_and_lever(facts: Facts, exam: StartComparison) -> tuple[str, Lever]:
 def _reward_kept_up(exam: StartComparison, reward_before: float, reward_after: float) -> bool:
     """Whether the reward fell by much less than success did.
 
-    A reward that follows success falls with it, however little that is. Success is measured as a
-    share and the reward relative to its own size (at least 1).
+    `reward_before` and `reward_after` are the mean rewards at step 0 and at the exam. Their change
+    is taken relative to the larger of them (at least 1), so that it compares with a share.
     """
     largest_reward = max(1.0, abs(reward_before), abs(reward_after))
     success_lost = (exam.before or 0.0) - (exam.after or 0.0)
@@ -104,8 +106,10 @@ _PAYS_CUT = (
 def cut_is_paid(facts: Facts, *, at_start: float | None = None) -> bool:
     """Whether answers that are cut earn about as much as the others, without being right.
 
-    `at_start` is the mean reward before training: a pay that is next to nothing against it does not
-    count. False where few answers are cut, or where the environment does not say what is right.
+    False where few answers are cut, or where the environment does not say what is right.
+
+    `at_start` is the mean reward before training, None where it is not known. A reward for cut
+    answers that is next to nothing against it does not count.
     """
     cut_solved = window(facts.of_views("cut_solved"))
     if not cut_solved or mean(cut_solved) > limits.SOLVED_NEVER:
@@ -119,10 +123,10 @@ def cut_is_paid(facts: Facts, *, at_start: float | None = None) -> bool:
 
 
 def forgetting(facts: Facts) -> Finding | None:
-    """Detect that earlier skills are gone, lost by this run or by one it descends from.
+    """Detect that earlier skills are gone, lost by this run or by one that it descends from.
 
-    A loss inherited from an ancestor is of medium severity. None where no skills were measured, or
-    none were lost.
+    A loss inherited from an ancestor is of medium severity only. None where no skills were
+    measured, or where none were lost.
     """
     kept = facts.kept
     if kept is None:
@@ -132,14 +136,17 @@ def forgetting(facts: Facts) -> Finding | None:
         battery = _first_forgotten(kept.batteries)
         edit = f"{mix_rows}, fewer steps, and train from the start again"
         lever = edit_lever(edit)
-        return Finding("forgetting", sentence_of(battery), _numbers(battery), lever, playbook="sft")
+        return Finding(
+            "forgetting", sentence_of(battery), _battery_evidence(battery), lever, playbook="sft"
+        )
     against_base = kept.against_base
     if against_base is None or against_base.verdict != "forgotten":
         return None
     battery = _first_forgotten(against_base.batteries)
+    # `lost_by` is empty where no single run shows the loss.
     culprits = ", ".join(against_base.lost_by) or "a run before it"
     evidence = {
-        **_numbers(battery),
+        **_battery_evidence(battery),
         "base": against_base.base,
         "lost_by": list(against_base.lost_by),
     }
@@ -154,12 +161,12 @@ def forgetting(facts: Facts) -> Finding | None:
 
 
 def _first_forgotten(batteries: Sequence[Battery]) -> Battery:
-    """The first battery with a loss; there must be one."""
+    """The first battery with the verdict "forgotten"; there must be one."""
     return next(battery for battery in batteries if battery.verdict == "forgotten")
 
 
-def _numbers(battery: Battery) -> dict[str, object]:
-    """The results of a battery as evidence."""
+def _battery_evidence(battery: Battery) -> dict[str, object]:
+    """The results of a battery as the evidence of a finding."""
     return {
         "battery": battery.battery,
         "before": battery.before,
@@ -172,7 +179,10 @@ def _numbers(battery: Battery) -> dict[str, object]:
 
 
 def _level_text(value: float | None, is_share: bool, *, sign: bool = False) -> str:
-    """A level as text, "?" for None; with `sign` it is a change, shown with + or -."""
+    """A level as text, such as "41.2%" for a share and "0.412" for others; "?" for None.
+
+    With `sign` the value is a change: "+3.1 points" or "+0.031".
+    """
     if value is None:
         return "?"
     if not is_share:

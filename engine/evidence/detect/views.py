@@ -13,7 +13,12 @@ from typing import Any
 
 from engine.evidence.stats import thresholds as limits
 from engine.evidence.stats.results import rounded
-from engine.evidence.stats.text_metrics import alike_share, plain, repeated_share, wrapped
+from engine.evidence.stats.text_metrics import (
+    alike_share,
+    is_wrapped,
+    repeated_share,
+    without_case_and_blanks,
+)
 from engine.evidence.verdict.comparison import Comparison
 from engine.evidence.verdict.regression import KeptSkills
 from engine.records.known_settings import KnownSettings
@@ -194,7 +199,7 @@ class Facts:
         )
 
     def curve(self, name: str) -> list[tuple[int, float]]:
-        """(step, value) for every step that has a value of this metric, step 0 included."""
+        """(step, value) for every step that has a number for this metric, step 0 included."""
         points = ((line.get("step"), number(line.get(name))) for line in self.lines)
         return [
             (int(step), value) for step, value in points if step is not None and value is not None
@@ -215,7 +220,9 @@ class Facts:
 
     def recent_views(self, name: str) -> list[float]:
         """The last `WINDOW` values of a view attribute, empty while there are fewer than `LEAST`.
-        An evaluation has one view, so all of its values count."""
+
+        An evaluation has one view only, so all of its values are returned.
+        """
         values = self.of_views(name)
         return values if self.algorithm == "evaluate" else window(values)
 
@@ -257,17 +264,20 @@ class Trend:
 
 
 def trend(values: Sequence[float]) -> Trend | None:
-    """The last third of a series compared with its first; None where the series is too short."""
+    """The last third of a series compared with its first third.
+
+    None where the series has fewer than `TREND_STEPS` values.
+    """
     if len(values) < limits.TREND_STEPS:
         return None
     third = len(values) // 3
-    return moved(values[:third], values[-third:])
+    return change_between(values[:third], values[-third:])
 
 
-def moved(early: Sequence[float], late: Sequence[float]) -> Trend:
+def change_between(early: Sequence[float], late: Sequence[float]) -> Trend:
     """The change from some values to as many later ones; each side needs at least two.
 
-    Where neither side varies, `z` is infinite with the sign of the change, or 0 without one.
+    Where neither side varies, `z` is infinite with the sign of the change, or 0 if nothing changed.
     """
     change = mean(late) - mean(early)
     noise = math.sqrt((statistics.variance(early) + statistics.variance(late)) / len(early))
@@ -279,8 +289,10 @@ def moved(early: Sequence[float], late: Sequence[float]) -> Trend:
 def stuck_at(values: Sequence[float], limit: float) -> float | None:
     """The recent level of a bad share, if it is above `limit` and training is not reducing it.
 
-    None below the limit, in a series that is too short, and where the level clearly falls, over the
-    run or recently (unless it is still too high to wait, `TOO_MUCH_TO_WAIT`).
+    None in these cases:
+        the series is too short;
+        the level is not above `limit`;
+        the level clearly falls, over the whole run or recently, and is below `TOO_MUCH_TO_WAIT`.
     """
     recent = window(values)
     if not recent:
@@ -302,14 +314,16 @@ def stuck_at(values: Sequence[float], limit: float) -> float | None:
 
 
 def view_of(step: int, rows: Sequence[Answer], settings: KnownSettings) -> View | None:
-    """The view of one step's rollouts, or of one evaluation's answers; None without any. `settings`
-    are the run's."""
+    """The view of one step's rollouts or of one evaluation's answers; None where `rows` are empty.
+
+    `settings` are those of the run.
+    """
     if not rows:
         return None
     scored = [row for row in rows if not row.error]
     cut_rows = [row for row in rows if row.cut]
-    wrapped_rows = [row for row in scored if wrapped(row.completion or "")]
-    bare_rows = [row for row in scored if not wrapped(row.completion or "")]
+    wrapped_rows = [row for row in scored if is_wrapped(row.completion or "")]
+    bare_rows = [row for row in scored if not is_wrapped(row.completion or "")]
     form_name, form = _form_metric(scored)
     think_shares = [share for row in rows if (share := _think_share(row, settings)) is not None]
     return View(
@@ -346,10 +360,11 @@ def is_form_metric(name: str) -> bool:
 
 
 def is_pleased_and_wrong(row: Answer) -> bool | None:
-    """Whether a judge's metric is high (0 to 1) and a hard check of the same answer low.
+    """Whether a judge's metric is high and a hard check of the same answer is low.
 
-    Success counts as a hard check. None where the answer has no judge or no check, or where a
-    judge's metric is above 1: on another scale nobody knows what is high.
+    Judges and checks are told by the names of the metrics; success counts as a hard check too. None
+    where the answer has no judge or no check, or where a judge's metric is above 1, because then it
+    is not known what is high.
     """
     metrics = {
         name: value for name, value in (row.metrics or {}).items() if not _COUNTED.search(name)
@@ -385,8 +400,11 @@ def _mean_reward(rows: Sequence[Answer]) -> float | None:
 
 
 def _form_metric(rows: Sequence[Answer]) -> tuple[str, float | None]:
-    """(name, mean) of the first metric, by name, that says whether answers could be read; ("",
-    None) without one. Metrics above 1 are no shares and are skipped."""
+    """(name, mean) of the metric that says whether answers could be read; ("", None) without one.
+
+    Of several such metrics it is the first by name. Metrics with values above 1 are not shares and
+    are skipped.
+    """
     for name in sorted({name for row in rows for name in row.metrics or {}}):
         if is_form_metric(name):
             values = [row.metrics[name] for row in rows if row.metrics and name in row.metrics]
@@ -405,10 +423,13 @@ def _groups(rows: Sequence[Answer]) -> list[list[Answer]]:
 
 
 def _distinct(rows: Sequence[Answer]) -> float | None:
-    """How different the texts of a group are, mean over groups: 1 when all differ, 0 when all are
-    equal. None where no group has two answers."""
+    """How different the texts of a group are, as the mean over groups.
+
+    1 when all texts differ, 0 when all are equal; case and blanks make no difference. None where no
+    group has two answers.
+    """
     shares = [
-        (len({plain(_all_text(row)) for row in group}) - 1) / (len(group) - 1)
+        (len({without_case_and_blanks(_all_text(row)) for row in group}) - 1) / (len(group) - 1)
         for group in _groups(rows)
         if len(group) > 1
     ]
@@ -424,12 +445,13 @@ def _one_per_task(rows: Sequence[Answer]) -> list[str]:
 
 
 def _think_share(row: Answer, settings: KnownSettings) -> float | None:
-    """The size of the think block as a part of the tokens that an answer may take; None without
-    one.
+    """The size of the think block as a part of the tokens that an answer may take.
 
-    The size is estimated from characters. Several turns count as several times `max_tokens`.
+    The size is estimated from characters. With several turns, an answer may take several times
+    `max_tokens`. None without a think block, or where `max_tokens` is not known.
     """
-    text, thinking = row.completion or "", ""
+    text = row.completion or ""
+    thinking = ""
     last_message = row.messages[-1] if row.messages else {}
     if last_message.get("reasoning_content"):
         thinking = str(last_message["reasoning_content"])
@@ -439,10 +461,12 @@ def _think_share(row: Answer, settings: KnownSettings) -> float | None:
     if not thinking or budget <= 0:
         return None
     turns = max(1, row.turns) if isinstance(row, TrajectoryRecord) else 1
+    # The tokens of the answer, times the share of its characters that are thinking.
     return row.tokens * len(thinking) / max(1, len(thinking) + len(text)) / (budget * turns)
 
 
 def _judge_gap(rows: Sequence[Answer]) -> float | None:
-    """The share where a judge is pleased and the check fails, of the answers that have both."""
+    """Of the answers that have a judge and a hard check: the share where the first is pleased and
+    the second fails; None without such answers."""
     gaps = [gap for row in rows if (gap := is_pleased_and_wrong(row)) is not None]
     return mean_or_none([float(gap) for gap in gaps])

@@ -45,10 +45,10 @@ class Curve:
 
 
 def line_chart(curve: Curve, width: int, height: int, label: str) -> Markup:
-    """A curve over steps as SVG of `width` x `height`; empty without points and marks.
+    """A curve over steps as SVG; empty where the curve has neither points nor marks.
 
-    Many noisy points are drawn faint, with their moving average on top. `label` is read to people
-    who do not see the drawing.
+    Many points are drawn faint, with their moving average on top. `width` and `height` are in
+    pixels; `label` is read to people who do not see the drawing.
     """
     steps = [step for step, _ in curve.points] + [mark[0] for mark in curve.marks]
     values = [value for _, value in curve.points]
@@ -87,7 +87,11 @@ class Effect:
 
 
 def _effect_axis(effect: Effect) -> tuple[float, float]:
-    """The ends of the axis: both sides of 0 alike, or mostly the side that the interval is on."""
+    """The ends of the axis.
+
+    Both sides of 0 are of the same length where the interval contains 0; else the axis is mostly
+    the side that the interval is on.
+    """
     # The margin fills at most five eighths of a side, and nothing touches the end of the axis.
     extent = max(abs(effect.low), abs(effect.high), effect.margin * 1.6, 1e-9) * 1.12
     if effect.low < 0 < effect.high:
@@ -109,7 +113,8 @@ def effect_strip(effect: Effect, width: int, label: str) -> Markup:
     axis_span = axis_end - axis_start
     axis_width = width - left - right
 
-    def x_of(number: float) -> float:  # 3 % of the axis are left free at each end
+    def x_of(number: float) -> float:
+        """Pixels from the left; 3 % of the axis are left free at each end."""
         return left + (number - axis_start + axis_span * 0.03) / (axis_span * 1.06) * axis_width
 
     svg_parts = [
@@ -138,8 +143,12 @@ def effect_strip(effect: Effect, width: int, label: str) -> Markup:
 
 @dataclass(frozen=True)
 class Range:
-    """The estimated range of a value; `actual` is what it came to, None while unknown. `texts`
-    label low, likely, high and actual."""
+    """The estimated range of a value, and the value itself.
+
+    Attributes:
+        actual: the value; None while it is not known.
+        texts: four labels, for low, likely, high and actual.
+    """
 
     low: float
     likely: float
@@ -149,7 +158,11 @@ class Range:
 
 
 def range_bar(estimate: Range, width: int, label: str) -> Markup:
-    """The range of an estimate as a bar, with what was actually used as a mark on it."""
+    """The range of an estimate as a bar, with the actual value as a mark on it, as SVG.
+
+    There is no mark while the actual value is not known. `label` is read to people who do not see
+    the drawing.
+    """
     low, likely, high = estimate.low, estimate.likely, estimate.high
     actual = estimate.actual
     low_text, likely_text, high_text, actual_text = estimate.texts
@@ -157,6 +170,7 @@ def range_bar(estimate: Range, width: int, label: str) -> Markup:
     axis_end = max(high, actual or 0.0, 1e-9) * 1.06
 
     def x_of(number: float) -> float:
+        """Pixels from the left; the axis begins at 0."""
         return left + number / axis_end * (width - left - right)
 
     svg_parts = [
@@ -195,8 +209,10 @@ def _text(style: str, x: float, y: float, text: str) -> str:
 
 
 def _labels(texts: Sequence[tuple[float, str]], width: int, y: int, gap: int) -> list[str]:
-    """Centred texts from (x, text); a text less than `gap` pixels from one already placed is left
-    out."""
+    """The SVG of centred texts at height `y`, each given as (x, text).
+
+    A text that would come nearer than `gap` pixels to an earlier one is left out.
+    """
     placed: list[tuple[float, float]] = []
     parts = []
     for wanted_x, text in texts:
@@ -214,12 +230,15 @@ def _labels(texts: Sequence[tuple[float, str]], width: int, y: int, gap: int) ->
 def level_bar(
     value: float, low: float, high: float, floor: float, top: float, label: str
 ) -> Markup:
-    """A level with its interval as a small bar for a table cell; `floor` and `top` are the ends of
-    the axis."""
+    """A level with its interval as a small drawing for a table cell, as SVG.
+
+    `floor` and `top` are the ends of the axis; `label` is read to people who do not see it.
+    """
     width, height, y_middle = 220, 22, 11
     span = max(top - floor, 1e-9)
 
     def x_of(number: float) -> float:
+        """Pixels from the left; the dot needs 6 pixels at each end."""
         return 6 + (number - floor) / span * (width - 12)
 
     svg_parts = [
@@ -237,9 +256,12 @@ def signed(value: float, share: bool) -> str:
     return f"{value:+.3g}".replace("-", "−")
 
 
-def shown(value: float, share: bool) -> str:
-    """A value as text, short enough for an axis: "12 %" for shares, else "0.5", "12k", "3e−5"."""
-    if share:  # from 10 % on without decimals
+def axis_text(value: float, share: bool) -> str:
+    """A value as text, short enough for an axis: "12 %" for shares, else "0.5", "12k", "3e−5".
+
+    A negative number begins with a minus sign, not with a hyphen.
+    """
+    if share:  # from 10 % on without decimals; 9.95 % would be rounded to 10.0
         text = f"{100 * value:.0f}" if abs(value) >= 0.0995 else f"{100 * value:.1f}"
         return f"{text.removesuffix('.0')} %".replace("-0 %", "0 %")
     magnitude = abs(value)
@@ -254,15 +276,17 @@ def shown(value: float, share: bool) -> str:
 
 
 def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:
-    """Round, evenly spaced numbers that cover low to high, about `about` of them.
+    """Round, evenly spaced numbers that cover `low` to `high`, about `about` of them.
 
-    Where the two are equal (but for rounding) the range is widened upwards.
+    nice_ticks(0, 0.9) gives [0, 0.25, 0.5, 0.75, 1]. Where `low` and `high` are equal, except for
+    rounding, the range is widened upwards.
     """
     if high - low <= 1e-12 * max(abs(low), abs(high)) or high - low < 1e-200:
         high = low + (abs(low) if abs(low) > 1e-200 else 1.0)
     exact_step = (high - low) / about
     power_of_ten = 10 ** math.floor(math.log10(exact_step))
     round_steps = (1, 2, 2.5, 5, 10)  # times a power of ten; the first that is large enough
+    # Times 0.999, and 1e-9 below, so that a rounding error does not add a step or a tick.
     factor = next(factor for factor in round_steps if factor * power_of_ten >= exact_step * 0.999)
     step = factor * power_of_ten
     first = math.floor(low / step + 1e-9)
@@ -286,31 +310,36 @@ class _Frame:
     def around(
         first: float, last: float, ys: Sequence[float], curve: Curve, width: int, height: int
     ) -> "_Frame":
-        """The frame for values `ys` from step `first` to `last`, with room for the labels."""
+        """The frame for values `ys` from step `first` to `last`, with room for the labels.
+
+        `width` and `height` are those of the whole drawing, in pixels.
+        """
         low, high = min(ys), max(ys)
         # Shares start at 0 unless that would waste more than a third of the height.
         if curve.zero or (curve.share and low < 0.35 * high):
             low = min(low, 0.0)
-        if high - low <= 1e-12 * max(abs(low), abs(high)):
+        if high - low <= 1e-12 * max(abs(low), abs(high)):  # all values are equal
             padding = abs(low) * 0.1 or 0.5
             low, high = (low - padding if low else 0.0), high + padding
         # The axis of proper shares does not go beyond 0 and 1.
         if curve.share and min(ys) >= 0.0 and max(ys) <= 1.0:
             low, high = max(low, 0.0), min(high, 1.0)
         ticks = nice_ticks(low, high)
-        longest_tick = max(len(shown(tick, curve.share)) for tick in ticks)
+        longest_tick = max(len(axis_text(tick, curve.share)) for tick in ticks)
         end = _line_end(curve)
-        end_label_length = len(shown(end[1], curve.share)) + 1 if end else 0
-        left, right = 12 + _LETTER * longest_tick, max(44.0, 12 + 1.1 * _LETTER * end_label_length)
+        end_label_length = len(axis_text(end[1], curve.share)) + 1 if end else 0
+        # The labels of the ticks stand on the left, the value at the end of the line on the right.
+        left = 12 + _LETTER * longest_tick
+        right = max(44.0, 12 + 1.1 * _LETTER * end_label_length)
         return _Frame(first, last, ticks, width, height, left, right)
 
     def x(self, step: float) -> float:
-        """Pixels from the left."""
-        span = (self.last - self.first) or 1.0
+        """Where a step is drawn, in pixels from the left."""
+        span = (self.last - self.first) or 1.0  # with a single step there is no span
         return self.left + (step - self.first) / span * (self.width - self.left - self.right)
 
     def y(self, value: float) -> float:
-        """Pixels from the top."""
+        """Where a value is drawn, in pixels from the top."""
         low, high = self.ticks[0], self.ticks[-1]
         return self.height - _BOTTOM - (value - low) / (high - low) * (self.height - _TOP - _BOTTOM)
 
@@ -321,12 +350,12 @@ def _grid(frame: _Frame, share: bool) -> str:
     for tick in frame.ticks:
         y = frame.y(tick)
         parts.append(_line("grid", (frame.left, frame.width - frame.right), (y, y)))
-        parts.append(_text("tick end", frame.left - 8, y + 4, shown(tick, share)))
+        parts.append(_text("tick end", frame.left - 8, y + 4, axis_text(tick, share)))
     return "".join(parts)
 
 
 def _step_labels(frame: _Frame) -> str:
-    """The labels of the step axis: whole steps only."""
+    """The labels of the step axis: some whole steps, and the word "step" at its end."""
     y = frame.height - _BOTTOM + 19  # below the axis
     about = 5 if frame.width > 460 else 3  # fewer on a phone and in small charts
     parts = [
@@ -347,14 +376,20 @@ def _vertical_line(frame: _Frame, step: float, text: str) -> str:
 
 
 def _band(frame: _Frame, band: Sequence[tuple[float, float, float]]) -> str:
-    """The area between (step, low, high) values: along the top, back along the bottom."""
+    """The area between the low and the high values, given as (step, low, high).
+
+    Its outline runs along the high values and back along the low ones.
+    """
     top = [f"{frame.x(step):.1f},{frame.y(high):.1f}" for step, _, high in band]
     bottom = [f"{frame.x(step):.1f},{frame.y(low):.1f}" for step, low, _ in reversed(band)]
     return f'<polygon class="band" points="{" ".join(top + bottom)}"/>'
 
 
 def _curve_lines(frame: _Frame, points: Sequence[Point]) -> list[str]:
-    """Few points as a line with dots, many as a faint line with their moving average."""
+    """The SVG of the line: few points with dots, many as a faint line with their moving average.
+
+    [] without points.
+    """
     if not points:
         return []
     if len(points) <= _SPARSE:
@@ -385,7 +420,10 @@ def _path(frame: _Frame, points: Sequence[Point], name: str) -> str:
 
 
 def _mark(frame: _Frame, mark: tuple[float, float, float, float]) -> str:
-    """A separately measured value as a diamond, with its interval as a line."""
+    """A separately measured value, given as (step, low, value, high).
+
+    It is drawn as a diamond, its interval as a vertical line.
+    """
     step, low, value, high = mark
     x, y = frame.x(step), frame.y(value)
     whisker = _line("whisker", (x, x), (frame.y(low), frame.y(high)))
@@ -400,12 +438,14 @@ def _end_label(frame: _Frame, curve: Curve) -> str:
     step, value = end
     x, y = frame.x(step), frame.y(value)
     dot = f'<circle class="lastdot" cx="{x:.1f}" cy="{y:.1f}" r="4"/>'
-    return dot + _text("strong", x + 9, y + 4, shown(value, curve.share))
+    return dot + _text("strong", x + 9, y + 4, axis_text(value, curve.share))
 
 
 def _line_end(curve: Curve) -> Point | None:
-    """The last point of the line as it is drawn (averaged where there are many), None without
-    points."""
+    """The last point of the line as it is drawn; None without points.
+
+    Of many points it is the last of their moving average.
+    """
     if len(curve.points) <= _SPARSE:
         return curve.points[-1] if curve.points else None
     return moving_average(curve.points)[-1]

@@ -58,8 +58,10 @@ class Station:
 
 @dataclass(frozen=True)
 class Checked:
-    """The held-out result at an evaluated step, on the half of the tasks that chooses the
-    checkpoint. `interval` is None where the measure is not success."""
+    """The held-out result at an evaluated step, on the half of the tasks that chooses a checkpoint.
+
+    `interval` is the 95 % interval of `value`; None where the measure is not success.
+    """
 
     step: int
     value: float
@@ -129,9 +131,12 @@ class Dossier:
 
     @property
     def chips(self) -> list[tuple[str, str]]:
-        """(name, value) pairs that describe the run: state, algorithm, environment, models, device.
-        Empty values are left out."""
-        row, start_model, base_model = self.row, self.started_from, self.base
+        """The labels below the title, as (name, value): state, algorithm, environment, and so on.
+
+        Empty values are left out. The state needs no name, so its name is "".
+        """
+        row = self.row
+        start_model, base_model = self.started_from, self.base
         chips = (
             ("", row.state),
             ("algorithm", row.algorithm),
@@ -150,8 +155,11 @@ class Dossier:
 
     @property
     def settings(self) -> list[tuple[str, object, str]]:
-        """(name, value, source) of every setting: those chosen by a user first, then by name. Empty
-        without a config."""
+        """(name, value, source) of every setting, redacted.
+
+        Those that a user chose come first; within these and the others the order is by name. []
+        without a config.
+        """
         if self.config is None:
             return []
         stored = self.config.to_json()
@@ -160,12 +168,15 @@ class Dossier:
             (name, value, str(sources.get(name, "")))
             for name, value in self.redact.value(stored["settings"]).items()
         ]
-        return sorted(rows, key=lambda row: (row[2] != "user", row[0]))
+        return sorted(rows, key=lambda row: (row[2] != "user", row[0]))  # False sorts first
 
     @property
     def hashes(self) -> list[tuple[str, str]]:
-        """(what, hash) for environment, tasks, model files and settings, as the manifest recorded
-        them."""
+        """(what, hash) for everything of which the manifest recorded a hash.
+
+        In this order: environment version, task rows, weights of the model, starting adapter,
+        settings. What has no hash is left out.
+        """
         env_id = self.config.env_id if self.config else ""
         env = self.manifest.get("env") or {}
         model = self.manifest.get("model") or {}
@@ -183,7 +194,10 @@ class Dossier:
 
 
 def gather(home: Home, run_id: str) -> Dossier:
-    """Gather everything about a run in any state. Raises UserError RUN_NOT_FOUND."""
+    """The dossier of a run in any state, from its row and its files.
+
+    Raises UserError RUN_NOT_FOUND.
+    """
     with Store(home) as store:
         row = store.get_run(run_id)
     run = home.run(row.run_id)
@@ -208,8 +222,8 @@ def gather(home: Home, run_id: str) -> Dossier:
         flips=flips,
         metrics=load_metrics(run.metrics),
         checked=_evaluation_results(run) if training else [],
-        audit=_audit(config, redact),
-        contamination=_contamination(run, redact),
+        audit=_redacted_audit(config, redact),
+        contamination=_redacted_contamination(run, redact),
         failure_evidence=redact.text(str(read_object(run.failure).get("evidence") or "")),
         hours=row.spent_hours or _hours_between(row.started, row.ended),
         lineage=lineage(home, row, config),
@@ -225,10 +239,10 @@ def gather(home: Home, run_id: str) -> Dossier:
 
 
 def lineage(home: Home, row: RunRow, config: RunConfig | None) -> list[Station]:
-    """The history of a model: from the base model to this run, oldest first.
+    """The history of a model, from the base model to this run.
 
-    For an evaluation: its models, then the evaluation itself. The history ends at an ancestor that
-    this home has no row of.
+    For an evaluation: its models, then the evaluation itself. Ancestors that the home has no row
+    of are not followed; the history then begins with the model that the youngest of them trained.
     """
     if row.kind != "train":
         models = config.model_refs if config else []
@@ -253,20 +267,19 @@ def lineage(home: Home, row: RunRow, config: RunConfig | None) -> list[Station]:
 
 
 def _find_row(home: Home, run_id: str) -> RunRow | None:
-    """The row of a run, None where the home has only its folder (as when it was copied there by
-    hand)."""
+    """The row of a run; None where the home has only its folder, as after a copy by hand."""
     try:
         with Store(home) as store:
             return store.get_run(run_id)
-    except UserError:
+    except UserError:  # RUN_NOT_FOUND
         return None
 
 
 def _evaluation_results(run: RunDir) -> list[Checked]:
-    """The result of each evaluation on the half of the tasks that chooses (all, without halves).
+    """The result of each evaluation on the half of the tasks that chooses a checkpoint.
 
-    Success has Wilson's interval over the tasks; other measures have none. Evaluations without a
-    measure are left out.
+    All tasks count where there are no halves. Success has Wilson's interval over the tasks; other
+    measures have no interval. Evaluations in which nothing was scored are left out.
     """
     results = []
     for step in run.eval_steps():
@@ -285,7 +298,7 @@ def _evaluation_results(run: RunDir) -> list[Checked]:
     return results
 
 
-def _audit(config: RunConfig | None, redact: Redactor) -> Audit | None:
+def _redacted_audit(config: RunConfig | None, redact: Redactor) -> Audit | None:
     """The redacted audit of the environment's scorer, None where there is none."""
     if config is None:
         return None
@@ -301,6 +314,6 @@ def _hours_between(start: float | None, end: float | None) -> float | None:
     return (end - start) / 3600 if start and end else None
 
 
-def _contamination(run: RunDir, redact: Redactor) -> Contamination:
+def _redacted_contamination(run: RunDir, redact: Redactor) -> Contamination:
     """The redacted comparison of training rows with held-out tasks."""
     return Contamination.model_validate(redact.value(read_contamination(run).to_json()))

@@ -55,7 +55,7 @@ def html_of(dossier: Dossier) -> str:
     )
     return environment.get_template(_TEMPLATE).render(
         run_id=dossier.row.run_id,
-        mood=outcome.headline(dossier)[1],
+        mood=outcome.headline(dossier)[1],  # the name of the page's colour
         chips=dossier.chips,
         verdict=outcome.verdict(dossier),
         sections=[section for build_section in _SECTIONS if (section := build_section(dossier))],

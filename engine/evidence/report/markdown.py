@@ -33,8 +33,10 @@ _CARD: Sequence[BuildSection] = (
 
 
 def markdown_of(dossier: Dossier) -> str:
-    """The report under 10,000 characters; where it is too long the last sections are left out and
-    named."""
+    """The report as Markdown under 10,000 characters.
+
+    Where it would be longer, the last sections are left out and named at the end.
+    """
     word, _ = outcome.headline(dossier)
     chips = "; ".join(f"{name} {value}".strip() for name, value in dossier.chips)
     head = f"# {_escaped(f'{dossier.row.run_id}: {word}')}\n\n{_escaped(chips)}."
@@ -53,8 +55,11 @@ def card_of(dossier: Dossier) -> str:
 
 
 def _section_texts(dossier: Dossier, builders: Iterable[BuildSection]) -> list[str]:
-    """One text for each section that has a heading; a section without one is appended to the text
-    before it."""
+    """The sections as Markdown, one text for each section that has a heading.
+
+    A section without a heading is appended to the text before it. A builder that returns None has
+    nothing to show.
+    """
     texts: list[str] = []
     for build_section in builders:
         section = build_section(dossier)
@@ -71,7 +76,10 @@ def _blocks_text(shown_blocks: Iterable[Block]) -> str:
 
 
 def _block_text(block: Block) -> str:
-    """A block as Markdown, "" for what only the page shows."""
+    """A block as Markdown; "" for what only the page shows.
+
+    The one kind of block without a text of its own is a panel: it gives the texts of its blocks.
+    """
     if block.only == "page":
         return ""
     match block:
@@ -88,7 +96,7 @@ def _block_text(block: Block) -> str:
         case blocks.Shares(total=total, parts=parts):
             return f"Of {total} tasks: {', '.join(f'{count} {what}' for what, count, _ in parts)}."
         case blocks.Skills(batteries=batteries):
-            return _skills(batteries)
+            return _skills_table(batteries)
         case blocks.Answers():
             return _answers(block)
         case blocks.Steps(steps=steps):
@@ -101,8 +109,10 @@ def _block_text(block: Block) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str | blocks.Tag | blocks.Cell]]) -> str:
-    """A table as Markdown, without the columns that have neither a heading nor text (they hold
-    drawings)."""
+    """A table as Markdown.
+
+    Columns that have neither a heading nor any text are left out: they hold drawings.
+    """
     cells = [[_cell_text(cell) for cell in row] for row in rows]
     columns = [i for i, head in enumerate(heads) if head or any(row[i] for row in cells)]
     lines = [f"| {' | '.join(row[i] for i in columns)} |" for row in ([*heads], *cells)]
@@ -110,15 +120,15 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str | blocks.Tag | bloc
 
 
 def _cell_text(cell: str | blocks.Tag | blocks.Cell) -> str:
-    """A cell as escaped text; a cell without text shows its small print."""
+    """A cell as escaped text: its own text, else its small print."""
     if isinstance(cell, blocks.Tag):
         return _escaped(cell.word)
     text = cell if isinstance(cell, str) else cell.text or cell.note
     return _escaped(clip(text, _CELL_CHARS))
 
 
-def _skills(batteries: Sequence[blocks.Battery]) -> str:
-    """A table with one row per battery of questions."""
+def _skills_table(batteries: Sequence[blocks.Battery]) -> str:
+    """A table as Markdown, with one row per battery of questions."""
     rows = []
     for battery in batteries:
         numbers = (battery.before, battery.after, battery.n, battery.lost)
@@ -127,8 +137,10 @@ def _skills(batteries: Sequence[blocks.Battery]) -> str:
 
 
 def _answers(block: blocks.Answers) -> str:
-    """Both answers to a task in a code fence. The fence is longer than any in the texts, which a
-    model wrote and could use to break out."""
+    """The prompt of a task and both answers to it, in a code fence.
+
+    The fence is longer than any in the texts, because a model wrote them and could end the fence.
+    """
     texts = (block.example.prompt, block.example.before, block.example.after)
     prompt, before, after = (clip(text, _ANSWER_CHARS) for text in texts)
     text = f"prompt: {prompt}\nbefore: {before}\nafter:  {after}"
@@ -139,15 +151,21 @@ def _answers(block: blocks.Answers) -> str:
 
 
 def _step_text(step: Station) -> str:
-    """A step of a history, or a link with its hash, as one line."""
-    if step.code:
+    """A step of a history, or a link of the provenance, as one line.
+
+    Such as "r-1 (grpo on sums@3f2a): better", or "data: 1 file, `91bc03d2f7aa`".
+    """
+    if step.code:  # only a link has a hash
         return f"{_escaped(step.name)}: {_escaped(step.detail)}, `{step.code}`"
     detail = f" ({_escaped(step.detail)})" if step.detail else ""
     return _escaped(step.name) + detail + (f": {step.verdict}" if step.verdict else "")
 
 
 def _line_text(line: blocks.Line) -> str:
-    """Text, code and tags as one line of Markdown; a tag is followed by a colon."""
+    """Text, code and tags as one line of Markdown, such as "passed: The audit found nothing."
+
+    Code stands in backticks, and a tag is followed by a colon.
+    """
     text = ""
     for part in line:
         if isinstance(part, blocks.Code):
@@ -158,8 +176,10 @@ def _line_text(line: blocks.Line) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Untrusted text for one line of Markdown: without markup and line breaks, and safe in a table
-    cell."""
+    """Untrusted text for one line of Markdown.
+
+    Its markup has no effect, line breaks become blanks, and it is safe in a table cell.
+    """
     return " ".join(_escaped_part(text).split())
 
 
@@ -168,10 +188,10 @@ def _escaped_part(text: str) -> str:
 
 
 def _joined_under_limit(texts: Sequence[str]) -> str:
-    """The texts joined under the limit of length.
+    """The texts joined, under the limit of length.
 
-    The first text that does not fit ends the result: its beginning is shown where there is enough
-    room (always for the first text), and the sections left out are named.
+    The first text that does not fit is the last one shown: its beginning is, if there is enough
+    room, and always that of `texts[0]`. It and all later texts are named in a closing sentence.
     """
     joined = ""
     for index, text in enumerate(texts):
@@ -179,6 +199,7 @@ def _joined_under_limit(texts: Sequence[str]) -> str:
         if len(text) > room:
             if index == 0 or room > _WORTH_CUTTING:
                 joined += _whole_lines(text, room)
+            # Each text begins with its heading.
             names = [left_out.partition("\n")[0].lstrip("# ") for left_out in texts[index:]]
             return joined + f"\n\nLeft out for length: {', '.join(names)[:100]}.\n"
         joined += ("\n\n" if joined else "") + text
@@ -186,8 +207,10 @@ def _joined_under_limit(texts: Sequence[str]) -> str:
 
 
 def _whole_lines(text: str, room: int) -> str:
-    """As many whole lines as `room` characters hold. It stops before a code fence, which would stay
-    open."""
+    """The first lines of a text, as many as `room` characters hold.
+
+    It stops before a code fence, which might not be closed within the room.
+    """
     lines = ["", ""]  # a blank line before the text
     for line in text.split("\n"):
         room -= len(line) + 1

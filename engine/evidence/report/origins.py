@@ -24,7 +24,9 @@ _HASH = 64  # digits of a sha256; longer values are cut
 
 def audit(dossier: Dossier) -> Section | None:
     """The section on the reward audit: what the environment pays for answers that solve nothing.
-    None where it was not audited."""
+
+    None where the environment was not audited.
+    """
     audit_result = dossier.audit
     if audit_result is None:
         return None
@@ -69,6 +71,7 @@ def audit_facts(dossier: Dossier, audit_result: Audit) -> list[tuple[str, str]]:
     Fields that the audit did not write are left out: older audits looked at less.
     """
     facts = []
+    # Only fields that the audit wrote are in `model_fields_set`; others have a default.
     if "share" in audit_result.model_fields_set:
         facts.append(
             (
@@ -101,8 +104,10 @@ def audit_facts(dossier: Dossier, audit_result: Audit) -> list[tuple[str, str]]:
 
 
 def _fresh_fact(name: str, scores: Mapping[str, object]) -> list[tuple[str, str]]:
-    """A fact on answers that a fresh process rewarded differently, as a list; empty where none were
-    scored again."""
+    """A fact (name, value) on answers that a fresh process rewarded differently, as a list.
+
+    `scores` is a stored rescoring. [] where no answers were scored again.
+    """
     if not scores.get("scored"):
         return []
     difference_text = f"{differing(scores)} of {scores['scored']} earn another reward"
@@ -116,7 +121,8 @@ def contamination(dossier: Dossier) -> Section | None:
     overlap = dossier.contamination
     if not overlap.headline:
         return None
-    leaked_count, left_out_note = len(overlap.leaked), ""
+    leaked_count = len(overlap.leaked)
+    left_out_note = ""
     if leaked_count:
         tasks = "1 task is" if leaked_count == 1 else f"{leaked_count} tasks are"
         left_out_note = f" {tasks} left out of the verdict: the rows teach them."
@@ -194,15 +200,19 @@ def settings(dossier: Dossier) -> Section | None:
 def lineage(dossier: Dossier) -> Section:
     """The section on the runs this one descends from, or on the models that were evaluated."""
     if dossier.row.kind == "train":
-        steps, lead = blocks.Steps(dossier.lineage, "way"), "From the base model to this run."
+        steps = blocks.Steps(dossier.lineage, "way")
+        lead = "From the base model to this run."
         return Section("Where it comes from", "Lineage", [steps], [lead])
-    steps, lead = blocks.Steps(dossier.lineage, "flat"), "These models, in this evaluation."
+    steps = blocks.Steps(dossier.lineage, "flat")
+    lead = "These models, in this evaluation."
     return Section("What was evaluated", "Evaluated", [steps], [lead])
 
 
 def provenance(dossier: Dossier) -> Section | None:
-    """The section on the sealed links, each of which contains the hash of the one before; None
-    where nothing was sealed."""
+    """The section on the sealed links, each of which contains the hash of the one before.
+
+    None where nothing was sealed.
+    """
     chain = dossier.provenance
     if chain is None or not chain.links:
         return None
@@ -214,19 +224,21 @@ def provenance(dossier: Dossier) -> Section | None:
         Code(f"honesmith verify {dossier.row.run_id}"),
         " reads every file again and names what was changed.",
     )
-    before = ("Sealed when it was done: each link carries the one before it. ", *verify)
-    after = ("Head: ", Code(chain.head), ". ", *verify)
-    parts = [
-        blocks.Paragraph(before, "lead chainlead", only="page"),
+    line_on_page = ("Sealed when it was done: each link carries the one before it. ", *verify)
+    line_in_markdown = ("Head: ", Code(chain.head), ". ", *verify)
+    section_blocks = [
+        blocks.Paragraph(line_on_page, "lead chainlead", only="page"),
         blocks.Steps(links, "chain"),
-        blocks.Paragraph(after, only="markdown"),
+        blocks.Paragraph(line_in_markdown, only="markdown"),
     ]
-    return Section("", "Chain", parts)
+    return Section("", "Chain", section_blocks)
 
 
 def hashes(dossier: Dossier) -> Section | None:
-    """The section with the hashes of what the run used and the versions of what ran it; None where
-    neither is known."""
+    """The section with the hashes of what the run used, and the versions of what ran it.
+
+    None where neither is known.
+    """
     manifest = dossier.manifest
     versions = [(str(name), str(value)) for name, value in (manifest.get("versions") or {}).items()]
     hardware = manifest.get("hardware")
@@ -249,7 +261,11 @@ def hashes(dossier: Dossier) -> Section | None:
 
 
 def card_head(dossier: Dossier) -> str:
-    """The first sentence of a model card: what the model is and when it was made."""
+    """The first sentence of a model card: what the model is and when it was made.
+
+    For example "A LoRA adapter trained by grpo from pebble on the environment sums@3f2a,
+    2026-03-01."
+    """
     row = dossier.row
     when = time.strftime("%Y-%m-%d", time.gmtime(row.ended or row.created))
     if row.kind != "train":
@@ -266,6 +282,7 @@ def training(dossier: Dossier) -> Section | None:
     if row.kind != "train":
         return None
     seed = config.settings.seed if isinstance(config, TrainConfig) else None
+    # The manifest says what the trainer used, which counts more than what was asked for.
     facts = [
         ("algorithm", row.algorithm),
         ("started from", dossier.started_from),
@@ -283,8 +300,10 @@ def training(dossier: Dossier) -> Section | None:
 
 
 def use(dossier: Dossier) -> Section | None:
-    """The section of a model card on serving and exporting the model; None where there is no
-    checkpoint."""
+    """The section of a model card on serving and exporting the model.
+
+    None for an evaluation, and where there is no checkpoint.
+    """
     if dossier.row.kind != "train" or dossier.run.latest_checkpoint() is None:
         return None
     best = "@best" if dossier.run.resolve_checkpoint("best") else ""

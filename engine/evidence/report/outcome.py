@@ -15,11 +15,13 @@ _EXAMPLES = 2  # tasks gained, and as many lost, that Markdown shows too
 def headline(dossier: Dossier) -> tuple[str, str]:
     """(the word over the report, the name of the page's colour).
 
-    The word is the verdict, or the state of a run that failed, was cancelled or goes on, or
-    "Evaluated" for an evaluation of one model. The colour is named after the verdict, or is
-    "failed" or "running".
+    Depending on the run:
+        failed, cancelled or still going on: its state; the colour is "failed" or "running".
+        an evaluation of one model: "Evaluated"; the colour is "running".
+        any other: its verdict, such as "No difference"; the colour is "no_difference".
     """
-    row, word = dossier.row, dossier.verdict.word
+    row = dossier.row
+    word = dossier.verdict.word
     if row.state in ("failed", "cancelled"):
         return row.state.capitalize(), "failed"
     if row.state not in TERMINAL:
@@ -31,7 +33,8 @@ def headline(dossier: Dossier) -> tuple[str, str]:
 
 def verdict(dossier: Dossier) -> Section:
     """The section with the verdict's sentence, the change with its interval, and remarks."""
-    (word, _), comparison = headline(dossier), dossier.comparison
+    word, _ = headline(dossier)
+    comparison = dossier.comparison
     section_blocks: list[Block] = [
         blocks.Paragraph([_summary(dossier, word)], "said", only="page"),
         blocks.Paragraph([dossier.verdict.summary], only="markdown"),
@@ -39,7 +42,7 @@ def verdict(dossier: Dossier) -> Section:
     if dossier.note:
         section_blocks.append(blocks.Paragraph([clip(dossier.note, 600)], "note", only="page"))
     if comparison and comparison.measure and comparison.outcome.diff is not None:
-        section_blocks.append(_effect(comparison, comparison.measure))
+        section_blocks.append(_effect_figure(comparison, comparison.measure))
         figures = _figures(dossier, comparison, comparison.measure)
         heads = ("", "value", "95 % interval, or why")
         section_blocks.append(blocks.Table(heads, figures, style="figures"))
@@ -50,8 +53,10 @@ def verdict(dossier: Dossier) -> Section:
 
 
 def _summary(dossier: Dossier, word: str) -> str:
-    """The verdict's sentence for the page, without its first word, which is the headline there. A
-    run that goes on has no verdict yet; then the reason."""
+    """The verdict's sentence for the page, without `word`, which is the headline there.
+
+    A run that goes on has no verdict yet; the sentence then says why.
+    """
     verdict = dossier.verdict
     if dossier.row.state not in TERMINAL:
         text = f"No verdict yet: {verdict.comparison.reason or 'the run goes on'}."
@@ -67,9 +72,10 @@ def sentence_case(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _effect(comparison: Comparison, measure: Measure) -> blocks.Figure:
+def _effect_figure(comparison: Comparison, measure: Measure) -> blocks.Figure:
     """The change with its interval as a drawing; the caption says what counts as no difference."""
-    outcome, is_share = comparison.outcome, measure == "success"
+    outcome = comparison.outcome
+    is_share = measure == "success"
     low, value, high = (number or 0.0 for number in (outcome.low, outcome.diff, outcome.high))
     effect = charts.Effect(low, value, high, outcome.margin, is_share, measure == "loss")
     label = f"Change {charts.signed(value, is_share)}, 95 % interval"
@@ -87,8 +93,11 @@ def _effect(comparison: Comparison, measure: Measure) -> blocks.Figure:
 def _figures(
     dossier: Dossier, comparison: Comparison, measure: Measure
 ) -> list[tuple[str, str, str]]:
-    """(name, value, remark) rows: the level before and after, and how far the comparison can be
-    trusted."""
+    """The numbers of the comparison, as rows of (name, value, remark).
+
+    The rows are the level before, the level after, the number of tasks, the p value and the
+    smallest change that would show. A level that was not measured has no row.
+    """
     outcome, sides = comparison.outcome, dossier.sides
     names = (sides.before_name, sides.after_name) if sides else ("before", "after")
     numbers = []
@@ -104,7 +113,7 @@ def _figures(
             )
     p = outcome.p if outcome.p is not None else 1.0  # without a test nothing speaks for a change
     smallest_change = show_change(outcome.detectable, measure).removeprefix("+")
-    method = outcome.method.partition(",")[0]
+    method = outcome.method.partition(",")[0]  # the test, without the kind of interval
     half_note = "reported on the half that chose nothing" if sides and sides.half == TEST else ""
     return [
         *numbers,
@@ -123,8 +132,11 @@ def _span(low: float | None, high: float | None, measure: Measure) -> str:
 
 
 def _notes(dossier: Dossier) -> list[Note]:
-    """Remarks on a run: why it ended, what to do next, what was expected, warnings about the
-    verdict, alerts."""
+    """Remarks on a run, where they apply.
+
+    In this order: why it ended, what to do next, what was expected beforehand, warnings about the
+    verdict, alerts.
+    """
     row, verdict = dossier.row, dossier.verdict
     notes = []
     if row.reason or row.state in ("failed", "cancelled"):
@@ -142,16 +154,16 @@ def _notes(dossier: Dossier) -> list[Note]:
         expected = verdict.training.expected.replace("_", " ")
         outcome = outcomes[verdict.training.as_expected]
         notes.append(Note(f"Expected beforehand: {expected}; {outcome}.", "plain"))
+    # The summary already contains some of the warnings, such as forgotten skills.
     notes += [Note(text) for text in verdict.warnings if text not in verdict.summary]
     alerts = dossier.alerts[:_ALERTS]
     return notes + [Note(f"Alert: {one_line(message, 300)}") for message in alerts]
 
 
 def models(dossier: Dossier) -> Section | None:
-    """The section with the models of an evaluation: each level, and the verdict against the first
-    model.
+    """The section with the models of an evaluation: each level, and the verdict against the first.
 
-    None for a training run, where there is no measure to show as a level, or no interval.
+    None for a training run, for a loss, and where nothing was scored.
     """
     evaluation, measure = dossier.verdict.evaluation, dossier.verdict.comparison.measure
     if evaluation is None or measure is None or measure == "loss":
@@ -166,7 +178,8 @@ def models(dossier: Dossier) -> Section | None:
     comparison_by_model = {contest.model: contest.comparison for contest in evaluation.comparisons}
     rows = []
     for model, level in levels:
-        value, (low, high) = level.rounded_value, level.interval
+        value = level.rounded_value
+        low, high = level.interval
         if value is None or low is None or high is None:
             continue
         comparison = comparison_by_model.get(model)
@@ -174,9 +187,11 @@ def models(dossier: Dossier) -> Section | None:
         change = show_change(comparison.difference, measure) if comparison else ""
         verdict_tag = Tag(comparison.outcome.verdict) if comparison else ""
         interval = blocks.Cell(drawing=bar, note=_span(low, high, measure))
-        counts = (str(level.tasks), str(level.errors))
+        task_and_error_counts = (str(level.tasks), str(level.errors))
         name = dossier.redact.text(model)
-        rows.append((name, show(value, measure), interval, change, verdict_tag, *counts))
+        rows.append(
+            (name, show(value, measure), interval, change, verdict_tag, *task_and_error_counts)
+        )
     heads = ("model", measure, "95 % interval", "change", "verdict", "tasks", "errors")
     styles = ("name", "num level", "bar", "num", "", "num rest", "num rest")
     lead = (
@@ -188,8 +203,10 @@ def models(dossier: Dossier) -> Section | None:
 
 
 def tasks(dossier: Dossier) -> Section | None:
-    """The section on how many tasks were gained, lost and unchanged. None without a comparison, and
-    for a loss, which no task gains or loses."""
+    """The section on how many tasks were gained, lost and unchanged.
+
+    None without a comparison, and for a loss, where no task counts as gained or lost.
+    """
     comparison = dossier.comparison
     if comparison is None or comparison.outcome.diff is None or comparison.measure == "loss":
         return None
@@ -210,9 +227,12 @@ def tasks(dossier: Dossier) -> Section | None:
 
 
 def _solved_twice(dossier: Dossier) -> int | None:
-    """How many tasks were solved before and after. None where tasks have several attempts, since
-    then solved is a matter of degree."""
+    """How many tasks were solved both before and after.
+
+    None where a task has several attempts, some of which may be right and others wrong.
+    """
     sides = dossier.sides
+    # As many rows as tasks means one attempt at each.
     if sides is None or len({row.task for row in sides.before}) != len(sides.before):
         return None
     before, after = (
@@ -223,8 +243,10 @@ def _solved_twice(dossier: Dossier) -> int | None:
 
 
 def answers(dossier: Dossier) -> Section | None:
-    """The section with some tasks whose result changed, and both answers to them. None without such
-    tasks."""
+    """The section with some tasks whose result changed, and both answers to them.
+
+    None without such tasks, and for a loss, where there are no answers.
+    """
     sides, flips = dossier.sides, dossier.flips
     if sides is None or (dossier.comparison and dossier.comparison.measure == "loss"):
         return None

@@ -14,11 +14,10 @@ _ROWS = 14  # metrics in the table of the Markdown report
 
 
 def curves(dossier: Dossier) -> blocks.Section | None:
-    """The section with held-out results and metrics over the run, None where there is nothing to
-    show.
+    """The section with held-out results and metrics over the run; None with nothing to show.
 
-    The page draws them; Markdown shows each metric's first, last, lowest and highest value and a
-    tiny curve of text.
+    The page draws them. Markdown has a table with the first, last, lowest and highest value of each
+    metric, and a tiny curve of text characters.
     """
     main_chart = _main_chart(dossier)
     section_blocks: list[blocks.Block] = [main_chart] if main_chart else []
@@ -37,8 +36,10 @@ def curves(dossier: Dossier) -> blocks.Section | None:
 
 
 def _held_out_line(dossier: Dossier) -> str:
-    """What the held-out tasks decide in this run, and how often they were used to choose something
-    before."""
+    """What the held-out tasks decide in this run, and how often they were used to choose so far.
+
+    How often they were used is left out where it is not known, or where they never were.
+    """
     choosing_half = choosing(dossier.run)
     half_text = (
         f" ({choosing_half.tasks} of {choosing_half.of}, which the curves below are of)"
@@ -66,7 +67,8 @@ def _main_chart(dossier: Dossier) -> blocks.Panel | None:
 
     None with fewer than two evaluations, or without a held-out metric.
     """
-    checked, name = dossier.checked, _held_out_name(dossier)
+    checked = dossier.checked
+    name = _held_out_name(dossier)
     if len(checked) < 2 or not name:
         return None
     reported_marks = _reported_marks(dossier)
@@ -96,8 +98,11 @@ def _main_chart(dossier: Dossier) -> blocks.Panel | None:
 
 
 def _reported_marks(dossier: Dossier) -> list[tuple[float, float, float, float]]:
-    """(step, low, value, high) on the half of the tasks that is reported: at step 0 and at the best
-    step. Empty where no halves were made."""
+    """The results on the half of the tasks that is reported, as (step, low, value, high).
+
+    There is one at step 0 and one at the best step. [] where the tasks have no halves, and before a
+    checkpoint was evaluated.
+    """
     comparison, sides = dossier.comparison, dossier.sides
     if comparison is None or sides is None or sides.half != TEST or sides.step is None:
         return []
@@ -109,7 +114,10 @@ def _reported_marks(dossier: Dossier) -> list[tuple[float, float, float, float]]
 
 
 def _held_out_name(dossier: Dossier) -> str:
-    """The held-out metric that the verdict is about, else the first measured; "" without any."""
+    """The name of the held-out metric that the verdict is about, such as "heldout_success".
+
+    Without a verdict the first metric that was measured; "" without any.
+    """
     measure = dossier.comparison.measure if dossier.comparison else None
     if measure:
         return f"heldout_{measure}"
@@ -120,7 +128,10 @@ def _held_out_name(dossier: Dossier) -> str:
 
 
 def _small_charts(dossier: Dossier) -> list[blocks.Panel]:
-    """A small chart, with its meaning, for each main metric that is not drawn large already."""
+    """A small chart, with its meaning, for each main metric that is not drawn large already.
+
+    At most `_SMALL_CHARTS` of them. A metric with fewer than two values gets none.
+    """
     drawn_already = {_held_out_name(dossier), "heldout_reward"}
     names = [name for name in dossier.metrics.columns if name not in drawn_already]
     panels = []
@@ -138,14 +149,17 @@ def _small_charts(dossier: Dossier) -> list[blocks.Panel]:
 
 
 def _meaning_of_other(name: str) -> str:
-    """What a metric means that the engine does not define: one of the environment."""
+    """What a metric means that the engine does not define: it comes from the environment."""
     if name.startswith("heldout_"):
         return f"{name.removeprefix('heldout_')}, on the held-out tasks that choose."
     return "A metric of the environment."
 
 
 def _curve_rows(dossier: Dossier) -> list[Sequence[str]]:
-    """A row per main metric: name, first, last, lowest and highest value, curve as text."""
+    """A row per main metric: its name, first, last, lowest and highest value, and curve as text.
+
+    A metric with fewer than two values has no row.
+    """
     rows = []
     for name in main_columns(dossier.metrics.columns, _ROWS):
         values = [value for _, value in dossier.metrics.curve(name)]

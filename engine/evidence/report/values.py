@@ -10,8 +10,11 @@ def duration(hours: float) -> str:
 
 
 def value_text(value: object) -> str:
-    """A setting or a number as text: four digits for floats, yes or no for booleans, "none" for
-    None and empty lists."""
+    """A setting or a number as text.
+
+    Floats get four digits, booleans become yes or no, None and empty lists become "none". The items
+    of a list are joined by commas.
+    """
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):

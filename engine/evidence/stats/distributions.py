@@ -53,13 +53,14 @@ def t_cdf(t: float, df: float) -> float:
 def t_quantile(p: float, df: float) -> float:
     """The t with P(T <= t) = p for Student's t with `df` degrees of freedom, 0 < p < 1.
 
-    Found by bisection on `t_cdf`, as exactly as a float can say it.
+    Found by bisection on `t_cdf`, to the precision of a float.
     """
     if p == 0.5:
         return 0.0
     if p < 0.5:
         return -t_quantile(1.0 - p, df)
     low, high = 0.0, 1.0
+    # Double the upper bound until the quantile lies between `low` and `high`.
     while t_cdf(high, df) < p:
         low, high = high, high * 2.0
     for _ in range(200):  # a bound only: neighbouring floats are reached after some sixty halvings
@@ -86,6 +87,7 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
     front = math.exp(
         math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
     )
+    # Below this bound the fraction for I_x(a, b) converges fast.
     if x < (a + 1.0) / (a + b + 2.0):
         return front * _beta_fraction(a, b, x) / a
     return 1.0 - front * _beta_fraction(b, a, 1.0 - x) / b
@@ -94,7 +96,7 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
 def _beta_fraction(a: float, b: float, x: float) -> float:
     """The continued fraction of I_x(a, b), evaluated by the modified Lentz method.
 
-    Stops when a round changes nothing any more (within 1e-15), or after 500 rounds.
+    Stops when a round changes the value by less than 1e-15 of it, or after 500 rounds.
     """
     tiny = 1e-300  # takes the place of a denominator of 0, as the method asks
     c = 1.0

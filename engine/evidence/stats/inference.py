@@ -1,4 +1,4 @@
-"""The statistics behind a verdict: paired by task, honest about what N can show.
+"""The statistics behind a verdict, paired by task.
 
 Rates get Wilson intervals. Two models on the same tasks are compared pair by pair: McNemar's
 mid-p test and Tango's score interval for one yes/no answer per task, a bootstrap over tasks for
@@ -34,7 +34,7 @@ VERDICTS: tuple[Word, ...] = ("better", "worse", "no_difference", "inconclusive"
 
 @dataclass(frozen=True)
 class Interval:
-    """A confidence interval."""
+    """A confidence interval from `low` to `high`."""
 
     low: float
     high: float
@@ -45,11 +45,11 @@ class Interval:
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether 0 lies outside; an end within rounding of 0 counts as 0."""
+        """Whether 0 lies outside the interval; an end within `NEGLIGIBLE` of 0 counts as 0."""
         return self.low > NEGLIGIBLE or self.high < -NEGLIGIBLE
 
     def with_zero(self) -> "Interval":
-        """The interval, extended to 0 where it does not reach it."""
+        """The interval, extended so that it contains 0; unchanged where it does already."""
         return Interval(min(self.low, 0.0), max(self.high, 0.0))
 
 
@@ -95,7 +95,8 @@ def mcnemar_midp(b: int, c: int) -> float:
     of the probability of the observed outcome. The exact test is needlessly strict at small
     counts; the mid-p keeps close to the nominal level (Fagerland, Lydersen and Laake 2013).
     """
-    n, k = b + c, min(b, c)
+    n = b + c
+    k = min(b, c)
     if n == 0:
         return 1.0
     return min(1.0, 2.0 * binomial_cdf(k, n, 0.5) - math.exp(log_binomial(k, n, 0.5)))
@@ -112,6 +113,7 @@ def tango_interval(b: int, c: int, n: int, confidence: float = 0.95) -> Interval
         return Interval(-1.0, 1.0)
     z = normal_quantile(0.5 + confidence / 2.0)
     observed = (b - c) / n
+    # Where all tasks were lost (or gained) the bound is the end of the scale: nothing to search.
     low = -1.0 if c == n else _score_bound(b, c, n, z, -1.0, observed)
     high = 1.0 if b == n else _score_bound(b, c, n, -z, observed, 1.0)
     return Interval(low, high)
@@ -123,19 +125,24 @@ def _tango_score(b: int, c: int, n: int, delta: float) -> float:
     `b` of `n` tasks were gained, `c` lost. `lost_rate` is the maximum likelihood estimate of the
     share of lost tasks under that hypothesis, the root of a quadratic equation.
     """
+    # The quadratic equation is 2 n x^2 + linear x + constant = 0.
     linear = -(b + c) + (2 * n - b + c) * delta
     constant = -c * delta * (1.0 - delta)
     root = math.sqrt(max(0.0, linear * linear - 8.0 * n * constant))
     lost_rate = max(0.0, (root - linear) / (4.0 * n))
     variance = n * (2.0 * lost_rate + delta * (1.0 - delta))
     gap = b - c - n * delta
-    if variance <= 0.0:
+    if variance <= 0.0:  # the hypothesis allows a single result: this one, or it is impossible
         return 0.0 if gap == 0.0 else math.copysign(math.inf, gap)
     return gap / math.sqrt(variance)
 
 
 def _score_bound(b: int, c: int, n: int, z: float, low: float, high: float) -> float:
-    """The delta in [low, high] whose score is `z`, by bisection: the score falls as delta grows."""
+    """The difference in [low, high] at which Tango's score is `z`.
+
+    Found by bisection, because the score falls as the difference grows. `b` of `n` tasks were
+    gained, `c` lost.
+    """
     for _ in range(60):  # halves the interval down to the precision of a float
         middle = 0.5 * (low + high)
         if _tango_score(b, c, n, middle) > z:
@@ -158,13 +165,17 @@ def paired_bootstrap(
     no new tasks. The percentile interval is widened to what Student's t asks for at this number of
     tasks (the expanded percentile interval, Hesterberg 2015), and p comes from the same scale.
 
+    Where all tasks differ by the same amount there is nothing to resample. Both ends of the
+    interval are then that amount, and p is 0; p is 1 for a single task or an amount of 0.
+
     Args:
         diffs_by_task: task id -> one difference per attempt, at least one.
-        seed: of the resampling; the result is the same for the same seed in whatever order the
-            tasks come.
+        seed: of the resampling. The same seed gives the same result in whatever order the tasks
+            come.
+        confidence: coverage of the interval, 0.95 for a 95 % interval.
+        resamples: how many means are drawn.
 
-    Where all tasks differ by the same amount there is nothing to resample: the interval is that
-    amount, and p is 0, or 1 for a single task or an amount of 0. Raises ValueError on no tasks.
+    Raises ValueError without tasks.
     """
     means = [
         math.fsum(diffs_by_task[task]) / len(diffs_by_task[task]) for task in sorted(diffs_by_task)
@@ -177,14 +188,18 @@ def paired_bootstrap(
         p_without_spread = 0.0 if n > 1 and centre else 1.0
         return Bootstrap(centre, centre, centre, p_without_spread)
     draw = random.Random(seed).choices
-    resampled = sorted(sum(draw(means, k=n)) / n for _ in range(resamples))
-    widen = math.sqrt(n / (n - 1))
-    tail = _normal_tail(t_quantile(0.5 + confidence / 2.0, n - 1) * widen)
-    low, high = _quantile(resampled, tail), _quantile(resampled, 1.0 - tail)
-    below = sum(value < 0.0 for value in resampled) + 0.5 * sum(value == 0.0 for value in resampled)
+    drawn_means = sorted(sum(draw(means, k=n)) / n for _ in range(resamples))
+    widening = math.sqrt(n / (n - 1))
+    # The share of resamples beyond each end of the widened interval.
+    tail = _normal_tail(t_quantile(0.5 + confidence / 2.0, n - 1) * widening)
+    low, high = _quantile(drawn_means, tail), _quantile(drawn_means, 1.0 - tail)
+    # A resample of exactly 0 counts half to each side.
+    below_zero = sum(mean < 0.0 for mean in drawn_means) + 0.5 * sum(
+        mean == 0.0 for mean in drawn_means
+    )
     # At least half a resample on each side of 0: a finite number of them cannot show a p of 0.
-    share = min(max(below, 0.5), resamples - 0.5) / resamples
-    t = normal_quantile(share) / widen
+    share_below = min(max(below_zero, 0.5), resamples - 0.5) / resamples
+    t = normal_quantile(share_below) / widening
     p = min(1.0, 2.0 * t_cdf(-abs(t), n - 1))
     return Bootstrap(centre, low, high, p)
 
@@ -205,19 +220,24 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
 def smallest_detectable_gap(
     n: int, discordant: int, *, alpha: float = ALPHA, power: float = POWER
 ) -> float:
-    """The smallest difference of two paired rates that `n` tasks would show with `power`.
+    """The smallest difference of two paired rates that `n` tasks would show.
 
-    `discordant` is how many of the tasks came out differently; one more is added so that a
-    sample without any does not promise to see everything. Solves Miettinen's sample size formula
-    (1968; Connor 1987) for the gap, by bisection; 1.0 when even a complete reversal would not show.
+    Solves Miettinen's sample size formula (1968; Connor 1987) for the gap, by bisection. 1.0 where
+    even a complete reversal would not show.
+
+    Args:
+        discordant: how many of the tasks came out differently. One more is added, so that a sample
+            without any does not promise to see everything.
+        alpha: level of the test.
+        power: the probability with which the difference would be found.
     """
     if n <= 0:
         return 1.0
     share = (discordant + 1) / (n + 1)
-    # With k tasks gained and none lost the p value is 0.5**k: fewer can never be significant.
+    # With k tasks gained and none lost the mid-p value is 0.5**k: fewer are never significant.
     least_gap = math.ceil(math.log(alpha) / math.log(0.5)) / n
     low, high = 0.0, 1.0
-    for _ in range(60):
+    for _ in range(60):  # halves the interval down to the precision of a float
         middle = 0.5 * (low + high)
         if _tasks_for_power(middle, max(share, middle), alpha, power) > n:
             low = middle
@@ -239,7 +259,7 @@ def tasks_needed(
     """
     if gap <= 0.0:
         raise ValueError("no number of tasks shows a gap of 0")
-    # Less a rounding error, so that an exact number of tasks is not rounded up to the next.
+    # 1e-9 is subtracted so that a rounding error does not raise a whole number to the next one.
     return math.ceil(_tasks_for_power(gap, max(discordant_share, gap), alpha, power) - 1e-9)
 
 
@@ -258,9 +278,12 @@ def _tasks_for_power(gap: float, share: float, alpha: float, power: float) -> fl
 def smallest_detectable_mean(
     n: int, sd: float, *, alpha: float = ALPHA, power: float = POWER
 ) -> float:
-    """The smallest mean paired difference that `n` tasks would show with `power`.
+    """The smallest mean paired difference that `n` tasks would show; inf for fewer than two tasks.
 
-    `sd` is the standard deviation of the differences over tasks. inf for fewer than two tasks.
+    Args:
+        sd: standard deviation of the differences over tasks.
+        alpha: level of the test.
+        power: the probability with which the difference would be found.
     """
     if n <= 1:
         return math.inf
@@ -270,13 +293,18 @@ def smallest_detectable_mean(
 def mcnemar_power(n: int, gap: float, discordant_share: float, *, alpha: float = ALPHA) -> float:
     """The chance that the mid-p test on `n` tasks finds a true gain of `gap`.
 
-    Computed exactly, as a sum over every number of discordant tasks that is not negligible.
-    `discordant_share` is the share of tasks that come out differently; at least `gap` is assumed.
+    Computed exactly, as a sum over the numbers of discordant tasks that are likely enough to
+    matter. 0 without tasks, or where no task comes out differently.
+
+    Args:
+        gap: the true difference of the two rates.
+        discordant_share: share of the tasks that come out differently; at least `gap` is assumed.
+        alpha: level of the test.
     """
     share = max(discordant_share, gap)
     if share <= 0.0 or n <= 0:
         return 0.0
-    gain_rate = (share + gap) / (2.0 * share)  # of the discordant tasks
+    gain_rate = (share + gap) / (2.0 * share)  # the part of the discordant tasks that are gains
     # Seven standard deviations around the expected number: what lies outside is negligible.
     spread = 7.0 * math.sqrt(n * share * (1.0 - share)) + 1.0
     first, last = max(0, int(n * share - spread)), min(n, int(n * share + spread) + 1)
@@ -292,9 +320,10 @@ def mcnemar_power(n: int, gap: float, discordant_share: float, *, alpha: float =
 def _critical_losses(pairs: int, alpha: float) -> int:
     """The most losses among `pairs` discordant tasks with which a gain is still significant.
 
-    By the mid-p at level `alpha`; -1 where it is not significant even without a loss.
+    Significant means that the mid-p is below `alpha`. -1 where not even a gain without any loss is.
     """
-    below, most_losses = 0.0, -1
+    below = 0.0  # the probability of fewer than k losses
+    most_losses = -1
     for k in range(pairs // 2 + 1):
         weight = math.exp(log_binomial(k, pairs, 0.5))
         if 2.0 * below + weight >= alpha:
@@ -305,7 +334,7 @@ def _critical_losses(pairs: int, alpha: float) -> int:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's (1979) adjusted p values, in the order of `p_values`."""
+    """The p values of several tests, corrected by Holm (1979) for being several, in their order."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     adjusted = [0.0] * len(p_values)
     largest = 0.0  # an adjusted p is never below that of a smaller p
@@ -323,8 +352,9 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
     """
     if not 1 <= k <= n:
         raise ValueError(f"pass@{k} needs at least {k} attempts, there are {n}")
-    if n - correct < k:
+    if n - correct < k:  # any k of these attempts contain a right one
         return 1.0
+    # 1 - C(n - correct, k) / C(n, k), by logarithms because the counts can be huge.
     return 1.0 - math.exp(math.fsum(math.log1p(-k / i) for i in range(n - correct + 1, n + 1)))
 
 
@@ -350,17 +380,17 @@ class Side:
 
 @dataclass(frozen=True)
 class PairedVerdict:
-    """What a paired comparison says, with everything needed to doubt it.
-
-    The numbers are None where nothing was compared.
+    """What a paired comparison says, with the numbers behind it; None where nothing was compared.
 
     Attributes:
+        verdict: one word, see `paired_verdict`.
         reason: why there is no verdict, or why it is weaker than its numbers; else "".
         before, after: the means over the paired tasks.
         diff: after - before; `low` and `high` are the ends of its interval.
         p: of the test that there is no difference.
         n: how many tasks were paired; `unpaired` had values on one side only.
         detectable: the smallest difference that this many tasks would show.
+        method: the test and the interval that were used, in words.
         margin: how small a difference counts as none.
         errors: failed scorings before and after.
         gained, lost: ids of the tasks that became better or worse, the largest change first.
@@ -401,8 +431,8 @@ def paired_verdict(
         inconclusive: neither of these, or too few tasks for a bootstrap.
         unknown: no task has values on both sides, or more than 5 % of the scorings failed.
 
-    The interval never says more than the test: where it would exclude 0 and the test is not
-    significant, it is extended to 0. Its coverage can only grow by that.
+    Where the interval excludes 0 but the test is not significant, the interval is extended to 0, so
+    that the two agree. Its coverage can only grow by that.
 
     Args:
         higher_is_better: False for losses.
@@ -412,12 +442,13 @@ def paired_verdict(
         seed: of the bootstrap.
     """
     shared = sorted(task for task in before.values if task in after.values)
+    # A side may list a task without any value.
     shared = [task for task in shared if before.values[task] and after.values[task]]
     tasks_of_either = {task for side in (before, after) for task in side.values}
-    facts = _Facts(len(shared), len(tasks_of_either) - len(shared), (before.errors, after.errors))
-    refusal = _reason_for_no_verdict(before, after, facts)
+    counts = _Counts(len(shared), len(tasks_of_either) - len(shared), (before.errors, after.errors))
+    refusal = _reason_for_no_verdict(before, after, counts)
     if refusal:
-        return facts.verdict("unknown", refusal)
+        return counts.verdict_without_test("unknown", refusal)
     old_means = {task: _mean(before.values[task]) for task in shared}
     new_means = {task: _mean(after.values[task]) for task in shared}
     if all(value in (0.0, 1.0) for side in (old_means, new_means) for value in side.values()):
@@ -428,6 +459,7 @@ def paired_verdict(
         method = f"{test.method}, drawn to 0 with the test"
         test = replace(test, interval=test.interval.with_zero(), method=method)
     sign = 1.0 if higher_is_better else -1.0
+    # The largest change first; tasks with equal changes by id, so that the order never varies.
     by_change = sorted(shared, key=lambda task: (-abs(new_means[task] - old_means[task]), task))
     # A change within 1e-12 is rounding.
     gains = tuple(task for task in by_change if sign * (new_means[task] - old_means[task]) > 1e-12)
@@ -435,7 +467,7 @@ def paired_verdict(
         task for task in by_change if sign * (new_means[task] - old_means[task]) < -1e-12
     )
     used_margin = test.span * MARGIN if margin is None else margin
-    verdict, reason = _word_of_test(test, sign, used_margin, facts.n, alpha)
+    verdict, reason = _word_of_test(test, sign, used_margin, counts.n, alpha)
     return PairedVerdict(
         verdict=verdict,
         reason=reason,
@@ -445,27 +477,33 @@ def paired_verdict(
         low=test.interval.low,
         high=test.interval.high,
         p=test.p,
-        n=facts.n,
+        n=counts.n,
         detectable=test.detectable,
         method=test.method,
         margin=used_margin,
-        unpaired=facts.unpaired,
-        errors=facts.errors,
+        unpaired=counts.unpaired,
+        errors=counts.errors,
         gained=gains,
         lost=losses,
     )
 
 
 @dataclass(frozen=True)
-class _Facts:
-    """How many tasks have values on both sides and on one only; failed scorings of each side."""
+class _Counts:
+    """What two sides have to compare.
+
+    Attributes:
+        n: tasks with values on both sides.
+        unpaired: tasks with values on one side only.
+        errors: failed scorings before and after.
+    """
 
     n: int
     unpaired: int
     errors: tuple[int, int]
 
-    def verdict(self, word: Word, reason: str) -> PairedVerdict:
-        """A verdict that has these counts and no statistics."""
+    def verdict_without_test(self, word: Word, reason: str) -> PairedVerdict:
+        """A verdict with these counts; all statistics are None."""
         return PairedVerdict(word, reason, n=self.n, unpaired=self.unpaired, errors=self.errors)
 
 
@@ -485,7 +523,7 @@ class _Test:
     span: float
 
 
-def _reason_for_no_verdict(before: Side, after: Side, facts: _Facts) -> str:
+def _reason_for_no_verdict(before: Side, after: Side, counts: _Counts) -> str:
     """Why there can be no verdict: failed scorings or no shared task; "" where there can be one."""
     for name, side in (("before", before), ("after", after)):
         if side.error_share > MAX_ERROR_SHARE:
@@ -493,7 +531,7 @@ def _reason_for_no_verdict(before: Side, after: Side, facts: _Facts) -> str:
                 f"scoring failed on {side.errors} of {side.attempts} attempts {name} "
                 f"({side.error_share:.0%}); above {MAX_ERROR_SHARE:.0%} there is no verdict"
             )
-    if facts.n == 0:
+    if counts.n == 0:
         return "no task was scored on both sides"
     return ""
 
@@ -526,9 +564,11 @@ def _mean_test(
     diffs = {task: [new[task] - old[task]] for task in old}
     boot = paired_bootstrap(diffs, seed, confidence=1.0 - alpha)
     values = [*old.values(), *new.values()]
-    span, n = max(values) - min(values), len(old)
+    span = max(values) - min(values)
+    n = len(old)
     variance = math.fsum((diff[0] - boot.mean) ** 2 for diff in diffs.values()) / max(1, n - 1)
-    # Where all tasks changed alike, count as if one more task had moved across the span.
+    # Where all tasks changed by the same amount, a spread of 0 would promise to detect anything:
+    # take the spread that one more task with a change of the whole span would bring.
     sd = math.sqrt(variance) or span / math.sqrt(n + 1)
     return _Test(
         diff=boot.mean,
@@ -547,6 +587,7 @@ def _word_of_test(
 
     `sign` is 1 where higher is better, else -1. The reason is "" where `n` is large enough.
     """
+    # McNemar's test holds for few tasks too; a bootstrap over them does not.
     if n < FEWEST_TASKS and not test.method.startswith("McNemar"):
         return "inconclusive", f"{n} tasks are too few to tell (at least {FEWEST_TASKS})"
     if test.p < alpha and test.interval.excludes_zero:
@@ -555,5 +596,5 @@ def _word_of_test(
 
 
 def _mean(values: Sequence[float]) -> float:
-    """The mean of one value or more."""
+    """The mean of `values`, at least one."""
     return math.fsum(values) / len(values)

@@ -54,24 +54,35 @@ Samples = Sequence[Sample]
 def learnability(groups: Sequence[Samples], group_size: int, max_tokens: int) -> ProbeResult:
     """What sampled answers say about training on these tasks, with advice.
 
-    The result holds the shares of tasks that teach, are too easy or too hard, pass@k, the expected
-    share of groups that teach for each group size, answer lengths, advice and a summary.
+    The result holds:
+        the shares of tasks that teach (their answers earned different rewards), that are too easy
+            and that are too hard, with intervals;
+        pass@k, and the expected share of groups that teach for each group size;
+        answer lengths, the shares of cut answers and of failed scores;
+        advice and a summary.
 
     Args:
         groups: one sequence of samples per task.
         group_size: how many samples were drawn per task.
         max_tokens: how many tokens an answer was allowed.
     """
-    scored = [[s for s in group if not s.error] for group in groups]
-    mixed = [group for group in scored if _rewards_differ(group)]
+    scored_groups = [[s for s in group if not s.error] for group in groups]
+    mixed_groups = [group for group in scored_groups if _rewards_differ(group)]
     # A task is called too easy or too hard only if none of its scores failed: the answers whose
     # scores fail are seldom those that are right.
-    uniform = [g for g in groups if g and not _rewards_differ(g) and not any(s.error for s in g)]
-    easy = sum(all(s.solved for s in g) for g in uniform)
-    counts = {"effective": len(mixed), "too_easy": easy, "too_hard": len(uniform) - easy}
+    uniform_groups = [
+        g for g in groups if g and not _rewards_differ(g) and not any(s.error for s in g)
+    ]
+    easy_count = sum(all(s.solved for s in g) for g in uniform_groups)
+    counts = {
+        "effective": len(mixed_groups),
+        "too_easy": easy_count,
+        "too_hard": len(uniform_groups) - easy_count,
+    }
     samples = [sample for group in groups for sample in group]
-    solved = [(len(g), sum(s.solved and not s.error for s in g)) for g in groups if g]
-    failed = sum(sample.error for sample in samples)
+    # (samples, solved samples) of each task; a failed score counts as not solved.
+    solve_counts = [(len(g), sum(s.solved and not s.error for s in g)) for g in groups if g]
+    failed_count = sum(sample.error for sample in samples)
     lengths = sorted(sample.tokens for sample in samples)
     result = ProbeResult(
         tasks=len(groups),
@@ -81,17 +92,19 @@ def learnability(groups: Sequence[Samples], group_size: int, max_tokens: int) ->
         too_hard=counts["too_hard"] / max(1, len(groups)),
         intervals={name: _ends(wilson(count, len(groups))) for name, count in counts.items()},
         pass_at_k={
-            str(k): _mean([pass_at_k(n, c, k) for n, c in solved if n >= k])
+            str(k): _mean([pass_at_k(n, c, k) for n, c in solve_counts if n >= k])
             for k in (1, 2, 4, 8, 16)
             if k <= group_size
         },
-        gradient_share={str(size): round(teaches(scored, size), 4) for size in GROUP_SIZES},
-        solved_counts=[c for _, c in solved],
+        gradient_share={
+            str(size): round(teaching_share(scored_groups, size), 4) for size in GROUP_SIZES
+        },
+        solved_counts=[c for _, c in solve_counts],
         reward_mean=_mean([sample.reward for sample in samples]),
         truncated_share=_mean([float(sample.cut) for sample in samples]),
-        error_share=failed / max(1, len(samples)),
-        failed_scores=FailedScores(failed=failed, of=len(samples)),
-        distinct_share=_mean([len({s.said for s in g}) / len(g) for g in scored if g]),
+        error_share=failed_count / max(1, len(samples)),
+        failed_scores=FailedScores(failed=failed_count, of=len(samples)),
+        distinct_share=_mean([len({s.said for s in g}) / len(g) for g in scored_groups if g]),
         length=AnswerLengths(
             p50=_quantile(lengths, 0.5), p95=_quantile(lengths, 0.95), max_tokens=max_tokens
         ),
@@ -100,7 +113,11 @@ def learnability(groups: Sequence[Samples], group_size: int, max_tokens: int) ->
 
 
 def _summary(result: ProbeResult) -> str:
-    """One sentence: the share of tasks whose samples earned different rewards, with interval."""
+    """One sentence: the share of tasks whose samples earned different rewards, with interval.
+
+    For example "40% of 50 tasks (28% to 54%) have rewards that differ within 8 samples". Where
+    scores failed, the sentence begins with their share.
+    """
     low, high = result.intervals["effective"]
     return _failed_scores_opening(result) + (
         f"{result.effective:.0%} of {result.tasks} tasks ({low:.0%} to {high:.0%}) have rewards "
@@ -109,7 +126,11 @@ def _summary(result: ProbeResult) -> str:
 
 
 def _failed_scores_opening(result: ProbeResult) -> str:
-    """The share of failed scores as the opening of a sentence; "" where none failed."""
+    """The share of failed scores as the opening of a sentence; "" where none failed.
+
+    For example "3% of the scores failed; ". It begins with "Not ready: " where so many failed that
+    the other scores say nothing.
+    """
     share = result.error_share
     if not share:
         return ""
@@ -117,24 +138,29 @@ def _failed_scores_opening(result: ProbeResult) -> str:
     return f"{ready}{share:.0%} of the scores failed; "
 
 
-def teaches(scored: Sequence[Samples], size: int) -> float:
-    """The expected share of groups of `size` whose members earn different rewards.
+def teaching_share(scored_groups: Sequence[Samples], size: int) -> float:
+    """The expected share of groups of `size` answers whose members earn different rewards.
 
-    `scored` holds for each task its samples whose scoring did not fail; 0 without any.
+    `scored_groups` holds for each task those samples whose scoring did not fail. 0 where there are
+    no such samples.
     """
-    usable = [group for group in scored if group]
-    a, b = _solve_rate_prior([(len(g), sum(s.solved for s in g)) for g in usable])
-    return _mean([_chance_of_different(group, size, a, b) for group in usable])
+    usable_groups = [group for group in scored_groups if group]
+    a, b = _solve_rate_prior([(len(g), sum(s.solved for s in g)) for g in usable_groups])
+    return _mean([_chance_of_different(group, size, a, b) for group in usable_groups])
 
 
 def _chance_of_different(group: Samples, size: int, a: float, b: float) -> float:
     """The chance that `size` answers to this task earn at least two different rewards.
 
-    Up to the number of samples it is estimated from them without bias. Beyond it, the samples'
-    shares of rewards are taken as the true ones; where all samples earned the same, the solve rate
-    is Beta(a, b), the distribution over all tasks, updated by these samples.
+    There are three cases:
+        size up to the number of samples: estimated from the samples without bias.
+        larger, and the samples earned different rewards: the samples' shares of rewards are taken
+            as the true ones.
+        larger, and all samples earned the same: the solve rate is taken to be Beta(a, b), its
+            distribution over all tasks, updated by these samples. 0 where `a` or `b` is 0.
     """
     n = len(group)
+    # Rounded, so that a rounding error does not make two rewards out of one.
     rewards = Counter(round(sample.reward, 9) for sample in group)
     if size <= n:
         same_reward = sum(math.comb(count, size) for count in rewards.values())
@@ -153,36 +179,41 @@ def _chance_all_succeed(a: float, b: float, size: int) -> float:
     return math.exp(sum(math.log((a + i) / (a + b + i)) for i in range(size)))
 
 
-def _solve_rate_prior(solved: Sequence[tuple[int, int]]) -> tuple[float, float]:
-    """The parameters (a, b) of a beta distribution of the tasks' solve rates, by moments.
+def _solve_rate_prior(solve_counts: Sequence[tuple[int, int]]) -> tuple[float, float]:
+    """The parameters (a, b) of the beta distribution of the tasks' solve rates.
 
-    `solved` holds (samples, solved samples) of each task. (0, 0) where all samples were solved, or
-    none was.
+    Estimated by the method of moments. `solve_counts` holds (samples, solved samples) of each task.
+    (0, 0) where all samples were solved, or none was.
     """
-    total = sum(n for n, _ in solved)
-    mean = sum(c for _, c in solved) / total if total else 0.0
+    total = sum(n for n, _ in solve_counts)
+    mean = sum(c for _, c in solve_counts) / total if total else 0.0
     if not 0.0 < mean < 1.0:
         return 0.0, 0.0
-    per_task = total / len(solved)
-    spread = _mean([(c / n - mean) ** 2 for n, c in solved])
-    binomial = mean * (1.0 - mean)  # variance of one sample
-    # The correlation of two samples of one task; one sample each cannot tell it: half is assumed.
+    samples_per_task = total / len(solve_counts)
+    variance_of_rates = _mean([(c / n - mean) ** 2 for n, c in solve_counts])
+    variance_of_sample = mean * (1.0 - mean)
+    # The correlation of two samples of one task. One sample per task does not show it: 0.5 then.
     correlation = (
-        (spread / binomial - 1.0 / per_task) / (1.0 - 1.0 / per_task) if per_task > 1 else 0.5
+        (variance_of_rates / variance_of_sample - 1.0 / samples_per_task)
+        / (1.0 - 1.0 / samples_per_task)
+        if samples_per_task > 1
+        else 0.5
     )
-    weight = 1.0 / min(max(correlation, 1e-3), 0.999) - 1.0
-    return mean * weight, (1.0 - mean) * weight
+    a_plus_b = 1.0 / min(max(correlation, 1e-3), 0.999) - 1.0
+    return mean * a_plus_b, (1.0 - mean) * a_plus_b
 
 
 def advice(result: ProbeResult) -> list[Advice]:
     """What to change before a run, the most important first; [] where nothing stands out.
 
-    Where too many scores failed that is the only advice: the other numbers mean nothing then.
+    Looked at are failed scores, cut answers, the difficulty of the tasks, answers that are nearly
+    the same, and the group size. Where too many scores failed that is the only advice, because the
+    other numbers mean nothing then.
     """
     items: list[Advice] = []
 
     def add(lever: str, text: str) -> None:
-        """Adds an advice; `lever` names the setting or part to change."""
+        """Add a piece of advice; `lever` names the setting or the part to change."""
         items.append(Advice(lever=lever, say=text))
 
     if result.error_share:
@@ -196,18 +227,24 @@ def advice(result: ProbeResult) -> list[Advice]:
             f"{result.truncated_share:.0%} of the answers are cut at {allowed} "
             f"tokens: raise max_tokens to {2 * allowed}, or ask for shorter answers",
         )
-    if text := _difficulty(result):
+    if text := _difficulty_advice(result):
         add(*text)
-    distinct = 1.0 if result.distinct_share is None else result.distinct_share
-    if distinct < ALIKE and result.effective < 0.5:
+    # A share that was not measured gives no advice.
+    distinct_share = 1.0 if result.distinct_share is None else result.distinct_share
+    if distinct_share < ALIKE and result.effective < 0.5:
         add("temperature", "the answers of a group are nearly the same: raise temperature")
-    if text := _better_group_size(result):
+    if text := _group_size_advice(result):
         add("group_size", text)
     return items
 
 
-def _difficulty(result: ProbeResult) -> tuple[str, str] | None:
-    """The advice (lever, sentence) where the tasks are too hard or too easy; else None."""
+def _difficulty_advice(result: ProbeResult) -> tuple[str, str] | None:
+    """The advice (lever, sentence) where the tasks are too hard or too easy; else None.
+
+    Where hardly any task teaches, the advice is to change the start or the data; where only a good
+    part of the tasks is too hard or too easy, it is to leave that part out.
+    """
+    # 1e-9: where both shares are 0, the tasks are neither.
     if result.effective < LITTLE and result.too_hard >= max(result.too_easy, 1e-9):
         text = "hardly any answer is right: train by SFT first, or give partial credit"
         return "sft", text
@@ -226,33 +263,40 @@ def _difficulty(result: ProbeResult) -> tuple[str, str] | None:
     return None
 
 
-def _better_group_size(result: ProbeResult) -> str:
-    """A sentence about the group size that would do better.
+def _group_size_advice(result: ProbeResult) -> str:
+    """A sentence that recommends another group size.
 
-    That is the smallest size that is nearly as good as the best. "" where the size used is about
-    right, or where hardly any group would teach at any size.
+    Recommended is the smallest size that is nearly as good as the best. "" where the size used is
+    about right, or where hardly any group would teach at any size.
     """
-    shares, used = result.gradient_share, result.samples_per_task
-    highest = max(shares.values())
-    if result.effective < LITTLE / 2 or highest <= 0:
+    share_by_size = result.gradient_share
+    size_used = result.samples_per_task
+    highest_share = max(share_by_size.values())
+    if result.effective < LITTLE / 2 or highest_share <= 0:
         return ""
-    enough = next(int(size) for size, share in shares.items() if share >= ENOUGH * highest)
-    share = f"{shares[str(enough)]:.0%}"
-    if enough > used:
+    # The sizes come in ascending order, so the first that is good enough is the smallest.
+    size_wanted = next(
+        int(size) for size, share in share_by_size.items() if share >= ENOUGH * highest_share
+    )
+    share_text = f"{share_by_size[str(size_wanted)]:.0%}"
+    if size_wanted > size_used:
         return (
-            f"group_size {enough} would give {share} of the groups "
-            f"something to tell apart, {used} gives {result.effective:.0%}"
+            f"group_size {size_wanted} would give {share_text} of the groups "
+            f"something to tell apart, {size_used} gives {result.effective:.0%}"
         )
-    if enough <= used / 2:
+    if size_wanted <= size_used / 2:
         return (
-            f"group_size {enough} carries nearly as much ({share} of the "
-            f"groups) as {used}: use it with more prompts_per_step"
+            f"group_size {size_wanted} carries nearly as much ({share_text} of the "
+            f"groups) as {size_used}: use it with more prompts_per_step"
         )
     return ""
 
 
 def _rewards_differ(group: Samples) -> bool:
-    """Whether the samples of a group earned at least two different rewards."""
+    """Whether the samples of a group earned at least two different rewards.
+
+    Rewards are rounded first, so that a rounding error is no difference.
+    """
     return len({round(sample.reward, 9) for sample in group}) > 1
 
 

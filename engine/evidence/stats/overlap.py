@@ -109,11 +109,12 @@ class HeldOut:
         The indices hold positions in `units`; `tasks` is how many rows were indexed in time.
         """
         self.units: list[_Unit] = []
-        self._exact: dict[tuple[str, str], int] = {}  # (part, text)
-        self._same: dict[tuple[str, str], int] = {}  # (part, tokens joined by blanks)
-        self._grams: dict[tuple[str, ...], int] = {}  # word sequence, or _COMMON as the position
+        self._exact: dict[tuple[str, str], int] = {}  # (part, text) -> position
+        self._same: dict[tuple[str, str], int] = {}  # (part, tokens joined by blanks) -> position
+        self._grams: dict[tuple[str, ...], int] = {}  # word sequence -> position, or _COMMON
         self.tasks = 0
         for row in rows:
+            # Every question is indexed; of the answers only those long enough to be told apart.
             self._add("prompt", str(row["id"]), question_of(row), answer_of(row), 1)
             self._add("answer", str(row["id"]), answer_of(row), "", ANSWER_TOKENS)
             self.tasks += 1
@@ -136,38 +137,44 @@ class HeldOut:
 
         `row` is a stored task row of the training split.
         """
-        train = str(row.get("id"))
+        train_id = str(row.get("id"))
         strongest: dict[str, Match] = {}
 
         def note(kind: Kind, index: int | None, spoils: bool) -> None:
-            """Records a match with the unit at `index`; None is no match."""
+            """Record a match with the unit at `index`; None means that there was no match.
+
+            `spoils` says whether learning this row can teach the task (see `Match`).
+            """
             if index is None:
                 return
             for task in self.units[index].ids:
-                match = Match(kind, self.units[index].part, task, train, spoils)
+                match = Match(kind, self.units[index].part, task, train_id, spoils)
                 if task not in strongest or match.rank < strongest[task].rank:
                     strongest[task] = match
 
         question, answer = question_of(row)[:MOST_CHARS], answer_of(row)[:MOST_CHARS]
         question_tokens, answer_tokens = tokens_of(question), tokens_of(answer)
+        # The same question spoils the task. The same answer alone does not: it may be chance.
         note("exact", self._exact.get(("prompt", question)), True)
         note("exact", self._exact.get(("answer", answer)), False)
         note("normalised", self._same.get(("answer", " ".join(answer_tokens))), False)
-        for key in _keys(question_tokens):
+        for key in _lookup_keys(question_tokens):
             index = self._same.get(("prompt", key))
-            if index is not None and _agree(self.units[index].answer, answer_tokens):
+            # With another answer the same words are another task.
+            if index is not None and _answers_agree(self.units[index].answer, answer_tokens):
                 note("normalised", index, True)
         for part, text in (("prompt", question), ("answer", answer)):
+            # The prompt as a whole was looked up above.
             for tokens in _segments(text, whole=part == "answer"):
                 if len(tokens) >= LEAST_TOKENS:
-                    for key in _keys(tokens):
+                    for key in _lookup_keys(tokens):
                         # Training learns the answers of its rows; it only reads their prompts.
                         note("normalised", self._same.get(("prompt", key)), part == "answer")
-        for index in self._by_grams((question_tokens, answer_tokens)):
+        for index in self._units_sharing_grams((question_tokens, answer_tokens)):
             note("ngram", index, False)
         return list(strongest.values())
 
-    def _add(self, part: str, task: str, text: str, answer: str, least: int) -> None:
+    def _add(self, part: str, task: str, text: str, answer: str, fewest_tokens: int) -> None:
         """Index one text of a held-out task.
 
         Args:
@@ -175,17 +182,17 @@ class HeldOut:
             task: the task's id.
             text: the question or the answer itself.
             answer: the reference answer to a question; "" for an answer.
-            least: a text with fewer tokens is not indexed.
+            fewest_tokens: a text with fewer tokens is not indexed.
         """
         tokens = tokens_of(text)
-        if len(tokens) < least:
+        if len(tokens) < fewest_tokens:
             return
         key = (part, " ".join(tokens))
         index = self._same.get(key)
         if index is not None and (part, text) not in self._exact:
             # The same words written differently are one unit only if their answers agree too:
             # otherwise case or punctuation is what the task is about.
-            if not _agree(self.units[index].answer, tokens_of(answer)):
+            if not _answers_agree(self.units[index].answer, tokens_of(answer)):
                 index = None
         elif index is not None:
             index = self._exact[(part, text)]
@@ -204,32 +211,34 @@ class HeldOut:
             if self._grams.setdefault(gram, index) != index:  # another unit has it already
                 self._grams[gram] = _COMMON
 
-    def _by_grams(self, texts: Iterable[Sequence[str]]) -> list[int]:
-        """Positions of the units that these texts hold a large part of; `texts` are token lists.
+    def _units_sharing_grams(self, texts: Iterable[Sequence[str]]) -> list[int]:
+        """Positions of the units of which these texts contain a large part.
 
-        Large is one run of `NGRAM` words that only this unit has, or half of the unit's own
-        sequences together with all of its numbers.
+        A large part is a run of `NGRAM` words that only this unit has, or half of the unit's own
+        sequences together with all of its numbers. `texts` are lists of tokens.
         """
         if not self._grams:
             return []
         grams_by_unit: dict[int, set[tuple[str, ...]]] = {}
-        longest: dict[int, int] = {}  # run of neighbouring sequences of one unit
+        # Position of a unit -> how many of its sequences follow one another at most.
+        longest_run: dict[int, int] = {}
         numbers: set[str] = set()
         for tokens in texts:
             numbers |= _numbers(tokens)
-            owner, run = _COMMON, 0
+            previous_index = _COMMON
+            run = 0
             for gram in _grams(tokens):
                 index = self._grams.get(gram, _COMMON)
-                run = run + 1 if index == owner else 1
-                owner = index
+                run = run + 1 if index == previous_index else 1
+                previous_index = index
                 if index != _COMMON:
                     grams_by_unit.setdefault(index, set()).add(gram)
-                    longest[index] = max(longest.get(index, 0), run)
+                    longest_run[index] = max(longest_run.get(index, 0), run)
         return [
             index
             for index, grams in grams_by_unit.items()
             # A run of k sequences spans k + GRAM - 1 words.
-            if longest[index] + GRAM - 1 >= NGRAM
+            if longest_run[index] + GRAM - 1 >= NGRAM
             or (
                 len(grams) >= max(FEWEST_GRAMS, HALF * self.units[index].own)
                 and _numbers(self.units[index].tokens) <= numbers
@@ -244,8 +253,8 @@ def scan(
 ) -> dict[str, Any]:
     """Compare every training row with the held-out tasks.
 
-    Where `budget_s` seconds are not enough, random parts of both are compared (the same ones for
-    the same rows), at least one row of each.
+    Where `budget_s` seconds are not enough, a random part of the rows and of the tasks is compared,
+    at least one of each. The same rows always give the same random order.
 
     Returns a JSON object:
         verdict: clean, overlap, or leak where more than 1 % of the held-out tasks are leaked.
@@ -257,23 +266,24 @@ def scan(
             was full.
         examples, headline: a few matches, and a sentence.
     """
-    began = time.monotonic()
+    started_at = time.monotonic()
     strongest: dict[str, Match] = {}
-    index = HeldOut(_shuffled(heldout, train), began + budget_s / 2) if train else HeldOut([])
+    # Half of the time is for indexing. Without training rows there is no need of an index.
+    index = HeldOut(_shuffled(heldout, train), started_at + budget_s / 2) if train else HeldOut([])
     compared_rows = 0
     for row in _shuffled(train, heldout) if heldout else ():
         for match in index.matches(row):
             if match.heldout not in strongest or match.rank < strongest[match.heldout].rank:
                 strongest[match.heldout] = match
         compared_rows += 1
-        if time.monotonic() > began + budget_s:
+        if time.monotonic() > started_at + budget_s:
             break
     counts = {kind: sum(match.kind == kind for match in strongest.values()) for kind in KINDS}
     leaked = sorted(match.heldout for match in strongest.values() if match.spoils)
     shares = (_share(compared_rows, len(train)), _share(index.tasks, len(heldout)))
     if not (train and heldout):  # nothing to compare: nothing was left out
         shares = (1.0, 1.0)
-    order = sorted(strongest.values(), key=lambda match: (match.rank, match.heldout))
+    strongest_first = sorted(strongest.values(), key=lambda match: (match.rank, match.heldout))
     verdict = "clean"
     if strongest:
         verdict = "leak" if len(leaked) > LEAK_SHARE * len(heldout) else "overlap"
@@ -287,10 +297,10 @@ def scan(
         "unindexed": index.unindexed,
         "examples": [
             {"kind": m.kind, "part": m.part, "heldout": m.heldout, "train": m.train}
-            for m in order[:SHOWN]
+            for m in strongest_first[:SHOWN]
         ],
         "headline": headline(
-            len(heldout), len(train), counts, order, shares, unindexed=index.unindexed
+            len(heldout), len(train), counts, strongest_first, shares, unindexed=index.unindexed
         ),
     }
 
@@ -299,37 +309,42 @@ def headline(
     heldout: int,
     train: int,
     counts: Mapping[str, int],
-    order: Sequence[Match],
+    matches: Sequence[Match],
     shares: tuple[float, float] = (1.0, 1.0),
     *,
     unindexed: int = 0,
 ) -> str:
     """What a scan found, in one sentence.
 
+    For example "3 of 200 held-out tasks overlap with training rows (1 exact, 2 ngram), such as
+    'h-7' with 't-12'".
+
     Args:
         heldout, train: how many tasks and rows there are.
         counts: held-out tasks found, by kind of match.
-        order: the matches, the strongest first; the first one is named as an example.
-        shares: of the rows and of the tasks, which part was compared.
-        unindexed: tasks that were not compared by word sequences.
+        matches: the strongest first; the first one is named as an example.
+        shares: which part of the rows and which part of the tasks was compared.
+        unindexed: how many tasks were not compared by word sequences.
     """
-    limits = []
+    restrictions = []
     if min(shares) < 1:
-        limits.append(f"{shares[0]:.0%} of the rows and {shares[1]:.0%} of the tasks were compared")
+        restrictions.append(
+            f"{shares[0]:.0%} of the rows and {shares[1]:.0%} of the tasks were compared"
+        )
     if unindexed:
-        limits.append(
+        restrictions.append(
             f"{unindexed} tasks are past the {MOST_GRAMS:,} word sequences that are indexed and "
             "were compared as a whole only"
         )
-    part = f" ({'; '.join(limits)})" if limits else ""
+    remark = f" ({'; '.join(restrictions)})" if restrictions else ""
     total = sum(counts.values())
     if not total:
-        return f"none of {heldout} held-out tasks overlaps with the {train} training rows{part}"
+        return f"none of {heldout} held-out tasks overlaps with the {train} training rows{remark}"
     kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
-    first = order[0]
+    first = matches[0]
     return (
         f"{total} of {heldout} held-out tasks overlap with training rows ({kinds}), "
-        f"such as {first.heldout[:ID_CHARS]!r} with {first.train[:ID_CHARS]!r}{part}"
+        f"such as {first.heldout[:ID_CHARS]!r} with {first.train[:ID_CHARS]!r}{remark}"
     )
 
 
@@ -361,10 +376,11 @@ def tokens_of(text: str) -> list[str]:
     for index, token in enumerate(raw):
         if token in _OPERATORS:
             left, right = _is_operand(raw, index - 1), _is_operand(raw, index + 1)
-            minus = index + 1 < len(raw) and raw[index + 1] == "-"
-            signed = minus and _is_operand(raw, index + 2)
+            # The operand on the right may have a sign, as in 3 * -2.
+            minus_follows = index + 1 < len(raw) and raw[index + 1] == "-"
+            signed_right = minus_follows and _is_operand(raw, index + 2)
             # Three operators need an operand on one side only: 5%, -3, √2.
-            if not {"%": left, "-": right, "√": right}.get(token, left and (right or signed)):
+            if not {"%": left, "-": right, "√": right}.get(token, left and (right or signed_right)):
                 continue
         elif token in "([":
             if index == 0 or raw[index - 1] not in _OPERATORS:
@@ -385,6 +401,7 @@ def _is_operand(raw: Sequence[str], index: int) -> bool:
     token = raw[index]
     if token in _OPERATORS:
         return False
+    # The operand is looked for inside of one bracket only: "((" is none.
     if token in "([":
         inside = index + 1
         return inside < len(raw) and raw[inside] not in "([" and _is_operand(raw, inside)
@@ -393,18 +410,20 @@ def _is_operand(raw: Sequence[str], index: int) -> bool:
     return len(token) == 1 or token[0].isdigit()
 
 
-def _agree(first: Sequence[str], second: Sequence[str]) -> bool:
+def _answers_agree(first: Sequence[str], second: Sequence[str]) -> bool:
     """Whether the shorter of two answers (as tokens) stands in the longer one.
 
     An empty answer agrees with every other: there is nothing that could contradict.
     """
     short, long = sorted((list(first), list(second)), key=len)
-    last = len(long) - len(short)
-    return not short or any(long[start : start + len(short)] == short for start in range(last + 1))
+    last_start = len(long) - len(short)
+    return not short or any(
+        long[start : start + len(short)] == short for start in range(last_start + 1)
+    )
 
 
 def _share(part: int, whole: int) -> float:
-    """`part` of `whole` as a rounded share; 1 where there is no whole."""
+    """`part` of `whole` as a share, rounded to 4 digits; 1 where `whole` is 0."""
     return round(part / whole, 4) if whole else 1.0
 
 
@@ -413,7 +432,8 @@ def _shuffled(
 ) -> list[Mapping[str, Any]]:
     """`rows` in random order, so that those compared before a time limit are a fair sample.
 
-    The order depends only on the numbers of rows on both sides, so it is the same every time.
+    The order depends only on how many rows there are on both sides, so it is the same every time.
+    `others` are the rows of the other side.
     """
     return random.Random(f"{len(rows)} {len(others)}").sample(list(rows), len(rows))
 
@@ -421,7 +441,7 @@ def _shuffled(
 def _after_prompt(row: Mapping[str, Any]) -> list[ChatMessage]:
     """The messages after the prompt: of the gold conversation if stored, else of the answer."""
     gold = row.get("gold")
-    if isinstance(gold, list):
+    if isinstance(gold, list):  # the gold conversation begins with the prompt
         return gold[len(row.get("prompt") or []) :]
     return row.get("answer") or []
 
@@ -429,8 +449,8 @@ def _after_prompt(row: Mapping[str, Any]) -> list[ChatMessage]:
 def _segments(text: str, whole: bool) -> Iterable[list[str]]:
     """The tokens of each line of a text and of each sentence of a line.
 
-    With `whole` also those of the text as one. Lines and sentences that would repeat a longer part
-    (the only line, the only sentence) are left out.
+    With `whole`, the tokens of the entire text come first. A text of one line is not repeated as a
+    line, nor a line of one sentence as a sentence.
     """
     lines = [line for line in text.split("\n") if line.strip()]
     if whole and text:
@@ -444,8 +464,11 @@ def _segments(text: str, whole: bool) -> Iterable[list[str]]:
                 yield tokens_of(sentence)
 
 
-def _keys(tokens: Sequence[str]) -> list[str]:
-    """The keys to look a segment up by: its tokens, and those without a label like `Question:`."""
+def _lookup_keys(tokens: Sequence[str]) -> list[str]:
+    """The keys under which a segment may be indexed: all its tokens, joined by blanks.
+
+    Where it begins with a label like `Question:`, also its tokens without the label.
+    """
     keys = [" ".join(tokens)]
     if len(tokens) > 1 and tokens[0] in _LABELS:
         keys.append(" ".join(tokens[1:]))

@@ -20,8 +20,8 @@ MOST_ATTEMPTS = 16  # beyond it more tasks are cheaper
 def tasks_wanted(verdict: PairedVerdict) -> int | None:
     """How many tasks would show a change as large as the margin in four cases of five.
 
-    Estimated from how the tasks of `verdict` differ. None where nothing was compared or the margin
-    is 0.
+    Estimated from how the tasks of `verdict` differ. None where nothing was compared, where the
+    smallest detectable change is not known, or where the margin is 0.
     """
     if not verdict.n or verdict.detectable is None or not math.isfinite(verdict.detectable):
         return None
@@ -49,7 +49,7 @@ def attempts_wanted(before: Side, after: Side, margin: float) -> int | None:
         return None
     gaps = [fmean(after.values[task]) - fmean(before.values[task]) for task in shared]
     spread = variance(gaps)
-    # What one attempt on each side adds to the variance of a task's gap.
+    # What one attempt on each side adds to the variance of a task's gap: twice the mean of both.
     noise = fmean([variance(side.values[task]) for task in shared for side in (before, after)]) * 2
     fewest = min(len(side.values[task]) for task in shared for side in (before, after))
     between_tasks = max(0.0, spread - noise / fewest)
@@ -63,7 +63,7 @@ def attempts_wanted(before: Side, after: Side, margin: float) -> int | None:
 def split_rows(home: Home, env_id: str, split: str = "heldout") -> int | None:
     """How many rows a split of an environment version has; None where the version is gone.
 
-    `env_id` is name@hash.
+    `env_id` is the environment's name and the hash of the version, such as "sums@3f2a9c01b4d7".
     """
     name, _, hash12 = env_id.partition("@")
     facts = read_object(home.env(name, hash12) / "env.json") if name and hash12 else {}
@@ -75,8 +75,12 @@ def split_rows(home: Home, env_id: str, split: str = "heldout") -> int | None:
 def more_rows(needed: int | None, have: int, split: str = "held-out") -> str:
     """The advice to give an environment more rows, for an exam that already uses all it has.
 
-    `needed` is how many rows would be enough, None where that is unknown; `have` is how many there
-    are; `split` names them in the sentence.
+    For example "tasks(): at least 400 held-out rows instead of 100, then push and evaluate again".
+
+    Args:
+        needed: how many rows would be enough; None where that is not known.
+        have: how many rows there are.
+        split: the name of the split in the sentence.
     """
     amount = f"at least {needed}" if needed else f"more than {have}"
     return f"tasks(): {amount} {split} rows instead of {have}, then push and evaluate again"

@@ -47,10 +47,10 @@ def in_half(rows: Iterable[EvaluationRow], half: str) -> list[EvaluationRow]:
 
 
 def measure_of(*row_sets: Sequence[EvaluationRow]) -> Measure | None:
-    """The measure that all these rows have, rows whose scoring failed aside.
+    """The measure that all these rows have in common; rows whose scoring failed are ignored.
 
-    Success if every row says it, else reward, else loss. None where no row was scored, or they
-    have no measure in common.
+    Success if every row reports it, else reward, else loss. None where no row was scored, or where
+    the rows have no measure in common.
     """
     rows = [row for rows in row_sets for row in rows if not row.error]
     if not rows:
@@ -76,12 +76,12 @@ def value_of(row: EvaluationRow, measure: Measure) -> float | None:
     return None if value is None else float(value)
 
 
-def by_prompt(*row_sets: Iterable[EvaluationRow]) -> list[list[EvaluationRow]]:
-    """The rows, with one task id for all tasks that have the same prompt.
+def with_one_id_per_prompt(*row_sets: Iterable[EvaluationRow]) -> list[list[EvaluationRow]]:
+    """The same rows, with one common task id for all tasks that have the same prompt.
 
     Such tasks ask one question, so their answers are several attempts at one task. That holds only
     where the answer depends on the prompt alone: if any conversation has later messages by the
-    environment, the rows are returned as they are, because what the environment hides may differ.
+    environment, all rows are returned as they are, because what the environment hides may differ.
     A row without a recorded prompt keeps its id.
 
     Returns one list per argument, in the same order. The common id is the smallest of the ids.
@@ -89,18 +89,19 @@ def by_prompt(*row_sets: Iterable[EvaluationRow]) -> list[list[EvaluationRow]]:
     sets = [list(rows) for rows in row_sets]
     prompts: dict[str, str] = {}
     for row in (row for rows in sets for row in rows):
+        # Only the environment writes messages with another role after the prompt.
         if any(turn.get("role") != "assistant" for turn in row.messages or ()):
             return sets
         if row.prompt and row.task not in prompts:
             prompts[row.task] = prompt_key(row.prompt)
-    first_task: dict[str, str] = {}  # prompt -> id
+    first_task: dict[str, str] = {}  # prompt -> the smallest task id
     for task in sorted(prompts):
         first_task.setdefault(prompts[task], task)
-    if len(first_task) == len(prompts):
+    if len(first_task) == len(prompts):  # every task has its own prompt
         return sets
-    ids = {task: first_task[prompt] for task, prompt in prompts.items()}
+    common_ids = {task: first_task[prompt] for task, prompt in prompts.items()}
     return [
-        [row.model_copy(update={"task": ids.get(row.task, row.task)}) for row in rows]
+        [row.model_copy(update={"task": common_ids.get(row.task, row.task)}) for row in rows]
         for rows in sets
     ]
 
@@ -174,7 +175,7 @@ def level(rows: Sequence[EvaluationRow], measure: Measure) -> Level:
     Tasks with the same prompt count as one. The interval is Wilson's where each task is either
     solved or not, else a bootstrap over tasks. The numbers are None where nothing was scored.
     """
-    (rows_by_prompt,) = by_prompt(rows)
+    (rows_by_prompt,) = with_one_id_per_prompt(rows)
     results = side(rows_by_prompt, measure)
     means = {task: math.fsum(values) / len(values) for task, values in results.values.items()}
     n = len(means)
@@ -208,7 +209,7 @@ def best_step(run_dir: RunDir, steps: Iterable[int] | None = None) -> int | None
     Step 0 is the starting point and is never chosen. Between equal successes the reward decides,
     then the earlier step, which has drifted less from the start.
 
-    `steps` limits the choice; None for every evaluated step.
+    `steps` are the steps to choose from; None means every evaluated step.
     """
     scores: dict[int, tuple[float, float]] = {}
     for step in sorted(run_dir.eval_steps() if steps is None else steps):
@@ -220,11 +221,11 @@ def best_step(run_dir: RunDir, steps: Iterable[int] | None = None) -> int | None
 
 
 def selection_score(rows: Sequence[EvaluationRow]) -> tuple[float, float] | None:
-    """What checkpoints are ranked by: a pair that is larger for the better checkpoint.
+    """The pair of numbers that checkpoints are ranked by; the larger pair is the better one.
 
-    First the mean success (or reward, or the negated loss, see `measure_of`), then the mean reward
-    to break ties; 0 there for a loss. None where nothing was scored. Failed scorings count as not
-    solved, so that a model gains nothing by breaking the scorer.
+    The first number is the mean success (or reward, or the negated loss, see `measure_of`). The
+    second is the mean reward, which breaks ties; 0 for a loss. None where nothing was scored.
+    Failed scorings count as not solved, so that a model gains nothing by breaking the scorer.
     """
     measure = measure_of(rows)
     if measure is None:
@@ -238,9 +239,10 @@ def selection_score(rows: Sequence[EvaluationRow]) -> tuple[float, float] | None
 
 
 def text_of(messages: str | Sequence[ChatMessage] | None) -> str:
-    """Messages as readable text; each begins with its role where there is more than one.
+    """Messages as readable text, such as "[user] 2 + 2?\\n[assistant] 4".
 
-    A text is returned as it is; "" for None or no messages.
+    A single message comes without its role. A text is returned as it is; "" for None or no
+    messages.
     """
     if isinstance(messages, str):
         return messages
@@ -252,17 +254,24 @@ def text_of(messages: str | Sequence[ChatMessage] | None) -> str:
 
 
 def content_of(message: ChatMessage) -> str:
-    """The text of one message, followed by a line for each of its tool calls."""
+    """The text of one message, followed by a line for each of its tool calls.
+
+    Such a line reads "→ search({"query": "rain"})"; "?" stands for a missing name.
+    """
     content = message.get("content")
     text = content if isinstance(content, str) else _joined_parts(content)
     for call in message.get("tool_calls") or []:
+        # Name and arguments stand under "function", or in the call itself.
         function = call.get("function", call) if isinstance(call, Mapping) else {}
         text += f"\n→ {function.get('name', '?')}({function.get('arguments', '')})"
     return text.strip("\n")
 
 
 def answer_text(row: Answer) -> str:
-    """What the model said: the whole conversation after the prompt, or the one completion."""
+    """What the model said.
+
+    The whole conversation after the prompt where it has several messages, else the one completion.
+    """
     if row.messages and len(row.messages) > 1:
         return text_of(row.messages)
     return row.completion or text_of(row.messages)
@@ -278,7 +287,8 @@ def rounded(value: float | None, digits: int = 4) -> float | None:
 def rounded_ends(low: float | None, high: float | None) -> list[float | None]:
     """The ends of an interval, rounded for people and agents; None for an unknown end.
 
-    An end that is not 0 is never rounded to 0, because 0 is what a reader looks for.
+    An end that is not 0 is never rounded to 0, because a reader looks whether the interval
+    contains 0.
     """
     ends: list[float | None] = []
     for end in (low, high):
@@ -290,23 +300,30 @@ def rounded_ends(low: float | None, high: float | None) -> list[float | None]:
 
 
 def _joined_parts(content: Any) -> str:
-    """The text of a message's content that is no string: a list of parts, or None for ""."""
+    """The text of a message's content that is not a string.
+
+    The texts of a list of parts are joined; None is ""; anything else is converted to text.
+    """
     if not isinstance(content, list):
         return "" if content is None else str(content)
     return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
 
 
 def show(value: float | None, measure: Measure) -> str:
-    """A level for people: success in percent, others with three digits; "?" for None."""
+    """A level as text for people; "?" for None.
+
+    Success in percent, such as "41.2 %"; reward and loss with three digits, such as "0.412".
+    """
     if value is None:
         return "?"
     return f"{100 * value:.1f} %" if measure == "success" else f"{value:.3g}"
 
 
 def show_change(value: float | None, measure: Measure) -> str:
-    """A difference for people, with its sign: success in points; "?" for None.
+    """A difference as text for people, with its sign; "?" for None.
 
-    A difference that is not 0 is never shown as 0.
+    Success in points without their unit, such as "+3.1"; reward and loss with three digits, such as
+    "-0.042". A difference that is not 0 is never shown as 0.
     """
     if value is None:
         return "?"

@@ -12,39 +12,48 @@ _NGRAM = 4
 _FEWEST_TEXTS = 4  # below it a share of texts means nothing
 _FEWEST_NGRAMS = 8  # below it one repeated phrase would be a third of the text
 _LONG_PIECES = 12  # shorter texts are alike only if they are equal
-_ALIKE = 0.7  # Jaccard index of the four-grams from which two texts count as alike
+_MIN_SHARED_GRAMS = 0.7  # two texts are alike if they share this part of the four-grams of both
 _MOST_PIECES = 800  # bounds the time; the beginning of a longer answer is enough
 _MOST_CHARS = 10_000  # looked at, enough for so many pieces of usual text
 
 
 def pieces(text: str) -> list[str]:
-    """The words and signs of a text in lower case; at most the first 800."""
+    """The words and signs of a text in lower case, at most the first 800.
+
+    "Fine, 42." becomes ["fine", ",", "42", "."].
+    """
     return [match.group().lower() for match in _PIECE.finditer(text[:_MOST_CHARS])][:_MOST_PIECES]
 
 
 def repeated_share(text: str) -> float:
-    """The share of four-grams that occurred before in the same text; 0 for a short text."""
+    """The share of four-grams that occurred earlier in the same text.
+
+    0 for a text of fewer than `_FEWEST_NGRAMS` four-grams, where one phrase would weigh too much.
+    """
     grams = _grams(pieces(text))
     if len(grams) < _FEWEST_NGRAMS:
         return 0.0
     return 1.0 - len(set(grams)) / len(grams)
 
 
-def wrapped(text: str) -> bool:
+def is_wrapped(text: str) -> bool:
     """Whether the answer stands in a code fence, in quotes or behind a phrase of courtesy."""
     return _WRAPPED.match(text) is not None
 
 
-def plain(text: str) -> str:
-    """The text without differences of case and blanks."""
+def without_case_and_blanks(text: str) -> str:
+    """The text in lower case, with every run of blanks and line ends as one blank.
+
+    Texts that differ in nothing else become equal.
+    """
     return " ".join(text.lower().split())
 
 
 def alike_share(texts: Sequence[str]) -> float | None:
-    """The share of neighbours in `texts` (answers to different tasks) that say the same.
+    """The share of neighbouring texts that say the same; `texts` are answers to different tasks.
 
-    Each text is compared with the next one, the last with the first. None for fewer than four
-    texts, too few for a share.
+    Each text is compared with the next one, and the last with the first. None for fewer than four
+    texts, which are too few for a share.
     """
     if len(texts) < _FEWEST_TEXTS:
         return None
@@ -54,15 +63,19 @@ def alike_share(texts: Sequence[str]) -> float | None:
 
 
 def _alike(first: list[str], second: list[str]) -> bool:
-    """Whether two texts (as pieces) are equal, or long and with nearly the same four-grams."""
+    """Whether two texts, each split into words and signs (`pieces`), say the same.
+
+    They do if they are equal, or if both are long and share most of their four-grams (the Jaccard
+    index is at least `_MIN_SHARED_GRAMS`).
+    """
     if first == second:
         return True
     if min(len(first), len(second)) < _LONG_PIECES:
         return False
-    grams1, grams2 = set(_grams(first)), set(_grams(second))
-    return len(grams1 & grams2) >= _ALIKE * len(grams1 | grams2)
+    first_grams, second_grams = set(_grams(first)), set(_grams(second))
+    return len(first_grams & second_grams) >= _MIN_SHARED_GRAMS * len(first_grams | second_grams)
 
 
-def _grams(parts: Sequence[str]) -> list[tuple[str, ...]]:
-    """Every sequence of four neighbouring pieces; [] for fewer than four."""
-    return [tuple(parts[start : start + _NGRAM]) for start in range(len(parts) - _NGRAM + 1)]
+def _grams(text: Sequence[str]) -> list[tuple[str, ...]]:
+    """Every sequence of four neighbouring words or signs (`pieces`) of a text; [] for fewer."""
+    return [tuple(text[start : start + _NGRAM]) for start in range(len(text) - _NGRAM + 1)]

@@ -9,7 +9,6 @@ from engine.evidence.stats.results import (
     HIGHER_IS_BETTER,
     Level,
     Measure,
-    by_prompt,
     level,
     measure_of,
     rounded,
@@ -18,6 +17,7 @@ from engine.evidence.stats.results import (
     show_change,
     side,
     value_of,
+    with_one_id_per_prompt,
 )
 from engine.evidence.verdict.holdout_reuse import correction_factor
 from engine.records.lines.evaluation_row import EvaluationRow
@@ -73,8 +73,9 @@ class Comparison:
     def reason(self) -> str:
         """Why the verdict is neither better nor worse; "" where it is one of the two.
 
-        A reason that the comparison itself gave comes first; otherwise the smallest change that
-        this many tasks would show, or the margin that the interval lies within.
+        The reason that the statistics gave, if they gave one. Else, for "inconclusive", the
+        smallest change that this many tasks would show; for "no_difference", the margin that the
+        interval lies within.
         """
         outcome, measure = self.outcome, self.measure
         if outcome.reason or measure is None:
@@ -116,12 +117,13 @@ def without_evidence(measure: Measure | None, reason: str) -> Comparison:
 def compare_rows(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> Comparison:
     """Compare two evaluations task by task, by a measure that both have.
 
-    Tasks with the same prompt count as one task (`results.by_prompt`). The verdict is "unknown"
-    where no measure fits both, and "inconclusive" where it depends on how failed scorings count.
+    Tasks with the same prompt count as one task (`results.with_one_id_per_prompt`). The verdict is
+    "unknown" where the two have no measure in common, and "inconclusive" where it depends on how
+    failed scorings are counted.
     """
-    ids = len({row.task for rows in (before, after) for row in rows})
-    before, after = by_prompt(before, after)
-    prompts = len({row.task for rows in (before, after) for row in rows})
+    id_count = len({row.task for rows in (before, after) for row in rows})
+    before, after = with_one_id_per_prompt(before, after)
+    prompt_count = len({row.task for rows in (before, after) for row in rows})
     measure = measure_of(before, after)
     if measure is None:
         missing = "the first" if not before else "the second" if not after else "either"
@@ -141,55 +143,69 @@ def compare_rows(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
         )
         for failed in values_of_failures(measure, before, after)
     ]
-    comparison = Comparison(measure, outcomes[0], old, new, ids=ids if prompts < ids else 0)
-    return heed_errors(comparison, outcomes[-1])
+    comparison = Comparison(
+        measure, outcomes[0], old, new, ids=id_count if prompt_count < id_count else 0
+    )
+    # The last outcome counts failed scorings as not solved, if there are any.
+    return inconclusive_if_errors_decide(comparison, outcomes[-1])
 
 
 def values_of_failures(measure: Measure, *row_sets: Sequence[EvaluationRow]) -> list[float | None]:
-    """The values to count a failed scoring as; the comparison is made once with each of them.
+    """The values to count a failed scoring as; a comparison is made once with each of them.
 
-    None leaves the answer out. Where a scoring failed, 0 (not solved) is tried as well, because
-    leaving answers out must not make a side look better than it is. Losses have no such value.
+    The first is always None, which leaves the answer out. Where a scoring failed, 0 (not solved)
+    follows, because leaving answers out must not make a side look better than it is. A loss has no
+    value for "not solved", so there None is the only one.
     """
     any_failed = any(value_of(row, measure) is None for rows in row_sets for row in rows)
     return [None, 0.0] if any_failed and measure != "loss" else [None]
 
 
-def heed_errors(comparison: Comparison, counted: PairedVerdict) -> Comparison:
+def inconclusive_if_errors_decide(
+    comparison: Comparison, with_failures: PairedVerdict
+) -> Comparison:
     """Make a verdict inconclusive if it would change with failed scorings counted as not solved.
 
     Args:
         comparison: made with failed scorings left out.
-        counted: the outcome of the same rows with failed scorings counted as not solved.
+        with_failures: the outcome of the same rows with failed scorings counted as not solved.
 
     Returns `comparison` itself where both agree, or where it had decided nothing anyway.
     """
-    old = comparison.outcome
+    without_failures = comparison.outcome
     measure = comparison.measure
-    if measure is None or old.verdict not in _DECIDED or counted.verdict == old.verdict:
+    if (
+        measure is None
+        or without_failures.verdict not in _DECIDED
+        or with_failures.verdict == without_failures.verdict
+    ):
         return comparison
-    levels = f"{show(counted.before, measure)} to {show(counted.after, measure)}"
-    failed = sum(old.errors)
-    who = f"the {failed} answers" if failed > 1 else "the one answer"
+    levels = f"{show(with_failures.before, measure)} to {show(with_failures.after, measure)}"
+    failed_count = sum(without_failures.errors)
+    who = f"the {failed_count} answers" if failed_count > 1 else "the one answer"
     reason = (
-        f"{who} whose scoring failed decide: left out, the verdict is {_as_words(old.verdict)}; "
-        f"counted as not solved, {_as_words(counted.verdict)} ({levels})"
+        f"{who} whose scoring failed decide: left out, the verdict is "
+        f"{_as_words(without_failures.verdict)}; "
+        f"counted as not solved, {_as_words(with_failures.verdict)} ({levels})"
     )
-    outcome = replace(old, verdict="inconclusive", reason=reason)
+    outcome = replace(without_failures, verdict="inconclusive", reason=reason)
     return replace(comparison, outcome=outcome, errors_decide=True)
 
 
 def correct_for_many(
     comparisons: list[Comparison], evaluations: Sequence[int] = ()
 ) -> list[float | None]:
-    """Correct the p values of several comparisons for being several.
+    """Correct the p values of several comparisons, because each is a chance to be wrong.
 
-    Holm's correction is made over all comparisons that were tested. `evaluations` says for each
-    comparison how often its two models were evaluated before (`holdout_reuse.evaluations_of_pair`);
-    each p is also multiplied by the factor for that number. Empty: once each.
+    Holm's correction is made over all comparisons that were tested. Each p is then multiplied by a
+    factor for repeated evaluations of the same two models.
 
     Changes `comparisons` in place: a "better" or "worse" that is no longer significant becomes
-    "inconclusive". Returns the corrected p values, None where there was no test.
+    "inconclusive". Returns the corrected p value of each comparison, None where there was no test.
+
+    Args:
+        evaluations: for each comparison, how many evaluations have tested its two models
+            (`holdout_reuse.evaluations_of_pair`); empty means one each.
     """
     tested = [i for i, item in enumerate(comparisons) if item.outcome.p is not None]
     adjusted = holm([comparisons[i].outcome.p or 0.0 for i in tested])
@@ -232,8 +248,8 @@ def sentence(comparison: Comparison, measure_prefix: str = "") -> str:
 def notes_on_counting(comparison: Comparison) -> list[str]:
     """Sentences about how the rows were counted, for the reader of a comparison.
 
-    One where failed scorings decide the verdict, one where several tasks share a prompt; usually
-    there are none.
+    There is one where failed scorings decide the verdict, and one where several tasks share a
+    prompt; usually there is neither.
     """
     notes = []
     if comparison.errors_decide:

@@ -79,7 +79,7 @@ def without_tasks(rows: Sequence[EvaluationRow], taught: frozenset[str]) -> list
 
 
 def contamination_warnings(run_dir: RunDir) -> list[str]:
-    """One sentence about held-out tasks in training rows; an empty list where there are none."""
+    """A sentence about held-out tasks in training rows, as a list; [] where there are none."""
     contamination = read_contamination(run_dir)
     if contamination.verdict == "clean":
         return []

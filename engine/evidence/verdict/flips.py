@@ -90,15 +90,21 @@ def flip_examples(
     each: int = _EACH,
     chars: int = _CHARS,
 ) -> FlipExamples:
-    """The tasks that changed most, up to `each` of them per direction.
+    """The tasks that changed most, with both answers.
 
-    Every text is cut to `chars` characters and redacted. Of several attempts at a task the first
-    that was scored is shown; a side without one shows an empty answer.
+    Of several attempts at a task the first one that was scored is shown. A side without one shows
+    an empty answer.
+
+    Args:
+        before, after: the rows that were compared.
+        redact: removes secrets from the texts.
+        each: how many tasks are shown per direction, at most.
+        chars: how many characters of each text are shown, at most.
     """
     old_rows, new_rows = _first_by_task(before), _first_by_task(after)
 
     def example(task: str) -> FlipExample:
-        """The example of one task; its prompt comes from whichever side has it."""
+        """The example of one task; its prompt is that of the second side, else of the first."""
         old, new = old_rows.get(task), new_rows.get(task)
         prompt = (new and new.prompt) or (old and old.prompt) or ""
         return FlipExample(

@@ -18,25 +18,30 @@ def rescored(run_dir: RunDir) -> dict[str, Any]:
     return read_object(run_dir.rescored)
 
 
-def moved(scores: Mapping[str, Any]) -> bool:
+def rewards_depend_on_past(scores: Mapping[str, Any]) -> bool:
     """Whether rewards depend on what the env process had done before it gave them.
 
     That is so where two fresh processes agree with each other and not with the stored rewards, on
-    more answers than are tolerated. A random scorer is something else: always False where the
-    audit found one, or where two fresh processes disagree. More answers are tolerated where the
-    environment uses the network, because a service outside may have changed its mind.
+    more answers than are tolerated. More are tolerated where the environment uses the network,
+    because a service outside may have changed its mind.
 
-    `scores` is a stored rescoring, {} where there is none.
+    Always False for a scorer that is random: the audit found that it is, or two fresh processes
+    disagree. `scores` is a stored rescoring, {} where there is none.
     """
     random_scorer = scores.get("wavering") or scores.get("deterministic") is False
     if random_scorer or not scores.get("scored") or not scores.get("examples"):
         return False
     tolerated = limits.RESCORED_OUTSIDE if scores.get("network") else limits.RESCORED
-    least = max(limits.RESCORED_LEAST, math.floor(tolerated * scores["scored"]) + 1)
-    return scores.get("confirmed", 0) >= least
+    # The fewest answers that are more than the tolerated share.
+    fewest = max(limits.RESCORED_LEAST, math.floor(tolerated * scores["scored"]) + 1)
+    return scores.get("confirmed", 0) >= fewest
 
 
 def warnings(run_dir: RunDir) -> list[str]:
-    """The warning of a verdict where rewards depend on the process's past; else an empty list."""
+    """The warning that rewards depend on what the env process had done before; else []."""
     scores = rescored(run_dir)
-    return [f"Rewards are not to be trusted: {rescore.sentence(scores)}."] if moved(scores) else []
+    return (
+        [f"Rewards are not to be trusted: {rescore.sentence(scores)}."]
+        if rewards_depend_on_past(scores)
+        else []
+    )

@@ -57,23 +57,25 @@ _counted: dict[tuple[str, str], tuple[tuple[Any, ...] | None, HoldoutUse]] = {}
 def holdout_use(home: Home, env_id: str, run_id: str = "") -> HoldoutUse:
     """How often the held-out tasks of `env_id` were used to choose or to judge.
 
-    Counts the runs up to and including `run_id`; all runs if it is "" or no run on that version.
+    Runs up to and including `run_id` are counted. All runs are, if `run_id` is "" or names no run
+    on that version.
     """
     return _count(home, env_id, _runs_on(home, env_id, run_id))
 
 
 def _count(home: Home, env_id: str, rows: Iterable[RunRow]) -> HoldoutUse:
-    """The uses by these runs, which all ran on `env_id`.
+    """The uses of the held-out tasks by these runs, which all ran on `env_id`.
 
-    A training run counts each checkpoint it evaluated, and once as judged if there was one.
+    A training run uses them once for each checkpoint it evaluated; if it evaluated any, it is also
+    judged once. An evaluation uses them once for each model.
     """
     judged = checkpoints = evaluations = 0
     for row in rows:
         if row.kind == "train":
             # Step 0 is the start: it is evaluated, not chosen.
-            evaluated = sum(step > 0 for step in home.run(row.run_id).eval_steps())
-            checkpoints += evaluated
-            judged += evaluated > 0
+            evaluated_count = sum(step > 0 for step in home.run(row.run_id).eval_steps())
+            checkpoints += evaluated_count
+            judged += evaluated_count > 0
         elif row.kind == "evaluate":
             evaluations += _models_on_heldout(home, row)
     return HoldoutUse(env_id, judged, checkpoints, evaluations)
@@ -87,7 +89,8 @@ def use_by_env(home: Home) -> dict[str, HoldoutUse]:
     """
     with Store(home) as store:
         marks = {env_id: mark for env_id, mark in store.env_marks().items() if env_id}
-        # mark[1] counts the runs under way; a mark changes with any run of its version.
+        # mark[1] counts the runs under way; a mark changes with any run of its version. The mark of
+        # a version that was never counted is None, which equals no mark.
         stale = {
             env_id
             for env_id, mark in marks.items()
@@ -101,9 +104,10 @@ def use_by_env(home: Home) -> dict[str, HoldoutUse]:
 
 
 def reuse_warning(use: HoldoutUse, verdict: str, p: float | None) -> list[str]:
-    """A warning that many runs were judged on the same held-out tasks; [] while they are few.
+    """A warning that many runs were judged on the same held-out tasks.
 
-    Also [] for a "better" that stays significant after a correction for all of these runs.
+    [] while they are few, and for a "better" that stays significant after a correction for all of
+    these runs.
 
     Args:
         use: how often the tasks were used.
@@ -114,12 +118,13 @@ def reuse_warning(use: HoldoutUse, verdict: str, p: float | None) -> list[str]:
         return []
     text = f"{use.judged} runs have been judged on these held-out tasks"
     # At level ALPHA a run without any change looks better by luck with probability ALPHA / 2.
-    lucky = 1.0 - (1.0 - ALPHA / 2.0) ** use.judged
+    chance_of_luck = 1.0 - (1.0 - ALPHA / 2.0) ** use.judged
     if verdict == "better" and p is not None:
         if min(1.0, p * use.judged) < ALPHA:
             return []  # it survives even if the best of them all had been picked
         return [
-            f"{text}: that one of so many looks better by luck has a chance of {lucky:.0%}, and "
+            f"{text}: that one of so many looks better by luck has a chance of "
+            f"{chance_of_luck:.0%}, and "
             "this gain does not survive a correction for them. Evaluate the run on new tasks."
         ]
     return [f"{text}; the best of them looks better than it is."]
@@ -128,9 +133,10 @@ def reuse_warning(use: HoldoutUse, verdict: str, p: float | None) -> list[str]:
 def evaluations_of_pair(home: Home, env_id: str, models: Sequence[str], upto: Sequence[str]) -> int:
     """How many different evaluations have tested these models against each other; at least 1.
 
-    Whoever evaluates two models on more and more rows until they differ has made as many tests.
-    Evaluations differ in their number of rows or attempts, or in the seed where tasks are attempted
-    several times. The same rows asked again in the same way are no new test, nor is regrading.
+    Someone who evaluates two models on more and more rows until they differ makes as many tests as
+    evaluations. Two evaluations are different if their number of rows or of attempts is, or the
+    seed where tasks are attempted several times. The same rows asked again in the same way are not
+    a new test, and neither is regrading.
 
     Args:
         env_id: the environment version they were evaluated on.
@@ -145,7 +151,7 @@ def evaluations_of_pair(home: Home, env_id: str, models: Sequence[str], upto: Se
     youngest = positions[-1]
     last = home.run(rows[youngest].run_id).find_config()
     split = last.split if isinstance(last, EvaluateConfig | RegradeConfig) else "heldout"
-    different: set[str] = set()
+    distinct_evaluations: set[str] = set()
     for row in rows[: youngest + 1]:
         config = home.run(row.run_id).find_config()
         if not isinstance(config, EvaluateConfig) or config.split != split:
@@ -153,8 +159,8 @@ def evaluations_of_pair(home: Home, env_id: str, models: Sequence[str], upto: Se
         if set(models) <= _played_models(home.run(row.run_id), config):
             # A single attempt is greedy by default: another seed makes no new test.
             seed = config.settings.seed if config.attempts != 1 else None
-            different.add(f"{config.rows} {config.attempts} {seed}")
-    return max(1, len(different))
+            distinct_evaluations.add(f"{config.rows} {config.attempts} {seed}")
+    return max(1, len(distinct_evaluations))
 
 
 def correction_factor(evaluations: int) -> int:
@@ -189,7 +195,7 @@ def _played_models(run: RunDir, config: EvaluateConfig) -> set[str]:
 def _runs_on(home: Home, env_id: str, run_id: str) -> Iterable[RunRow]:
     """The runs on a version, oldest first, up to and including `run_id`.
 
-    All of them where `run_id` is not among them.
+    All runs on it where `run_id` is not among them.
     """
     with Store(home) as store:
         # The store lists the newest run first.

@@ -21,19 +21,20 @@ class Start:
 def trained_by(home: Home, ref: str) -> str:
     """The id of the training run of this home that a model reference names.
 
-    "" for any other model: a path, a hub id, or a run that is no training run or is gone.
+    "r-1" for "r-1@step20". "" for any other model: a path, a hub id, or a run that is not a
+    training run or is gone.
     """
     name = ref.partition("@")[0]
-    if not name or "/" in name or name in (".", ".."):  # a path or hub id is no run
+    if not name or "/" in name or name in (".", ".."):  # a path or a hub id, not a run
         return ""
-    config = home.run(name).find_config()  # of a name that is no run there is none
+    config = home.run(name).find_config()  # None where there is no run of this name
     return name if isinstance(config, TrainConfig) else ""
 
 
 def ancestry(run_dir: RunDir) -> list[RunDir]:
-    """A run, the run that trained the model it began with, and so on, the youngest first.
+    """A run, the run that trained the model it began with, and so on; the youngest comes first.
 
-    At most `_MOST_GENERATIONS` runs; stops where a run would come up twice.
+    At most `_MOST_GENERATIONS` runs. The list ends where a run would come up twice.
     """
     runs = [run_dir]
     while len(runs) < _MOST_GENERATIONS:
@@ -83,9 +84,10 @@ def _start_not_beaten(run_dir: RunDir, model: str, step: int | None) -> Start | 
     measure = measure_of(start_rows, best_rows)
     if start is None or best is None or measure is None:
         return None
+    # Each score was made by its own measure, so these must be the same to compare the scores.
     if {measure_of(start_rows), measure_of(best_rows)} != {measure} or best[0] > start[0]:
         return None
-    sign = -1.0 if measure == "loss" else 1.0  # a selection score is higher where it is better
+    sign = -1.0 if measure == "loss" else 1.0  # the selection score of a loss is negated
     best_level, start_level = show(sign * best[0], measure), show(sign * start[0], measure)
     return Start(
         model,

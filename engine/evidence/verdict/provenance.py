@@ -108,7 +108,7 @@ class Verification:
 
 def seal(run_dir: RunDir) -> str:
     """Hash everything a finished run rests on and write it down. Returns the last hash."""
-    links = _linked(_contents(run_dir, run_dir.find_config()))
+    links = _with_hashes(_files_by_link(run_dir, run_dir.find_config()))
     Provenance(run_id=run_dir.id, links=links, head=links[-1].hash).write(run_dir.chain)
     return links[-1].hash
 
@@ -132,21 +132,26 @@ def verify(home: Home, run_id: str) -> Verification:
 
 
 def _verify(home: Home, row: RunRow, depth: int) -> Verification:
-    """Check one run and its ancestors; `depth` is how many generations it is from the first.
+    """Check one run and its ancestors.
 
-    A fault is a file that differs, a seal that does not fit its own hashes, and a verdict in the
-    database that the evaluations do not support.
+    These are faults:
+        a file that differs from the sealed one;
+        a seal that does not fit its own hashes;
+        a verdict in the database that the evaluations do not support.
+
+    `depth` is how many generations lie between this run and the one that was asked for.
     """
     run = home.run(row.run_id)
     sealed = read_provenance(run)
     if sealed is None or run.deleted.exists():
-        return _unsealed(run, row)
+        return _verification_without_seal(run, row)
     config = run.find_config()
-    files_by_link = {link.name: link.files for link in _linked(_contents(run, config))}
-    links, previous = [], ""
+    current_files = {link.name: link.files for link in _with_hashes(_files_by_link(run, config))}
+    links = []
+    previous = ""
     for link in sealed.links:
-        files = files_by_link.get(link.name, {})
-        if link.name == "environment":
+        files = current_files.get(link.name, {})
+        if link.name == "environment":  # an audit that was replaced since counts as unchanged
             files = files | _earlier_audit(config, link.files)
         faults = _differences(link.files, files)
         if link.hash != _hash(previous, link.name, link.files):
@@ -154,19 +159,20 @@ def _verify(home: Home, row: RunRow, depth: int) -> Verification:
         previous = link.hash
         links.append(CheckedLink(link.name, faults[:_MOST_FAULTS], not faults))
     if sealed.head != previous or [link.name for link in links] != list(LINKS):
-        links = links or [CheckedLink("evaluation", [], True)]
+        links = links or [CheckedLink("evaluation", [], True)]  # a link that can carry the fault
         links[-1] = links[-1].with_fault(Fault(run.chain.name, _SEAL_CHANGED))
     verdict = run_verdict(run).word
     if row.kind == "train" and row.state == "done" and verdict != row.verdict:
         difference = f"says {row.verdict}, the evaluations say {verdict}"
         links[-1] = links[-1].with_fault(Fault(run.home.db.name, difference))
-    return _verification(row, sealed.head, links, _ancestors(home, run, depth))
+    return _verification_of_seal(row, sealed.head, links, _verified_ancestors(home, run, depth))
 
 
-def _ancestors(home: Home, run: RunDir, depth: int) -> list[Verification]:
-    """The runs that this one's models come from, verified the same way.
+def _verified_ancestors(home: Home, run: RunDir, depth: int) -> list[Verification]:
+    """The verifications of the runs that this one's models come from.
 
-    [] beyond `_MOST_GENERATIONS`; a run that is no longer in the database is left out.
+    [] where `depth` has reached `_MOST_GENERATIONS`. A run that is no longer in the database is
+    left out.
     """
     ancestors = []
     for ref in _models_used(run.find_config()):
@@ -182,11 +188,11 @@ def _ancestors(home: Home, run: RunDir, depth: int) -> list[Verification]:
     return ancestors
 
 
-def _unsealed(run: RunDir, row: RunRow) -> Verification:
+def _verification_without_seal(run: RunDir, row: RunRow) -> Verification:
     """The result for a run without a seal, or whose files were deleted.
 
-    A run that is done should have a seal, so it counts as not intact. Of one that is not done, or
-    was deleted, nothing can be said: `intact` is None.
+    A run that is done should have a seal, so it counts as not intact. About one that is not done,
+    or was deleted, nothing can be said: `intact` is None.
     """
     deleted = run.deleted.exists()
     done = row.state == "done" and not deleted
@@ -203,13 +209,13 @@ def _unsealed(run: RunDir, row: RunRow) -> Verification:
     )
 
 
-def _verification(
+def _verification_of_seal(
     row: RunRow, head: str, links: Sequence[CheckedLink], ancestors: Sequence[Verification]
 ) -> Verification:
-    """The result of a sealed run, with a sentence about it.
+    """The result for a sealed run, with a sentence about it.
 
-    The sentence names the first fault of the run, else the first ancestor that is not intact, else
-    it says that the run is intact.
+    The sentence names the first fault of the run, else the first ancestor that is not intact. Where
+    there is neither it says that the run is intact.
     """
     broken = [link for link in links if not link.ok]
     altered = [other for other in ancestors if other.intact is False]
@@ -228,11 +234,11 @@ def _verification(
     return Verification(row.run_id, intact, head, links, ancestors, summary)
 
 
-def _contents(run: RunDir, config: RunConfig | None) -> Iterator[tuple[str, dict[str, str]]]:
-    """Pairs of a link's name and its files (path -> SHA-256), in the order of LINKS.
+def _files_by_link(run: RunDir, config: RunConfig | None) -> Iterator[tuple[str, dict[str, str]]]:
+    """Pairs of a link's name and its files as they are now, in the order of LINKS.
 
-    As the files are now; what is missing is left out. Without a config (None) there is no
-    environment to look at, so its links have no files.
+    The files map path -> SHA-256; a file that is missing is left out. Where the config is missing
+    (None) the environment is not known, so the links environment, data and curation have no files.
     """
     env = Path(config.env_dir) if config else run.path / "none"  # "none" never exists
     source = env / "source"
@@ -253,16 +259,18 @@ def _contents(run: RunDir, config: RunConfig | None) -> Iterator[tuple[str, dict
 
 
 def _earlier_audit(config: RunConfig | None, sealed: Mapping[str, str]) -> dict[str, str]:
-    """The hash of the audit that a run was sealed with, where that audit still exists.
+    """The audit that a run was sealed with, as path -> SHA-256, where that audit still exists.
 
-    A later push may audit a version again; it then keeps the earlier audit beside the new one,
-    under its hash. {} where the audit was not sealed or is gone.
+    A later push may audit a version again. It then keeps the earlier audit beside the new one, in a
+    file named after its hash. {} where the audit was not sealed or is gone.
+
+    `sealed` are the files of the link "environment" (path -> SHA-256).
     """
     digest = str(sealed.get("audit.json") or "")
     earlier = Path(config.env_dir if config else "") / "earlier" / f"{digest}.json"
     # A damaged seal may hold anything: isalnum keeps the path inside of the folder.
-    same = digest.isalnum() and earlier.is_file() and _digest(earlier) == digest
-    return {"audit.json": digest} if same else {}
+    still_exists = digest.isalnum() and earlier.is_file() and _digest(earlier) == digest
+    return {"audit.json": digest} if still_exists else {}
 
 
 def _checkpoint_files(run: RunDir) -> list[Path]:
@@ -271,18 +279,24 @@ def _checkpoint_files(run: RunDir) -> list[Path]:
 
 
 def _best_checkpoint(run: RunDir) -> dict[str, str]:
-    """Which checkpoint the link `best` names, as an entry of its own; {} where there is none."""
+    """The name of the best checkpoint as an entry among the files; {} where there is none.
+
+    So the seal also covers which checkpoint was chosen.
+    """
     best = run.resolve_checkpoint("best")
     return {"checkpoints/best": best.name} if best is not None else {}
 
 
 def _parent_heads(home: Home, config: RunConfig | None) -> dict[str, str]:
-    """The sealed hashes of the runs this one starts from, so that its seal covers theirs too."""
+    """The last hashes of the runs that trained this run's models, so that its seal covers theirs.
+
+    The keys are "chain of <run id>"; the value is "not sealed" for a run without a seal.
+    """
     return {
         f"chain of {parent}": sealed.head if sealed else "not sealed"
         for ref in _models_used(config)
         if (parent := trained_by(home, ref))
-        for sealed in [read_provenance(home.run(parent))]
+        for sealed in [read_provenance(home.run(parent))]  # a loop of one, to name the seal
     }
 
 
@@ -291,14 +305,14 @@ def _models_used(config: RunConfig | None) -> list[str]:
     return list(dict.fromkeys(config.model_refs)) if config else []
 
 
-def _linked(contents: Iterable[tuple[str, dict[str, str]]]) -> list[SealedLink]:
+def _with_hashes(files_by_link: Iterable[tuple[str, dict[str, str]]]) -> list[SealedLink]:
     """The links with their hashes, each of which covers the hash of the link before it.
 
-    `contents` are pairs of a link's name and its files (path -> SHA-256).
+    `files_by_link` holds pairs of a link's name and its files (path -> SHA-256).
     """
     links: list[SealedLink] = []
     previous = ""
-    for name, files in contents:
+    for name, files in files_by_link:
         previous = _hash(previous, name, files)
         links.append(SealedLink(name=name, files=files, hash=previous))
     return links
@@ -312,7 +326,10 @@ def _hash(previous: str, name: str, files: Mapping[str, str]) -> str:
 
 
 def _hashes(root: Path, files: Iterable[Path], skip: Path | None = None) -> dict[str, str]:
-    """Path relative to `root` -> SHA-256, for each of `files` that exists, without `skip`."""
+    """Path relative to `root` -> SHA-256, for each of `files` that exists.
+
+    The file `skip` is left out; None leaves out nothing.
+    """
     return {
         file.relative_to(root).as_posix(): _digest(file)
         for file in files

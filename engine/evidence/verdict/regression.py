@@ -138,9 +138,10 @@ class KeptSkills:
 
 
 def kept_skills(run_dir: RunDir) -> KeptSkills | None:
-    """The skills of a training run's model, before against after.
+    """The skills of a training run's model, compared before and after training.
 
-    None where the run asked no such tasks. Raises DamagedRecord for rows that cannot be read.
+    None where the run did not ask the tasks that measure them. Raises DamagedRecord for rows that
+    cannot be read.
     """
     before, after = (read_evaluation(run_dir.kept(when)) for when in ("before", "after"))
     if not before:
@@ -156,14 +157,16 @@ def compare_skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRo
     battery.
     """
     names = list(dict.fromkeys(str(row.battery) for row in before))
-    sides = [(_of_battery(before, name), _of_battery(after, name)) for name in names]
+    sides = [(_rows_of_battery(before, name), _rows_of_battery(after, name)) for name in names]
     outcomes = [
-        paired_verdict(*(side(rows, _measure(old)) for rows in (old, new))) for old, new in sides
+        paired_verdict(*(side(rows, _battery_measure(old)) for rows in (old, new)))
+        for old, new in sides
     ]
-    # Each battery is a chance to call luck a loss: Holm over those of one comparison.
+    # Each battery is a chance to call luck a loss: Holm over those of one comparison. The iterator
+    # has one p value for each outcome that was tested, in their order.
     adjusted = iter(holm([outcome.p for outcome in outcomes if outcome.p is not None]))
     batteries = [
-        _battery(name, *pair, outcome, None if outcome.p is None else next(adjusted))
+        _compared_battery(name, *pair, outcome, None if outcome.p is None else next(adjusted))
         for name, pair, outcome in zip(names, sides, outcomes, strict=True)
     ]
     words = {battery.verdict for battery in batteries}
@@ -183,8 +186,9 @@ def losses(kept: KeptSkills | None) -> list[str]:
 
 
 def _since_base(run_dir: RunDir, after: Sequence[EvaluationRow]) -> SinceBase | None:
-    """Compare `after` with the answers of the model that the first ancestor began with.
+    """Compare the answers `after` with those of the base model of this run.
 
+    That is the model with which the oldest ancestor began; it was asked at the ancestor's step 0.
     None for a run without ancestors, and where that model was not asked the same batteries.
     """
     first, *later = reversed(ancestry(run_dir))  # the oldest run first
@@ -194,7 +198,8 @@ def _since_base(run_dir: RunDir, after: Sequence[EvaluationRow]) -> SinceBase | 
     before = [row for row in read_evaluation(first.kept("before")) if row.battery in batteries]
     if not before:
         return None
-    skills, base = compare_skills(before, after), started_from(first)
+    skills = compare_skills(before, after)
+    base = started_from(first)
     lost_by = [run.id for run in (first, *later) if _forgot_something(run)]
     sentences = [sentence_of(battery, f" since {base}") for battery in skills.batteries]
     if skills.verdict == "forgotten" and lost_by:
@@ -203,22 +208,25 @@ def _since_base(run_dir: RunDir, after: Sequence[EvaluationRow]) -> SinceBase | 
 
 
 def _forgot_something(run_dir: RunDir) -> bool:
-    """Whether a run's own comparison of before and after says forgotten."""
+    """Whether a run forgot something by itself: its answers after training against those before.
+
+    False where it was not asked before or after.
+    """
     before, after = (read_evaluation(run_dir.kept(when)) for when in ("before", "after"))
     return bool(before and after) and compare_skills(before, after).verdict == "forgotten"
 
 
-def _of_battery(rows: Sequence[EvaluationRow], battery: str) -> list[EvaluationRow]:
+def _rows_of_battery(rows: Sequence[EvaluationRow], battery: str) -> list[EvaluationRow]:
     """The rows of one battery."""
     return [row for row in rows if str(row.battery) == battery]
 
 
-def _measure(before: Sequence[EvaluationRow]) -> Measure:
-    """What a battery is compared by: success where every row says it, else reward."""
+def _battery_measure(before: Sequence[EvaluationRow]) -> Measure:
+    """What a battery is compared by: success where every row reports it, else reward."""
     return "success" if all(row.success is not None for row in before) else "reward"
 
 
-def _battery(
+def _compared_battery(
     name: str,
     before: Sequence[EvaluationRow],
     after: Sequence[EvaluationRow],
@@ -232,7 +240,7 @@ def _battery(
     return Battery(
         battery=name,
         verdict=_skill_verdict(outcome, p),
-        metric=_measure(before),
+        metric=_battery_measure(before),
         before=rounded(outcome.before),
         after=rounded(outcome.after),
         difference=rounded(outcome.diff),
@@ -247,10 +255,15 @@ def _battery(
 
 
 def _skill_verdict(outcome: PairedVerdict, p: float | None) -> Word:
-    """What an outcome means for the skill; `p` is corrected for the other batteries.
+    """What an outcome means for the skill.
 
-    Inconclusive is a loss that a one-sided test would have found; every smaller loss counts as
-    kept.
+    The verdict is one of:
+        unknown: nothing could be compared.
+        forgotten, improved: the difference is significant.
+        inconclusive: a loss that only a one-sided test would find.
+        kept: anything else, a smaller loss included.
+
+    `p` is the outcome's p value, corrected for the other batteries; None where there was no test.
     """
     if outcome.verdict == "unknown":
         return "unknown"
@@ -264,17 +277,17 @@ def _skill_verdict(outcome: PairedVerdict, p: float | None) -> Word:
 
 
 def _skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> list[Skill]:
-    """Mean rewards by kind of task (`family`), the largest loss first.
+    """Mean rewards before and after by kind of task (`family`), the largest loss first.
 
-    [] where no task names its kind.
+    Tasks without a kind are one kind with the name "". [] where no task names its kind.
     """
     names = list(dict.fromkeys(row.family or "" for row in before))
-    if names == [""]:
+    if names == [""]:  # all tasks are of one kind without a name
         return []
     skills = [
         Skill(
             name,
-            *(
+            *(  # before and after
                 _mean_reward([row for row in rows if (row.family or "") == name])
                 for rows in (before, after)
             ),
@@ -295,7 +308,9 @@ def _mean_reward(rows: Sequence[EvaluationRow]) -> float | None:
 def sentence_of(battery: Battery, since: str = "") -> str:
     """A battery's comparison in one sentence for people.
 
-    `since` says against which model, as " since pebble"; "" where it is the run's own start.
+    For example "Forgotten (arithmetic): 82 % to 41 % on 40 tasks; most of all sums 0.90 to 0.30."
+
+    `since` says against which model, such as " since pebble"; "" where it is the run's own start.
     """
     name = battery.battery
     if battery.verdict == "unknown":

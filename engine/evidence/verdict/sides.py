@@ -35,10 +35,11 @@ class Sides:
 
 
 def training_sides(run_dir: RunDir) -> Sides:
-    """Step 0 and the checkpoint that stands for the result, on the test half.
+    """The rows of step 0 and of the checkpoint that stands for the run's result.
 
-    On all held-out tasks where they were not split into halves. Tasks that training rows teach are
-    left out. The `after` side is empty before a checkpoint was evaluated.
+    They are those of the test half, or of all held-out tasks where these were not split into
+    halves. Tasks that training rows teach are left out. The `after` side is empty until a
+    checkpoint was evaluated.
     """
     step = result_step(run_dir)
     taught = taught_tasks(run_dir)
@@ -46,7 +47,8 @@ def training_sides(run_dir: RunDir) -> Sides:
     after = without_tasks(read_evaluation(run_dir.evals(step)), taught) if step is not None else []
     half = "all"
     if any(row.half for row in before):
-        before, after, half = in_half(before, TEST), in_half(after, TEST), TEST
+        before, after = in_half(before, TEST), in_half(after, TEST)
+        half = TEST
     name = "no step yet" if step is None else f"step {step}"
     return Sides(before, after, "step 0", name, half, step, len(taught))
 
@@ -83,17 +85,18 @@ def evaluated_models(run_dir: RunDir, config: RunConfig | None) -> dict[str, lis
 def result_step(run_dir: RunDir) -> int | None:
     """The evaluated step that stands for the run's result; None while no step was evaluated.
 
-    Only steps evaluated on the test half count, or all evaluated steps where none was. Of those it
-    is the checkpoint that the run named its best; else the best on the validation half; else the
-    last one.
+    The candidates are the steps evaluated on the test half, or all evaluated steps where none was.
+    Of these it is the checkpoint that the run named its best; else the best on the validation half;
+    else the last one.
     """
     steps = [step for step in run_dir.eval_steps() if step > 0]
-    tested = [step for step in steps if in_half(read_evaluation(run_dir.evals(step)), TEST)]
-    candidates = tested or steps
+    tested_steps = [step for step in steps if in_half(read_evaluation(run_dir.evals(step)), TEST)]
+    candidates = tested_steps or steps
     if not candidates:
         return None
-    named = run_dir.resolve_checkpoint("best")
-    if named is not None and (step := int(named.name.rpartition("_")[2])) in candidates:
+    best_folder = run_dir.resolve_checkpoint("best")
+    # A checkpoint's folder is named after its step, as in step_000020.
+    if best_folder is not None and (step := int(best_folder.name.rpartition("_")[2])) in candidates:
         return step
     best = best_step(run_dir, candidates)
     return candidates[-1] if best is None else best

@@ -160,7 +160,11 @@ class Verdict:
         return numbers | self._evaluation_json() | words | calls
 
     def _training_json(self, facts: TrainingFacts) -> dict[str, object]:
-        """The part of the result that only training runs have; unset optional parts left out."""
+        """The part of the result that only training runs have.
+
+        Left out are the expectation and the model to go on with where there are none, and the
+        kept skills where they were not measured.
+        """
         body: dict[str, object] = {
             "half": facts.half,
             "before": facts.before.to_json(),
@@ -179,7 +183,7 @@ class Verdict:
     def _evaluation_json(self) -> dict[str, object]:
         """The part of the result that only evaluations have.
 
-        Only the levels of the models where fewer than two were scored.
+        Where fewer than two models were scored, it holds nothing but their levels.
         """
         facts = self.evaluation
         if facts is None:
@@ -208,8 +212,8 @@ def run_verdict(run_dir: RunDir) -> Verdict:
     """The verdict on a run, from its files alone.
 
     A training run is compared with its own starting point; an evaluation of several models
-    compares each with the first. On a run that is not finished the verdict is unknown, with the
-    reason. Raises DamagedRecord naming a file that cannot be read.
+    compares each with the first. The verdict is unknown, with the reason, until both sides were
+    evaluated. Raises DamagedRecord naming a file that cannot be read.
     """
     config = run_dir.find_config()  # None where it is gone: the rest of the run is still judged
     redact = redactor_for(run_dir.home, config.env_dir if config else None)
@@ -226,8 +230,9 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
     sides = training_sides(run_dir)
     checkpoints = len([step for step in run_dir.eval_steps() if step > 0])
     comparison = compare_rows(sides.before, sides.after)
-    if missing := _missing_evaluation(sides):
-        outcome = PairedVerdict("unknown", missing)
+    if missing_rows := _reason_for_missing_rows(sides):
+        # A reason in the run's own terms, instead of "nothing was scored".
+        outcome = PairedVerdict("unknown", missing_rows)
         comparison = Comparison(None, outcome, comparison.before, comparison.after)
     verdict = comparison.outcome.verdict
     uses = holdout_use(run_dir.home, config.env_id if config else "", run_dir.id)
@@ -264,8 +269,8 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
     )
 
 
-def _missing_evaluation(sides: Sides) -> str:
-    """The reason why no verdict is possible because rows are missing; "" where none are."""
+def _reason_for_missing_rows(sides: Sides) -> str:
+    """Why a side has no rows, so that no verdict is possible; "" where both have some."""
     if not sides.before and sides.taught:
         return "every reported held-out task stands in the training rows"
     if not sides.before:
@@ -280,7 +285,7 @@ def _missing_evaluation(sides: Sides) -> str:
 def _no_halves_warning(sides: Sides, checkpoints: int) -> list[str]:
     """A warning where the checkpoint was chosen on the tasks that it is judged by; else [].
 
-    `checkpoints` is how many there were: with fewer than two nothing was chosen.
+    `checkpoints` is how many checkpoints were evaluated: of a single one nothing was chosen.
     """
     if sides.half != "all" or checkpoints < 2:
         return []
@@ -294,7 +299,8 @@ def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor)
     """The verdict of an evaluation: its first model against the one furthest ahead of it.
 
     All other models are compared with the first as well, and the p values are corrected for that.
-    With fewer than two scored models the verdict is "unknown". Raises DamagedRecord.
+    With fewer than two scored models the verdict is "unknown". Raises DamagedRecord naming a file
+    that cannot be read.
     """
     models = evaluated_models(run_dir, config)
     measure = measure_of(*models.values())
@@ -350,10 +356,17 @@ def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor)
 def _cautions(comparison: Comparison, config: RunConfig | None, half: str = "all") -> list[str]:
     """What the reader of a comparison should keep in mind, one sentence each.
 
-    Tasks left out, failed scorings, how many tasks an inconclusive comparison would need, and a
-    reward risk that was accepted. `half` is the half of the held-out tasks that was compared.
+    The sentences, where they apply, in this order:
+        tasks that were scored on one side only;
+        failed scorings;
+        how the answers were counted;
+        how many tasks would settle an inconclusive comparison;
+        a reward risk that was accepted.
+
+    `half` is the half of the held-out tasks that was compared, "all" without halves.
     """
-    outcome, notes = comparison.outcome, []
+    outcome = comparison.outcome
+    notes = []
     if outcome.unpaired:
         notes.append(f"{outcome.unpaired} tasks were scored on one side only and are left out.")
     if sum(outcome.errors) and outcome.verdict != "unknown":
@@ -381,10 +394,10 @@ def _cautions(comparison: Comparison, config: RunConfig | None, half: str = "all
 
 
 def _expectation(expected: str, verdict: str) -> tuple[str, bool | None]:
-    """What was expected of the run and whether it came true.
+    """What was expected of the run, and whether it came true.
 
-    ("", None) for no expectation or an unknown word; the second is None where the verdict is
-    unknown or inconclusive.
+    The second is None where the verdict is unknown or inconclusive. ("", None) where nothing was
+    expected, or something other than "better" or "no_difference".
     """
     if expected not in ("better", "no_difference"):
         return "", None
@@ -395,7 +408,7 @@ def _expectation(expected: str, verdict: str) -> tuple[str, bool | None]:
 def _next_calls(run_id: str, comparison: Comparison) -> list[Call]:
     """The calls to suggest after a training run, by its verdict.
 
-    Where failed scorings decide the verdict, these come first and alone.
+    Where failed scorings decide the verdict, only the calls that look at them are suggested.
     """
     if comparison.errors_decide:
         return calls_for_errors(run_id)
@@ -408,7 +421,10 @@ def _next_calls(run_id: str, comparison: Comparison) -> list[Call]:
 
 
 def _level_sentence(table: Sequence[ModelLevel], measure: Measure | None) -> str:
-    """A sentence with the level of the first model, for an evaluation of one model alone."""
+    """A sentence with the level of the first model, for an evaluation of one model alone.
+
+    For example "pebble: success 41.2 % on 80 tasks (95 % interval 30.9 % to 52.1 %)."
+    """
     first = table[0].level if table else None
     if measure is None or first is None:
         return "Nothing was scored yet."

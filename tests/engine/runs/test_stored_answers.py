@@ -9,7 +9,7 @@ import pytest
 from answered import GUESS, SUMS, answer, push, training
 
 from engine.environments.registry import find_env, read_tasks
-from engine.evidence.verdict.fresh_scores import moved, rescored, warnings
+from engine.evidence.verdict.fresh_scores import rescored, rewards_depend_on_past, warnings
 from engine.home.run_dir import Home, RunDir
 from engine.runs import stored_answers
 from envs.host.pipe import Pipe
@@ -43,7 +43,7 @@ def sums(count: int, paid: float | None = None) -> list[dict[str, Any]]:
 def test_honest_rewards_are_found_again(home: Home, tmp_path: Path):
     found = rescored(asked(home, push(home, tmp_path / "a"), sums(60)))
     assert (found["asked"], found["scored"], found["differing"]) == (24, 24, 0)
-    assert not moved(found) and found["deterministic"] and not found["network"]
+    assert not rewards_depend_on_past(found) and found["deterministic"] and not found["network"]
 
 
 def test_a_few_answers_are_all_asked_and_failed_or_other_ones_are_not(home: Home, tmp_path: Path):
@@ -59,7 +59,7 @@ def test_forged_rewards_are_told_with_numbers_and_an_example(home: Home, tmp_pat
     assert found["scored"] == 24 and 4 <= found["differing"] <= 20 and found["wavering"] == 0
     example = found["examples"][0]
     assert (example["first"], example["second"]) == (1.0, 0.0) and example["task"]
-    assert moved(found)
+    assert rewards_depend_on_past(found)
     (said,) = warnings(run)
     assert f"{found['differing']} of 24 answers got another reward in a new env process" in said
 
@@ -71,7 +71,9 @@ def test_chance_in_a_scorer_is_not_taken_for_a_state(home: Home, tmp_path: Path)
     found = rescored(asked(home, push(home, tmp_path / "a", moody), sums(60)))
     assert found["differing"] > 0 and found["wavering"] > 0
     assert found["deterministic"] is False, "the audit saw it at push"
-    assert not moved(found) and not moved(found | {"deterministic": True})
+    assert not rewards_depend_on_past(found) and not rewards_depend_on_past(
+        found | {"deterministic": True}
+    )
 
 
 def test_several_turns_are_played_again(home: Home, tmp_path: Path):
@@ -112,7 +114,7 @@ def test_an_environment_that_is_gone_costs_the_run_nothing(home: Home, tmp_path:
         begin(run.evals(3), "", {task["id"]: task for task in read_tasks(record)})
     found = rescored(run)
     assert (found["scored"], found["differing"]) == (0, 0) and "gone" in found["why"]
-    assert not moved(found)
+    assert not rewards_depend_on_past(found)
 
 
 def test_a_scorer_that_is_slow_is_asked_for_a_few_seconds_only(

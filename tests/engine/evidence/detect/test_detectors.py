@@ -242,7 +242,7 @@ def test_repeated_share_counts_four_grams_seen_before():
     ],
 )
 def test_wrapping_is_seen_at_the_beginning_of_an_answer(said: str, inside: bool):
-    assert text_metrics.wrapped(said) is inside
+    assert text_metrics.is_wrapped(said) is inside
 
 
 def test_alike_share_is_about_neighbouring_tasks():

@@ -396,7 +396,7 @@ def test_any_effect_is_drawn_inside_its_strip(value, below, above, margin):
     ],
 )
 def test_numbers_are_short_on_an_axis(value, share, text):
-    assert charts.shown(value, share) == text
+    assert charts.axis_text(value, share) == text
 
 
 @given(VALUES, VALUES)

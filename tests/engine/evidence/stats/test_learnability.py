@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.evidence.stats.learnability import Sample, learnability, teaches
+from engine.evidence.stats.learnability import Sample, learnability, teaching_share
 from engine.records.probe_result import AnswerLengths, FailedScores
 
 
@@ -29,21 +29,21 @@ def test_up_to_the_samples_taken_the_share_is_counted_over_all_groups(rewards, d
     size = data.draw(st.integers(2, len(rewards)))
     groups = list(combinations(rewards, size))
     expected = sum(len(set(group)) > 1 for group in groups) / len(groups)
-    assert math.isclose(teaches([answers(*rewards)], size), expected, abs_tol=1e-12)
+    assert math.isclose(teaching_share([answers(*rewards)], size), expected, abs_tol=1e-12)
 
 
 @pytest.mark.parametrize("size", [2, 4, 8, 12, 16])
 def test_tasks_of_known_difficulty_give_the_known_share_of_groups(size):
     rates = [0.0] * 100 + [0.1] * 100 + [0.5] * 100 + [1.0] * 100
     expected = sum(1 - rate**size - (1 - rate) ** size for rate in rates) / len(rates)
-    found = teaches(drawn(rates, 8, seed=3), size)
+    found = teaching_share(drawn(rates, 8, seed=3), size)
     # Beyond the 8 samples taken it is extrapolated, here over tasks that are no smooth population.
     assert found == pytest.approx(expected, abs=0.05 if size <= 8 else 0.1)
 
 
 def test_what_never_differed_is_not_said_to_differ_in_larger_groups():
-    assert teaches([answers(*[0.0] * 4)] * 9, 16) == 0.0
-    assert teaches([answers(*[1.0] * 4)] * 9, 16) == 0.0
+    assert teaching_share([answers(*[0.0] * 4)] * 9, 16) == 0.0
+    assert teaching_share([answers(*[1.0] * 4)] * 9, 16) == 0.0
 
 
 def test_shares_come_with_their_intervals():

@@ -9,7 +9,7 @@ from engine.core.files import write_json
 from engine.evidence.detect.diagnose import diagnose
 from engine.evidence.report.dossier import gather
 from engine.evidence.report.origins import audit_facts
-from engine.evidence.verdict.fresh_scores import moved
+from engine.evidence.verdict.fresh_scores import rewards_depend_on_past
 
 JUDGED = {
     "asked": 24,
@@ -43,7 +43,7 @@ JUDGED = {
     ],
 )
 def test_a_judge_outside_may_change_its_mind(change: dict[str, Any], alarm: bool):
-    assert moved(JUDGED | change) is alarm
+    assert rewards_depend_on_past(JUDGED | change) is alarm
 
 
 def left(run: Any, **change: Any) -> Any:
