@@ -25,7 +25,7 @@ from engine.home.rows import DEFAULT_GPU_HOURS
 from engine.home.run_dir import Home
 from engine.runs.submit.requests import EvaluationRequest, TrainRequest
 from mcp_server.access.keys import Scope as Need
-from mcp_server.access.keys import request_id_of_key
+from mcp_server.access.keys import stored_request_id
 from mcp_server.api import verbs
 from mcp_server.protocol import guard
 from mcp_server.protocol.agreement import with_agreement
@@ -176,7 +176,7 @@ class Tools:
             expect=expect,
             parent=parent,
             max_gpu_hours=max_gpu_hours,
-            request_id=request_id_of_key(guard.caller_of(ctx), request_id),
+            request_id=stored_request_id(guard.caller_of(ctx), request_id),
             resume=resume,
         )
 
