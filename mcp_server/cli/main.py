@@ -114,10 +114,13 @@ def setup(
     def print_progress(line: str) -> None:
         typer.echo(line, err=True)
 
-    # An install with torch needs no training environment; vLLM always has one of its own.
+    # A light install is one without torch: it gets an environment with torch, in the home. Any
+    # other install trains as it is, so there is nothing to build, nor to build `again`. vLLM always
+    # has an environment of its own.
     if vllm:
         build = partial(vllm_env.setup_vllm, say=print_progress)
         return show(call_and_record(home_of(home), "setup_vllm", build, again=again), as_json)
+    # `sys.prefix` is set in every Python; what decides is whether this one has torch.
     if sys.prefix and _has_torch():
         return show({"summary": f"{sys.executable} has torch; nothing to do."}, as_json)
     build = partial(setup_env.setup, say=print_progress)
@@ -242,13 +245,13 @@ def playbook(
     text = verbs.read_playbook(section)
     if as_json:
         return show({"section": section, "text": text}, True)
-    if not section:
+    if not section:  # the contents tell agents how to read a section; tell people the command
         text = text.replace('read_playbook(section="...")', "honesmith playbook SECTION")
     return show(text, False)
 
 
 def _print_entries(agents: Sequence[str], launch: "Launch", as_json: bool) -> None:
-    """Print what `init` would write into the configuration files of these agents."""
+    """Print the entries that `init` would write into the configuration files of these agents."""
     from mcp_server.cli import client_config
 
     entries = {name: client_config.entry_text(name, launch) for name in agents}
@@ -260,7 +263,8 @@ def _print_entries(agents: Sequence[str], launch: "Launch", as_json: bool) -> No
 
 
 def _log_check(path: Path) -> dict[str, str]:
-    """A check for `doctor`: a warning if our own log holds faults, with its path and size."""
+    """A check for `doctor`: a warning, with path and size, if the server's log exists."""
+    # The log file is made when the first internal error is logged.
     if not path.exists():
         return {"name": "server log", "status": "pass", "detail": "no fault of ours was logged"}
     detail = f"{path}, {path.stat().st_size} bytes"
@@ -288,7 +292,7 @@ def _roots(roots: list[Path] | None) -> list[Path] | None:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make the folder with its parents. Raises UserError BAD_ARGUMENT if that fails."""
+    """Make the folder and its parents. Raises UserError BAD_ARGUMENT if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
