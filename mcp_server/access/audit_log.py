@@ -151,7 +151,7 @@ class Audit:
             caller: name of a key, or `LOCAL`.
             since: unix seconds; 0: from the beginning of the log.
         """
-        started: dict[str, None] = {}  # a set of run ids that keeps their order
+        started_runs: dict[str, None] = {}  # a set of run ids that keeps their order
         known_runs: set[str] = set()
         try:
             file = open(self._home.audit, "rb")  # noqa: SIM115  the with below closes it
@@ -170,16 +170,16 @@ class Audit:
                     is_start = run_id not in known_runs or bool(line.get("resumed"))
                     known_runs.add(run_id)
                     if is_start and line["who"] == caller and line["time"] >= since:
-                        started[run_id] = None
+                        started_runs[run_id] = None
                 except (ValueError, KeyError, TypeError):
                     continue  # a person may have edited the log; skip lines that are not ours
-        return list(started)
+        return list(started_runs)
 
 
 def call_and_record(home: Home, tool: str, change: Callable[..., Reply], **arguments: Any) -> Reply:
-    """Call `change(home, **arguments)` for a shell command and record it in the audit log.
+    """Call `change(home, **arguments)` for a shell command and record the call in the audit log.
 
-    Returns the reply of `change`.
+    `tool` is the name of the change in the log. Returns the reply of `change`.
 
     Raises:
         UserError: HOME_UNUSABLE, the call cannot be recorded and so is not made; and whatever

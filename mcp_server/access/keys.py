@@ -254,11 +254,11 @@ def remove_key(home: Home, name: str) -> None:
     """
     with hold_keys_lock(home):
         keys = list_keys(home)
-        remaining = [key for key in keys if key.name != name]
-        if len(remaining) == len(keys):
+        remaining_keys = [key for key in keys if key.name != name]
+        if len(remaining_keys) == len(keys):
             known = ", ".join(key.name for key in keys) or "none"
             raise _bad_argument("name", name, f"Keys of this home: {known}.")
-        _write_keys(home, remaining)
+        _write_keys(home, remaining_keys)
 
 
 def check_owner_agreed(home: Home, key: Key, settings: "EnvSettings") -> None:
@@ -277,18 +277,18 @@ def check_owner_agreed(home: Home, key: Key, settings: "EnvSettings") -> None:
         return
     config = home.user_config()
     refused_secrets = [name for name in settings.secrets if name not in config.key_secrets]
-    refused = [f"the secret {name}" for name in refused_secrets]
+    refusals = [f"the secret {name}" for name in refused_secrets]
     config_lines = []
     if refused_secrets:
         quoted_names = ", ".join(f'"{name}"' for name in (*config.key_secrets, *refused_secrets))
         config_lines.append(f"key_secrets = [{quoted_names}]")
     if settings.limits.network and not config.key_network:
-        refused.append("a network")
+        refusals.append("a network")
         config_lines.append("key_network = true")
-    if refused:
+    if refusals:
         raise UserError(
             "FORBIDDEN",
-            f"environment.toml asks for {' and '.join(refused)}; the owner of this home has not "
+            f"environment.toml asks for {' and '.join(refusals)}; the owner of this home has not "
             f"agreed that keys such as {key.name} give that to an environment",
             hint="Leave it out, or ask the owner to push this folder or to set "
             f"{' and '.join(config_lines)} in the home's config.toml.",

@@ -82,9 +82,9 @@ def check_quota(
     cap_omitted = is_submit and counts_hours and "max_gpu_hours" not in arguments
     request_id = stored_request_id(key, str(arguments.get("request_id", "")))
     with Store(home) as store:
-        resumed = _find_row(store, str(arguments.get("resume", ""))) if cap_omitted else None
+        resumed_run = _find_row(store, str(arguments.get("resume", ""))) if cap_omitted else None
         if is_submit and _was_submitted(store, request_id):
-            return _cap_of_first_call(home, store, request_id, resumed) if cap_omitted else None
+            return _cap_of_first_call(home, store, request_id, resumed_run) if cap_omitted else None
         open_runs = _open_runs(home, store, key) if key.max_runs else []
         used_hours = _hours_of_last_day(home, store, key, clock) if counts_hours else 0.0
     if key.max_runs and len(open_runs) >= key.max_runs:
@@ -102,7 +102,7 @@ def check_quota(
         return None
     hours_left = key.gpu_hours_per_day - used_hours
     if cap_omitted and _rounded_down(hours_left):
-        return _cap_within(_rounded_down(hours_left), resumed)
+        return _cap_within(_rounded_down(hours_left), resumed_run)
     if is_submit:  # a cap was named, or there is no room for the smallest one
         requested_hours = float(arguments.get("max_gpu_hours", 0.0))
         if cap_omitted or requested_hours > hours_left + ROUNDING or hours_left <= ROUNDING:
@@ -132,17 +132,17 @@ def limits_and_use(home: Home, key: Key, clock: Callable[[], float] = time.time)
     return limits
 
 
-def _cap_within(hours_left: float, resumed: RunRow | None) -> Cap:
+def _cap_within(hours_left: float, resumed_run: RunRow | None) -> Cap:
     """The cap for a submit that names none, with a warning if it is not the default.
 
-    It is the cap that the resumed run had, or the default for a new run (`resumed` is None); but
+    It is the cap that the resumed run had, or the default if `resumed_run` is None (a new run); but
     never more than `hours_left`.
     """
-    preferred = _cap_of_row(resumed)
-    hours = min(preferred, hours_left)
+    preferred_hours = _cap_of_row(resumed_run)
+    hours = min(preferred_hours, hours_left)
     if hours == DEFAULT_GPU_HOURS:
         return Cap(hours)
-    reason = "what is left of this key's day" if hours < preferred else "as the run had"
+    reason = "what is left of this key's day" if hours < preferred_hours else "as the run had"
     return Cap(hours, f"max_gpu_hours was not given: it is {_hours_text(hours)}, {reason}")
 
 
@@ -160,16 +160,16 @@ def _cap_of_row(row: RunRow | None) -> float:
 
 
 def _cap_of_first_call(
-    home: Home, store: Store, request_id: str, resumed: RunRow | None
+    home: Home, store: Store, request_id: str, resumed_run: RunRow | None
 ) -> Cap | None:
     """The cap that the first call with this `request_id` got; None if it is not recorded.
 
     A repeated call must ask for the same cap as the first, although less may be left of the day
-    now. `resumed` is the run that the call resumes, None if it starts a new one.
+    now. `resumed_run` is the run that the call resumes; None if it starts a new one.
     """
-    if resumed is not None:
+    if resumed_run is not None:
         # The first call has written its cap into the row of the run that it resumed.
-        return Cap(resumed.max_gpu_hours)
+        return Cap(resumed_run.max_gpu_hours)
     rows = store.list_runs(ALL_RUNS, kind="train")
     earlier_run = next((row for row in rows if row.request_id == request_id), None)
     config = home.run(earlier_run.run_id).find_config() if earlier_run else None
@@ -212,8 +212,8 @@ def _hours_of_last_day(home: Home, store: Store, key: Key, clock: Callable[[], f
     # If the first lines of the audit log were moved away, a repeated call looks like the start of a
     # run that is in fact older. So an older run counts only if it was resumed (attempt above 1).
     rows = (_find_row(store, run_id) for run_id in Audit(home).runs_of(key.name, since))
-    counted = [row for row in rows if row and (row.created >= since or row.attempt > 1)]
-    return sum(_counted_hours(row) for row in counted)
+    counted_rows = [row for row in rows if row and (row.created >= since or row.attempt > 1)]
+    return sum(_counted_hours(row) for row in counted_rows)
 
 
 def _open_runs(home: Home, store: Store, key: Key) -> list[str]:
@@ -252,14 +252,14 @@ def _hours_refusal(
         remedies.append("call later")
     elif not remedies:
         remedies.append(f"call later with max_gpu_hours={_hours_text(hours_per_day)}")
-    request = f"; this call asks for {requested_hours:.3g}" if requested_hours else ""
+    request_text = f"; this call asks for {requested_hours:.3g}" if requested_hours else ""
     hint = ", or ".join(remedies)
     says_later = "later" in remedies[-1]
     hint += ": hours come back a day after their run was submitted." if says_later else "."
     return UserError(
         "QUOTA",
         f"the key {key.name} may use {hours_per_day:g} GPU-hours a day and has used or "
-        f"promised {used_hours:.3g}{request}",
+        f"promised {used_hours:.3g}{request_text}",
         hint=hint[0].upper() + hint[1:],  # capitalize() would also make small letters of the rest
         field=field,
         retryable=waiting_helps,
@@ -278,11 +278,12 @@ def _hours_text(hours: float) -> str:
 
 
 def _was_submitted(store: Store, request_id: str) -> bool:
-    """Whether a run with this `request_id` exists; False for ""."""
+    """Whether an earlier call with this `request_id` submitted a run; False for ""."""
     try:
+        # {} stands for the arguments of the call, which are not known here.
         return store.requested_run(request_id, {}) is not None
     except UserError:
-        return True  # it exists with other arguments; the submit itself compares them
+        return True  # such a run exists with other arguments; the submit itself compares them
 
 
 def _find_row(store: Store, run_id: str) -> RunRow | None:

@@ -64,12 +64,12 @@ class Sessions:
         requests which arrive at the same time cannot exceed the limit together.
         """
         # The name of the key once, or nothing: what this request adds to the count of `_opening`.
-        pending = [key.name] if _opens_session(scope) else []
-        self._opening.update(pending)
+        pending_names = [key.name] if _opens_session(scope) else []
+        self._opening.update(pending_names)
 
         def stop_counting() -> None:
-            self._opening.subtract(pending)
-            pending.clear()  # so that a second call subtracts nothing
+            self._opening.subtract(pending_names)
+            pending_names.clear()  # so that a second call subtracts nothing
 
         watched_send = self.counting_send(scope, key, send)
 
@@ -86,23 +86,23 @@ class Sessions:
 
     def counting_send(self, scope: Scope, key: Key, send: Send) -> Send:
         """Return a `send` that also notes which session of `key` the answer opens, uses or ends."""
-        session = _session_id(scope["headers"])
+        session_id = _session_id(scope["headers"])
         sessions = self._last_used.setdefault(key.name, {})
-        if session in sessions:
-            sessions[session] = self._clock()
+        if session_id in sessions:
+            sessions[session_id] = self._clock()
 
         async def watch(message: Message) -> None:
             """Send the message, and note what its headers say about the session."""
             if message["type"] == "http.response.start":
                 # 404: the SDK does not know the session (any more). DELETE: the client ends it.
-                ended = message["status"] == 404 or scope["method"] == "DELETE"
-                opened = _session_id(message.get("headers", ()))
-                if session and ended:
-                    sessions.pop(session, None)
-                elif opened and message["status"] < 400:
-                    sessions[opened] = self._clock()
-            elif session in sessions:
-                sessions[session] = self._clock()  # a session with an open stream is not idle
+                has_ended = message["status"] == 404 or scope["method"] == "DELETE"
+                opened_id = _session_id(message.get("headers", ()))
+                if session_id and has_ended:
+                    sessions.pop(session_id, None)
+                elif opened_id and message["status"] < 400:
+                    sessions[opened_id] = self._clock()
+            elif session_id in sessions:
+                sessions[session_id] = self._clock()  # a session with an open stream is not idle
             await send(message)
 
         return watch

@@ -387,7 +387,7 @@ def cancel_run(home: Home, run_id: str, reason: str = "") -> Reply:
     from engine.runs import lifecycle
 
     reply = lifecycle.cancel(home, run_id, reason)
-    run_id = reply.get("run_id", run_id)
+    run_id = reply.get("run_id", run_id)  # the full id, if a prefix was given
     return with_head(
         reply, f"{run_id} is {reply.get('state')}.", suggest("submit_train", resume=run_id)
     )
@@ -480,8 +480,8 @@ def deletable_runs(home: Home, run_ids: Sequence[str], force: bool = False) -> R
     """
     from engine.runs import deletion
 
-    chosen, warnings = deletion.deletable(home, run_ids, force)
-    return {"run_ids": chosen, "warnings": warnings}
+    full_ids, warnings = deletion.deletable(home, run_ids, force)
+    return {"run_ids": full_ids, "warnings": warnings}
 
 
 def delete_run(home: Home, run_id: str) -> Reply:

@@ -193,13 +193,13 @@ def _into_json(path: Path, text: str, key: str, entry: Entry, force: bool) -> st
     try:
         config = json.loads(text) if text.strip() else {}
         servers = config.setdefault(key, {})
-        present = servers.get(NAME)
+        existing_entry = servers.get(NAME)
     # AttributeError: a list or text where an object should be. RecursionError: nested too deep.
     except (ValueError, AttributeError, RecursionError) as error:
         raise _unreadable(path, error) from error
-    if present == entry:
+    if existing_entry == entry:
         return text
-    if present is not None and not force:
+    if existing_entry is not None and not force:
         return None
     servers[NAME] = entry
     return json.dumps(config, indent=2, ensure_ascii=False) + "\n"
@@ -225,13 +225,13 @@ def _into_toml(path: Path, text: str, key: str, entry: Entry, force: bool) -> st
         UserError: BAD_ARGUMENT, `text` is not TOML, or an entry would have to be replaced.
     """
     try:
-        present = tomllib.loads(text).get(key, {}).get(NAME)
+        existing_entry = tomllib.loads(text).get(key, {}).get(NAME)
     # AttributeError: a value where a table should be. RecursionError: nested too deep.
     except (ValueError, AttributeError, RecursionError) as error:
         raise _unreadable(path, error) from error
-    if present == entry:
+    if existing_entry == entry:
         return text
-    if present is not None:
+    if existing_entry is not None:
         if force:
             raise UserError(
                 "BAD_ARGUMENT",

@@ -104,13 +104,13 @@ def run_demo(home: Path | None, *, seed: int = 0, as_json: bool = False) -> int:
         raise
     else:
         _clean_up(scene, "")
-    better = _is_better(scene.facts)
-    scene.facts |= {"better": better, "seconds": round(time.monotonic() - started, 1)}
+    is_better = _is_better(scene.facts)
+    scene.facts |= {"better": is_better, "seconds": round(time.monotonic() - started, 1)}
     if "error" not in scene.facts:
-        _show_result(console, scene, better)
+        _show_result(console, scene, is_better)
     if as_json:
         show(scene.facts, True)
-    return OK if better else FAILED
+    return OK if is_better else FAILED
 
 
 async def _run_with_client(scene: Scene, console: Console) -> None:
@@ -169,7 +169,7 @@ async def _run_loop(caller: "_ToolCaller", scene: Scene, folder: Path) -> None:
     )
     scene.runs.append(evaluation["run_id"])
     await caller.wait(evaluation["run_id"], "")  # "": an evaluation has no curve to draw
-    compared = {
+    comparisons = {
         "sft": await caller.call("compare_runs", {"ids": models[:2], "env_id": env_id}),
         "grpo": await caller.call("compare_runs", {"ids": models[1:], "env_id": env_id}),
     }
@@ -188,7 +188,7 @@ async def _run_loop(caller: "_ToolCaller", scene: Scene, folder: Path) -> None:
     scene.facts |= {
         "env_id": env_id,
         "runs": {"sft": sft_run, "grpo": grpo_run},
-        "compared": compared,
+        "compared": comparisons,
         "chat": answer,
         "report": str(write_report(scene.home, grpo_run["run_id"])),
     }
@@ -266,7 +266,11 @@ class _ToolCaller:
         return reply
 
     async def _draw(self, step: Step, reply: Reply, metric: str) -> None:
-        """Show the progress of a run with the curve of `metric` and the latest values."""
+        """Show the progress of a run with the curve of `metric`.
+
+        The latest values of `metric` and of the held-out success stand beside it, once there are
+        any.
+        """
         logs = await self._call_tool(
             "read_logs",
             {"run_id": str(reply["run_id"]), "keys": [metric, HELDOUT], "limit": LOG_ROWS},
@@ -322,26 +326,26 @@ def _is_better(facts: Reply) -> bool:
     For SFT and for GRPO the verdict of the run and that of the comparison must be "better", and the
     interval of the comparison must lie above 0. `facts` are those of `Scene`.
     """
-    runs, compared = facts.get("runs", {}), facts.get("compared", {})
+    runs, comparisons = facts.get("runs", {}), facts.get("compared", {})
     return all(
         runs.get(name, {}).get("verdict") == "better"
-        and compared.get(name, {}).get("verdict") == "better"
-        and _interval(compared.get(name, {}))[0] > 0
+        and comparisons.get(name, {}).get("verdict") == "better"
+        and _interval(comparisons.get(name, {}))[0] > 0
         for name in ("sft", "grpo")
     )
 
 
-def _interval(compared: Reply) -> tuple[float, float]:
+def _interval(comparison_reply: Reply) -> tuple[float, float]:
     """The (low, high) interval of the first comparison in a reply of `compare_runs`.
 
     It is (-infinity, infinity) if there is none.
     """
-    comparisons = compared.get("comparisons") or [{}]
+    comparisons = comparison_reply.get("comparisons") or [{}]
     low, high = comparisons[0].get("interval") or (float("-inf"), float("inf"))
     return low, high
 
 
-def _show_result(console: Console, scene: Scene, better: bool) -> None:
+def _show_result(console: Console, scene: Scene, is_better: bool) -> None:
     """Print the two verdicts, the answers of both models, the report's path and the time taken."""
     facts = scene.facts
     console.print()
@@ -356,8 +360,8 @@ def _show_result(console: Console, scene: Scene, better: bool) -> None:
     console.print(f"“{QUESTION}”", soft_wrap=True)
     console.print(_answers(facts["chat"]))
     console.print()
-    conclusion = "better" if better else "not better"
-    console.print(Text(f"Verdict: {conclusion}", style="bold green" if better else "bold red"))
+    conclusion = "better" if is_better else "not better"
+    console.print(Text(f"Verdict: {conclusion}", style="bold green" if is_better else "bold red"))
     console.print(f"Report:  {facts['report']}", soft_wrap=True)
     console.print(f"Time:    {duration(facts['seconds'])}")
 

@@ -84,6 +84,7 @@ def serve(
         from mcp_server.protocol.parent_watch import watch_parent
         from mcp_server.protocol.stdio import end_by_interrupt
 
+        # A stdio server ends with the agent that started it, and at once after a Ctrl-C.
         watch_parent()
         end_by_interrupt()
         server.run()
@@ -185,6 +186,7 @@ def init(
 
     folder = folder.resolve()
     agents = client_config.parse_agents(agent or [])
+    # How the agents reach the server: by default they start it themselves.
     launch = client_config.Launch(argv=client_config.serve_argv(folder, home))
     if http:
         from mcp_server.access.bearer import load_token
@@ -192,6 +194,7 @@ def init(
         url = f"http://127.0.0.1:{port}/mcp"
         launch = client_config.Launch(url=url, token=load_token(home_of(home)))
     if show_only:
+        # Without --agent, one entry is shown as an example.
         return _print_entries(agents or ["claude"], launch, as_json)
     _make_folder(folder)
     config_states = {
@@ -199,6 +202,7 @@ def init(
         for name in agents
     }
     written_files, kept_files = starter.starter_project(folder)
+    # For each file: written, unchanged or kept.
     files = {**config_states, **dict.fromkeys(written_files, "written")}
     files |= dict.fromkeys(kept_files, "kept")
     warnings = []
@@ -220,15 +224,15 @@ def init(
 @app.command()
 @command
 def ui(
-    show_it: Annotated[bool, typer.Option("--open", help="In the browser.")] = False,
+    open_page: Annotated[bool, typer.Option("--open", help="In the browser.")] = False,
     home: HomeFolder = None,
     as_json: Json = False,
 ) -> None:
     """Write a page of all runs, environments and reports, and say where it is."""
     from mcp_server.cli import overview_page
 
-    reply = overview_page.write_page(home_of(home))
-    if show_it:
+    reply = overview_page.write_page(home_of(home))  # a reply that holds the path as `page`
+    if open_page:
         import webbrowser
 
         webbrowser.open(Path(reply["page"]).as_uri())
@@ -273,7 +277,7 @@ def _log_check(path: Path) -> dict[str, str]:
 
 
 def _roots(roots: list[Path] | None) -> list[Path] | None:
-    """The folders of `--root`, resolved; None if none was given.
+    """The folders given with `--root`, resolved; None if the option was not used.
 
     Raises:
         UserError: BAD_ARGUMENT, one of them is not a folder.

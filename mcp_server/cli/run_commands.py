@@ -96,16 +96,16 @@ def delete_runs(
 ) -> int:
     """Free the disk space of runs: what was asked and what came of it stays on record."""
     located_home = home_of(home)
-    chosen = verbs.deletable_runs(located_home, run_ids, force)
+    deletable = verbs.deletable_runs(located_home, run_ids, force)
     replies = []
-    warnings = list(chosen.get("warnings", []))
-    for run_id in chosen["run_ids"]:
+    warnings = list(deletable.get("warnings", []))
+    for run_id in deletable["run_ids"]:
         try:
             replies.append(
                 call_and_record(located_home, "delete_run", verbs.delete_run, run_id=run_id)
             )
         except (UserError, OSError) as error:
-            if len(chosen["run_ids"]) == 1:
+            if len(deletable["run_ids"]) == 1:
                 raise  # nothing was deleted, so the error is the whole answer
             # Go on with the other runs: the reply must say what was deleted.
             warnings.append(f"{run_id} was not deleted: {error}")
@@ -120,7 +120,7 @@ def delete_runs(
     }
     # People see only the ids: the summary names the bytes already. "" is not shown.
     show(reply if as_json else {**reply, "deleted": list(reply["deleted"]), "bytes": ""}, as_json)
-    return OK if len(replies) == len(chosen["run_ids"]) else FAILED
+    return OK if len(replies) == len(deletable["run_ids"]) else FAILED
 
 
 @command

@@ -72,10 +72,10 @@ def new_env(folder: Path, template: str = DEFAULT_TEMPLATE) -> list[str]:
     # Not where coding agents keep files that they obey or run, such as .claude.
     refuse_agent_place(folder.absolute(), "folder")
     try:
-        written = scaffold.copy_template(template, folder)
+        written_paths = scaffold.copy_template(template, folder)
     except EnvProblem as problem:
         raise UserError(problem.code, problem.message, hint=problem.hint) from problem
-    return sorted(path.relative_to(folder).as_posix() for path in written)
+    return sorted(path.relative_to(folder).as_posix() for path in written_paths)
 
 
 def starter_project(folder: Path, env: str = FIRST_ENV) -> tuple[list[str], list[str]]:

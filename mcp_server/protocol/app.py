@@ -64,15 +64,15 @@ def build_server(
     """
     allowed_roots = default_roots() if roots is None else tuple(roots)
     tools = all_tools(home, allowed_roots)
-    hidden = [tool for tool in tools if read_only and not _changes_nothing(tool.annotations)]
+    hidden_tools = [tool for tool in tools if read_only and not _changes_nothing(tool.annotations)]
     tasks = WaitTasks(home)
     bus = CountingBus()
     list_cache = CacheHint(ttl_ms=LIST_TTL_MS, scope="public")
     server = GuardedServer(
         home=home,
         needs=NEEDS,
-        tools=[tool for tool in tools if tool not in hidden],
-        hidden=frozenset(tool.name for tool in hidden),
+        tools=[tool for tool in tools if tool not in hidden_tools],
+        hidden=frozenset(tool.name for tool in hidden_tools),
         name="honesmith",
         title="Honesmith",
         version=__version__,
@@ -150,11 +150,11 @@ async def publish_metrics(home: Home, bus: CountingBus, every_s: float | None = 
     while True:
         if bus.listeners:
             try:
-                changed = await anyio.to_thread.run_sync(_runs_with_new_metrics, home, sizes)
+                changed_runs = await anyio.to_thread.run_sync(_runs_with_new_metrics, home, sizes)
             except Exception:  # noqa: BLE001  raised here it would end the server
                 log.exception("looking for new metrics failed")
-                changed = []
-            for run_id in changed:
+                changed_runs = []
+            for run_id in changed_runs:
                 await bus.publish(ResourceUpdated(uri=f"run://{run_id}/metrics"))
         await anyio.sleep(METRICS_EVERY_S if every_s is None else every_s)
 
@@ -167,7 +167,7 @@ def _runs_with_new_metrics(home: Home, sizes: dict[str, int]) -> list[str]:
     """
     with Store(home) as store:
         open_runs = [row.run_id for row in store.list_runs(MAX_OPEN_RUNS, states=OPEN)]
-    changed = []
+    changed_runs = []
     # Also the runs in `sizes`: one that has ended since the last call may have written more lines.
     for run_id in {*open_runs, *sizes}:
         try:
@@ -175,12 +175,12 @@ def _runs_with_new_metrics(home: Home, sizes: dict[str, int]) -> list[str]:
         except FileNotFoundError:
             size = 0
         if size > sizes.get(run_id, 0):
-            changed.append(run_id)
+            changed_runs.append(run_id)
         if run_id in open_runs:
             sizes[run_id] = size
         else:  # the run has ended: this was the last look at it
             sizes.pop(run_id)
-    return sorted(changed)
+    return sorted(changed_runs)
 
 
 def _start_waiting_runs(home: Home) -> None:

@@ -80,11 +80,11 @@ class Gate:
             return await self._app(scope, receive, send)
         if scope["type"] != "http":
             return None  # a WebSocket
-        admitted = await self._admit(scope, receive)
-        if isinstance(admitted, Response):
-            await admitted(scope, receive, send)
+        admission = await self._admit(scope, receive)
+        if isinstance(admission, Response):
+            await admission(scope, receive, send)
             return None
-        key, receive = admitted
+        key, receive = admission
         scope[KEY] = key
         scope[KNOWN] = True  # to `ImpatientProtocol`: keep this connection, if some must go
         # The SDK lets only the user who opened a session use it.
@@ -138,21 +138,21 @@ class Gate:
         return None
 
     def _check_rate(self, key: Key) -> Response | None:
-        """Count the call, and return the refusal if `key` calls too often; else None."""
+        """Count this call of `key`, and return the refusal if it comes too early; else None."""
         wait_s = self._rates.wait_s(key)
         if wait_s:
             return PlainTextResponse(
                 f"The key {key.name} may call {key.calls_per_minute} times a minute.",
                 429,
-                headers={"Retry-After": str(max(1, round(wait_s)))},
+                headers={"Retry-After": str(max(1, round(wait_s)))},  # in whole seconds
             )
         return None
 
     def _is_known_host(self, host: str) -> bool:
         """Whether a Host value is accepted, either as it is or without its port."""
         host = host.lower()
-        parts = _HOST.fullmatch(host)
-        return parts is not None and (host in self._hosts or parts["name"] in self._hosts)
+        match = _HOST.fullmatch(host)
+        return match is not None and (host in self._hosts or match["name"] in self._hosts)
 
     def _is_known_origin(self, origin: str) -> bool:
         scheme, _, host = origin.partition("://")

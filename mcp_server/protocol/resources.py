@@ -265,12 +265,12 @@ def _resource_text(read: Callable[[], str]) -> str:
         raise ResourceNotFoundError("The run has not written that yet.") from error
     except (OSError, ValueError) as error:  # a damaged file: JSON or UTF-8 that cannot be read
         log.exception("a resource cannot be read")
-        damaged = UserError(
+        damage_error = UserError(
             "HOME_UNUSABLE",
             f"that file of the home cannot be read ({type(error).__name__})",
             hint="`honesmith doctor` looks at the home; `honesmith verify` at a run's files.",
         )
-        raise ResourceError(error_line(damaged)) from error
+        raise ResourceError(error_line(damage_error)) from error
     text = clean_text(text)
     if len(text) > RESULT_CHARS:
         # 60: leaves space for the note.

@@ -63,9 +63,9 @@ async def answer_bad_lines(reader: Any, writer: Any) -> AsyncIterator[Any]:
                     await send.send(item)
                     continue
                 line, value = _source_of(item)
-                repaired = _repaired_message(line)
-                if repaired is not None:
-                    await send.send(repaired)
+                repaired_message = _repaired_message(line)
+                if repaired_message is not None:
+                    await send.send(repaired_message)
                 elif line is None or line.strip():
                     await writer.send(SessionMessage(_refusal(line, value)))
 

@@ -166,8 +166,8 @@ class WaitTasks(Extension):
         except UserError as error:
             return _task_fields(wait, "completed", {}) | {"result": _as_json(refusal(error))}
         except Exception as error:  # noqa: BLE001  a poll must answer; the log has the traceback
-            failed = refusal(internal_error("tasks/get", error))
-            return _task_fields(wait, "completed", {}) | {"result": _as_json(failed)}
+            error_result = refusal(internal_error("tasks/get", error))
+            return _task_fields(wait, "completed", {}) | {"result": _as_json(error_result)}
         if not _is_over(status, wait.until):
             return _task_fields(wait, "working", status)
         assert self._server is not None  # `set_server` was called before the first request

@@ -129,11 +129,11 @@ class Stage:
         table.add_column(width=14, no_wrap=True)
         table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
         for step in self._steps:
-            working = step.state == "working"
+            is_working = step.state == "working"
             mark, style = MARKS.get(step.state, ("", ""))
             table.add_row(
-                self._spinner if working else Text(mark, style=style),
-                Text(step.name, style="bold" if working else ""),
+                self._spinner if is_working else Text(mark, style=style),
+                Text(step.name, style="bold" if is_working else ""),
                 self._row(step, True),
             )
         return Group(Text(self._title, style="bold"), table)

@@ -107,12 +107,13 @@ def reply(data: Any) -> None:
 
 
 def _print_advice(out: Console, data: Mapping[str, Any]) -> None:
-    """Print the warnings of a reply and the calls it suggests, as shell commands."""
+    """Print the warnings of a reply, and the calls that it suggests as shell commands."""
     for warning in data.get("warnings", []):
         out.print(Text(f"! {warning}", style="yellow"))
     for suggested in data.get("next", []):
         call = Call.from_json(suggested)
         if call:
+            # What to do before the call, such as an edit.
             first = f"{suggested['first']}, then " if suggested.get("first") else ""
             out.print(Text(f"next: {first}{as_command(call)}", style="dim"))
 
@@ -178,10 +179,10 @@ def _print_metrics(
     """
     for table in _metric_tables(columns, rows, out.width, all_columns):
         out.print(table)
-    fitting, _ = _columns_that_fit(columns, rows, out.width)
-    left_out = [] if all_columns else columns[len(fitting) :]
-    if left_out:
-        out.print(Text(f"--all shows also {', '.join(map(str, left_out))}", style="dim"))
+    fitting_columns, _ = _columns_that_fit(columns, rows, out.width)
+    columns_left_out = [] if all_columns else columns[len(fitting_columns) :]
+    if columns_left_out:
+        out.print(Text(f"--all shows also {', '.join(map(str, columns_left_out))}", style="dim"))
 
 
 def _foremost_first(
@@ -211,14 +212,14 @@ def _metric_tables(
     """
     tables = []
     while True:
-        fitting, cells = _columns_that_fit(columns, rows, width)
-        tables.append(grid(fitting, cells))
-        if not all_columns or len(fitting) == len(columns):
+        fitting_columns, cells = _columns_that_fit(columns, rows, width)
+        tables.append(grid(fitting_columns, cells))
+        if not all_columns or len(fitting_columns) == len(columns):
             return tables
         # At least two columns fit, so each round takes one new column or more.
-        rest = [0, *range(len(fitting), len(columns))]
-        columns = [columns[index] for index in rest]
-        rows = [[row[index] for index in rest] for row in rows]
+        remaining_indexes = [0, *range(len(fitting_columns), len(columns))]
+        columns = [columns[index] for index in remaining_indexes]
+        rows = [[row[index] for index in remaining_indexes] for row in rows]
 
 
 def _columns_that_fit(
@@ -226,15 +227,15 @@ def _columns_that_fit(
 ) -> tuple[list[Any], list[list[Any]]]:
     """The first columns that fit side by side into `width`, but at least two; and their rows."""
     width_left = width
-    count = 0
+    fitting_count = 0
     for index, name in enumerate(columns):
         cells = [len(scalar(str(name), row[index])) for row in rows if len(row) > index]
         # No gap stands before the first column.
         width_left -= max(len(str(name)), *cells, 0) + (COLUMN_GAP if index else 0)
         if width_left < 0 and index > 1:
             break
-        count = index + 1
-    return list(columns[:count]), [list(row[:count]) for row in rows]
+        fitting_count = index + 1
+    return list(columns[:fitting_count]), [list(row[:fitting_count]) for row in rows]
 
 
 def event_line(event: Mapping[str, Any]) -> Text:
@@ -259,27 +260,32 @@ def plan(data: Any) -> None:
     out = console()
     out.print(Text(str(data.get("summary", "")), style="bold"))
     all_checks = data.get("checks", [])
-    failing = [item for item in all_checks if item["status"] in ("fail", "warn")]
-    if failing:
-        out.print(checks(sorted(failing, key=lambda item: item["status"] != "fail")))
+    failing_checks = [item for item in all_checks if item["status"] in ("fail", "warn")]
+    if failing_checks:
+        # False sorts first: the checks that fail, then those that warn.
+        out.print(checks(sorted(failing_checks, key=lambda item: item["status"] != "fail")))
     for status, heading in (("pass", "passed"), ("skip", "skipped")):
         names = ", ".join(str(item["name"]) for item in all_checks if item["status"] == status)
         if names:
             out.print(Text(f"{MARKS[status]} {heading}: {names}", style="dim"))
     settings, sources = data.get("settings", {}), data.get("sources", {})
-    chosen = {name: value for name, value in settings.items() if sources.get(name) == "user"}
-    if chosen:
-        chosen_text = ", ".join(f"{name} = {compact(value)}" for name, value in chosen.items())
-        out.print(Text(f"settings given: {chosen_text}"))
+    user_settings = {name: value for name, value in settings.items() if sources.get(name) == "user"}
+    if user_settings:
+        settings_text = ", ".join(
+            f"{name} = {compact(value)}" for name, value in user_settings.items()
+        )
+        out.print(Text(f"settings given: {settings_text}"))
     if settings:
-        note = f"{len(settings) - len(chosen)} settings as chosen, the audit and more: --all"
+        note = f"{len(settings) - len(user_settings)} settings as chosen, the audit and more: --all"
         out.print(Text(note, style="dim"))
     if data.get("probe"):
         out.print(field("probe", data["probe"]))
     # Warnings that repeat a check are printed with that check already.
-    failing_warnings = [f"{item['name']}: {item.get('detail', '')}" for item in failing]
-    others = [warning for warning in data.get("warnings", []) if warning not in failing_warnings]
-    _print_advice(out, {"warnings": others, "next": data.get("next", [])})
+    failing_warnings = [f"{item['name']}: {item.get('detail', '')}" for item in failing_checks]
+    other_warnings = [
+        warning for warning in data.get("warnings", []) if warning not in failing_warnings
+    ]
+    _print_advice(out, {"warnings": other_warnings, "next": data.get("next", [])})
 
 
 def whole_plan(data: Any) -> None:
@@ -297,6 +303,7 @@ def whole_plan(data: Any) -> None:
     if probes:
         out.print(Text("\nreward audit:", style="dim"))
         out.print(object_table(probes))
+    # Only SFT trains on rows, and only a dry run with samples has a probe.
     if data.get("row"):
         out.print(Text("\none row as it is trained:", style="dim"))
         out.print(trained_row(data["row"]))
@@ -417,8 +424,8 @@ def block(value: Any) -> RenderableType:
         if isinstance(value.get("columns"), list) and isinstance(value.get("rows"), list):
             return grid(value["columns"], value["rows"])
         items = with_typed_hint(value).items()
-        filled = {name: item for name, item in items if item not in ("", [], {})}
-        return Group(*(field(str(name), item) for name, item in filled.items()))
+        filled_fields = {name: item for name, item in items if item not in ("", [], {})}
+        return Group(*(field(str(name), item) for name, item in filled_fields.items()))
     if isinstance(value, list):
         if value and all(isinstance(item, Mapping) for item in value):
             return object_table(value)
@@ -528,13 +535,14 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
 
     The lowest value gets the lowest bar, the highest value the highest. NaN is left out.
     """
-    drawn = [value for value in values if value == value][-width:]  # NaN is not equal to itself
-    if not drawn:
+    # NaN is not equal to itself.
+    drawn_values = [value for value in values if value == value][-width:]
+    if not drawn_values:
         return ""
-    low, high = min(drawn), max(drawn)
+    low, high = min(drawn_values), max(drawn_values)
     span = (high - low) or 1.0  # all values equal: not a division by 0
     top = len(SPARKS) - 1
-    return "".join(SPARKS[round((value - low) / span * top)] for value in drawn)
+    return "".join(SPARKS[round((value - low) / span * top)] for value in drawn_values)
 
 
 def duration(seconds: float | None) -> str:

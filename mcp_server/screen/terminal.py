@@ -205,7 +205,7 @@ def working(activity: str, as_json: bool = False) -> Iterator[None]:
 
 
 def refuse(error: UserError, as_json: bool) -> None:
-    """Print an error and what to do about it: as JSON on stdout, or as lines on stderr."""
+    """Print an error, what to try and what to read: as JSON on stdout, or as lines on stderr."""
     if as_json:
         typer.echo(json.dumps(clean(error.payload()), ensure_ascii=False, indent=1))
         return
