@@ -34,7 +34,7 @@ CALLS_PER_MINUTE = 600
 DEPLOYMENTS = 2
 OWNER_CALLS_PER_MINUTE = 60_000  # only a program that calls in an endless loop reaches this
 MAX_REQUEST_ID = 200  # characters that the engine takes
-LOCK_S = 30.0  # wait at most so long for a lock
+LOCK_S = 30.0  # the longest wait for a lock
 POLL_S = 0.01  # between two attempts to take a lock
 
 
@@ -161,7 +161,7 @@ def digest(token: str) -> str:
 
 
 def list_keys(home: Home) -> list[Key]:
-    """Return the keys of `home`, oldest first; none where there is no file.
+    """Return the keys of `home`, oldest first; [] if the file does not exist.
 
     Raises:
         UserError: HOME_UNUSABLE, the file cannot be read or is damaged.

@@ -55,7 +55,7 @@ def check_quota(
     arguments: Mapping[str, Any],
     clock: Callable[[], float] = time.time,
 ) -> Cap | None:
-    """Check that `key` may start the run that this call would start.
+    """Check that `key` may start the run that a call of `tool` would start.
 
     A run of the last 24 hours counts with the hours it took, an open run with its cap. A submit
     with a `request_id` that was used before starts nothing, so it passes. The hours of an
@@ -101,9 +101,10 @@ def check_quota(
     if not counts_hours:
         return None
     hours_left = key.gpu_hours_per_day - used_hours
+    # Rounded down, nothing may be left: then there is no room for a cap, and the submit is refused.
     if cap_omitted and _rounded_down(hours_left):
         return _cap_within(_rounded_down(hours_left), resumed_run)
-    if is_submit:  # a cap was named, or there is no room for the smallest one
+    if is_submit:
         requested_hours = float(arguments.get("max_gpu_hours", 0.0))
         if cap_omitted or requested_hours > hours_left + ROUNDING or hours_left <= ROUNDING:
             raise _submit_refusal(key, used_hours, requested_hours)

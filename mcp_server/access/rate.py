@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mcp_server.access.keys import Key
 
-BURST_S = 10.0  # a key that was idle may make the calls of so many seconds at once
+BURST_S = 10.0  # a key that was idle may make at once the calls of this many seconds
 
 
 @dataclass

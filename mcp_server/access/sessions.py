@@ -39,7 +39,7 @@ class Sessions:
         self._opening: Counter[str] = Counter()  # requests under way that may open one, by key
 
     def may_open(self, scope: Scope, key: Key) -> bool:
-        """Whether a request (its ASGI `scope`) may pass.
+        """Whether a request by `key`, given by its ASGI `scope`, may pass.
 
         It may if it opens no session, or if `key` may open one more. If the limit is reached,
         sessions that have been idle for `idle_s` are forgotten first.
@@ -47,21 +47,22 @@ class Sessions:
         if not _opens_session(scope):
             return True
         sessions = self._last_used.get(key.name, {})
-        allowed = self._max_sessions - self._opening.get(key.name, 0)
-        if len(sessions) < allowed:
+        allowed_count = self._max_sessions - self._opening.get(key.name, 0)
+        if len(sessions) < allowed_count:
             return True
         now = self._clock()
         for session_id, last_used in list(sessions.items()):
             if now - last_used > self._idle_s:
                 del sessions[session_id]
-        return len(sessions) < allowed
+        return len(sessions) < allowed_count
 
     @contextlib.contextmanager
-    def served(self, scope: Scope, key: Key, send: Send) -> Iterator[Send]:
-        """Yield a `send` for the block to answer the request with; it keeps count of sessions.
+    def watch_request(self, scope: Scope, key: Key, send: Send) -> Iterator[Send]:
+        """Yield the `send` with which the block is to answer the request.
 
-        A session that the request may open is counted already while the block runs, so that
-        requests which arrive at the same time cannot exceed the limit together.
+        It counts the session that the answer opens, and notes one that the answer uses or ends. A
+        session that the request may open is counted already while the block runs, so that requests
+        which arrive at the same time cannot exceed the limit together.
         """
         # The name of the key once, or nothing: what this request adds to the count of `_opening`.
         pending_names = [key.name] if _opens_session(scope) else []
@@ -111,8 +112,8 @@ class Sessions:
 def _opens_session(scope: Scope) -> bool:
     """Whether the SDK would open a session for this request, which it decides by the headers.
 
-    It opens none for `/health`, for a request with a session id, or for one of a newer protocol
-    version, which has no sessions. A request that names no version counts as one of an older.
+    It opens none for `/health`, for a request with a session id, or for a newer protocol version,
+    which has no sessions. A request that names no version counts as one of an older version.
     """
     if scope["path"] == "/health" or _session_id(scope["headers"]):
         return False

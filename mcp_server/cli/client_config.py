@@ -1,7 +1,7 @@
 """Tells coding agents about the server, by an entry in the configuration file of each.
 
-The entry is added to a file that exists; everything else in it stays. An entry of ours that differs
-is only replaced with `force`. A file that cannot be parsed is not touched.
+The entry is added to a file that exists; everything else in it stays. An entry of our server that
+differs is only replaced with `force`. A file that cannot be parsed is not touched.
 """
 
 import json

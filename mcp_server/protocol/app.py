@@ -48,7 +48,7 @@ ICON = Icon(
 )
 METRICS_EVERY_S = 10.0  # between two looks for new metrics
 TEND_AFTER_S = 1.0  # the first replies should not wait for this
-LIST_TTL_MS = 300_000  # for so long clients may keep the lists of tools, prompts and resources
+LIST_TTL_MS = 300_000  # how long clients may keep the lists of tools, prompts and resources
 MAX_OPEN_RUNS = 200  # whose metrics are watched
 
 

@@ -85,7 +85,7 @@ class GuardedServer(MCPServer[Any]):
         self._quota_locks: dict[str, anyio.Lock] = {}  # by name of the key
 
     async def run_stdio_async(self) -> None:
-        """Serve over stdio until the client leaves; a line that is no message gets an error."""
+        """Serve over stdio until the client leaves; other lines get an error."""
         async with (
             plain_broken_pipe(),
             stdio_server() as (reader, writer),
@@ -133,12 +133,13 @@ class GuardedServer(MCPServer[Any]):
         to ask a person first.
         """
         call = Call(caller.name, _transport(caller), name, arguments)
-        # The quota lock is released after the line is written: quotas are counted from the lines.
+        # The quota lock is released only after the line of the call is in the audit log, because
+        # quotas are counted from these lines.
         async with contextlib.AsyncExitStack() as quota_lock:
             with self._audit.recording(call) as record:
                 tool = self.checked_tool(name, arguments, caller)
                 await self._check_model_paths(caller, name, arguments)
-                cap = await self._within_quota(quota_lock, caller, name, present(arguments))
+                cap = await self._check_and_lock_quota(quota_lock, caller, name, present(arguments))
                 arguments = present(arguments)
                 if cap is not None:
                     arguments["max_gpu_hours"] = cap.hours
@@ -199,7 +200,7 @@ class GuardedServer(MCPServer[Any]):
                 raise MCPError(code=INVALID_REQUEST, message=error_line(error)) from None
         return await call_next(ctx)
 
-    async def _within_quota(
+    async def _check_and_lock_quota(
         self,
         quota_lock: contextlib.AsyncExitStack,
         caller: Key,
@@ -477,7 +478,7 @@ def _correction(name: str, value: object, known: Mapping[str, Any]) -> Change | 
 
 
 def _settings_hint(name: str, known: Mapping[str, Any]) -> str:
-    """A sentence for a setting that was passed as an argument; "" if `name` is no setting."""
+    """A sentence for a setting that was passed as an argument; "" if `name` is not near to one."""
     setting = _nearest_setting(name, known)
     return f' Settings go inside settings, e.g. settings={{"{setting}": ...}}.' if setting else ""
 

@@ -31,7 +31,7 @@ from mcp_server.protocol.guard import KEY
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 MAX_SESSIONS = 256  # each costs about 38 kB; a hostile client may open as many as it can
-SESSION_IDLE_S = 600  # a session without requests ends after so long
+SESSION_IDLE_S = 600  # a session ends after this time without a request
 MAX_CONNECTIONS = 1_024
 FILES = 512  # file descriptors kept free for everything but open connections
 AT_ONCE = 64  # connections accepted in one go, before their number is checked
@@ -94,7 +94,7 @@ class Gate:
         scope["user"] = AuthenticatedUser(access)
         # `_admit` awaits nothing after its check of the sessions, so no other request comes between
         # that check and this, which counts the session.
-        with self._sessions.served(scope, key, send) as watched_send:
+        with self._sessions.watch_request(scope, key, send) as watched_send:
             return await self._app(scope, receive, watched_send)
 
     async def _admit(self, scope: Scope, receive: Receive) -> tuple[Key, Receive] | Response:

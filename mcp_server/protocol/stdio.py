@@ -1,4 +1,4 @@
-"""Answers lines from stdio that are no messages.
+"""Answers lines from stdio that are not messages.
 
 The SDK drops a line that it cannot read, and the client then waits for a reply until it gives up.
 A line with a lone surrogate (half of a character: some clients cut texts there) is repaired; any
@@ -50,13 +50,13 @@ async def plain_broken_pipe() -> AsyncIterator[None]:
 async def answer_bad_lines(reader: Any, writer: Any) -> AsyncIterator[Any]:
     """Yield the messages of `reader` as a stream, while the block runs.
 
-    For a line that is no message, the reader gives an exception. Such a line is repaired if
+    For a line that is not a message, the reader gives an exception. Such a line is repaired if
     possible; otherwise an error is sent to `writer`. Blank lines are ignored.
     """
     send, receive = anyio.create_memory_object_stream[Any](0)  # 0: no message waits in between
 
     async def pump() -> None:
-        """Pass the messages on until the reader ends; repair or answer what is no message."""
+        """Pass the messages on until the reader ends; repair or answer lines that are not."""
         async with send, reader:
             async for item in reader:
                 if not isinstance(item, Exception):
@@ -118,7 +118,7 @@ def _refusal(line: str | None, value: Any) -> types.JSONRPCError:
     request_id = value.get("id") if isinstance(value, dict) else None
     if isinstance(request_id, str):
         request_id = _SURROGATES.sub("\ufffd", request_id)
-    # A boolean is no valid id, but in Python it is an int.
+    # A boolean is not a valid id, although in Python it is an int.
     elif isinstance(request_id, bool) or not isinstance(request_id, int):
         request_id = None
     error = types.ErrorData(code=code, message=message)

@@ -154,7 +154,7 @@ class WaitTasks(Extension):
         If the run cannot be read, the task is completed, with an error as its result.
 
         Raises:
-            MCPError: the task id is not one of ours.
+            MCPError: the task id was not made by this server.
         """
         wait = _parse_wait(params)
         if wait.task_id in self._cancelled:
@@ -180,7 +180,7 @@ class WaitTasks(Extension):
         """Answer `tasks/cancel`: end the waiting. The run goes on; `cancel_run` would stop it.
 
         Raises:
-            MCPError: the task id is not one of ours, or its run does not exist.
+            MCPError: the task id was not made by this server, or its run does not exist.
         """
         wait = _parse_wait(params)
         try:
@@ -203,7 +203,7 @@ class WaitTasks(Extension):
         """Acknowledge `tasks/update`, by which a client sends input that a task has asked for.
 
         Our tasks never ask for input, but the protocol demands an answer. Raises MCPError if the
-        task id is not one of ours.
+        task id was not made by this server.
         """
         _parse_wait(params)
         return {}
@@ -217,7 +217,7 @@ def _supports_tasks(ctx: ServerRequestContext[Any, Any]) -> bool:
 
 
 def _parse_wait(params: TaskParams) -> Wait:
-    """Read the task id of a request. Raises MCPError if it is not one of ours."""
+    """Read the task id of a request. Raises MCPError if this server did not make it."""
     if len(params.task_id) > MAX_ID:
         raise _unknown_task(params)
     try:

@@ -18,7 +18,7 @@ from engine.core.reply import Reply
 from mcp_server.api.replies import HEAD, compact
 from mcp_server.screen.shell import as_command, as_typed
 
-PIPED_WIDTH = 200  # columns where the output is no terminal
+PIPED_WIDTH = 200  # columns where the output is not a terminal
 LONG_CELL = 60  # characters; a longer text is not put into a table
 COLUMN_GAP = 2  # spaces between two columns
 LONG_LINE = 120  # characters; a longer value stands below its name, not beside it

@@ -1,8 +1,8 @@
 """What all commands share: their common options, and output for people and for programs.
 
 With `--json` a command prints one JSON value on stdout and nothing else. Without it, it prints
-tables as wide as the terminal, and no colours where the output is no terminal. The exit status is
-0 for success, 1 if the work failed, 2 if the input was wrong.
+tables as wide as the terminal, and no colours where the output is not a terminal. The exit status
+is 0 for success, 1 if the work failed, 2 if the input was wrong.
 """
 
 import contextlib

@@ -163,9 +163,9 @@ async def nowhere(message) -> None:
 
 def test_sessions_that_are_being_opened_count_and_a_failed_opening_does_not():
     sessions, key = Sessions(idle_s=600, max_sessions=2), Key("a")
-    with sessions.served(asking(), key, nowhere):
+    with sessions.watch_request(asking(), key, nowhere):
         assert sessions.may_open(asking(), key)
-        with sessions.served(asking(), key, nowhere):
+        with sessions.watch_request(asking(), key, nowhere):
             assert not sessions.may_open(asking(), key)
             assert sessions.may_open(asking(), Key("b"))
         assert sessions.may_open(asking(), key)
@@ -173,11 +173,11 @@ def test_sessions_that_are_being_opened_count_and_a_failed_opening_does_not():
 
 async def test_an_opened_session_counts_once():
     sessions, key = Sessions(idle_s=600, max_sessions=2), Key("a")
-    with sessions.served(asking(), key, nowhere) as send:
+    with sessions.watch_request(asking(), key, nowhere) as send:
         headers = [(b"mcp-session-id", b"s1")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         assert sessions.may_open(asking(), key)
-        with sessions.served(asking(), key, nowhere):
+        with sessions.watch_request(asking(), key, nowhere):
             assert not sessions.may_open(asking(), key)
 
 
