@@ -107,8 +107,8 @@ def dry_run(
         model: the model to train.
         algorithm: sft or grpo.
         settings: settings that differ from the defaults; None for none.
-        samples: how many tasks to try the model on; 0: only check. A long trial becomes a run.
-        key: the caller, to whose quota the hours of the trial count.
+        samples: how many tasks to try the model on; 0: only check. A long probe becomes a run.
+        key: the caller, to whose quota the hours of the probe count.
 
     Raises UserError if the environment, the model or a setting cannot be used.
     """

@@ -155,13 +155,13 @@ def entry_text(client: str, launch: Launch) -> str:
     return json.dumps({spec.key: {NAME: entry}}, indent=2)
 
 
-def parse_agents(names: Sequence[str]) -> list[str]:
+def parse_agents(options: Sequence[str]) -> list[str]:
     """The names of clients in options such as "claude,cursor", in lower case and each once.
 
     Raises:
         UserError: BAD_ARGUMENT, an agent is unknown.
     """
-    agents = [name.strip().lower() for part in names for name in part.split(",") if name.strip()]
+    agents = [name.strip().lower() for text in options for name in text.split(",") if name.strip()]
     for name in agents:
         if name not in CLIENTS:
             raise UserError(

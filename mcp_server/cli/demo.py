@@ -200,11 +200,11 @@ async def _train(caller: "_ToolCaller", scene: Scene, algorithm: str, plan: Repl
     Raises:
         DemoFailed: the submit was refused, or the run did not end as done.
     """
-    submitted = await caller.call(
+    submit_reply = await caller.call(
         "submit_train", plan | {"max_gpu_hours": MAX_GPU_HOURS}, f"submit {algorithm}"
     )
-    scene.runs.append(submitted["run_id"])
-    return await caller.wait(submitted["run_id"], CURVES[algorithm])
+    scene.runs.append(submit_reply["run_id"])
+    return await caller.wait(submit_reply["run_id"], CURVES[algorithm])
 
 
 class _ToolCaller:

@@ -144,8 +144,8 @@ def dry_run(
         reply = call_and_record(home_of(home), "dry_run", verbs.dry_run, **arguments)
     show(reply, as_json, "whole_plan" if show_all else "plan")
     # A plan with a check that failed gives exit status 1, although the command itself has worked.
-    failed = any(check.get("status") == "fail" for check in reply.get("checks", []))
-    return FAILED if failed else OK
+    has_failed_check = any(check.get("status") == "fail" for check in reply.get("checks", []))
+    return FAILED if has_failed_check else OK
 
 
 @command

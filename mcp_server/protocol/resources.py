@@ -103,7 +103,7 @@ def _add_runs(add: Add, home: Home) -> None:
         )
 
     def run_card(run_id: str) -> str:
-        # Imported late, here and below: the server must start without the templates of reports.
+        # Imported late, here and below: the server starts faster without the report templates.
         from engine.evidence.report import html_report
 
         return _resource_text(lambda: html_report.model_card(home, _full_run_id(home, run_id)))
@@ -113,6 +113,8 @@ def _add_runs(add: Add, home: Home) -> None:
 
         return _resource_text(lambda: html_report.report_markdown(home, _full_run_id(home, run_id)))
 
+    # config: every setting of the run, also those that had a default. card: base model, data,
+    # settings and results of the trained model.
     add(
         "run://{run_id}/metrics",
         "Curves of a run",

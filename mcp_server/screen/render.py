@@ -72,8 +72,8 @@ class _Trimmed:
 def console(stderr: bool = False) -> Console:
     """Make the console that prints on stdout, or on stderr with `stderr`.
 
-    On a terminal it is as wide as that. For a file or a pipe it is as wide as the variable COLUMNS
-    says, or else `PIPED_WIDTH`, and lines have no spaces at their ends.
+    For a terminal it is as wide as the terminal. For a file or a pipe it is as wide as the variable
+    COLUMNS says, or else `PIPED_WIDTH`, and lines have no spaces at their ends.
     """
     stream = sys.stderr if stderr else sys.stdout
     if stream.isatty():
@@ -125,7 +125,7 @@ def run(data: Any) -> None:
 
 
 def _with_heldout_sentence(data: Reply) -> Reply:
-    """`data` with its field `heldout` as one sentence, where that is an object with a sentence."""
+    """Replace the field `heldout` of a reply, if it is an object, by the sentence it holds."""
     heldout = data.get("heldout")
     return data | {"heldout": heldout["about"]} if isinstance(heldout, Mapping) else data
 
@@ -150,7 +150,7 @@ def logs(data: Any, all_columns: bool = False) -> None:
     for event in data.get("events", []):
         out.print(event_line(event), soft_wrap=True)
     columns, rows = _foremost_first(page.get("columns") or [], page.get("rows") or [])
-    if "summary" not in page:  # a further page of a followed run: only its lines are printed
+    if "summary" not in page:  # a page of followed logs: only its lines are printed
         for row in rows:
             out.print(_step_line(columns, row), soft_wrap=True)
         return
@@ -212,8 +212,8 @@ def _metric_tables(
     """
     tables = []
     while True:
-        fitting_columns, cells = _columns_that_fit(columns, rows, width)
-        tables.append(grid(fitting_columns, cells))
+        fitting_columns, fitting_rows = _columns_that_fit(columns, rows, width)
+        tables.append(grid(fitting_columns, fitting_rows))
         if not all_columns or len(fitting_columns) == len(columns):
             return tables
         # At least two columns fit, so each round takes one new column or more.
@@ -229,9 +229,9 @@ def _columns_that_fit(
     width_left = width
     fitting_count = 0
     for index, name in enumerate(columns):
-        cells = [len(scalar(str(name), row[index])) for row in rows if len(row) > index]
+        cell_widths = [len(scalar(str(name), row[index])) for row in rows if len(row) > index]
         # No gap stands before the first column.
-        width_left -= max(len(str(name)), *cells, 0) + (COLUMN_GAP if index else 0)
+        width_left -= max(len(str(name)), *cell_widths, 0) + (COLUMN_GAP if index else 0)
         if width_left < 0 and index > 1:
             break
         fitting_count = index + 1
@@ -255,15 +255,15 @@ def plan(data: Any) -> None:
 
     - its summary, and the checks that fail or warn, failures first.
     - the names of the checks that pass or were skipped.
-    - the settings that the user gave, the number of others, and the trial of the model.
+    - the settings that the user gave, the number of others, and the probe of the model.
     """
     out = console()
     out.print(Text(str(data.get("summary", "")), style="bold"))
     all_checks = data.get("checks", [])
-    failing_checks = [item for item in all_checks if item["status"] in ("fail", "warn")]
-    if failing_checks:
+    checks_to_mend = [item for item in all_checks if item["status"] in ("fail", "warn")]
+    if checks_to_mend:
         # False sorts first: the checks that fail, then those that warn.
-        out.print(checks(sorted(failing_checks, key=lambda item: item["status"] != "fail")))
+        out.print(checks(sorted(checks_to_mend, key=lambda item: item["status"] != "fail")))
     for status, heading in (("pass", "passed"), ("skip", "skipped")):
         names = ", ".join(str(item["name"]) for item in all_checks if item["status"] == status)
         if names:
@@ -281,9 +281,9 @@ def plan(data: Any) -> None:
     if data.get("probe"):
         out.print(field("probe", data["probe"]))
     # Warnings that repeat a check are printed with that check already.
-    failing_warnings = [f"{item['name']}: {item.get('detail', '')}" for item in failing_checks]
+    printed_warnings = [f"{item['name']}: {item.get('detail', '')}" for item in checks_to_mend]
     other_warnings = [
-        warning for warning in data.get("warnings", []) if warning not in failing_warnings
+        warning for warning in data.get("warnings", []) if warning not in printed_warnings
     ]
     _print_advice(out, {"warnings": other_warnings, "next": data.get("next", [])})
 
@@ -318,9 +318,9 @@ def cost(data: Any) -> None:
     out = console()
     out.print(Text(str(data.get("summary", "")), style="bold"))
     rows = [["time", *(words(data["hours"][level]) for level in LEVELS)]]
-    if data.get("device") != "cpu":
+    if data.get("device") != "cpu":  # a CPU takes no GPU-hours
         rows.append(["GPU-hours", *(f"{data['gpu_hours'][level]:.3g}" for level in LEVELS)])
-    if data.get("gpu_hour_price"):
+    if data.get("gpu_hour_price"):  # without a price the money is not known
         rows.append(["money", *(f"{data['money'][level]:.2f}" for level in LEVELS)])
     out.print(grid(["", *LEVELS], rows))
     memory = data["peak_memory"]
