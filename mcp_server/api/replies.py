@@ -174,6 +174,7 @@ def _largest_part(body: Reply) -> tuple[Any, Any]:
                 largest = (size, holder, key)
             for index, item in enumerate(value):
                 visit(value, index, item)
+        # >=: at the same size a text is cut rather than the list around it.
         elif isinstance(value, str) and len(value) > MIN_CUT_TEXT and len(value) >= largest[0]:
             largest = (len(value), holder, key)
 

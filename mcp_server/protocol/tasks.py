@@ -154,7 +154,7 @@ class WaitTasks(Extension):
         If the run cannot be read, the task is completed, with an error as its result.
 
         Raises:
-            MCPError: the task id was not made by this server.
+            MCPError: the task id is malformed.
         """
         wait = _parse_wait(params)
         if wait.task_id in self._cancelled:
@@ -180,7 +180,7 @@ class WaitTasks(Extension):
         """Answer `tasks/cancel`: end the waiting. The run goes on; `cancel_run` would stop it.
 
         Raises:
-            MCPError: the task id was not made by this server, or its run does not exist.
+            MCPError: the task id is malformed, or its run does not exist.
         """
         wait = _parse_wait(params)
         try:
@@ -203,7 +203,7 @@ class WaitTasks(Extension):
         """Acknowledge `tasks/update`, by which a client sends input that a task has asked for.
 
         Our tasks never ask for input, but the protocol demands an answer. Raises MCPError if the
-        task id was not made by this server.
+        task id is malformed.
         """
         _parse_wait(params)
         return {}
@@ -217,7 +217,7 @@ def _supports_tasks(ctx: ServerRequestContext[Any, Any]) -> bool:
 
 
 def _parse_wait(params: TaskParams) -> Wait:
-    """Read the task id of a request. Raises MCPError if this server did not make it."""
+    """Read the task id of a request. Raises MCPError if it is malformed or too long."""
     if len(params.task_id) > MAX_ID:
         raise _unknown_task(params)
     try:
@@ -234,6 +234,7 @@ def _is_over(status: Reply, until: str) -> bool:
     """Whether the wait is over: what was waited for has come, or the run has ended."""
     if status.get("state") in TERMINAL:
         return True
+    # The end of the run is told by its state alone.
     return until != "end" and bool(status.get("reached"))
 
 

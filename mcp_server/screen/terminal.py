@@ -105,6 +105,7 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
     def run(**arguments: Any) -> None:
         """Call the function, print its error if it raises one, and exit with the status."""
         as_json = bool(arguments.get("as_json"))
+        # typer passes the fields of each dataclass one by one: make the object of them again.
         for name, bundle in bundles.items():
             values = {option.name: arguments.pop(option.name) for option in fields(bundle)}
             arguments[name] = bundle(**values)
@@ -119,7 +120,7 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
             sys.stderr.write("\nstopped; runs go on\n")
             status = INTERRUPTED
         except BrokenPipeError:  # the reader has left, as in `honesmith logs | head`
-            sys.stderr.close()
+            sys.stderr.close()  # or Python would complain there that stdout is broken
             status = OK
         except Exception as error:  # noqa: BLE001  the outermost handler of every command
             refuse(_internal_error(function.__name__, error, arguments.get("home")), as_json)
