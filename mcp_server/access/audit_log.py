@@ -30,7 +30,7 @@ class Call:
         who: name of the key that calls, or `LOCAL`.
         via: http, stdio or cli.
         tool: name of the tool, or of the change that a command makes.
-        arguments: by name; only their digest is stored.
+        arguments: the arguments of the call, by name; only their digest is stored.
     """
 
     who: str
@@ -53,23 +53,26 @@ class Record:
         self.details: dict[str, str | bool] = {}
 
     def ok(self, reply: Any) -> None:
-        """Note success, and the ids in `reply`, such as those of a run or an environment.
+        """Note that the call succeeded, and the ids in its `reply` (the fields in `_ID_FIELDS`).
 
-        A reply that is no object has no ids. A resumed run is marked, because its run id is not
-        new.
+        A reply that is not an object, such as a text, has no ids. The line of a resumed run gets
+        `resumed`, because the log already holds its id in the line of the first start.
         """
         self.result = "ok"
         if isinstance(reply, Mapping):
             pairs = ((name, reply.get(name)) for name in _ID_FIELDS)
+            # None: the reply has no such field.
             self.details = {name: value for name, value in pairs if isinstance(value, str)}
             if "resumed_from" in reply:
                 self.details["resumed"] = True
 
     def failed(self, error: BaseException) -> None:
-        """Note the code of a UserError (wrapped by the SDK or not), or INTERNAL for a bug.
+        """Note how the call failed.
 
-        For an interruption, such as a cancelled call, the result stays "cut short".
+        The result becomes the code of a UserError, or INTERNAL for any other Exception (a bug). It
+        stays "cut short" for an interruption, such as a cancelled call or a Ctrl-C.
         """
+        # The SDK raises an error of its own, whose cause is the UserError of the tool.
         cause = error.__cause__ if isinstance(error.__cause__, UserError) else error
         if isinstance(cause, UserError):
             self.result = cause.code
@@ -81,8 +84,8 @@ class Audit:
     """The audit log of one home.
 
     Args:
-        home: its `audit.jsonl` is written.
-        clock: the present time in unix seconds.
+        home: the home whose `audit.jsonl` is written and read.
+        clock: returns the present time in unix seconds.
     """
 
     def __init__(self, home: Home, clock: Callable[[], float] = time.time) -> None:
@@ -93,8 +96,8 @@ class Audit:
     def recording(self, call: Call) -> Iterator[Record]:
         """Yield a `Record` to fill in, and write the line of `call` when the block has ended.
 
-        The line is written however the block ends. The log is opened before the block runs, so a
-        call that could not be recorded is not made.
+        The line is written whether the block succeeds, fails or is interrupted. The log is opened
+        before the block runs, so a call that could not be recorded is not made.
 
         Raises:
             UserError: HOME_UNUSABLE, the log cannot be opened.
@@ -112,14 +115,17 @@ class Audit:
         with log_file:
             try:
                 yield record
-            except BaseException as error:
+            except BaseException as error:  # also a cancelled call, which is no Exception
                 record.failed(error)
                 raise
             finally:
                 self._write_line(log_file, call, record)
 
     def _write_line(self, log_file: Appender, call: Call, record: Record) -> None:
-        """Add the line of `call` to the log; if the disk is full, only our own log says so."""
+        """Append the line of `call` to the audit log.
+
+        If that fails, the error is written to the server's own log and not raised.
+        """
         line: dict[str, object] = {
             "time": round(self._clock(), 3),
             "who": call.who,
@@ -135,16 +141,17 @@ class Audit:
             log.exception("a call of %s is missing in the audit log", call.tool)
 
     def runs_of(self, caller: str, since: float = 0.0) -> list[str]:
-        """Run ids that successful calls of `caller` started or resumed since then, oldest first.
+        """List the ids of the runs that `caller` started or resumed since `since`, oldest first.
 
-        A call that was answered with a run of an earlier call (a probe that is asked for again) did
-        not start it: only the first line of a run id counts, and lines that resume it.
+        Only successful calls of the tools in `STARTS` count. The reply of such a call may name a
+        run that an earlier call started (a probe that is asked for again): so of the lines with one
+        run id only the first counts, and each line that resumes the run.
 
         Args:
             caller: name of a key, or `LOCAL`.
-            since: unix seconds.
+            since: unix seconds; 0: from the beginning of the log.
         """
-        started: dict[str, None] = {}
+        started_runs: dict[str, None] = {}  # a set of run ids that keeps their order
         known_runs: set[str] = set()
         try:
             file = open(self._home.audit, "rb")  # noqa: SIM115  the with below closes it
@@ -163,16 +170,16 @@ class Audit:
                     is_start = run_id not in known_runs or bool(line.get("resumed"))
                     known_runs.add(run_id)
                     if is_start and line["who"] == caller and line["time"] >= since:
-                        started[run_id] = None
+                        started_runs[run_id] = None
                 except (ValueError, KeyError, TypeError):
                     continue  # a person may have edited the log; skip lines that are not ours
-        return list(started)
+        return list(started_runs)
 
 
 def call_and_record(home: Home, tool: str, change: Callable[..., Reply], **arguments: Any) -> Reply:
-    """Call `change(home, **arguments)` for a shell command and record it in the audit log.
+    """Call `change(home, **arguments)` for a shell command and record the call in the audit log.
 
-    Returns the reply of `change`.
+    `tool` is the name of the change in the log. Returns the reply of `change`.
 
     Raises:
         UserError: HOME_UNUSABLE, the call cannot be recorded and so is not made; and whatever
@@ -190,5 +197,6 @@ STARTS = frozenset({"submit_train", "evaluate", "dry_run"})
 
 def digest(arguments: Mapping[str, Any]) -> str:
     """SHA-256 of the arguments as hex, the same for any order of their names."""
+    # default=str: a shell command may pass values that JSON lacks, such as a request object.
     text = json.dumps(arguments, sort_keys=True, default=str, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

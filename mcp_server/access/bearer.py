@@ -28,6 +28,7 @@ def load_token(home: Home) -> str:
             f"the token {home.token} cannot be used: {error}",
             hint="Make it readable for this user, or delete it: the next start makes a new one.",
         ) from error
+    # A person may have written the file: refuse a token that can be guessed or no header can hold.
     if len(token) < 16 or not token.isascii() or not token.isprintable():
         raise UserError(
             "HOME_UNUSABLE",
@@ -40,8 +41,8 @@ def load_token(home: Home) -> str:
 def _create_token_file(home: Home) -> None:
     """Write a new token under a temporary name, then link it into place.
 
-    The link is atomic and fails where a token exists, so two servers that start at the same time
-    use the same one.
+    Making the link is atomic, and fails if the token file exists. So of two servers that start at
+    the same time, the second one keeps the token of the first.
     """
     draft = home.token.with_name(f".token.{secrets.token_hex(6)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

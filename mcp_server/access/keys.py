@@ -34,13 +34,13 @@ CALLS_PER_MINUTE = 600
 DEPLOYMENTS = 2
 OWNER_CALLS_PER_MINUTE = 60_000  # only a program that calls in an endless loop reaches this
 MAX_REQUEST_ID = 200  # characters that the engine takes
-LOCK_S = 30.0  # wait at most so long for a lock
+LOCK_S = 30.0  # the longest wait for a lock
 POLL_S = 0.01  # between two attempts to take a lock
 
 
 @dataclass(frozen=True)
 class Key:
-    """Who calls, and what that key may do.
+    """A caller of the server, and what that caller may do.
 
     Args:
         name: name of the key in the audit log.
@@ -71,11 +71,14 @@ class Key:
 
     @property
     def is_limited(self) -> bool:
-        """Whether the runs that this key starts have a limit of number or hours."""
+        """Whether the key has a limit of open runs or of GPU-hours a day."""
         return bool(self.max_runs or self.gpu_hours_per_day)
 
     def require(self, scope: Scope, action: str) -> None:
-        """Raise UserError FORBIDDEN unless this key has `scope`; `action` names what needs it."""
+        """Raise UserError FORBIDDEN unless this key has `scope`.
+
+        `action` is the tool or method that needs the scope; the error message begins with it.
+        """
         if scope not in self.scopes:
             raise UserError(
                 "FORBIDDEN",
@@ -86,16 +89,17 @@ class Key:
             )
 
 
+# The caller over stdio and in a shell, who may do everything.
 LOCAL = Key(STDIO, max_deployments=0)
 
 
 class Keys:
-    """The keys of a home as they are now: the file is read again whenever it was changed.
+    """The keys of a home. A change of their file counts from the next request on.
 
     Args:
-        home: its `keys.json` is read.
+        home: the home whose `keys.json` is read.
         token: the owner's token.
-        clock: the present time in unix seconds.
+        clock: returns the present time in unix seconds.
     """
 
     def __init__(self, home: Home, token: str, clock: Callable[[], float] = time.time) -> None:
@@ -108,33 +112,35 @@ class Keys:
             max_deployments=0,
         )
         self._clock = clock
-        self._file_state: tuple[int, ...] = ()  # of the file when it was last read
+        self._file_state: tuple[int, ...] = ()  # time, inode and size of the file when last read
         self._keys: list[Key] = []
 
     def find(self, token: bytes) -> Key | None:
-        """Return the key that has this token; None for an unknown or an expired one.
+        """Return the key that has this token; None if no key has it, or if the key has expired.
 
-        All digests are compared, each in constant time, so the duration tells nothing about a
-        token.
+        The loop does not stop at a match, and each comparison takes constant time, so the duration
+        of the search tells nothing about a token.
         """
         token_digest = hashlib.sha256(token).hexdigest()
         match = None
-        for key in (self._owner, *self._stored()):
+        for key in (self._owner, *self._stored_keys()):
             if hmac.compare_digest(key.digest, token_digest):
                 match = key
+        # expires is 0 for a key that never expires.
         if match is not None and match.expires and match.expires <= self._clock():
             return None
         return match
 
-    def _stored(self) -> list[Key]:
+    def _stored_keys(self) -> list[Key]:
         """Return the keys in the file, which is read only if it changed since the last call.
 
-        Without a file, or with one that is damaged, there are none.
+        The list is empty if the file does not exist, cannot be looked at, or is damaged.
         """
         try:
             stat = os.stat(self._home.keys)
         except OSError:
-            self._file_state, self._keys = (), []
+            self._file_state = ()
+            self._keys = []
             return []
         file_state = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
         if file_state != self._file_state:
@@ -147,7 +153,7 @@ class Keys:
 
 
 def digest(token: str) -> str:
-    """The SHA-256 of a token in hex, which is all that is stored of it.
+    """The SHA-256 of a text in hex; of a token, only this digest is stored.
 
     A token has 256 random bits and cannot be guessed, so no slower hash is needed.
     """
@@ -155,13 +161,13 @@ def digest(token: str) -> str:
 
 
 def list_keys(home: Home) -> list[Key]:
-    """Return the keys of `home`, oldest first; none where there is no file.
+    """Return the keys of `home`, oldest first; [] if the file does not exist.
 
     Raises:
         UserError: HOME_UNUSABLE, the file cannot be read or is damaged.
     """
     try:
-        return [_key_of(row) for row in read_json(home.keys)["keys"]]
+        return [_key_from_row(row) for row in read_json(home.keys)["keys"]]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -172,8 +178,11 @@ def list_keys(home: Home) -> list[Key]:
         ) from error
 
 
-def _key_of(row: Mapping[str, Any]) -> Key:
-    """Read one key of the file; fields and scopes that only a later version knows are ignored."""
+def _key_from_row(row: Mapping[str, Any]) -> Key:
+    """Make a `Key` of one entry of the file.
+
+    Fields and scopes that this version does not know (a later one wrote them) are ignored.
+    """
     known = {field.name for field in fields(Key)}
     key = Key(**{name: value for name, value in row.items() if name in known})
     return replace(key, scopes=tuple(scope for scope in SCOPES if scope in row["scopes"]))
@@ -193,11 +202,14 @@ def add_key(
     """Make a key and return it with its token, of which only the digest is stored.
 
     Args:
-        home: where the key is valid.
+        home: the home for whose server the key is made.
         name: up to 40 characters, not in use by another key.
         scopes: any of `SCOPES`.
-        days: until the key expires; 0: never.
-        calls_per_minute: as in `Key`, like the limits that follow.
+        days: days until the key expires; 0: never.
+        calls_per_minute: as in `Key`.
+        max_runs: as in `Key`.
+        gpu_hours_per_day: as in `Key`.
+        max_deployments: as in `Key`.
 
     Raises:
         UserError: BAD_ARGUMENT, the name is not allowed or in use, or a scope is unknown.
@@ -214,7 +226,7 @@ def add_key(
     now = time.time()
     key = Key(
         name=name,
-        scopes=tuple(scope for scope in SCOPES if scope in scopes),
+        scopes=tuple(scope for scope in SCOPES if scope in scopes),  # each once, in fixed order
         digest=digest(token),
         created=now,
         expires=now + days * 86_400 if days else 0.0,
@@ -229,7 +241,7 @@ def add_key(
             raise _bad_argument(
                 "name", name, f"There is a key of that name: honesmith key remove {name}."
             )
-        _write(home, [*keys, key])
+        _write_keys(home, [*keys, key])
     return key, token
 
 
@@ -242,18 +254,20 @@ def remove_key(home: Home, name: str) -> None:
     """
     with hold_keys_lock(home):
         keys = list_keys(home)
-        remaining = [key for key in keys if key.name != name]
-        if len(remaining) == len(keys):
+        remaining_keys = [key for key in keys if key.name != name]
+        if len(remaining_keys) == len(keys):
             known = ", ".join(key.name for key in keys) or "none"
             raise _bad_argument("name", name, f"Keys of this home: {known}.")
-        _write(home, remaining)
+        _write_keys(home, remaining_keys)
 
 
 def check_owner_agreed(home: Home, key: Key, settings: "EnvSettings") -> None:
     """Check that an environment which `key` pushes asks only for what the owner has agreed to.
 
-    That is about values of this server's variables (secrets), and about a network to send them
-    over. The owner may push anything.
+    Two things need the owner's agreement, in the home's config.toml:
+    - secrets: values of this server's environment variables; `key_secrets` lists those allowed.
+    - a network, over which secrets could be sent; `key_network` allows it.
+    The owner may push anything.
 
     Raises:
         UserError: FORBIDDEN, naming what is refused and the lines of config.toml that would allow
@@ -263,18 +277,18 @@ def check_owner_agreed(home: Home, key: Key, settings: "EnvSettings") -> None:
         return
     config = home.user_config()
     refused_secrets = [name for name in settings.secrets if name not in config.key_secrets]
-    refused = [f"the secret {name}" for name in refused_secrets]
+    refusals = [f"the secret {name}" for name in refused_secrets]
     config_lines = []
     if refused_secrets:
         quoted_names = ", ".join(f'"{name}"' for name in (*config.key_secrets, *refused_secrets))
         config_lines.append(f"key_secrets = [{quoted_names}]")
     if settings.limits.network and not config.key_network:
-        refused.append("a network")
+        refusals.append("a network")
         config_lines.append("key_network = true")
-    if refused:
+    if refusals:
         raise UserError(
             "FORBIDDEN",
-            f"environment.toml asks for {' and '.join(refused)}; the owner of this home has not "
+            f"environment.toml asks for {' and '.join(refusals)}; the owner of this home has not "
             f"agreed that keys such as {key.name} give that to an environment",
             hint="Leave it out, or ask the owner to push this folder or to set "
             f"{' and '.join(config_lines)} in the home's config.toml.",
@@ -282,17 +296,20 @@ def check_owner_agreed(home: Home, key: Key, settings: "EnvSettings") -> None:
         )
 
 
-def request_id_of_key(key: Key, request_id: str) -> str:
-    """Return the id under which a `request_id` of `key` is stored.
+def stored_request_id(key: Key, request_id: str) -> str:
+    """Return the id under which a `request_id` of `key` is stored, such as `night:try-1`.
 
-    It starts with the name of the key, so that two keys may use the same `request_id`; names hold
-    no colon, so the result is unambiguous. The owner's ids, and "", are returned unchanged. Where
-    the result would be too long, a digest takes the place of the id.
+    The name of the key stands before the id, so that two keys may use the same `request_id`. Names
+    hold no colon, so the result is unambiguous.
+
+    If the name makes the id longer than `MAX_REQUEST_ID`, the digest of the id is used instead.
+    Three ids are returned unchanged: any id of the owner, "" (none was given), and an id that is
+    too long already, which the engine refuses.
     """
     if key.is_owner or not request_id or len(request_id) > MAX_REQUEST_ID:
-        return request_id  # the engine refuses one that is too long, with the same message for all
-    stored = f"{key.name}:{request_id}"
-    return stored if len(stored) <= MAX_REQUEST_ID else f"{key.name}:{digest(request_id)}"
+        return request_id
+    with_name = f"{key.name}:{request_id}"
+    return with_name if len(with_name) <= MAX_REQUEST_ID else f"{key.name}:{digest(request_id)}"
 
 
 @contextlib.contextmanager
@@ -318,23 +335,23 @@ def hold_keys_lock(home: Home) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def hold_quota_lock(home: Home, key: Key, process_lock: "anyio.Lock") -> AsyncIterator[None]:
-    """Hold the lock on what a key may start, across processes, while the block runs.
+    """Hold the lock on the quota of a key, across processes, while the block runs.
 
     Args:
-        home: where the lock file lies.
-        key: whose quota is counted.
+        home: the home that holds the lock file.
+        key: the key whose quota is counted.
         process_lock: a lock for this key within this process, so that only one of the waiting calls
             polls the lock file. Waiting takes no thread.
 
     Raises:
-        UserError: HOME_UNUSABLE, the lock could not be had within 30 seconds.
+        UserError: HOME_UNUSABLE, the lock was not free within 30 seconds.
     """
     # Imported late: every shell command imports this module, and none needs anyio.
     import anyio  # noqa: PLC0415
 
     with contextlib.ExitStack() as cleanup:  # releases the locks that were taken
         lock = None
-        with anyio.move_on_after(LOCK_S):
+        with anyio.move_on_after(LOCK_S):  # after that time, `lock` is still None
             await process_lock.acquire()
             cleanup.callback(process_lock.release)
             while (lock := take_lock(home.quota_lock(key.name))) is None:
@@ -350,7 +367,7 @@ async def hold_quota_lock(home: Home, key: Key, process_lock: "anyio.Lock") -> A
         yield
 
 
-def _write(home: Home, keys: Sequence[Key]) -> None:
+def _write_keys(home: Home, keys: Sequence[Key]) -> None:
     write_json(home.keys, {"keys": [asdict(key) for key in keys]})
 
 

@@ -11,22 +11,23 @@ log = logging.getLogger("honesmith")
 
 
 def log_file(home: Home) -> Path:
-    """The log file of `home`, which holds the tracebacks of our own faults."""
+    """The path of the log file of `home`, which holds the tracebacks of internal errors."""
     return home.cache / "mcp_server.log"
 
 
 def log_to(home: Home) -> None:
-    """Send our log to the file of `home`, and nowhere else, whatever was set up before.
+    """Write the server's log to the file of `home`, and nowhere else.
 
-    The file is made when the first record is written; a full one is kept as `mcp_server.log.1`.
+    Handlers that were set up before are removed. The file is made when the first record is written.
+    When it reaches 1 MB it is kept as `mcp_server.log.1`, and a new one begins.
     """
     for handler in list(log.handlers):
         log.removeHandler(handler)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # closing writes what is buffered: the disk may be full
             handler.close()
     handler = logging.handlers.RotatingFileHandler(
         log_file(home), maxBytes=1_000_000, backupCount=1, encoding="utf-8", delay=True
     )
     handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
     log.addHandler(handler)
-    log.propagate = False
+    log.propagate = False  # handlers of the root logger would print to stderr

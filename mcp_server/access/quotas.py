@@ -19,7 +19,7 @@ from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.runs.submit.admission import EVALUATION_WALL_HOURS, Afford
 from mcp_server.access.audit_log import STARTS, Audit
-from mcp_server.access.keys import Key, request_id_of_key
+from mcp_server.access.keys import Key, stored_request_id
 
 DAY_S = 86_400.0
 ROUNDING = 1e-6  # tolerance in hours, so that 0.4 + 0.4 + 0.2 fits into 1
@@ -30,17 +30,18 @@ ALL_RUNS = 1_000_000  # a limit that no home reaches
 
 
 def starts_a_run(tool: str, arguments: Mapping[str, Any]) -> bool:
-    """Whether a call of `tool` starts a run; a dry run does if it tries the model."""
+    """Whether a call of `tool` starts a run."""
+    # A dry run starts one only if it tries the model on some samples.
     return tool in STARTS and (tool != "dry_run" or bool(arguments.get("samples")))
 
 
 @dataclass(frozen=True)
 class Cap:
-    """The `max_gpu_hours` that a submit gets which names none.
+    """The cap on GPU-hours for a submit that does not name `max_gpu_hours`.
 
     Attributes:
         hours: the cap.
-        warning: why it is not the default; "" if it is.
+        warning: why it differs from `DEFAULT_GPU_HOURS`; "" if nothing needs to be said.
     """
 
     hours: float
@@ -54,26 +55,36 @@ def check_quota(
     arguments: Mapping[str, Any],
     clock: Callable[[], float] = time.time,
 ) -> Cap | None:
-    """Check that `key` may start what this call would start.
+    """Check that `key` may start the run that a call of `tool` would start.
 
-    Runs of the last 24 hours count with the hours they took, open ones with their cap. A repeated
-    `request_id` starts nothing and passes. The hours of an evaluation or a probe are checked later,
-    when it is planned (see `afford_of`); here an evaluation only needs that some are left.
+    A run of the last 24 hours counts with the hours it took, an open run with its cap. A submit
+    with a `request_id` that was used before starts nothing, so it passes. The hours of an
+    evaluation or a probe are known only once it is planned, so the function from `cap_function_of`
+    checks them later; here an evaluation only needs that some hours are left.
+
+    Args:
+        home: the home that holds the runs and the audit log.
+        key: the caller.
+        tool: the tool that is called; `starts_a_run` is true for this call.
+        arguments: of the call, without nulls.
+        clock: returns the present time in unix seconds.
 
     Returns:
-        The cap for a submit that names none, where hours are limited; otherwise None.
+        For a submit without `max_gpu_hours` by a key whose hours are limited: the cap to use.
+        Otherwise None; also if the cap of an earlier call with the `request_id` is not recorded.
 
     Raises:
         UserError: QUOTA, too many runs are open, or the hours of the day do not suffice.
     """
     is_submit = tool == "submit_train"
+    # A probe may be too short to become a run: its hours are checked when it is planned.
     counts_hours = bool(key.gpu_hours_per_day) and tool != "dry_run"
     cap_omitted = is_submit and counts_hours and "max_gpu_hours" not in arguments
-    request_id = request_id_of_key(key, str(arguments.get("request_id", "")))
+    request_id = stored_request_id(key, str(arguments.get("request_id", "")))
     with Store(home) as store:
-        resumed = _find_row(store, str(arguments.get("resume", ""))) if cap_omitted else None
+        resumed_run = _find_row(store, str(arguments.get("resume", ""))) if cap_omitted else None
         if is_submit and _was_submitted(store, request_id):
-            return _cap_of_first_call(home, store, request_id, resumed) if cap_omitted else None
+            return _cap_of_first_call(home, store, request_id, resumed_run) if cap_omitted else None
         open_runs = _open_runs(home, store, key) if key.max_runs else []
         used_hours = _hours_of_last_day(home, store, key, clock) if counts_hours else 0.0
     if key.max_runs and len(open_runs) >= key.max_runs:
@@ -90,9 +101,10 @@ def check_quota(
     if not counts_hours:
         return None
     hours_left = key.gpu_hours_per_day - used_hours
+    # Rounded down, nothing may be left: then there is no room for a cap, and the submit is refused.
     if cap_omitted and _rounded_down(hours_left):
-        return _cap_within(_rounded_down(hours_left), resumed)
-    if is_submit:  # a cap was named, or there is no room for the smallest one
+        return _cap_within(_rounded_down(hours_left), resumed_run)
+    if is_submit:
         requested_hours = float(arguments.get("max_gpu_hours", 0.0))
         if cap_omitted or requested_hours > hours_left + ROUNDING or hours_left <= ROUNDING:
             raise _submit_refusal(key, used_hours, requested_hours)
@@ -102,9 +114,12 @@ def check_quota(
 
 
 def limits_and_use(home: Home, key: Key, clock: Callable[[], float] = time.time) -> Reply:
-    """The limits of `key` and what is used of them, as `get_status` shows it; hours in GPU-hours.
+    """The limits of `key` and how much of each is used, as `get_status` shows them.
 
-    A limit that the key does not have is left out.
+    Keys of the result:
+    - `name` of the key, and the ids of its `open_runs`.
+    - `max_runs`, if they are limited.
+    - `gpu_hours_per_day`, `used_gpu_hours` and `left_gpu_hours`, if the hours are limited.
     """
     with Store(home) as store:
         limits: Reply = {"name": key.name, "open_runs": _open_runs(home, store, key)}
@@ -118,16 +133,17 @@ def limits_and_use(home: Home, key: Key, clock: Callable[[], float] = time.time)
     return limits
 
 
-def _cap_within(hours_left: float, resumed: RunRow | None) -> Cap:
-    """The cap of a submit that names none: the one that the resumed run had, or the default.
+def _cap_within(hours_left: float, resumed_run: RunRow | None) -> Cap:
+    """The cap for a submit that names none, with a warning if it is not the default.
 
-    It is `hours_left` where that is less. `resumed` is None for a new run.
+    It is the cap that the resumed run had, or the default if `resumed_run` is None (a new run); but
+    never more than `hours_left`.
     """
-    preferred = _cap_of_row(resumed)
-    hours = min(preferred, hours_left)
+    preferred_hours = _cap_of_row(resumed_run)
+    hours = min(preferred_hours, hours_left)
     if hours == DEFAULT_GPU_HOURS:
         return Cap(hours)
-    reason = "what is left of this key's day" if hours < preferred else "as the run had"
+    reason = "what is left of this key's day" if hours < preferred_hours else "as the run had"
     return Cap(hours, f"max_gpu_hours was not given: it is {_hours_text(hours)}, {reason}")
 
 
@@ -139,61 +155,66 @@ def cap_of_resumed_run(home: Home, run_id: str) -> float:
 
 
 def _cap_of_row(row: RunRow | None) -> float:
-    """The cap of a run; the default for no run, and for one without a cap."""
+    """The cap of a run; the default if `row` is None or the run has no cap."""
+    # max_gpu_hours is 0 for a run without a cap.
     return (row.max_gpu_hours if row else 0.0) or float(DEFAULT_GPU_HOURS)
 
 
 def _cap_of_first_call(
-    home: Home, store: Store, request_id: str, resumed: RunRow | None
+    home: Home, store: Store, request_id: str, resumed_run: RunRow | None
 ) -> Cap | None:
     """The cap that the first call with this `request_id` got; None if it is not recorded.
 
     A repeated call must ask for the same cap as the first, although less may be left of the day
-    now.
+    now. `resumed_run` is the run that the call resumes; None if it starts a new one.
     """
-    if resumed is not None:
-        return Cap(resumed.max_gpu_hours)
+    if resumed_run is not None:
+        # The first call has written its cap into the row of the run that it resumed.
+        return Cap(resumed_run.max_gpu_hours)
     rows = store.list_runs(ALL_RUNS, kind="train")
     earlier_run = next((row for row in rows if row.request_id == request_id), None)
     config = home.run(earlier_run.run_id).find_config() if earlier_run else None
     return Cap(config.max_gpu_hours) if config and config.max_gpu_hours else None
 
 
-def afford_of(home: Home, key: Key, clock: Callable[[], float] = time.time) -> Afford | None:
-    """A function from estimated hours to the cap of an evaluation or a probe of `key`.
+def cap_function_of(home: Home, key: Key, clock: Callable[[], float] = time.time) -> Afford | None:
+    """Make the function by which the engine caps an evaluation or a probe that `key` starts.
 
-    None where the key's hours are not limited. The function raises UserError QUOTA if the hours do
-    not fit into what is left of the day.
+    It takes the hours that the work is estimated to need at most, and returns the cap in hours. It
+    raises UserError QUOTA if they do not fit into what is left of the day. The result is None if
+    the hours of the key are not limited.
     """
-    return partial(_afford, home, key, clock) if key.gpu_hours_per_day else None
+    return partial(_cap_of_estimate, home, key, clock) if key.gpu_hours_per_day else None
 
 
-def _afford(home: Home, key: Key, clock: Callable[[], float], hours: float) -> float:
-    """The cap of work that is estimated to take at most `hours`: `MARGIN` times that.
+def _cap_of_estimate(home: Home, key: Key, clock: Callable[[], float], hours: float) -> float:
+    """The cap for work that is estimated to take at most `hours`: `MARGIN` times that.
 
-    It is never more than what is left of the day.
+    It is never more than what is left of the day. Estimates below `LEAST_HOURS` count as that.
 
     Raises:
-        UserError: QUOTA, less than `hours` is left.
+        UserError: QUOTA, fewer than `hours` are left.
     """
     with Store(home) as store:
         used_hours = _hours_of_last_day(home, store, key, clock)
-    hours, hours_left = max(LEAST_HOURS, hours), key.gpu_hours_per_day - used_hours
+    hours = max(LEAST_HOURS, hours)
+    hours_left = key.gpu_hours_per_day - used_hours
     if hours > hours_left + ROUNDING:
         raise _hours_refusal(key, used_hours, hours, "ask for fewer rows, attempts or models")
     return min(MARGIN * hours, hours_left)
 
 
 def _hours_of_last_day(home: Home, store: Store, key: Key, clock: Callable[[], float]) -> float:
-    """Hours of the runs that `key` started or resumed in the last 24 hours.
+    """Sum the hours of the runs that `key` started or resumed in the last 24 hours.
 
-    An older run counts only if it was resumed. The log may name others: where the first lines were
-    moved away, a repeated call looks like the start of a run that is in fact older.
+    An open run counts with its cap.
     """
     since = clock() - DAY_S
+    # If the first lines of the audit log were moved away, a repeated call looks like the start of a
+    # run that is in fact older. So an older run counts only if it was resumed (attempt above 1).
     rows = (_find_row(store, run_id) for run_id in Audit(home).runs_of(key.name, since))
-    counted = [row for row in rows if row and (row.created >= since or row.attempt > 1)]
-    return sum(_counted_hours(row) for row in counted)
+    counted_rows = [row for row in rows if row and (row.created >= since or row.attempt > 1)]
+    return sum(_counted_hours(row) for row in counted_rows)
 
 
 def _open_runs(home: Home, store: Store, key: Key) -> list[str]:
@@ -203,9 +224,9 @@ def _open_runs(home: Home, store: Store, key: Key) -> list[str]:
 
 
 def _submit_refusal(key: Key, used_hours: float, requested_hours: float) -> UserError:
-    """Make the QUOTA error for a submit; it says the largest cap that would fit now, if any.
+    """Make the QUOTA error for a submit, with the largest cap that would fit now, if any would.
 
-    `requested_hours` is 0 where the submit names no cap.
+    `requested_hours` is 0 if the submit names no cap.
     """
     largest_cap = _rounded_down(key.gpu_hours_per_day - used_hours)
     suggestion = f"call again with max_gpu_hours={_hours_text(largest_cap)}" if largest_cap else ""
@@ -218,10 +239,10 @@ def _hours_refusal(
     """Make the QUOTA error for too many hours.
 
     Args:
-        key: who calls.
-        used_hours: hours of the day that are used or promised.
-        requested_hours: what the call asks for; 0: not known.
-        suggestion: what could be asked for now; "" if nothing is left.
+        key: the caller.
+        used_hours: hours of the day that ended runs used and open runs may still use.
+        requested_hours: hours that the call asks for; 0: not known.
+        suggestion: what to do now, such as "call again with max_gpu_hours=0.5"; "" for nothing.
         field: the argument that is too large; "": none.
     """
     hours_per_day = key.gpu_hours_per_day
@@ -232,15 +253,15 @@ def _hours_refusal(
         remedies.append("call later")
     elif not remedies:
         remedies.append(f"call later with max_gpu_hours={_hours_text(hours_per_day)}")
-    request = f"; this call asks for {requested_hours:.3g}" if requested_hours else ""
+    request_text = f"; this call asks for {requested_hours:.3g}" if requested_hours else ""
     hint = ", or ".join(remedies)
-    later = "later" in remedies[-1]
-    hint += ": hours come back a day after their run was submitted." if later else "."
+    says_later = "later" in remedies[-1]
+    hint += ": hours come back a day after their run was submitted." if says_later else "."
     return UserError(
         "QUOTA",
         f"the key {key.name} may use {hours_per_day:g} GPU-hours a day and has used or "
-        f"promised {used_hours:.3g}{request}",
-        hint=hint[0].upper() + hint[1:],
+        f"promised {used_hours:.3g}{request_text}",
+        hint=hint[0].upper() + hint[1:],  # capitalize() would also make small letters of the rest
         field=field,
         retryable=waiting_helps,
     )
@@ -248,24 +269,26 @@ def _hours_refusal(
 
 def _rounded_down(hours: float) -> float:
     """`hours` rounded down to thousandths and at least 0, so that a call with this number fits."""
+    # ROUNDING / 2: 0.3 may be stored as 0.29999999999999999, and must not become 0.299.
     return max(0.0, math.floor((hours + ROUNDING / 2) * 1000) / 1000)
 
 
 def _hours_text(hours: float) -> str:
-    """Hours with up to three decimals, without zeros at the end."""
+    """Hours with up to three decimals and no zeros at the end, such as "0.5" or "2"."""
     return f"{hours:.3f}".rstrip("0").rstrip(".")
 
 
 def _was_submitted(store: Store, request_id: str) -> bool:
-    """Whether a run with this `request_id` exists; False for ""."""
+    """Whether an earlier call with this `request_id` submitted a run; False for ""."""
     try:
+        # {} stands for the arguments of the call, which are not known here.
         return store.requested_run(request_id, {}) is not None
     except UserError:
-        return True  # it exists with other arguments; the submit itself compares them
+        return True  # such a run exists with other arguments; the submit itself compares them
 
 
 def _find_row(store: Store, run_id: str) -> RunRow | None:
-    """The row of a run; None if it does not exist (any more)."""
+    """The row of a run; None if no run has this id (any more)."""
     try:
         return store.get_run(run_id)
     except UserError:
@@ -273,11 +296,13 @@ def _find_row(store: Store, run_id: str) -> RunRow | None:
 
 
 def _counted_hours(row: RunRow) -> float:
-    """The hours that a run counts with: those it took; of an open run at least those it may take.
+    """How many hours a run takes of the quota.
 
-    An open run without a cap counts with its estimate, or with the longest evaluation.
+    An ended run takes the hours it spent. An open run takes at least what it may still spend: its
+    cap, or else its estimate, or else the time that the longest evaluation may take.
     """
     if row.state in OPEN:
+        # spent_before: the hours of earlier attempts; a cap is for one attempt.
         cap = row.max_gpu_hours or row.estimated_hours or EVALUATION_WALL_HOURS
         return max(row.spent_hours, row.spent_before + cap)
     return row.spent_hours

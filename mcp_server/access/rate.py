@@ -6,12 +6,17 @@ from dataclasses import dataclass
 
 from mcp_server.access.keys import Key
 
-BURST_S = 10.0  # a key that was idle may make the calls of so many seconds at once
+BURST_S = 10.0  # a key that was idle may make at once the calls of this many seconds
 
 
 @dataclass
 class _Bucket:
-    """How many calls a key may make at once now, as of a time in seconds."""
+    """How many calls one key may make at once.
+
+    Attributes:
+        level: the number of calls, with a fraction, as it was at `updated`.
+        updated: when `level` was computed, in seconds of the clock.
+    """
 
     level: float
     updated: float
@@ -21,7 +26,7 @@ class Rates:
     """How many calls each key may still make: a bucket for each, refilled steadily.
 
     Args:
-        clock: seconds.
+        clock: returns the present time in seconds, from any start.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -29,20 +34,20 @@ class Rates:
         self._buckets: dict[str, _Bucket] = {}
 
     def wait_s(self, key: Key) -> float:
-        """Count one call of `key`. Returns 0.0 if it may be made now.
+        """Count one call of `key`, and return 0.0 if it may be made now.
 
-        Otherwise the call is refused and not counted, and the result is the number of seconds after
-        which one may be made.
+        If the call comes too early it is not counted, and the number of seconds until a call may be
+        made is returned. A key without a limit may always call.
         """
         if not key.calls_per_minute:
             return 0.0
-        rate = key.calls_per_minute / 60
-        capacity = max(1.0, rate * BURST_S)
+        calls_per_s = key.calls_per_minute / 60
+        capacity = max(1.0, calls_per_s * BURST_S)  # at least 1, or no call could ever be made
         now = self._clock()
         bucket = self._buckets.setdefault(key.name, _Bucket(capacity, now))
-        bucket.level = min(capacity, bucket.level + (now - bucket.updated) * rate)
+        bucket.level = min(capacity, bucket.level + (now - bucket.updated) * calls_per_s)
         bucket.updated = now
         if bucket.level < 1:
-            return (1 - bucket.level) / rate
+            return (1 - bucket.level) / calls_per_s
         bucket.level -= 1
         return 0.0

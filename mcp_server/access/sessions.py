@@ -16,13 +16,13 @@ _VERSION_HEADER = b"mcp-protocol-version"
 
 
 class Sessions:
-    """The open sessions of each key, as the answers show that open and end them.
+    """Counts the open sessions of each key, by the answers that open and end them.
 
     Args:
-        idle_s: the SDK ends a session after so many seconds without a request, and does not tell
-            us.
-        max_sessions: how many sessions a key may have.
-        clock: seconds.
+        idle_s: seconds without a request after which the SDK ends a session. It does not tell us,
+            so such a session is taken to be closed.
+        max_sessions: how many sessions a key may have open.
+        clock: returns the present time in seconds, from any start.
     """
 
     def __init__(
@@ -39,36 +39,38 @@ class Sessions:
         self._opening: Counter[str] = Counter()  # requests under way that may open one, by key
 
     def may_open(self, scope: Scope, key: Key) -> bool:
-        """Whether this request may pass: it opens no session, or `key` may open one more.
+        """Whether a request by `key`, given by its ASGI `scope`, may pass.
 
-        Sessions that have been idle for too long are forgotten when room is needed.
+        It may if it opens no session, or if `key` may open one more. If the limit is reached,
+        sessions that have been idle for `idle_s` are forgotten first.
         """
-        if not _opens(scope):
+        if not _opens_session(scope):
             return True
         sessions = self._last_used.get(key.name, {})
-        allowed = self._max_sessions - self._opening.get(key.name, 0)
-        if len(sessions) < allowed:
+        allowed_count = self._max_sessions - self._opening.get(key.name, 0)
+        if len(sessions) < allowed_count:
             return True
         now = self._clock()
         for session_id, last_used in list(sessions.items()):
             if now - last_used > self._idle_s:
                 del sessions[session_id]
-        return len(sessions) < allowed
+        return len(sessions) < allowed_count
 
     @contextlib.contextmanager
-    def served(self, scope: Scope, key: Key, send: Send) -> Iterator[Send]:
-        """Yield the `send` with which the request is to be answered, while the block serves it.
+    def watch_request(self, scope: Scope, key: Key, send: Send) -> Iterator[Send]:
+        """Yield the `send` with which the block is to answer the request.
 
-        A session that the request may open is counted from now on, so that requests which arrive at
-        the same time cannot exceed the limit together.
+        It counts the session that the answer opens, and notes one that the answer uses or ends. A
+        session that the request may open is counted already while the block runs, so that requests
+        which arrive at the same time cannot exceed the limit together.
         """
-        # The key is counted once while the request may still open a session.
-        pending = [key.name] if _opens(scope) else []
-        self._opening.update(pending)
+        # The name of the key once, or nothing: what this request adds to the count of `_opening`.
+        pending_names = [key.name] if _opens_session(scope) else []
+        self._opening.update(pending_names)
 
         def stop_counting() -> None:
-            self._opening.subtract(pending)
-            pending.clear()
+            self._opening.subtract(pending_names)
+            pending_names.clear()  # so that a second call subtracts nothing
 
         watched_send = self.counting_send(scope, key, send)
 
@@ -84,40 +86,45 @@ class Sessions:
             stop_counting()
 
     def counting_send(self, scope: Scope, key: Key, send: Send) -> Send:
-        """Return a `send` that also notes the session which the answer opens, uses or ends."""
-        session = _session(scope["headers"])
+        """Return a `send` that also notes which session of `key` the answer opens, uses or ends."""
+        session_id = _session_id(scope["headers"])
         sessions = self._last_used.setdefault(key.name, {})
-        if session in sessions:
-            sessions[session] = self._clock()
+        if session_id in sessions:
+            sessions[session_id] = self._clock()
 
         async def watch(message: Message) -> None:
             """Send the message, and note what its headers say about the session."""
             if message["type"] == "http.response.start":
-                ended = message["status"] == 404 or scope["method"] == "DELETE"
-                opened = _session(message.get("headers", ()))
-                if session and ended:
-                    sessions.pop(session, None)
-                elif opened and message["status"] < 400:
-                    sessions[opened] = self._clock()
-            elif session in sessions:
-                sessions[session] = self._clock()  # a session with an open stream is not idle
+                # 404: the SDK does not know the session (any more). DELETE: the client ends it.
+                has_ended = message["status"] == 404 or scope["method"] == "DELETE"
+                opened_id = _session_id(message.get("headers", ()))
+                if session_id and has_ended:
+                    sessions.pop(session_id, None)
+                elif opened_id and message["status"] < 400:
+                    sessions[opened_id] = self._clock()
+            elif session_id in sessions:
+                sessions[session_id] = self._clock()  # a session with an open stream is not idle
             await send(message)
 
         return watch
 
 
-def _opens(scope: Scope) -> bool:
-    """Whether the SDK would open a session for this request; it decides by the headers.
+def _opens_session(scope: Scope) -> bool:
+    """Whether the SDK would open a session for this request, which it decides by the headers.
 
-    Requests of newer protocol versions, and those with a session id, open none.
+    It opens none for `/health`, for a request with a session id, or for a newer protocol version,
+    which has no sessions. A request that names no version counts as one of an older version.
     """
-    if scope["path"] == "/health" or _session(scope["headers"]):
+    if scope["path"] == "/health" or _session_id(scope["headers"]):
         return False
     version = next((value for name, value in scope["headers"] if name == _VERSION_HEADER), None)
     return version is None or version.decode("latin-1") in HANDSHAKE_PROTOCOL_VERSIONS
 
 
-def _session(headers: object) -> bytes:
-    """The session id in the headers of a request or an answer; b"" where there is none."""
+def _session_id(headers: object) -> bytes:
+    """The session id in the headers of a request or an answer; b"" if there is none.
+
+    `headers` should be (name, value) pairs of bytes, as in ASGI; anything else counts as empty.
+    """
     pairs = headers if isinstance(headers, list | tuple) else ()
     return next((value for name, value in pairs if name.lower() == _SESSION_HEADER), b"")

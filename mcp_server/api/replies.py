@@ -24,12 +24,15 @@ HEAD = ("summary", "next", "warnings")
 
 
 def clean(value: Any) -> Any:
-    """`value` with its texts cleaned, NaN and infinity as null, and no nulls in its objects."""
+    """`value` as it may be shown: texts cleaned, NaN and infinity made null, nulls left out.
+
+    Nulls are left out of objects only; a list keeps them.
+    """
     return _without_nulls(clean_value(value))
 
 
 def _without_nulls(value: Any) -> Any:
-    """`value` without the null entries of its objects, at any depth; lists keep theirs."""
+    """`value` without the null entries of its objects, at any depth; lists keep their nulls."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -38,15 +41,16 @@ def _without_nulls(value: Any) -> Any:
 
 
 def compact(value: Any) -> str:
-    """One line of JSON without spaces."""
+    """`value` as one line of JSON without spaces. Raises ValueError for NaN or infinity."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def envelope(data: Reply, summary: str) -> Reply:
-    """Put `summary`, `next` and `warnings` first in a cleaned reply, whether it has them or not.
+    """Return the cleaned reply with `summary`, `next` and `warnings` first.
 
-    `summary` is used where the reply has none. The three are cut to sizes that an agent can afford;
-    a suggested call that is too long is left out.
+    A reply without a summary gets `summary`; missing `next` and `warnings` become []. All three are
+    cut to the sizes at the top of this file. A suggested call that is too long is left out, because
+    a cut call could not be made.
     """
     body = clean(data)
     short_calls = [call for call in body.pop("next", []) if len(compact(call)) <= CALL_CHARS]
@@ -59,10 +63,10 @@ def envelope(data: Reply, summary: str) -> Reply:
 
 
 def fit(read_page: Callable[[int], Reply], limit: int) -> Reply:
-    """Return `read_page(limit)`; a page too large for a result is read again with half the limit.
+    """Return `read_page(limit)`, or a smaller page if that is too large for a result.
 
-    Reading again, instead of cutting the page, keeps its `next_cursor` right. A page of one item is
-    returned whatever its size.
+    The limit is halved until the page fits. The page is read again, not cut, so that its
+    `next_cursor` is right. A page of one item is returned whatever its size.
     """
     while True:
         data = read_page(limit)
@@ -72,18 +76,18 @@ def fit(read_page: Callable[[int], Reply], limit: int) -> Reply:
 
 
 def cut_to_size(body: Reply, size: int = RESULT_CHARS) -> Reply:
-    """Cut `body` to `size` characters of JSON, by halving its longest lists and texts in turn.
+    """Return `body` cut to at most `size` characters of JSON.
 
-    The last resort, for results without a cursor. What was cut is said in `truncated` and
-    `warnings`. Where that is not enough, only summary, next and warnings are left. `body` itself is
-    not changed.
+    The last resort, for results without a cursor. The largest list or text is halved until the
+    result fits. A result that was cut has `truncated` and a warning that says so. If halving cannot
+    make it fit, only summary, next, warnings and `truncated` are left. `body` is not changed.
     """
     if len(compact(body)) <= size:
         return body
-    body = json.loads(compact(body))  # a copy, of lists and objects only
+    body = json.loads(compact(body))  # a deep copy, which may be cut in place
     body["truncated"] = True
     note = f"cut to {size} characters; ask for less, or read the rest through a cursor"
-    body["warnings"] = [*body.get("warnings", [])[:5], note]  # the note must not be cut
+    body["warnings"] = [*body.get("warnings", [])[:5], note]  # few, so that the note stays in
     while len(compact(body)) > size:
         if not _cut_largest(body):
             return {name: body[name] for name in (*HEAD, "truncated") if name in body}
@@ -93,13 +97,14 @@ def cut_to_size(body: Reply, size: int = RESULT_CHARS) -> Reply:
 def error_line(error: UserError) -> str:
     """Return the error as one line of JSON, at most `ERROR_CHARS` long.
 
-    Where it is longer, parts are shortened in this order: the suggested call, which the hint
-    repeats, then field, playbook, message and hint.
+    If it is too long, first the suggested call stays only once (as `call` or in the hint). Then
+    field, playbook, message and hint are shortened, in this order, until the line fits.
     """
     payload = clean(error.payload())
     excess = len(compact(payload)) - ERROR_CHARS
-    # The hint repeats the suggested call in its text. Where room is short the hint loses it; a call
-    # that is itself too long is dropped, and stays in the hint, which can be cut.
+    # The hint repeats the suggested call in its text. If the line is too long, the hint loses it;
+    # or, if the call itself is too long, `call` is dropped, because the hint can be cut and a call
+    # cannot.
     if "call" in payload and excess > 0:
         payload["hint"] = error.advice.text
         if len(compact(payload["call"])) > ERROR_CHARS // 2:
@@ -115,28 +120,30 @@ def error_line(error: UserError) -> str:
 
 
 def _cut_text(text: str, limit: int) -> str:
-    """`text` cut so that, written as JSON, it takes at most `limit` characters; "" where none fit.
+    """Cut `text` so that it takes at most `limit` characters as JSON, quotes included.
 
-    What is cut off is replaced by an ellipsis.
+    An ellipsis stands for what was cut off. The result is "" if no character fits.
     """
     if len(compact(text)) <= limit:
         return text
     beginning = text[: max(limit, 0)]
+    # As JSON a character may take several, such as \n; so take characters away until it fits.
     while beginning and len(compact(beginning)) + 1 > limit:
         beginning = beginning[:-1]
     return beginning + "…" if beginning else ""
 
 
 def _cut_largest(body: Reply) -> bool:
-    """Halve the largest list or text anywhere in `body`, in place; summary and the like are spared.
+    """Halve the largest list or text anywhere in `body`, in place, except in the fields of `HEAD`.
 
-    Returns False when nothing is left to cut.
+    Returns False if nothing is left to cut.
     """
     holder, key = _largest_part(body)
     if holder is None:
         return False
     value = holder[key]
     if isinstance(value, str):
+        # rstrip: the ellipsis of an earlier cut.
         holder[key] = value[: len(value) // 2].rstrip("…") + "…"
     else:
         holder[key] = value[: len(value) // 2]
@@ -144,14 +151,18 @@ def _cut_largest(body: Reply) -> bool:
 
 
 def _largest_part(body: Reply) -> tuple[Any, Any]:
-    """The object or list in `body` that holds the largest list or text, and its key in there.
+    """Find the largest list or text in `body` that may be cut, outside the fields of `HEAD`.
 
-    Only lists of several items and texts above `MIN_CUT_TEXT` count; (None, None) without any.
+    Only lists of several items count, and texts longer than `MIN_CUT_TEXT`.
+
+    Returns:
+        (holder, key), with the list or text at `holder[key]`; the holder is an object or a list.
+        (None, None) if there is nothing to cut.
     """
     largest: tuple[int, Any, Any] = (0, None, None)  # size, holder, key
 
     def visit(holder: Any, key: Any, value: Any) -> None:
-        """Compare `value` (in `holder` under `key`) and all inside it with the largest."""
+        """Note `value` (at `holder[key]`), or something inside it, if it is the largest so far."""
         nonlocal largest
         if isinstance(value, dict):
             for name, item in value.items():
@@ -163,6 +174,7 @@ def _largest_part(body: Reply) -> tuple[Any, Any]:
                 largest = (size, holder, key)
             for index, item in enumerate(value):
                 visit(value, index, item)
+        # >=: at the same size a text is cut rather than the list around it.
         elif isinstance(value, str) and len(value) > MIN_CUT_TEXT and len(value) >= largest[0]:
             largest = (len(value), holder, key)
 

@@ -26,16 +26,17 @@ MAX_WAIT_S = 50.0  # clients give up a call after 60 s
 def get_status(
     home: Home, scope: str = "all", limit: int = 20, cursor: str = "", key: Key = LOCAL
 ) -> Reply:
-    """Devices, queue, runs, environments and models, `limit` rows of each per page.
+    """List devices, queue, runs, environments and models, at most `limit` rows of each.
 
     Args:
         home: the home to read.
-        scope: which of them; "all" for a short view of everything.
+        scope: which of these lists, such as "runs"; "all" for a short view of each.
         limit: rows of each list at most.
-        cursor: `next_cursor` of the page before; "" for the first.
-        key: who asks. Where the runs it starts are limited, its limits and use are added.
+        cursor: `next_cursor` of the previous page; "" for the first page.
+        key: the caller. If the runs it may start are limited, the reply holds its limits and how
+            much of them is used, under `key`.
     """
-    from engine.runs import lifecycle
+    from engine.runs import lifecycle  # imported late, as in every verb: the server starts faster
 
     limits: Reply = {}
     if key.is_limited and scope in ("all", "runs"):
@@ -57,16 +58,19 @@ def push_env(
     """Check an environment and store it as a version.
 
     Args:
-        home: where it is stored.
-        path: its folder; a relative one is looked for here, then in `roots`.
-        name: its name; "" for the folder's name.
+        home: the home that stores the version.
+        path: the folder of the environment; a relative path is looked for in the current folder,
+            then in `roots`.
+        name: name of the environment; "" for the folder's name.
         install: build a virtual environment from its requirements.txt first.
-        roots: folders that it must lie in; None: any folder may be pushed.
-        key: who pushes; decides about installing, secrets and networks.
+        roots: folders that the environment must lie in; None: any folder may be pushed.
+        key: the caller; its scopes and the owner's consent decide about installing, secrets and
+            networks.
 
     Raises:
-        UserError: ENV_* or DATASET_INVALID, it cannot be used. FORBIDDEN, `key` may not do that.
-            PATH_OUTSIDE_ROOTS.
+        UserError: an ENV_ code or DATASET_INVALID, the environment cannot be used. FORBIDDEN, `key`
+            may not install, or not give a secret or a network to an environment.
+            PATH_OUTSIDE_ROOTS, the folder lies in none of `roots`.
     """
     from engine.environments import push
 
@@ -95,15 +99,23 @@ def dry_run(
     samples: int = 0,
     key: Key = LOCAL,
 ) -> Reply:
-    """Check a plan without training; with `samples` above 0, also try the model on so many tasks.
+    """Check the plan of a training run without training.
 
-    A probe that takes long becomes a run; its hours count for `key`. Raises UserError when the
-    environment, the model or a setting cannot be used.
+    Args:
+        home: the home that holds the environment.
+        env_id: the environment to train on.
+        model: the model to train.
+        algorithm: sft or grpo.
+        settings: settings that differ from the defaults; None for none.
+        samples: how many tasks to try the model on; 0: only check. A long probe becomes a run.
+        key: the caller, to whose quota the hours of the probe count.
+
+    Raises UserError if the environment, the model or a setting cannot be used.
     """
     from engine import dry_run as engine_dry_run
 
     reply = engine_dry_run.dry_run(
-        home, env_id, model, algorithm, dict(settings or {}), samples, _afford(home, key)
+        home, env_id, model, algorithm, dict(settings or {}), samples, _cap_function(home, key)
     )
     return with_head(reply, f"Checked {algorithm} of {model} on {env_id}.")
 
@@ -117,7 +129,8 @@ def estimate_cost(
 ) -> Reply:
     """Estimate time, memory and money of a run, from the same plan as a dry run.
 
-    Raises UserError when the environment, the model or a setting cannot be used.
+    The arguments are those of `dry_run`. Raises UserError if the environment, the model or a
+    setting cannot be used.
     """
     from engine.cost import estimate
 
@@ -128,8 +141,8 @@ def estimate_cost(
 def submit_train(home: Home, request: TrainRequest) -> Reply:
     """Queue a training run, or resume one, and return at once with its id, state and estimate.
 
-    Raises UserError when the plan cannot be trained, or NOT_APPROVED when a person must agree
-    first.
+    Raises UserError NOT_APPROVED if a person must agree to the cost first, or another code if the
+    run cannot be trained as requested.
     """
     from engine.runs import lifecycle
 
@@ -149,14 +162,15 @@ def wait_run(
     cursor: str = "",
     on_progress: Callable[[Reply], None] | None = None,
 ) -> Reply:
-    """Wait for a run, at most `MAX_WAIT_S` seconds, and return how it stands.
+    """Wait for a run, at most `MAX_WAIT_S` seconds, and return its status.
 
     Args:
-        home: where the run is.
+        home: the home that holds the run.
         run_id: the run, or a unique prefix.
         until: end, first_step, next_eval or alert; the end of the run ends every wait.
-        timeout_s: seconds; 0 returns at once.
-        cursor: `cursor` of the call before, so that no event between is missed; "": from now on.
+        timeout_s: seconds to wait at most; 0 returns at once.
+        cursor: `cursor` from the previous reply, so that no event between two calls is missed; "":
+            only events from now on count.
         on_progress: called with the status of the run while waiting.
 
     Raises:
@@ -166,7 +180,7 @@ def wait_run(
 
     timeout_s = min(max(timeout_s, 0.0), MAX_WAIT_S)
     reply = lifecycle.wait(home, run_id, until, timeout_s, cursor, on_progress=on_progress)
-    run_id = reply.get("run_id", run_id)
+    run_id = reply.get("run_id", run_id)  # the full id, if a prefix was given
     return with_head(
         reply, f"{run_id} is {reply.get('state')}.", *_after_wait(run_id, until, reply)
     )
@@ -181,16 +195,16 @@ def read_logs(
     limit: int = 50,
     cursor: str = "",
 ) -> Reply:
-    """A page of the metrics, events, console or error of a run, as large as a result may be.
+    """Return a page of the metrics, events, console or error of a run.
 
     Args:
-        home: where the run is.
+        home: the home that holds the run.
         run_id: the run, or a unique prefix.
         view: metrics, events, console or error.
-        keys: metrics to show; none: all.
-        grep: only lines with this text; "": all.
-        limit: rows or lines at most.
-        cursor: `next_cursor` of the page before; "" for the first.
+        keys: names of the metrics to show; empty: all.
+        grep: only lines with this text; "": all lines.
+        limit: rows or lines at most; fewer if the page would be too large for a result.
+        cursor: `next_cursor` of the previous page; "" for the first page.
 
     Raises:
         UserError: RUN_NOT_FOUND, BAD_ARGUMENT or BAD_CURSOR.
@@ -215,18 +229,18 @@ def read_rollouts(
     max_chars: int = 1200,
     cursor: str = "",
 ) -> Reply:
-    """A page of what the model of a run wrote and which rewards it earned.
+    """Return a page of what the model of a run wrote and which rewards it earned.
 
     Args:
-        home: where the run is.
+        home: the home that holds the run.
         run_id: the run, or a unique prefix.
         pick: which rollouts come first, e.g. worst or best.
         step: training step; -1: the latest.
-        where: a condition such as "reward < 0.5"; "": all.
+        where: a condition such as "reward < 0.5"; "": all rollouts.
         tokens: add token ids and loss mask.
-        limit: rollouts at most.
-        max_chars: longest text of each part.
-        cursor: `next_cursor` of the page before; "" for the first.
+        limit: rollouts at most; fewer if the page would be too large for a result.
+        max_chars: characters at most of the prompt, of each turn and of the completion.
+        cursor: `next_cursor` of the previous page; "" for the first page.
 
     Raises:
         UserError: RUN_NOT_FOUND, BAD_ARGUMENT or BAD_CURSOR.
@@ -245,11 +259,12 @@ def read_rollouts(
 def evaluate(home: Home, request: EvaluationRequest, key: Key = LOCAL) -> Reply:
     """Queue an evaluation as a run of its own and return at once with its id.
 
-    Its hours count for `key`. Raises UserError when the request cannot be run.
+    Its hours count to the quota of `key`. Raises UserError if the request cannot be run, or QUOTA
+    if its hours do not fit.
     """
     from engine.runs import lifecycle
 
-    reply = lifecycle.submit_evaluation(home, request, _afford(home, key))
+    reply = lifecycle.submit_evaluation(home, request, _cap_function(home, key))
     run_id = reply.get("run_id", "")
     return with_head(
         reply, f"{run_id} is {reply.get('state', 'queued')}.", suggest("wait_run", run_id=run_id)
@@ -260,9 +275,9 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
     """Compare models, runs or evaluations by their answers to the same tasks.
 
     Args:
-        home: where they are.
-        ids: what to compare, the one before training first.
-        env_id: the environment they were evaluated on; "" if there is only one.
+        home: the home that holds them.
+        ids: models, runs or evaluations; the one from before the training first.
+        env_id: the environment they were evaluated on; "" if they share only one.
 
     Raises:
         UserError: RUN_NOT_FOUND, NO_EVALUATION, NOT_COMPARABLE or BAD_ARGUMENT.
@@ -273,7 +288,7 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
 
 
 def diagnose(home: Home, run_id: str) -> Reply:
-    """What went wrong in a run: findings, causes before effects. Raises UserError RUN_NOT_FOUND."""
+    """Find what went wrong in a run, causes before effects. Raises UserError RUN_NOT_FOUND."""
     from engine.evidence.detect import diagnose as engine_diagnose
 
     return with_head(engine_diagnose.diagnose(home, run_id), f"Diagnosed {run_id}.")
@@ -292,14 +307,16 @@ def curate(
     """Collect stored answers as rows of a new SFT dataset; with `preview` only count them.
 
     Args:
-        home: where they are.
-        source_ids: evaluations or GRPO runs.
-        name: of the dataset.
+        home: the home that holds the answers, and in which the dataset is stored.
+        source_ids: the evaluations or GRPO runs whose answers are taken.
+        name: name of the dataset.
         where: a condition on each task, such as "0 < avg < 1"; "": all tasks.
-        select: which answers of a task to take, e.g. correct or best.
-        max_per_task: how many of them.
+        select: which answers to a task are taken, e.g. correct or best.
+        max_per_task: answers taken of each task at most.
         pool_models: treat the answers of all models to a task as one group.
-        preview: store nothing.
+        preview: count and show examples, but store nothing.
+
+    Raises UserError if a source or an argument cannot be used.
     """
     from engine.curation import curate as engine_curate
     from engine.curation.curated import Choices
@@ -321,16 +338,17 @@ def deploy(
     """Serve a trained model, stop serving it, or export its files.
 
     Args:
-        home: where the run is.
+        home: the home that holds the run.
         run_id: a run or one of its checkpoints, such as RUN@best.
         action: start, stop or export.
-        format: of an export: adapter or merged.
-        path: folder of an export; "": one in the home.
+        format: only for an export: adapter or merged.
+        path: folder that an export is written to; "": one in the home.
         roots: folders that `path` must lie in; None: it may lie anywhere.
-        key: who asks; it may have a limit of deployments.
+        key: the caller; it may have a limit of deployments.
 
     Raises:
-        UserError: PATH_OUTSIDE_ROOTS, or when the model cannot be found, served or written.
+        UserError: PATH_OUTSIDE_ROOTS, `path` lies in none of `roots`; another code, the model
+            cannot be found, served or written.
     """
     from engine.serving import service
 
@@ -352,10 +370,10 @@ def chat(
     temperature: float = 0.0,
     key: Key = LOCAL,
 ) -> Reply:
-    """Ask a model one question, and with `compare_to` a second model the same.
+    """Ask a model one question, and ask the model `compare_to` the same one if it is not "".
 
-    A model that is not served yet is deployed for it, within the limit of `key`. Raises UserError
-    when a model cannot be found or served.
+    A model that is not served yet is deployed first, if the limit of `key` allows one more. Raises
+    UserError if a model cannot be found or served.
     """
     from engine.serving import service
 
@@ -369,14 +387,14 @@ def cancel_run(home: Home, run_id: str, reason: str = "") -> Reply:
     from engine.runs import lifecycle
 
     reply = lifecycle.cancel(home, run_id, reason)
-    run_id = reply.get("run_id", run_id)
+    run_id = reply.get("run_id", run_id)  # the full id, if a prefix was given
     return with_head(
         reply, f"{run_id} is {reply.get('state')}.", suggest("submit_train", resume=run_id)
     )
 
 
 def read_playbook(section: str = "") -> str:
-    """A section of the playbook as Markdown; the contents for ""."""
+    """Return a section of the playbook as Markdown; the table of contents for ""."""
     import playbook
 
     return playbook.read(section)
@@ -385,7 +403,7 @@ def read_playbook(section: str = "") -> str:
 def report(home: Home, run_id: str) -> Reply:
     """Write `report.html` of a run and return its path. Raises UserError RUN_NOT_FOUND.
 
-    Of a run whose files were deleted, the report that was written before is returned.
+    If the files of the run were deleted, the report written before is kept and its path returned.
     """
     from engine.evidence.report.html_report import write_report
 
@@ -409,9 +427,9 @@ def verify(home: Home, run_id: str) -> Reply:
 
 
 def inspect_data(path: Path) -> Reply:
-    """The shapes, bad rows, duplicates, lengths and splits of a data file.
+    """List the shapes, bad rows, duplicates, lengths and splits of a data file.
 
-    Raises UserError DATASET_INVALID.
+    Raises UserError DATASET_INVALID if the file cannot be read as data.
     """
     from engine.environments import datasets
 
@@ -426,7 +444,7 @@ def build_env(home: Home, folder: str) -> Reply:
 
 
 def diff_envs(home: Home, before: str, after: str) -> Reply:
-    """The files and lines in which two versions differ. Raises UserError ENV_NOT_FOUND."""
+    """List the files and lines in which two versions differ. Raises UserError ENV_NOT_FOUND."""
     from engine.environments import versions
 
     return with_head(
@@ -435,9 +453,9 @@ def diff_envs(home: Home, before: str, after: str) -> Reply:
 
 
 def pull_env(home: Home, env_id: str, folder: Path) -> Reply:
-    """Copy the files of a version into a new folder.
+    """Copy the files of an environment version into a new folder.
 
-    Raises UserError ENV_NOT_FOUND, or BAD_ARGUMENT for a folder that cannot be written.
+    Raises UserError ENV_NOT_FOUND, or BAD_ARGUMENT if the folder cannot be written.
     """
     from engine.environments import versions
 
@@ -445,9 +463,9 @@ def pull_env(home: Home, env_id: str, folder: Path) -> Reply:
 
 
 def delete_env(home: Home, env_id: str, force: bool = False) -> Reply:
-    """Delete a version. With `force` also one that ended runs have used.
+    """Delete an environment version; one that ended runs have used only with `force`.
 
-    Raises UserError ENV_NOT_FOUND, or RUN_STATE for one that is in use.
+    Raises UserError ENV_NOT_FOUND, or RUN_STATE if a run still uses the version.
     """
     from engine.environments import versions
 
@@ -455,14 +473,15 @@ def delete_env(home: Home, env_id: str, force: bool = False) -> Reply:
 
 
 def deletable_runs(home: Home, run_ids: Sequence[str], force: bool = False) -> Reply:
-    """Check that these runs may be deleted together; returns their full ids with warnings.
+    """Check that these runs may be deleted together; returns `run_ids` (full ids) and `warnings`.
 
-    With `force` that includes runs of which something was made. Raises UserError RUN_STATE.
+    A run from which something was made, such as a later run, may be deleted only with `force`.
+    Raises UserError RUN_STATE if one of them may not be deleted.
     """
     from engine.runs import deletion
 
-    chosen, warnings = deletion.deletable(home, run_ids, force)
-    return {"run_ids": chosen, "warnings": warnings}
+    full_ids, warnings = deletion.deletable(home, run_ids, force)
+    return {"run_ids": full_ids, "warnings": warnings}
 
 
 def delete_run(home: Home, run_id: str) -> Reply:
@@ -473,18 +492,19 @@ def delete_run(home: Home, run_id: str) -> Reply:
 
 
 def suggest(tool: str, **arguments: Any) -> Reply:
-    """A suggested call of `tool`, as it stands in `next` of a reply."""
+    """Make an entry for `next` of a reply: a suggested call of `tool` with these arguments."""
     return Call(tool, arguments).to_json()
 
 
 def with_head(reply: Reply, summary: str, *next_calls: Reply) -> Reply:
-    """`reply` with `summary`, `next` and `warnings` first.
+    """Return `reply` with the fields `summary`, `next` and `warnings` first.
 
-    Where it has none of its own it gets `summary`, `next_calls` and no warnings. An empty `next`
-    stays empty: the engine had nothing to suggest.
+    A missing summary becomes `summary`, a missing `next` becomes `next_calls`, and missing warnings
+    become [].
     """
     head = {
         "summary": reply.get("summary") or summary,
+        # An empty `next` stays empty: the engine had nothing to suggest.
         "next": reply["next"] if reply.get("next") is not None else list(next_calls),
         "warnings": reply.get("warnings") or [],
     }
@@ -492,10 +512,10 @@ def with_head(reply: Reply, summary: str, *next_calls: Reply) -> Reply:
 
 
 def from_roots(path: str, roots: Sequence[Path]) -> str:
-    """Find a relative path here, or else in the first of `roots` that has it.
+    """Find a relative path in the current folder, or else in the first of `roots` that has it.
 
     Clients start servers in any folder, while an agent names paths relative to its project. A path
-    that is absolute, empty or found nowhere is returned unchanged.
+    that is absolute, empty, found nowhere or not possible (with a NUL) is returned unchanged.
     """
     if not path or "\0" in path or Path(path).expanduser().is_absolute() or exists(Path(path)):
         return path
@@ -503,22 +523,22 @@ def from_roots(path: str, roots: Sequence[Path]) -> str:
 
 
 def exists(path: Path) -> bool:
-    """Whether there is something at `path`; False too for a name the file system cannot have."""
+    """Whether there is a file or folder at `path`; False if the file system refuses to look."""
     try:
         return path.exists()
-    except OSError:
+    except OSError:  # such as a name that is too long
         return False
 
 
 def inside_roots(path: str, roots: Sequence[Path]) -> Path:
     """Resolve `path`, links included, and check that it lies inside one of `roots`.
 
-    A relative path means the one that exists, here or in a root; otherwise it is put into the first
-    root.
+    A relative path may be meant from the current folder or from a root. One that exists is
+    preferred; if none does, the path is taken to be in the first root.
 
     Raises:
-        UserError: PATH_OUTSIDE_ROOTS, it lies outside all of them. BAD_ARGUMENT, it has a NUL in
-            it.
+        UserError: PATH_OUTSIDE_ROOTS, the path lies outside all roots. BAD_ARGUMENT, the path has a
+            NUL character in it.
     """
     if "\0" in path:
         raise UserError("BAD_ARGUMENT", "path has a NUL in it", hint="Name a folder.", field="path")
@@ -540,15 +560,20 @@ def inside_roots(path: str, roots: Sequence[Path]) -> Path:
     )
 
 
-def _afford(home: Home, key: Key) -> Callable[[float], float] | None:
-    """The function that caps what `key` starts by its hours; None without such a limit."""
+def _cap_function(home: Home, key: Key) -> Callable[[float], float] | None:
+    """The function from estimated hours to a cap for `key`; None if its hours are not limited."""
     from mcp_server.access import quotas
 
-    return quotas.afford_of(home, key)
+    return quotas.cap_function_of(home, key)
 
 
 def _after_wait(run_id: str, until: str, reply: Reply) -> list[Reply]:
-    """The calls to suggest after a wait, by the state of the run and what was waited for."""
+    """The calls to suggest after a wait, by the state of the run.
+
+    - done: read the rollouts; if a model was trained, deploy it.
+    - failed: read the error, and diagnose. cancelled: resume.
+    - still open: wait on; before that, look at the first step or diagnose an alert, if reached.
+    """
     state = reply.get("state")
     rollouts = suggest("read_rollouts", run_id=run_id)
     if state == "done":

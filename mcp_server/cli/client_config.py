@@ -1,7 +1,7 @@
 """Tells coding agents about the server, by an entry in the configuration file of each.
 
-The entry is added to a file that exists; everything else in it stays. An entry of ours that differs
-is only replaced with `force`. A file that cannot be parsed is not touched.
+The entry is added to a file that exists; everything else in it stays. An entry of our server that
+differs is only replaced with `force`. A file that cannot be parsed is not touched.
 """
 
 import json
@@ -68,14 +68,14 @@ def _typed_entry(launch: Launch) -> Entry:
 
 
 def _cursor_entry(launch: Launch) -> Entry:
-    """The entry of Cursor, which tells the transport by the fields."""
+    """The entry of Cursor, which infers the transport from the fields."""
     return (
         {"url": launch.url, "headers": _headers(launch)} if launch.url else _command_entry(launch)
     )
 
 
 def _codex_entry(launch: Launch) -> Entry:
-    """The entry of Codex, with longer limits than its own."""
+    """The entry of Codex, with longer time limits than its defaults."""
     # By default Codex ends a call after 60 s, which is close to the 50 s that a call may wait.
     limits = {"startup_timeout_sec": 30, "tool_timeout_sec": 120}
     if launch.url:
@@ -92,9 +92,10 @@ CLIENTS = {
 
 
 def serve_argv(project: Path, home: Path | None = None) -> tuple[str, ...]:
-    """The command that starts the server of this very installation for `project`.
+    """The command, as words, that starts the server of this installation for `project`.
 
-    `home` is named in the command; None leaves it to the environment and the default.
+    The command names `home`. If that is None, the server itself finds its home: the one in the
+    variable HONESMITH_HOME, or the default.
     """
     installed_script = shutil.which("honesmith", path=str(Path(sys.executable).parent))
     if "archive-v0" in Path(sys.executable).parts:  # run by uvx, which may delete this environment
@@ -102,6 +103,7 @@ def serve_argv(project: Path, home: Path | None = None) -> tuple[str, ...]:
     elif installed_script:
         command = (installed_script,)
     else:
+        # -P: modules in the folder where the agent starts the server must not replace ours.
         command = (sys.executable, "-P", "-m", "mcp_server.cli")
     home_option = ("--home", str(home)) if home else ()
     return (*command, "serve", "--root", str(project), *home_option)
@@ -114,15 +116,15 @@ def write_entry(project: Path, client: str, launch: Launch, force: bool = False)
         project: the folder that holds the file.
         client: a name in `CLIENTS`.
         launch: how the client reaches the server.
-        force: replace an entry of ours with other values.
+        force: replace an entry of our server that has other values.
 
     Returns:
-        "written", "unchanged" (the entry is there), or "kept" (another entry is there, without
-        force).
+        "written"; "unchanged", the file has this entry already; or "kept", the file has an entry
+        with other values and `force` is off.
 
     Raises:
-        UserError: BAD_ARGUMENT, the file cannot be parsed, is a link, or is TOML that would have to
-            be changed and not only added to.
+        UserError: BAD_ARGUMENT, the file cannot be parsed, is a link, or is TOML with an entry that
+            would have to be replaced.
     """
     spec = CLIENTS[client]
     path = project / spec.file
@@ -140,12 +142,12 @@ def write_entry(project: Path, client: str, launch: Launch, force: bool = False)
     if path.exists() and not launch.token:  # without a secret the file keeps its mode
         mode = path.stat().st_mode & 0o777
     write_text(path, new_text, mode=mode)
-    os.chmod(path, mode)
+    os.chmod(path, mode)  # `write_text` sets it less what the umask takes away
     return "written"
 
 
 def entry_text(client: str, launch: Launch) -> str:
-    """The entry as a person would paste it into the client's file."""
+    """The entry of our server, as a person would paste it into the client's file."""
     spec = CLIENTS[client]
     entry = spec.entry(launch)
     if spec.file.endswith(".toml"):
@@ -153,13 +155,13 @@ def entry_text(client: str, launch: Launch) -> str:
     return json.dumps({spec.key: {NAME: entry}}, indent=2)
 
 
-def parse_agents(names: Sequence[str]) -> list[str]:
-    """The client names in options such as `a,b`, lower case and each once.
+def parse_agents(options: Sequence[str]) -> list[str]:
+    """The names of clients in options such as "claude,cursor", in lower case and each once.
 
     Raises:
         UserError: BAD_ARGUMENT, an agent is unknown.
     """
-    agents = [name.strip().lower() for part in names for name in part.split(",") if name.strip()]
+    agents = [name.strip().lower() for text in options for name in text.split(",") if name.strip()]
     for name in agents:
         if name not in CLIENTS:
             raise UserError(
@@ -168,46 +170,68 @@ def parse_agents(names: Sequence[str]) -> list[str]:
                 hint=f"Available: {', '.join(CLIENTS)}.",
                 field="agent",
             )
-    return list(dict.fromkeys(agents))
+    return list(dict.fromkeys(agents))  # each once, in order
 
 
 def _into_json(path: Path, text: str, key: str, entry: Entry, force: bool) -> str | None:
-    """The text of a JSON file with the entry in its table `key`.
+    """Add the entry of our server to the text of a JSON file.
 
-    The same text if the entry is there already; None if another entry is there and `force` is off.
+    Args:
+        path: the file, for the error message.
+        text: its present text; "" for a new file.
+        key: name of the table of servers in the file.
+        entry: the entry, which gets the name `NAME` in that table.
+        force: replace an entry of that name that has other values.
+
+    Returns:
+        The new text, or `text` itself if the same entry is there already. None if another entry is
+        there and `force` is off.
 
     Raises:
-        UserError: BAD_ARGUMENT, `text` is no JSON object of objects.
+        UserError: BAD_ARGUMENT, `text` is not JSON, or it or the table is not an object.
     """
     try:
         config = json.loads(text) if text.strip() else {}
         servers = config.setdefault(key, {})
-        present = servers.get(NAME)
+        existing_entry = servers.get(NAME)
+    # AttributeError: a list or text where an object should be. RecursionError: nested too deep.
     except (ValueError, AttributeError, RecursionError) as error:
         raise _unreadable(path, error) from error
-    if present == entry:
+    if existing_entry == entry:
         return text
-    if present is not None and not force:
+    if existing_entry is not None and not force:
         return None
     servers[NAME] = entry
     return json.dumps(config, indent=2, ensure_ascii=False) + "\n"
 
 
 def _into_toml(path: Path, text: str, key: str, entry: Entry, force: bool) -> str | None:
-    """The text of a TOML file with the entry added at its end, as the table `key`.NAME.
+    """Add the entry of our server at the end of the text of a TOML file, as a table.
 
-    The same text if the entry is there already; None if another entry is there and `force` is off.
+    TOML is not rewritten, because that would lose its comments.
+
+    Args:
+        path: the file, for the error message.
+        text: its present text; "" for a new file.
+        key: name of the table of servers in the file; the entry becomes [key.NAME].
+        entry: the entry.
+        force: refuse with an error, instead of None, if another entry is there.
+
+    Returns:
+        The new text, or `text` itself if the same entry is there already. None if another entry is
+        there and `force` is off.
 
     Raises:
-        UserError: BAD_ARGUMENT, `text` is no TOML, or an entry would have to be replaced.
+        UserError: BAD_ARGUMENT, `text` is not TOML, or an entry would have to be replaced.
     """
     try:
-        present = tomllib.loads(text).get(key, {}).get(NAME)
+        existing_entry = tomllib.loads(text).get(key, {}).get(NAME)
+    # AttributeError: a value where a table should be. RecursionError: nested too deep.
     except (ValueError, AttributeError, RecursionError) as error:
         raise _unreadable(path, error) from error
-    if present == entry:
+    if existing_entry == entry:
         return text
-    if present is not None:
+    if existing_entry is not None:
         if force:
             raise UserError(
                 "BAD_ARGUMENT",
@@ -217,12 +241,14 @@ def _into_toml(path: Path, text: str, key: str, entry: Entry, force: bool) -> st
             )
         return None
     text_before = text if not text or text.endswith("\n") else text + "\n"
+    # An empty line between the present text and the new table.
     return text_before + ("\n" if text_before else "") + _toml_table(key, entry)
 
 
 def _toml_table(key: str, entry: Entry) -> str:
-    """The entry as a TOML table; inner objects become inline tables."""
+    """The entry as a TOML table, named [key.NAME]; inner objects become inline tables."""
     lines = [f"[{key}.{NAME}]"]
+    # The texts, numbers and lists of an entry are written the same in JSON and TOML.
     for name, value in entry.items():
         if isinstance(value, dict):
             pairs = ", ".join(f"{json.dumps(k)} = {json.dumps(v)}" for k, v in value.items())

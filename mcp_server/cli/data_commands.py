@@ -20,7 +20,7 @@ def inspect(
     """What is in a data file: shapes, bad rows by line, duplicates, lengths, splits."""
     reply = verbs.inspect_data(file)
     show(reply, as_json)
-    return FAILED if reply["bad"] else OK
+    return FAILED if reply["bad"] else OK  # bad: how many lines are not rows
 
 
 # Without a callback typer would turn a group of one command into that command.

@@ -56,13 +56,13 @@ class DemoFailed(Exception):
 
 @dataclass
 class Scene:
-    """What one demo has made so far: to show at the end, and to clean up.
+    """What one demo has made so far, to be shown at the end and cleaned up.
 
     Attributes:
-        home: the home it runs in.
-        seed: of training and sampling.
-        runs: ids of the runs it submitted.
-        served: models it deployed.
+        home: the home in which the demo runs.
+        seed: seed of training and sampling.
+        runs: ids of the runs that the demo has submitted.
+        served: names of the models that the demo has deployed.
         facts: what `--json` prints at the end.
     """
 
@@ -74,15 +74,16 @@ class Scene:
 
 
 def run_demo(home: Path | None, *, seed: int = 0, as_json: bool = False) -> int:
-    """Run the demo.
+    """Run the demo: train, judge, deploy and ask the built-in model, and show each step.
 
     Args:
         home: the home folder; None: the default one.
-        seed: of training and sampling.
+        seed: seed of training and sampling.
         as_json: print the facts as JSON on stdout, and the progress on stderr.
 
     Returns:
-        The exit status: OK only if both runs are judged better, `INTERRUPTED` after a Ctrl-C.
+        The exit status: OK only if both runs are judged better, `INTERRUPTED` after a Ctrl-C,
+        otherwise FAILED.
     """
     demo_home = Home.locate(home)
     scene = Scene(demo_home, seed)
@@ -98,27 +99,28 @@ def run_demo(home: Path | None, *, seed: int = 0, as_json: bool = False) -> int:
         _clean_up(scene, "the demo failed")
         console.print(Text(f"The demo failed: {error}", style="bold red"))
         scene.facts["error"] = str(error)
-    except BaseException:
+    except BaseException:  # a bug, or an exit: no run or deployment may stay behind
         _clean_up(scene, "the demo ended early")
         raise
     else:
         _clean_up(scene, "")
-    better = _is_better(scene.facts)
-    scene.facts |= {"better": better, "seconds": round(time.monotonic() - started, 1)}
+    is_better = _is_better(scene.facts)
+    scene.facts |= {"better": is_better, "seconds": round(time.monotonic() - started, 1)}
     if "error" not in scene.facts:
-        _show_result(console, scene, better)
+        _show_result(console, scene, is_better)
     if as_json:
         show(scene.facts, True)
-    return OK if better else FAILED
+    return OK if is_better else FAILED
 
 
 async def _run_with_client(scene: Scene, console: Console) -> None:
-    """Start a server, run the loop through a client of it, and show the steps.
+    """Start a server, call its tools through an MCP client, and show each call as a step.
 
     Raises:
         DemoFailed: a tool refused or a run failed.
     """
     examples = Path(str(envs.__file__)).resolve().parent / "examples"
+    # -P: modules in the current folder must not replace ours.
     argv = ["-P", "-m", "mcp_server.cli", "serve"]
     argv += ["--home", str(scene.home.root), "--root", str(examples)]
     server = StdioServerParameters(command=sys.executable, args=argv, env=dict(os.environ))
@@ -128,16 +130,16 @@ async def _run_with_client(scene: Scene, console: Console) -> None:
         try:
             with Stage(title, console) as stage:
                 await _run_loop(_ToolCaller(client, stage), scene, examples / ENV)
-        except DemoFailed as error:  # outside the client it would arrive in exception groups
+        except DemoFailed as error:  # if raised in here, it would arrive in exception groups
             failure = error
     if failure is not None:
         raise failure
 
 
 async def _run_loop(caller: "_ToolCaller", scene: Scene, folder: Path) -> None:
-    """Call the tools one after the other, as an agent would, and fill `scene` with what they make.
+    """Call the tools one after the other, as an agent would, and note in `scene` what they make.
 
-    Two runs: SFT on the base model, then GRPO on its result. Raises DemoFailed.
+    `folder` is the environment to train on. Raises DemoFailed if a tool refuses or a run fails.
     """
     await caller.call("get_status", {})
     await caller.read("read_playbook", {"section": "loop"})
@@ -166,8 +168,8 @@ async def _run_loop(caller: "_ToolCaller", scene: Scene, folder: Path) -> None:
         "evaluate", {"env_id": env_id, "models": models, "rows": EVALUATED_ROWS}
     )
     scene.runs.append(evaluation["run_id"])
-    await caller.wait(evaluation["run_id"], "")
-    compared = {
+    await caller.wait(evaluation["run_id"], "")  # "": an evaluation has no curve to draw
+    comparisons = {
         "sft": await caller.call("compare_runs", {"ids": models[:2], "env_id": env_id}),
         "grpo": await caller.call("compare_runs", {"ids": models[1:], "env_id": env_id}),
     }
@@ -186,19 +188,23 @@ async def _run_loop(caller: "_ToolCaller", scene: Scene, folder: Path) -> None:
     scene.facts |= {
         "env_id": env_id,
         "runs": {"sft": sft_run, "grpo": grpo_run},
-        "compared": compared,
+        "compared": comparisons,
         "chat": answer,
         "report": str(write_report(scene.home, grpo_run["run_id"])),
     }
 
 
 async def _train(caller: "_ToolCaller", scene: Scene, algorithm: str, plan: Reply) -> Reply:
-    """Submit a run and wait for its end; returns its last status. Raises DemoFailed."""
-    submitted = await caller.call(
+    """Submit a training run and wait for its end; returns its last status.
+
+    Raises:
+        DemoFailed: the submit was refused, or the run did not end as done.
+    """
+    submit_reply = await caller.call(
         "submit_train", plan | {"max_gpu_hours": MAX_GPU_HOURS}, f"submit {algorithm}"
     )
-    scene.runs.append(submitted["run_id"])
-    return await caller.wait(submitted["run_id"], CURVES[algorithm])
+    scene.runs.append(submit_reply["run_id"])
+    return await caller.wait(submit_reply["run_id"], CURVES[algorithm])
 
 
 class _ToolCaller:
@@ -220,7 +226,11 @@ class _ToolCaller:
         return reply
 
     async def read(self, tool: str, arguments: Reply) -> None:
-        """Call a tool whose result is a text, and show its first line. Raises DemoFailed."""
+        """Call a tool whose result is a text, as one step, and show the first line of the text.
+
+        Raises:
+            DemoFailed: the tool refused.
+        """
         step = self._stage.begin(tool)
         result = await self._client.call_tool(tool, arguments)
         text = "".join(getattr(part, "text", "") for part in result.content)
@@ -229,9 +239,9 @@ class _ToolCaller:
         self._stage.end(step, text.strip().splitlines()[0].lstrip("# "))
 
     async def wait(self, run_id: str, metric: str) -> Reply:
-        """Wait until a run ends, without limit, and return its last status.
+        """Wait until a run ends, without a time limit, and return its last status.
 
-        Meanwhile the curve of `metric` is drawn, or only the progress shown if `metric` is "".
+        Meanwhile its progress is shown, with the curve of `metric` unless that is "".
 
         Raises:
             DemoFailed: the run did not end as done, or a tool refused.
@@ -256,7 +266,11 @@ class _ToolCaller:
         return reply
 
     async def _draw(self, step: Step, reply: Reply, metric: str) -> None:
-        """Show the progress of a run with the curve of `metric` and the latest values."""
+        """Show the progress of a run with the curve of `metric`.
+
+        The latest values of `metric` and of the held-out success stand beside it, once there are
+        any.
+        """
         logs = await self._call_tool(
             "read_logs",
             {"run_id": str(reply["run_id"]), "keys": [metric, HELDOUT], "limit": LOG_ROWS},
@@ -267,7 +281,7 @@ class _ToolCaller:
         self._stage.tell(step, progress_text(reply, "  ".join(latest)), curve)
 
     async def _call_tool(self, tool: str, arguments: Reply) -> Reply:
-        """Call a tool and return its reply. Raises DemoFailed with the error's text."""
+        """Call a tool and return its reply. Raises DemoFailed with the text of its error."""
         result = await self._client.call_tool(tool, arguments)
         if result.is_error or result.structured_content is None:
             text = "".join(getattr(part, "text", "") for part in result.content)
@@ -276,9 +290,10 @@ class _ToolCaller:
 
 
 def ending(reply: Reply) -> str:
-    """How a finished run went, as one line: success before and after training, and the verdict.
+    """How a finished run went, such as "r-1  held-out success 0.310 -> 0.870  better".
 
-    A run without this evidence, such as an evaluation, gets its summary.
+    The numbers are those before and after training. A run without them, such as an evaluation, gets
+    its summary.
     """
     result = reply.get("result") or {}
     evidence = result.get("evidence") or {}
@@ -292,9 +307,10 @@ def ending(reply: Reply) -> str:
 
 
 def column(logs: Mapping[str, Any], name: str) -> list[float]:
-    """The numbers in one column of a table with `columns` and `rows`; [] without that column.
+    """The numbers in the column `name` of a page of logs; [] if there is no such column.
 
-    Cells that hold no number are left out.
+    `logs` has `columns` (names) and `rows` (lists of cells). Cells that hold no number are left
+    out.
     """
     columns: Sequence[str] = logs.get("columns") or []
     if name not in columns:
@@ -305,28 +321,32 @@ def column(logs: Mapping[str, Any], name: str) -> list[float]:
 
 
 def _is_better(facts: Reply) -> bool:
-    """Whether both runs, and both comparisons of their models, have the verdict better.
+    """Whether the demo has shown that both runs made the model better.
 
-    The interval of each comparison must lie above 0 as well.
+    For SFT and for GRPO the verdict of the run and that of the comparison must be "better", and the
+    interval of the comparison must lie above 0. `facts` are those of `Scene`.
     """
-    runs, compared = facts.get("runs", {}), facts.get("compared", {})
+    runs, comparisons = facts.get("runs", {}), facts.get("compared", {})
     return all(
         runs.get(name, {}).get("verdict") == "better"
-        and compared.get(name, {}).get("verdict") == "better"
-        and _interval(compared.get(name, {}))[0] > 0
+        and comparisons.get(name, {}).get("verdict") == "better"
+        and _interval(comparisons.get(name, {}))[0] > 0
         for name in ("sft", "grpo")
     )
 
 
-def _interval(compared: Reply) -> tuple[float, float]:
-    """The interval of the first comparison in a reply; without bounds where there is none."""
-    comparisons = compared.get("comparisons") or [{}]
+def _interval(comparison_reply: Reply) -> tuple[float, float]:
+    """The (low, high) interval of the first comparison in a reply of `compare_runs`.
+
+    It is (-infinity, infinity) if there is none.
+    """
+    comparisons = comparison_reply.get("comparisons") or [{}]
     low, high = comparisons[0].get("interval") or (float("-inf"), float("inf"))
     return low, high
 
 
-def _show_result(console: Console, scene: Scene, better: bool) -> None:
-    """Print both verdicts, the answers before and after, the report's path and the time taken."""
+def _show_result(console: Console, scene: Scene, is_better: bool) -> None:
+    """Print the two verdicts, the answers of both models, the report's path and the time taken."""
     facts = scene.facts
     console.print()
     for name in ("sft", "grpo"):
@@ -340,26 +360,28 @@ def _show_result(console: Console, scene: Scene, better: bool) -> None:
     console.print(f"“{QUESTION}”", soft_wrap=True)
     console.print(_answers(facts["chat"]))
     console.print()
-    conclusion = "better" if better else "not better"
-    console.print(Text(f"Verdict: {conclusion}", style="bold green" if better else "bold red"))
+    conclusion = "better" if is_better else "not better"
+    console.print(Text(f"Verdict: {conclusion}", style="bold green" if is_better else "bold red"))
     console.print(f"Report:  {facts['report']}", soft_wrap=True)
     console.print(f"Time:    {duration(facts['seconds'])}")
 
 
 def _answers(chat: Reply) -> Table:
-    """The answers of a chat as a table, the model before training first."""
+    """The answers of a chat as a table, that of the model before training first."""
     table = Table(box=None, show_header=False)
     table.add_column(style="dim")
     table.add_column()
+    # The chat asked the trained model first.
     for answer in reversed(chat.get("answers") or []):
         table.add_row(str(answer.get("model", "")), str(answer.get("answer", "")).strip())
     return table
 
 
 def _clean_up(scene: Scene, reason: str) -> None:
-    """Cancel the runs that still go on, if there is a `reason`, and stop the deployments.
+    """Stop what the demo has deployed, and cancel its runs for `reason` unless that is "".
 
-    It calls the engine and not the server, which a Ctrl-C has ended too. Errors go to stderr.
+    This calls the engine and not the server, because a Ctrl-C has ended the server too. Errors are
+    printed on stderr.
     """
     for run_id in scene.runs if reason else ():
         try:

@@ -46,6 +46,7 @@ def new(
         return show(
             {"summary": counted(len(templates), "template"), "templates": templates}, as_json
         )
+    # The argument may be left out only with `--template list`.
     if folder is None:
         raise UserError(
             "BAD_ARGUMENT",
@@ -70,8 +71,8 @@ def check(folder: Folder, install: Install = False, as_json: Json = False) -> in
         tempfile.TemporaryDirectory(prefix="honesmith-check-") as scratch,
         working(PUSHING, as_json),
     ):
+        # A check is a push into a home that is deleted afterwards.
         reply = verbs.push_env(home_of(Path(scratch)), _folder_path(folder), "", install)
-    # The home was a temporary one, so nothing was pushed.
     reply["summary"] = reply["summary"].replace("Pushed", "Checked")
     reply["next"] = [verbs.suggest("push_env", path=str(folder))]
     show(reply, as_json)
@@ -88,7 +89,7 @@ def push(
     as_json: Json = False,
 ) -> int:
     """Store an environment as an immutable version."""
-    # No roots: they bind agents, while a person may push any folder.
+    # No `roots`: they restrict agents, while a person may push any folder.
     arguments = {"path": _folder_path(folder), "name": name, "install": install}
     with working(PUSHING, as_json):
         reply = call_and_record(home_of(home), "push_env", verbs.push_env, **arguments)
@@ -157,7 +158,7 @@ def delete(
 
 
 def _folder_path(folder: Path) -> str:
-    """The absolute path of a folder that exists. Raises UserError ENV_INVALID otherwise."""
+    """The absolute path of `folder`. Raises UserError ENV_INVALID if it is not a folder."""
     if verbs.exists(folder) and folder.is_dir():
         return str(folder.absolute())
     raise UserError(

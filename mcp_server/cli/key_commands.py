@@ -40,7 +40,8 @@ class KeyLimits:
 
     @property
     def scopes(self) -> list[str]:
-        """The scopes one by one; `read` if none was named."""
+        """The scopes in all `--scope` options, one by one; ["read"] if there is no such option."""
+        # An option may hold several scopes, such as "read,train".
         names = (part.strip() for text in self.scope or ["read"] for part in text.split(","))
         return [part for part in names if part]
 
@@ -61,6 +62,7 @@ def add(name: Name, limits: KeyLimits, home: HomeFolder = None, as_json: Json = 
         gpu_hours_per_day=limits.gpu_hours_per_day,
         max_deployments=limits.max_deployments,
     )
+    # `key` is for the audit log; a person sees the same as `name`.
     show({field: value for field, value in reply.items() if field != "key"}, as_json)
 
 
@@ -81,7 +83,7 @@ def remove(name: Name, home: HomeFolder = None, as_json: Json = False) -> None:
 
 
 def _add(home: Home, **arguments: Any) -> Reply:
-    """Make a key with these `arguments` of `add_key`; returns the reply, with the token in it."""
+    """Make a key with these arguments of `keys.add_key`, and return the reply with its token."""
     key, token = keys.add_key(home, **arguments)
     return _public_fields(key) | {
         "key": key.name,
@@ -97,7 +99,10 @@ def _remove(home: Home, name: str) -> Reply:
 
 
 def _public_fields(key: keys.Key) -> dict[str, object]:
-    """What may be shown of a key: all but its digest; limits that it does not have are left out."""
+    """The fields of a key that may be shown: its name, scopes, expiry and limits.
+
+    An expiry or a limit that the key does not have is left out.
+    """
     fields: dict[str, object] = {"name": key.name, "scopes": list(key.scopes)}
     if key.expires:
         expiry = datetime.datetime.fromtimestamp(key.expires, datetime.UTC)

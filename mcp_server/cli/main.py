@@ -84,6 +84,7 @@ def serve(
         from mcp_server.protocol.parent_watch import watch_parent
         from mcp_server.protocol.stdio import end_by_interrupt
 
+        # A stdio server ends with the agent that started it, and at once after a Ctrl-C.
         watch_parent()
         end_by_interrupt()
         server.run()
@@ -114,10 +115,13 @@ def setup(
     def print_progress(line: str) -> None:
         typer.echo(line, err=True)
 
-    # An install with torch needs no training environment; vLLM always has one of its own.
+    # A light install is one without torch: it gets an environment with torch, in the home. Any
+    # other install trains as it is, so there is nothing to build, nor to build `again`. vLLM always
+    # has an environment of its own.
     if vllm:
         build = partial(vllm_env.setup_vllm, say=print_progress)
         return show(call_and_record(home_of(home), "setup_vllm", build, again=again), as_json)
+    # `sys.prefix` is set in every Python; what decides is whether this one has torch.
     if sys.prefix and _has_torch():
         return show({"summary": f"{sys.executable} has torch; nothing to do."}, as_json)
     build = partial(setup_env.setup, say=print_progress)
@@ -182,6 +186,7 @@ def init(
 
     folder = folder.resolve()
     agents = client_config.parse_agents(agent or [])
+    # How the agents reach the server: by default they start it themselves.
     launch = client_config.Launch(argv=client_config.serve_argv(folder, home))
     if http:
         from mcp_server.access.bearer import load_token
@@ -189,6 +194,7 @@ def init(
         url = f"http://127.0.0.1:{port}/mcp"
         launch = client_config.Launch(url=url, token=load_token(home_of(home)))
     if show_only:
+        # Without --agent, one entry is shown as an example.
         return _print_entries(agents or ["claude"], launch, as_json)
     _make_folder(folder)
     config_states = {
@@ -196,6 +202,7 @@ def init(
         for name in agents
     }
     written_files, kept_files = starter.starter_project(folder)
+    # For each file: written, unchanged or kept.
     files = {**config_states, **dict.fromkeys(written_files, "written")}
     files |= dict.fromkeys(kept_files, "kept")
     warnings = []
@@ -217,15 +224,15 @@ def init(
 @app.command()
 @command
 def ui(
-    show_it: Annotated[bool, typer.Option("--open", help="In the browser.")] = False,
+    open_page: Annotated[bool, typer.Option("--open", help="In the browser.")] = False,
     home: HomeFolder = None,
     as_json: Json = False,
 ) -> None:
     """Write a page of all runs, environments and reports, and say where it is."""
     from mcp_server.cli import overview_page
 
-    reply = overview_page.write_page(home_of(home))
-    if show_it:
+    reply = overview_page.write_page(home_of(home))  # a reply that holds the path as `page`
+    if open_page:
         import webbrowser
 
         webbrowser.open(Path(reply["page"]).as_uri())
@@ -242,13 +249,13 @@ def playbook(
     text = verbs.read_playbook(section)
     if as_json:
         return show({"section": section, "text": text}, True)
-    if not section:
+    if not section:  # the contents tell agents how to read a section; tell people the command
         text = text.replace('read_playbook(section="...")', "honesmith playbook SECTION")
     return show(text, False)
 
 
 def _print_entries(agents: Sequence[str], launch: "Launch", as_json: bool) -> None:
-    """Print what `init` would write into the configuration files of these agents."""
+    """Print the entries that `init` would write into the configuration files of these agents."""
     from mcp_server.cli import client_config
 
     entries = {name: client_config.entry_text(name, launch) for name in agents}
@@ -260,7 +267,8 @@ def _print_entries(agents: Sequence[str], launch: "Launch", as_json: bool) -> No
 
 
 def _log_check(path: Path) -> dict[str, str]:
-    """A check for `doctor`: a warning if our own log holds faults, with its path and size."""
+    """A check for `doctor`: a warning, with path and size, if the server's log exists."""
+    # The log file is made when the first internal error is logged.
     if not path.exists():
         return {"name": "server log", "status": "pass", "detail": "no fault of ours was logged"}
     detail = f"{path}, {path.stat().st_size} bytes"
@@ -269,7 +277,7 @@ def _log_check(path: Path) -> dict[str, str]:
 
 
 def _roots(roots: list[Path] | None) -> list[Path] | None:
-    """The folders of `--root`, resolved; None if none was given.
+    """The folders given with `--root`, resolved; None if the option was not used.
 
     Raises:
         UserError: BAD_ARGUMENT, one of them is not a folder.
@@ -288,7 +296,7 @@ def _roots(roots: list[Path] | None) -> list[Path] | None:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make the folder with its parents. Raises UserError BAD_ARGUMENT if that fails."""
+    """Make the folder and its parents. Raises UserError BAD_ARGUMENT if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

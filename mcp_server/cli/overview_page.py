@@ -49,13 +49,14 @@ td { overflow-wrap: anywhere }
 
 
 def write_page(home: Home) -> Reply:
-    """Write the page, and the reports of ended runs that have none.
+    """Write the page of all runs and environments, and reports for ended runs that have none.
 
-    Returns `page` (its path) and how many `runs` and `envs` are on it.
+    Returns a reply with `page` (its path), and with `runs` and `envs` (how many are on it).
     """
     with Store(home) as store:
-        rows, envs = store.list_runs(MAX_ROWS), store.list_envs(MAX_ROWS)
-    runs = [_run_row(home, row) for row in rows]
+        run_rows = store.list_runs(MAX_ROWS)
+        envs = store.list_envs(MAX_ROWS)
+    runs = [_template_fields(home, row) for row in run_rows]
     env_rows = [
         {
             "id": env.env_id,
@@ -66,6 +67,7 @@ def write_page(home: Home) -> Reply:
         }
         for env in envs
     ]
+    # autoescape: names and notes are text that strangers wrote, and must not become HTML.
     text = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(_PAGE)
     context = clean_value(
         {"runs": runs, "envs": env_rows, "home": str(home.root), "now": _utc_time()}
@@ -76,8 +78,8 @@ def write_page(home: Home) -> Reply:
     return with_head(reply, f"The page of {counted(len(runs), 'run')} is {home.page}")
 
 
-def _run_row(home: Home, row: RunRow) -> dict[str, str]:
-    """What the page shows of a run, by the names in the template."""
+def _template_fields(home: Home, row: RunRow) -> dict[str, str]:
+    """What the page shows of a run, by the names that the template uses."""
     return {
         "id": row.run_id,
         "state": row.state,
@@ -91,20 +93,21 @@ def _run_row(home: Home, row: RunRow) -> dict[str, str]:
 
 
 def _report_address(home: Home, row: RunRow) -> str:
-    """The file address of a run's report, which is written if it is missing.
+    """The file:// address of a run's report; a missing report is written first.
 
-    "" for a run that has not ended, or whose files are damaged.
+    The result is "" if the run has not ended, or if its files are damaged.
     """
     path: Path = home.run(row.run_id).report
     if row.state not in TERMINAL:
         return ""
     try:
         return (path if path.exists() else write_report(home, row.run_id)).as_uri()
+    # Reading damaged files can fail in all these ways; the page must still show the other runs.
     except (UserError, OSError, ValueError, KeyError, TypeError):
-        return ""  # files of this run are damaged; the page still shows the other runs
+        return ""
 
 
 def _utc_time(seconds: float | None = None) -> str:
-    """A time in unix seconds as text, in UTC; the present time for None."""
+    """A time (unix seconds) such as "2026-07-28 12:00 UTC"; the present time for None."""
     moment = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
     return moment.strftime("%Y-%m-%d %H:%M UTC")

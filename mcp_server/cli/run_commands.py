@@ -79,6 +79,8 @@ def list_runs(
     """The runs of this home, newest first."""
     if ctx.invoked_subcommand is None:
         _list_runs(limit=limit, cursor=cursor, home=home, as_json=as_json)
+    # An option between `runs` and the subcommand would be ignored silently. The source of a given
+    # option reads ParameterSource.COMMANDLINE.
     elif any(str(ctx.get_parameter_source(name)).endswith("COMMANDLINE") for name in ctx.params):
         ctx.fail(f"Options go behind: honesmith runs {ctx.invoked_subcommand} RUN --home DIR")
 
@@ -95,16 +97,17 @@ def delete_runs(
 ) -> int:
     """Free the disk space of runs: what was asked and what came of it stays on record."""
     located_home = home_of(home)
-    chosen = verbs.deletable_runs(located_home, run_ids, force)
-    replies, warnings = [], list(chosen.get("warnings", []))
-    for run_id in chosen["run_ids"]:
+    deletable = verbs.deletable_runs(located_home, run_ids, force)
+    replies = []
+    warnings = list(deletable.get("warnings", []))
+    for run_id in deletable["run_ids"]:
         try:
             replies.append(
                 call_and_record(located_home, "delete_run", verbs.delete_run, run_id=run_id)
             )
         except (UserError, OSError) as error:
-            if len(chosen["run_ids"]) == 1:
-                raise
+            if len(deletable["run_ids"]) == 1:
+                raise  # nothing was deleted, so the error is the whole answer
             # Go on with the other runs: the reply must say what was deleted.
             warnings.append(f"{run_id} was not deleted: {error}")
     warnings += [warning for reply in replies for warning in reply.get("warnings", [])]
@@ -116,9 +119,9 @@ def delete_runs(
         "bytes": freed_bytes,
         "warnings": warnings,
     }
-    # The summary says the bytes already; people see the ids alone.
+    # People see only the ids: the summary names the bytes already. "" is not shown.
     show(reply if as_json else {**reply, "deleted": list(reply["deleted"]), "bytes": ""}, as_json)
-    return OK if len(replies) == len(chosen["run_ids"]) else FAILED
+    return OK if len(replies) == len(deletable["run_ids"]) else FAILED
 
 
 @command
@@ -141,8 +144,8 @@ def dry_run(
         reply = call_and_record(home_of(home), "dry_run", verbs.dry_run, **arguments)
     show(reply, as_json, "whole_plan" if show_all else "plan")
     # A plan with a check that failed gives exit status 1, although the command itself has worked.
-    failed = any(check.get("status") == "fail" for check in reply.get("checks", []))
-    return FAILED if failed else OK
+    has_failed_check = any(check.get("status") == "fail" for check in reply.get("checks", []))
+    return FAILED if has_failed_check else OK
 
 
 @command
@@ -188,7 +191,8 @@ def logs(
     run_id: RunId, options: LogOptions, home: HomeFolder = None, as_json: Json = False
 ) -> None:
     """What a run wrote; with -f a page at a time until it ends."""
-    located_home, cursor = home_of(home), options.cursor
+    located_home = home_of(home)
+    cursor = options.cursor
     while True:
         reply = verbs.read_logs(
             located_home,
@@ -199,12 +203,14 @@ def logs(
             options.limit,
             cursor,
         )
+        # One of these fields holds the page, depending on the view.
         has_news = any(reply.get(name) for name in ("lines", "events", "rows"))
         if has_news or not options.follow:
             page = _without_repeated(reply, as_json) if options.follow else reply
             show(page, as_json, "all_logs" if options.all_columns else "logs")
         # There are no newer pages after the end of the run; a cursor to older ones is not followed.
-        last_cursor, cursor = cursor, reply.get("next_cursor", "")
+        last_cursor = cursor
+        cursor = reply.get("next_cursor", "")
         if not options.follow or not cursor or cursor.endswith(":older"):
             return
         if has_news or cursor != last_cursor:
@@ -319,7 +325,10 @@ def report(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> Non
 
 
 def _without_repeated(page: Reply, as_json: bool) -> Reply:
-    """A page of followed logs without the fields that every further page would repeat."""
+    """A page of followed logs without the fields that each page would repeat.
+
+    People do not need the summary on each page; the JSON keeps it.
+    """
     repeated = {"next", "next_cursor"}
     if not as_json:
         repeated |= {"summary", "older_cursor"}
@@ -327,9 +336,12 @@ def _without_repeated(page: Reply, as_json: bool) -> Reply:
 
 
 def _show_submitted(home: Home, reply: Reply, wait: bool, as_json: bool) -> int:
-    """Show a run that was submitted, and with `wait` follow it to its end; returns the exit status.
+    """Show a run that was submitted; with `wait`, follow it to its end.
 
-    With `--json` only the last reply is printed, so that there is one JSON value.
+    With `as_json` only the last reply is printed, so that there is one JSON value.
+
+    Returns:
+        The exit status: OK, or that of `_follow`.
     """
     if not wait:
         show(reply, as_json, "run")
@@ -340,18 +352,18 @@ def _show_submitted(home: Home, reply: Reply, wait: bool, as_json: bool) -> int:
 
 
 def _follow(home: Home, run_id: str, until: str, timeout_s: float, as_json: bool) -> int:
-    """Wait for a run while showing its progress, then show how it stands.
+    """Wait for a run while showing its progress, then show its status.
 
     Args:
-        home: where the run is.
+        home: the home that holds the run.
         run_id: the run, or a unique prefix.
-        until: end, first_step, next_eval or alert.
-        timeout_s: seconds; 0: no limit.
+        until: what to wait for: end, first_step, next_eval or alert.
+        timeout_s: seconds to wait at most; 0: no limit.
         as_json: print the last reply as JSON, and no progress.
 
     Returns:
-        The exit status: OK when what was waited for has come, FAILED when the run failed or was
-        cancelled, or when the time is up.
+        The exit status: OK if `until` was reached or the run ended as done; FAILED if the run
+        failed or was cancelled, or if the time was up first.
     """
     deadline = time.monotonic() + timeout_s if timeout_s else None
     progress = _ProgressLine(quiet=as_json)
@@ -361,7 +373,7 @@ def _follow(home: Home, run_id: str, until: str, timeout_s: float, as_json: bool
         if deadline is not None:
             wait_s = min(WAIT_STEP_S, max(0.0, deadline - time.monotonic()))
         reply = verbs.wait_run(home, run_id, until, wait_s, cursor, on_progress=progress.show)
-        cursor = reply.get("cursor", cursor)
+        cursor = reply.get("cursor", cursor)  # no event between two waits is missed
         is_over = reply.get("state") in TERMINAL or (until != "end" and bool(reply.get("reached")))
         if is_over or (deadline is not None and time.monotonic() >= deadline):
             break
@@ -371,10 +383,10 @@ def _follow(home: Home, run_id: str, until: str, timeout_s: float, as_json: bool
 
 
 class _ProgressLine:
-    """A line on stderr that is rewritten in place; shown on a terminal only.
+    """A line about a run's progress on stderr, rewritten in place; shown on a terminal only.
 
     Args:
-        quiet: never show it.
+        quiet: never show the line.
     """
 
     def __init__(self, quiet: bool) -> None:
@@ -385,7 +397,7 @@ class _ProgressLine:
         """Show the state, the step and the time left of a run, if the line has changed."""
         if not self._is_shown:
             return
-        from mcp_server.screen.render import duration  # noqa: PLC0415  loads rich
+        from mcp_server.screen.render import duration  # noqa: PLC0415  late: it loads rich
 
         text = f"{status.get('run_id', '')} {status.get('state', '')}"
         if status.get("total_steps"):
@@ -393,7 +405,7 @@ class _ProgressLine:
         if status.get("eta_s") is not None:
             text += f", {duration(status['eta_s'])} left"
         if text != self._last:
-            sys.stderr.write("\r\x1b[2K" + text)
+            sys.stderr.write("\r\x1b[2K" + text)  # to the start of the line, and erase it
             sys.stderr.flush()
             self._last = text
 

@@ -59,12 +59,13 @@ class TrainOptions:
     ] = False
 
     def request(self) -> TrainRequest:
-        """The request for the run; options win over the TOML file, settings too, one by one.
+        """Make the request for the run, from the options and the TOML file, if one was named.
 
-        For a resumed run neither the file nor the environment counts.
+        An option replaces the value in the file; `--set` replaces single settings of the file. A
+        resumed run (`--resume`) keeps its environment, so `env` is ignored.
 
         Raises:
-            UserError: the TOML file cannot be read.
+            UserError: the TOML file cannot be read, or a `--set` is not NAME=VALUE.
         """
         request = TrainRequest(
             note=self.note,
@@ -151,10 +152,10 @@ class CurateOptions:
 
 
 def _with_toml_file(request: TrainRequest, path: Path) -> TrainRequest:
-    """The request with the model, algorithm, environment and settings of a TOML file.
+    """Return `request` with the model, algorithm, environment and settings of a TOML file.
 
-    A model or algorithm that the file does not name stays as it is. Raises UserError if it cannot
-    be read.
+    A model or algorithm that the file does not name stays as it is in `request`. Raises UserError
+    if the file cannot be read.
     """
     # Imported late: loading the schema of the settings takes longer than all else here.
     from engine.settings import resolution  # noqa: PLC0415

@@ -27,14 +27,18 @@ env = "{env}"
 
 
 def templates() -> dict[str, str]:
-    """Each template by name, with what it is for."""
+    """The templates for environments: for each name, what the template is for."""
     return dict(sorted(scaffold.TEMPLATES.items()))
 
 
 def after_new(folder: Path, template: str = "") -> Reply:
-    """The call to suggest after making an environment: its push, with what to edit `first`."""
+    """The call to suggest after making an environment in `folder`: push it.
+
+    Its field `first` says what to edit before that, such as "edit tasks() and score() in ...". The
+    template "" stands for the default one.
+    """
     file = folder / "environment.py"
-    if template.replace("-", "_") == "sft_only":
+    if template.replace("-", "_") == "sft_only":  # a template may be named with dashes, too
         first_step = f"put your rows into {folder / 'datasets'}"
     else:
         first_step = f"edit tasks() and score() in {file}"
@@ -42,13 +46,15 @@ def after_new(folder: Path, template: str = "") -> Reply:
 
 
 def new_env(folder: Path, template: str = DEFAULT_TEMPLATE) -> list[str]:
-    """Copy a template to `folder`; returns the files written, relative to it.
+    """Copy a template to `folder`, and return the paths of the files written, relative to it.
 
     Raises:
-        UserError: BAD_ARGUMENT, the name of the folder cannot be that of an environment, or a
-            relative path leads out of the current folder; for an unknown template or a folder that
-            is not empty, the code that the templates raise.
+        UserError: BAD_ARGUMENT, the folder's name is not a valid name for an environment, a
+            relative path leads out of the current folder, or the folder is a link or lies where
+            coding agents keep their files. The template's own error code, the template is unknown
+            or the folder is not empty.
     """
+    # At most 63 characters; the first is a letter or digit.
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,62}", folder.absolute().name):
         raise UserError(
             "BAD_ARGUMENT",
@@ -63,21 +69,24 @@ def new_env(folder: Path, template: str = DEFAULT_TEMPLATE) -> list[str]:
             hint="Go there first, or name it in full.",
             field="folder",
         )
+    # Not where coding agents keep files that they obey or run, such as .claude.
     refuse_agent_place(folder.absolute(), "folder")
     try:
-        written = scaffold.copy_template(template, folder)
+        written_paths = scaffold.copy_template(template, folder)
     except EnvProblem as problem:
         raise UserError(problem.code, problem.message, hint=problem.hint) from problem
-    return sorted(path.relative_to(folder).as_posix() for path in written)
+    return sorted(path.relative_to(folder).as_posix() for path in written_paths)
 
 
 def starter_project(folder: Path, env: str = FIRST_ENV) -> tuple[list[str], list[str]]:
-    """Make an environment and a plan in `folder`.
+    """Make an environment named `env` and a plan (train.toml) in `folder`.
 
-    Returns the files written and those that were there and are kept, both relative to `folder`.
+    Returns:
+        Two lists of paths relative to `folder`: the files written, and the files or folders that
+        existed already and are kept as they are.
 
     Raises:
-        UserError: as `new_env` does, or where a link stands in the way.
+        UserError: BAD_ARGUMENT, one of the paths is or goes through a link; or as `new_env` does.
     """
     written_files: list[str] = []
     kept_files: list[str] = []

@@ -9,7 +9,7 @@ then `guard.py`.
     parent_watch.py  the server ends when the agent that started it is gone
     prompts.py       three ways a person starts the work
     resources.py     playbook, runs, environments, hardware, settings to read
-    stdio.py         lines over stdio that are no message, mended or refused
+    stdio.py         lines over stdio that are not messages, mended or refused
     tasks.py         a wait as a task, for clients that declare tasks
     tools.py         the tools: arguments, descriptions, bounds
 """

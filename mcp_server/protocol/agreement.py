@@ -36,13 +36,16 @@ FORM: ElicitRequestedSchema = {
 
 
 async def with_agreement(submit: Callable[[bool], Reply], ctx: Context) -> Any:
-    """Return the reply of `submit(approved)`, after asking a person where a spend needs consent.
+    """Submit a run, and ask a person first if the run costs so much that it needs consent.
 
-    Since the newer protocol, the question is the result of this call, and the client calls again
-    with the answer. In the older one this call waits for the answer, as long as any call may wait.
+    `submit(approved)` submits the run and returns its reply. In protocol versions from
+    `STATE_IN_RESULT` on, the question is the result of this call (an `InputRequiredResult`), and
+    the client calls again with the answer. In older versions this call itself waits for the answer,
+    at most `MAX_WAIT_S` seconds.
 
     Raises:
-        UserError: NOT_APPROVED, nobody can be asked or nobody agreed; and whatever `submit` raises.
+        UserError: NOT_APPROVED, nobody can be asked or nobody agreed; another code, `submit` raised
+            it.
     """
     if ctx.request_state == SPEND:  # signed by the SDK: the question was asked for this same call
         return await _submit_with_answer(submit, (ctx.input_responses or {}).get(SPEND))
@@ -56,19 +59,20 @@ async def with_agreement(submit: Callable[[bool], Reply], ctx: Context) -> Any:
         form = ElicitRequestFormParams(message=question, requested_schema=FORM)
         request = ElicitRequest(params=form)
         return InputRequiredResult(input_requests={SPEND: request}, request_state=SPEND)
-    answer = None
+    answer = None  # stays None if the time is up first
     with contextlib.suppress(TimeoutError), anyio.fail_after(MAX_WAIT_S):
         answer = await ctx.session.elicit_form(question, FORM, related_request_id=ctx.request_id)
     return await _submit_with_answer(submit, answer)
 
 
 async def _submit_with_answer(submit: Callable[[bool], Reply], answer: Any) -> Reply:
-    """Submit the run after the person was asked; `answer` is None where no answer came in time.
+    """Submit the run after the person was asked; `answer` is None if none came in time.
 
-    Without consent it is submitted as not approved: it may cost less by now and need none.
+    Without consent the run is submitted as not approved: it may cost less by now and need none.
 
     Raises:
-        UserError: NOT_APPROVED, consent is needed and was not given; and whatever `submit` raises.
+        UserError: NOT_APPROVED, consent is needed and was not given; another code, `submit` raised
+            it.
     """
     if _is_consent(answer):
         return await anyio.to_thread.run_sync(submit, True)
@@ -82,16 +86,16 @@ async def _submit_with_answer(submit: Callable[[bool], Reply], answer: Any) -> R
 
 
 def _is_consent(answer: Any) -> bool:
-    """Whether the form was accepted with its box ticked; False for no answer."""
+    """Whether the person accepted the form with its box ticked; False if `answer` is None."""
     accepted = isinstance(answer, ElicitResult) and answer.action == "accept"
     return accepted and (answer.content or {}).get("agree") is True
 
 
 def _can_ask(ctx: Context) -> bool:
-    """Whether the client can show a form and its user may agree to a spend."""
+    """Whether the client can show a form and its user (the owner) may agree to a spend."""
     caller = caller_of(ctx)
-    declared = ctx.client_capabilities and ctx.client_capabilities.elicitation
-    if not declared or not (caller is LOCAL or caller.name == OWNER):
+    elicitation = ctx.client_capabilities and ctx.client_capabilities.elicitation
+    if not elicitation or not (caller is LOCAL or caller.name == OWNER):
         return False
-    # In the older protocol an empty declaration means forms, not URLs.
-    return declared.form is not None or declared.url is None
+    # In older protocol versions an empty declaration means that the client can show forms.
+    return elicitation.form is not None or elicitation.url is None

@@ -48,7 +48,7 @@ ICON = Icon(
 )
 METRICS_EVERY_S = 10.0  # between two looks for new metrics
 TEND_AFTER_S = 1.0  # the first replies should not wait for this
-LIST_TTL_MS = 300_000  # for so long clients may keep the lists of tools, prompts and resources
+LIST_TTL_MS = 300_000  # how long clients may keep the lists of tools, prompts and resources
 MAX_OPEN_RUNS = 200  # whose metrics are watched
 
 
@@ -58,21 +58,21 @@ def build_server(
     """Build the server for one home.
 
     Args:
-        home: where everything is stored.
+        home: the home that the tools and resources read and write.
         roots: the folders that push_env and export may use; None: those of `default_roots`.
         read_only: offer only the tools that change nothing.
     """
-    allowed = default_roots() if roots is None else tuple(roots)
-    tools = all_tools(home, allowed)
-    hidden = [tool for tool in tools if read_only and not _changes_nothing(tool.annotations)]
+    allowed_roots = default_roots() if roots is None else tuple(roots)
+    tools = all_tools(home, allowed_roots)
+    hidden_tools = [tool for tool in tools if read_only and not _changes_nothing(tool.annotations)]
     tasks = WaitTasks(home)
     bus = CountingBus()
     list_cache = CacheHint(ttl_ms=LIST_TTL_MS, scope="public")
     server = GuardedServer(
         home=home,
         needs=NEEDS,
-        tools=[tool for tool in tools if tool not in hidden],
-        hidden=frozenset(tool.name for tool in hidden),
+        tools=[tool for tool in tools if tool not in hidden_tools],
+        hidden=frozenset(tool.name for tool in hidden_tools),
         name="honesmith",
         title="Honesmith",
         version=__version__,
@@ -84,7 +84,7 @@ def build_server(
         dependencies=["mcp[cli]"],
         extensions=[tasks],
         subscriptions=bus,
-        lifespan=_lifespan(home, bus, tend=not read_only),
+        lifespan=_lifespan(home, bus, starts_runs=not read_only),
         cache_hints={
             "tools/list": list_cache,
             "prompts/list": list_cache,
@@ -100,7 +100,10 @@ def build_server(
 
 
 def default_roots() -> tuple[Path, ...]:
-    """The current folder; no folder at all if that is `/` or the user's home directory."""
+    """The folders that agents may use by default: the current one.
+
+    The result is empty if that is `/` or the user's home directory, which hold too much.
+    """
     here = Path.cwd().resolve()
     if here in (Path(here.anchor), Path.home().resolve()):
         return ()
@@ -108,7 +111,7 @@ def default_roots() -> tuple[Path, ...]:
 
 
 class CountingBus(InMemorySubscriptionBus):
-    """An event bus that counts its subscribers, so that nothing is looked up for nobody.
+    """An event bus that counts its subscribers, so that without any nothing need be looked up.
 
     Attributes:
         listeners: how many subscribers there are now.
@@ -119,13 +122,13 @@ class CountingBus(InMemorySubscriptionBus):
         self.listeners = 0
 
     def subscribe(self, listener: Callable[[Any], None]) -> Callable[[], None]:
-        """Add a subscriber. Returns the function that removes it; more calls of it do nothing."""
+        """Add a subscriber. Returns the function that removes it and may be called repeatedly."""
         unsubscribe = super().subscribe(listener)
         self.listeners += 1
         has_left = False
 
         def leave_once() -> None:
-            """Remove the subscriber; further calls do nothing to the count."""
+            """Remove the subscriber; only the first call changes the count."""
             nonlocal has_left
             unsubscribe()
             if not has_left:
@@ -136,70 +139,72 @@ class CountingBus(InMemorySubscriptionBus):
 
 
 async def publish_metrics(home: Home, bus: CountingBus, every_s: float | None = None) -> None:
-    """Tell subscribers, for ever, which runs have new metrics.
+    """Publish an update for each run that has new metrics; never returns.
 
     Args:
-        home: whose runs are watched.
-        bus: where the updates are published.
+        home: the home whose open runs are watched.
+        bus: the event bus on which the updates are published.
         every_s: seconds between two looks; None: `METRICS_EVERY_S`.
     """
-    sizes: dict[str, int] = {}
+    sizes: dict[str, int] = {}  # bytes of the metrics at the last look, by run id
     while True:
         if bus.listeners:
             try:
-                changed = await anyio.to_thread.run_sync(_runs_with_new_metrics, home, sizes)
+                changed_runs = await anyio.to_thread.run_sync(_runs_with_new_metrics, home, sizes)
             except Exception:  # noqa: BLE001  raised here it would end the server
                 log.exception("looking for new metrics failed")
-                changed = []
-            for run_id in changed:
+                changed_runs = []
+            for run_id in changed_runs:
                 await bus.publish(ResourceUpdated(uri=f"run://{run_id}/metrics"))
         await anyio.sleep(METRICS_EVERY_S if every_s is None else every_s)
 
 
 def _runs_with_new_metrics(home: Home, sizes: dict[str, int]) -> list[str]:
-    """Ids of the runs whose metrics have grown since the last call with the same `sizes`.
+    """Ids of the runs whose metrics have grown since the last call with the same `sizes`, sorted.
 
-    `sizes` maps run ids to bytes and is brought up to date: it holds the open runs alone.
+    `sizes` maps the ids of the runs that were open at the last call to the bytes of their metrics.
+    It is updated in place.
     """
     with Store(home) as store:
         open_runs = [row.run_id for row in store.list_runs(MAX_OPEN_RUNS, states=OPEN)]
-    # A run that has ended since the last call may have written its last lines.
-    changed = []
+    changed_runs = []
+    # Also the runs in `sizes`: one that has ended since the last call may have written more lines.
     for run_id in {*open_runs, *sizes}:
         try:
             size = home.run(run_id).metrics.stat().st_size
         except FileNotFoundError:
             size = 0
         if size > sizes.get(run_id, 0):
-            changed.append(run_id)
+            changed_runs.append(run_id)
         if run_id in open_runs:
             sizes[run_id] = size
-        else:
+        else:  # the run has ended: this was the last look at it
             sizes.pop(run_id)
-    return sorted(changed)
+    return sorted(changed_runs)
 
 
-def _tend(home: Home) -> None:
+def _start_waiting_runs(home: Home) -> None:
     """Continue interrupted runs and start queued ones, since there is no daemon that would.
 
-    Never raises: nobody waits for the result.
+    Errors are logged and not raised, because nobody waits for the result.
     """
-    # Imported late, so that the answer to the first request does not wait for it.
+    # Imported late, so that the answer to the first request does not wait for the import.
     from engine.processes import launcher  # noqa: PLC0415
 
     try:
         with Store(home) as store:
             store.check()
-        launcher.reap(home)
+        launcher.reap(home)  # puts runs whose processes died back into the queue
         launcher.start_queued(home)
-    except Exception:  # noqa: BLE001  the log has the traceback
+    except Exception:  # noqa: BLE001  raised in a task, it would end the server
         log.exception("tending the home failed")
 
 
-def _lifespan(home: Home, bus: CountingBus, tend: bool) -> Callable[[Any], Any]:
-    """The SDK's lifespan function: publishes metrics while the server runs.
+def _lifespan(home: Home, bus: CountingBus, starts_runs: bool) -> Callable[[Any], Any]:
+    """Make the function that the SDK runs around the life of the server.
 
-    With `tend` it also tends the home, once, shortly after the start.
+    It publishes new metrics while the server runs. With `starts_runs` it also starts the runs that
+    wait, once, shortly after the server's start.
     """
 
     @asynccontextmanager
@@ -208,17 +213,17 @@ def _lifespan(home: Home, bus: CountingBus, tend: bool) -> Callable[[Any], Any]:
         # The first reply waits for what comes before `yield`, so this only starts tasks.
         async with anyio.create_task_group() as group:
             group.start_soon(publish_metrics, home, bus)
-            if tend:
-                group.start_soon(_tend_later, home)
+            if starts_runs:
+                group.start_soon(_start_waiting_runs_later, home)
             yield None
             group.cancel_scope.cancel()
 
     return lifespan
 
 
-async def _tend_later(home: Home) -> None:
+async def _start_waiting_runs_later(home: Home) -> None:
     await anyio.sleep(TEND_AFTER_S)
-    await anyio.to_thread.run_sync(_tend, home, abandon_on_cancel=True)
+    await anyio.to_thread.run_sync(_start_waiting_runs, home, abandon_on_cancel=True)
 
 
 def _changes_nothing(annotations: Any) -> bool:
@@ -227,7 +232,10 @@ def _changes_nothing(annotations: Any) -> bool:
 
 
 def __getattr__(name: str) -> GuardedServer:
-    """Build the server of the default home when `mcp` is first imported, and keep it."""
+    """Build the server of the default home when `mcp` is first imported from here, and keep it.
+
+    Python calls this for every name that the module does not have.
+    """
     if name != "mcp":
         raise AttributeError(name)
     server = build_server(Home.locate())

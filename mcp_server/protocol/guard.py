@@ -58,9 +58,9 @@ class GuardedServer(MCPServer[Any]):
     """An `MCPServer` whose calls go through the guard.
 
     Args:
-        home: whose audit log is written.
-        tools: what a client may call.
-        needs: the scope that each tool needs, by its name.
+        home: the home whose audit log is written.
+        tools: the tools that a client may call.
+        needs: the scope that each tool needs, by the tool's name.
         hidden: names of tools that are not offered because the server is read-only; a call of one
             gets an error that says so.
         **options: as for `MCPServer`.
@@ -85,31 +85,32 @@ class GuardedServer(MCPServer[Any]):
         self._quota_locks: dict[str, anyio.Lock] = {}  # by name of the key
 
     async def run_stdio_async(self) -> None:
-        """Serve over stdio until the client leaves; lines that are no messages are answered too."""
+        """Serve over stdio until the client leaves; other lines get an error."""
         async with (
             plain_broken_pipe(),
             stdio_server() as (reader, writer),
             answer_bad_lines(reader, writer) as messages,
         ):
-            inner = self._lowlevel_server
-            await inner.run(messages, writer, inner.create_initialization_options())
+            sdk_server = self._lowlevel_server
+            await sdk_server.run(messages, writer, sdk_server.create_initialization_options())
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
     ) -> CallToolResult | InputRequiredResult:
         """Run a tool for the caller in `context` and return its result; the SDK calls this.
 
-        Errors become error results; only an `MCPError` is raised. Without a context the caller is
-        the program itself, which may do everything.
+        An error becomes an error result; only an `MCPError` is raised. If `context` is None, the
+        caller is this program itself, which may do everything. An `InputRequiredResult` is a
+        question that the client has to ask a person first.
         """
         context = context or Context(mcp_server=self)
         caller = caller_of(context)
         try:
-            if self._changes(name):
+            if self._changes_something(name):
                 data = await self._run_recorded(name, arguments, context, caller)
             else:
                 tool = self.checked_tool(name, arguments, caller)
-                await self._check_models_in_sight(caller, name, arguments)
+                await self._check_model_paths(caller, name, arguments)
                 data = await tool.run(present(arguments), context)
             return data if isinstance(data, InputRequiredResult) else self.answer(data, caller)
         except MCPError:
@@ -117,7 +118,7 @@ class GuardedServer(MCPServer[Any]):
         except UserError as error:
             return refusal(error.of_call(ToolCall(name, present(arguments))))
         except Exception as error:  # noqa: BLE001  the outermost handler of every tool
-            # The SDK wraps what a tool raises.
+            # The SDK raises a ToolError, whose cause is the exception of the tool.
             cause = error.__cause__ if isinstance(error, ToolError) else error
             if isinstance(cause, UserError):
                 return refusal(cause.of_call(ToolCall(name, present(arguments))))
@@ -126,23 +127,26 @@ class GuardedServer(MCPServer[Any]):
     async def _run_recorded(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any], caller: Key
     ) -> Any:
-        """Run a tool that changes something: within the caller's quota, and in the audit log.
+        """Run a tool that changes something, if the caller's quota allows it, and log the call.
 
-        Returns its reply, or the question to a person that the client has to ask first.
+        Returns the reply of the tool, or an `InputRequiredResult`: a question that the client has
+        to ask a person first.
         """
         call = Call(caller.name, _transport(caller), name, arguments)
-        # The quota lock is released after the line is written: quotas are counted from the lines.
+        # The quota lock is released only after the line of the call is in the audit log, because
+        # quotas are counted from these lines.
         async with contextlib.AsyncExitStack() as quota_lock:
             with self._audit.recording(call) as record:
                 tool = self.checked_tool(name, arguments, caller)
-                await self._check_models_in_sight(caller, name, arguments)
-                cap = await self._within_quota(quota_lock, caller, name, present(arguments))
+                await self._check_model_paths(caller, name, arguments)
+                cap = await self._check_and_lock_quota(quota_lock, caller, name, present(arguments))
                 arguments = present(arguments)
                 if cap is not None:
                     arguments["max_gpu_hours"] = cap.hours
                 elif arguments.get("resume") and "max_gpu_hours" not in arguments:
-                    resumed = str(arguments["resume"])
-                    arguments["max_gpu_hours"] = await self._cap_of_resumed_run(resumed)
+                    # Otherwise the tool would fill in its default, and not the cap the run had.
+                    run_id = str(arguments["resume"])
+                    arguments["max_gpu_hours"] = await self._cap_of_resumed_run(run_id)
                 data = await tool.run(arguments, context)
                 if isinstance(data, InputRequiredResult):  # nothing is done before the answer
                     record.result = "asked"
@@ -153,22 +157,24 @@ class GuardedServer(MCPServer[Any]):
         return data
 
     def answer(self, data: Any, caller: Key = LOCAL) -> CallToolResult:
-        """The result of a call that succeeded.
+        """Make the result of a call that succeeded.
 
-        An object becomes structured content, and the same as compact JSON; a text stays text, cut
-        to `RESULT_CHARS`. Suggested calls that `caller` may not make are left out.
+        An object `data` is sent twice: as structured content, and as text (compact JSON). A text is
+        sent as text, cut to `RESULT_CHARS`. Suggested calls that `caller` may not make are left
+        out.
         """
         if isinstance(data, str):
             return CallToolResult(content=[TextContent(text=clean_text(data)[:RESULT_CHARS])])
         body = cut_to_size(envelope(data, "Done."))
-        body["next"] = [call for call in body["next"] if self._may(caller, call.get("tool"))]
+        body["next"] = [call for call in body["next"] if self._may_call(caller, call.get("tool"))]
         return CallToolResult(content=[TextContent(text=compact(body))], structured_content=body)
 
     def checked_tool(self, name: str, arguments: Mapping[str, Any], caller: Key) -> Tool:
-        """The tool of that name, after checking that `caller` may call it with these arguments.
+        """Return the tool of that name, if `caller` may call it with these arguments.
 
         Raises:
-            UserError: BAD_ARGUMENT, UNKNOWN_ARGUMENT, READ_ONLY or FORBIDDEN.
+            UserError: READ_ONLY or BAD_ARGUMENT, there is no such tool here. FORBIDDEN, the key of
+                `caller` lacks the scope. UNKNOWN_ARGUMENT or BAD_ARGUMENT, an argument is wrong.
         """
         tool = self._offered.get(name)
         if tool is None:
@@ -180,7 +186,9 @@ class GuardedServer(MCPServer[Any]):
     async def _require_read_scope(
         self, ctx: ServerRequestContext[Any, Any], call_next: CallNext
     ) -> HandlerResult:
-        """Handle a request, if its key has the scope `read` or the method needs no scope.
+        """Handle a request if its key has the scope `read` or its method needs no scope.
+
+        The SDK calls this for every request, with the next handler as `call_next`.
 
         Raises:
             MCPError: INVALID_REQUEST, the key lacks the scope.
@@ -192,7 +200,7 @@ class GuardedServer(MCPServer[Any]):
                 raise MCPError(code=INVALID_REQUEST, message=error_line(error)) from None
         return await call_next(ctx)
 
-    async def _within_quota(
+    async def _check_and_lock_quota(
         self,
         quota_lock: contextlib.AsyncExitStack,
         caller: Key,
@@ -201,15 +209,16 @@ class GuardedServer(MCPServer[Any]):
     ) -> "Cap | None":
         """Check the quota of `caller` for a call that starts a run, and take the lock of its quota.
 
-        The lock stays in `quota_lock` until that is closed, so that calls of one key pass one at a
-        time: of two that would each just fit, the second counts the first.
+        The lock is held until `quota_lock` is closed, so that calls of one key pass one at a time:
+        of two calls that would each just fit, the second is checked after the first is logged.
 
         Returns:
-            The cap for a submit that names none, where hours are limited; otherwise None.
+            For a submit without `max_gpu_hours` by a key whose hours are limited: the cap to use.
+            Otherwise None.
 
         Raises:
-            UserError: QUOTA, the call does not fit. HOME_UNUSABLE, the calls before it take too
-                long.
+            UserError: QUOTA, the call does not fit. HOME_UNUSABLE, earlier calls of this key have
+                held the lock for too long.
         """
         # Imported late: it loads the database, which a key without a quota does not need.
         from mcp_server.access import quotas  # noqa: PLC0415
@@ -223,39 +232,40 @@ class GuardedServer(MCPServer[Any]):
         )
 
     async def _cap_of_resumed_run(self, run_id: str) -> float:
-        """The cap of a run that is resumed without naming one."""
+        """The cap for a call that resumes a run and names no cap: the cap that the run had."""
         from mcp_server.access import quotas  # noqa: PLC0415  late, as above
 
         return await anyio.to_thread.run_sync(quotas.cap_of_resumed_run, self._home, run_id)
 
-    async def _check_models_in_sight(
+    async def _check_model_paths(
         self, caller: Key, tool: str, arguments: Mapping[str, Any]
     ) -> None:
-        """Check that paths among the models of a call hold a model, unless the owner calls.
+        """Check that every path among the models of a call leads to a model.
 
-        Other callers get the same error for every other path, so they cannot explore the file
-        system.
+        Any other path gets one and the same error, whether it exists or not, so that callers cannot
+        explore the file system. The owner's calls are not checked.
 
         Raises:
-            UserError: MODEL_NOT_FOUND.
+            UserError: MODEL_NOT_FOUND, a path leads to no model.
         """
         names = models_of(tool, arguments)
+        # Names that cannot be paths, such as run ids, need no check.
         if caller.is_owner or not any("/" in name or name[:1] in ".~" for name in names):
             return
-        from engine.models import catalog  # noqa: PLC0415  imported when needed
+        from engine.models import catalog  # noqa: PLC0415  late: few calls need it
 
         for name in names:
             await anyio.to_thread.run_sync(catalog.check_in_sight, self._home, name)
 
-    def _changes(self, name: str) -> bool:
+    def _changes_something(self, name: str) -> bool:
         """Whether the tool of that name changes something; False for an unknown name."""
-        if name in self._hidden:
+        if name in self._hidden:  # a read-only server hides exactly the tools that change something
             return True
         tool = self._offered.get(name)
         return tool is not None and not (tool.annotations and tool.annotations.read_only_hint)
 
-    def _may(self, caller: Key, tool: Any) -> bool:
-        """Whether `caller` may call the tool of that name on this server."""
+    def _may_call(self, caller: Key, tool: Any) -> bool:
+        """Whether `caller` may call the tool of that name; False if it is not offered here."""
         return tool in self._offered and self._needs[tool] in caller.scopes
 
     def _no_such_tool(self, name: str) -> UserError:
@@ -282,30 +292,34 @@ NEAR_SETTING = 0.8
 _JSON_TYPE_WORDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false"}
 
 
-def _has_json_type(kind: str, value: Any) -> bool:
-    """Whether `value` is a boolean (`kind` "boolean") or a number (any other `kind`).
+def _has_json_type(json_type: str, value: Any) -> bool:
+    """Whether `value` is a boolean (for the type "boolean") or a number (for any other type).
 
     Pydantic alone would take true for 1 and "5" for 5.
     """
-    if kind == "boolean" or isinstance(value, bool):
-        return kind == "boolean" and isinstance(value, bool)
+    # In Python a boolean is also an int, so booleans are sorted out first.
+    if json_type == "boolean" or isinstance(value, bool):
+        return json_type == "boolean" and isinstance(value, bool)
     return isinstance(value, int | float)
 
 
 def caller_of(context: Any) -> Key:
-    """The key of the caller: over HTTP the one the gate has found; over stdio one that may do all.
+    """Return the key of the caller.
+
+    Over HTTP that is the key that the gate found for the token; over stdio it is `LOCAL`, which may
+    do everything.
 
     Args:
-        context: of a tool, or of a request in the middleware.
+        context: the context of a tool, or that of a request in the middleware.
 
     Raises:
-        KeyError: an HTTP request has passed no gate; such a call must fail.
+        KeyError: the HTTP request did not pass the gate; such a call must fail.
     """
     if isinstance(context, Context):
         try:
             context = context.request_context
-        except ValueError:
-            return LOCAL  # called by the program itself
+        except ValueError:  # there is no request: this program itself calls the tool
+            return LOCAL
     request = context.request
     return LOCAL if request is None else request.scope[KEY]
 
@@ -315,7 +329,10 @@ def _transport(caller: Key) -> str:
 
 
 def models_of(tool: str, arguments: Mapping[str, Any]) -> list[str]:
-    """The texts in the arguments of a call that name models; empty ones are left out."""
+    """The texts in the arguments of a call of `tool` that name models; empty ones are left out.
+
+    The arguments are not checked yet, so values of a wrong type are left out too.
+    """
     values = [arguments.get(name) for name in ("model", "compare_to")]
     values += [arguments.get("run_id")] if tool == "deploy" else []
     models = arguments.get("models")
@@ -324,17 +341,18 @@ def models_of(tool: str, arguments: Mapping[str, Any]) -> list[str]:
 
 
 def present(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments without nulls: some clients send null for what they leave out."""
+    """The arguments without nulls: some clients send null for an argument they leave out."""
     return {name: value for name, value in arguments.items() if value is not None}
 
 
 def check_arguments(tool: Tool, arguments: Mapping[str, Any]) -> None:
     """Check that `tool` has these arguments and can take their values.
 
-    The SDK ignores unknown arguments, so a misspelt one would silently run with defaults.
+    The SDK ignores unknown arguments, so a call with a misspelt one would run with the default.
 
     Raises:
-        UserError: UNKNOWN_ARGUMENT or BAD_ARGUMENT, with the nearest name or what is expected.
+        UserError: UNKNOWN_ARGUMENT, with the nearest name as hint. BAD_ARGUMENT, a value is wrong
+            or an argument is missing, with what is expected as hint.
     """
     known: Mapping[str, Any] = tool.parameters.get("properties", {})
     for name in arguments:
@@ -350,11 +368,11 @@ def check_arguments(tool: Tool, arguments: Mapping[str, Any]) -> None:
             )
     arguments = present(arguments)
     for name, value in arguments.items():
-        kind = str(known[name].get("type"))
-        if kind in _JSON_TYPE_WORDS and not _has_json_type(kind, value):
+        json_type = str(known[name].get("type"))
+        if json_type in _JSON_TYPE_WORDS and not _has_json_type(json_type, value):
             raise UserError(
                 "BAD_ARGUMENT",
-                f"{name}={compact_value(value)} is not {_JSON_TYPE_WORDS[kind]}",
+                f"{name}={compact_value(value)} is not {_JSON_TYPE_WORDS[json_type]}",
                 hint=_expected(known[name]),
                 field=name,
             )
@@ -365,14 +383,14 @@ def check_arguments(tool: Tool, arguments: Mapping[str, Any]) -> None:
 
 
 def refusal(error: UserError) -> CallToolResult:
-    """The error result: one line of JSON, because clients drop structured content of errors."""
+    """Make an error result: one line of JSON, because clients drop structured content of errors."""
     return CallToolResult(content=[TextContent(text=error_line(error))], is_error=True)
 
 
 def internal_error(name: str, error: BaseException | None) -> UserError:
-    """The error for a bug of ours: the traceback goes to the log, one sentence to the caller.
+    """Make the INTERNAL error for a bug; the traceback goes to the server's log only.
 
-    `name` is the tool or method that failed.
+    `name` is the tool or method that failed, `error` what it raised.
     """
     log.error("%s failed", name, exc_info=error)
     return UserError(
@@ -387,12 +405,12 @@ def _bad_argument(tool: str, known: Mapping[str, Any], error: ValidationError) -
     """Make the BAD_ARGUMENT error for the first fault that pydantic found in the arguments.
 
     Args:
-        tool: its name.
-        known: schemas of its arguments, by name.
-        error: what pydantic found.
+        tool: name of the tool.
+        known: schemas of the tool's arguments, by name.
+        error: the faults that pydantic found.
     """
     fault = error.errors(include_url=False)[0]
-    path = [str(part) for part in fault["loc"]]
+    path = [str(part) for part in fault["loc"]]  # the argument, then keys or indexes inside it
     name = path[0] if path else ""
     schema = known.get(name, {})
     if fault["type"] == "missing":
@@ -410,13 +428,16 @@ def compact_value(value: Any) -> str:
     """`value` as JSON, cut to 120 characters, to be quoted in an error."""
     try:
         text = compact(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError):  # not JSON, such as NaN
         text = str(value)
     return text if len(text) <= 120 else text[:117] + "..."
 
 
 def _expected(schema: Mapping[str, Any]) -> str:
-    """What an argument takes, as a sentence made from its schema."""
+    """Say what an argument takes, from its schema, such as "It takes a whole number, at least 1."
+
+    The description of the argument, if it has one, follows.
+    """
     if "enum" in schema:
         type_words = "one of " + ", ".join(map(str, schema["enum"]))
     else:
@@ -434,7 +455,10 @@ def _expected(schema: Mapping[str, Any]) -> str:
 
 
 def _did_you_mean(name: str, known: list[str]) -> str:
-    """The known name nearest to `name`, if one is near, and all known names, as a sentence."""
+    """A hint such as "Did you mean seed? Available: seed, steps.", or only its second sentence.
+
+    The first sentence is left out if no name in `known` is near to `name`.
+    """
     near_names = difflib.get_close_matches(name.lower(), known, n=1, cutoff=NEAR_ARGUMENT)
     available = f"Available: {', '.join(known)}."
     return f"Did you mean {near_names[0]}? {available}" if near_names else available
@@ -443,9 +467,10 @@ def _did_you_mean(name: str, known: list[str]) -> str:
 def _correction(name: str, value: object, known: Mapping[str, Any]) -> Change | None:
     """How to correct an unknown argument: move it into settings, or use the nearest name.
 
-    None where no name is near.
+    None if no name is near. `value` is the argument's value, `known` the schemas of the arguments
+    that the tool has.
     """
-    setting = _setting_meant(name, known)
+    setting = _nearest_setting(name, known)
     if setting:
         return Change(settings={setting: value}, without_arguments=(name,))
     near_names = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=NEAR_ARGUMENT)
@@ -453,13 +478,16 @@ def _correction(name: str, value: object, known: Mapping[str, Any]) -> Change | 
 
 
 def _settings_hint(name: str, known: Mapping[str, Any]) -> str:
-    """A sentence for a setting that was passed as an argument; "" if `name` is no setting."""
-    setting = _setting_meant(name, known)
+    """A sentence for a setting that was passed as an argument; "" if `name` is not near to one."""
+    setting = _nearest_setting(name, known)
     return f' Settings go inside settings, e.g. settings={{"{setting}": ...}}.' if setting else ""
 
 
-def _setting_meant(name: str, known: Mapping[str, Any]) -> str:
-    """The setting that `name` comes near; "" if none, or if the tool takes no settings."""
+def _nearest_setting(name: str, known: Mapping[str, Any]) -> str:
+    """The setting whose name is nearest to `name`; "" if none is near.
+
+    `known` holds the arguments of the tool; the result is also "" if `settings` is not among them.
+    """
     if "settings" not in known:
         return ""
     # Only `evaluate` has attempts, and it takes sampling settings alone.

@@ -31,7 +31,7 @@ from mcp_server.protocol.guard import KEY
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 MAX_SESSIONS = 256  # each costs about 38 kB; a hostile client may open as many as it can
-SESSION_IDLE_S = 600  # a session without requests ends after so long
+SESSION_IDLE_S = 600  # a session ends after this time without a request
 MAX_CONNECTIONS = 1_024
 FILES = 512  # file descriptors kept free for everything but open connections
 AT_ONCE = 64  # connections accepted in one go, before their number is checked
@@ -45,14 +45,14 @@ _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 
 
 class Gate:
-    """Lets a request through if its Host, Origin, bearer token, size and rate are right.
+    """Lets a request through if its Host, Origin, bearer token, size and rate are allowed.
 
     Args:
         app: the application behind the gate.
-        keys: the tokens, which are accepted in the Authorization header only.
+        keys: the keys whose tokens are accepted, in the Authorization header only.
         hosts: Host values to accept, without a port (any port) or with one (that port alone).
-        rates: how often each key has called; None: a new one.
-        sessions: the open sessions of each key; None: a new one.
+        rates: counts how often each key calls; None: a new `Rates`.
+        sessions: counts the open sessions of each key; None: a new `Sessions`.
     """
 
     def __init__(
@@ -71,20 +71,20 @@ class Gate:
         self._sessions = sessions or Sessions(idle_s=SESSION_IDLE_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request: answer it here if it is refused, else pass it on.
+        """Pass one request on to the application, or answer it here if it is refused.
 
-        The key of the caller is left in `scope`. What is neither an HTTP request nor the start or
-        end of the application, such as a WebSocket, is ignored.
+        The key of the caller is stored in `scope`. The start and end of the application (lifespan)
+        are passed on too; anything else, such as a WebSocket, is ignored.
         """
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
         if scope["type"] != "http":
-            return None  # no WebSockets here
-        admitted = await self._admit(scope, receive)
-        if isinstance(admitted, Response):
-            await admitted(scope, receive, send)
+            return None  # a WebSocket
+        admission = await self._admit(scope, receive)
+        if isinstance(admission, Response):
+            await admission(scope, receive, send)
             return None
-        key, receive = admitted
+        key, receive = admission
         scope[KEY] = key
         scope[KNOWN] = True  # to `ImpatientProtocol`: keep this connection, if some must go
         # The SDK lets only the user who opened a session use it.
@@ -94,21 +94,26 @@ class Gate:
         scope["user"] = AuthenticatedUser(access)
         # `_admit` awaits nothing after its check of the sessions, so no other request comes between
         # that check and this, which counts the session.
-        with self._sessions.served(scope, key, send) as watched_send:
+        with self._sessions.watch_request(scope, key, send) as watched_send:
             return await self._app(scope, receive, watched_send)
 
     async def _admit(self, scope: Scope, receive: Receive) -> tuple[Key, Receive] | Response:
-        """The caller's key, and a `receive` that gives the body; else the refusal to send."""
+        """Check a request.
+
+        Returns:
+            The key of the caller and a `receive` that gives the body; or, if the request is
+            refused, the response to send.
+        """
         refusal = self._check_headers(scope)
         if refusal is not None:
             return refusal
-        key = self._key(scope)
+        key = self._key_of_token(scope)
         if key is None:
-            return _no_token()
+            return _token_refusal()
         refusal = self._check_rate(key)
         if refusal is not None:
             return refusal
-        body = await _body(scope, receive)
+        body = await _read_body(scope, receive)
         if isinstance(body, Response):
             return body
         if not self._sessions.may_open(scope, key):
@@ -116,9 +121,9 @@ class Gate:
         return key, body
 
     def _check_headers(self, scope: Scope) -> Response | None:
-        """The refusal of a request by its headers; None if size, Host and Origin are right.
+        """The refusal of a request with wrong headers; None if size, Host and Origin are allowed.
 
-        There must be exactly one Host. Programs send no Origin; browsers do.
+        There must be exactly one Host. There may be no Origin: browsers send one, programs do not.
         """
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         # Each header takes 4 more bytes: the colon, a space and the end of the line.
@@ -133,28 +138,28 @@ class Gate:
         return None
 
     def _check_rate(self, key: Key) -> Response | None:
-        """Count the call, and return the refusal if `key` calls too often; else None."""
+        """Count this call of `key`, and return the refusal if it comes too early; else None."""
         wait_s = self._rates.wait_s(key)
         if wait_s:
             return PlainTextResponse(
                 f"The key {key.name} may call {key.calls_per_minute} times a minute.",
                 429,
-                headers={"Retry-After": str(max(1, round(wait_s)))},
+                headers={"Retry-After": str(max(1, round(wait_s)))},  # in whole seconds
             )
         return None
 
     def _is_known_host(self, host: str) -> bool:
-        """Whether a Host value is accepted, with its port or without."""
+        """Whether a Host value is accepted, either as it is or without its port."""
         host = host.lower()
-        parts = _HOST.fullmatch(host)
-        return parts is not None and (host in self._hosts or parts["name"] in self._hosts)
+        match = _HOST.fullmatch(host)
+        return match is not None and (host in self._hosts or match["name"] in self._hosts)
 
     def _is_known_origin(self, origin: str) -> bool:
         scheme, _, host = origin.partition("://")
         return scheme in ("http", "https") and self._is_known_host(host)
 
-    def _key(self, scope: Scope) -> Key | None:
-        """The key of the request's bearer token; None without a valid one, or with several."""
+    def _key_of_token(self, scope: Scope) -> Key | None:
+        """The key of the request's bearer token; None if it has no valid token, or several."""
         authorizations = [value for name, value in scope["headers"] if name == b"authorization"]
         if len(authorizations) != 1:
             return None
@@ -162,7 +167,7 @@ class Gate:
         return self._keys.find(token.strip()) if scheme.lower() == b"bearer" else None
 
 
-def _no_token() -> Response:
+def _token_refusal() -> Response:
     """The refusal of a request without a valid token."""
     return PlainTextResponse(
         "Send the token from the home folder: Authorization: Bearer TOKEN",
@@ -171,34 +176,37 @@ def _no_token() -> Response:
     )
 
 
-async def _body(scope: Scope, receive: Receive) -> Receive | Response:
-    """Read the body within its limits of size and time.
+async def _read_body(scope: Scope, receive: Receive) -> Receive | Response:
+    """Read the body of a request, of at most `MAX_BODY` bytes within `BODY_S` seconds.
 
-    Returns a `receive` that gives the body in one message, and then what comes after it; or else
-    the refusal to send. A request without a body keeps its own `receive`.
+    Returns:
+        A `receive` that gives the whole body in one message, then the messages after it (the
+        original `receive` if there is no body). Or, if the request is refused, the response to
+        send.
     """
     headers = dict(scope["headers"])
-    declared = headers.get(b"content-length", b"0")
+    declared_length = headers.get(b"content-length", b"0")
     # The first 20 digits suffice: a number that is longer is too large in any case.
-    if not declared.isdigit() or int(declared[:20]) > MAX_BODY:
-        return _closing(f"The body is larger than {MAX_BODY} bytes.", 413)
-    if declared == b"0" and b"transfer-encoding" not in headers:
+    if not declared_length.isdigit() or int(declared_length[:20]) > MAX_BODY:
+        return _closing_refusal(f"The body is larger than {MAX_BODY} bytes.", 413)
+    # A chunked body (transfer-encoding) declares no length.
+    if declared_length == b"0" and b"transfer-encoding" not in headers:
         return receive
     parts: list[bytes] = []
     size = 0
     with anyio.move_on_after(BODY_S) as time_limit:
         while True:
             message = await receive()
-            if message["type"] != "http.request":
-                return _closing("The client left.", 400)
+            if message["type"] != "http.request":  # it is http.disconnect
+                return _closing_refusal("The client left.", 400)
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             if size > MAX_BODY:
-                return _closing(f"The body is larger than {MAX_BODY} bytes.", 413)
+                return _closing_refusal(f"The body is larger than {MAX_BODY} bytes.", 413)
             if not message.get("more_body", False):
                 break
     if time_limit.cancelled_caught:
-        return _closing(f"The body did not arrive within {BODY_S:g} s.", 408)
+        return _closing_refusal(f"The body did not arrive within {BODY_S:g} s.", 408)
     messages: list[Message] = [
         {"type": "http.request", "body": b"".join(parts), "more_body": False}
     ]
@@ -209,13 +217,16 @@ async def _body(scope: Scope, receive: Receive) -> Receive | Response:
     return receive_body
 
 
-def _closing(message: str, status: int) -> Response:
-    """A refusal that also closes the connection, so the rest of the body is not waited for."""
+def _closing_refusal(message: str, status: int) -> Response:
+    """A refusal that also closes the connection, so that the rest of the body is not awaited."""
     return PlainTextResponse(message, status, headers={"Connection": "close"})
 
 
 def http_app(server: MCPServer[Any], keys: Keys, hosts: Sequence[str]) -> ASGIApp:
-    """The ASGI application: `/mcp` and `/health`, both behind the gate; `hosts` as in `Gate`."""
+    """Make the ASGI application: `/mcp` and `/health`, both behind the gate.
+
+    `keys` and `hosts` are those of `Gate`.
+    """
 
     @server.custom_route("/health", methods=["GET"])
     async def health(request: Request) -> Response:
@@ -232,9 +243,9 @@ def http_app(server: MCPServer[Any], keys: Keys, hosts: Sequence[str]) -> ASGIAp
 
 
 def allowed_hosts(host: str, explicit: Sequence[str]) -> tuple[str, ...]:
-    """The Host values to accept when listening on `host`.
+    """The Host values to accept when the server listens on `host`.
 
-    Those of this machine for a loopback address, and in any case the ones in `explicit`.
+    They are the ones in `explicit`, and for a loopback address also those in `LOOPBACK`.
 
     Raises:
         UserError: BAD_ARGUMENT, `host` can be reached from elsewhere and `explicit` is empty.
@@ -254,7 +265,9 @@ def allowed_hosts(host: str, explicit: Sequence[str]) -> tuple[str, ...]:
 def serve_http(
     server: MCPServer[Any], keys: Keys, *, host: str, port: int, hosts: Sequence[str]
 ) -> None:
-    """Serve until interrupted, and print the address on stderr first; port 0 takes a free one.
+    """Print the server's address on stderr, then serve until interrupted.
+
+    Port 0 takes a free port. `keys` and `hosts` are those of `Gate`.
 
     Raises:
         UserError: BAD_ARGUMENT, the address cannot be listened on.
@@ -279,10 +292,10 @@ def serve_http(
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, with a long queue of connections from which it accepts few at a time."""
+    """uvicorn's server, in which many connections may wait and few are accepted in one go."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start as uvicorn does, then restore the length of the queue of each socket."""
+        """Start as uvicorn does, then make the queue of waiting connections long again."""
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(QUEUE)  # asyncio has set the length to `backlog`
@@ -292,7 +305,7 @@ def max_connections() -> int:
     """How many connections may be open at once.
 
     That is `MAX_CONNECTIONS`, or less if this process may open few files, but at least
-    `MIN_CONNECTIONS`.
+    `MIN_CONNECTIONS`. A connection takes one file descriptor; `FILES` others are kept free.
     """
     max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if max_files == resource.RLIM_INFINITY:
@@ -306,7 +319,7 @@ def _listener(host: str, port: int) -> socket.socket:
     Raises:
         UserError: BAD_ARGUMENT, the address is in use, forbidden or not of this machine.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET  # only IPv6 has colons
     # asyncio turns Nagle's algorithm off only if the protocol is named; otherwise every call would
     # wait for 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

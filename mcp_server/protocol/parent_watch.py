@@ -15,18 +15,21 @@ def watch_parent(
     every_s: float = 1.0,
     on_death: Callable[[], None] = lambda: os._exit(0),
 ) -> threading.Thread:
-    """Start a thread that calls `on_death` once this process has another parent than `parent`.
+    """Start a thread that calls `on_death` once the process `parent` has died.
+
+    The death is seen by this process getting another parent.
 
     Args:
-        parent: process id of the parent; None: the present one.
+        parent: process id of the parent to watch; None: the present one.
         every_s: seconds between two checks.
-        on_death: by default it ends the process at once; a stdio server has nothing to clean up.
+        on_death: called once, in the thread. By default it ends this process at once: a stdio
+            server has nothing to clean up.
 
     Returns:
         The thread, which does not keep the process alive.
     """
     expected = os.getppid() if parent is None else parent
-    never_set = threading.Event()  # waiting for it is a pause
+    never_set = threading.Event()  # waiting for it with a timeout is a pause
 
     def wait_for_death() -> None:
         while os.getppid() == expected:

@@ -38,12 +38,12 @@ MAX_FILE_CHARS = 6_000  # of each file in the source of an environment
 
 
 def add_resources(server: MCPServer[Any], home: Home) -> None:
-    """Register every resource on `server`, and the completion of their ids."""
+    """Register every MCP resource on `server`, and the completion of ids in their addresses."""
 
     def add_resource(
         uri: str, title: str, description: str, mime_type: str, read: Callable[..., str]
     ) -> None:
-        """Register `read` as the resource at `uri`, under the name of the function."""
+        """Register `read` as the resource at `uri`; the name of the function becomes its name."""
         audience = FOR_AGENT if mime_type == JSON or uri.startswith("playbook") else FOR_BOTH
         server.resource(
             uri,
@@ -65,7 +65,7 @@ Add = Callable[[str, str, str, str, Callable[..., str]], None]
 
 
 def _add_playbook(add: Add) -> None:
-    """Register the contents and the sections of the playbook."""
+    """Register the MCP resources of the playbook: its table of contents and its sections."""
 
     def playbook() -> str:
         return _resource_text(verbs.read_playbook)
@@ -90,17 +90,20 @@ def _add_playbook(add: Add) -> None:
 
 
 def _add_runs(add: Add, home: Home) -> None:
-    """Register the metrics, settings, model card and report of a run."""
+    """Register the MCP resources of a run: its metrics, settings, model card and report."""
 
     def run_metrics(run_id: str) -> str:
         return _resource_text(
-            lambda: _json(verbs.read_logs(home, _full_run_id(home, run_id), "metrics"))
+            lambda: _json_text(verbs.read_logs(home, _full_run_id(home, run_id), "metrics"))
         )
 
     def run_config(run_id: str) -> str:
-        return _resource_text(lambda: _json(read_json(home.run(_full_run_id(home, run_id)).config)))
+        return _resource_text(
+            lambda: _json_text(read_json(home.run(_full_run_id(home, run_id)).config))
+        )
 
     def run_card(run_id: str) -> str:
+        # Imported late, here and below: the server starts faster without the report templates.
         from engine.evidence.report import html_report
 
         return _resource_text(lambda: html_report.model_card(home, _full_run_id(home, run_id)))
@@ -110,6 +113,8 @@ def _add_runs(add: Add, home: Home) -> None:
 
         return _resource_text(lambda: html_report.report_markdown(home, _full_run_id(home, run_id)))
 
+    # config: every setting of the run, also those that had a default. card: base model, data,
+    # settings and results of the trained model.
     add(
         "run://{run_id}/metrics",
         "Curves of a run",
@@ -123,16 +128,16 @@ def _add_runs(add: Add, home: Home) -> None:
 
 
 def _add_machine(add: Add, home: Home) -> None:
-    """Register the sources of environments, the hardware and the settings."""
+    """Register the MCP resources for sources of environments, the hardware and the settings."""
 
     def env_source(env_id: str) -> str:
         return _resource_text(lambda: read_source(home, env_id))
 
     def hardware() -> str:
-        return _resource_text(lambda: _json(verbs.get_status(home, "hardware")))
+        return _resource_text(lambda: _json_text(verbs.get_status(home, "hardware")))
 
     def settings() -> str:
-        from engine.settings import resolution
+        from engine.settings import resolution  # late: the schema of the settings is slow to load
 
         return _resource_text(resolution.settings_reference)
 
@@ -144,9 +149,10 @@ def _add_machine(add: Add, home: Home) -> None:
 def completer(
     home: Home,
 ) -> Callable[[Any, CompletionArgument, CompletionContext | None], Any]:
-    """The completion handler for run ids, env ids and playbook sections.
+    """Make the handler that completes run ids, env ids and playbook sections.
 
-    It returns at most `MAX_NAMES` that begin as the client has typed, and the number of all.
+    It returns at most `MAX_NAMES` values that begin with what the client has typed, and the number
+    of all such values.
     """
 
     async def complete(
@@ -154,8 +160,8 @@ def completer(
         argument: CompletionArgument,
         context: CompletionContext | None,
     ) -> Completion | None:
-        """The values for `argument` that begin as the client has typed."""
-        names = await anyio.to_thread.run_sync(_names, home, argument.name)
+        """Complete the value of `argument`, whichever prompt or resource (`ref`) it belongs to."""
+        names = await anyio.to_thread.run_sync(_possible_values, home, argument.name)
         matches = [name for name in names if name.startswith(argument.value)]
         return Completion(
             values=matches[:MAX_NAMES], total=len(matches), has_more=len(matches) > MAX_NAMES
@@ -164,10 +170,14 @@ def completer(
     return complete
 
 
-def _names(home: Home, argument: str) -> list[str]:
-    """All values that the argument of this name can have, newest first; [] for others."""
+def _possible_values(home: Home, argument: str) -> list[str]:
+    """All values that the argument named `argument` can have; [] if it is not one of these.
+
+    - section: the sections of the playbook, in their order.
+    - run_id, env_id: the newest runs or environments, at most `MAX_COMPLETED`.
+    """
     if argument == "section":
-        import playbook
+        import playbook  # late: few clients ask for it
 
         return [slug for slug, _ in playbook.sections()]
     if argument in ("run_id", "env_id"):
@@ -181,8 +191,9 @@ def _names(home: Home, argument: str) -> list[str]:
 def read_source(home: Home, env_id: str) -> str:
     """The files of a pushed environment as Markdown, environment.py first, within a result's size.
 
-    Only the names and sizes are given of files that are not text, or too large for what is left of
-    the result; long files are cut.
+    A long file is cut at `MAX_FILE_CHARS`. A file that is not text, or too large for what is left
+    of the result, is listed with its name and size only. If not even that fits, the text says that
+    more files are left out.
 
     Raises:
         UserError: ENV_NOT_FOUND or ENV_AMBIGUOUS.
@@ -192,37 +203,43 @@ def read_source(home: Home, env_id: str) -> str:
     record = registry.find_env(home, env_id)
     source = Path(record.dir) / "source"
     files = sorted(path for path in source.rglob("*") if path.is_file())
-    files.sort(key=lambda path: path.name != "environment.py")
+    files.sort(key=lambda path: path.name != "environment.py")  # False sorts first
     parts = [f"# {record.env_id}\n\n{counted(len(files), 'file')}\n"]
     chars_left = RESULT_CHARS - 400  # leaves space for the heading and the last note
     for path in files:
-        part = _file_part(path.relative_to(source).as_posix(), path)
+        part = _file_section(path.relative_to(source).as_posix(), path)
         if len(part) > chars_left:
             part = f"## {path.relative_to(source).as_posix()}\n\n{path.stat().st_size} bytes\n"
         if len(part) > chars_left:
             parts.append("More files are left out.\n")
             break
         parts.append(part)
-        chars_left -= len(part) + 1
+        chars_left -= len(part) + 1  # 1: the line break that joins the parts
     return "\n".join(parts)
 
 
-def _file_part(name: str, path: Path) -> str:
-    """One file as a Markdown section: its text, cut to `MAX_FILE_CHARS`, or its size if no text."""
+def _file_section(name: str, path: Path) -> str:
+    """The file at `path` as a Markdown section with the heading `name`.
+
+    It holds the text of the file, cut to `MAX_FILE_CHARS`; or only the size if it is not text.
+    """
     try:
         with path.open(encoding="utf-8") as file:
-            text = file.read(MAX_FILE_CHARS + 1)
+            text = file.read(MAX_FILE_CHARS + 1)  # one more, to see whether the file is longer
     except UnicodeDecodeError:
         return f"## {name}\n\n{path.stat().st_size} bytes, not text\n"
     if len(text) > MAX_FILE_CHARS:
         text = text[:MAX_FILE_CHARS] + f"\n... ({path.stat().st_size} bytes in all)\n"
-    # The fence must be longer than any row of backticks in the file, or the file could close it.
+    # The fence must be longer than any row of backticks in the file, or the file could close it. A
+    # row that could close it stands alone, so it is a word of backticks.
     fence = "`" * (3 + max((len(run) for run in text.split() if set(run) == {"`"}), default=0))
     return f"## {name}\n\n{fence}\n{text.rstrip()}\n{fence}\n"
 
 
 def _full_run_id(home: Home, run_id: str) -> str:
-    """The full id of a run. A client's text must pass here before it becomes part of a path.
+    """The full id of the run that `run_id` (an id or a unique prefix) names.
+
+    A client's text must pass here before it becomes part of a path: it could hold `../`.
 
     Raises:
         UserError: RUN_NOT_FOUND.
@@ -232,32 +249,36 @@ def _full_run_id(home: Home, run_id: str) -> str:
 
 
 def _resource_text(read: Callable[[], str]) -> str:
-    """What `read` returns, cleaned and cut to the size of a result.
+    """Call `read` and return its text, cleaned and cut to the size of a result.
+
+    Errors are raised as those of the SDK, which sends them to the client.
 
     Raises:
-        ResourceNotFoundError: the thing does not exist, or the run has not written the file yet.
-        ResourceError: any other refusal, or a damaged file.
+        ResourceNotFoundError: no run, environment or section has this id, or the run has not
+            written the file yet.
+        ResourceError: any other UserError, or a damaged file.
     """
     try:
         text = read()
     except UserError as error:
-        kind = ResourceNotFoundError if error.code.endswith("_NOT_FOUND") else ResourceError
-        raise kind(error_line(error)) from error
+        error_class = ResourceNotFoundError if error.code.endswith("_NOT_FOUND") else ResourceError
+        raise error_class(error_line(error)) from error
     except FileNotFoundError as error:
         raise ResourceNotFoundError("The run has not written that yet.") from error
     except (OSError, ValueError) as error:  # a damaged file: JSON or UTF-8 that cannot be read
         log.exception("a resource cannot be read")
-        damaged = UserError(
+        damage_error = UserError(
             "HOME_UNUSABLE",
             f"that file of the home cannot be read ({type(error).__name__})",
             hint="`honesmith doctor` looks at the home; `honesmith verify` at a run's files.",
         )
-        raise ResourceError(error_line(damaged)) from error
+        raise ResourceError(error_line(damage_error)) from error
     text = clean_text(text)
     if len(text) > RESULT_CHARS:
+        # 60: leaves space for the note.
         text = text[: RESULT_CHARS - 60] + "\n\n(cut to 10,000 characters)\n"
     return text
 
 
-def _json(data: Any) -> str:
+def _json_text(data: Any) -> str:
     return compact(cut_to_size(clean(data)))

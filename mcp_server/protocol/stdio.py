@@ -1,4 +1,4 @@
-"""Answers lines from stdio that are no messages.
+"""Answers lines from stdio that are not messages.
 
 The SDK drops a line that it cannot read, and the client then waits for a reply until it gives up.
 A line with a lone surrogate (half of a character: some clients cut texts there) is repaired; any
@@ -23,8 +23,8 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 def end_by_interrupt() -> None:
     """Let Ctrl-C end the server at once, as SIGTERM does; there is nothing to clean up.
 
-    Python would first wait for all threads, and one of them reads stdin until the client leaves. A
-    handler that somebody else has installed stays.
+    Python's own handler would first wait for all threads, and one of them reads stdin until the
+    client leaves. Any other handler that was installed before is kept.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -32,11 +32,12 @@ def end_by_interrupt() -> None:
 
 @asynccontextmanager
 async def plain_broken_pipe() -> AsyncIterator[None]:
-    """Raise one plain BrokenPipeError, not a group of them, when nobody reads the answers any more.
+    """Context manager: raise one plain BrokenPipeError where its block raises a group of them.
 
-    The command line takes that error to mean that the client has left.
+    The error means that nobody reads the answers any more. The command line expects it plain, and
+    then exits quietly.
     """
-    client_left = False
+    client_left = False  # raised after the `except*`, which would make a group of it again
     try:
         yield
     except* BrokenPipeError:
@@ -47,24 +48,24 @@ async def plain_broken_pipe() -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def answer_bad_lines(reader: Any, writer: Any) -> AsyncIterator[Any]:
-    """Yield the messages of `reader` as a stream.
+    """Yield the messages of `reader` as a stream, while the block runs.
 
-    The reader gives an exception for a line that is no message: the line is repaired if possible,
-    otherwise its error goes to `writer`. Blank lines are ignored.
+    For a line that is not a message, the reader gives an exception. Such a line is repaired if
+    possible; otherwise an error is sent to `writer`. Blank lines are ignored.
     """
-    send, receive = anyio.create_memory_object_stream[Any](0)
+    send, receive = anyio.create_memory_object_stream[Any](0)  # 0: no message waits in between
 
     async def pump() -> None:
-        """Pass the messages on until the reader ends, and answer what is no message."""
+        """Pass the messages on until the reader ends; repair or answer lines that are not."""
         async with send, reader:
             async for item in reader:
                 if not isinstance(item, Exception):
                     await send.send(item)
                     continue
                 line, value = _source_of(item)
-                repaired = _repaired(line)
-                if repaired is not None:
-                    await send.send(repaired)
+                repaired_message = _repaired_message(line)
+                if repaired_message is not None:
+                    await send.send(repaired_message)
                 elif line is None or line.strip():
                     await writer.send(SessionMessage(_refusal(line, value)))
 
@@ -75,10 +76,12 @@ async def answer_bad_lines(reader: Any, writer: Any) -> AsyncIterator[Any]:
 
 
 def _source_of(error: Exception) -> tuple[str | None, Any]:
-    """What the reader could not take: (its line, None) or (None, its object).
+    """Find what the reader could not take, in the error that it gave.
 
-    The first if the line is no JSON for pydantic, the second if it is JSON but no message; (None,
-    None) if it is JSON but no object.
+    Returns:
+        (line, None): the line is not JSON, or JSON that pydantic refuses.
+        (None, object): the line holds this JSON object, which is not a message.
+        (None, None): the line holds other JSON, such as a list.
     """
     faults = error.errors(include_url=False) if isinstance(error, ValidationError) else []
     for fault in faults:
@@ -88,8 +91,11 @@ def _source_of(error: Exception) -> tuple[str | None, Any]:
     return None, next(objects, None)
 
 
-def _repaired(line: str | None) -> SessionMessage | None:
-    """The message in a line whose only fault are lone surrogates, which are replaced; else None."""
+def _repaired_message(line: str | None) -> SessionMessage | None:
+    """The message in a line whose only fault is lone surrogates, with these replaced.
+
+    None if the line has another fault, or if `line` is None.
+    """
     value = _json_or_none(line)
     if value is None:
         return None
@@ -101,7 +107,7 @@ def _repaired(line: str | None) -> SessionMessage | None:
 
 
 def _refusal(line: str | None, value: Any) -> types.JSONRPCError:
-    """Make the error for a line, or for the object in it.
+    """Make the error for a line, or for the JSON object `value` in it (see `_source_of`).
 
     It repeats the request id, if there is a valid one, because the client waits for that id.
     """
@@ -112,6 +118,7 @@ def _refusal(line: str | None, value: Any) -> types.JSONRPCError:
     request_id = value.get("id") if isinstance(value, dict) else None
     if isinstance(request_id, str):
         request_id = _SURROGATES.sub("\ufffd", request_id)
+    # A boolean is not a valid id, although in Python it is an int.
     elif isinstance(request_id, bool) or not isinstance(request_id, int):
         request_id = None
     error = types.ErrorData(code=code, message=message)
@@ -119,9 +126,9 @@ def _refusal(line: str | None, value: Any) -> types.JSONRPCError:
 
 
 def _json_or_none(line: str | None) -> Any:
-    """The value of a line of JSON; None if the line is None or no JSON.
+    """The value in a line of JSON; None if the line is None or not JSON.
 
-    The standard library reads lone surrogates, which pydantic refuses.
+    Read by the standard library, because pydantic refuses lone surrogates.
     """
     try:
         return None if line is None else json.loads(line)

@@ -53,12 +53,13 @@ class Wait:
 
     @property
     def task_id(self) -> str:
-        """All fields, joined by colons; a run id holds none."""
+        """The id of the task: all fields, joined by colons, of which a run id holds none."""
         return f"{self.run_id}:{self.until}:{self.created}:{self.since}"
 
     @staticmethod
     def parse(task_id: str) -> "Wait":
-        """Read a task id. Raises ValueError if it is not one of ours."""
+        """Read a task id. Raises ValueError if it is not one that `task_id` makes."""
+        # At most 3 splits: the cursor stands last and may hold colons.
         run_id, until, created, since = task_id.split(":", 3)
         if not 0 <= int(created) <= LAST_S:
             raise ValueError(f"no task was made at {created}")
@@ -72,7 +73,10 @@ class TaskParams(RequestParams):
 
 
 class WaitTasks(Extension):
-    """The extension: answers `wait_run` with a task if the client supports it and has to wait."""
+    """The tasks extension: answers a call of `wait_run` with a task instead of letting it wait.
+
+    It does so only for clients that support tasks, and only if there is something to wait for.
+    """
 
     identifier = TASKS
 
@@ -84,12 +88,12 @@ class WaitTasks(Extension):
     def set_server(self, server: GuardedServer) -> None:
         """Set the server whose guard checks the arguments and builds the results.
 
-        It needs this extension to be built, so it cannot be an argument of the constructor.
+        The server is built with this extension, so it cannot be an argument of the constructor.
         """
         self._server = server
 
     def methods(self) -> Sequence[MethodBinding]:
-        """The methods of the protocol that this extension answers."""
+        """The methods of the protocol that this extension adds, each with its handler."""
         return [
             MethodBinding("tasks/get", TaskParams, self._get, VERSIONS),
             MethodBinding("tasks/cancel", TaskParams, self._cancel, VERSIONS),
@@ -102,9 +106,10 @@ class WaitTasks(Extension):
         ctx: ServerRequestContext[Any, Any],
         call_next: CallNext,
     ) -> HandlerResult:
-        """Answer `wait_run` with a task; everything else goes on to the tool.
+        """Answer a call of `wait_run` with a task; pass every other call on to its tool.
 
-        The tool also answers when there is nothing to wait for, and when the call is refused.
+        The tool itself also answers if the client does not support tasks, if there is nothing to
+        wait for, or if the call is refused.
         """
         if params.name != "wait_run" or not _supports_tasks(ctx) or self._server is None:
             return await call_next(ctx)
@@ -113,17 +118,20 @@ class WaitTasks(Extension):
             self._server.checked_tool("wait_run", params.arguments or {}, caller_of(ctx))
             wait, status = await anyio.to_thread.run_sync(partial(self._start_wait, arguments))
         except UserError:
-            return await call_next(ctx)  # the tool refuses it too, with the right error result
+            return await call_next(ctx)  # the tool refuses it too, and makes the error result
         if wait is None:
             return await call_next(ctx)
         return {"resultType": "task", **_task_fields(wait, "working", status)}
 
     def _start_wait(self, arguments: Reply) -> tuple[Wait | None, Reply]:
-        """The wait that a call asks for, and the status of the run now.
+        """Find what a call asks to wait for, and the status of the run now.
 
-        (None, {}) if there is nothing to wait for: it is over, or a timeout of 0 asks not to wait.
+        Returns:
+            The wait and the status. (None, {}) if there is nothing to wait for: the wait would be
+            over at once, or the call asks for a look only (`timeout_s` is 0).
         """
         until = arguments.get("until", "end")
+        # The length of the timeout does not matter for a task; the default is any number above 0.
         if float(arguments.get("timeout_s", 1)) == 0:
             return None, {}
         status = self._status_now(arguments["run_id"], until, arguments.get("cursor", ""))
@@ -133,16 +141,20 @@ class WaitTasks(Extension):
         return Wait(status["run_id"], until, int(time.time()), since), status
 
     def _status_now(self, run_id: str, until: str, since: str) -> Reply:
-        """The status of a run now, without waiting. Raises UserError as `wait_run` does."""
+        """The status of a run now, without waiting. Raises UserError as `wait_run` does.
+
+        `since` is the cursor from which events count.
+        """
+        # The reply holds the full run id, and then replaces the one given here.
         return {"run_id": run_id} | verbs.wait_run(self._home, run_id, until, 0, since)
 
     async def _get(self, ctx: ServerRequestContext[Any, Any], params: TaskParams) -> HandlerResult:
-        """Answer `tasks/get`: the state of a task, and its result once the wait is over.
+        """Answer `tasks/get` with the state of a task, and its result once the wait is over.
 
-        A run that cannot be looked at completes the task with an error result.
+        If the run cannot be read, the task is completed, with an error as its result.
 
         Raises:
-            MCPError: the task id is not one of ours.
+            MCPError: the task id is malformed.
         """
         wait = _parse_wait(params)
         if wait.task_id in self._cancelled:
@@ -154,8 +166,8 @@ class WaitTasks(Extension):
         except UserError as error:
             return _task_fields(wait, "completed", {}) | {"result": _as_json(refusal(error))}
         except Exception as error:  # noqa: BLE001  a poll must answer; the log has the traceback
-            failed = refusal(internal_error("tasks/get", error))
-            return _task_fields(wait, "completed", {}) | {"result": _as_json(failed)}
+            error_result = refusal(internal_error("tasks/get", error))
+            return _task_fields(wait, "completed", {}) | {"result": _as_json(error_result)}
         if not _is_over(status, wait.until):
             return _task_fields(wait, "working", status)
         assert self._server is not None  # `set_server` was called before the first request
@@ -165,13 +177,14 @@ class WaitTasks(Extension):
     async def _cancel(
         self, ctx: ServerRequestContext[Any, Any], params: TaskParams
     ) -> HandlerResult:
-        """Answer `tasks/cancel`: the waiting ends, the run goes on (`cancel_run` would end that).
+        """Answer `tasks/cancel`: end the waiting. The run goes on; `cancel_run` would stop it.
 
         Raises:
-            MCPError: the task id is not one of ours, or its run does not exist.
+            MCPError: the task id is malformed, or its run does not exist.
         """
         wait = _parse_wait(params)
         try:
+            # Only to see that the run exists; its status does not matter.
             await anyio.to_thread.run_sync(
                 partial(self._status_now, wait.run_id, wait.until, wait.since)
             )
@@ -187,23 +200,24 @@ class WaitTasks(Extension):
     async def _update(
         self, ctx: ServerRequestContext[Any, Any], params: TaskParams
     ) -> HandlerResult:
-        """Answer `tasks/update`, by which a client would send input; our tasks never ask for any.
+        """Acknowledge `tasks/update`, by which a client sends input that a task has asked for.
 
-        The extension wants an acknowledgement all the same. Raises MCPError as `_get` does.
+        Our tasks never ask for input, but the protocol demands an answer. Raises MCPError if the
+        task id is malformed.
         """
         _parse_wait(params)
         return {}
 
 
 def _supports_tasks(ctx: ServerRequestContext[Any, Any]) -> bool:
-    """Whether the client has declared the extension, in a version of the protocol that has it."""
+    """Whether the client has declared the tasks extension, in a protocol version that has it."""
     capabilities = ctx.session.client_capabilities
     extensions = capabilities.extensions if capabilities else None
     return ctx.protocol_version in VERSIONS and TASKS in (extensions or {})
 
 
 def _parse_wait(params: TaskParams) -> Wait:
-    """What the task with this id waits for. Raises MCPError if it is not one of ours."""
+    """Read the task id of a request. Raises MCPError if it is malformed or too long."""
     if len(params.task_id) > MAX_ID:
         raise _unknown_task(params)
     try:
@@ -220,17 +234,25 @@ def _is_over(status: Reply, until: str) -> bool:
     """Whether the wait is over: what was waited for has come, or the run has ended."""
     if status.get("state") in TERMINAL:
         return True
+    # The end of the run is told by its state alone.
     return until != "end" and bool(status.get("reached"))
 
 
 def _task_fields(wait: Wait, state: str, status: Reply) -> Reply:
-    """A task as the extension describes it; the summary in `status`, if any, is its message."""
+    """Make the fields of a task, as the tasks extension defines them.
+
+    Args:
+        wait: what the task waits for.
+        state: working, completed or cancelled.
+        status: the status of the run, whose `summary` becomes the message of the task; {} for no
+            message.
+    """
     task: Reply = {
         "taskId": wait.task_id,
         "status": state,
         "createdAt": _iso(wait.created),
         "lastUpdatedAt": _iso(time.time()),
-        "ttlMs": None,
+        "ttlMs": None,  # a task never expires
         "pollIntervalMs": POLL_MS,
     }
     if status.get("summary"):

@@ -25,7 +25,7 @@ from engine.home.rows import DEFAULT_GPU_HOURS
 from engine.home.run_dir import Home
 from engine.runs.submit.requests import EvaluationRequest, TrainRequest
 from mcp_server.access.keys import Scope as Need
-from mcp_server.access.keys import request_id_of_key
+from mcp_server.access.keys import stored_request_id
 from mcp_server.api import verbs
 from mcp_server.protocol import guard
 from mcp_server.protocol.agreement import with_agreement
@@ -76,7 +76,7 @@ class Tools:
     """The tools of one server; the docstring of each method is what agents see of it.
 
     Args:
-        home: the home they work on.
+        home: the home that the tools work on.
         roots: the folders that paths from a client must lie in.
     """
 
@@ -176,11 +176,12 @@ class Tools:
             expect=expect,
             parent=parent,
             max_gpu_hours=max_gpu_hours,
-            request_id=request_id_of_key(guard.caller_of(ctx), request_id),
+            request_id=stored_request_id(guard.caller_of(ctx), request_id),
             resume=resume,
         )
 
         def submit(approved: bool) -> Reply:
+            """Submit the run; `approved` says that a person agreed to its cost."""
             return verbs.submit_train(self.home, replace(request, approved=approved))
 
         return await with_agreement(submit, ctx)
@@ -199,6 +200,7 @@ class Tools:
     ) -> Reply:
         """Wait for a run or evaluation: state, step, ETA, last metrics, alerts; at its end the
         verdict or the error with its remedy. Not there yet is a normal answer: call again."""
+        # If the time is up first, the reply says how the run stands, and its cursor continues.
         return await _wait_in_thread(
             partial(verbs.wait_run, self.home, run_id, until, timeout_s, cursor), ctx
         )
@@ -379,32 +381,33 @@ NEEDS: dict[str, Need] = {
 
 
 def all_tools(home: Home, roots: tuple[Path, ...]) -> list[Tool]:
-    """Every tool, in the order in which an agent uses them to train."""
+    """Make every tool, in the order in which an agent uses them to train."""
     tools = Tools(home, roots)
     return [
-        _tool(tools.get_status, "Status", LOOK, HOME_OUT),
-        _tool(tools.push_env, "Push environment", ACT, PUSH_OUT),
-        _tool(tools.dry_run, "Dry run", ACT, DRY_RUN_OUT),
-        _tool(tools.estimate_cost, "Estimate cost", LOOK, ESTIMATE_OUT),
-        _tool(tools.submit_train, "Train", ACT_ANEW, RUN_OUT),
-        _tool(tools.wait_run, "Wait for a run", LOOK, RUN_OUT),
-        _tool(tools.read_logs, "Logs", LOOK, LOGS_OUT),
-        _tool(tools.read_rollouts, "Rollouts", LOOK, ROLLOUTS_OUT),
-        _tool(tools.evaluate, "Evaluate", ACT_ANEW, RUN_OUT),
-        _tool(tools.compare_runs, "Compare", LOOK, COMPARE_OUT),
-        _tool(tools.diagnose, "Diagnose a run", LOOK, DIAGNOSE_OUT),
-        _tool(tools.curate, "Curate", ACT, CURATE_OUT),
-        _tool(tools.deploy, "Deploy", ACT, DEPLOY_OUT),
-        _tool(tools.chat, "Chat", ACT_ANEW, CHAT_OUT),
-        _tool(tools.cancel_run, "Cancel a run", ACT, RUN_OUT),
-        _tool(tools.read_playbook, "Playbook", LOOK, None),
+        _make_tool(tools.get_status, "Status", LOOK, HOME_OUT),
+        _make_tool(tools.push_env, "Push environment", ACT, PUSH_OUT),
+        _make_tool(tools.dry_run, "Dry run", ACT, DRY_RUN_OUT),
+        _make_tool(tools.estimate_cost, "Estimate cost", LOOK, ESTIMATE_OUT),
+        _make_tool(tools.submit_train, "Train", ACT_ANEW, RUN_OUT),
+        _make_tool(tools.wait_run, "Wait for a run", LOOK, RUN_OUT),
+        _make_tool(tools.read_logs, "Logs", LOOK, LOGS_OUT),
+        _make_tool(tools.read_rollouts, "Rollouts", LOOK, ROLLOUTS_OUT),
+        _make_tool(tools.evaluate, "Evaluate", ACT_ANEW, RUN_OUT),
+        _make_tool(tools.compare_runs, "Compare", LOOK, COMPARE_OUT),
+        _make_tool(tools.diagnose, "Diagnose a run", LOOK, DIAGNOSE_OUT),
+        _make_tool(tools.curate, "Curate", ACT, CURATE_OUT),
+        _make_tool(tools.deploy, "Deploy", ACT, DEPLOY_OUT),
+        _make_tool(tools.chat, "Chat", ACT_ANEW, CHAT_OUT),
+        _make_tool(tools.cancel_run, "Cancel a run", ACT, RUN_OUT),
+        _make_tool(tools.read_playbook, "Playbook", LOOK, None),
     ]
 
 
 def _output_schema(**fields: str) -> dict[str, object]:
-    """An output schema: the envelope, which is always there, and fields that a tool may add.
+    """Make the JSON schema of a tool's result.
 
-    `fields` gives the JSON type of each.
+    Every result has `summary`, `next` and `warnings`. `fields` are those that this tool may add,
+    each with its JSON type, such as `run_id="string"`.
     """
     return {
         "type": "object",
@@ -412,7 +415,7 @@ def _output_schema(**fields: str) -> dict[str, object]:
             "summary": {"type": "string"},
             "next": {"type": "array", "items": {"type": "object"}},
             "warnings": {"type": "array", "items": {"type": "string"}},
-            **{name: {"type": kind} for name, kind in fields.items()},
+            **{name: {"type": json_type} for name, json_type in fields.items()},
         },
         "required": ["summary", "next", "warnings"],
     }
@@ -432,33 +435,33 @@ DEPLOY_OUT = _output_schema(model="string")
 CHAT_OUT = _output_schema(answers="array")
 
 
-def _tool(
+def _make_tool(
     function: Callable[..., Any],
     title: str,
     hints: ToolAnnotations,
     output: dict[str, object] | None,
 ) -> Tool:
-    """Make a tool of a method: its docstring is the description that agents see.
+    """Make a tool of a method: the method's docstring is the description that agents see.
 
     Args:
-        function: the method of `Tools`.
-        title: its name for people.
-        hints: what it changes.
-        output: the schema of its result; None for a text.
+        function: a method of `Tools`.
+        title: the tool's name for people.
+        hints: whether it changes something, for clients that ask before such a call.
+        output: the schema of its result; None if the result is a text.
     """
-    description = " ".join((function.__doc__ or "").split())
+    description = " ".join((function.__doc__ or "").split())  # without its line breaks
     tool = Tool.from_function(
         function, title=title, description=description, annotations=hints, structured_output=False
     )
-    _slim(tool.parameters)
+    _drop_unread_fields(tool.parameters)
     # Schemas are written by hand: models of the results would cost start-up time, and the guard
     # adds the envelope only after the tool has returned.
     tool.fn_metadata.output_schema = output
     return tool
 
 
-def _slim(schema: dict[str, Any]) -> None:
-    """Remove from a schema, in place, what pydantic adds and no agent reads."""
+def _drop_unread_fields(schema: dict[str, Any]) -> None:
+    """Remove from a schema, in place, the fields that pydantic adds and no agent reads."""
     schema.pop("title", None)
     for part in schema.get("properties", {}).values():
         part.pop("title", None)
@@ -470,9 +473,10 @@ class _ClientCancelled(Exception):
 
 
 async def _wait_in_thread(wait: Callable[..., Reply], ctx: Context) -> Reply:
-    """Return the reply of a blocking wait, run in a thread, and report its progress to the client.
+    """Run a blocking wait in a thread, report its progress to the client, and return its reply.
 
-    When the client cancels the call, the thread ends at the next progress.
+    `wait` takes a function `on_progress`, which it calls with the status of the run. If the client
+    cancels the call, this returns at once; the thread ends when it next reports progress.
     """
     cancelled = threading.Event()
 
@@ -494,12 +498,12 @@ async def _wait_in_thread(wait: Callable[..., Reply], ctx: Context) -> Reply:
             partial(wait, on_progress=on_progress), abandon_on_cancel=True
         )
     except anyio.get_cancelled_exc_class():
-        cancelled.set()
+        cancelled.set()  # seen by `on_progress`, in the thread
         raise
 
 
 def _progress_line(status: Reply) -> str:
-    """The state of a run, its step and the time left, as one line for a person."""
+    """The status of a run as one line, such as "running, step 3/60, about 40 s left"."""
     parts = [str(status.get("state", ""))]
     if status.get("total_steps"):
         parts.append(f"step {status.get('step')}/{status['total_steps']}")

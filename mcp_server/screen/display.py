@@ -30,11 +30,12 @@ class Step:
     """One call of the loop, as it is shown.
 
     Attributes:
-        name: usually the tool's.
-        text: what it is doing, or how it ended.
+        name: name of the step, usually that of the tool.
+        text: what the step is doing, or how it ended.
         state: working, done or failed.
         curve: values to draw; empty for no curve.
-        began, ended: seconds of a monotonic clock; `ended` is None while it is working.
+        began: when the step began, in seconds of a monotonic clock.
+        ended: when it ended; None while it is working.
     """
 
     name: str
@@ -46,7 +47,7 @@ class Step:
 
     @property
     def seconds(self) -> float:
-        """How long the step has taken so far, or took."""
+        """How long the step took, or has taken so far."""
         return (self.ended or time.monotonic()) - self.began
 
 
@@ -55,7 +56,7 @@ class Stage:
 
     Args:
         title: the first line.
-        console: where to show them; a live panel if it is a terminal, otherwise lines.
+        console: where to show the steps: in a live panel if it is a terminal, otherwise as lines.
     """
 
     def __init__(self, title: str, console: Console) -> None:
@@ -86,7 +87,7 @@ class Stage:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the panel; a step that was interrupted by an error is shown as failed."""
+        """End the panel; if an error ended the block, the step at work is shown as failed."""
         if kind is not None and self._steps and self._steps[-1].state == "working":
             self.end(self._steps[-1], "stopped", failed=True)
         if self._live is not None:
@@ -99,9 +100,10 @@ class Stage:
         return step
 
     def tell(self, step: Step, text: str, curve: Sequence[float] = ()) -> None:
-        """Show what a step is doing now; an empty `curve` leaves the one before.
+        """Show what a step is doing now.
 
-        Without a panel, lines that come too soon after the last one are left out.
+        An empty `curve` keeps the curve shown so far. Without a live panel a line is printed, but
+        none within `LINE_EVERY_S` of the last one.
         """
         step.text = text
         if curve:
@@ -112,39 +114,41 @@ class Stage:
             self.console.print(line, soft_wrap=True)
 
     def end(self, step: Step, text: str, failed: bool = False) -> None:
-        """Show how a step ended: done or failed."""
-        step.text, step.ended = text, time.monotonic()
+        """Show that a step is done, or that it `failed`; `text` says how it ended."""
+        step.text = text
+        step.ended = time.monotonic()
         step.state = "failed" if failed else "done"
         if self._live is None:
             self.console.print(self._row(step, False), soft_wrap=True)
             self._last_line_at = time.monotonic()
 
     def _panel(self) -> RenderableType:
-        """All steps as a table, for the live panel: mark, name and text of each."""
+        """The title, and below it all steps as a table: mark, name and text of each."""
         table = Table.grid(padding=(0, 1), expand=True)
         table.add_column(width=1)
         table.add_column(width=14, no_wrap=True)
         table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
         for step in self._steps:
-            working = step.state == "working"
+            is_working = step.state == "working"
             mark, style = MARKS.get(step.state, ("", ""))
             table.add_row(
-                self._spinner if working else Text(mark, style=style),
-                Text(step.name, style="bold" if working else ""),
+                self._spinner if is_working else Text(mark, style=style),
+                Text(step.name, style="bold" if is_working else ""),
                 self._row(step, True),
             )
         return Group(Text(self._title, style="bold"), table)
 
     def _row(self, step: Step, in_panel: bool) -> Text:
-        """The text of a step, with its duration and its curve.
+        """The text of a step, after its duration and its curve.
 
-        In the panel (`in_panel`) the mark and the name have columns of their own.
+        Outside the panel the mark and the name of the step stand before them; in the panel
+        (`in_panel`) these have columns of their own.
         """
         line = Text()
         if not in_panel:
             mark, style = MARKS.get(step.state, ("·", ""))
             line.append(f"{mark} ", style=style).append(f"{step.name:<14} ")
-        if step.seconds >= 1:
+        if step.seconds >= 1:  # a shorter duration says nothing
             line.append(f"{duration(step.seconds):>5} ", style="dim")
         if step.curve:
             line.append(sparkline(step.curve, 32) + " ", style="cyan")
@@ -152,7 +156,10 @@ class Stage:
 
 
 def progress_text(reply: Mapping[str, Any], value: str) -> str:
-    """One line about a run that is going on: its id, its step or state, `value`, the time left."""
+    """One line about a run at work, such as "r-1  3/60  loss 0.412  about 40s left".
+
+    A run without a number of steps shows its state instead. `value` is shown as it is.
+    """
     parts = [str(reply.get("run_id", "")), str(reply.get("state", ""))]
     if reply.get("total_steps"):
         parts = [str(reply.get("run_id", "")), f"{reply.get('step') or 0}/{reply['total_steps']}"]
@@ -164,6 +171,6 @@ def progress_text(reply: Mapping[str, Any], value: str) -> str:
 
 
 def stage_console(quiet: bool) -> Console:
-    """The console of the demo: stdout, or stderr (`quiet`) where stdout carries JSON."""
+    """The console of the demo: stdout, or stderr if `quiet`, because stdout carries JSON then."""
     stream = sys.stderr if quiet else sys.stdout
     return Console(file=stream, highlight=False, width=None if stream.isatty() else PLAIN_WIDTH)

@@ -18,7 +18,7 @@ from engine.core.reply import Reply
 from mcp_server.api.replies import HEAD, compact
 from mcp_server.screen.shell import as_command, as_typed
 
-PIPED_WIDTH = 200  # columns where the output is no terminal
+PIPED_WIDTH = 200  # columns where the output is not a terminal
 LONG_CELL = 60  # characters; a longer text is not put into a table
 COLUMN_GAP = 2  # spaces between two columns
 LONG_LINE = 120  # characters; a longer value stands below its name, not beside it
@@ -57,7 +57,7 @@ MARKS = {"pass": "✓", "warn": "!", "fail": "✗", "skip": "-"}
 
 
 class _Trimmed:
-    """A stream that drops the spaces at the ends of lines, with which rich fills its tables."""
+    """A stream that drops spaces at the ends of lines; rich fills its tables with such spaces."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -70,10 +70,10 @@ class _Trimmed:
 
 
 def console(stderr: bool = False) -> Console:
-    """A console as wide as the terminal.
+    """Make the console that prints on stdout, or on stderr with `stderr`.
 
-    For a file or a pipe it is as wide as COLUMNS says, or else wide enough that no table is cut,
-    and lines have no spaces at their ends. It prints on stdout, or on stderr with `stderr`.
+    For a terminal it is as wide as the terminal. For a file or a pipe it is as wide as the variable
+    COLUMNS says, or else `PIPED_WIDTH`, and lines have no spaces at their ends.
     """
     stream = sys.stderr if stderr else sys.stdout
     if stream.isatty():
@@ -86,7 +86,8 @@ def console(stderr: bool = False) -> Console:
 def reply(data: Any) -> None:
     """Print any reply of a verb: its summary and fields, its warnings, what to do next.
 
-    A text is printed as Markdown on a terminal, and unchanged elsewhere.
+    A reply that is a text (the playbook) is printed as Markdown on a terminal, and unchanged
+    elsewhere.
     """
     out = console()
     if isinstance(data, str):
@@ -106,26 +107,27 @@ def reply(data: Any) -> None:
 
 
 def _print_advice(out: Console, data: Mapping[str, Any]) -> None:
-    """Print the warnings of a reply and the calls it suggests, as shell commands."""
+    """Print the warnings of a reply, and the calls that it suggests as shell commands."""
     for warning in data.get("warnings", []):
         out.print(Text(f"! {warning}", style="yellow"))
     for suggested in data.get("next", []):
         call = Call.from_json(suggested)
         if call:
+            # What to do before the call, such as an edit.
             first = f"{suggested['first']}, then " if suggested.get("first") else ""
             out.print(Text(f"next: {first}{as_command(call)}", style="dim"))
 
 
 def run(data: Any) -> None:
-    """Print a run: what it is and how it stands, without the fields in `PAPERWORK`."""
+    """Print the status of a run, without the fields in `PAPERWORK`."""
     fields = {name: value for name, value in data.items() if name not in PAPERWORK}
     reply(_with_heldout_sentence(fields))
 
 
 def _with_heldout_sentence(data: Reply) -> Reply:
-    """`data` with the sentence about its held-out tasks in place of the object that holds it."""
-    tasks = data.get("heldout")
-    return data | {"heldout": tasks["about"]} if isinstance(tasks, Mapping) else data
+    """Replace the field `heldout` of a reply, if it is an object, by the sentence it holds."""
+    heldout = data.get("heldout")
+    return data | {"heldout": heldout["about"]} if isinstance(heldout, Mapping) else data
 
 
 def all_logs(data: Any) -> None:
@@ -136,7 +138,8 @@ def all_logs(data: Any) -> None:
 def logs(data: Any, all_columns: bool = False) -> None:
     """Print a page of a run's logs: its lines, its events one per line, its metrics as a table.
 
-    The table has the columns that fit, or all of them (`all_columns`) in several tables.
+    The table has the columns that fit the terminal; with `all_columns` the others follow in further
+    tables. Pages of followed logs (without `summary`) are printed as lines only.
     """
     out = console()
     page = _with_heldout_sentence(
@@ -147,7 +150,7 @@ def logs(data: Any, all_columns: bool = False) -> None:
     for event in data.get("events", []):
         out.print(event_line(event), soft_wrap=True)
     columns, rows = _foremost_first(page.get("columns") or [], page.get("rows") or [])
-    if "summary" not in page:  # a further page of a followed run: only its lines are printed
+    if "summary" not in page:  # a page of followed logs: only its lines are printed
         for row in rows:
             out.print(_step_line(columns, row), soft_wrap=True)
         return
@@ -170,22 +173,22 @@ def logs(data: Any, all_columns: bool = False) -> None:
 def _print_metrics(
     out: Console, columns: Sequence[Any], rows: Sequence[Sequence[Any]], all_columns: bool
 ) -> None:
-    """Print metrics as a table of the columns that fit, or of all of them in several tables.
+    """Print metrics as a table of the columns that fit, and the names of the other columns.
 
-    Names the columns that are left out.
+    With `all_columns` the other columns follow in further tables.
     """
     for table in _metric_tables(columns, rows, out.width, all_columns):
         out.print(table)
-    fitting, _ = _columns_that_fit(columns, rows, out.width)
-    left_out = [] if all_columns else columns[len(fitting) :]
-    if left_out:
-        out.print(Text(f"--all shows also {', '.join(map(str, left_out))}", style="dim"))
+    fitting_columns, _ = _columns_that_fit(columns, rows, out.width)
+    columns_left_out = [] if all_columns else columns[len(fitting_columns) :]
+    if columns_left_out:
+        out.print(Text(f"--all shows also {', '.join(map(str, columns_left_out))}", style="dim"))
 
 
 def _foremost_first(
     columns: Sequence[Any], rows: Sequence[Sequence[Any]]
 ) -> tuple[list[Any], list[list[Any]]]:
-    """The columns and rows, with the columns in `FOREMOST` moved to the front."""
+    """Return the columns and the rows with the columns in `FOREMOST` moved to the front."""
     # Columns are put in order by their index, so that the rows can follow.
     order = [index for name in FOREMOST for index, other in enumerate(columns) if other == name]
     order += [index for index in range(len(columns)) if index not in order]
@@ -193,7 +196,7 @@ def _foremost_first(
 
 
 def _step_line(columns: Sequence[Any], row: Sequence[Any]) -> Text:
-    """One row of metrics as `step 3  loss 1.2  lr 0.001`, without values that are missing."""
+    """One row of metrics as a line, `step 3  loss 1.2  lr 0.001`, without missing values."""
     pairs = [(str(name), value) for name, value in zip(columns, row, strict=False)]
     parts = [Text(f"{name} ") + scalar(name, value) for name, value in pairs if value is not None]
     return Text("  ").join(parts)
@@ -202,37 +205,41 @@ def _step_line(columns: Sequence[Any], row: Sequence[Any]) -> Text:
 def _metric_tables(
     columns: Sequence[Any], rows: Sequence[Sequence[Any]], width: int, all_columns: bool
 ) -> list[Table]:
-    """The columns that fit side by side, as one table.
+    """Make a table of the columns that fit side by side into `width`.
 
-    With `all_columns` the others follow in further tables, each with the first column, the step.
+    With `all_columns` the other columns follow in further tables, each of which begins with the
+    first column (the step) again.
     """
     tables = []
     while True:
-        fitting, cells = _columns_that_fit(columns, rows, width)
-        tables.append(grid(fitting, cells))
-        if not all_columns or len(fitting) == len(columns):
+        fitting_columns, fitting_rows = _columns_that_fit(columns, rows, width)
+        tables.append(grid(fitting_columns, fitting_rows))
+        if not all_columns or len(fitting_columns) == len(columns):
             return tables
-        rest = [0, *range(len(fitting), len(columns))]
-        columns = [columns[index] for index in rest]
-        rows = [[row[index] for index in rest] for row in rows]
+        # At least two columns fit, so each round takes one new column or more.
+        remaining_indexes = [0, *range(len(fitting_columns), len(columns))]
+        columns = [columns[index] for index in remaining_indexes]
+        rows = [[row[index] for index in remaining_indexes] for row in rows]
 
 
 def _columns_that_fit(
     columns: Sequence[Any], rows: Sequence[Sequence[Any]], width: int
 ) -> tuple[list[Any], list[list[Any]]]:
-    """The first columns that fit into `width` together, but at least two; and their rows."""
-    width_left, count = width, 0
+    """The first columns that fit side by side into `width`, but at least two; and their rows."""
+    width_left = width
+    fitting_count = 0
     for index, name in enumerate(columns):
-        cells = [len(scalar(str(name), row[index])) for row in rows if len(row) > index]
-        width_left -= max(len(str(name)), *cells, 0) + (COLUMN_GAP if index else 0)
+        cell_widths = [len(scalar(str(name), row[index])) for row in rows if len(row) > index]
+        # No gap stands before the first column.
+        width_left -= max(len(str(name)), *cell_widths, 0) + (COLUMN_GAP if index else 0)
         if width_left < 0 and index > 1:
             break
-        count = index + 1
-    return list(columns[:count]), [list(row[:count]) for row in rows]
+        fitting_count = index + 1
+    return list(columns[:fitting_count]), [list(row[:fitting_count]) for row in rows]
 
 
 def event_line(event: Mapping[str, Any]) -> Text:
-    """One event of a run as a line: its time, its kind, its message, then other plain fields."""
+    """One event of a run as a line: its time, kind and message, then its other plain fields."""
     unix_time = event.get("time")
     stamp = ""
     if isinstance(unix_time, int | float):
@@ -244,31 +251,41 @@ def event_line(event: Mapping[str, Any]) -> Text:
 
 
 def plan(data: Any) -> None:
-    """Print a dry run: its verdict, the checks that do not pass, the settings of the user."""
+    """Print a dry run in short.
+
+    - its summary, and the checks that fail or warn, failures first.
+    - the names of the checks that pass or were skipped.
+    - the settings that the user gave, the number of others, and the probe of the model.
+    """
     out = console()
     out.print(Text(str(data.get("summary", "")), style="bold"))
     all_checks = data.get("checks", [])
-    failing = [item for item in all_checks if item["status"] in ("fail", "warn")]
-    if failing:
-        out.print(checks(sorted(failing, key=lambda item: item["status"] != "fail")))
+    checks_to_mend = [item for item in all_checks if item["status"] in ("fail", "warn")]
+    if checks_to_mend:
+        # False sorts first: the checks that fail, then those that warn.
+        out.print(checks(sorted(checks_to_mend, key=lambda item: item["status"] != "fail")))
     for status, heading in (("pass", "passed"), ("skip", "skipped")):
         names = ", ".join(str(item["name"]) for item in all_checks if item["status"] == status)
         if names:
             out.print(Text(f"{MARKS[status]} {heading}: {names}", style="dim"))
     settings, sources = data.get("settings", {}), data.get("sources", {})
-    chosen = {name: value for name, value in settings.items() if sources.get(name) == "user"}
-    if chosen:
-        chosen_text = ", ".join(f"{name} = {compact(value)}" for name, value in chosen.items())
-        out.print(Text(f"settings given: {chosen_text}"))
+    user_settings = {name: value for name, value in settings.items() if sources.get(name) == "user"}
+    if user_settings:
+        settings_text = ", ".join(
+            f"{name} = {compact(value)}" for name, value in user_settings.items()
+        )
+        out.print(Text(f"settings given: {settings_text}"))
     if settings:
-        note = f"{len(settings) - len(chosen)} settings as chosen, the audit and more: --all"
+        note = f"{len(settings) - len(user_settings)} settings as chosen, the audit and more: --all"
         out.print(Text(note, style="dim"))
     if data.get("probe"):
         out.print(field("probe", data["probe"]))
     # Warnings that repeat a check are printed with that check already.
-    failing_warnings = [f"{item['name']}: {item.get('detail', '')}" for item in failing]
-    others = [warning for warning in data.get("warnings", []) if warning not in failing_warnings]
-    _print_advice(out, {"warnings": others, "next": data.get("next", [])})
+    printed_warnings = [f"{item['name']}: {item.get('detail', '')}" for item in checks_to_mend]
+    other_warnings = [
+        warning for warning in data.get("warnings", []) if warning not in printed_warnings
+    ]
+    _print_advice(out, {"warnings": other_warnings, "next": data.get("next", [])})
 
 
 def whole_plan(data: Any) -> None:
@@ -286,6 +303,7 @@ def whole_plan(data: Any) -> None:
     if probes:
         out.print(Text("\nreward audit:", style="dim"))
         out.print(object_table(probes))
+    # Only SFT trains on rows, and only a dry run with samples has a probe.
     if data.get("row"):
         out.print(Text("\none row as it is trained:", style="dim"))
         out.print(trained_row(data["row"]))
@@ -300,16 +318,16 @@ def cost(data: Any) -> None:
     out = console()
     out.print(Text(str(data.get("summary", "")), style="bold"))
     rows = [["time", *(words(data["hours"][level]) for level in LEVELS)]]
-    if data.get("device") != "cpu":
+    if data.get("device") != "cpu":  # a CPU takes no GPU-hours
         rows.append(["GPU-hours", *(f"{data['gpu_hours'][level]:.3g}" for level in LEVELS)])
-    if data.get("gpu_hour_price"):
+    if data.get("gpu_hour_price"):  # without a price the money is not known
         rows.append(["money", *(f"{data['money'][level]:.2f}" for level in LEVELS)])
     out.print(grid(["", *LEVELS], rows))
     memory = data["peak_memory"]
     memory_parts = {name: size(used) for name, used in memory.items() if name != "total"}
     part_texts = ", ".join(f"{name} {text}" for name, text in memory_parts.items())
     total_text = f"{size(memory['total'])} of {size(data['memory_available'])} on {data['device']}"
-    durations = data.get("seconds", {})
+    durations = data.get("seconds", {})  # by phase of the run
     fields = {
         "memory": f"{total_text}: {part_texts}",
         "disk": size(data["disk_bytes"]),
@@ -325,12 +343,15 @@ def cost(data: Any) -> None:
 
 
 def check(item: Mapping[str, Any]) -> None:
-    """Print one check of `doctor`, as soon as it is done."""
+    """Print one check of `doctor`; the column of names is fixed, so that all checks line up."""
     console().print(checks([item], _CHECK_NAME_WIDTH))
 
 
 def diagnosis(data: Any) -> None:
-    """Print findings one below the other: the cause, its numbers, what to change, examples."""
+    """Print the findings of a diagnosis, and then what was looked at and what was not judged.
+
+    For each finding: the cause, its numbers, what to change, and examples.
+    """
     out = console()
     for number, finding in enumerate(data.get("findings", []), 1):
         out.print(Text(f"{number}. {finding['id']}", style="bold yellow"))
@@ -341,7 +362,11 @@ def diagnosis(data: Any) -> None:
 
 
 def custody(data: Any) -> None:
-    """Print a verified run: its links in order, and under each the files that have changed."""
+    """Print whether a run's files are unchanged.
+
+    That is: each link of its chain of evidence with the files that have changed, then the runs that
+    it descends from.
+    """
     out = console()
     for link in data.get("links", []):
         status = "pass" if link["ok"] else "fail"
@@ -357,7 +382,10 @@ def custody(data: Any) -> None:
 
 
 def trained_row(row: Mapping[str, Any]) -> Text:
-    """The text of a row: in bold what is trained on, struck out what is cut away."""
+    """The text of a training row, and how many of its tokens carry loss.
+
+    Text that is trained on is bold; text that is cut away for length is struck out.
+    """
     text = Text()
     for piece in row["pieces"]:
         text.append(piece["text"], style="bold green" if piece["trained"] else "dim")
@@ -369,7 +397,7 @@ def trained_row(row: Mapping[str, Any]) -> Text:
 
 
 def field(name: str, value: Any) -> RenderableType:
-    """One field of a reply: beside its name if it fits into a line, otherwise below it."""
+    """One field of a reply: its value beside its name if it fits into a line, otherwise below."""
     label = Text(f"{name}: ", style="dim")
     if is_scalar(value) and len(str(value)) <= LONG_LINE:
         return label + scalar(name, value)
@@ -385,16 +413,19 @@ def field(name: str, value: Any) -> RenderableType:
 
 
 def block(value: Any) -> RenderableType:
-    """A value that needs lines of its own: a table, fields one below the other, or a list.
+    """A value that needs lines of its own, by its kind.
 
-    Empty fields are left out.
+    - an object with `columns` and `rows`, or a list of objects: a table.
+    - any other object: its fields one below the other, without empty ones.
+    - a list of plain values: on one line if it fits, otherwise one below the other.
+    - any other list: its items one below the other.
     """
     if isinstance(value, Mapping):
         if isinstance(value.get("columns"), list) and isinstance(value.get("rows"), list):
             return grid(value["columns"], value["rows"])
         items = with_typed_hint(value).items()
-        filled = {name: item for name, item in items if item not in ("", [], {})}
-        return Group(*(field(str(name), item) for name, item in filled.items()))
+        filled_fields = {name: item for name, item in items if item not in ("", [], {})}
+        return Group(*(field(str(name), item) for name, item in filled_fields.items()))
     if isinstance(value, list):
         if value and all(isinstance(item, Mapping) for item in value):
             return object_table(value)
@@ -407,7 +438,7 @@ def block(value: Any) -> RenderableType:
 
 
 def with_typed_hint(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An object with a hint and a call: the call becomes a shell command within the hint.
+    """Return an object with `hint` and `call` as one whose hint holds the call as shell command.
 
     Any other object is returned unchanged.
     """
@@ -418,9 +449,10 @@ def with_typed_hint(value: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def object_table(items: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Objects as a table; if they have long texts, one below the other; checks with their marks.
+    """Objects as a table with their fields as columns, without columns that are empty in all.
 
-    Columns that are empty in all objects are left out.
+    Objects with a long text are shown one below the other instead. Objects with `name` and `status`
+    are checks, and shown as such.
     """
     if all({"name", "status"} <= set(item) for item in items):
         return checks(items)
@@ -433,9 +465,9 @@ def object_table(items: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def checks(items: Sequence[Mapping[str, Any]], name_width: int = 0) -> RenderableType:
-    """Checks as a table: mark, name and detail, and under the detail what to do, if there is a fix.
+    """Checks as a table: mark, name and detail; below the detail stands how to fix it, if known.
 
-    `name_width` is the least width of the names.
+    `name_width` is the least width of the column of names, in characters.
     """
     table = Table.grid(padding=(0, 1))
     table.add_column()
@@ -453,7 +485,7 @@ def checks(items: Sequence[Mapping[str, Any]], name_width: int = 0) -> Renderabl
 
 
 def grid(columns: Sequence[Any], rows: Sequence[Sequence[Any]]) -> Table:
-    """A plain table; columns of numbers are aligned to the right."""
+    """A plain table; columns that hold only numbers are aligned to the right."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for index, name in enumerate(columns):
         numbers = all(isinstance(row[index], int | float) for row in rows if len(row) > index)
@@ -466,7 +498,10 @@ def grid(columns: Sequence[Any], rows: Sequence[Sequence[Any]]) -> Table:
 
 
 def scalar(name: str, value: Any) -> Text:
-    """One value as text; the field's name decides about times, bytes and verdicts."""
+    """One value as text, by its type; a time, size or verdict is recognised by the field's name.
+
+    A flat object becomes `name value` pairs with commas; a list or nested object becomes JSON.
+    """
     if value is None:
         return Text("")
     if isinstance(value, int | float) and name in TIMES and value > LEAST_TIME:
@@ -474,6 +509,7 @@ def scalar(name: str, value: Any) -> Text:
     if isinstance(value, int | float) and name in BYTES:
         return Text(size(value))
     if isinstance(value, float):
+        # A number from 1e9 on, such as unix seconds, is written in full.
         return Text(f"{value:.4g}" if abs(value) < 1e9 else f"{value:.0f}")
     if is_flat(value):
         pairs = [(str(key), item) for key, item in value.items() if item != ""]
@@ -485,27 +521,28 @@ def scalar(name: str, value: Any) -> Text:
 
 
 def is_flat(value: Any) -> TypeGuard[Mapping[str, Any]]:
-    """Whether it is an object that holds plain values only."""
+    """Whether `value` is an object whose values are all plain ones."""
     return isinstance(value, Mapping) and all(is_scalar(item) for item in value.values())
 
 
 def is_scalar(value: Any) -> bool:
-    """Whether it is a plain value: null, a text, a number or a boolean."""
+    """Whether `value` is a plain one: null, a text, a number or a boolean."""
     return value is None or isinstance(value, str | int | float | bool)
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """The last `width` values as a row of bars, from the lowest to the highest; "" for none.
+    """The last `width` values as a row of bars, such as "▁▃▂▇█"; "" if there are none.
 
-    NaN is left out.
+    The lowest value gets the lowest bar, the highest value the highest. NaN is left out.
     """
-    drawn = [value for value in values if value == value][-width:]  # NaN is not equal to itself
-    if not drawn:
+    # NaN is not equal to itself.
+    drawn_values = [value for value in values if value == value][-width:]
+    if not drawn_values:
         return ""
-    low, high = min(drawn), max(drawn)
-    span = (high - low) or 1.0
+    low, high = min(drawn_values), max(drawn_values)
+    span = (high - low) or 1.0  # all values equal: not a division by 0
     top = len(SPARKS) - 1
-    return "".join(SPARKS[round((value - low) / span * top)] for value in drawn)
+    return "".join(SPARKS[round((value - low) / span * top)] for value in drawn_values)
 
 
 def duration(seconds: float | None) -> str:

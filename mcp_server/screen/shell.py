@@ -55,15 +55,16 @@ _LEFT_OUT = ("cursor",)  # arguments that commands do not need: they page by the
 
 
 def as_command(call: Call) -> str:
-    """The shell command a person types for `call`, quoted where needed.
+    """The shell command that a person types for `call`, such as `honesmith wait arith-grpo-7`.
 
-    A tool without a command of its own gets its name with dashes.
+    Words are quoted where needed. For a tool that is not in `COMMANDS` the command is the tool's
+    name with dashes.
     """
     arguments = dict(call.arguments)
     command = COMMANDS.get(call.tool) or _Command(call.tool.replace("_", "-"))
     for (tool, name, value), special in _SPECIAL.items():
         if tool == call.tool and arguments.get(name) == value:
-            del arguments[name]
+            del arguments[name]  # the name of the command says it
             command = special
     words = ["honesmith", *command.name.split()]
     for name in command.positional:
@@ -73,7 +74,10 @@ def as_command(call: Call) -> str:
 
 
 def as_typed(hint: Hint) -> str:
-    """A hint for a person: its sentence, then the command to run or the options to change."""
+    """A hint for a person: its sentence, then the command to run or the options to change.
+
+    For example "Wait for it: honesmith wait r-1" or "Try fewer steps. --set steps=20".
+    """
     if hint.call is not None:
         return f"{hint.text} {as_command(hint.call)}".strip()
     options = shlex.join(_changed_options(hint.change)) if hint.change is not None else ""
@@ -85,10 +89,12 @@ def _changed_options(change: Change) -> list[str]:
 
 
 def _options(arguments: Mapping[str, object], names: Mapping[str, str]) -> list[str]:
-    """The arguments as options, named by `names` where they differ from the argument.
+    """Turn arguments into the words of options, such as ["--limit", "5"].
 
-    Empty and false values are left out; a list repeats its option; settings become `--set
-    NAME=VALUE`.
+    - `names` gives the option's name for arguments whose option is named differently.
+    - "", None, False, and the arguments in `_LEFT_OUT` are left out.
+    - True becomes the option alone; a list repeats its option.
+    - each setting becomes `--set NAME=VALUE`.
     """
     words: list[str] = []
     for name, value in arguments.items():
@@ -102,6 +108,7 @@ def _options(arguments: Mapping[str, object], names: Mapping[str, str]) -> list[
             words.append(option)
         elif isinstance(value, list | tuple):
             words += [word for item in value for word in (option, _typed_value(item))]
+        # `is not False`: 0 equals False, but is a value to be shown.
         elif value not in ("", None) and value is not False and name not in _LEFT_OUT:
             words += [option, _typed_value(value)]
     return words

@@ -1,8 +1,8 @@
 """What all commands share: their common options, and output for people and for programs.
 
 With `--json` a command prints one JSON value on stdout and nothing else. Without it, it prints
-tables as wide as the terminal, and no colours where the output is no terminal. The exit status is
-0 for success, 1 if the work failed, 2 if the input was wrong.
+tables as wide as the terminal, and no colours where the output is not a terminal. The exit status
+is 0 for success, 1 if the work failed, 2 if the input was wrong.
 """
 
 import contextlib
@@ -55,23 +55,24 @@ Sets = Annotated[
 class CommandGroup(TyperGroup):
     """A group of commands whose help shows flags without a type.
 
-    For an unknown command it suggests only names that are near.
+    For an unknown command it suggests the commands with the most similar names.
     """
 
     def __init__(self, **options: Any) -> None:
-        """Make the group and remove the type from all flags of it and its commands."""
+        """Make the group, and hide the type of each flag in the help of it and its commands."""
         super().__init__(**options)
         for shown_command in (self, *self.commands.values()):
             assert isinstance(shown_command, TyperGroup | TyperCommand)
             help_option = shown_command.get_help_option(typer.Context(shown_command))
             for parameter in [*shown_command.params, help_option]:
                 if isinstance(parameter, TyperOption) and parameter.is_flag:
-                    parameter.metavar = ""
+                    parameter.metavar = ""  # what the help shows as the type
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command that `args` begin with; an unknown name ends with a suggestion.
+        """Find the command that `args` begin with.
 
-        Names that it begins (from three letters on) are suggested first, then similar ones.
+        An unknown name ends the program with a message. It suggests the commands that begin with
+        the name, if it has three letters or more; or else those with similar names.
         """
         name = args[0] if args else ""
         if name and name not in self.commands and not name.startswith("-"):
@@ -88,10 +89,11 @@ class CommandGroup(TyperGroup):
 
 
 def command(function: Callable[..., int | None]) -> Callable[..., None]:
-    """Turn a function that returns an exit status, or raises UserError, into a typer command.
+    """Turn a function into a typer command that prints its errors and exits with its status.
 
-    None as status means OK. A parameter whose type is a dataclass stands for one argument or option
-    per field: typer sees the fields, the function gets the object.
+    The function returns the exit status (None means OK) or raises UserError. A parameter whose type
+    is a dataclass stands for several arguments or options: typer sees one for each field, the
+    function gets the object.
     """
     bundles: dict[str, type[Any]] = {
         name: bundle
@@ -101,8 +103,9 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def run(**arguments: Any) -> None:
-        """Call the function, print a refusal or a fault, and exit with its status."""
+        """Call the function, print its error if it raises one, and exit with the status."""
         as_json = bool(arguments.get("as_json"))
+        # typer passes the fields of each dataclass one by one: make the object of them again.
         for name, bundle in bundles.items():
             values = {option.name: arguments.pop(option.name) for option in fields(bundle)}
             arguments[name] = bundle(**values)
@@ -110,13 +113,14 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
             status = function(**arguments)
         except UserError as error:
             refuse(error, as_json)
+            # A home that cannot be used counts as wrong input: it was named by the user.
             is_work_failed = error.code in _WORK_FAILED and error.field != "home"
             status = FAILED if is_work_failed else WRONG
         except KeyboardInterrupt:
             sys.stderr.write("\nstopped; runs go on\n")
             status = INTERRUPTED
         except BrokenPipeError:  # the reader has left, as in `honesmith logs | head`
-            sys.stderr.close()
+            sys.stderr.close()  # or Python would complain there that stdout is broken
             status = OK
         except Exception as error:  # noqa: BLE001  the outermost handler of every command
             refuse(_internal_error(function.__name__, error, arguments.get("home")), as_json)
@@ -129,9 +133,10 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
 
 
 def _flatten_signature(run: Callable[..., None], bundles: Mapping[str, type[Any]]) -> None:
-    """Give `run` the signature that typer reads: each bundle replaced by its fields.
+    """Give `run` the signature that typer reads, with each bundle replaced by its fields.
 
-    `bundles` maps names of parameters to their dataclasses. All parameters become keyword-only.
+    `bundles` maps the names of parameters to the dataclasses they stand for. All parameters become
+    keyword-only, so that those with and without a default may stand in any order.
     """
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(run).parameters.values():
@@ -148,17 +153,19 @@ def _flatten_signature(run: Callable[..., None], bundles: Mapping[str, type[Any]
                     annotation=option.type,
                 )
             )
+    # typer reads both: the types from the annotations, all else from the signature.
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     run.__dict__["__signature__"] = inspect.Signature(parameters)
 
 
 def _internal_error(name: str, error: Exception, home: Path | None) -> UserError:
-    """The error for a bug of ours: one sentence for the person, the traceback in the log.
+    """Make the INTERNAL error for a bug, and write its traceback to the log of the home.
 
-    `name` is the command that failed. If the home cannot be used, there is no log and no hint.
+    The hint names the log; it is "" if the home cannot be used and so there is no log. `name` is
+    the command that failed.
     """
     hint = ""
-    with contextlib.suppress(UserError):  # the home cannot be used, so it has no log
+    with contextlib.suppress(UserError):  # the home cannot be used
         located_home = Home.locate(home)
         log_to(located_home)
         log.error("%s failed", name, exc_info=error)
@@ -167,7 +174,10 @@ def _internal_error(name: str, error: Exception, home: Path | None) -> UserError
 
 
 def show(reply: Any, as_json: bool, paint: str = "reply") -> None:
-    """Print a reply: as JSON, or for a person with the function `paint` of `render`."""
+    """Print a reply as JSON, or for a person.
+
+    `paint` is the name of the function in `mcp_server.screen.render` that prints it for a person.
+    """
     if as_json:
         typer.echo(json.dumps(clean(reply), ensure_ascii=False, allow_nan=False, indent=1))
         return
@@ -179,9 +189,9 @@ def show(reply: Any, as_json: bool, paint: str = "reply") -> None:
 
 @contextlib.contextmanager
 def working(activity: str, as_json: bool = False) -> Iterator[None]:
-    """Show `activity` on stderr while the block runs.
+    """Show `activity` with dots on stderr while the block runs, and erase it afterwards.
 
-    Nothing is shown with `as_json`, or if stderr is no terminal.
+    Nothing is shown with `as_json`, or if stderr is not a terminal.
     """
     is_shown = sys.stderr.isatty() and not as_json
     if is_shown:
@@ -191,12 +201,12 @@ def working(activity: str, as_json: bool = False) -> Iterator[None]:
         yield
     finally:
         if is_shown:
-            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.write("\r\x1b[2K")  # to the start of the line, and erase it
             sys.stderr.flush()
 
 
 def refuse(error: UserError, as_json: bool) -> None:
-    """Print an error and what to do about it: as JSON on stdout, or as lines on stderr."""
+    """Print an error, what to try and what to read: as JSON on stdout, or as lines on stderr."""
     if as_json:
         typer.echo(json.dumps(clean(error.payload()), ensure_ascii=False, indent=1))
         return
@@ -209,22 +219,22 @@ def refuse(error: UserError, as_json: bool) -> None:
 
 
 def home_of(home: Path | None) -> Home:
-    """The home in that folder; the default one for None.
+    """The home in the folder `home`; the default home for None.
 
     Raises:
-        UserError: HOME_UNUSABLE, with the field "home", which marks it as wrong input.
+        UserError: HOME_UNUSABLE, the folder cannot be used as a home.
     """
     try:
         return Home.locate(home)
     except UserError as error:
-        error.field = "home"
+        error.field = "home"  # by this `command` exits as for wrong input
         raise
 
 
 def settings_from(pairs: Sequence[str] | None) -> GivenSettings:
-    """Settings from pairs such as "steps=60" or "loss=dapo"; {} for None.
+    """Read settings: ["steps=60", "loss=dapo"] becomes {"steps": 60, "loss": "dapo"}.
 
-    A value that is no JSON is a text.
+    A value is read as JSON, or else taken as a text. None becomes {}.
 
     Raises:
         UserError: BAD_ARGUMENT, a pair has no "=" or no name.

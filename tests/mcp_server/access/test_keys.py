@@ -27,12 +27,12 @@ from mcp_server.access.keys import (
     add_key,
     list_keys,
     remove_key,
-    request_id_of_key,
+    stored_request_id,
 )
 from mcp_server.access.quotas import (
     LEAST_HOURS,
     Cap,
-    afford_of,
+    cap_function_of,
     check_quota,
     limits_and_use,
     starts_a_run,
@@ -163,9 +163,9 @@ async def nowhere(message) -> None:
 
 def test_sessions_that_are_being_opened_count_and_a_failed_opening_does_not():
     sessions, key = Sessions(idle_s=600, max_sessions=2), Key("a")
-    with sessions.served(asking(), key, nowhere):
+    with sessions.watch_request(asking(), key, nowhere):
         assert sessions.may_open(asking(), key)
-        with sessions.served(asking(), key, nowhere):
+        with sessions.watch_request(asking(), key, nowhere):
             assert not sessions.may_open(asking(), key)
             assert sessions.may_open(asking(), Key("b"))
         assert sessions.may_open(asking(), key)
@@ -173,11 +173,11 @@ def test_sessions_that_are_being_opened_count_and_a_failed_opening_does_not():
 
 async def test_an_opened_session_counts_once():
     sessions, key = Sessions(idle_s=600, max_sessions=2), Key("a")
-    with sessions.served(asking(), key, nowhere) as send:
+    with sessions.watch_request(asking(), key, nowhere) as send:
         headers = [(b"mcp-session-id", b"s1")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         assert sessions.may_open(asking(), key)
-        with sessions.served(asking(), key, nowhere):
+        with sessions.watch_request(asking(), key, nowhere):
             assert not sessions.may_open(asking(), key)
 
 
@@ -276,8 +276,8 @@ def test_the_hours_of_a_day_come_back_after_a_day(home: Home):
 
 def test_an_evaluation_is_given_twice_what_it_takes_at_most_or_what_is_left(home: Home):
     key = Key("agent", gpu_hours_per_day=1)
-    afford = afford_of(home, key, clock=lambda: 1_000)
-    assert afford is not None and afford_of(home, Key("agent"), clock=lambda: 1_000) is None
+    afford = cap_function_of(home, key, clock=lambda: 1_000)
+    assert afford is not None and cap_function_of(home, Key("agent"), clock=lambda: 1_000) is None
     assert afford(0.3) == pytest.approx(0.6) and afford(0.6) == 1.0
     assert afford(0.0) == pytest.approx(2 * LEAST_HOURS), "the start alone takes some"
     with pytest.raises(UserError) as refusal:
@@ -299,7 +299,7 @@ def test_an_evaluation_is_refused_when_nothing_is_left_and_a_probe_when_it_would
     end(home, run, 1.0)
     assert "promised 1" in refused(home, key, 1_000, "evaluate")
     assert not refused(home, key, 1_000, "dry_run", samples=8), "it may have been made before"
-    afford = afford_of(home, key, clock=lambda: 1_000)
+    afford = cap_function_of(home, key, clock=lambda: 1_000)
     assert afford is not None
     with pytest.raises(UserError, match="promised 1"):
         afford(0.0)
@@ -356,7 +356,7 @@ def test_what_was_answered_before_may_be_asked_again(home: Home):
             NewRun(
                 *("arith-grpo", "train", "grpo", "arith@0", "pebble"),
                 max_gpu_hours=2,
-                request_id=request_id_of_key(key, "once"),
+                request_id=stored_request_id(key, "once"),
                 body={"env_id": "arith@0"},
             )
         )
@@ -416,12 +416,12 @@ def test_a_key_is_told_what_it_may_still_start(home: Home):
 
 def test_what_a_key_asked_for_under_an_id_is_nothing_to_another_key(home: Home):
     night, day = Key("night"), Key("day")
-    ids = [request_id_of_key(key, "try-1") for key in (night, day, LOCAL)]
+    ids = [stored_request_id(key, "try-1") for key in (night, day, LOCAL)]
     assert len(set(ids)) == 3 and ids[2] == "try-1"
-    assert request_id_of_key(night, "") == ""
-    long, longer = (request_id_of_key(night, "x" * size) for size in (199, 200))
+    assert stored_request_id(night, "") == ""
+    long, longer = (stored_request_id(night, "x" * size) for size in (199, 200))
     assert long != longer and max(len(long), len(longer)) <= 200
-    assert request_id_of_key(night, "x" * 201) == "x" * 201, "refused in the words for all"
+    assert stored_request_id(night, "x" * 201) == "x" * 201, "refused in the words for all"
 
 
 class Waiting:
