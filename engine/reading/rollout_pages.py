@@ -171,7 +171,7 @@ def fit(
         squeeze: shortens an item to a number of characters of JSON.
     """
     fitting = list(items)
-    warnings = []
+    warnings: list[str] = []
     room = BODY_CHARS - _SUMMARY_CHARS
     while chars_of(page_of(fitting)) > room and len(fitting) > 1:
         fitting.pop()
