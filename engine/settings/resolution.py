@@ -300,7 +300,7 @@ def _other_owner(name: str, algorithm: str) -> str:
 
 
 def _list_names(names: list[str]) -> str:
-    """At most six names, each cut to 40 characters, as "lr, wd and 3 more"."""
+    """At most six names, each cut to 40 characters; then " and 3 more" if there are."""
     shown = ", ".join(name[:_NAME_CHARS] for name in names[:_MOST_NAMES])
     return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown
 
