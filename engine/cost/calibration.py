@@ -101,7 +101,7 @@ class Experience:
         for phase in ("startup", *MEASURED):
             # Start, evaluations and checkpoints are the same work under every algorithm.
             runs = self.past if phase in SHARED else self.of(algorithm)
-            factors[phase] = _factor(
+            factors[phase] = _correction_factor(
                 [
                     (run.seconds[phase], run.predicted[phase])
                     for run in runs
@@ -115,7 +115,7 @@ class Experience:
         runs = self.of(algorithm)
         # 0: the run did not measure its memory.
         pairs = [(run.memory, run.predicted_memory) for run in runs if run.memory > 0]
-        return _factor(pairs, MEMORY_DOUBT)
+        return _correction_factor(pairs, MEMORY_DOUBT)
 
     def log_time_ratios(self, algorithm: str) -> list[float]:
         """For each run of the algorithm: log(actual seconds / predicted and corrected seconds).
@@ -214,7 +214,7 @@ def _finished_run(run: RunDir, rate: Speed, algorithm: str, total: float) -> Fin
     )
 
 
-def _factor(pairs: Sequence[tuple[float, float]], doubt: float = DOUBT) -> float:
+def _correction_factor(pairs: Sequence[tuple[float, float]], doubt: float = DOUBT) -> float:
     """The factor by which predictions have to be multiplied, from pairs of (actual, predicted).
 
     It is the sum of the actual values over the sum of the predicted ones, so long runs count for

@@ -124,7 +124,7 @@ def estimate_cost(
     return shown(figures) | {
         "summary": f"{summary(figures)} But {no_rows}." if no_rows else summary(figures),
         "next": next_calls,
-        "warnings": [*row_warnings, *resolved.warnings, *_warnings(forecast)],
+        "warnings": [*row_warnings, *resolved.warnings, *_forecast_warnings(forecast)],
     }
 
 
@@ -176,7 +176,7 @@ def estimate(
     hours, basis, runs = _band(past_runs.log_time_ratios(resolved.algorithm), totals, rate.measured)
     price = home.user_config().gpu_hour_price
     raw_memory = footprint.memory(plan)
-    memory = _corrected(raw_memory, past_runs.memory_factor(resolved.algorithm))
+    memory = _corrected_memory(raw_memory, past_runs.memory_factor(resolved.algorithm))
     available = plan.device.memory_total
     disk_bytes = footprint.disk(plan) + download
     memory_fit = lowering.fit_of(memory.total, available)
@@ -440,7 +440,7 @@ def _band(
     return hours, basis, len(log_ratios)
 
 
-def _corrected(memory: PeakMemory, factor: float) -> PeakMemory:
+def _corrected_memory(memory: PeakMemory, factor: float) -> PeakMemory:
     """The memory with its total multiplied by `factor`; the difference goes to the overhead.
 
     The overhead never gets negative, so the items may add up to more than the total.
@@ -469,7 +469,7 @@ def _token_counts(plan: Plan) -> TokenCounts:
     return TokenCounts(trained=int(trained), generated=int(sampled))
 
 
-def _warnings(forecast: Forecast) -> list[str]:
+def _forecast_warnings(forecast: Forecast) -> list[str]:
     """Warnings about damaged files of earlier runs, tight memory and missing disk space."""
     figures = forecast.estimate
     warnings = list(forecast.left_out)

@@ -368,13 +368,13 @@ def train_work(plan: Plan, level: str) -> Work:
     """The work of all optimizer steps; in GRPO including the sampling and scoring of rollouts."""
     if isinstance(plan.settings, SFTSettings):
         row = plan.sft_row()
-        step = _update(plan, plan.rows, plan.rows * row.total, row.total, row.said)
+        step = _update_work(plan, plan.rows, plan.rows * row.total, row.total, row.said)
     else:
-        step = _grpo_step(plan, plan.settings, level)
+        step = _grpo_step_work(plan, plan.settings, level)
     return step.times(plan.settings.steps)
 
 
-def _grpo_step(plan: Plan, settings: GRPOSettings, level: str) -> Work:
+def _grpo_step_work(plan: Plan, settings: GRPOSettings, level: str) -> Work:
     """The work of one GRPO step: sampling, scoring and the update.
 
     Only groups with different rewards are trained on. Others are sampled again, up to
@@ -392,11 +392,11 @@ def _grpo_step(plan: Plan, settings: GRPOSettings, level: str) -> Work:
     repeated_prompts = trained * (1 - 1 / settings.group_size) * episode.prompt
     tokens = trained * episode.total - repeated_prompts
     tokens_said = episode.said * episode.turns
-    step = _update(plan, trained, tokens, episode.total, tokens_said).times(
+    step = _update_work(plan, trained, tokens, episode.total, tokens_said).times(
         settings.updates_per_batch
     )
     if settings.kl_coef > 0:  # the reference model reads every completion once
-        step += Work(train=_forward(plan, plan.rows, episode.total))
+        step += Work(train=_forward_operations(plan, plan.rows, episode.total))
     # Rounds of sampling, in multiples of a whole batch: each repeats the uniform groups only.
     repeats = range(1, settings.resample_uniform + 1)
     rounds = 1 + sum(_UNIFORM[level] ** number for number in repeats)
@@ -418,7 +418,7 @@ def evaluation_work(plan: Plan, level: str) -> Work:
     if isinstance(plan.settings, SFTSettings):
         row = plan.sft_row()
         output_layer = 2 * plan.model.head_params * row.said * rows
-        work += Work(train=_forward(plan, rows, row.total) + output_layer)
+        work += Work(train=_forward_operations(plan, rows, row.total) + output_layer)
     if plan.env.scored:
         # One batch for each half: two at step 0, one at each evaluation, one at the end.
         episode = plan.episode(level)
@@ -470,7 +470,7 @@ def rollouts(
     )
 
 
-def _update(plan: Plan, rows: float, tokens: float, length: float, supervised: float) -> Work:
+def _update_work(plan: Plan, rows: float, tokens: float, length: float, supervised: float) -> Work:
     """The work of one optimizer step, forward and backward.
 
     Args:
@@ -487,7 +487,7 @@ def _update(plan: Plan, rows: float, tokens: float, length: float, supervised: f
         scored=rows * supervised,
     )
     if plan.settings.gradient_checkpointing:  # activations are computed a second time
-        operations += _forward(plan, tokens / max(1.0, length), length)
+        operations += _forward_operations(plan, tokens / max(1.0, length), length)
     microbatches = max(1.0, tokens / microbatch_tokens(plan))
     if not plan.packed:  # each row is a forward pass of its own
         microbatches = rows
@@ -511,7 +511,7 @@ def update_operations(
     return layers + attention + 4 * model.head_params * scored
 
 
-def _forward(plan: Plan, rows: float, tokens: float) -> float:
+def _forward_operations(plan: Plan, rows: float, tokens: float) -> float:
     """Operations of a forward pass without output layer: `rows` rows of `tokens` tokens each."""
     model = plan.model
     attention = 2 * model.heads * model.head_dim * tokens * model.layers

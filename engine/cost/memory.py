@@ -30,18 +30,18 @@ def memory(plan: Plan) -> PeakMemory:
     never gets smaller when rows, batch, rank or group get larger.
     """
     settings = plan.settings
-    longest = _longest_sequence(plan)
+    longest = _longest_trained_sequence(plan)
     micro_tokens = microbatch_tokens(plan)
     batch_tokens = _batch_tokens(plan)
     packed = plan.packed
     # Packed rows fill a microbatch; otherwise each row is a forward pass of its own.
     tokens_at_once = min(batch_tokens, max(longest, micro_tokens)) if packed else longest
-    activations = _activations(plan, tokens_at_once, _usual_length(plan))
+    activations = _activation_bytes(plan, tokens_at_once, _usual_length(plan))
     # A chunk of logits, its log-softmax and its gradient in float32.
     chunk_bytes = max(_LEAST_LOGIT_ROWS * 4 * plan.model.vocab, HEAD_BYTES[plan.device.kind])
     logits = 3 * min(chunk_bytes, tokens_at_once * 4 * plan.model.vocab)
-    kv_cache, sampled_logits = _sampling_bytes(plan, _longest_episode(plan))
-    copy = _copies(plan)
+    kv_cache, sampled_logits = _sampling_bytes(plan, _longest_sampled_sequence(plan))
+    copy = _weight_copy_bytes(plan)
     training = activations + logits
     sampling = kv_cache + sampled_logits
     # Two copies: one with the adapter merged in, one in the layout for sampling. The C library
@@ -50,7 +50,7 @@ def memory(plan: Plan) -> PeakMemory:
     adapter = plan.adapter * _ADAPTER_BYTES
     if isinstance(settings, GRPOSettings) and settings.async_sampling:
         adapter += plan.adapter * 4  # the copy that samples
-    overhead = _overhead(plan, weights + adapter + max(training, sampling))
+    overhead = _overhead_bytes(plan, weights + adapter + max(training, sampling))
     return PeakMemory(
         weights=int(weights),
         adapter_and_optimizer=int(adapter),
@@ -62,7 +62,7 @@ def memory(plan: Plan) -> PeakMemory:
     )
 
 
-def _copies(plan: Plan) -> float:
+def _weight_copy_bytes(plan: Plan) -> float:
     """Bytes of one copy of the layers' weights; 0 if the worker makes none.
 
     On a CPU with enough memory training keeps a copy with the adapter merged in, and sampling makes
@@ -127,22 +127,22 @@ def _sampling_bytes(plan: Plan, longest: float) -> tuple[float, float]:
     return at_once * longest * cache_per_token * copies, at_once * model.vocab * 4 * 3
 
 
-def _longest_sequence(plan: Plan) -> float:
+def _longest_trained_sequence(plan: Plan) -> float:
     """Tokens of the longest sequence that is trained on."""
     if isinstance(plan.settings, GRPOSettings):
-        return _longest_episode(plan)
+        return _longest_sampled_sequence(plan)
     limit = plan.settings.max_length
     return min(limit, plan.env.longest_total or limit)
 
 
-def _longest_episode(plan: Plan) -> float:
+def _longest_sampled_sequence(plan: Plan) -> float:
     """Tokens of the longest sequence that is sampled.
 
     It is assumed to have max_turns turns of max_tokens tokens each. If finished runs have measured
     the turns, 1.5 times their mean is assumed, but not more than max_turns.
     """
     if isinstance(plan.settings, SFTSettings) and not plan.env.scored:
-        return _longest_sequence(plan)  # only kept skills are tested, with short answers
+        return _longest_trained_sequence(plan)  # only kept skills are tested, with short answers
     turns = plan.turns("high")
     if plan.seen.turns is not None:
         turns = min(turns, math.ceil(1.5 * plan.seen.turns))
@@ -150,7 +150,7 @@ def _longest_episode(plan: Plan) -> float:
     return min(plan.max_length, (plan.env.longest_prompt or plan.max_length) + sampled)
 
 
-def _overhead(plan: Plan, rest: float) -> float:
+def _overhead_bytes(plan: Plan, rest: float) -> float:
     """Bytes that come on top of `rest`, the bytes of weights, adapter and activations.
 
     On a CPU they are the interpreter with torch and its compiled code, on a GPU its context and
@@ -164,7 +164,7 @@ def _overhead(plan: Plan, rest: float) -> float:
     return 3.6e8 + 0.08 * rest + (0 if plan.seen.runs else 1.3e8 + plan.weights)
 
 
-def _layer_floats(plan: Plan, length: float) -> float:
+def _kept_floats_per_token(plan: Plan, length: float) -> float:
     """How many numbers a layer keeps of each token for the backward pass.
 
     In our own forward pass (engine/worker/ops/kernels.py) these are norms, queries, keys and
@@ -182,13 +182,13 @@ def _layer_floats(plan: Plan, length: float) -> float:
     return floats
 
 
-def _activations(plan: Plan, tokens: float, length: float) -> float:
+def _activation_bytes(plan: Plan, tokens: float, length: float) -> float:
     """Peak bytes of activations for a microbatch of `tokens` tokens, in rows of `length` tokens.
 
     With gradient checkpointing little of each layer is kept, and all of the one that is recomputed.
     """
     model = plan.model
-    layer_floats = _layer_floats(plan, length)
+    layer_floats = _kept_floats_per_token(plan, length)
     gradient_floats = 6 * (model.hidden + model.intermediate)  # one layer's own gradients
     if plan.settings.gradient_checkpointing:
         kept_floats = model.layers * 2 * model.hidden + layer_floats

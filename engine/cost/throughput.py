@@ -2,9 +2,9 @@
 
 `cache/speed.json` of a home is one flat object, written by the probe
 (`python -P -m engine.worker.probe_speed OUT.json`): `device`, the kind that was measured (cpu or
-cuda), and the keys that `_measured` reads. Missing values come from the table. The table is slow on
-purpose: it has sustained shares of the peaks in vendors' data sheets (a fifth for training, less
-for sampling without compiled kernels).
+cuda), and the keys that `_speed_fields` reads. Missing values come from the table. The table is
+slow on purpose: it has sustained shares of the peaks in vendors' data sheets (a fifth for training,
+less for sampling without compiled kernels).
 """
 
 import contextlib
@@ -166,13 +166,13 @@ def load(home: Home, device: Device, cores: int, precision: str) -> Speed:
         return by_table
     if not isinstance(stored, dict) or stored.get("device") != device.kind:
         return by_table
-    rates = _measured({name: value for name, value in stored.items() if _is_rate(value)})
+    rates = _speed_fields({name: value for name, value in stored.items() if _is_rate(value)})
     # A probe of an earlier version lacks some of these. Then the machine is measured again.
     is_complete = {"train_flops", "sample_flops", "layer_s", "update_s"} <= rates.keys()
     return replace(by_table, **rates, measured=True) if is_complete else by_table
 
 
-def _measured(probe: dict[str, float]) -> dict[str, float]:
+def _speed_fields(probe: dict[str, float]) -> dict[str, float]:
     """The fields of Speed, by name, that can be computed from a probe's figures."""
     speed = {}
     if "train_flops" in probe:
@@ -204,7 +204,7 @@ def ensure(home: Home, hardware: Hardware, wait_s: float) -> bool:
     """
     if is_measured(home, hardware.device):
         return True
-    if is_locked(_lock(home)):
+    if is_locked(_probe_lock_file(home)):
         # Another call has started it and waited. On a busy machine a probe takes minutes.
         wait_s = min(wait_s, _PATIENCE_S)
     else:
@@ -215,7 +215,7 @@ def ensure(home: Home, hardware: Hardware, wait_s: float) -> bool:
         if not started:
             return False
     deadline = time.monotonic() + wait_s
-    while is_locked(_lock(home)) and time.monotonic() < deadline:
+    while is_locked(_probe_lock_file(home)) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
     return is_measured(home, hardware.device)
 
@@ -226,7 +226,7 @@ def is_measured(home: Home, device: Device) -> bool:
     return load(home, device, 1, "float32").measured
 
 
-def _lock(home: Home) -> Path:
+def _probe_lock_file(home: Home) -> Path:
     """The lock file that a probe holds while it runs."""
     return home.speed.with_name("speed.lock")
 
@@ -246,7 +246,7 @@ def _start_probe(home: Home) -> bool:
         python = launcher.worker_python(home)
     except UserError:  # no interpreter has torch
         return False
-    lock = take_lock(_lock(home))
+    lock = take_lock(_probe_lock_file(home))
     if lock is None:  # another call has just started one
         return True
     try:

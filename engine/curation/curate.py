@@ -132,15 +132,15 @@ def curate(home: Home, name: str, choices: Choices, preview: bool = True) -> Cur
     records = {source.record.hash: source.record for source in sources}
     tasks = {key: registry.read_tasks(record) for key, record in sorted(records.items())}
     groups = groups_of(attempts, choices.pool_models)
-    outcome = _choose(groups, tasks, rule, choices)
-    reply = _reply_of(outcome, groups, tasks, sources, _redactor(home, sources))
+    outcome = _keep_or_drop(groups, tasks, rule, choices)
+    reply = _reply_of(outcome, groups, tasks, sources, _redactor_of_sources(home, sources))
     warnings = _warnings(outcome, choices.select, sources)
     if not preview:
         if not outcome.kept:
             raise UserError(
                 "BAD_ARGUMENT",
-                f"nothing is left to save: {_counts(reply.dropped) or 'no attempts'}",
-                hint=_advice(outcome, sources),
+                f"nothing is left to save: {_counts_text(reply.dropped) or 'no attempts'}",
+                hint=_advice_without_rows(outcome, sources),
                 field="where" if outcome.dropped.get("where") else "source_ids",
             )
         pushed = save_dataset(home, name, outcome.kept, tasks, sources, choices)
@@ -193,7 +193,7 @@ def _reply_of(
     )
 
 
-def _choose(
+def _keep_or_drop(
     groups: Mapping[Key, list[Attempt]],
     tasks: Mapping[str, list[TaskRow]],
     rule: Rule,
@@ -237,7 +237,7 @@ def _choose(
                 outcome.drop(reason, [attempt])
                 continue
             kept_count += 1
-            kept_conversations.add(_conversation(attempt))
+            kept_conversations.add(_conversation_text(attempt))
             outcome.kept.append(attempt)
     return outcome
 
@@ -248,7 +248,7 @@ def _drop_reason(
     """Why an attempt cannot become a training row: a key of REASONS, or "" if it can.
 
     Args:
-        kept_conversations: the conversations of the rows so far, as `_conversation` writes them.
+        kept_conversations: the conversations of the rows so far, by `_conversation_text`.
         overlaps: counts of attempts that hold a held-out task, by kind of match; the closest match
             of such an attempt is counted here.
     """
@@ -257,7 +257,7 @@ def _drop_reason(
     last_message = attempt.messages[-1]
     if last_message.get("role") != "assistant" or not text_of([last_message]).strip():
         return "empty"
-    if _conversation(attempt) in kept_conversations:
+    if _conversation_text(attempt) in kept_conversations:
         return "duplicate"
     # Compared as if the attempt were a training row.
     row = {"id": attempt.task, "prompt": attempt.prompt}
@@ -269,7 +269,7 @@ def _drop_reason(
     return ""
 
 
-def _conversation(attempt: Attempt) -> str:
+def _conversation_text(attempt: Attempt) -> str:
     """The whole conversation as one text, to find duplicates.
 
     White space around messages is left out, so that it makes no difference.
@@ -281,7 +281,7 @@ def _conversation(attempt: Attempt) -> str:
     return json.dumps(plain, sort_keys=True, ensure_ascii=False)
 
 
-def _redactor(home: Home, sources: Sequence[Source]) -> Redactor:
+def _redactor_of_sources(home: Home, sources: Sequence[Source]) -> Redactor:
     """A redactor that hides the secrets of every environment among the sources."""
     # One redactor is enough if all sources are of the same environment version.
     if len({source.record.env_id for source in sources}) == 1:
@@ -342,7 +342,7 @@ def _warnings(outcome: _Outcome, select: str, sources: Sequence[Source]) -> list
     return notes
 
 
-def _advice(outcome: _Outcome, sources: Sequence[Source]) -> Hint:
+def _advice_without_rows(outcome: _Outcome, sources: Sequence[Source]) -> Hint:
     """What to do if no attempt is kept: play training tasks, loosen `where`, or preview."""
     total = sum(outcome.dropped.values())
     if outcome.dropped.get("heldout") == total:  # every attempt was at a held-out task
@@ -368,14 +368,14 @@ def _sentence(reply: CurationReply, name: str) -> str:
     2 heldout, 1 error."
     """
     counts = f"{reply.kept} of {reply.attempts} attempts are kept, at {reply.tasks} tasks"
-    dropped = _counts(reply.dropped)
+    dropped = _counts_text(reply.dropped)
     text = f"{counts}; dropped: {dropped}." if dropped else f"{counts}."
     if reply.env_id:
         return f"Saved {reply.env_id}, an SFT dataset with {reply.kept} rows: {text}"
     return f"Preview of {name}, nothing is saved: {text}"
 
 
-def _counts(dropped: Mapping[str, int]) -> str:
+def _counts_text(dropped: Mapping[str, int]) -> str:
     """The counts as text, such as "2 heldout, 1 error"; "" if nothing was dropped."""
     return ", ".join(f"{count} {reason}" for reason, count in dropped.items())
 

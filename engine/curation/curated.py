@@ -123,7 +123,7 @@ def save_dataset(
     train = []
     for attempt in attempts:
         prefix = f"{attempt.env_hash[:6]}/" if has_several_versions else ""
-        row_id = _free_id(f"{prefix}{attempt.task}", used_ids)
+        row_id = _take_free_id(f"{prefix}{attempt.task}", used_ids)
         train.append(_train_row(attempt, records[attempt.env_hash], row_id))
     card = {
         "made_by": "curate",
@@ -186,7 +186,7 @@ def _heldout_row(row: TaskRow, record: EnvRecord, prefix: str) -> DatasetRow:
     return DatasetRow(prefix + row["id"], "heldout", prompt, answer or None, metadata, tools)
 
 
-def _free_id(base: str, used_ids: set[str]) -> str:
+def _take_free_id(base: str, used_ids: set[str]) -> str:
     """The first of `base#1`, `base#2` and so on that is not in `used_ids`; it is added there."""
     number = 1
     while f"{base}#{number}" in used_ids:

@@ -155,7 +155,8 @@ def _load_source(home: Home, ref: str, row: RunRow, step_name: str) -> Source:
         skipped += answers.skipped
         if answers.records:  # an empty file, or one that does not exist yet, is no source
             attempts += [
-                _attempt(row, file, index, answer) for index, answer in enumerate(answers.records)
+                _to_attempt(row, file, index, answer)
+                for index, answer in enumerate(answers.records)
             ]
             digest = hashlib.sha256(file.path.read_bytes()).hexdigest()
             hashes[str(file.path.relative_to(run.path))] = digest
@@ -231,7 +232,7 @@ def _chosen_steps(run: RunDir, row: RunRow, step_name: str) -> list[int]:
     return [int(number)]
 
 
-def _attempt(run: RunRow, file: _AnswerFile, index: int, answer: Row) -> Attempt:
+def _to_attempt(run: RunRow, file: _AnswerFile, index: int, answer: Row) -> Attempt:
     """Convert the line at `index` of an answer file to an attempt.
 
     A value that the line lacks becomes a neutral one, such as reward 0 and stop_reason "stop".
@@ -245,7 +246,7 @@ def _attempt(run: RunRow, file: _AnswerFile, index: int, answer: Row) -> Attempt
         task=answer.task,
         model=file.model,
         step=file.step,
-        member=_member(answer, index),
+        member=_attempt_number(answer, index),
         prompt=answer.prompt or [],
         messages=messages,
         reward=answer.reward or 0.0,
@@ -257,7 +258,7 @@ def _attempt(run: RunRow, file: _AnswerFile, index: int, answer: Row) -> Attempt
     )
 
 
-def _member(answer: Row, index: int) -> int:
+def _attempt_number(answer: Row, index: int) -> int:
     """The number of an answer among the attempts at its task.
 
     If the line of an evaluation does not hold the number, its `index` in the file stands for it.

@@ -111,7 +111,7 @@ def push_env(
     DATASET_INVALID, BAD_ARGUMENT or DISK_FULL; nothing is stored then.
     """
     deadline = time.monotonic() + push_limits.PUSH_SECONDS
-    allowed_roots = None if roots is None else [*roots, *_pushed_copy(home, path)]
+    allowed_roots = None if roots is None else [*roots, *_root_of_stored_version(home, path)]
     source = snapshot.resolve_inside(path, allowed_roots)
     name = _version_name(name, source)
     with staging(home, name) as folder:
@@ -136,7 +136,7 @@ def push_env(
     return _reply(registry.find_env(home, f"{name}@{copied.digest[:12]}"), copied)
 
 
-def _pushed_copy(home: Home, path: str | Path) -> list[Path]:
+def _root_of_stored_version(home: Home, path: str | Path) -> list[Path]:
     """The folder `path` as one more allowed root, if it holds the files of a stored version.
 
     Returns [path] or []. Such a folder may always be pushed again. The folder of the whole version

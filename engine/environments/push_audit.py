@@ -72,14 +72,14 @@ class SecondProcess:
         later calls return the same list.
         """
         if self.repeat_warnings is None:
-            warning = self._compare_tasks()
+            warning = self._repeat_warning()
             self.repeat_warnings = [warning] if warning else []
         return self.repeat_warnings
 
     def _seconds_left(self) -> float:
         return self.deadline - time.monotonic()
 
-    def _compare_tasks(self) -> str:
+    def _repeat_warning(self) -> str:
         """Call `tasks()` and compare its rows with the first ones; returns a warning, or "".
 
         It also warns if the call failed, or if there was too little time for it.

@@ -122,7 +122,9 @@ def take(source: Path, target: Path) -> Snapshot:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise  # a full disk is no fault of the folder; push_env reports it
-        raise _invalid(f"{error.filename} cannot be copied: {error.strerror or error}") from error
+        raise _invalid_file(
+            f"{error.filename} cannot be copied: {error.strerror or error}"
+        ) from error
     if copier.size > MAX_PACKED:
         _check_packed(target, sorted(copier.digests))
     # The length before each name keeps apart what would otherwise read the same.
@@ -134,7 +136,7 @@ def take(source: Path, target: Path) -> Snapshot:
         content_hash.hexdigest(),
         sorted(copier.digests),
         copier.size,
-        _first_listed(copier.left_out),
+        _shortened_list(copier.left_out),
     )
 
 
@@ -174,7 +176,7 @@ class _Copier:
             is_folder = stat.S_ISDIR(info.st_mode)
             # A virtual environment has a pyvenv.cfg, whatever its folder is called.
             reason = _reason_to_leave_out(name)
-            if not reason and is_folder and _contains(fd, name, "pyvenv.cfg"):
+            if not reason and is_folder and _folder_contains(fd, name, "pyvenv.cfg"):
                 reason = "a virtual environment"
             if reason:
                 printable = path.encode("utf-8", "backslashreplace").decode()
@@ -189,7 +191,7 @@ class _Copier:
                 self.file(fd, name, path)
             else:
                 what = "a link" if stat.S_ISLNK(info.st_mode) else "a device, socket or pipe"
-                raise _invalid(f"{path} is {what}; a push takes regular files alone")
+                raise _invalid_file(f"{path} is {what}; a push takes regular files alone")
 
     def file(self, folder: int, name: str, path: str) -> None:
         """Copy and hash one file.
@@ -209,7 +211,7 @@ class _Copier:
         with open(name, "rb", opener=lambda n, _: os.open(n, flags, dir_fd=folder)) as source:
             info = os.fstat(source.fileno())
             if not stat.S_ISREG(info.st_mode):
-                raise _invalid(f"{path} is no regular file")
+                raise _invalid_file(f"{path} is no regular file")
             self.check_size(info.st_size, path)  # before any of it is copied
             with open(self.target / path, "xb") as copy:
                 os.fchmod(copy.fileno(), 0o600)
@@ -242,7 +244,7 @@ def _reason_to_leave_out(name: str) -> str:
     return REASONS_TO_LEAVE_OUT.get(name, "")
 
 
-def _contains(folder: int, name: str, file: str) -> bool:
+def _folder_contains(folder: int, name: str, file: str) -> bool:
     """Whether the folder `name` in the open folder `folder` contains `file`."""
     with contextlib.suppress(OSError):  # no such file
         os.stat(f"{name}/{file}", dir_fd=folder, follow_symlinks=False)
@@ -265,7 +267,7 @@ def _check_packed(target: Path, names: list[str]) -> None:
                     raise _too_large(f"it is larger than {MAX_PACKED >> 20} MB packed (at {name})")
 
 
-def _first_listed(left_out: list[str]) -> list[str]:
+def _shortened_list(left_out: list[str]) -> list[str]:
     """At most 50 entries of `left_out`; if there are more, "... and 7 more" is the last."""
     if len(left_out) <= MOST_LISTED:
         return left_out
@@ -282,7 +284,7 @@ def _too_large(why: str) -> UserError:
     )
 
 
-def _invalid(message: str) -> UserError:
+def _invalid_file(message: str) -> UserError:
     """The error for a file that a push does not take."""
     return UserError(
         "ENV_INVALID", message, field="path", hint="Replace it by a regular file, or move it away."

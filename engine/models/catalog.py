@@ -255,14 +255,16 @@ def _adapter_facts(checkpoint: Path) -> AdapterFacts:
     alpha = config.get("lora_alpha")
     targets = config.get("target_modules")
     if not isinstance(rank, int) or not isinstance(alpha, int | float) or not targets:
-        raise _mismatch(f"{checkpoint} is no LoRA adapter in PEFT's format")
+        raise _adapter_mismatch(f"{checkpoint} is no LoRA adapter in PEFT's format")
     # PEFT writes a single target as a text.
     names = [targets] if isinstance(targets, str) else [str(name) for name in targets]
     projections = [name for name in PROJECTIONS if name in names]
     if "all-linear" in names:
         projections = list(PROJECTIONS)
     if not projections:
-        raise _mismatch(f"{checkpoint} adapts {', '.join(names)}, which are not trained here")
+        raise _adapter_mismatch(
+            f"{checkpoint} adapts {', '.join(names)}, which are not trained here"
+        )
     return AdapterFacts(rank, int(alpha), tuple(projections))
 
 
@@ -274,7 +276,7 @@ def _check_adapter(checkpoint: Path, adapter: AdapterFacts, facts: ModelFacts) -
     """
     weights = checkpoint / "adapter_model.safetensors"
     if not weights.is_file():
-        raise _mismatch(f"{checkpoint} has no adapter_model.safetensors")
+        raise _adapter_mismatch(f"{checkpoint} has no adapter_model.safetensors")
     tensors = model_files.read_header(weights)
     for name in adapter.targets:
         inputs, outputs = facts.projection(name)
@@ -286,14 +288,14 @@ def _check_adapter(checkpoint: Path, adapter: AdapterFacts, facts: ModelFacts) -
             if len(shapes_found) != facts.layers or any(
                 shape != expected for shape in shapes_found
             ):
-                raise _mismatch(
+                raise _adapter_mismatch(
                     f"{checkpoint} does not fit its base: {facts.layers} {name}.{matrix} of "
                     f"{list(expected)} expected, {len(shapes_found)} there"
                     + (f", the first {list(shapes_found[0])}" if shapes_found else "")
                 )
 
 
-def _mismatch(message: str) -> UserError:
+def _adapter_mismatch(message: str) -> UserError:
     """The error for an adapter that cannot be used on its base model."""
     return UserError(
         "ADAPTER_MISMATCH", message, hint="Start from the base model instead.", field="model"

@@ -31,7 +31,7 @@ def render(source: str, variables: Mapping[str, Any]) -> str:
     Raises UserError MODEL_UNSUPPORTED when the template does not compile, and any exception that
     the template raises while rendering.
     """
-    return _compiled(source).render(**variables)
+    return _compile(source).render(**variables)
 
 
 class _GenerationTag(jinja2.ext.Extension):
@@ -83,7 +83,7 @@ def _check_attribute(name: object) -> None:
 
 
 @lru_cache(maxsize=16)
-def _compiled(source: str) -> jinja2.Template:
+def _compile(source: str) -> jinja2.Template:
     """The compiled template. Raises UserError MODEL_UNSUPPORTED for a syntax error."""
     try:
         return _environment().from_string(source)

@@ -121,7 +121,7 @@ def curves_page(
         state=row.state,
         view="metrics",
         columns=["step", *(["model"] if with_model else []), *map(clean_text, shown_columns)],
-        rows=[_cells(line, shown_columns, with_model) for line in lines],
+        rows=[_table_row(line, shown_columns, with_model) for line in lines],
         curves={clean_text(name): summary_of(points) for name, points in curves.items() if points},
         available=hidden[:_MOST_AVAILABLE],
         steps_logged=len(metrics.lines),
@@ -168,7 +168,7 @@ def new_steps_page(
         state=row.state,
         view="metrics",
         columns=["step", *map(clean_text, shown_columns)],
-        rows=[_cells(line, shown_columns, with_model=False) for line in lines],
+        rows=[_table_row(line, shown_columns, with_model=False) for line in lines],
         next_cursor=f"metrics:{page.end}" if has_more else "",
         warnings=warnings,
     )
@@ -200,7 +200,7 @@ def _known_columns(keys: Sequence[str], available: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(keys))
 
 
-def _cells(line: JsonObject, columns: Sequence[str], with_model: bool) -> list[Cell]:
+def _table_row(line: JsonObject, columns: Sequence[str], with_model: bool) -> list[Cell]:
     """One row of the table for one logged line, such as [3, 0.41, None].
 
     The cells are the step, the model (only with `with_model`), and the rounded value of each of

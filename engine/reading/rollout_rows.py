@@ -85,7 +85,7 @@ def source_of(reading: Reading) -> Source:
     are none yet, BAD_ARGUMENT for a step without rows.
     """
     query, start = reading.query, reading.start
-    all_steps = start.all_steps or (start.step == -1 and _names_step(query.where))
+    all_steps = start.all_steps or (start.step == -1 and _filters_by_step(query.where))
     if all_steps and reading.run.rollout_steps():
         return _rollouts_of_all_steps(reading)
     return _rows_of_one_step(reading)
@@ -207,7 +207,7 @@ def chosen_step(steps: Sequence[int], step: int, missing_rows: str) -> int:
     )
 
 
-def _names_step(where: str) -> bool:
+def _filters_by_step(where: str) -> bool:
     """Whether the filter expression uses the name `step`, as "step > 20" does.
 
     False for an expression that cannot be parsed; `matching` refuses it later.

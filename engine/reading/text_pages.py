@@ -192,7 +192,7 @@ def events_page(reader: TextReader, keys: Sequence[str], cursor: str) -> EventsP
     )
     events = [shown_events[line.start] for line in lines]
     last = str(events[-1].get("event", "")) if events else ""
-    links = _links(reader, cursor, page, path)
+    links = _cursors_of_page(reader, cursor, page, path)
     return EventsPage(
         summary=f"{counted(len(events), 'event')} of {run_id}"
         + (f", the last is {last}." if last else "."),
@@ -250,7 +250,7 @@ def console_page(reader: TextReader, cursor: str, most_chars: int = _LINES_CHARS
     if not texts and not cursor and reader.matches is None and row.kind == "train":
         # A training run may print nothing; its curves show what it did.
         calls = [Call("read_logs", {"run_id": row.run_id, "view": "metrics"})]
-    links = _links(reader, cursor, page, path, position.attempt)
+    links = _cursors_of_page(reader, cursor, page, path, position.attempt)
     return ConsolePage(
         summary=f"{counted(len(texts), 'line')} of attempt {position.attempt} of {row.run_id}.",
         run_id=row.run_id,
@@ -280,7 +280,7 @@ def error_page(reader: TextReader, cursor: str) -> ErrorPage:
     # A run that is being stopped has the reason before it has ended.
     has_failed = row.state in ("failed", "cancelled") or bool(row.reason_kind)
     recorded = read_object(reader.run.failure)
-    failure = _failure(reader, recorded) if has_failed else ShownFailure()
+    failure = _shown_failure(reader, recorded) if has_failed else ShownFailure()
     calls = console.next
     summary = f"{row.run_id} is {row.state} and has not failed."
     if has_failed:
@@ -305,7 +305,7 @@ def error_page(reader: TextReader, cursor: str) -> ErrorPage:
     )
 
 
-def _failure(reader: TextReader, recorded: JsonObject) -> ShownFailure:
+def _shown_failure(reader: TextReader, recorded: JsonObject) -> ShownFailure:
     """The failure of a run, with texts cut and secrets hidden.
 
     Kind, message and hint come from the run's row in the database; those that the row lacks, and
@@ -367,7 +367,7 @@ def _fit_lines(
     return fitting, replace(page, lines=fitting, end=fitting[-1].end)
 
 
-def _links(
+def _cursors_of_page(
     reader: TextReader, cursor: str, page: Page, path: Path, attempt: int | None = None
 ) -> Links:
     """The cursors that a page of `path` gives out.

@@ -131,7 +131,7 @@ def rollout_item(redact: Redactor, row: Answer, texts: Texts) -> RolloutItem:
     """
     rollout = row if isinstance(row, TrajectoryRecord) else None
     evaluated = row if isinstance(row, EvaluationRow) else None
-    conversation = _conversation(redact, row, texts)
+    conversation = _divide_characters(redact, row, texts)
     # The text of an answer of one message; None for an answer of several turns.
     single = conversation.answer[0].content if len(conversation.answer) == 1 else None
     return RolloutItem(
@@ -155,7 +155,7 @@ def rollout_item(redact: Redactor, row: Answer, texts: Texts) -> RolloutItem:
         turns=within(conversation.answer, conversation.chars)
         if len(conversation.answer) > 1
         else None,
-        tokens=_tokens(redact, row, texts.decode) if texts.tokens else None,
+        tokens=_shown_tokens(redact, row, texts.decode) if texts.tokens else None,
     )
 
 
@@ -174,7 +174,7 @@ class _Conversation:
     chars: int
 
 
-def _conversation(redact: Redactor, row: Answer, texts: Texts) -> _Conversation:
+def _divide_characters(redact: Redactor, row: Answer, texts: Texts) -> _Conversation:
     """Prompt and answer of a row, with `texts.chars` divided between them.
 
     The prompt gets what the answer does not need, and at least a third; the answer gets the rest.
@@ -223,7 +223,7 @@ def with_shorter_texts(item: T, chars: int) -> T:
     for room in _SHORTER_TEXTS:
         if chars_of(item) <= chars:
             return item
-        item = _shortened(item, room)
+        item = _with_short_texts(item, room)
     return item
 
 
@@ -233,7 +233,7 @@ def squeezed_rollout(item: RolloutItem, chars: int) -> RolloutItem:
     return item if chars_of(item) <= chars else replace(item, metrics=None)
 
 
-def _shortened(value: Any, room: int) -> Any:
+def _with_short_texts(value: Any, room: int) -> Any:
     """A copy of `value` in which every text has at most `room` characters.
 
     Lists of token ids are cut to `room` ids; other lists keep all their items, each shortened.
@@ -242,12 +242,14 @@ def _shortened(value: Any, room: int) -> Any:
         return clip(value, room)
     if isinstance(value, list):
         is_ids = bool(value) and isinstance(value[0], int)
-        return [_shortened(item, room) for item in (value[:room] if is_ids else value)]
+        return [_with_short_texts(item, room) for item in (value[:room] if is_ids else value)]
     if isinstance(value, dict):
-        return {name: _shortened(item, room) for name, item in value.items()}
+        return {name: _with_short_texts(item, room) for name, item in value.items()}
     if is_dataclass(value) and not isinstance(value, type):  # an instance, not the class
         names = [field.name for field in fields(value)]
-        return replace(value, **{name: _shortened(getattr(value, name), room) for name in names})
+        return replace(
+            value, **{name: _with_short_texts(getattr(value, name), room) for name in names}
+        )
     return value
 
 
@@ -348,7 +350,7 @@ def pieces(
     return [*stretches[:most], Piece("…", False, left_out)]
 
 
-def _tokens(redact: Redactor, row: Answer, decode: Decode | None) -> ShownTokens | NoTokens:
+def _shown_tokens(redact: Redactor, row: Answer, decode: Decode | None) -> ShownTokens | NoTokens:
     """The token ids of a row with their loss mask, or the reason why it has none.
 
     Training keeps ids only for the first groups of a step, evaluations keep none. At most 1500 ids

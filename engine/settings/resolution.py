@@ -370,12 +370,12 @@ def _type_correction(wrong: GivenSettings) -> Change:
     A value that stands for a number becomes that number; a setting with any other value is left
     out.
     """
-    meant = {name: _meant_number(value) for name, value in wrong.items()}
+    meant = {name: _number_meant_by(value) for name, value in wrong.items()}
     numbers = {name: number for name, number in meant.items() if number is not None}
     return Change(settings=numbers, without=tuple(name for name in wrong if name not in numbers))
 
 
-def _meant_number(value: object) -> float | int | None:
+def _number_meant_by(value: object) -> float | int | None:
     """The number that a wrong value stands for: "8" is 8, "1e-4" is 0.0001, 8.0 is 8.
 
     None for a text that is not a finite number, and for every other value.
