@@ -416,7 +416,7 @@ def _band(
     """
     if len(log_ratios) >= CALIBRATE_FROM:
         # The factor pulls the median towards 0, that is, towards the estimate as it is.
-        middle = statistics.median(log_ratios) * len(log_ratios) / (len(log_ratios) + 1)
+        log_middle = statistics.median(log_ratios) * len(log_ratios) / (len(log_ratios) + 1)
         # A few runs show little of the usual variation, so it is mixed with `_USUAL_SPREAD`.
         squares = (len(log_ratios) - 1) * statistics.variance(log_ratios)
         degrees = len(log_ratios) - 1 + _USUAL_RUNS
@@ -424,18 +424,18 @@ def _band(
         half_width = (
             _NORMAL_90 * max(spread, _CALIBRATION_FLOOR) * math.sqrt(1 + 1 / len(log_ratios))
         )
-        factors = (middle - half_width, middle, middle + half_width)
+        factors = (log_middle - half_width, log_middle, log_middle + half_width)
         hours = {
             level: corrected["likely"] * math.exp(log_factor)
             for level, log_factor in zip(LEVELS, factors, strict=True)
         }
         return hours, "measured", len(log_ratios)
     basis = "measured" if measured else "model"
-    below, above = _SPREAD[basis]
+    low_factor, high_factor = _SPREAD[basis]
     hours = {
-        "low": corrected["low"] * below,
+        "low": corrected["low"] * low_factor,
         "likely": corrected["likely"],
-        "high": corrected["high"] * above,
+        "high": corrected["high"] * high_factor,
     }
     return hours, basis, len(log_ratios)
 

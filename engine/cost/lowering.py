@@ -87,11 +87,11 @@ def _best_lowering(plan: Plan, rate: Speed, over: int | None) -> _Lowering:
     most_saved = 0.0
     current_amount = over if over is not None else sum(phases_of(plan, rate, "likely").values())
     for name, before, value in candidates(plan):
-        smaller = replace(plan, settings=plan.settings.model_copy(update={name: value}))
+        smaller_plan = replace(plan, settings=plan.settings.model_copy(update={name: value}))
         smaller_amount = (
-            footprint.memory(smaller).total
+            footprint.memory(smaller_plan).total
             if over is not None
-            else sum(phases_of(smaller, rate, "likely").values())
+            else sum(phases_of(smaller_plan, rate, "likely").values())
         )
         if current_amount - smaller_amount > most_saved:
             best, most_saved = (name, before, value), current_amount - smaller_amount
@@ -124,10 +124,10 @@ def candidates(plan: Plan) -> list[tuple[str, int, int]]:
     values |= {"lora_rank": settings.lora_rank, "eval_rows": settings.eval_rows}
     candidates: list[tuple[str, int, int]] = []
     for name, value in values.items():
-        smaller = max(value // 2, needed.get(name, 1))
-        least = _LEAST_GROUP if name == "group_size" else 1
-        if least <= smaller <= _WORTHWHILE * value:
-            candidates.append((name, value, smaller))
+        smaller_value = max(value // 2, needed.get(name, 1))
+        least_value = _LEAST_GROUP if name == "group_size" else 1
+        if least_value <= smaller_value <= _WORTHWHILE * value:
+            candidates.append((name, value, smaller_value))
     if not settings.gradient_checkpointing:
         candidates.append(("gradient_checkpointing", False, True))
     return candidates

@@ -318,10 +318,10 @@ def _example(redact: Redactor, attempt: Attempt) -> Example:
 def _warnings(outcome: _Outcome, select: str, sources: Sequence[Source]) -> list[str]:
     """Warnings about the chosen rows, for whoever trains on them; [] if there are none."""
     notes = skipped_lines(sum(source.skipped for source in sources))
-    incorrect = sum(not attempt.correct for attempt in outcome.kept)
-    if incorrect and select not in ("correct", "shortest"):  # these keep right answers only
+    incorrect_count = sum(not attempt.correct for attempt in outcome.kept)
+    if incorrect_count and select not in ("correct", "shortest"):  # these keep right answers only
         notes.append(
-            f"{incorrect} of the {len(outcome.kept)} rows are not correct answers; "
+            f"{incorrect_count} of the {len(outcome.kept)} rows are not correct answers; "
             'where="solved" with select="correct" keeps right ones only.'
         )
     if 0 < len(outcome.kept) < FEW_ROWS:

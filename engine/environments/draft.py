@@ -71,8 +71,8 @@ class Draft:
     def process(self) -> EnvProcess:
         """A new env process of the version, not started yet.
 
-        Its time limits are those of the version, shortened to what the push can spare; the start
-        gets at least `push_limits.START_SECONDS`.
+        Its time limits are those of the version, shortened to what the push can spare. Even a push
+        that is late spares `push_limits.START_SECONDS` for the start.
         """
         limits = self.settings.limits
         start_seconds = max(push_limits.START_SECONDS, self.seconds_left - push_limits.AFTER_START)

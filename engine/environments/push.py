@@ -364,5 +364,5 @@ def _nearest_name(name: str) -> str:
     "env" if no character of `name` can be used.
     """
     # Stripped again at the end: the cut at 40 may leave a dash there.
-    tidy = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-")
-    return tidy or "env"
+    usable_part = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-")
+    return usable_part or "env"

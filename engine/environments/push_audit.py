@@ -53,7 +53,8 @@ class SecondProcess:
         Raises EnvProblem ENV_LIMITS if the push has too little time left to start it, or another
         EnvProblem if the start fails.
         """
-        # Twice: a start may take longer than the first one did.
+        # Twice the start, because it may take longer than the first one did. A restarted process is
+        # the third of a push; the audit gives it THIRD_S seconds more.
         needed = 2 * self.start_seconds + push_limits.CALL_SECONDS
         if self._seconds_left() < needed + (THIRD_S if self._handed_out else 0.0):
             message = f"it takes {self.start_seconds:.1f} s to start: too long for another"
@@ -77,6 +78,7 @@ class SecondProcess:
         return self.repeat_warnings
 
     def _seconds_left(self) -> float:
+        """Seconds until the push must be done."""
         return self.deadline - time.monotonic()
 
     def _repeat_warning(self) -> str:
@@ -87,15 +89,17 @@ class SecondProcess:
         if self._seconds_left() < 2 * (self.start_seconds + self.tasks_seconds):
             return "tasks() is slow; whether it repeats itself was not checked"
         try:
-            repeat = self.process.tasks()
+            repeated_rows = self.process.tasks()
         except EnvProblem as problem:
             return f"tasks() failed when it was called again: {problem}"
-        if repeat == self.rows:
+        if repeated_rows == self.rows:
             return ""
-        differing = sum(a != b for a, b in zip(self.rows, repeat, strict=False))
+        # Rows that only the longer list has are not counted.
+        differing = sum(a != b for a, b in zip(self.rows, repeated_rows, strict=False))
         return (
-            f"tasks() gave other rows when called again ({len(self.rows)} and {len(repeat)} rows, "
-            f"{differing} differ): seed it; the rows of the first call are stored"
+            f"tasks() gave other rows when called again ({len(self.rows)} and "
+            f"{len(repeated_rows)} rows, {differing} differ): seed it; the rows of the first call "
+            "are stored"
         )
 
 

@@ -66,7 +66,7 @@ def resolve_inside(path: str | Path, roots: list[Path] | None) -> Path:
     try:
         folder = Path(os.path.expanduser(text)).resolve()
         folder.is_dir()  # a name longer than the file system takes raises here
-        inside = roots is None or any(folder.is_relative_to(root.resolve()) for root in roots)
+        is_inside = roots is None or any(folder.is_relative_to(root.resolve()) for root in roots)
     # RuntimeError: links in a circle. ValueError: characters that no path can have.
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(
@@ -75,7 +75,7 @@ def resolve_inside(path: str | Path, roots: list[Path] | None) -> Path:
             field="path",
             hint="Pass the folder that holds environment.py.",
         ) from error
-    if not inside:
+    if not is_inside:
         allowed = ", ".join(str(root) for root in roots or []) or "none"
         raise UserError(
             "PATH_OUTSIDE_ROOTS",
@@ -258,12 +258,12 @@ def _check_packed(target: Path, names: list[str]) -> None:
     Only called when they are larger than that uncompressed.
     """
     packer = zlib.compressobj(6)
-    packed = 0
+    packed_bytes = 0
     for name in names:
         with open(target / name, "rb") as file:
             while data := file.read(CHUNK):
-                packed += len(packer.compress(data))
-                if packed > MAX_PACKED:
+                packed_bytes += len(packer.compress(data))
+                if packed_bytes > MAX_PACKED:
                     raise _too_large(f"it is larger than {MAX_PACKED >> 20} MB packed (at {name})")
 
 

@@ -195,9 +195,9 @@ def _agent_files(left_out: list[str], folder: str, names: list[str]) -> list[str
     These are files that coding agents would obey, because a stranger may have written them. They
     are added to `left_out` too.
     """
-    skipped = [name for name in names if is_agent_file(name)]
-    left_out += sorted(skipped)
-    return skipped
+    agent_files = [name for name in names if is_agent_file(name)]
+    left_out += sorted(agent_files)
+    return agent_files
 
 
 def _read_files(record: EnvRecord) -> dict[str, bytes]:

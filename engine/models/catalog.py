@@ -105,12 +105,12 @@ def check_in_sight(home: Home, ref: str) -> None:
         folder = _local_folder(ref)
         if folder is not None:
             model_files.read_facts(folder)
-        usable = folder is not None or is_id
+        is_usable = folder is not None or is_id
     except (UserError, OSError, ValueError, RuntimeError):  # also a folder without read permission
-        usable = False
+        is_usable = False
         if is_id:
             hub.look_up(home, ref)  # treat it as a hub id; raises if the hub has no such model
-    if not usable:
+    if not is_usable:
         hint = "Name a folder that holds a whole model."
         raise _not_found(f"no model is at {ref!r}", hint)
 
@@ -240,8 +240,8 @@ def _no_checkpoint(run: RunDir, which: str) -> UserError:
                 Call("wait_run", {"run_id": run.id}),
             ),
         )
-    named = ", ".join(f"{run.id}@step{step}" for step in steps[-_NAMED_STEPS:])
-    return _not_found(f"{run.id} has no checkpoint {which}", f"It has {named}.")
+    references = ", ".join(f"{run.id}@step{step}" for step in steps[-_NAMED_STEPS:])
+    return _not_found(f"{run.id} has no checkpoint {which}", f"It has {references}.")
 
 
 def _adapter_facts(checkpoint: Path) -> AdapterFacts:

@@ -194,7 +194,7 @@ _ALGORITHMS = {
 }
 
 
-def meant(name: str, algorithm: str, known: Iterable[str]) -> str:
+def meant_setting(name: str, algorithm: str, known: Iterable[str]) -> str:
     """The setting that another trainer's name or a typo stands for, as "learning_rate" for "lr".
 
     "" if there is none, or if our setting takes other values, so that the given value could not be

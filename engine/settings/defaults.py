@@ -135,8 +135,8 @@ def learning_rate(algorithm: str, hidden: int) -> float:
 
     Both stay within 1e-5 and 2e-3.
     """
-    value = 0.2 / hidden if algorithm == "grpo" else 5e-4 * math.sqrt(2000 / hidden)
-    return float(f"{min(max(value, 1e-5), 2e-3):.1e}")
+    unbounded_rate = 0.2 / hidden if algorithm == "grpo" else 5e-4 * math.sqrt(2000 / hidden)
+    return float(f"{min(max(unbounded_rate, 1e-5), 2e-3):.1e}")
 
 
 def _adapter_defaults(filling: Filled, facts: Facts) -> None:

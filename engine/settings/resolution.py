@@ -95,13 +95,13 @@ def check_algorithm(algorithm: str) -> None:
     """Raise UserError BAD_ARGUMENT unless `algorithm` is "sft" or "grpo"."""
     if algorithm in ALGORITHMS:
         return
-    meant = aliases.suggest_algorithm(str(algorithm))
+    meant_algorithm = aliases.suggest_algorithm(str(algorithm))
     raise UserError(
         "BAD_ARGUMENT",
         f"algorithm {algorithm!r} does not exist; there are sft and grpo",
         hint=Hint(
-            f"Use {meant}." if meant else "Use grpo or sft.",
-            change=Change(arguments={"algorithm": meant}) if meant else None,
+            f"Use {meant_algorithm}." if meant_algorithm else "Use grpo or sft.",
+            change=Change(arguments={"algorithm": meant_algorithm}) if meant_algorithm else None,
         ),
         field="algorithm",
     )
@@ -235,11 +235,11 @@ def _check_names(algorithm: str, schema: type[Settings], settings: GivenSettings
     if foreign == unknown:
         name = foreign[0]
         owner = _other_owner(name, algorithm)
-        why = aliases.NOT_FOR.get((algorithm, name), "Leave it out.")
+        advice = aliases.NOT_FOR.get((algorithm, name), "Leave it out.")
         raise UserError(
             "SETTING_NOT_APPLICABLE",
             f"{_list_names(foreign)} {_is_or_are(foreign)} for {owner}, not for {algorithm}",
-            hint=Hint(why, change=Change(without=tuple(foreign))),
+            hint=Hint(advice, change=Change(without=tuple(foreign))),
             field=f"settings.{name}",
         )
     # The field of the error is the first name that no algorithm has.
@@ -274,7 +274,7 @@ def _renaming_change(algorithm: str, settings: GivenSettings, unknown: list[str]
     arguments: dict[str, object] = {}
     removed: list[str] = []
     for name in unknown:
-        our_name = aliases.meant(name, algorithm, known)
+        our_name = aliases.meant_setting(name, algorithm, known)
         if our_name:
             removed.append(name)
             if our_name not in settings:
@@ -330,15 +330,17 @@ def _invalid_values(
     problems = []
     for name in names[:_EXPLAINED]:
         value = repr(given[name])
-        shown = value if len(value) <= _VALUE_CHARS else value[: _VALUE_CHARS - 3] + "..."
-        problems.append(f"{name} = {shown} is not {expects(schema.model_fields[name])}")
-    first = names[0]
-    hint = _value_hint(first, given[first], expects(schema.model_fields[first]), problems[0])
+        shown_value = value if len(value) <= _VALUE_CHARS else value[: _VALUE_CHARS - 3] + "..."
+        problems.append(f"{name} = {shown_value} is not {expects(schema.model_fields[name])}")
+    first_name = names[0]
+    hint = _value_hint(
+        first_name, given[first_name], expects(schema.model_fields[first_name]), problems[0]
+    )
     return UserError(
         "SETTING_INVALID",
         "; ".join(problems),
         hint=Hint(hint, change=_type_correction({name: given[name] for name in names})),
-        field=f"settings.{first}",
+        field=f"settings.{first_name}",
     )
 
 
@@ -370,8 +372,8 @@ def _type_correction(wrong: GivenSettings) -> Change:
     A value that stands for a number becomes that number; a setting with any other value is left
     out.
     """
-    meant = {name: _number_meant_by(value) for name, value in wrong.items()}
-    numbers = {name: number for name, number in meant.items() if number is not None}
+    number_by_name = {name: _number_meant_by(value) for name, value in wrong.items()}
+    numbers = {name: number for name, number in number_by_name.items() if number is not None}
     return Change(settings=numbers, without=tuple(name for name in wrong if name not in numbers))
 
 
