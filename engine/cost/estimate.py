@@ -417,10 +417,12 @@ def _band(
     if len(log_ratios) >= CALIBRATE_FROM:
         # The factor pulls the median towards 0, that is, towards the estimate as it is.
         log_middle = statistics.median(log_ratios) * len(log_ratios) / (len(log_ratios) + 1)
-        # A few runs show little of the usual variation, so it is mixed with `_USUAL_SPREAD`.
+        # The standard deviation of the logarithms. A few runs show little of the usual variation,
+        # so it is mixed with `_USUAL_SPREAD`, which counts as much as `_USUAL_RUNS` runs.
         squares = (len(log_ratios) - 1) * statistics.variance(log_ratios)
         degrees = len(log_ratios) - 1 + _USUAL_RUNS
         spread = math.sqrt((squares + _USUAL_RUNS * _USUAL_SPREAD**2) / degrees)
+        # The last factor makes it an interval for a new run, not for the mean of the runs.
         half_width = (
             _NORMAL_90 * max(spread, _CALIBRATION_FLOOR) * math.sqrt(1 + 1 / len(log_ratios))
         )
@@ -455,7 +457,7 @@ def _token_counts(plan: Plan) -> TokenCounts:
 
     Sampled tokens include those of the evaluations.
     """
-    rows = plan.rows * plan.settings.steps
+    rows = plan.rows * plan.settings.steps  # of the whole run
     if isinstance(plan.settings, SFTSettings):
         trained = rows * plan.sft_row().total
         sampled = 0.0

@@ -207,9 +207,10 @@ class SamplingPlan:
         usual = _mean(list(answers)) / max(1.0, self.turns("low")) if answers else limit / 2
         tokens_said = {"low": usual, "likely": 1.5 * usual, "high": float(limit)}[level]
         if self.seen.said is not None and level == "likely":
+            # `said` is measured per episode, in multiples of max_tokens.
             tokens_said = self.seen.said * limit / turns
         longest = {"low": 1.5 * usual, "likely": float(limit), "high": float(limit)}[level]
-        prompt = _mean([row.prompt for row in self.env.lengths]) or self.unknown_prompt
+        prompt = _mean([row.prompt for row in self.env.lengths]) or self.unknown_prompt  # 0: none
         return Lengths(prompt, min(tokens_said, limit), min(longest, limit), turns)
 
     def turns(self, level: str) -> float:
@@ -221,10 +222,10 @@ class SamplingPlan:
         """
         if not self.env.multi_turn:
             return 1.0
-        most = self.limits.max_turns
+        limit = self.limits.max_turns
         mean_of_answers = _mean([row.answer_turns for row in self.env.lengths if row.answer_turns])
-        reference = min(most, mean_of_answers) if mean_of_answers else most / 2
-        return {"low": reference, "likely": min(most, 1.5 * reference), "high": float(most)}[level]
+        few = min(limit, mean_of_answers) if mean_of_answers else limit / 2
+        return {"low": few, "likely": min(limit, 1.5 * few), "high": float(limit)}[level]
 
 
 @dataclass(frozen=True)
@@ -346,6 +347,7 @@ class Plan:
             return Lengths(limit / 2, limit / 2, limit / 2)
         supervised = _mean([row.supervised(loss_on, limit) for row in rows])
         total = _mean([min(row.total, limit) for row in rows])
+        # What carries no loss counts as the prompt.
         return Lengths(
             total - min(supervised, total), supervised, max(min(r.total, limit) for r in rows)
         )
@@ -454,13 +456,16 @@ def rollouts(
     loaded = plan.loaded
     model = loaded.model
     context = min(episode.total, plan.limits.max_length)
+    # Two operations, a multiplication and an addition, for each parameter.
     per_token = 2 * (model.linear_params + model.head_params) + 2 * loaded.adapter
     tokens_written = rows * episode.said * episode.turns
     attention = 4 * model.heads * model.head_dim * context * model.layers
     # Every turn after the first reads the conversation so far again.
     tokens_read = prompts * episode.prompt + rows * context * max(0.0, episode.turns - 1)
+    # A batch takes as many steps as its longest answer has tokens.
     batch_count = max(batches, math.ceil(rows / CONCURRENT[plan.device.kind]))
     steps = batch_count * episode.longest * episode.turns
+    # Keys and values.
     cache_bytes_per_token = 2 * model.layers * model.kv_heads * model.head_dim * loaded.width
     return Work(
         sample=tokens_written * (per_token + attention) + 2 * model.linear_params * tokens_read,
@@ -506,6 +511,8 @@ def update_operations(
             row's length.
         scored: tokens whose log-probability is computed.
     """
+    # Attention takes 4 operations forward and 8 backward. A frozen parameter takes 2 and 2, one of
+    # the adapter 2 and 4, because it also gets a gradient.
     attention = 12 * model.heads * model.head_dim * pairs * model.layers
     layers = tokens * (4 * model.linear_params + 6 * adapter)
     return layers + attention + 4 * model.head_params * scored
@@ -514,6 +521,7 @@ def update_operations(
 def _forward_operations(plan: Plan, rows: float, tokens: float) -> float:
     """Operations of a forward pass without output layer: `rows` rows of `tokens` tokens each."""
     model = plan.model
+    # 4 operations for each token before it, which are half of the row on average.
     attention = 2 * model.heads * model.head_dim * tokens * model.layers
     return rows * tokens * (2 * model.linear_params + 2 * plan.adapter + attention)
 

@@ -85,6 +85,7 @@ def _best_lowering(plan: Plan, rate: Speed, over: int | None) -> _Lowering:
     """
     best: _Lowering = ("", None, None)
     most_saved = 0.0
+    # Amounts are bytes if memory is to be saved, else seconds.
     current_amount = over if over is not None else sum(phases_of(plan, rate, "likely").values())
     for name, before, value in candidates(plan):
         smaller_plan = replace(plan, settings=plan.settings.model_copy(update={name: value}))
@@ -94,16 +95,17 @@ def _best_lowering(plan: Plan, rate: Speed, over: int | None) -> _Lowering:
             else sum(phases_of(smaller_plan, rate, "likely").values())
         )
         if current_amount - smaller_amount > most_saved:
-            best, most_saved = (name, before, value), current_amount - smaller_amount
+            best = (name, before, value)
+            most_saved = current_amount - smaller_amount
     return best
 
 
 def candidates(plan: Plan) -> list[tuple[str, int, int]]:
     """The settings whose lowering could help, as (name, value, smaller value).
 
-    A smaller value is half the value, or what most rows need if that is more. Settings of which
-    that is no real reduction are left out. Gradient checkpointing is a candidate if it is off, as
-    ("gradient_checkpointing", False, True).
+    A smaller value is half the value, or what most rows need if that is more. A setting is left out
+    if its smaller value is over 90 % of the value, or if a group would get too small. Gradient
+    checkpointing is a candidate if it is off, as ("gradient_checkpointing", False, True).
     """
     settings = plan.settings
     needed = _needed_lengths(plan)

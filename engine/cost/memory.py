@@ -118,12 +118,14 @@ def _sampling_bytes(plan: Plan, longest: float) -> tuple[float, float]:
     if isinstance(plan.settings, SFTSettings) and not plan.env.scored:
         # Only the questions about kept skills are answered by sampling.
         at_once = max((battery.tasks for battery in plan.batteries), default=0)
-    if isinstance(plan.settings, GRPOSettings):
+    if isinstance(plan.settings, GRPOSettings):  # it samples rollouts too
         at_once = max(at_once, plan.rows)
     at_once = min(at_once, CONCURRENT[plan.device.kind])
+    # Bytes of the keys and values of one token.
     cache_per_token = 2 * model.layers * model.kv_heads * model.head_dim * plan.width
     # When the cache grows it is copied layer by layer: old and new tensors of one layer coexist.
     copies = 1 + 1 / model.layers
+    # Of the logits there are three float32 tensors at once.
     return at_once * longest * cache_per_token * copies, at_once * model.vocab * 4 * 3
 
 
@@ -132,7 +134,7 @@ def _longest_trained_sequence(plan: Plan) -> float:
     if isinstance(plan.settings, GRPOSettings):
         return _longest_sampled_sequence(plan)
     limit = plan.settings.max_length
-    return min(limit, plan.env.longest_total or limit)
+    return min(limit, plan.env.longest_total or limit)  # 0: no rows were counted
 
 
 def _longest_sampled_sequence(plan: Plan) -> float:

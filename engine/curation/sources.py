@@ -383,6 +383,7 @@ def _spread_steps(steps: Sequence[int], best: int | None) -> list[int]:
     required = {steps[0], steps[-1], *([best] if best in steps else [])}
     room = MOST_STEPS - len(required)
     others = [step for step in steps if step not in required]
+    # Evenly spaced positions among the others, without both ends.
     between = {others[round((index + 1) * (len(others) - 1) / (room + 1))] for index in range(room)}
     return sorted(required | between)
 

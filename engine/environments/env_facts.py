@@ -140,6 +140,7 @@ def env_facts(
     Raises UserError MODEL_UNSUPPORTED if the tokenizer or chat template cannot be read.
     """
     tokenizer = tokens.load(model_folder)
+    # The cache file is named after everything that the counts depend on.
     key = f"{_VERSION} {record.env_id} {tokenizer.fingerprint} {thinking}"
     file_name = hashlib.sha256(key.encode()).hexdigest()[:32] + ".json"
     cache_file = home.cache / "tokens" / file_name
@@ -270,6 +271,7 @@ def statistics(facts: EnvFacts, settings: TrainSettings) -> dict[str, Any]:
         truncated = [row for row in rows if row.total > max_length]
     else:
         target_tokens = list(facts.answers)
+        # An answer of full length would not fit after the prompt.
         dropped = [row for row in rows if row.prompt + settings.max_tokens > max_length]
         truncated = [row for row in rows if row.answer and row.longest_turn > settings.max_tokens]
     return {

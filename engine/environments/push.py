@@ -157,12 +157,12 @@ def as_user_error(problem: EnvProblem) -> UserError:
 def _reinstall_packages(draft: Draft) -> None:
     """Install the packages of a stored version again if its interpreter is gone.
 
-    Raises UserError as `_interpreter` does.
+    Raises UserError ENV_DEPS as `_interpreter` does.
     """
     try:
         registry.env_python(registry.read_version(draft.home, draft.name, draft.hash))
     except UserError as error:
-        if error.code != "ENV_DEPS":
+        if error.code != "ENV_DEPS":  # this code says that the interpreter is gone
             raise
         _interpreter(draft, install=True)
 
@@ -181,6 +181,7 @@ def _build_version(draft: Draft, install: bool) -> None:
         tasks_limit = min(env.limits.start_seconds, tasks_limit)
         rows, tasks_seconds = draft.timed(tasks_limit, lambda: env.tasks(tasks_limit))
         first_rows = [dict(row) for row in rows]  # copies: the rows are changed below
+        # For checks that need a process that has scored nothing; it starts when it is used.
         second_process = push_audit.SecondProcess(
             second_env, first_rows, start_seconds, tasks_seconds, draft.deadline
         )

@@ -90,6 +90,8 @@ class DownloadPlan(Record):
 
 
 class _LargeFile(BaseModel):
+    """What the hub says of a file in large file storage."""
+
     sha256: str | None = None
 
 
@@ -522,9 +524,11 @@ def _continue_part(
     has arrived by then stays in `part`.
     """
     size = part.stat().st_size if part.is_file() else 0
+    # From the first missing byte on; the whole file if nothing is there.
     headers = {"Range": f"bytes={size}-"} if size else {}
     with client.stream("GET", url, headers=headers) as reply:
-        if reply.status_code == _RANGE_NOT_SATISFIABLE:  # the file is complete
+        # There is nothing after `size`: the file is complete.
+        if reply.status_code == _RANGE_NOT_SATISFIABLE:
             return
         reply.raise_for_status()
         if reply.status_code != _PARTIAL_CONTENT:

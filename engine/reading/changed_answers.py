@@ -153,6 +153,7 @@ def _choose_evaluations(reading: Reading) -> _Comparison:
             hint="Evaluate two models in one call, or pick worst.",
             field="pick",
         )
+    # `step` is the index of the requested model.
     other_index = 0 if answers.step else 1
     before, after = (
         EvaluationRow.read_file(run.model_evals(i)) for i in (other_index, answers.step)
@@ -179,6 +180,7 @@ def _training_evaluations(reading: Reading) -> _Comparison:
             hint=wait_hint(row.run_id, until="next_eval"),
         )
     later_step = chosen_step(steps, step, "held-out answers") if step != -1 else result_step(run)
+    # None: the run has no verdict.
     later_step = steps[-1] if later_step is None else later_step
     before, after = (
         EvaluationRow.read_file(run.evals(step_number)) for step_number in (0, later_step)

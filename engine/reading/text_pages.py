@@ -185,6 +185,7 @@ def events_page(reader: TextReader, keys: Sequence[str], cursor: str) -> EventsP
         for start, fields in fields_by_start.items()
         if fields is not None
     }
+    # Lines that are no JSON objects are skipped.
     lines = [line for line in page.lines if line.start in shown_events]
     skipped = len(page.lines) - len(lines)
     lines, page = _fit_lines(
