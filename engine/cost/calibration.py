@@ -185,13 +185,13 @@ def _finished_run(run: RunDir, rate: Speed, algorithm: str, total: float) -> Fin
         return None
     if not isinstance(config, TrainConfig) or measured is None:
         return None
-    workload = config.estimate.uncalibrated
-    if isinstance(workload, EarlierWorkload):
+    predicted_work = config.estimate.uncalibrated
+    if isinstance(predicted_work, EarlierWorkload):
         return None
-    works = {name: Work(*values) for name, values in workload.works.items()}
+    works = {name: Work(*values) for name, values in predicted_work.works.items()}
     # The time of a score belongs to the environment, so it is the one of that run.
-    predicted = replace(rate, score_s=workload.score_s).phases(
-        works, workload.layers, workload.weight_bytes, first=workload.first
+    predicted = replace(rate, score_s=predicted_work.score_s).phases(
+        works, predicted_work.layers, predicted_work.weight_bytes, first=predicted_work.first
     )
     seconds = {
         phase: measured.seconds[name]
@@ -210,7 +210,7 @@ def _finished_run(run: RunDir, rate: Speed, algorithm: str, total: float) -> Fin
         turns=measured.turns_mean,
         effective=measured.effective_share,
         memory=measured.peak_memory,
-        predicted_memory=workload.memory,
+        predicted_memory=predicted_work.memory,
     )
 
 

@@ -201,7 +201,8 @@ def _keep_or_drop(
 ) -> _Outcome:
     """Decide for every attempt whether it is kept or dropped, and why.
 
-    Reasons are tried in the order of REASONS; an attempt is counted for the first that holds.
+    An attempt is dropped for the first reason that holds: its task, an error, the rule, a wrong
+    answer, then enough answers at its task, and last what `_drop_reason` finds.
 
     Args:
         groups: the attempts of each group, as `groups_of` returns them.
@@ -215,7 +216,7 @@ def _keep_or_drop(
     kept_conversations: set[str] = set()
     for (env_hash, task, _), group in groups.items():
         split = splits.get((env_hash, task))
-        if split != "train":  # None: the version has no such task any more
+        if split != "train":  # None: the version has no task of this id
             outcome.drop("heldout" if split == "heldout" else "unknown_task", group)
             continue
         # A rule may count attempts with an error (n_error), so it is asked before they are dropped.
@@ -416,11 +417,11 @@ def _shortened_to_fit(reply: CurationReply) -> CurationReply:
     """
     if _fits(reply):
         return reply
-    shorter = {
+    short_examples = {
         reason: example.shortened(_SHORT_EXAMPLE_CHARS)
         for reason, example in reply.dropped_examples.items()
     }
-    reply = replace(reply, dropped_examples=shorter)
+    reply = replace(reply, dropped_examples=short_examples)
     if _fits(reply):
         return reply
     reply = replace(reply, examples=reply.examples[:1], dropped_examples={})

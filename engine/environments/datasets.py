@@ -213,9 +213,9 @@ def _summary(report: DataReport) -> str:
 def _warnings(report: DataReport) -> list[str]:
     """Warnings for the author about rows that are bad, repeated, mixed or unanswered."""
     warnings = []
-    unanswered = report.rows - report.with_answer
-    if unanswered:
-        warnings.append(f"{unanswered} rows have no answer; SFT leaves them out")
+    unanswered_count = report.rows - report.with_answer
+    if unanswered_count:
+        warnings.append(f"{unanswered_count} rows have no answer; SFT leaves them out")
     if report.duplicates.rows:
         warnings.append(f"{report.duplicates.rows} rows repeat an earlier one")
     if len(report.shapes) > 1:

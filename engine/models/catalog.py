@@ -369,22 +369,22 @@ def _runs_with_checkpoints(home: Home) -> list[RunDir]:
             with contextlib.suppress(FileNotFoundError):  # deleted since the listing
                 if entry.is_dir():
                     folders.append((entry.stat().st_mtime, entry.name))
-    marks = {}  # run id -> (run id, state, attempt, ended)
+    mark_by_run = {}  # run id -> (run id, state, attempt, ended)
     if home.db.is_file():
         with Store(home) as store:
-            marks = {mark[0]: mark for mark in store.run_marks("train")}
+            mark_by_run = {mark[0]: mark for mark in store.run_marks("train")}
     runs = []
     for _, name in sorted(folders, reverse=True):
-        mark = marks.get(name)  # None for a folder without a row in the database
+        mark = mark_by_run.get(name)  # None for a folder without a row in the database
         # With attempt and state, so that a run that is resumed is looked at again.
-        key = (str(home.root), mark)
-        if mark is not None and key in _ended_without_checkpoint:
+        mark_of_home = (str(home.root), mark)
+        if mark is not None and mark_of_home in _ended_without_checkpoint:
             continue
         run = RunDir(home.runs / name)
         if run.checkpoint_steps():
             runs.append(run)
         elif mark is not None and mark[1] in TERMINAL:  # its state
-            _ended_without_checkpoint.add(key)
+            _ended_without_checkpoint.add(mark_of_home)
     return runs
 
 

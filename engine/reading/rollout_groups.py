@@ -88,14 +88,15 @@ def groups_page(reading: Reading, source: Source, matching_rows: Sequence[Row]) 
         lambda items: replace(page, groups=items),
         _shorten_group,
     )
-    uniform = sum(reward_std(rows) == 0.0 for rows in groups)
+    uniform_count = sum(reward_std(rows) == 0.0 for rows in groups)
     return replace(
         page,
         groups=fitted.items,
         warnings=fitted.warnings + source.warnings,
         next_cursor=fitted.next_cursor,
         summary=f"{len(fitted.items)} of {len(groups)} groups among the {source.what} in "
-        f"{page.run_id}, the widest spread of rewards first; in {uniform} all rewards are equal.",
+        f"{page.run_id}, the widest spread of rewards first; in {uniform_count} all rewards are "
+        "equal.",
     )
 
 

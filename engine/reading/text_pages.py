@@ -187,21 +187,21 @@ def events_page(reader: TextReader, keys: Sequence[str], cursor: str) -> EventsP
     }
     # Lines that are no JSON objects are skipped.
     lines = [line for line in page.lines if line.start in shown_events]
-    skipped = len(page.lines) - len(lines)
+    skipped_count = len(page.lines) - len(lines)
     lines, page = _fit_lines(
         lines, page, start.older, lambda line: json_chars(shown_events[line.start])
     )
     events = [shown_events[line.start] for line in lines]
-    last = str(events[-1].get("event", "")) if events else ""
+    last_event = str(events[-1].get("event", "")) if events else ""
     links = _cursors_of_page(reader, cursor, page, path)
     return EventsPage(
         summary=f"{counted(len(events), 'event')} of {run_id}"
-        + (f", the last is {last}." if last else "."),
+        + (f", the last is {last_event}." if last_event else "."),
         run_id=run_id,
         state=reader.row.state,
         view="events",
         events=events,
-        warnings=reader.warnings(page) + skipped_lines(skipped),
+        warnings=reader.warnings(page) + skipped_lines(skipped_count),
         next_cursor=links.next_cursor,
         older_cursor=links.older_cursor,
     )
@@ -243,14 +243,14 @@ def console_page(reader: TextReader, cursor: str, most_chars: int = _LINES_CHARS
     )
     texts = [reader.shown(line.text) for line in lines]
     # A line without newline, such as a progress bar, is shown and read again once it is complete.
-    # Only a page that reaches the end of the file (no offset) can have such a line.
+    # Only the first page, which begins at the end of the file (no offset), looks for one.
     unfinished_line = torn_tail(path) if position.offset is None else ""
     if unfinished_line and reader.passes(unfinished_line):
         texts.append(reader.shown(unfinished_line))
-    calls: list[Call] = []
+    next_calls: list[Call] = []
     if not texts and not cursor and reader.matches is None and row.kind == "train":
         # A training run may print nothing; its curves show what it did.
-        calls = [Call("read_logs", {"run_id": row.run_id, "view": "metrics"})]
+        next_calls = [Call("read_logs", {"run_id": row.run_id, "view": "metrics"})]
     links = _cursors_of_page(reader, cursor, page, path, position.attempt)
     return ConsolePage(
         summary=f"{counted(len(texts), 'line')} of attempt {position.attempt} of {row.run_id}.",
@@ -259,7 +259,7 @@ def console_page(reader: TextReader, cursor: str, most_chars: int = _LINES_CHARS
         view="console",
         lines=texts,
         warnings=reader.warnings(page),
-        next=calls,
+        next=next_calls,
         attempt=position.attempt,
         next_cursor=links.next_cursor,
         older_cursor=links.older_cursor,
@@ -282,7 +282,7 @@ def error_page(reader: TextReader, cursor: str) -> ErrorPage:
     has_failed = row.state in ("failed", "cancelled") or bool(row.reason_kind)
     recorded = read_object(reader.run.failure)
     failure = _shown_failure(reader, recorded) if has_failed else ShownFailure()
-    calls = console.next
+    next_calls = console.next
     summary = f"{row.run_id} is {row.state} and has not failed."
     if has_failed:
         message = row.reason or str(recorded.get("message") or "")
@@ -290,7 +290,7 @@ def error_page(reader: TextReader, cursor: str) -> ErrorPage:
         kind = failure.kind or "unknown"
         summary = clip(f"{row.run_id} {row.state} ({kind}): {reason}", _SUMMARY_CHARS)
         if failure.last_checkpoint and row.state != "done":
-            calls = [Call("submit_train", {"resume": row.run_id})]
+            next_calls = [Call("submit_train", {"resume": row.run_id})]
     return ErrorPage(
         summary=summary,
         run_id=row.run_id,
@@ -298,7 +298,7 @@ def error_page(reader: TextReader, cursor: str) -> ErrorPage:
         view="error",
         lines=console.lines,
         warnings=console.warnings,
-        next=calls,
+        next=next_calls,
         attempt=console.attempt,
         next_cursor=console.next_cursor.replace("console", "error", 1),
         older_cursor=older_cursor.replace("console", "error", 1) if older_cursor else None,

@@ -269,12 +269,12 @@ def _renaming_change(algorithm: str, settings: GivenSettings, unknown: list[str]
     - A name that is an argument of the tool becomes an argument.
     - A setting of another algorithm is left out.
     """
-    known = SCHEMAS[algorithm].model_fields
+    known_names = SCHEMAS[algorithm].model_fields
     renamed: dict[str, object] = {}
     arguments: dict[str, object] = {}
     removed: list[str] = []
     for name in unknown:
-        our_name = aliases.meant_setting(name, algorithm, known)
+        our_name = aliases.meant_setting(name, algorithm, known_names)
         if our_name:
             removed.append(name)
             if our_name not in settings:
