@@ -30,35 +30,37 @@ def memory(plan: Plan) -> PeakMemory:
     never gets smaller when rows, batch, rank or group get larger.
     """
     settings = plan.settings
-    longest = _longest_trained_sequence(plan)
+    longest_sequence = _longest_trained_sequence(plan)
     micro_tokens = microbatch_tokens(plan)
     batch_tokens = _batch_tokens(plan)
     packed = plan.packed
     # Packed rows fill a microbatch; otherwise each row is a forward pass of its own.
-    tokens_at_once = min(batch_tokens, max(longest, micro_tokens)) if packed else longest
+    tokens_at_once = (
+        min(batch_tokens, max(longest_sequence, micro_tokens)) if packed else longest_sequence
+    )
     activations = _activation_bytes(plan, tokens_at_once, _usual_length(plan))
     # A chunk of logits, its log-softmax and its gradient in float32.
     chunk_bytes = max(_LEAST_LOGIT_ROWS * 4 * plan.model.vocab, HEAD_BYTES[plan.device.kind])
     logits = 3 * min(chunk_bytes, tokens_at_once * 4 * plan.model.vocab)
     kv_cache, sampled_logits = _sampling_bytes(plan, _longest_sampled_sequence(plan))
-    copy = _weight_copy_bytes(plan)
-    training = activations + logits
-    sampling = kv_cache + sampled_logits
+    copy_bytes = _weight_copy_bytes(plan)
+    training_peak = activations + logits
+    sampling_peak = kv_cache + sampled_logits
     # Two copies: one with the adapter merged in, one in the layout for sampling. The C library
     # keeps the memory of the latter during training.
-    weights = plan.weights + 2 * copy
+    weights = plan.weights + 2 * copy_bytes
     adapter = plan.adapter * _ADAPTER_BYTES
     if isinstance(settings, GRPOSettings) and settings.async_sampling:
         adapter += plan.adapter * 4  # the copy that samples
-    overhead = _overhead_bytes(plan, weights + adapter + max(training, sampling))
+    overhead = _overhead_bytes(plan, weights + adapter + max(training_peak, sampling_peak))
     return PeakMemory(
         weights=int(weights),
         adapter_and_optimizer=int(adapter),
         activations=int(activations),
-        logits=int(logits if training >= sampling else sampled_logits),
+        logits=int(logits if training_peak >= sampling_peak else sampled_logits),
         kv_cache=int(kv_cache),
         overhead=int(overhead),
-        total=int(weights + adapter + max(training, sampling) + overhead),
+        total=int(weights + adapter + max(training_peak, sampling_peak) + overhead),
     )
 
 

@@ -170,18 +170,18 @@ def fit(
         page_of: builds the page with the given items, so that it can be measured.
         squeeze: shortens an item to a number of characters of JSON.
     """
-    fitting = list(items)
+    kept_items = list(items)
     warnings: list[str] = []
     room = BODY_CHARS - _SUMMARY_CHARS
-    while chars_of(page_of(fitting)) > room and len(fitting) > 1:
-        fitting.pop()
-    if fitting and chars_of(page_of(fitting)) > room:
-        fitting = [squeeze(fitting[0], room - _CUT_CHARS)]
+    while chars_of(page_of(kept_items)) > room and len(kept_items) > 1:
+        kept_items.pop()
+    if kept_items and chars_of(page_of(kept_items)) > room:
+        kept_items = [squeeze(kept_items[0], room - _CUT_CHARS)]
         warnings = ["One rollout alone was too long and is cut; see max_chars."]
-    next_skip = reading.start.skip + len(fitting)
-    has_more = bool(fitting) and next_skip < total
+    next_skip = reading.start.skip + len(kept_items)
+    has_more = bool(kept_items) and next_skip < total
     return Fitted(
-        fitting, warnings, f"{reading.query.pick}:{step_mark}:{next_skip}" if has_more else ""
+        kept_items, warnings, f"{reading.query.pick}:{step_mark}:{next_skip}" if has_more else ""
     )
 
 

@@ -179,8 +179,8 @@ def model_answers(reading: Reading) -> Source:
 def wait_hint(run_id: str, **until: str) -> Hint:
     """A hint with the call `wait_run` for a run that has no rows yet.
 
-    `until` is passed on as arguments of that call: until="next_eval", or nothing to wait for the
-    end.
+    With until="next_eval" the call waits for the next evaluation, without it for the end of the
+    run.
     """
     return Hint("Wait until it has some:", Call("wait_run", {"run_id": run_id, **until}))
 

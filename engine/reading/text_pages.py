@@ -354,18 +354,18 @@ def _fit_lines(
 
     Returns the lines that stay, in the order of the file, and the page.
     """
-    fitting: list[Line] = []
+    kept_lines: list[Line] = []
     for line in reversed(lines) if older else lines:
         most_chars -= chars(line) + 1  # and a comma
-        if most_chars < 0 and fitting:
+        if most_chars < 0 and kept_lines:
             break
-        fitting.append(line)
-    if len(fitting) == len(lines):
+        kept_lines.append(line)
+    if len(kept_lines) == len(lines):
         return lines, page
     if older:
-        fitting.reverse()
-        return fitting, replace(page, lines=fitting, start=fitting[0].start)
-    return fitting, replace(page, lines=fitting, end=fitting[-1].end)
+        kept_lines.reverse()
+        return kept_lines, replace(page, lines=kept_lines, start=kept_lines[0].start)
+    return kept_lines, replace(page, lines=kept_lines, end=kept_lines[-1].end)
 
 
 def _cursors_of_page(
@@ -393,6 +393,7 @@ def _cursors_of_page(
             older_cursor = f"console:{earlier_attempts[-1]}:{end}:older"
         if later_attempts and at_end:
             newer_cursor = f"console:{later_attempts[0]}:0"
+    # Without a cursor the page shows the newest lines; an ended run gets no newer ones.
     goes_back = cursor.endswith(":older") or (not cursor and not reader.is_alive)
     return Links(older_cursor if goes_back else newer_cursor, older_cursor or None)
 

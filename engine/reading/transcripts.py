@@ -133,7 +133,7 @@ def rollout_item(redact: Redactor, row: Answer, texts: Texts) -> RolloutItem:
     evaluated = row if isinstance(row, EvaluationRow) else None
     conversation = _divide_characters(redact, row, texts)
     # The text of an answer of one message; None for an answer of several turns.
-    single = conversation.answer[0].content if len(conversation.answer) == 1 else None
+    single_text = conversation.answer[0].content if len(conversation.answer) == 1 else None
     return RolloutItem(
         task=clip(redact.text(row.task), _TASK_CHARS),
         step=rollout.step if rollout else None,
@@ -151,7 +151,7 @@ def rollout_item(redact: Redactor, row: Answer, texts: Texts) -> RolloutItem:
         metrics=_shown_metrics(redact, row.metrics),
         error=clip(redact.text(row.error), _ERROR_CHARS) if row.error else None,
         prompt=conversation.prompt,
-        completion=clip(single, conversation.chars) if single is not None else None,
+        completion=clip(single_text, conversation.chars) if single_text is not None else None,
         turns=within(conversation.answer, conversation.chars)
         if len(conversation.answer) > 1
         else None,

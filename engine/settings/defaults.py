@@ -139,7 +139,7 @@ def learning_rate(algorithm: str, hidden: int) -> float:
     return float(f"{min(max(unbounded_rate, 1e-5), 2e-3):.1e}")
 
 
-def _adapter_defaults(filling: Filled, facts: Facts) -> None:
+def _adapter_defaults(filled: Filled, facts: Facts) -> None:
     """Set the shape of the adapter.
 
     It is the shape of the adapter that the run continues; for a new adapter the usual values.
@@ -148,15 +148,15 @@ def _adapter_defaults(filling: Filled, facts: Facts) -> None:
     if inherited is not None:
         # Set even if the user gave them: `check_inherited` has refused other values.
         for name, value in _inherited_settings(inherited).items():
-            filling.values[name] = value
-            filling.sources[name] = PARENT
-    filling.default("lora_rank", 16)
-    filling.default("lora_alpha", 32)
-    filling.default("lora_targets", list(PROJECTIONS))
-    filling.default("lora_dropout", 0.0)
-    if filling["lora_rank"] > facts.model.hidden:
-        filling.warnings.append(
-            f"lora_rank = {filling['lora_rank']} is above the model's width of "
+            filled.values[name] = value
+            filled.sources[name] = PARENT
+    filled.default("lora_rank", 16)
+    filled.default("lora_alpha", 32)
+    filled.default("lora_targets", list(PROJECTIONS))
+    filled.default("lora_dropout", 0.0)
+    if filled["lora_rank"] > facts.model.hidden:
+        filled.warnings.append(
+            f"lora_rank = {filled['lora_rank']} is above the model's width of "
             f"{facts.model.hidden}: more rank than a full update has."
         )
 
@@ -170,7 +170,7 @@ def _inherited_settings(adapter: AdapterFacts) -> GivenSettings:
     }
 
 
-def _machine_defaults(filling: Filled, facts: Facts) -> None:
+def _machine_defaults(filled: Filled, facts: Facts) -> None:
     """Set quantization, precision and gradient checkpointing, by the GPU if there is one.
 
     Precision "auto" counts as left out. Checkpointing is on if the weights take over a third of the
@@ -179,101 +179,101 @@ def _machine_defaults(filling: Filled, facts: Facts) -> None:
     gpu = facts.hardware.device if facts.hardware else None
     if gpu is not None and gpu.kind != "cuda":
         gpu = None
-    filling.default("quantization", "none")
-    if filling.values.get("precision") in (None, "auto"):
-        use_bfloat16 = filling["quantization"] == "nf4" or (gpu is not None and gpu.bf16)
-        filling.values["precision"] = "bfloat16" if use_bfloat16 else "float32"
-        filling.sources["precision"] = HARDWARE
+    filled.default("quantization", "none")
+    if filled.values.get("precision") in (None, "auto"):
+        use_bfloat16 = filled["quantization"] == "nf4" or (gpu is not None and gpu.bf16)
+        filled.values["precision"] = "bfloat16" if use_bfloat16 else "float32"
+        filled.sources["precision"] = HARDWARE
     is_large_model = gpu is not None and facts.model.weight_bytes > gpu.memory_total / 3
-    filling.default("gradient_checkpointing", is_large_model, HARDWARE)
+    filled.default("gradient_checkpointing", is_large_model, HARDWARE)
 
 
-def _data_defaults(filling: Filled, algorithm: str, facts: Facts) -> None:
+def _data_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     """Set the number of rows, the seed, and whether to stop early or to accept a reward risk."""
     rows = facts.rows(algorithm)
-    filling.at_most("max_examples", rows, "the environment has no more train rows")
-    filling.default("max_examples", rows)
-    filling.default("seed", 0)
-    filling.default("accept_reward_risk", False)
-    filling.default("stop_early", "none")
+    filled.at_most("max_examples", rows, "the environment has no more train rows")
+    filled.default("max_examples", rows)
+    filled.default("seed", 0)
+    filled.default("accept_reward_risk", False)
+    filled.default("stop_early", "none")
 
 
-def _sft_defaults(filling: Filled, facts: Facts) -> None:
+def _sft_defaults(filled: Filled, facts: Facts) -> None:
     """Set batch size, epochs and steps, and the longest row of SFT.
 
     The batch is an eighth of the rows, from 1 to 32. If the user gave no `steps`, they follow from
     `epochs`, which are 3 by default.
     """
-    rows = filling["max_examples"]
-    filling.default("batch_size", 32 if rows is None else min(32, max(1, rows // 8)))
-    filling.default("loss_on", "assistant")
-    filling.default("packing", True)
-    if filling.values.get("steps") is None:
-        filling.default("epochs", 3)
-        per_epoch = math.ceil((rows or _UNKNOWN_ROWS) / filling["batch_size"])
-        filling.default("steps", filling["epochs"] * per_epoch)
+    rows = filled["max_examples"]
+    filled.default("batch_size", 32 if rows is None else min(32, max(1, rows // 8)))
+    filled.default("loss_on", "assistant")
+    filled.default("packing", True)
+    if filled.values.get("steps") is None:
+        filled.default("epochs", 3)
+        per_epoch = math.ceil((rows or _UNKNOWN_ROWS) / filled["batch_size"])
+        filled.default("steps", filled["epochs"] * per_epoch)
     else:
-        filling.default("epochs", None)
+        filled.default("epochs", None)
     longest = facts.env.longest_total if facts.env else 0
-    _length_default(filling, facts, longest or _UNKNOWN_ROW_LENGTH)
-    if filling["batch_size"] > _LARGE_BATCH:
-        filling.warnings.append("Adapters learn worse from large batches; 32 rows are plenty.")
+    _length_default(filled, facts, longest or _UNKNOWN_ROW_LENGTH)
+    if filled["batch_size"] > _LARGE_BATCH:
+        filled.warnings.append("Adapters learn worse from large batches; 32 rows are plenty.")
 
 
-def _grpo_defaults(filling: Filled, facts: Facts) -> None:
+def _grpo_defaults(filled: Filled, facts: Facts) -> None:
     """Set the sizes of groups and batches, sampling, the loss and the longest sequence of GRPO."""
-    rows = filling["max_examples"]
-    filling.default("steps", 60)
-    filling.default("prompts_per_step", 16 if rows is None else max(1, min(16, rows)))
-    filling.default("group_size", 8)
-    filling.default("temperature", 1.0)
-    _sampling_defaults(filling, facts)
-    filling.default("loss", "dapo")
-    filling.default("advantage", "group_center" if filling["loss"] == "dr_grpo" else "group_norm")
-    clip_low, clip_high = _CLIPS.get(filling["loss"], _USUAL_CLIPS)
-    filling.default("clip_low", clip_low)
-    filling.default("clip_high", clip_high)
-    filling.default("kl_coef", 0.0)
-    filling.default("tis_cap", 2.0)
-    filling.default("updates_per_batch", 1)
-    filling.default("max_reward_errors", 0.2)
-    filling.default("resample_uniform", 0)
-    filling.default("thinking_length_penalty", 0.0)
-    filling.default("async_sampling", False)
-    if filling.values.get("sampler") in (None, "auto"):
+    rows = filled["max_examples"]
+    filled.default("steps", 60)
+    filled.default("prompts_per_step", 16 if rows is None else max(1, min(16, rows)))
+    filled.default("group_size", 8)
+    filled.default("temperature", 1.0)
+    _sampling_defaults(filled, facts)
+    filled.default("loss", "dapo")
+    filled.default("advantage", "group_center" if filled["loss"] == "dr_grpo" else "group_norm")
+    clip_low, clip_high = _CLIPS.get(filled["loss"], _USUAL_CLIPS)
+    filled.default("clip_low", clip_low)
+    filled.default("clip_high", clip_high)
+    filled.default("kl_coef", 0.0)
+    filled.default("tis_cap", 2.0)
+    filled.default("updates_per_batch", 1)
+    filled.default("max_reward_errors", 0.2)
+    filled.default("resample_uniform", 0)
+    filled.default("thinking_length_penalty", 0.0)
+    filled.default("async_sampling", False)
+    if filled.values.get("sampler") in (None, "auto"):
         # On a CPU vLLM with an adapter is several times slower than our own sampler.
         has_gpu = facts.hardware is not None and facts.hardware.device.kind == "cuda"
         # With quantization vLLM would still sample from the weights before rounding.
-        is_unquantized = filling["quantization"] == "none"
-        filling.values["sampler"] = "vllm" if has_gpu and facts.vllm and is_unquantized else "torch"
-        filling.sources["sampler"] = HARDWARE
-    if filling["async_sampling"] and filling["sampler"] == "torch":
-        filling.warnings.append(
+        is_unquantized = filled["quantization"] == "none"
+        filled.values["sampler"] = "vllm" if has_gpu and facts.vllm and is_unquantized else "torch"
+        filled.sources["sampler"] = HARDWARE
+    if filled["async_sampling"] and filled["sampler"] == "torch":
+        filled.warnings.append(
             "async_sampling = true with our own sampler shares one device between sampling and "
             "training: nothing is gained, and every batch is one update old."
         )
-    if filling["top_p"] < 1:
-        filling.warnings.append(
+    if filled["top_p"] < 1:
+        filled.warnings.append(
             "top_p below 1 samples from other probabilities than are trained; tis_cap corrects "
             "for a part of that only."
         )
     prompt = facts.env.longest_prompt if facts.env else _UNKNOWN_PROMPT_LENGTH
     _length_default(
-        filling, facts, prompt + _tokens_after_prompt(filling["max_turns"], filling["max_tokens"])
+        filled, facts, prompt + _tokens_after_prompt(filled["max_turns"], filled["max_tokens"])
     )
 
 
-def _sampling_defaults(filling: Filled, facts: Facts) -> None:
+def _sampling_defaults(filled: Filled, facts: Facts) -> None:
     """Set how answers are sampled. GRPO and evaluations share this, so that results compare."""
-    filling.default("thinking", False)
-    filling.default("top_p", 1.0)
-    filling.default("stop", [])
-    filling.default("max_turns", _default_turns(facts.env))
-    context = min(filling.values.get("max_length") or math.inf, facts.model.max_positions)
-    preferred = max_tokens(facts.env, filling["thinking"])
+    filled.default("thinking", False)
+    filled.default("top_p", 1.0)
+    filled.default("stop", [])
+    filled.default("max_turns", _default_turns(facts.env))
+    context = min(filled.values.get("max_length") or math.inf, facts.model.max_positions)
+    preferred = max_tokens(facts.env, filled["thinking"])
     tokens = _fit_into_context(int(context), facts.env, preferred)
     # The source is the model if its context is what limits the answer.
-    filling.default("max_tokens", tokens, MODEL if tokens < preferred else RECIPE)
+    filled.default("max_tokens", tokens, MODEL if tokens < preferred else RECIPE)
 
 
 def max_tokens(env: EnvFacts | None, thinking: bool) -> int:
@@ -329,7 +329,7 @@ def _tokens_after_prompt(turns: int, tokens: int) -> int:
     return turns * tokens + (32 * turns if turns > 1 else 0)
 
 
-def _length_default(filling: Filled, facts: Facts, preferred: int) -> None:
+def _length_default(filled: Filled, facts: Facts, preferred: int) -> None:
     """Set max_length to `preferred`, rounded up to a multiple of 16.
 
     It stays within the model's context and within 8192, but always has room for an answer of
@@ -340,40 +340,40 @@ def _length_default(filling: Filled, facts: Facts, preferred: int) -> None:
     rounded = max(32, math.ceil(preferred / 16) * 16)
     source = MODEL if rounded > longest_default else RECIPE
     # SFT has no max_tokens. One more token, for a prompt.
-    needed_for_answer = filling.values.get("max_tokens", 0) + 1
-    filling.default(
+    needed_for_answer = filled.values.get("max_tokens", 0) + 1
+    filled.default(
         "max_length", min(context, max(needed_for_answer, min(rounded, longest_default))), source
     )
 
 
-def _optimizer_defaults(filling: Filled, algorithm: str, facts: Facts) -> None:
+def _optimizer_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     """Set the learning rate, its schedule, weight decay and gradient clipping."""
     usual = learning_rate(algorithm, facts.model.hidden)
-    filling.default("learning_rate", usual, MODEL)
-    filling.default("lr_schedule", "cosine" if algorithm == "sft" else "constant")
-    filling.default("warmup_ratio", 0.03 if algorithm == "sft" else 0.0)
-    filling.default("weight_decay", 0.0)
-    filling.default("max_grad_norm", 1.0)
-    if filling["learning_rate"] > 10 * usual:
-        filling.warnings.append(
-            f"learning_rate = {filling['learning_rate']:g} is over ten times the "
+    filled.default("learning_rate", usual, MODEL)
+    filled.default("lr_schedule", "cosine" if algorithm == "sft" else "constant")
+    filled.default("warmup_ratio", 0.03 if algorithm == "sft" else 0.0)
+    filled.default("weight_decay", 0.0)
+    filled.default("max_grad_norm", 1.0)
+    if filled["learning_rate"] > 10 * usual:
+        filled.warnings.append(
+            f"learning_rate = {filled['learning_rate']:g} is over ten times the "
             f"{usual:g} that suits this model."
         )
 
 
-def _interval_defaults(filling: Filled, algorithm: str, facts: Facts) -> None:
+def _interval_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     """Set the rows of an evaluation, and how often the run evaluates and saves.
 
     By default an SFT run evaluates five times and a GRPO run three times, and each saves whenever
     it evaluates.
     """
     heldout = facts.env.heldout_rows if facts.env else None
-    filling.at_most("eval_rows", heldout, "the environment has no more held-out rows")
-    filling.default("eval_rows", EVAL_ROWS if heldout is None else min(EVAL_ROWS, heldout))
+    filled.at_most("eval_rows", heldout, "the environment has no more held-out rows")
+    filled.default("eval_rows", EVAL_ROWS if heldout is None else min(EVAL_ROWS, heldout))
     evaluations = 5 if algorithm == "sft" else 3
-    filling.default("eval_every", max(1, math.ceil(filling["steps"] / evaluations)))
-    filling.default("save_every", filling["eval_every"])
-    filling.default("keep_checkpoints", 3)
+    filled.default("eval_every", max(1, math.ceil(filled["steps"] / evaluations)))
+    filled.default("save_every", filled["eval_every"])
+    filled.default("keep_checkpoints", 3)
 
 
 def check_env(algorithm: str, env: EnvFacts) -> None:
