@@ -33,7 +33,7 @@ class Attempt:
         member: counts attempts at a task within its source and step.
         prompt, messages: what was asked; then the turns of model and environment.
         tokens: how many the model wrote.
-        error: why there is no score, None where there is one.
+        error: why there is no score; None if there is one.
     """
 
     source: str
@@ -71,8 +71,8 @@ class Attempt:
     def sort_key(self) -> tuple[str, int, int, str, str]:
         """Decides the order of attempts that are otherwise equal.
 
-        It does not depend on the order in which sources were given. The text comes last, for two
-        answers of which the files say nothing else.
+        It does not depend on the order in which sources were given. The text comes last; it decides
+        between two answers that are equal in everything else.
         """
         text = "\n".join(str(message.get("content", "")) for message in self.messages)
         return (self.source, self.step, self.member, self.model, text)
@@ -144,7 +144,7 @@ class Rule:
         self.k_by_variable: dict[str, int] = {}
         # Python has no `pass@4`: a variable takes its place, and `k_by_variable` is filled by it.
         python_expression = _PASS_AT_K.sub(self._variable_of, expression)
-        # A metric with the name of a fact, or whose name is no identifier, is metrics["its name"].
+        # Any other metric can only be written as metrics["its name"].
         metric_names = [name for name in metrics if name.isidentifier() and name not in NAMES]
         self._where = Where(
             python_expression,

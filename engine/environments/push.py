@@ -197,7 +197,7 @@ def _build_version(draft: Draft, install: bool) -> None:
     task_rows.write(draft.folder / TASKS, rows)
     write_json(draft.folder / AUDIT, Redactor(draft.secrets).value(audit))
     version = _env_version(draft, description, split, contamination, isolation)
-    version.write(draft.folder / FACTS)  # last: a folder without it is no version
+    version.write(draft.folder / FACTS)  # last, because it makes the folder a version
 
 
 def _env_version(

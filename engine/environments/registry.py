@@ -116,7 +116,8 @@ def find_env(home: Home, ref: str) -> EnvRecord:
         raise _not_found(ref, stored_versions)
     newest = matches[0]
     is_exact = ref in (newest.env_id, newest.name)
-    # A prefix with an @ must fit one version; without, one name, of which the newest is meant.
+    # A prefix with an @ must fit a single version. Without an @ it must fit a single name, and
+    # means the newest version of it.
     candidates = {match.env_id if "@" in ref else match.name for match in matches}
     if not is_exact and len(candidates) > 1:
         names = ", ".join(sorted(candidates)[:5])

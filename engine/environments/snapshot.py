@@ -121,7 +121,7 @@ def take(source: Path, target: Path) -> Snapshot:
             os.close(folder)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise  # a full disk is no fault of the folder; push_env reports it
+            raise  # the disk is full, which is not the folder's fault; push_env reports it
         raise _invalid_file(
             f"{error.filename} cannot be copied: {error.strerror or error}"
         ) from error

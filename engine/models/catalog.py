@@ -247,8 +247,8 @@ def _no_checkpoint(run: RunDir, which: str) -> UserError:
 def _adapter_facts(checkpoint: Path) -> AdapterFacts:
     """The shape of the adapter in `checkpoint`, from its adapter_config.json (PEFT's format).
 
-    Raises UserError ADAPTER_MISMATCH if it is no LoRA or adapts none of the projections trained
-    here, and MODEL_UNSUPPORTED if the file cannot be read.
+    Raises UserError ADAPTER_MISMATCH if it is not a LoRA, or if it adapts no projection that is
+    trained here, and MODEL_UNSUPPORTED if the file cannot be read.
     """
     config = model_files.load_json(checkpoint / "adapter_config.json")
     rank = config.get("r")

@@ -5,8 +5,8 @@ with it (`engine/worker/rollouts/renderer.py`), so both see the same tokens.
 
 The text is split where the model starts and stops writing, and each part is tokenised by itself.
 So the prompt of a training row has exactly the ids of the prompt that the sampler gets. A template
-that rewrites history (its prompt is no prefix of the longer conversation) is refused for training
-rows.
+that rewrites history (the longer conversation does not begin with the prompt) is refused for
+training rows.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -142,7 +142,7 @@ def parse_header(raw: bytes, name: str, file_size: int | None = None) -> dict[st
         raise unsupported(f"{name} ends inside its header", hint)
     try:
         header = json.loads(raw[_LENGTH_BYTES:data_start])
-        # "__metadata__" is no tensor.
+        # The entry "__metadata__" does not describe a tensor.
         descriptions = {key: value for key, value in header.items() if key != "__metadata__"}
         tensors = {key: _parse_tensor(value) for key, value in descriptions.items()}
         data_bytes = max(

@@ -91,8 +91,8 @@ def changed_page(reading: Reading) -> ChangedPage:
     """A page of the tasks whose score differs between two evaluations, the largest change first.
 
     The query's `where` filters the answers of the second evaluation. Tasks that only one of the
-    two answered are left out. Raises UserError NO_EVALUATION or BAD_ARGUMENT if there are no two
-    evaluations to compare, BAD_ARGUMENT also for an invalid `where`.
+    two answered are left out. Raises UserError NO_EVALUATION or BAD_ARGUMENT if there is nothing
+    to compare with, BAD_ARGUMENT also for an invalid `where`.
     """
     evaluations = _choose_evaluations(reading)
     selected_keys = {_attempt_key(row) for row in matching(evaluations.after, reading.query.where)}

@@ -230,7 +230,7 @@ def matching(rows: Sequence[AnyRow], where: str) -> list[AnyRow]:
     if not where.strip():
         return list(rows)
     metrics = {name for row in rows for name in row.metrics or {}}
-    # A metric whose name is no identifier can only be written as metrics["its name"].
+    # A metric whose name is not an identifier can only be written as metrics["its name"].
     rule = Where(where, [*_FILTER_NAMES, *(name for name in metrics if name.isidentifier())])
     return [row for row in rows if rule.matches(_filter_values(row), row.task)]
 

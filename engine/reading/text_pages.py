@@ -164,13 +164,13 @@ class TextReader:
 def events_page(reader: TextReader, keys: Sequence[str], cursor: str) -> EventsPage:
     """A page of events, from the cursor on; "" starts with the newest events.
 
-    If `keys` is not empty, only events with these names are shown. Lines that are no JSON objects
-    are left out and counted in a warning. Raises UserError BAD_CURSOR.
+    If `keys` is not empty, only events with these names are shown. Lines that are not JSON
+    objects are left out and counted in a warning. Raises UserError BAD_CURSOR.
     """
     start = parse_cursor(cursor, "events") if cursor else Cursor(0, None, older=True)
 
     def passes(text: str) -> bool:
-        # A line that is no JSON object has no name, so it passes only if `keys` is empty.
+        # A line that is not a JSON object has no name, so it passes only if `keys` is empty.
         return reader.passes(text) and (
             not keys or (_parse_object(text) or {}).get("event") in keys
         )
@@ -185,7 +185,7 @@ def events_page(reader: TextReader, keys: Sequence[str], cursor: str) -> EventsP
         for start, fields in fields_by_start.items()
         if fields is not None
     }
-    # Lines that are no JSON objects are skipped.
+    # Lines that are not JSON objects are skipped.
     lines = [line for line in page.lines if line.start in shown_events]
     skipped_count = len(page.lines) - len(lines)
     lines, page = _fit_lines(
@@ -399,7 +399,7 @@ def _cursors_of_page(
 
 
 def _parse_object(text: str) -> JsonObject | None:
-    """The JSON object in a line; None if it is no JSON object."""
+    """The JSON object that a line holds; None if it holds anything else."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):  # RecursionError: nested too deeply

@@ -256,8 +256,8 @@ def _with_short_texts(value: Any, room: int) -> Any:
 def decoder_of(config: RunConfig | None) -> Decode | None:
     """A function that turns token ids into text, with the tokenizer of a run's base model.
 
-    None for a run that is no training run, without a config, and if the tokenizer's files are gone
-    or damaged.
+    None if there is no config, if the run did not train, or if the tokenizer's files are gone or
+    damaged.
     """
     if not isinstance(config, TrainConfig):
         return None

@@ -114,7 +114,7 @@ FOREIGN_NOTES: dict[str, str] = {
 ARGUMENTS = ("max_gpu_hours", "note", "parent", "request_id", "resume")
 _ARGUMENT = "It is an argument of its own, beside settings."
 
-# Names of things that are no setting here -> where they are, or what to do instead.
+# Names of things that are not settings here -> where they are, or what to do instead.
 REFUSED: dict[str, str] = {
     "advantage_clip": "Advantages are not clipped; the ratio is, by clip_low and clip_high.",
     "arm": "Submit one run per variant and compare them.",
